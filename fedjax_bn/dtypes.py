@@ -1,0 +1,12 @@
+"""Explicit dtype promotion, which also holds under `jax_numpy_dtype_promotion=strict`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def promote(*dtypes: Any) -> jnp.dtype:
+    """The smallest dtype that holds all of `dtypes`, such as float64 of float64 and float32."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*dtypes)

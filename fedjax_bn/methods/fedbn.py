@@ -1,0 +1,31 @@
+"""FedBN (Li et al., ICLR 2021): batch norm stays with its client. FedAvg in all else."""
+
+from typing import Any
+
+import flax.linen as nn
+import optax
+
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.sharing import SharingRule, all_but_batch_norm
+
+
+def fedbn(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    share: SharingRule = all_but_batch_norm,
+    **options: Any,
+) -> FederatedMethod:
+    """FedAvg over all leaves but scale, bias, mean and variance of batch norms (Algorithm 1).
+
+    Args:
+      model: linen module with at least one `BatchNorm`, images -> logits.
+      optimizer: the local optimizer.
+      share: which leaves are averaged.
+      **options: those of `fedavg`.
+
+    Raises:
+      ValueError: at `init`, where the model has no batch norm.
+    """
+    return fedavg(model, optimizer, share=share, **options)

@@ -1,0 +1,58 @@
+"""FedProx (Li et al., MLSys 2020): FedAvg with a proximal term in every local step."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.data.images import Prepare, standardize
+from fedjax_bn.federation import FederatedMethod, federate
+from fedjax_bn.local import Batch, Objective, Received, cross_entropy
+from fedjax_bn.sharing import SharingRule, Variables, everything, split_like
+
+
+def fedprox(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    mu: float = 0.01,
+    share: SharingRule = everything,
+    prepare: Prepare | None = None,
+    **options: Any,
+) -> FederatedMethod:
+    """Clients minimize F_k(w) + mu/2 ||w - w_received||^2 over the shared parameters.
+
+    With mu = 0 it is FedAvg. The reported loss is F_k alone.
+
+    Args:
+      model: linen module, images -> logits.
+      optimizer: the local optimizer.
+      mu: strength of the proximal term, at least 0; 0.01 as in FedBN's experiments.
+      share: which leaves are averaged.
+      prepare: as in `federation.federate`.
+      **options: those of `fedavg`.
+
+    Raises:
+      ValueError: `mu` is negative.
+    """
+    if not mu >= 0:
+        raise ValueError(f"fedprox: mu={mu} must be at least 0 (FedAvg is mu=0)")
+    objective = proximal(cross_entropy(model, prepare or standardize()), mu)
+    return federate(model, optimizer, objective=objective, share=share, **options)
+
+
+def proximal(objective: Objective, mu: float) -> Objective:
+    """Adds mu/2 ||w - w_received||^2 over shared parameters to an objective (FedProx, Eq. 2)."""
+
+    def penalized(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+        value, reported = objective(variables, batch, received, key)
+        start = received.shared["params"]
+        now, _ = split_like(variables["params"], start)
+        distances = jax.tree.map(lambda w, w0: jnp.sum(jnp.square(w - w0)), now, start)
+        return value + mu / 2 * jax.tree.reduce(jnp.add, distances, 0.0), reported
+
+    return penalized

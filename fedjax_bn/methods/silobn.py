@@ -1,0 +1,31 @@
+"""SiloBN (Andreux et al. 2020): running statistics stay with their client, the affine is shared."""
+
+from typing import Any
+
+import flax.linen as nn
+import optax
+
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.sharing import SharingRule, all_but_statistics
+
+
+def silobn(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    share: SharingRule = all_but_statistics,
+    **options: Any,
+) -> FederatedMethod:
+    """FedAvg over all leaves but the mean and variance of batch norms.
+
+    Args:
+      model: linen module with at least one `BatchNorm`, images -> logits.
+      optimizer: the local optimizer.
+      share: which leaves are averaged.
+      **options: those of `fedavg`.
+
+    Raises:
+      ValueError: at `init`, where the model has no batch norm.
+    """
+    return fedavg(model, optimizer, share=share, **options)

@@ -1,0 +1,28 @@
+"""SingleSet (the baseline of FedBN, Section 5): every client trains alone."""
+
+from typing import Any
+
+import flax.linen as nn
+import optax
+
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.sharing import SharingRule, nothing
+
+
+def singleset(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    share: SharingRule = nothing,
+    **options: Any,
+) -> FederatedMethod:
+    """FedAvg that shares no leaf; an unseen client receives the mean of the clients' models.
+
+    Args:
+      model: linen module, images -> logits.
+      optimizer: the local optimizer.
+      share: which leaves are averaged.
+      **options: those of `fedavg`.
+    """
+    return fedavg(model, optimizer, share=share, **options)

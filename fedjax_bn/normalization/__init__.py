@@ -1,0 +1,10 @@
+"""Batch normalization whose statistics are a choice: one module, one file an idea."""
+
+from fedjax_bn.normalization.batch_norm import (
+    BatchNorm,
+    batch_statistics,
+    normalize_with,
+    running_statistics,
+)
+
+__all__ = ["BatchNorm", "batch_statistics", "normalize_with", "running_statistics"]

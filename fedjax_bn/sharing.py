@@ -1,0 +1,126 @@
+"""Sharing rules: which leaves of a model leave the client.
+
+A rule maps a model's variables (linen collections) to the same tree of booleans, True for a leaf
+that is shared and averaged, False for one that stays with its client. Rules look at collections and
+modules: a module is a batch norm if and only if it owns leaves in `batch_stats`, whatever its name.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+PyTree = Any
+Variables = dict[str, PyTree]
+SharingRule = Callable[[Variables], PyTree]
+
+STATISTICS = "batch_stats"
+
+
+def everything(variables: Variables) -> PyTree:
+    """Shares every leaf, running statistics included (FedAvg, McMahan et al. 2017)."""
+    return jax.tree.map(lambda _: True, variables)
+
+
+def nothing(variables: Variables) -> PyTree:
+    """Shares no leaf: every client trains alone (SingleSet in FedBN)."""
+    return jax.tree.map(lambda _: False, variables)
+
+
+def all_but_batch_norm(variables: Variables) -> PyTree:
+    """Keeps scale, bias, mean and variance of every batch norm local (FedBN, Section 4.1).
+
+    Raises:
+      ValueError: the model has no batch norm, so that the rule would silently share everything.
+    """
+    layers = batch_norm_layers(variables)
+
+    def shared(path: tuple, leaf: Any) -> bool:
+        del leaf
+        collection, *module, _ = path
+        return collection.key != STATISTICS and _names(module) not in layers
+
+    return jax.tree_util.tree_map_with_path(shared, variables)
+
+
+def all_but_statistics(variables: Variables) -> PyTree:
+    """Keeps running means and variances local, shares the affine (SiloBN, Andreux et al. 2020).
+
+    Raises:
+      ValueError: the model has no batch norm.
+    """
+    batch_norm_layers(variables)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: path[0].key != STATISTICS, variables)
+
+
+def batch_norm_layers(variables: Variables) -> frozenset[tuple[str, ...]]:
+    """Module paths of all batch norms, such as `("layer1_0", "norm1")`.
+
+    Raises:
+      ValueError: there is none.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(variables.get(STATISTICS, {}))
+    layers = frozenset(_names(path[:-1]) for path, _ in leaves)
+    if not layers:
+        raise ValueError(
+            "this sharing rule keeps batch norm local, but the model has no batch norm "
+            f"(no '{STATISTICS}' among its collections {sorted(variables)}): build the model with "
+            "fedjax_bn.normalization.BatchNorm, or use share=everything"
+        )
+    return layers
+
+
+def split(variables: Variables, mask: PyTree) -> tuple[PyTree, PyTree]:
+    """Splits variables into (shared, personal); each has None where the other has the leaf.
+
+    Args:
+      variables: the tree to split.
+      mask: booleans of the same structure, as a sharing rule returns them.
+    """
+    shared = jax.tree.map(lambda keep, leaf: leaf if keep else None, mask, variables)
+    personal = jax.tree.map(lambda keep, leaf: None if keep else leaf, mask, variables)
+    return shared, personal
+
+
+def split_like(variables: Variables, shared: PyTree) -> tuple[PyTree, PyTree]:
+    """Splits variables at the leaves that an earlier `split` put into `shared`."""
+    mask = jax.tree.map(lambda leaf: leaf is not None, shared, is_leaf=_is_none)
+    return split(variables, mask)
+
+
+def join(shared: PyTree, personal: PyTree) -> Variables:
+    """Undoes `split`."""
+    return jax.tree.map(
+        lambda ours, own: own if ours is None else ours, shared, personal, is_leaf=_is_none
+    )
+
+
+def describe(variables: Variables, mask: PyTree) -> str:
+    """A table of shared and personal leaves by module, with counts and bytes, to read at start."""
+    rows: dict[tuple[bool, str, str], list[int]] = {}
+    keep = jax.tree.leaves(mask)
+    for (path, leaf), shared in zip(
+        jax.tree_util.tree_leaves_with_path(variables), keep, strict=True
+    ):
+        collection, *module, name = _names(path)
+        row = rows.setdefault((shared, "/".join(module) or ".", collection), [])
+        row.append((name, leaf.size, leaf.size * leaf.dtype.itemsize))
+    lines = []
+    for shared, title in ((True, "shared"), (False, "personal")):
+        chosen = {key: row for key, row in rows.items() if key[0] == shared}
+        leaves = [entry for row in chosen.values() for entry in row]
+        values, size = (sum(entry[i] for entry in leaves) for i in (1, 2))
+        lines.append(f"{title}: {len(leaves)} leaves, {values:,} values, {size:,} bytes")
+        for (_, module, collection), row in chosen.items():
+            names = ", ".join(entry[0] for entry in row)
+            values, size = (sum(entry[i] for entry in row) for i in (1, 2))
+            lines.append(f"  {module:<28} {collection:<12} {names:<14} {values:>12,} {size:>14,} B")
+    return "\n".join(lines)
+
+
+def _names(path: tuple | list) -> tuple[str, ...]:
+    return tuple(str(getattr(entry, "key", entry)) for entry in path)
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None

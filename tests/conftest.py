@@ -1,0 +1,29 @@
+"""Strict settings for every test: two virtual devices, strict promotion, warnings are errors."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import jax  # noqa: E402 (the environment must be set first)
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture
+def x64():
+    """Runs one test in float64."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with real data and reference values; skips where it is absent."""
+    folder = Path(os.environ.get("FEDJAX_BN_SHARED", "../shared")).resolve()
+    if not folder.is_dir():
+        pytest.skip(f"no reference data at {folder}: set FEDJAX_BN_SHARED to its folder")
+    return folder
