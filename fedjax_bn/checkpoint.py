@@ -1,0 +1,50 @@
+"""Orbax checkpoints of a run: its latest rounds, and the round selected by validation."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from fedjax_bn.errors import CheckpointError
+
+PyTree = Any
+
+
+def open_folder(folder: Path, keep: int) -> ocp.CheckpointManager:
+    """Opens (and makes) a folder of checkpoints that keeps the `keep` newest."""
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+    return ocp.CheckpointManager(folder.absolute(), options=options)
+
+
+def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
+    """Saves `state` as `round`, in the background; a checkpoint of that round is replaced.
+
+    The state is copied first, because the next round donates its buffers.
+    """
+    if round in manager.all_steps():
+        manager.wait_until_finished()
+        manager.delete(round)
+    manager.save(round, args=ocp.args.StandardSave(jax.tree.map(np.array, state)))
+
+
+def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = None) -> PyTree:
+    """Reads the checkpoint of a round (by default the newest); `like` gives structure and shapes.
+
+    Raises:
+      CheckpointError: there is none, it is damaged, or it holds another model.
+    """
+    round = manager.latest_step() if round is None else round
+    if round is None:
+        raise CheckpointError(f"no checkpoint in {manager.directory}: train first")
+    folder = manager.directory / str(round)
+    try:
+        state = manager.restore(round, args=ocp.args.StandardRestore(like))
+    except Exception as error:  # Orbax and TensorStore raise many kinds.
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+        raise CheckpointError(
+            f"the checkpoint {folder} is damaged or of another model ({reason}): delete that "
+            "folder and run again to go on from an earlier checkpoint or from the start"
+        ) from error
+    return jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), state, like)

@@ -1,0 +1,82 @@
+"""What the readers of original datasets share: finding files, naming faults, resizing."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+SIZE = 28
+
+
+class Original(NamedTuple):
+    """One split of a dataset as its authors published it.
+
+    labels: i32[N].
+    read: indices i64[n] -> images u8[n, h, w] or u8[n, h, w, 3]; only what is asked for is read.
+    """
+
+    labels: np.ndarray
+    read: Callable[[np.ndarray], np.ndarray]
+
+
+def find(folder: Path, names: Sequence[str], remedy: str) -> Path:
+    """The first of `names` that exists in `folder`.
+
+    Raises:
+      FileNotFoundError: none does; the sentence ends with `remedy`.
+    """
+    for name in names:
+        if (folder / name).exists():
+            return folder / name
+    raise FileNotFoundError(f"{folder / names[0]} is missing; {remedy}")
+
+
+@contextmanager
+def corruption_named(path: Path) -> Iterator[None]:
+    """Turns whatever a format's parser raises on a bad file into a ValueError that names the file.
+
+    Raises:
+      ValueError: the body raised anything but a missing file, a missing package or no memory.
+    """
+    try:
+        yield
+    except (FileNotFoundError, ImportError, MemoryError):
+        raise
+    except Exception as error:  # parsers raise zlib.error, struct.error, TypeError, KeyError, ...
+        raise ValueError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); fetch it again"
+        ) from error
+
+
+def checked_labels(labels: np.ndarray, path: Path, first: int = 0) -> np.ndarray:
+    """Digits as published, counted from `first`, as i32[N] in 0..9.
+
+    Raises:
+      ValueError: a label is not one of the ten that the dataset's convention has.
+    """
+    labels = np.asarray(labels).ravel()
+    wrong = np.flatnonzero(~np.isin(labels, np.arange(first, first + 10)))
+    if wrong.size:
+        raise ValueError(
+            f"{path} has label {labels[wrong[0]]} at index {wrong[0]}; "
+            f"labels must be in {first}..{first + 9}"
+        )
+    return labels.astype(np.int32) - np.int32(first)
+
+
+def to_digits(images: np.ndarray) -> np.ndarray:
+    """u8[n, h, w] or u8[n, h, w, 3] as u8[n, 28, 28, 3].
+
+    Other sizes are resized by Pillow's bilinear filter, which averages where it shrinks, as
+    torchvision's Resize in FedBN's code does; grey becomes three equal channels.
+    """
+    from PIL import Image
+
+    if images.shape[1:3] != (SIZE, SIZE):
+        resized = [Image.fromarray(one).resize((SIZE, SIZE), Image.BILINEAR) for one in images]
+        images = np.stack([np.asarray(one) for one in resized])
+    if images.ndim == 3:
+        images = np.repeat(images[..., None], 3, axis=-1)
+    return np.ascontiguousarray(images)

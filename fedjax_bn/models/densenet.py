@@ -1,0 +1,106 @@
+"""Densely connected networks (Huang et al. 2017) in torchvision's variant."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.models.layers import average_pool, conv, fan_in_uniform, he_fan_in, max_pool
+from fedjax_bn.normalization import BatchNorm
+
+
+class DenseLayer(nn.Module):
+    """Appends `growth` channels: norm, ReLU, 1x1 to four times `growth`, norm, ReLU, 3x3.
+
+    Attributes:
+      growth: number of channels appended.
+      param_dtype: dtype in which the variables are created.
+    """
+
+    growth: int
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H, W, C + growth]."""
+        convolve = partial(conv, kernel_init=he_fan_in, param_dtype=self.param_dtype)
+        norm = partial(BatchNorm, param_dtype=self.param_dtype)
+        new = nn.relu(norm(name="norm1")(x))
+        new = convolve(new, 4 * self.growth, 1, name="conv1")
+        new = nn.relu(norm(name="norm2")(new))
+        new = convolve(new, self.growth, 3, padding=1, name="conv2")
+        return jnp.concatenate([x, new], axis=-1)
+
+
+class Transition(nn.Module):
+    """Halves the channels and the map: norm, ReLU, 1x1, 2x2 mean.
+
+    Attributes:
+      param_dtype: dtype in which the variables are created.
+    """
+
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H // 2, W // 2, C // 2]."""
+        half = x.shape[-1] // 2
+        x = nn.relu(BatchNorm(param_dtype=self.param_dtype, name="norm")(x))
+        x = conv(x, half, 1, kernel_init=he_fan_in, param_dtype=self.param_dtype, name="conv")
+        return average_pool(x, 2)
+
+
+class DenseNet(nn.Module):
+    """Stem, dense blocks with transitions between them, norm, ReLU, mean, classifier.
+
+    Attributes:
+      block_sizes: number of dense layers in each block.
+      num_classes: number of logits.
+      growth: channels that each dense layer appends.
+      width: channels of the stem.
+      param_dtype: dtype in which the variables are created.
+    """
+
+    block_sizes: Sequence[int]
+    num_classes: int = 10
+    growth: int = 32
+    width: int = 64
+    param_dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        """Makes the classifier, whose bias starts at 0."""
+        self.head = nn.Dense(
+            self.num_classes, kernel_init=fan_in_uniform, param_dtype=self.param_dtype
+        )
+
+    @nn.compact
+    def features(self, images: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, F], the last map's mean over its pixels."""
+        dtype = self.param_dtype
+        norm = partial(BatchNorm, param_dtype=dtype)
+        x = conv(
+            images, self.width, 7, 2, 3, kernel_init=he_fan_in, param_dtype=dtype, name="stem_conv"
+        )
+        x = max_pool(nn.relu(norm(name="stem_norm")(x)), 3, 2, 1)
+        for block, size in enumerate(self.block_sizes, start=1):
+            if block > 1:
+                x = Transition(dtype, name=f"transition{block - 1}")(x)
+            for layer in range(1, size + 1):
+                x = DenseLayer(self.growth, dtype, name=f"block{block}_layer{layer}")(x)
+        return nn.relu(norm(name="final_norm")(x)).mean((1, 2))
+
+    def classify(self, features: jax.Array) -> jax.Array:
+        """f[B, F] -> logits f[B, num_classes]."""
+        return self.head(features)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Images f[B, H, W, C] -> logits f[B, num_classes]."""
+        return self.classify(self.features(images))
+
+
+def DenseNet121(num_classes: int = 10, **fields: Any) -> DenseNet:
+    """DenseNet-121: 121 batch norms, 1024 features; `fields` of `DenseNet`."""
+    return DenseNet(**{"block_sizes": (6, 12, 24, 16), "num_classes": num_classes} | fields)

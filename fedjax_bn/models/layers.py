@@ -1,0 +1,135 @@
+"""The layers that the networks share: the one place where they are built.
+
+Functions that make a linen layer inside a compact method and apply it. Padding is explicit, a
+bias is drawn from its layer's fan-in as PyTorch does, and a map that is too small is an error here
+instead of an empty array and NaN later.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+Initializer = jax.nn.initializers.Initializer
+
+# PyTorch's default, kaiming_uniform(a=sqrt(5)): U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+fan_in_uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+# He et al. 2015 for networks of ReLUs; ResNet counts what leaves a layer, DenseNet what enters it.
+he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+he_fan_in = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
+
+
+def fan_in_uniform_bias(fan_in: int) -> Initializer:
+    """PyTorch's default bias, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), for `fan_in` inputs a unit."""
+    bound = fan_in**-0.5
+
+    def initialize(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return initialize
+
+
+def conv(
+    x: jax.Array,
+    features: int,
+    kernel: int,
+    strides: int = 1,
+    padding: int = 0,
+    *,
+    name: str,
+    use_bias: bool = False,
+    kernel_init: Initializer = fan_in_uniform,
+    param_dtype: Any = jnp.float32,
+) -> jax.Array:
+    """A square convolution, zeros around the map.
+
+    Args:
+      x: f[B, H, W, C].
+      features: number of output channels F.
+      kernel: side of the kernel.
+      strides: stride in both directions.
+      padding: zeros on each of the four sides.
+      name: the layer's name in its module.
+      use_bias: whether there is a bias.
+      kernel_init: initializer of the kernel f[kernel, kernel, C, F].
+      param_dtype: dtype in which the parameters are created.
+
+    Returns:
+      f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F].
+
+    Raises:
+      ValueError: the padded map is smaller than the kernel.
+    """
+    _check_window(x, kernel, padding, name)
+    layer = nn.Conv(
+        features,
+        (kernel, kernel),
+        (strides, strides),
+        ((padding, padding), (padding, padding)),
+        use_bias=use_bias,
+        kernel_init=kernel_init,
+        bias_init=fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
+        param_dtype=param_dtype,
+        name=name,
+    )
+    return layer(x)
+
+
+def dense(
+    features: int, fan_in: int, *, param_dtype: Any = jnp.float32, name: str | None = None
+) -> nn.Dense:
+    """A dense layer `fan_in` -> `features`, initialized as PyTorch's `Linear`; not yet applied."""
+    return nn.Dense(
+        features,
+        kernel_init=fan_in_uniform,
+        bias_init=fan_in_uniform_bias(fan_in),
+        param_dtype=param_dtype,
+        name=name,
+    )
+
+
+def max_pool(x: jax.Array, window: int, strides: int, padding: int = 0) -> jax.Array:
+    """Maximum over square windows of f[B, H, W, C]; the padding never wins.
+
+    Raises:
+      ValueError: the padded map is smaller than the window.
+    """
+    _check_window(x, window, padding, "max-pooling")
+    sides = ((padding, padding), (padding, padding))
+    return nn.max_pool(x, (window, window), (strides, strides), sides)
+
+
+def average_pool(x: jax.Array, window: int) -> jax.Array:
+    """Mean over square windows side by side, f[B, H, W, C] -> f[B, H // window, W // window, C].
+
+    Raises:
+      ValueError: the map is smaller than the window.
+    """
+    _check_window(x, window, 0, "average-pooling")
+    height, width = x.shape[1] // window, x.shape[2] // window
+    x = x[:, : height * window, : width * window]
+    return x.reshape(x.shape[0], height, window, width, window, -1).mean((2, 4))
+
+
+def adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
+    """PyTorch's AdaptiveAvgPool2d: f[B, H, W, C] -> f[B, size, size, C] for any H, W >= 1.
+
+    Output i is the mean over rows floor(i H / size) to ceil((i + 1) H / size), likewise columns;
+    the bins overlap where H is no multiple of `size`.
+    """
+    for axis in (1, 2):
+        n = x.shape[axis]
+        bins = [(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
+        means = [jax.lax.slice_in_dim(x, *ends, axis=axis).mean(axis) for ends in bins]
+        x = jnp.stack(means, axis)
+    return x
+
+
+def _check_window(x: jax.Array, window: int, padding: int, name: str) -> None:
+    height, width = x.shape[1] + 2 * padding, x.shape[2] + 2 * padding
+    if min(height, width) < window:
+        raise ValueError(
+            f"the images are too small for this network: {name} needs a map of at least "
+            f"{window}x{window} and gets {height}x{width}; use larger images or another model"
+        )

@@ -1,0 +1,113 @@
+"""Residual networks (He et al. 2016) in torchvision's variant: stride in a bottleneck's 3x3."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.models.layers import conv, dense, he_fan_out, max_pool
+from fedjax_bn.normalization import BatchNorm
+
+
+class ResidualBlock(nn.Module):
+    """ReLU of the sum of a shortcut and a branch of convolutions, each followed by batch norm.
+
+    The branch is 3x3, 3x3, or as a bottleneck 1x1, 3x3, 1x1 with four times `width` channels out.
+    Where the shape changes the shortcut is a 1x1 convolution with its own batch norm.
+
+    Attributes:
+      width: channels inside the branch.
+      strides: stride of the block, 1 or 2.
+      bottleneck: which branch.
+      param_dtype: dtype in which the variables are created.
+    """
+
+    width: int
+    strides: int = 1
+    bottleneck: bool = False
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H / strides, W / strides, width or 4 width]."""
+        convolve = partial(conv, kernel_init=he_fan_out, param_dtype=self.param_dtype)
+        norm = partial(BatchNorm, param_dtype=self.param_dtype)
+        # (channels, kernel, strides) of each convolution in the branch.
+        branch = ((self.width, 3, self.strides), (self.width, 3, 1))
+        if self.bottleneck:
+            branch = ((self.width, 1, 1), branch[0], (4 * self.width, 1, 1))
+        out = branch[-1][0]
+
+        shortcut = x
+        if self.strides != 1 or x.shape[-1] != out:
+            shortcut = convolve(x, out, 1, self.strides, name="shortcut_conv")
+            shortcut = norm(name="shortcut_norm")(shortcut)
+        for i, (width, kernel, strides) in enumerate(branch, start=1):
+            x = convolve(x, width, kernel, strides, kernel // 2, name=f"conv{i}")
+            x = norm(name=f"norm{i}")(x)
+            x = nn.relu(x if i < len(branch) else x + shortcut)
+        return x
+
+
+class ResNet(nn.Module):
+    """Stem, stages of residual blocks that halve the map and double the channels, mean, classifier.
+
+    The stem is ImageNet's, 7x7 with stride 2 and max-pooling with stride 2, at every image size.
+
+    Attributes:
+      stage_sizes: number of blocks in each stage.
+      bottleneck: whether the blocks are bottlenecks.
+      num_classes: number of logits.
+      width: channels of the stem and inside the blocks of the first stage.
+      param_dtype: dtype in which the variables are created.
+    """
+
+    stage_sizes: Sequence[int]
+    bottleneck: bool = False
+    num_classes: int = 10
+    width: int = 64
+    param_dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        """Makes the classifier."""
+        pooled = self.width * 2 ** (len(self.stage_sizes) - 1) * (4 if self.bottleneck else 1)
+        self.head = dense(self.num_classes, pooled, param_dtype=self.param_dtype)
+
+    @nn.compact
+    def features(self, images: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, F], the last map's mean over its pixels."""
+        dtype = self.param_dtype
+        x = conv(
+            images, self.width, 7, 2, 3, kernel_init=he_fan_out, param_dtype=dtype, name="conv1"
+        )
+        x = nn.relu(BatchNorm(param_dtype=dtype, name="norm1")(x))
+        x = max_pool(x, 3, 2, 1)
+        for stage, size in enumerate(self.stage_sizes):
+            for block in range(size):
+                strides = 2 if stage > 0 and block == 0 else 1
+                name = f"layer{stage + 1}_{block}"
+                width = self.width * 2**stage
+                x = ResidualBlock(width, strides, self.bottleneck, dtype, name=name)(x)
+        return x.mean((1, 2))
+
+    def classify(self, features: jax.Array) -> jax.Array:
+        """f[B, F] -> logits f[B, num_classes]."""
+        return self.head(features)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Images f[B, H, W, C] -> logits f[B, num_classes]."""
+        return self.classify(self.features(images))
+
+
+def ResNet18(num_classes: int = 10, **fields: Any) -> ResNet:
+    """ResNet-18: 20 batch norms, three of them in shortcuts; 512 features; `fields` of `ResNet`."""
+    return ResNet(**{"stage_sizes": (2, 2, 2, 2), "num_classes": num_classes} | fields)
+
+
+def ResNet50(num_classes: int = 10, **fields: Any) -> ResNet:
+    """ResNet-50: bottlenecks, 53 batch norms, 2048 features; `fields` of `ResNet`."""
+    sizes = {"stage_sizes": (3, 4, 6, 3), "bottleneck": True}
+    return ResNet(**sizes | {"num_classes": num_classes} | fields)

@@ -1,0 +1,141 @@
+"""Turns PyTorch's weights of the same network into our variables.
+
+Names are torchvision's for ResNet and DenseNet and those of FedBN's code for DigitCNN and AlexNet;
+MLP follows DigitCNN's (fc1, bn1, fc2, bn2, fc3).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from fedjax_bn.models.alexnet import AlexNet
+from fedjax_bn.models.densenet import DenseNet
+from fedjax_bn.models.digit_cnn import DigitCNN
+from fedjax_bn.models.mlp import MLP
+from fedjax_bn.models.resnet import ResNet
+
+# Our path of a layer, as "layer1_0/conv1", to PyTorch's, by substitutions in this order.
+_FEDBN = ((r"^norm", "bn"), (r"^dense", "fc"), (r"^head$", "fc3"))
+_NAMES = {
+    DigitCNN: _FEDBN,
+    MLP: _FEDBN,
+    AlexNet: (
+        *_FEDBN,
+        (r"^(conv\d|bn[1-5])$", r"features.\1"),
+        (r"^(fc\d|bn[67])$", r"classifier.\1"),
+    ),
+    ResNet: (
+        (r"^(layer\d+)_(\d+)/", r"\1.\2."),
+        (r"shortcut_conv$", "downsample.0"),
+        (r"shortcut_norm$", "downsample.1"),
+        (r"norm(\d)$", r"bn\1"),
+        (r"^head$", "fc"),
+    ),
+    DenseNet: (
+        (r"^stem_(conv|norm)$", r"features.\g<1>0"),
+        (r"^block(\d+)_layer(\d+)/", r"features.denseblock\1.denselayer\2."),
+        (r"^(transition\d+)/", r"features.\1."),
+        (r"^final_norm$", "features.norm5"),
+        (r"^head$", "classifier"),
+    ),
+}
+_LEAVES = {
+    "kernel": "weight",
+    "scale": "weight",
+    "bias": "bias",
+    "mean": "running_mean",
+    "var": "running_var",
+}
+_IMAGE_SHAPES = {DigitCNN: (28, 28, 3), MLP: (5995,)}
+
+
+def from_torch(
+    model: nn.Module,
+    state_dict: Mapping[str, Any],
+    image_shape: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """The variables of `model` that compute what PyTorch's network with `state_dict` computes.
+
+    Convolutions go from (out, in, height, width) to (height, width, in, out), dense layers from
+    (out, in) to (in, out); the one after a flattened map is permuted from (channel, height, width)
+    to (height, width, channel). Dtypes are kept.
+
+    Args:
+      model: a network of this package.
+      state_dict: arrays by PyTorch's names, every parameter and running statistic; the counters
+        `num_batches_tracked` are ignored.
+      image_shape: (height, width, channels) of one image; None for the network's usual one. Only
+        DigitCNN and MLP have shapes that depend on its size, all on its channels.
+
+    Returns:
+      {"params": ..., "batch_stats": ...}.
+
+    Raises:
+      ValueError: the model is none of this package's, or a tensor is missing, left over or of
+        another shape; the message names it.
+    """
+    if type(model) not in _NAMES:
+        known = ", ".join(sorted(kind.__name__ for kind in _NAMES))
+        raise ValueError(f"no names of PyTorch are known for {type(model).__name__}, only {known}")
+    image_shape = image_shape or _IMAGE_SHAPES.get(type(model), (224, 224, 3))
+    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    leaves = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images))
+    names = {path: _torch_name(model, path) for path in leaves}
+    _check_names(model, set(names.values()), state_dict)
+    maps = _flattened_maps(model, image_shape)
+    return unflatten_dict(
+        {
+            path: _convert(names[path], state_dict[names[path]], leaf.shape, maps.get(path))
+            for path, leaf in leaves.items()
+        }
+    )
+
+
+def _torch_name(model: nn.Module, path: tuple[str, ...]) -> str:
+    _, *layer, leaf = path
+    name = "/".join(layer)
+    for pattern, replacement in _NAMES[type(model)]:
+        name = re.sub(pattern, replacement, name)
+    return f"{name}.{_LEAVES[leaf]}"
+
+
+def _flattened_maps(
+    model: nn.Module, image_shape: Sequence[int]
+) -> dict[tuple[str, ...], tuple[int, int, int]]:
+    """(channels, height, width) of the map before the dense kernel that follows a flattened one."""
+    path = ("params", "dense1", "kernel")
+    if isinstance(model, AlexNet):
+        return {path: (256, 6, 6)}
+    if isinstance(model, DigitCNN):
+        return {path: (128, image_shape[0] // 4, image_shape[1] // 4)}
+    return {}
+
+
+def _check_names(model: nn.Module, expected: set[str], state_dict: Mapping[str, Any]) -> None:
+    given = {name for name in state_dict if not name.endswith("num_batches_tracked")}
+    kind = type(model).__name__
+    for problem, names in (("lacks", expected - given), ("has left over", given - expected)):
+        if names:
+            listed = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+            raise ValueError(
+                f"the state dict {problem} {len(names)} tensor(s) beside this {kind}: {listed}"
+            )
+
+
+def _convert(
+    name: str, tensor: Any, shape: tuple[int, ...], flattened: tuple[int, int, int] | None
+) -> jax.Array:
+    """PyTorch's tensor in our layout, of `shape`."""
+    tensor = np.asarray(tensor)
+    expected = (*shape[:-3:-1], *shape[:-2]) if len(shape) > 1 else shape
+    if tensor.shape != expected:
+        raise ValueError(f"{name} has shape {tensor.shape}, but this model needs {expected}")
+    if flattened:
+        tensor = tensor.reshape(-1, *flattened).transpose(0, 2, 3, 1).reshape(tensor.shape)
+    return jnp.asarray(tensor if tensor.ndim < 2 else np.moveaxis(tensor, (1, 0), (-2, -1)))

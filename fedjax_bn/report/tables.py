@@ -1,0 +1,42 @@
+"""Tables of accuracies as plain text."""
+
+from typing import Any
+
+
+def comparison(summaries: list[dict[str, Any]]) -> str:
+    """Test accuracy in percent by client, one row a run, the runs side by side.
+
+    Internal clients use their own model of the selected round. The columns behind `mean` are unseen
+    domains with the adaptation in brackets.
+    """
+    rows = [columns(summary) for summary in summaries]
+    heads = ["accuracy %", *rows[0]]
+    cells = [
+        [summary["method"], *(f"{row.get(head, float('nan')):.1f}" for head in heads[1:])]
+        for summary, row in zip(summaries, rows, strict=True)
+    ]
+    return grid([heads, *cells])
+
+
+def columns(summary: dict[str, Any]) -> dict[str, float]:
+    """Column title -> accuracy of one run."""
+    internal = dict(summary["accuracy"]["internal"])
+    mean = internal.pop("mean")
+    unseen = {
+        f"{domain} [{adaptation}]": value
+        for domain, values in summary["accuracy"]["unseen"].items()
+        for adaptation, value in values.items()
+    }
+    return internal | {"mean": mean} | unseen
+
+
+def grid(rows: list[list[str]]) -> str:
+    """Aligned columns: the first one to the left, the others to the right, a rule below row 1."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        first, *rest = zip(row, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
+        lines.append("  ".join(cells))
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join(lines)

@@ -1,0 +1,274 @@
+"""The loop over rounds: restore, round, evaluate, select, log, save."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_bn import checkpoint, logs, sharing, workdir
+from fedjax_bn.config import flatten
+from fedjax_bn.data.domain import whole
+from fedjax_bn.data.partition import fingerprint
+from fedjax_bn.errors import ConfigError, InterruptedRun, NotFiniteError
+from fedjax_bn.evaluate import score_clients, score_unseen, stack_batches
+from fedjax_bn.experiment import Experiment, build, client_data, initial_variables, sampler
+from fedjax_bn.federation import FederatedState, global_variables
+from fedjax_bn.report import plots, write_report
+from fedjax_bn.summary import Record, select_round, summarize
+
+class Keys(NamedTuple):
+    """The random keys of a run, all from `config.seed`."""
+
+    model: jax.Array
+    method: jax.Array
+    data: jax.Array
+    participation: jax.Array
+
+
+def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) -> Record:
+    """Trains one method and returns its summary; a run that was stopped goes on where it was.
+
+    Args:
+      config: as `fedjax_bn.config.base` and a config file make it.
+      folder: the workdir; see the README for its files.
+      say: where messages go.
+
+    Raises:
+      ConfigError: the configuration or the data do not suit.
+      WorkdirError, CheckpointError: the workdir is another run's or damaged.
+      NotFiniteError: a client's update is not finite and `config.on_nonfinite` is "stop".
+      InterruptedRun: Ctrl-C, after the state was saved.
+    """
+    # 1. Everything that can be wrong is found here, before anything is written or compiled.
+    keys = Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
+    experiment, state = prepare(config, keys)
+    data_hash = fingerprint(experiment.internal)
+    workdir.claim(folder, dict(flatten(config)), {"data": data_hash, **workdir.describe_machine()})
+
+    # 2. A finished run only says so.
+    if (folder / "summary.json").exists():
+        say(f"{folder} holds a finished run of {config.method}; nothing to do.")
+        return workdir.read_json(folder / "summary.json")
+
+    # 3. Otherwise go on from the latest checkpoint, if there is one.
+    state = resume(folder, state)
+    if state.round:
+        say(f"going on from round {int(state.round)} of {config.rounds} in {folder}")
+    records = workdir.read_lines(folder / "metrics.jsonl", int(state.round))
+    workdir.rewrite_lines(folder / "metrics.jsonl", records)
+
+    say(partition_table(config, state))
+    pictures = [*experiment.internal.domains, *([experiment.unseen] if experiment.unseen else [])]
+    workdir.write_atomically(folder / "plots" / "samples.png", plots.samples(pictures))
+    start = time.perf_counter()
+    round = compile_round(config, experiment, keys, state)
+    compile_seconds = time.perf_counter() - start
+    records = loop(config, experiment, folder, round, state, records)
+
+    summary = summarize(config, experiment, records, compile_seconds)
+    write_report(folder, summary, records)
+    workdir.write_json(folder / "summary.json", summary)
+    return summary
+
+
+def prepare(config: ConfigDict, keys: Keys) -> tuple[Experiment, FederatedState]:
+    """Builds the experiment and the state before the first round.
+
+    Raises:
+      ConfigError: whatever is wrong with the configuration or the data it names.
+    """
+    try:
+        experiment = build(config)
+        variables = initial_variables(experiment, keys.model)
+        num_clients = len(experiment.internal.domains)
+        return experiment, experiment.method.init(keys.method, variables, num_clients)
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def resume(folder: Path, state: FederatedState) -> FederatedState:
+    """The state of the latest checkpoint, or `state` where there is none."""
+    with checkpoint.open_folder(folder / "checkpoints" / "latest", keep=2) as latest:
+        return checkpoint.restore(latest, state) if latest.all_steps() else state
+
+
+def partition_table(config: ConfigDict, state: FederatedState) -> str:
+    """Which leaves are shared and which personal, with counts and bytes of one client."""
+    own = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state.personal)
+    variables = sharing.join(state.shared, own)
+    mask = jax.tree.map(lambda leaf: leaf is not None, state.shared, is_leaf=lambda x: x is None)
+    return f"{config.method} on {config.model}, {state.weights.shape[0]} clients\n" + (
+        sharing.describe(variables, mask)
+    )
+
+
+def compile_round(
+    config: ConfigDict, experiment: Experiment, keys: Keys, state: FederatedState
+) -> Callable[[FederatedState], tuple[FederatedState, dict[str, jax.Array]]]:
+    """Compiles batch sampling and the method's round into one program with a donated state."""
+    data = client_data(experiment.internal)
+    sample = sampler(config, experiment.internal)
+    num_clients = len(experiment.internal.domains)
+
+    @partial(jax.jit, donate_argnums=0)
+    def round(state: FederatedState, data: Any) -> tuple:
+        batches = sample(data, jax.random.fold_in(keys.data, state.round))
+        if 0 < config.clients_per_round < num_clients:
+            key = jax.random.fold_in(keys.participation, state.round)
+            order = jax.random.permutation(key, num_clients)
+            batches["participates"] = order < config.clients_per_round
+        return experiment.method.round(state, batches, keys.method)
+
+    compiled = round.lower(state, data).compile()
+    return lambda state: compiled(state, data)
+
+
+def loop(
+    config: ConfigDict,
+    experiment: Experiment,
+    folder: Path,
+    round: Callable,
+    state: FederatedState,
+    records: list[Record],
+) -> list[Record]:
+    """Runs the rounds that are left; returns the records of all."""
+    names = [domain.name for domain in experiment.internal.domains]
+    evaluate = evaluator(config, experiment)
+    latest, selected = open_checkpoints(folder, len(records))
+    events = logs.open_events(folder / "events", len(records))
+    bar = logs.progress(config.method, config.rounds, len(records))
+    with latest, selected, events, bar, stop_requests() as stop_requested:
+        while len(records) < config.rounds:
+            start = time.perf_counter()
+            state, metrics = round(state)
+            metrics = jax.device_get(metrics)
+            record = round_record(names, metrics, len(records) + 1, time.perf_counter() - start)
+            if config.on_nonfinite == "stop":
+                check_finite(record)
+            number, last = record["round"], record["round"] == config.rounds
+            if last or number % config.eval_every == 0:
+                record |= evaluate(state)
+            records.append(record)
+            workdir.append_line(folder / "metrics.jsonl", record)
+            logs.write_events(events, record)
+            bar.set_postfix_str(logs.progress_text(record), refresh=False)
+            bar.update()
+
+            if "validation" in record and select_round(records) == number:
+                checkpoint.save(selected, number, state)
+            stop = stop_requested() and not last
+            if last or stop or number % config.checkpoint_every == 0:
+                checkpoint.save(latest, number, state)
+            if stop:
+                raise InterruptedRun(
+                    f"stopped after round {number} of {config.rounds}, which is saved in {folder}: "
+                    "give the same command to go on"
+                )
+    return records
+
+
+def open_checkpoints(folder: Path, rounds_done: int) -> tuple[Any, Any]:
+    """The folders of the latest and of the selected checkpoints, without those still to come."""
+    latest = checkpoint.open_folder(folder / "checkpoints" / "latest", keep=2)
+    selected = checkpoint.open_folder(folder / "checkpoints" / "selected", keep=1)
+    for step in selected.all_steps():
+        if step > rounds_done:  # of a killed run; it will be reached, and saved, again
+            selected.delete(step)
+    return latest, selected
+
+
+def evaluator(config: ConfigDict, experiment: Experiment) -> Callable[[FederatedState], Record]:
+    """Returns `evaluate(state)`: accuracies in percent, of validation where there is one."""
+    domains = experiment.internal.domains
+    names = [domain.name for domain in domains]
+    size = config.eval_batch_size
+    score = score_clients(experiment.model, experiment.prepare, len(domains))
+    splits = {"accuracy": [domain.test for domain in domains]}
+    if all(domain.validation is not None for domain in domains):
+        splits["validation"] = [domain.validation for domain in domains]
+    data = {key: stack_batches(parts, size) for key, parts in splits.items()}
+    unseen = experiment.unseen
+    unseen_data = stack_batches([whole(unseen)], size) if unseen else None
+    adapted = {
+        name: score_unseen(adaptation, experiment.prepare)
+        for name, adaptation in experiment.adaptations.items()
+    }
+
+    def evaluate(state: FederatedState) -> Record:
+        record = {}
+        for key, batches in data.items():
+            values = [float(value) for value in np.asarray(score(state, batches))]
+            record[key] = dict(zip(names, values, strict=True)) | {"mean": float(np.mean(values))}
+        if unseen:
+            variables = global_variables(state)
+            record["unseen"] = {
+                unseen.name: {
+                    name: float(rate(variables, unseen_data)) for name, rate in adapted.items()
+                }
+            }
+        return record
+
+    return evaluate
+
+
+def round_record(
+    names: list[str], metrics: dict[str, np.ndarray], number: int, seconds: float
+) -> Record:
+    """One line of metrics.jsonl; None for the loss of a client that sat out."""
+
+    def by_client(values: np.ndarray) -> Record:
+        numbers = values.tolist()
+        return {
+            name: value if np.isfinite(value) else None
+            for name, value in zip(names, numbers, strict=True)
+        }
+
+    record = {
+        "round": number,
+        "loss": by_client(metrics["loss"]),
+        "weights": by_client(metrics["weights"]),
+        "seconds": seconds,
+    }
+    if not metrics["finite"].all():
+        record["not_finite"] = [n for n, ok in zip(names, metrics["finite"], strict=True) if not ok]
+    return record
+
+
+def check_finite(record: Record) -> None:
+    """Raises NotFiniteError where a client's update of the round is not finite."""
+    if "not_finite" in record:
+        raise NotFiniteError(
+            f"round {record['round']}: the update of {', '.join(record['not_finite'])} is not "
+            "finite; lower optimizer.learning_rate, look at that client's data, or set "
+            "on_nonfinite=drop to leave such clients out of a round's mean"
+        )
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Turns Ctrl-C and SIGTERM into a request to stop after the round; a second one acts at once."""
+    requested = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield requested.is_set
+        return
+
+    def request(number: int, frame: Any) -> None:
+        del frame
+        requested.set()
+        signal.signal(number, old[number])
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    old = {number: signal.signal(number, request) for number in numbers}
+    try:
+        yield requested.is_set
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,123 @@
+"""The files of a run: config.json, metrics.jsonl, summary.json; written atomically."""
+
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_bn.errors import WorkdirError
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a file so that readers see all of it or nothing, whenever the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file atomically."""
+    write_atomically(path, json.dumps(content, indent=2) + "\n")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Versions and devices, for the record."""
+    packages = ("fedjax_bn", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    return {
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in packages},
+        "devices": [str(device) for device in jax.devices()],
+    }
+
+
+def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:
+    """Makes a folder the workdir of one configuration, or checks that it is already.
+
+    Args:
+      workdir: the folder, new or of an earlier start of the same run.
+      config: flat configuration, dotted key -> value; must be equal on every start.
+      about: versions, devices and data, recorded at the first start; of it only "data" must be
+        equal.
+
+    Raises:
+      WorkdirError: the folder holds a run of another configuration or of other data, or holds
+        files that are no run's.
+    """
+    path = workdir / "config.json"
+    new = json.loads(json.dumps({"config": config, **about}))
+    if not path.exists():
+        if workdir.exists() and any(workdir.iterdir()):
+            foreign = sorted(entry.name for entry in workdir.iterdir() if entry.name[0] != ".")
+            if foreign:
+                raise WorkdirError(
+                    f"{workdir} is not empty ({foreign[0]}, ...) and holds no config.json of a "
+                    "run: give an empty or new folder with --workdir"
+                )
+        write_json(path, new)
+        return
+    old = read_json(path)
+    keys = sorted({*old["config"], *new["config"]})
+    changes = [
+        f"{key} ({old['config'].get(key)!r} there, {new['config'].get(key)!r} now)"
+        for key in keys
+        if old["config"].get(key) != new["config"].get(key)
+    ]
+    if not changes and old.get("data") != new.get("data"):
+        changes = ["the data themselves (their hash)"]
+    if changes:
+        raise WorkdirError(
+            f"{workdir} belongs to a run of another configuration; these differ: "
+            f"{', '.join(changes)}. Give another --workdir, or the old values to go on"
+        )
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file of a run.
+
+    Raises:
+      WorkdirError: it is not there or damaged.
+    """
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise WorkdirError(
+            f"cannot read {path} ({error}): move that folder away or give another --workdir"
+        ) from error
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Appends one JSON line in a single write."""
+    with open(path, "ab", buffering=0) as file:
+        file.write((json.dumps(record) + "\n").encode())
+
+
+def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
+    """The records of the first `rounds` rounds; later or torn lines of a killed run are dropped.
+
+    Raises:
+      WorkdirError: lines of those rounds are missing.
+    """
+    records = []
+    lines = path.read_text().splitlines() if path.exists() else []
+    for line in lines[:rounds]:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    if [record["round"] for record in records] != list(range(1, rounds + 1)):
+        raise WorkdirError(
+            f"{path} lacks lines of the {rounds} rounds that the checkpoint has: move "
+            f"{path.parent} away and start again"
+        )
+    return records
+
+
+def rewrite_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    """Writes records as JSON lines."""
+    write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))

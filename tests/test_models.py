@@ -1,0 +1,251 @@
+"""The networks against PyTorch's own definitions, and the counts of the published ones."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from fedjax_bn import models
+from fedjax_bn.models.layers import adaptive_average_pool, average_pool, max_pool
+from fedjax_bn.models.torch_weights import from_torch
+
+# name -> (our network, PyTorch's given its module, shape of a batch without its size)
+SMALL = {
+    "digit_cnn": (models.DigitCNN(), lambda t: t.DigitCNN(), (28, 28, 3)),
+    "alexnet": (
+        models.AlexNet(hidden=(32, 16)),
+        lambda t: t.AlexNet(hidden=(32, 16)),
+        (67, 71, 3),
+    ),
+    "resnet_basic": (
+        models.ResNet18(7, stage_sizes=(1, 2), width=8),
+        lambda t: t.ResNet(t.BasicBlock, (1, 2), 8, 7),
+        (33, 40, 3),
+    ),
+    "resnet_bottleneck": (
+        models.ResNet50(stage_sizes=(2, 1), width=4),
+        lambda t: t.ResNet(t.Bottleneck, (2, 1), 4),
+        (32, 32, 3),
+    ),
+    "densenet": (
+        models.DenseNet121(block_sizes=(1, 2), growth=4, width=8),
+        lambda t: t.DenseNet((1, 2), 4, 8),
+        (38, 32, 3),
+    ),
+    "mlp": (models.MLP(), lambda t: t.MLP(23), (23,)),
+}
+FULL = {
+    "resnet18": (models.ResNet18(), lambda t: t.ResNet(t.BasicBlock, (2, 2, 2, 2)), (64, 64, 3)),
+    "resnet50": (models.ResNet50(), lambda t: t.ResNet(t.Bottleneck, (3, 4, 6, 3)), (64, 64, 3)),
+    "densenet121": (models.DenseNet121(), lambda t: t.DenseNet((6, 12, 24, 16)), (64, 64, 3)),
+    "alexnet": (models.AlexNet(), lambda t: t.AlexNet(), (256, 256, 3)),
+}
+IMAGES = {models.MLP: (5995,), models.DigitCNN: (28, 28, 3)}
+
+
+def torch_and_jax(make, model, shape, batch=5):
+    """PyTorch's network and images, our variables and images: the same numbers in float64."""
+    torch = pytest.importorskip("torch")
+    import torch_models
+
+    torch.manual_seed(0)
+    network = make(torch_models).double()
+    for module in network.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.normal_(module.bias)
+            torch.nn.init.normal_(module.running_mean)
+            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
+    images = torch.randn(batch, *shape, dtype=torch.float64)
+    variables = from_torch(model, arrays(network), shape)
+    theirs = images.movedim(-1, 1) if len(shape) == 3 else images
+    return network, theirs, variables, jnp.asarray(images.numpy())
+
+
+def arrays(network):
+    return {name: tensor.detach().numpy().copy() for name, tensor in network.state_dict().items()}
+
+
+def assert_near(actual, expected, tolerance=1e-10):
+    expected = np.asarray(expected)
+    assert actual.dtype == expected.dtype == np.float64
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+def check_parity(make, model, shape):
+    network, theirs, variables, images = torch_and_jax(make, model, shape)
+
+    def both(variables, images):
+        features = model.apply(variables, images, method="features")
+        logits, moved = model.apply(variables, images, mutable=["batch_stats"])
+        return features, model.apply(variables, images), logits, moved["batch_stats"]
+
+    features, eval_logits, train_logits, moved = jax.jit(both)(variables, images)
+    expected = [output.detach() for output in network.eval()(theirs)]
+    assert_near(features, expected[0])
+    assert_near(model.apply(variables, features, method="classify"), expected[1])
+    assert_near(eval_logits, expected[1])
+    assert_near(train_logits, network.train()(theirs)[1].detach())
+    jax.tree.map(assert_near, moved, from_torch(model, arrays(network), shape)["batch_stats"])
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", SMALL)
+def test_small_networks_equal_pytorch_in_both_modes_and_in_moved_statistics(name):
+    model, make, shape = SMALL[name]
+    check_parity(make, model, shape)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", FULL)
+def test_full_networks_equal_pytorch_in_both_modes_and_in_moved_statistics(name):
+    model, make, shape = FULL[name]
+    check_parity(make, model, shape)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", ["resnet_basic", "densenet"])
+def test_gradients_of_a_training_step_equal_pytorch(name):
+    model, make, shape = SMALL[name]
+    network, theirs, variables, images = torch_and_jax(make, model, shape)
+    stats = variables["batch_stats"]
+
+    def loss(params):
+        variables = {"params": params, "batch_stats": stats}
+        logits, _ = model.apply(variables, images, mutable=["batch_stats"])
+        return -nn.log_softmax(logits)[:, 1].mean()
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(variables["params"])
+    expected = -network(theirs)[1].log_softmax(-1)[:, 1].mean()
+    expected.backward()
+    theirs = {name: tensor.grad.numpy() for name, tensor in network.named_parameters()}
+    theirs = from_torch(model, arrays(network) | theirs, shape)["params"]
+    assert_near(value, expected.detach())
+    # Some gradients are 0 but for rounding (a bias before batch norm): compare by the largest.
+    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(theirs))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10 * scale),
+        gradients,
+        theirs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "batch_norms", "parameters"),
+    [
+        (models.DigitCNN(), 5, 14_219_210),
+        (models.AlexNet(), 7, 57_063_498),
+        (models.ResNet18(1000), 20, 11_689_512),
+        (models.ResNet50(1000), 53, 25_557_032),
+        (models.DenseNet121(1000), 121, 7_978_856),
+        (models.MLP(), 2, 96_306),
+    ],
+)
+def test_counts_of_batch_norms_and_parameters_are_the_published_ones(
+    model, batch_norms, parameters
+):
+    shape = IMAGES.get(type(model), (224, 224, 3))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *shape)))
+    means = {path[:-1] for path in flatten_dict(shapes["batch_stats"]) if path[-1] == "mean"}
+    scales = {path[:-1] for path in flatten_dict(shapes["params"]) if path[-1] == "scale"}
+    assert means == scales
+    assert len(means) == batch_norms
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes["params"])) == parameters
+
+
+@pytest.mark.parametrize("size", [(1, 2), (5, 6), (7, 7), (12, 13), (18, 6)])
+def test_adaptive_average_pool_equals_pytorch(size):
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(0).standard_normal((2, *size, 3)).astype(np.float32)
+    expected = torch.nn.functional.adaptive_avg_pool2d(torch.tensor(x).movedim(-1, 1), (6, 6))
+    pooled = adaptive_average_pool(jnp.asarray(x), 6)
+    np.testing.assert_allclose(pooled, expected.movedim(1, -1), rtol=1e-5, atol=1e-6)
+
+
+def test_average_pool_drops_the_rest_of_the_map_as_pytorch_does():
+    x = jnp.arange(15.0).reshape(1, 3, 5, 1)
+    np.testing.assert_array_equal(average_pool(x, 2)[0, ..., 0], [[3.0, 5.0]])
+
+
+def test_padding_never_wins_a_max_pool():
+    pooled = max_pool(jnp.full((1, 4, 4, 2), -3.0), 3, 2, 1)
+    np.testing.assert_array_equal(pooled, jnp.full((1, 2, 2, 2), -3.0))
+
+
+@pytest.mark.parametrize(
+    ("model", "side"), [(models.AlexNet(), 62), (models.DigitCNN(), 3), (models.DenseNet121(), 16)]
+)
+def test_images_that_are_too_small_are_refused(model, side):
+    with pytest.raises(ValueError, match="images are too small"):
+        jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, side, side, 3)))
+
+
+# network, image, {layer: (fan, whether uniform by fan-in with a bias, else He normal)}
+INITIAL = [
+    (models.MLP(600), (400,), {("dense1",): (400, True), ("head",): (16, True)}),
+    (models.DigitCNN(600, (64, 32)), (4, 4, 3), {("conv2",): (1600, True), ("head",): (32, True)}),
+    (
+        models.ResNet18(100, stage_sizes=(1,)),
+        (8, 8, 3),
+        {
+            ("conv1",): (49 * 64, False),
+            ("layer1_0", "conv1"): (9 * 64, False),
+            ("head",): (64, True),
+        },
+    ),
+    (models.DenseNet121(block_sizes=(1,)), (8, 8, 3), {("stem_conv",): (49 * 3, False)}),
+]
+
+
+@pytest.mark.parametrize(("model", "shape", "layers"), INITIAL)
+def test_initial_weights_have_the_references_distribution(model, shape, layers):
+    key = jax.random.key(0, impl="rbg")  # compiles faster than the default
+    variables = jax.jit(model.init)(key, jnp.zeros((1, *shape)))
+    params = flatten_dict(jax.tree.map(np.asarray, variables["params"]))
+    for layer, (fan, uniform) in layers.items():
+        deviation = (1 / (3 * fan) if uniform else 2 / fan) ** 0.5
+        np.testing.assert_allclose(params[*layer, "kernel"].std(), deviation, rtol=0.05)
+        if uniform:
+            leaves = np.abs(np.concatenate([params[*layer, n].ravel() for n in ("kernel", "bias")]))
+            assert 0.9 * fan**-0.5 < leaves.max() <= fan**-0.5
+            assert params[*layer, "bias"].min() < 0 < params[*layer, "bias"].max()
+
+
+def test_variables_are_made_in_param_dtype():
+    model = models.ResNet18(stage_sizes=(1, 1), width=4, param_dtype=jnp.bfloat16)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3), jnp.bfloat16))
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def mlp_state(**changed):
+    """PyTorch's names of an MLP on three inputs; `changed` gives other shapes, None drops one."""
+    shapes = {"fc1.weight": (16, 3), "fc2.weight": (16, 16), "fc3.weight": (2, 16)}
+    shapes |= {f"fc{i}.bias": (2 if i == 3 else 16,) for i in (1, 2, 3)}
+    leaves = ("weight", "bias", "running_mean", "running_var")
+    shapes |= {f"bn{i}.{leaf}": (16,) for i in (1, 2) for leaf in leaves}
+    shapes |= {"bn1.num_batches_tracked": ()} | changed
+    return {name: np.ones(shape) for name, shape in shapes.items() if shape is not None}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"fc2.weight": None}, "lacks 1 tensor.*fc2.weight"),
+        ({"bn2.running_var": None, "bn1.bias": None}, "lacks 2 .*bn1.bias, bn2.running_var"),
+        ({"fc4.weight": (2, 2)}, "left over 1 tensor.*fc4.weight"),
+        ({"fc3.weight": (5, 16)}, r"fc3.weight has shape \(5, 16\).*needs \(2, 16\)"),
+        ({"bn1.running_mean": (4,)}, "bn1.running_mean has shape"),
+    ],
+)
+def test_a_state_dict_that_does_not_fit_is_refused_by_name(changed, message):
+    from_torch(models.MLP(), mlp_state(), (3,))
+    with pytest.raises(ValueError, match=message):
+        from_torch(models.MLP(), mlp_state(**changed), (3,))
+
+
+def test_weights_for_an_unknown_network_are_refused():
+    with pytest.raises(ValueError, match="Dense, only AlexNet, DenseNet, DigitCNN, MLP, ResNet"):
+        from_torch(nn.Dense(3), {})

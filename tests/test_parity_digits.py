@@ -1,0 +1,116 @@
+"""Three rounds on real digits against independent PyTorch runs, in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_bn.aggregation import uniform
+from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.methods import fedavg, fedbn, fedprox, silobn
+from fedjax_bn.models import DigitCNN
+from fedjax_bn.models.torch_weights import from_torch
+
+METHODS = {"fedavg": fedavg, "fedprox": fedprox, "fedbn": fedbn, "silobn": silobn}
+DOMAINS = ("mnist", "svhn", "usps", "fonts", "mnist_m")
+SAMPLES, BATCH, STEPS = 103, 32, 4
+SHAPES = {
+    "conv1": (64, 3, 5, 5),
+    "conv2": (64, 64, 5, 5),
+    "conv3": (128, 64, 5, 5),
+    "fc1": (2048, 6272),
+    "fc2": (512, 2048),
+    "fc3": (10, 512),
+}
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def stored(shared):
+    """The reference values and the clients' images and labels."""
+    with np.load(shared / "oracle" / "digits.npz") as values:
+        with np.load(shared / "data" / "digits.npz") as data:
+            yield dict(values), dict(data)
+
+
+def initial_variables():
+    """The common start of the reference runs."""
+    random = np.random.RandomState(0)
+    weights = {}
+    for i, (name, shape) in enumerate(SHAPES.items(), start=1):
+        scale = np.sqrt(2 / np.prod(shape[1:]))
+        weight = (random.standard_normal(shape) * scale).astype(np.float32)
+        weights[f"{name}.weight"] = weight.astype(np.float64)
+        weights[f"{name}.bias"] = np.zeros(shape[0])
+        if name != "fc3":
+            weights[f"bn{i}.weight"], weights[f"bn{i}.bias"] = np.ones(shape[0]), np.zeros(shape[0])
+            weights[f"bn{i}.running_mean"] = np.zeros(shape[0])
+            weights[f"bn{i}.running_var"] = np.ones(shape[0])
+    return from_torch(DigitCNN(), weights)
+
+
+def pixels(images):
+    return (images / 255 - 0.5) / 0.5
+
+
+def batches_of(data):
+    """The first 103 training images of each domain in order; the fourth batch has 7 of them."""
+    image = np.zeros((5, STEPS * BATCH, 28, 28, 3), np.uint8)
+    label = np.zeros((5, STEPS * BATCH), np.int32)
+    for k, domain in enumerate(DOMAINS):
+        image[k, :SAMPLES] = data[f"{domain}__train_images"][:SAMPLES]
+        label[k, :SAMPLES] = data[f"{domain}__train_labels"][:SAMPLES]
+    valid = np.broadcast_to(np.arange(STEPS * BATCH) < SAMPLES, label.shape)
+    shape = (5, STEPS, BATCH)
+    return {
+        "image": jnp.asarray(image.reshape(*shape, 28, 28, 3)),
+        "label": jnp.asarray(label.reshape(shape)),
+        "valid": jnp.asarray(valid.reshape(shape)),
+    }
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_three_rounds_equal_pytorch(stored, x64, name):
+    values, data = stored
+    model = DigitCNN()
+    method = METHODS[name](model, optax.sgd(0.01), weigh=uniform)
+    batches, key = batches_of(data), jax.random.key(0)
+    state = method.init(key, initial_variables(), 5)
+    predict = jax.jit(model.apply)
+    for round in range(3):
+        state, metrics = method.round(state, batches, key)
+        clients = client_variables(state)
+        for k, domain in enumerate(DOMAINS):
+            prefix = f"{name}__round{round}"
+            close(metrics["step_loss"][k], values[f"{prefix}__loss__{domain}"])
+            own = jax.tree.map(lambda leaf, k=k: leaf[k], clients)
+            logits = predict(own, pixels(data[f"{domain}__test_images"][:16].astype(np.float64)))
+            close(logits, values[f"{prefix}__logits__{domain}"])
+    for k, domain in enumerate(DOMAINS):
+        for i in (1, 5):
+            prefix = f"{name}__final__{domain}__bn{i}"
+            for collection, leaf in norm_leaves():
+                close(clients[collection][f"norm{i}"][leaf][k], values[f"{prefix}__{leaf}"])
+    check_server(name, values, global_variables(state))
+
+
+def check_server(name, values, variables):
+    """The averaged parameters have the stored norms, layer by layer."""
+    names = {"conv": "conv", "fc": "dense", "bn": "norm"}
+    leaves = {"weight": ("kernel", "scale"), "bias": ("bias", "bias")}
+    prefix = f"{name}__final__server_norm__"
+    for key in (key for key in values if key.startswith(prefix)):
+        layer, leaf = key.removeprefix(prefix).split(".")
+        kind, number = layer[:-1], layer[-1]
+        module = "head" if layer == "fc3" else names[kind] + number
+        ours = variables["params"][module][leaves[leaf][kind == "bn"]]
+        close(jnp.linalg.norm(ours), values[key])
+
+
+def norm_leaves():
+    return (("batch_stats", "mean"), ("batch_stats", "var"), ("params", "scale"), ("params", "bias"))
+
+
+def close(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE, atol=1e-9)
