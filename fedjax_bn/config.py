@@ -2,13 +2,19 @@
 
 import ast
 import difflib
+import math
+import re
+import runpy
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from fedjax_bn.errors import ConfigError
+
+EXAMPLE = "configs/quickstart.py"
 
 
 def base() -> ConfigDict:
@@ -51,53 +57,120 @@ def base() -> ConfigDict:
     )
 
 
+def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
+    """Runs a config file and applies changes to what its `get_config` returns.
+
+    Args:
+      source: FILE.py, optionally with changes behind a colon, FILE.py:key=value,key=value.
+      changes: further (key, value) pairs, from `--config.key=value`.
+
+    Raises:
+      ConfigError: the file is missing or fails, or a change has an unknown key or a wrong type.
+    """
+    path, _, inline = source.partition(":")
+    if not Path(path).is_file():
+        raise ConfigError(f"there is no config file {path!r}: give one such as {EXAMPLE}")
+    try:
+        get_config = runpy.run_path(path)["get_config"]
+        config = get_config(inline) if inline else get_config()
+    except ConfigError:
+        raise
+    except SyntaxError as error:
+        raise ConfigError(f"config file {path}, line {error.lineno}: {error.msg}") from error
+    except Exception as error:  # whatever a user's own file may raise
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"config file {path} fails ({type(error).__name__}: {reason}): it must define "
+            f"get_config(changes='') that returns a ConfigDict, see {EXAMPLE}"
+        ) from error
+    if not isinstance(config, ConfigDict):
+        raise ConfigError(
+            f"get_config of {path} returns {type(config).__name__}, but it must return a "
+            f"ConfigDict, see {EXAMPLE}"
+        )
+    for key, text in changes:
+        assign(config, key, text)
+    return config
+
+
 def override(config: ConfigDict, changes: str) -> ConfigDict:
     """Applies `key=value,key=value` (as in `configs/digits.py:rounds=3,data.path=x`) in place.
+
+    A comma that no `key=` follows belongs to the value: `adaptations=running,batch`.
 
     Raises:
       ConfigError: an unknown key, a value of the wrong type, or a part without '='.
     """
-    for change in filter(None, changes.split(",")):
+    for change in filter(None, re.split(r",(?=[\w.]+=)", changes.strip(","))):
         key, equals, text = change.partition("=")
         if not equals:
-            raise ConfigError(f"config: {change!r} is not of the form key=value")
-        check_key(config, key)
-        assign(config, key, parse(text))
+            raise ConfigError(f"config change {change!r} must be of the form key=value")
+        assign(config, key, text)
     return config
 
 
-def parse(text: str) -> Any:
-    """A Python literal where `text` is one, such as 3, 0.1, True or ('a', 'b'); else the text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def assign(config: ConfigDict, key: str, value: Any) -> None:
-    """Sets a dotted key.
+def assign(config: ConfigDict, key: str, text: str) -> None:
+    """Sets a dotted key to the value that `text` spells.
 
     Raises:
-      ConfigError: the value has another type than the default.
+      ConfigError: there is no such key, or the value has another type than the default.
     """
-    old = lookup(config, key)
-    if isinstance(old, tuple) and isinstance(value, str):
-        value = (value,)
+    check_key(config, key)
+    kind = kind_of(config, key)
+    value = parse(text, kind)
+    check_type(key, value, kind, lookup(config, key))
+    with config.unlocked():
+        config.update_from_flattened_dict({key: value})
+
+
+def parse(text: str, kind: type) -> Any:
+    """The value that `text` spells for a key of type `kind`; of another type if it spells none.
+
+    Texts need no quotes, and tuples of texts no parentheses: `running,batch`.
+    """
     try:
-        with config.unlocked():
-            config.update_from_flattened_dict({key: value})
-    except TypeError as error:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if kind is float:
+        try:
+            return value if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            return value
+    if kind is str:
+        return value if isinstance(value, str) else text
+    if kind is tuple and isinstance(value, str):
+        return tuple(filter(None, map(str.strip, value.split(","))))
+    return tuple(value) if kind is tuple and isinstance(value, list) else value
+
+
+def check_type(key: str, value: Any, kind: type, example: Any) -> None:
+    """Raises ConfigError if a value is not of `kind`, or is a tuple of other things than texts."""
+    right = type(value) is kind
+    if kind is tuple and right:
+        right = all(isinstance(entry, str) for entry in value)
+    if not right:
+        name = "a tuple of names" if kind is tuple else kind.__name__
+        such = "" if example is None else f", such as {example!r}"
         raise ConfigError(
-            f"config.{key}={value!r} has type {type(value).__name__}, but it must be "
-            f"{type(old).__name__}, such as its default {old!r}"
-        ) from error
+            f"config.{key}={value!r} is of type {type(value).__name__}, but it must be {name}{such}"
+        )
 
 
 def check_key(config: ConfigDict, key: str) -> None:
     """Raises ConfigError with the nearest valid key if `config` has no dotted key `key`."""
     keys = dict(flatten(config))
+    group = [name for name in keys if name.startswith(f"{key}.")]
+    if group:
+        raise ConfigError(f"config.{key} is a group of keys: set one of {', '.join(group)}")
     if key not in keys:
         raise ConfigError(f"config has no key {key!r}{nearest(key, keys)}")
+
+
+def kind_of(config: ConfigDict, key: str) -> type:
+    """The type that the values of a dotted key have."""
+    group, _, name = key.rpartition(".")
+    return (lookup(config, group) if group else config).get_type(name)
 
 
 def lookup(config: ConfigDict, key: str) -> Any:
@@ -144,22 +217,25 @@ AT_LEAST_ZERO += ("optimizer.momentum", "optimizer.weight_decay")
 
 
 def check(config: ConfigDict) -> None:
-    """Checks types and ranges of all values that need no data.
+    """Checks keys, types and ranges of all values that need no data.
 
     Raises:
       ConfigError: naming the key, its value and what is allowed.
     """
-    for key, default in flatten(base()):
-        value = lookup(config, key)
-        if default is not None and not isinstance(value, type(default)):
-            raise ConfigError(
-                f"config.{key}={value!r} has type {type(value).__name__}, but it must be "
-                f"{type(default).__name__}, such as its default {default!r}"
-            )
+    defaults = base()
+    for key, value in flatten(config):
+        check_key(defaults, key)
+        example = lookup(defaults, key)
+        if not (value is None and example is None):
+            check_type(key, value, kind_of(defaults, key), example)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"config.{key}={value} must be a finite number")
     for keys, least in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
         for key in keys:
             if not lookup(config, key) >= least:
                 raise ConfigError(f"config.{key}={lookup(config, key)} must be at least {least}")
+    if config.seed >= 2**32:
+        raise ConfigError(f"config.seed={config.seed} must be below 2**32, as JAX's keys need it")
     if not config.optimizer.learning_rate > 0:
         raise ConfigError(
             f"config.optimizer.learning_rate={config.optimizer.learning_rate} must be above 0"

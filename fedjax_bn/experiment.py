@@ -85,9 +85,7 @@ def build(config: ConfigDict) -> Experiment:
             "--config.data.path=PATH"
         )
     make_model = choose(MODELS, config.model, "model")
-    adaptations = {
-        name: choose(ADAPTATIONS, name, "adaptations") for name in config.adaptations
-    }
+    adaptations = {name: choose(ADAPTATIONS, name, "adaptations") for name in config.adaptations}
     make_method = method_maker(config)
     dataset = choose(DATASETS, config.data.name, "data.name")(config)
     internal, unseen = split_clients(dataset, config)

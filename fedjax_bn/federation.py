@@ -178,7 +178,7 @@ def federate(
     ) -> tuple[FederatedState, Metrics]:
         num_clients = state.weights.shape[0]
         check_batches(batches, num_clients, local_epochs)
-        steps = {name: batches[name] for name in ("image", "label", "valid")}
+        steps = blank_padding(batches)
         participates = batches.get("participates")
         round_key = jax.random.fold_in(key, state.round)
         keys = jax.vmap(lambda k: jax.random.fold_in(round_key, k))(jnp.arange(num_clients))
@@ -274,6 +274,21 @@ def check_batches(batches: dict[str, jax.Array], num_clients: int, local_epochs:
             f"{shape[1]} steps are not {local_epochs} equal local epochs: pad every epoch to the "
             "same number of steps with valid=False"
         )
+
+
+def blank_padding(batches: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Image, label and valid, with zeros where `valid` is False.
+
+    Whatever padding holds, NaN included, cannot reach a gradient: 0 times NaN would be NaN there.
+    """
+    image, label, valid = (batches[name] for name in ("image", "label", "valid"))
+    mask = valid.reshape(*valid.shape, *(1,) * (image.ndim - valid.ndim))
+    zero = jnp.zeros((), image.dtype)
+    return {
+        "image": jnp.where(mask, image, zero),
+        "label": jnp.where(valid, label, 0),
+        "valid": valid,
+    }
 
 
 def _stack(tree: PyTree, num_clients: int) -> PyTree:

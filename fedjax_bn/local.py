@@ -129,7 +129,8 @@ def train(
             return objective({**variables, "params": params}, batch, received, key)
 
         (_, (loss, moved)), gradients = jax.value_and_grad(value, has_aux=True)(variables["params"])
-        updates, new_state = optimizer.update(gradients, state, variables["params"])
+        with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
+            updates, new_state = optimizer.update(gradients, state, variables["params"])
         params = optax.apply_updates(variables["params"], updates)
         count = batch["valid"].sum(dtype=jnp.int32)
         new = ({**variables, **moved, "params": params}, new_state)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from fedjax_bn.config import check_key
@@ -22,13 +22,16 @@ WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default runs/
 def main(argv: list[str]) -> None:
     """Runs the configured method and its baselines; a user's mistake ends with one sentence."""
     del argv
+    logging.set_verbosity(logging.WARNING)
     # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
     from fedjax_bn import train
-    from fedjax_bn.report import tables
+    from fedjax_bn.report import tables, write_report
 
     folder = Path(WORKDIR.value or Path("runs") / config_name(sys.argv))
     try:
         summaries = [train.run(config, workdir) for config, workdir in runs(CONFIG.value, folder)]
+        if not (folder / "report.html").exists():
+            write_report(folder)
     except InterruptedRun as stop:
         fail(str(stop), status=130)
     except UserError as error:
@@ -38,12 +41,12 @@ def main(argv: list[str]) -> None:
 
 
 def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
-    """The runs of one command: the method itself last, its baselines before it."""
+    """The runs of one command: the method itself, then its baselines in folders of their own."""
+    yield config, folder
     for method in config.baselines:
         baseline = config.copy_and_resolve_references()
         baseline.update(method=method, share="", baselines=())
         yield baseline, folder / "baselines" / method
-    yield config, folder
 
 
 def parse_flags(argv: list[str]) -> list[str]:

@@ -21,8 +21,9 @@ from fedjax_bn.errors import ConfigError, InterruptedRun, NotFiniteError
 from fedjax_bn.evaluate import score_clients, score_unseen, stack_batches
 from fedjax_bn.experiment import Experiment, build, client_data, initial_variables, sampler
 from fedjax_bn.federation import FederatedState, global_variables
-from fedjax_bn.report import plots, write_report
+from fedjax_bn.report import plots
 from fedjax_bn.summary import Record, select_round, summarize
+
 
 class Keys(NamedTuple):
     """The random keys of a run, all from `config.seed`."""
@@ -74,7 +75,6 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     records = loop(config, experiment, folder, round, state, records)
 
     summary = summarize(config, experiment, records, compile_seconds)
-    write_report(folder, summary, records)
     workdir.write_json(folder / "summary.json", summary)
     return summary
 
@@ -102,7 +102,9 @@ def resume(folder: Path, state: FederatedState) -> FederatedState:
 
 def partition_table(config: ConfigDict, state: FederatedState) -> str:
     """Which leaves are shared and which personal, with counts and bytes of one client."""
-    own = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state.personal)
+    own = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state.personal
+    )
     variables = sharing.join(state.shared, own)
     mask = jax.tree.map(lambda leaf: leaf is not None, state.shared, is_leaf=lambda x: x is None)
     return f"{config.method} on {config.model}, {state.weights.shape[0]} clients\n" + (
@@ -254,7 +256,7 @@ def check_finite(record: Record) -> None:
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Turns Ctrl-C and SIGTERM into a request to stop after the round; a second one acts at once."""
+    """Ctrl-C and SIGTERM ask to stop after the round; a second one acts at once."""
     requested = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield requested.is_set

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from fedjax_bn import __version__
 from fedjax_bn.errors import WorkdirError
 
 
@@ -28,9 +29,9 @@ def write_json(path: Path, content: Any) -> None:
 
 def describe_machine() -> dict[str, Any]:
     """Versions and devices, for the record."""
-    packages = ("fedjax_bn", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     return {
-        "versions": {"python": platform.python_version()}
+        "versions": {"fedjax_bn": __version__, "python": platform.python_version()}
         | {name: version(name) for name in packages},
         "devices": [str(device) for device in jax.devices()],
     }

@@ -62,7 +62,9 @@ def by_epochs(batch_size: int, epochs: int) -> Callable[[ClientData, jax.Array],
     return sample
 
 
-def by_steps(batch_size: int, steps: int, smallest: int) -> Callable[[ClientData, jax.Array], Batches]:
+def by_steps(
+    batch_size: int, steps: int, smallest: int
+) -> Callable[[ClientData, jax.Array], Batches]:
     """Returns `sample(data, key)`: S = steps full batches for every client.
 
     A client runs through its reshuffled samples as often as needed (FedBN, Appendix E.6: clients

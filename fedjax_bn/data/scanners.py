@@ -4,6 +4,13 @@ The handwriting is scikit-learn's copy of the UCI test set of optical digits (Al
 1998): 1797 scans of 8x8 pixels in 17 grey levels, by 13 writers. Every scan belongs to one scanner
 only. A scanner decides how the paper looks, not what is written, so that clients differ in the
 distribution of features alone, which is the setting of FedBN (section 3).
+
+    flatbed    black ink on white paper, sharp, hardly any noise
+    blueprint  broad pale strokes on deep blue: inverted polarity
+    thermal    thin violet strokes on pink
+    microfilm  pale green on near black, half the resolution, noisy: inverted polarity
+    magazine   broad yellow strokes over a photograph: inverted polarity where that is dark
+    fax        dark green on pale green, half the resolution, the noisiest
 """
 
 from typing import NamedTuple

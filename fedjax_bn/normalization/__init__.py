@@ -2,9 +2,16 @@
 
 from fedjax_bn.normalization.batch_norm import (
     BatchNorm,
+    StatisticsRule,
     batch_statistics,
     normalize_with,
     running_statistics,
 )
 
-__all__ = ["BatchNorm", "batch_statistics", "normalize_with", "running_statistics"]
+__all__ = [
+    "BatchNorm",
+    "StatisticsRule",
+    "batch_statistics",
+    "normalize_with",
+    "running_statistics",
+]

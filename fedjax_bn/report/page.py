@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_bn.report import plots, tables
-from fedjax_bn.workdir import read_json, write_atomically
+from fedjax_bn.workdir import read_json, read_lines, write_atomically
 
 Record = dict[str, Any]
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto }}
 pre {{ background: #f5f5f2; padding: 1rem; overflow-x: auto; font-size: 13px }}
 img {{ max-width: 100%; height: auto }}
 </style></head><body>
@@ -22,15 +22,15 @@ img {{ max-width: 100%; height: auto }}
 """
 
 
-def write_report(folder: Path, summary: Record, records: list[Record]) -> None:
-    """Writes plots/*.png and report.html of a run; its finished baselines are shown beside it.
+def write_report(folder: Path) -> None:
+    """Writes plots/*.png and report.html of a finished run, its finished baselines beside it.
 
-    Args:
-      folder: the workdir; `baselines/*/summary.json` in it are read, where there are any.
-      summary: the content of summary.json.
-      records: the lines of metrics.jsonl.
+    Raises:
+      WorkdirError: the folder holds no finished run.
     """
-    summaries = baselines(folder) + [summary]
+    summary = read_json(folder / "summary.json")
+    records = read_lines(folder / "metrics.jsonl", summary["rounds"])
+    summaries = [summary, *baselines(folder)]
     drawn = {
         "methods": plots.methods(summaries),
         "accuracy": plots.curves(records, "accuracy", "test accuracy, %"),
@@ -66,7 +66,9 @@ def page(folder: Path, summary: Record, summaries: list[Record]) -> str:
         path = folder / "plots" / f"{name}.png"
         if path.exists():
             data = base64.b64encode(path.read_bytes()).decode()
-            parts.append(f'<h2>{caption}</h2><img alt="{caption}" src="data:image/png;base64,{data}">')
+            parts.append(
+                f'<h2>{caption}</h2><img alt="{caption}" src="data:image/png;base64,{data}">'
+            )
     config = (folder / "config.json").read_text()
     parts.append(f"<h2>Configuration</h2>{preformatted(config)}")
     return PAGE.format(title=html.escape(title), body="\n".join(parts))

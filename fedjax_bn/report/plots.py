@@ -25,7 +25,7 @@ def curves(records: list[Record], key: str, label: str) -> bytes:
     axes.set(xlabel="round", ylabel=label)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", ncols=2 if len(records[0][key]) < 13 else 4)
+    figure.legend(fontsize="small", loc="outside upper center", ncols=min(6, len(records[0][key])))
     return png(figure)
 
 
@@ -42,7 +42,7 @@ def methods(summaries: list[Record]) -> bytes:
         axes.bar_label(bars, fmt="%.0f", fontsize=7)
     axes.set_xticks(range(len(heads)), [head.replace(" ", "\n") for head in heads], fontsize=8)
     axes.set(ylabel="test accuracy, %", ylim=(0, 105))
-    axes.legend(fontsize="small", loc="lower right")
+    figure.legend(fontsize="small", loc="outside upper center", ncols=len(rows))
     return png(figure)
 
 

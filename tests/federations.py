@@ -1,0 +1,87 @@
+"""Small federations that tests of the engine share."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_bn.normalization import BatchNorm
+
+FEATURES, CLASSES = 6, 3
+
+
+class NormNet(nn.Module):
+    """Two blocks whose batch norms have names that say nothing, and a dense layer called bn."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(BatchNorm(name="a")(nn.Dense(8, name="bn")(x)))
+        x = nn.relu(BatchNorm(name="b")(nn.Dense(8, name="norm")(x)))
+        return nn.Dense(CLASSES, name="c")(x)
+
+
+class PlainNet(nn.Module):
+    """No batch norm."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(CLASSES, name="dense")(x)
+
+
+class DropoutNet(nn.Module):
+    """Batch norm and dropout, told by `train`."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = BatchNorm()(nn.Dense(8)(x))
+        return nn.Dense(CLASSES)(nn.Dropout(0.5)(x, deterministic=not train))
+
+
+def variables_of(model, seed=0):
+    variables = model.init(jax.random.key(seed), jnp.zeros((2, FEATURES), jnp.float32))
+    # Distinct values everywhere, so that an exchange of leaves shows.
+    leaves, structure = jax.tree.flatten(variables)
+    random = np.random.default_rng(seed)
+    noise = [0.1 * random.uniform(size=leaf.shape) for leaf in leaves]
+    leaves = [leaf + jnp.asarray(n, leaf.dtype) for leaf, n in zip(leaves, noise, strict=True)]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def batches_of(sizes, batch=4, epochs=1, seed=0, steps=None):
+    """`epochs` epochs over clients of the given sizes; padding holds NaN, which must not matter."""
+    random = np.random.default_rng(seed)
+    steps = steps or -(-max(sizes) // batch)
+    shape = (len(sizes), epochs, steps * batch)
+    image = random.normal(size=(*shape, FEATURES)) + np.arange(len(sizes))[:, None, None, None]
+    label = random.integers(0, CLASSES, shape)
+    valid = np.broadcast_to(np.arange(steps * batch) < np.array(sizes)[:, None, None], shape)
+    image = np.where(valid[..., None], image, np.nan)
+    lead = (len(sizes), epochs * steps, batch)
+    return {
+        "image": jnp.asarray(image.reshape(*lead, FEATURES), jnp.result_type(float)),
+        "label": jnp.asarray(label.reshape(lead), jnp.int32),
+        "valid": jnp.asarray(valid.reshape(lead)),
+    }
+
+
+def run_rounds(method, variables, batches, rounds=1, key=None):
+    """The state and the last metrics after some rounds."""
+    key = jax.random.key(1) if key is None else key
+    state = method.init(key, variables, batches["label"].shape[0])
+    for _ in range(rounds):
+        state, metrics = method.round(state, batches, key)
+    return state, metrics
+
+
+def assert_close(ours, theirs, rtol=1e-6, atol=1e-7):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol, atol), ours, theirs)
+
+
+def assert_equal(ours, theirs):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def client(tree, k):
+    return jax.tree.map(lambda leaf: leaf[k], tree)

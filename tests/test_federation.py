@@ -1,0 +1,352 @@
+"""The round as a pure function: masks, sizes, participation, non-finite updates, strategies."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from federations import (
+    CLASSES,
+    FEATURES,
+    DropoutNet,
+    NormNet,
+    PlainNet,
+    assert_close,
+    assert_equal,
+    batches_of,
+    client,
+    run_rounds,
+    variables_of,
+)
+
+from fedjax_bn.aggregation import by_size, uniform
+from fedjax_bn.federation import client_variables, federate, global_variables
+from fedjax_bn.methods import fedavg, fedbn, fedprox, silobn, singleset
+
+SIZES = (9, 4, 6)
+METHODS = {m.__name__: m for m in (fedavg, fedbn, fedprox, silobn, singleset)}
+SGD = optax.sgd(0.1)
+
+
+def test_one_step_of_fedavg_is_a_step_on_the_pooled_gradient(x64):
+    batches = batches_of((4, 3, 2), batch=4)
+    variables = jax.tree.map(lambda x: x.astype(float), variables_of(PlainNet()))
+    state, metrics = run_rounds(fedavg(PlainNet(), SGD), variables, batches)
+    # Softmax regression in NumPy: the gradient of the mean cross entropy over all valid samples.
+    valid = np.asarray(batches["valid"]).ravel()
+    x = np.asarray(batches["image"]).reshape(-1, FEATURES)[valid]
+    y = np.eye(CLASSES)[np.asarray(batches["label"]).ravel()[valid]]
+    dense = jax.tree.map(np.asarray, variables["params"]["dense"])
+    z = x @ dense["kernel"] + dense["bias"]
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    expected = {
+        "bias": dense["bias"] - 0.1 * (p - y).mean(0),
+        "kernel": dense["kernel"] - 0.1 * x.T @ (p - y) / len(x),
+    }
+    assert_close(global_variables(state)["params"]["dense"], expected, rtol=1e-10)
+    np.testing.assert_allclose(metrics["weights"], np.array([4, 3, 2]) / 9, rtol=1e-12)
+    pooled = -(np.log(p) * y).sum(1).mean()
+    np.testing.assert_allclose(metrics["loss"] @ metrics["weights"], pooled, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "clients"),
+    [
+        ("fedavg", "vmap"),
+        ("fedbn", "vmap:2"),
+        ("fedprox", "vmap:3"),
+        ("silobn", "vmap:2"),
+        ("singleset", "vmap"),
+    ],
+)
+def test_every_client_strategy_gives_the_same_numbers(name, clients):
+    batches = batches_of(SIZES) | {"participates": jnp.array([True, False, True])}
+    variables = variables_of(DropoutNet())
+    states = [
+        run_rounds(METHODS[name](DropoutNet(), SGD, clients=c), variables, batches, rounds=2)
+        for c in ("map", clients)
+    ]
+    assert_close(*states, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_padding_changes_nothing(x64, steps):
+    method = fedbn(NormNet(), optax.adam(0.01))
+    variables = jax.tree.map(lambda x: x.astype(float), variables_of(NormNet()))
+    padded, metrics = run_rounds(method, variables, batches_of((10,), steps=steps))
+    short = {  # the last batch of two samples as a round of its own, without any mask
+        name: value[:, :3].at[:, 2, 2:].set(value[:, 2, :2])
+        for name, value in batches_of((10,), steps=steps).items()
+    }
+    model, optimizer = NormNet(), optax.adam(0.01)
+    state = optimizer.init(variables["params"])
+    for s, n in enumerate((4, 4, 2)):
+        x, y = short["image"][0, s, :n], short["label"][0, s, :n]
+
+        def loss(params, variables=variables, x=x, y=y):
+            out, moved = model.apply(variables | {"params": params}, x, mutable=["batch_stats"])
+            return optax.softmax_cross_entropy_with_integer_labels(out, y).mean(), moved
+
+        (_, moved), grads = jax.value_and_grad(loss, has_aux=True)(variables["params"])
+        updates, state = optimizer.update(grads, state)
+        variables = {"params": optax.apply_updates(variables["params"], updates), **moved}
+    assert_close(client(client_variables(padded), 0), variables, rtol=1e-10, atol=1e-12)
+    assert np.count_nonzero(metrics["step_loss"]) == 3
+
+
+def test_identical_clients_aggregate_to_themselves():
+    one = batches_of((7,))
+    three = jax.tree.map(lambda x: jnp.repeat(x, 3, 0), one)
+    alone, _ = run_rounds(fedavg(NormNet(), SGD), variables_of(NormNet()), one, rounds=2)
+    together, _ = run_rounds(fedavg(NormNet(), SGD), variables_of(NormNet()), three, rounds=2)
+    assert_close(global_variables(together), global_variables(alone), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fedbn", "silobn"])
+def test_order_of_clients_does_not_matter(name):
+    order = np.array([2, 0, 1])
+    batches = batches_of(SIZES)
+    method = METHODS[name](NormNet(), SGD)
+    state, _ = run_rounds(method, variables_of(NormNet()), batches, rounds=2)
+    other = jax.tree.map(lambda x: x[order], batches)
+    moved, _ = run_rounds(method, variables_of(NormNet()), other, rounds=2)
+    ordered = jax.tree.map(lambda x: x[order], client_variables(state))
+    assert_close(client_variables(moved), ordered, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbn", "singleset"])
+def test_a_client_that_sits_out_keeps_what_is_its_own_and_has_no_weight(name):
+    method = METHODS[name](NormNet(), optax.adam(0.01), keep_optimizer=True)
+    variables, batches, key = variables_of(NormNet()), batches_of(SIZES), jax.random.key(1)
+    before, _ = run_rounds(method, variables, batches)
+    kept = jax.tree.map(np.array, (before.personal, before.memory))
+    poisoned = batches | {"image": batches["image"].at[1].set(jnp.nan)}
+    participates = {"participates": jnp.array([True, False, True])}
+    after, metrics = method.round(before, poisoned | participates, key)
+    assert_equal(client((after.personal, after.memory), 1), client(kept, 1))
+    np.testing.assert_allclose(metrics["weights"], [0.6, 0, 0.4], rtol=1e-6)
+    assert np.isnan(metrics["loss"][1])
+    assert metrics["finite"].all()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(global_variables(after)))
+    # The others' round is that of a federation without the absent client.
+    two = jax.tree.map(lambda x: x[np.array([0, 2])], batches)
+    state, _ = run_rounds(method, variables, batches)
+    subset = lambda tree: jax.tree.map(lambda x: x[np.array([0, 2])], tree)  # noqa: E731
+    state = state._replace(
+        personal=subset(state.personal), memory=subset(state.memory), weights=jnp.full(2, 0.5)
+    )
+    alone, _ = method.round(state, two, key)
+    assert_close(alone.shared, after.shared, rtol=1e-5, atol=1e-6)
+
+
+def test_nobody_takes_part_and_nothing_changes():
+    method = fedbn(NormNet(), SGD)
+    batches = batches_of(SIZES) | {"participates": jnp.zeros(3, bool)}
+    state = method.init(jax.random.key(0), variables_of(NormNet()), 3)
+    before = jax.tree.map(np.array, state)
+    after, metrics = method.round(state, batches, jax.random.key(0))
+    assert_equal(after._replace(round=before.round), before)
+    assert int(after.round) == 1
+    assert_equal(metrics["weights"], jnp.zeros(3))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbn"])
+def test_an_update_that_is_not_finite_is_reported_and_never_averaged(name):
+    batches = batches_of(SIZES)
+    batches["image"] = batches["image"].at[2, 0, 0, 0].set(jnp.inf)
+    method = METHODS[name](NormNet(), SGD)
+    state, metrics = run_rounds(method, variables_of(NormNet()), batches)
+    np.testing.assert_array_equal(metrics["finite"], [True, True, False])
+    np.testing.assert_allclose(metrics["weights"], [9 / 13, 4 / 13, 0], rtol=1e-6)
+    for leaf in jax.tree.leaves((state, global_variables(state), client_variables(state))):
+        assert np.isfinite(leaf).all()
+
+
+def test_the_state_is_donated_and_the_callers_variables_are_not():
+    method = fedbn(NormNet(), SGD)
+    variables = variables_of(NormNet())
+    batches, key = batches_of(SIZES), jax.random.key(0)
+    state = method.init(key, variables, 3)
+    mine, received = client_variables(state), global_variables(state)
+    new, _ = method.round(state, batches, key)
+    assert any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    for tree in (variables, mine, received, new, batches):
+        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(tree))
+
+
+def test_a_round_compiles_once():
+    method = fedbn(NormNet(), SGD)
+    run_rounds(method, variables_of(NormNet()), batches_of(SIZES), rounds=4)
+    assert method.round._cache_size() == 1
+
+
+def test_a_round_is_reproducible_and_keys_differ_between_rounds_and_clients():
+    same = jax.tree.map(lambda x: jnp.repeat(x, 2, 0), batches_of((8,)))
+    method = fedavg(DropoutNet(), optax.sgd(0.0))
+    state = method.init(jax.random.key(0), variables_of(DropoutNet()), 2)
+    losses = []
+    for _ in range(2):
+        state, metrics = method.round(state, same, jax.random.key(5))
+        losses += metrics["loss"].tolist()
+    assert len(set(losses)) == 4  # the weights never move: only dropout differs
+    again, metrics = run_rounds(method, variables_of(DropoutNet()), same, 2, jax.random.key(5))
+    assert metrics["loss"].tolist() == losses[2:]
+
+
+def test_fedprox_without_its_term_is_fedavg():
+    variables, batches = variables_of(NormNet()), batches_of(SIZES)
+    prox, _ = run_rounds(fedprox(NormNet(), SGD, mu=0.0), variables, batches, rounds=2)
+    avg, _ = run_rounds(fedavg(NormNet(), SGD), variables, batches, rounds=2)
+    assert_close(prox, avg)
+
+
+def test_fedprox_step_has_the_closed_form(x64):
+    variables = jax.tree.map(lambda x: x.astype(float), variables_of(PlainNet()))
+    one = batches_of((4,))
+    batches = jax.tree.map(lambda x: jnp.concatenate([x, x], 1), one)  # two equal steps
+    start = variables["params"]["dense"]["bias"]
+
+    def bias(method, batches):
+        return global_variables(run_rounds(method, variables, batches)[0])["params"]["dense"][
+            "bias"
+        ]
+
+    avg, prox = (m(PlainNet(), SGD) for m in (fedavg, lambda *a: fedprox(*a, mu=0.5)))
+    first, second = bias(avg, one), bias(avg, batches)
+    # The first step starts at the received model; the second adds -lr * mu * (w - w_received).
+    np.testing.assert_allclose(bias(prox, one), first, rtol=1e-12)
+    np.testing.assert_allclose(
+        bias(prox, batches), second - 0.1 * 0.5 * (first - start), rtol=1e-10
+    )
+
+
+def test_fedbn_is_fedavg_with_another_sharing_rule():
+    from fedjax_bn.sharing import all_but_batch_norm
+
+    variables, batches = variables_of(NormNet()), batches_of(SIZES)
+    ours, _ = run_rounds(fedbn(NormNet(), SGD), variables, batches, rounds=2)
+    rule, _ = run_rounds(fedavg(NormNet(), SGD, share=all_but_batch_norm), variables, batches, 2)
+    assert_equal(ours, rule)
+
+
+def test_singleset_trains_every_client_as_if_alone():
+    variables, batches = variables_of(NormNet()), batches_of(SIZES)
+    state, _ = run_rounds(singleset(NormNet(), SGD), variables, batches, rounds=3)
+    for k in range(3):
+        alone, _ = run_rounds(
+            fedavg(NormNet(), SGD),
+            variables,
+            jax.tree.map(lambda x, k=k: x[k : k + 1], batches),
+            rounds=3,
+        )
+        own = client(client_variables(state), k)
+        assert_close(own, global_variables(alone), rtol=1e-5, atol=1e-6)
+
+
+def test_an_unseen_client_gets_the_weighted_mean_of_personal_leaves():
+    state, metrics = run_rounds(fedbn(NormNet(), SGD), variables_of(NormNet()), batches_of(SIZES))
+    stacked = client_variables(state)
+    mean = jax.tree.map(
+        lambda x: np.average(np.asarray(x, np.float64), axis=0, weights=metrics["weights"]), stacked
+    )
+    assert_close(global_variables(state), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_the_optimizer_starts_afresh_unless_it_is_kept():
+    variables, batches = variables_of(PlainNet()), batches_of((8,))
+    twice = jax.tree.map(lambda x: jnp.concatenate([x, x], 1), batches)
+    adam = optax.adam(0.01)
+    kept, _ = run_rounds(fedavg(PlainNet(), adam, keep_optimizer=True), variables, batches, 2)
+    fresh, _ = run_rounds(fedavg(PlainNet(), adam), variables, batches, rounds=2)
+    straight, _ = run_rounds(fedavg(PlainNet(), adam), variables, twice)
+    assert_close(kept.shared, straight.shared)
+    difference = jax.tree.map(lambda a, b: float(abs(a - b).max()), fresh.shared, straight.shared)
+    assert max(jax.tree.leaves(difference)) > 1e-4
+
+
+def test_risk_is_the_loss_of_the_last_local_epoch():
+    batches = batches_of(SIZES, epochs=2)
+    state, metrics = run_rounds(
+        fedavg(NormNet(), SGD, local_epochs=2), variables_of(NormNet()), batches
+    )
+    steps = np.asarray(batches["valid"]).sum(2)[:, 3:]
+    expected = (np.asarray(metrics["step_loss"])[:, 3:] * steps).sum(1) / steps.sum(1)
+    np.testing.assert_allclose(metrics["risk"], expected, rtol=1e-6)
+    np.testing.assert_allclose(metrics["weights"], np.array(SIZES) / sum(SIZES), rtol=1e-6)
+
+
+def test_given_sizes_replace_counted_ones():
+    batches = batches_of(SIZES) | {"size": jnp.array([1, 1, 2], jnp.int32)}
+    _, metrics = run_rounds(fedavg(NormNet(), SGD), variables_of(NormNet()), batches)
+    np.testing.assert_allclose(metrics["weights"], [0.25, 0.25, 0.5])
+    _, metrics = run_rounds(fedavg(NormNet(), SGD, weigh=uniform), variables_of(NormNet()), batches)
+    np.testing.assert_allclose(metrics["weights"], [1 / 3] * 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("share", [None, "fedbn"])
+def test_bytes_are_standardized_on_the_device(share):
+    images = np.random.default_rng(0).integers(0, 256, (1, 2, 4, FEATURES), dtype=np.uint8)
+    batches = batches_of((8,))
+    method = (fedbn if share else fedavg)(NormNet(), SGD)
+    raw, _ = run_rounds(method, variables_of(NormNet()), batches | {"image": jnp.asarray(images)})
+    scaled = jnp.asarray((images / 255 - 0.5) / 0.5, jnp.float32)
+    ours, _ = run_rounds(method, variables_of(NormNet()), batches | {"image": scaled})
+    assert_close(raw, ours, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [fedbn, silobn])
+def test_keeping_batch_norm_local_needs_a_batch_norm(make):
+    method = make(PlainNet(), SGD)
+    with pytest.raises(ValueError, match="has no batch norm"):
+        method.init(jax.random.key(0), variables_of(PlainNet()), 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"label": None}, r"lack \['label'\]"),
+        ({"lable": jnp.zeros(3)}, r"unknown \['lable'\]"),
+        ({"valid": jnp.ones((3, 2, 4), bool)}, r"batches\['valid'\]"),
+        ({"label": jnp.zeros((2, 3, 4), jnp.int32)}, r"not \[K=3, S, B\]"),
+        ({"participates": jnp.ones(2, bool)}, r"not \[K=3\]"),
+    ],
+)
+def test_batches_that_do_not_fit_are_named(change, message):
+    batches = {k: v for k, v in (batches_of(SIZES) | change).items() if v is not None}
+    method = fedavg(NormNet(), SGD)
+    state = method.init(jax.random.key(0), variables_of(NormNet()), 3)
+    with pytest.raises(ValueError, match=message):
+        method.round(state, batches, jax.random.key(0))
+
+
+def test_steps_must_be_whole_epochs():
+    with pytest.raises(ValueError, match="3 steps are not 2 equal local epochs"):
+        run_rounds(
+            fedavg(NormNet(), SGD, local_epochs=2), variables_of(NormNet()), batches_of(SIZES)
+        )
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [("vmap:4", "the federation has 3"), ("vmap:0", "n >= 1"), ("pmap", "is not a way")],
+)
+def test_impossible_client_strategies_are_refused_at_init(clients, message):
+    with pytest.raises(ValueError, match=message):
+        fedavg(NormNet(), SGD, clients=clients).init(jax.random.key(0), variables_of(NormNet()), 3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: fedprox(NormNet(), SGD, mu=-1), lambda: federate(NormNet(), SGD, local_epochs=0)],
+)
+def test_impossible_arguments_are_refused(call):
+    with pytest.raises(ValueError, match="must be at least"):
+        call()
+
+
+def test_weights_of_custom_rules_are_restricted_to_who_counts():
+    batches = batches_of(SIZES) | {"participates": jnp.array([True, True, False])}
+    method = fedavg(NormNet(), SGD, weigh=lambda sizes, risks: jnp.ones(3) / 3)
+    _, metrics = run_rounds(method, variables_of(NormNet()), batches)
+    np.testing.assert_allclose(metrics["weights"], [0.5, 0.5, 0])
+    assert by_size is not uniform

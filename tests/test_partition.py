@@ -1,0 +1,246 @@
+"""Who owns which samples: properties that hold for any labels, and errors that say what to do."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_bn.data.domain import Dataset, Domain, Split, check, whole
+from fedjax_bn.data.partition import (
+    apportion,
+    clients_of,
+    fingerprint,
+    fraction_size,
+    generator,
+    leave_out,
+    split_clients,
+    stratified_split,
+    take_fraction,
+    truncate,
+)
+
+label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=80)
+seeds = st.integers(0, 2**32)
+
+
+def numbered(labels) -> Split:
+    """Samples whose only feature is their own number, so that they can be followed."""
+    labels = np.asarray(labels, np.int32)
+    return Split(np.arange(len(labels), dtype=np.float32)[:, None], labels)
+
+
+def numbers(split: Split) -> list[int]:
+    return sorted(split.images[:, 0].astype(int).tolist())
+
+
+def toy(names=("a", "b", "c"), size=20) -> Dataset:
+    labels = np.arange(size, dtype=np.int32) % 2
+    parts = [
+        Split(
+            np.full((size, 3), k, np.float32) + np.arange(size, dtype=np.float32)[:, None], labels
+        )
+        for k in range(3)
+    ]
+    domains = tuple(Domain(name, parts[k % 3], parts[0], parts[1]) for k, name in enumerate(names))
+    return Dataset("toy", 2, domains, (0.5,), (0.5,))
+
+
+@settings(deadline=None, max_examples=60)
+@given(counts=st.lists(st.integers(0, 50), min_size=1, max_size=8), share=st.floats(0, 1))
+def test_apportion_is_within_one_of_proportional_and_sums_to_the_total(counts, share):
+    counts = np.array(counts)
+    total = int(share * counts.sum())
+    shares = apportion(counts, total)
+    exact = counts * total / max(counts.sum(), 1)
+    assert shares.sum() == total
+    assert (shares <= counts).all()
+    assert (np.abs(shares - exact) < 1 + 1e-9).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(labels=label_lists, cuts=st.tuples(st.floats(0, 1), st.floats(0, 1)), seed=seeds)
+def test_stratified_split_is_disjoint_exact_in_size_and_proportional(labels, cuts, seed):
+    labels = np.array(labels, np.int32)
+    first = int(cuts[0] * len(labels))
+    sizes = [first, int(cuts[1] * (len(labels) - first))]
+    parts = stratified_split(labels, sizes, generator(seed))
+    together = np.concatenate(parts)
+    assert [len(part) for part in parts] == sizes
+    assert len(np.unique(together)) == len(together)
+    share = np.bincount(labels, minlength=5) * sizes[0] / len(labels)
+    assert (np.abs(np.bincount(labels[parts[0]], minlength=5) - share) < 1 + 1e-9).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(labels=label_lists, fraction=st.floats(0.01, 1), seed=seeds)
+def test_take_fraction_keeps_every_class_where_it_can(labels, fraction, seed):
+    split = numbered(labels)
+    taken = take_fraction(split, fraction, generator(seed))
+    assert len(taken.labels) == fraction_size(len(labels), fraction)
+    assert set(numbers(taken)) <= set(range(len(labels)))
+    np.testing.assert_array_equal(taken.labels, split.labels[taken.images[:, 0].astype(int)])
+    if len(taken.labels) >= len(set(labels)):
+        assert set(taken.labels) == set(labels)
+
+
+@settings(deadline=None, max_examples=60)
+@given(labels=label_lists, n=st.integers(1, 10), seed=seeds)
+def test_clients_of_a_domain_are_disjoint_and_alike(labels, n, seed):
+    split = numbered(labels * n)
+    clients = split_clients(split, n, generator(seed))
+    sizes = [len(client.labels) for client in clients]
+    assert sorted(k for client in clients for k in numbers(client)) == numbers(split)
+    assert max(sizes) - min(sizes) <= 1
+    counts = np.array([np.bincount(client.labels, minlength=5) for client in clients])
+    assert (counts.max(0) - counts.min(0) <= 1).all()
+
+
+def test_the_same_seed_gives_the_same_samples_and_another_seed_others():
+    split = numbered(np.arange(100) % 10)
+    draw = [numbers(truncate(split, 30, generator(seed))) for seed in (3, 3, 4)]
+    assert draw[0] == draw[1] != draw[2]
+
+
+def test_samples_drawn_from_a_seed_are_these_on_any_machine():
+    drawn = truncate(numbered(np.arange(20) % 4), 6, generator(0))
+    assert drawn.images[:, 0].astype(int).tolist() == [15, 2, 17, 16, 5, 8]
+
+
+def test_a_tenth_of_7438_is_743_as_in_fedbn():
+    assert fraction_size(7438, 0.1) == 743
+    assert fraction_size(100, 0.29) == 29
+    assert fraction_size(10, 0.01) == 1
+
+
+def test_truncate_leaves_a_smaller_split_alone():
+    split = numbered([0, 1, 0])
+    assert truncate(split, 3, generator(0)) is split
+
+
+def test_clients_share_training_samples_only_and_are_named_after_their_domain():
+    dataset = toy()
+    clients = clients_of(dataset, clients_per_domain=2, fraction=0.5, seed=1)
+    names = [client.name for client in clients.domains]
+    assert names == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1"]
+    assert [len(client.train.labels) for client in clients.domains] == [5] * 6
+    assert clients.domains[2].test is dataset.domains[1].test
+    assert clients.domains[2].validation is dataset.domains[1].validation
+
+
+def test_one_client_a_domain_is_the_domain_itself():
+    dataset = toy()
+    assert clients_of(dataset) == dataset
+
+
+def test_leaving_out_the_target_keeps_the_others_in_order():
+    internal, unseen = leave_out(toy(), "b")
+    assert [domain.name for domain in internal.domains] == ["a", "c"]
+    assert unseen.name == "b"
+    assert len(whole(unseen).labels) == 60
+
+
+def test_without_a_target_nothing_is_left_out():
+    dataset = toy()
+    assert leave_out(dataset, None) == (dataset, None)
+
+
+def test_fingerprint_depends_on_every_byte_and_name_but_not_on_memory_layout():
+    dataset = toy()
+    reference = fingerprint(dataset)
+    domain = dataset.domains[0]
+    layout = Split(np.asfortranarray(domain.train.images), domain.train.labels.astype(">i4"))
+    assert fingerprint(_with_train(dataset, layout)) == reference
+    pixels = domain.train.images.copy()
+    pixels[7, 1] += 1
+    labels = domain.train.labels.copy()
+    labels[3] ^= 1
+    changed = [
+        _with_train(dataset, domain.train._replace(images=pixels)),
+        _with_train(dataset, domain.train._replace(labels=labels)),
+        dataset._replace(domains=(domain._replace(name="z"), *dataset.domains[1:])),
+        dataset._replace(domains=(domain._replace(validation=None), *dataset.domains[1:])),
+        dataset._replace(std=(0.25,)),
+    ]
+    assert len({reference, *map(fingerprint, changed)}) == 6
+
+
+def _with_train(dataset: Dataset, train: Split) -> Dataset:
+    return dataset._replace(
+        domains=(dataset.domains[0]._replace(train=train), *dataset.domains[1:])
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda d: clients_of(d, fraction=0.0), "data.fraction is 0.0; it must be above 0"),
+        (lambda d: clients_of(d, fraction=1.5), "data.fraction is 1.5; it must be above 0"),
+        (lambda d: clients_of(d, clients_per_domain=0), "clients_per_domain is 0; it must be at"),
+        (
+            lambda d: clients_of(d, clients_per_domain=11),
+            "toy, 'a': cannot share out 10 training samples of class 0 among 11 clients; lower",
+        ),
+        (lambda d: clients_of(d, seed=-1), "seed is -1; it must be an integer of at least 0"),
+        (
+            lambda d: leave_out(d, "d"),
+            "target 'd' is no domain of toy; choose from ['a', 'b', 'c']",
+        ),
+        (lambda d: leave_out(d._replace(domains=d.domains[:1]), "a"), "is the only domain of toy"),
+        (lambda d: truncate(d.domains[0].train, 0, generator(0)), "keep at least 1"),
+        (
+            lambda d: stratified_split(d.domains[0].train.labels, [15, 6], generator(0)),
+            "cannot split 20 samples into parts of [15, 6]",
+        ),
+    ],
+)
+def test_partition_errors_name_the_culprit_and_what_is_allowed(call, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        call(toy())
+
+
+def _labels(dataset, value):
+    labels = dataset.domains[1].test.labels.copy()
+    labels[4] = value
+    domain = dataset.domains[1]
+    domain = domain._replace(test=domain.test._replace(labels=labels))
+    return dataset._replace(domains=(dataset.domains[0], domain))
+
+
+def _images(dataset, images):
+    return _with_train(dataset, Split(images, dataset.domains[0].train.labels[: len(images)]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (
+            lambda d: _labels(d, 2),
+            "test split of 'b' has label 2 at index 4; labels must be in 0..1",
+        ),
+        (lambda d: _labels(d, -1), "has label -1 at index 4"),
+        (
+            lambda d: _with_train(d, d.domains[0].train._replace(labels=np.zeros(3, np.int32))),
+            "train split of 'a' has 20 images but 3 labels",
+        ),
+        (lambda d: _images(d, np.zeros((0, 3), np.float32)), "train split of 'a' is empty"),
+        (lambda d: _images(d, np.zeros((20, 3))), "has images of dtype float64 and shape (20, 3)"),
+        (lambda d: _images(d, np.zeros((20, 4), np.float32)), "bring all domains to one form"),
+        (lambda d: _images(d, np.full((20, 3), np.nan, np.float32)), "(sample 0, feature 0: nan)"),
+        (
+            lambda d: _with_train(d, d.domains[0].train._replace(labels=np.zeros(20))),
+            "has labels of dtype float64",
+        ),
+        (lambda d: d._replace(domains=d.domains[:1] * 2), "two domains are called 'a'"),
+        (lambda d: d._replace(domains=()), "toy: no domains"),
+    ],
+)
+def test_check_names_what_is_wrong_with_a_dataset_and_where(spoil, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check(spoil(toy()))
+
+
+def test_check_returns_a_sound_dataset():
+    dataset = toy()
+    assert check(dataset) is dataset
