@@ -1,6 +1,6 @@
 """FedBN's digits benchmark (Section 5.1 and D.2): five digit domains, a client each.
 
-    python -m fedjax_bn.main --config configs/digits.py --config.data.path=FOLDER_OR_NPZ
+python -m fedjax_bn.main --config configs/digits.py --config.data.path=FOLDER_OR_NPZ
 """
 
 from ml_collections import ConfigDict

@@ -17,6 +17,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.model = "DigitCNN"
     config.rounds = 20
     config.data.name = "scanners"
-    config.target = "phone"
+    config.target = "fax"
     config.adaptations = ("running", "batch")
     return override(config, changes)

@@ -1,5 +1,7 @@
 """Orbax checkpoints of a run: its latest rounds, and the round selected by validation."""
 
+import hashlib
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
     if round in manager.all_steps():
         manager.wait_until_finished()
         manager.delete(round)
-    manager.save(round, args=ocp.args.StandardSave(jax.tree.map(np.array, state)))
+    state = jax.tree.map(np.array, state)
+    about = {"sha256": digest(state)}  # TensorStore does not notice a flipped bit
+    manager.save(round, args=ocp.args.StandardSave(state), custom_metadata=about)
 
 
 def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = None) -> PyTree:
@@ -41,10 +45,22 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
     folder = manager.directory / str(round)
     try:
         state = manager.restore(round, args=ocp.args.StandardRestore(like))
+        about = manager.metadata(round).custom_metadata or {}
+        if digest(state) != about.get("sha256"):
+            raise ValueError("its checksum does not match")
     except Exception as error:  # Orbax and TensorStore raise many kinds.
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+        reason = textwrap.shorten(str(error) or repr(error), 120)
         raise CheckpointError(
             f"the checkpoint {folder} is damaged or of another model ({reason}): delete that "
             "folder and run again to go on from an earlier checkpoint or from the start"
         ) from error
     return jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), state, like)
+
+
+def digest(state: PyTree) -> str:
+    """SHA-256 in hex over forms and values of all leaves in order."""
+    hashed = hashlib.sha256()
+    for leaf in map(np.asarray, jax.tree.leaves(state)):
+        hashed.update(repr((str(leaf.dtype), leaf.shape)).encode())
+        hashed.update(np.ascontiguousarray(leaf).data)
+    return hashed.hexdigest()

@@ -116,9 +116,8 @@ def assign(config: ConfigDict, key: str, text: str) -> None:
       ConfigError: there is no such key, or the value has another type than the default.
     """
     check_key(config, key)
-    kind = kind_of(config, key)
-    value = parse(text, kind)
-    check_type(key, value, kind, lookup(config, key))
+    value = parse(text, kind_of(config, key))
+    check_type(key, value)
     with config.unlocked():
         config.update_from_flattened_dict({key: value})
 
@@ -144,14 +143,16 @@ def parse(text: str, kind: type) -> Any:
     return tuple(value) if kind is tuple and isinstance(value, list) else value
 
 
-def check_type(key: str, value: Any, kind: type, example: Any) -> None:
-    """Raises ConfigError if a value is not of `kind`, or is a tuple of other things than texts."""
-    right = type(value) is kind
+def check_type(key: str, value: Any) -> None:
+    """Raises ConfigError if a value has another type than the default of its dotted key."""
+    defaults = base()
+    default, kind = lookup(defaults, key), kind_of(defaults, key)
+    right = type(value) is kind or (value is None and default is None)
     if kind is tuple and right:
         right = all(isinstance(entry, str) for entry in value)
     if not right:
         name = "a tuple of names" if kind is tuple else kind.__name__
-        such = "" if example is None else f", such as {example!r}"
+        such = "" if default is None else f", such as its default {default!r}"
         raise ConfigError(
             f"config.{key}={value!r} is of type {type(value).__name__}, but it must be {name}{such}"
         )
@@ -225,9 +226,7 @@ def check(config: ConfigDict) -> None:
     defaults = base()
     for key, value in flatten(config):
         check_key(defaults, key)
-        example = lookup(defaults, key)
-        if not (value is None and example is None):
-            check_type(key, value, kind_of(defaults, key), example)
+        check_type(key, value)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"config.{key}={value} must be a finite number")
     for keys, least in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):

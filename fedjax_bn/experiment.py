@@ -48,6 +48,7 @@ DATASETS = {
         Path(config.data.path), seed=config.seed, fraction=config.data.fraction
     ),
 }
+EMBEDDED = ("scanners",)
 
 
 class Experiment(NamedTuple):
@@ -78,16 +79,15 @@ def build(config: ConfigDict) -> Experiment:
       ValueError, FileNotFoundError: the data are missing, damaged or do not suit.
     """
     check(config)
-    if config.data.name != "scanners" and not config.data.path:
-        choose(DATASETS, config.data.name, "data.name")
-        raise ConfigError(
-            f"config.data.name={config.data.name!r} is not embedded: give its file or folder, "
-            "--config.data.path=PATH"
-        )
+    load = choose(DATASETS, config.data.name, "data.name")
+    check_path(config)
+    for name in config.baselines:
+        choose(METHODS, name, "baselines")
     make_model = choose(MODELS, config.model, "model")
     adaptations = {name: choose(ADAPTATIONS, name, "adaptations") for name in config.adaptations}
     make_method = method_maker(config)
-    dataset = choose(DATASETS, config.data.name, "data.name")(config)
+    dataset = load(config)
+    check_image_size(dataset, config)
     internal, unseen = split_clients(dataset, config)
 
     model = make_model(num_classes=dataset.num_classes)
@@ -101,6 +101,30 @@ def build(config: ConfigDict) -> Experiment:
         prepare=prepare,
         adaptations={name: make(model) for name, make in adaptations.items()},
     )
+
+
+def check_path(config: ConfigDict) -> None:
+    """Raises ConfigError if a dataset that needs a path has none, or an embedded one has one."""
+    if config.data.name in EMBEDDED and config.data.path:
+        raise ConfigError(
+            f"config.data.path={config.data.path!r} is of no use, because config.data.name="
+            f"{config.data.name!r} is embedded: choose another data.name, or leave data.path empty"
+        )
+    if config.data.name not in EMBEDDED and not config.data.path:
+        raise ConfigError(
+            f"config.data.name={config.data.name!r} is not embedded: give its file or folder, "
+            "--config.data.path=PATH"
+        )
+
+
+def check_image_size(dataset: Dataset, config: ConfigDict) -> None:
+    """Raises ConfigError if the images have another size than the configuration says."""
+    images = dataset.domains[0].train.images
+    if images.ndim == 4 and images.shape[1] != config.data.image_size:
+        raise ConfigError(
+            f"config.data.image_size={config.data.image_size}, but images of {dataset.name} have "
+            f"{images.shape[1]} pixels a side: set it to {images.shape[1]}"
+        )
 
 
 def method_maker(config: ConfigDict) -> Callable[[nn.Module, Prepare], FederatedMethod]:
@@ -132,8 +156,9 @@ def split_clients(dataset: Dataset, config: ConfigDict) -> tuple[Dataset, Domain
             f"{nearest(config.target, names)}"
         )
     internal, unseen = leave_out(dataset, config.target or None)
-    # The source has taken the fraction already.
-    internal = clients_of(internal, config.data.clients_per_domain, seed=config.seed)
+    # Sources with originals to choose from have taken the fraction already.
+    fraction = (config.data.fraction or 1.0) if config.data.name in EMBEDDED else 1.0
+    internal = clients_of(internal, config.data.clients_per_domain, fraction, config.seed)
     num_clients = len(internal.domains)
     group_size(config.clients, num_clients)
     if config.clients_per_round > num_clients:

@@ -8,9 +8,18 @@ from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 
-def open_events(folder: Path, rounds_done: int) -> SummaryWriter:
-    """Opens TensorBoard's event file; events of rounds that a killed run will redo are purged."""
-    return SummaryWriter(str(folder), purge_step=rounds_done + 1 if rounds_done else None)
+def open_events(folder: Path, records: list[dict[str, Any]]) -> SummaryWriter:
+    """Opens a new event file for TensorBoard that begins with the rounds done so far.
+
+    The files of earlier starts are removed: a killed run loses the events that it had not flushed,
+    and may hold events of rounds that will come again.
+    """
+    for file in folder.glob("events.out.tfevents.*"):
+        file.unlink()
+    writer = SummaryWriter(str(folder))
+    for record in records:
+        write_events(writer, record)
+    return writer
 
 
 def write_events(writer: SummaryWriter, record: dict[str, Any]) -> None:

@@ -1,41 +1,50 @@
 """The command line: `python -m fedjax_bn.main --config configs/NAME.py --workdir DIR`."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
-from fedjax_bn.config import check_key
+from fedjax_bn.config import EXAMPLE, read
 from fedjax_bn.errors import ConfigError, InterruptedRun, UserError
 
-CONFIG = config_flags.DEFINE_config_file(
+CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "config file, optionally with changes, such as configs/digits.py:method=fedavg,rounds=10",
+    "config file, optionally with changes, such as configs/digits.py:method=fedavg,rounds=10; "
+    "--config.KEY=VALUE changes one key",
 )
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default runs/CONFIG_NAME")
 
 
 def main(argv: list[str]) -> None:
     """Runs the configured method and its baselines; a user's mistake ends with one sentence."""
-    del argv
-    logging.set_verbosity(logging.WARNING)
+    logging.set_verbosity(logging.FATAL)  # Orbax logs the errors that it also raises
+    try:
+        config = read_config(CONFIG.value, argv[1:])
+        folder = Path(WORKDIR.value or Path("runs") / config_name(CONFIG.value))
+        run(config, folder)
+    except InterruptedRun as stop:
+        fail(str(stop), status=130)
+    except KeyboardInterrupt:
+        fail("stopped inside a round: give the same command to go on from the last checkpoint", 130)
+    except UserError as error:
+        fail(str(error))
+
+
+def run(config: ConfigDict, folder: Path) -> None:
+    """Trains, then writes the report and prints the table."""
     # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
     from fedjax_bn import train
     from fedjax_bn.report import tables, write_report
 
-    folder = Path(WORKDIR.value or Path("runs") / config_name(sys.argv))
-    try:
-        summaries = [train.run(config, workdir) for config, workdir in runs(CONFIG.value, folder)]
-        if not (folder / "report.html").exists():
-            write_report(folder)
-    except InterruptedRun as stop:
-        fail(str(stop), status=130)
-    except UserError as error:
-        fail(str(error))
+    summaries = [train.run(config, workdir) for config, workdir in runs(config, folder)]
+    if not (folder / "report.html").exists():
+        write_report(folder)
     print(f"\n{tables.comparison(summaries)}")
     print(f"\nsummary.json, plots and report.html are in {folder}")
 
@@ -50,47 +59,40 @@ def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """Parses the flags; an unknown key or a wrong type ends with one sentence and status 2."""
+    """Parses our flags and returns what is left, the changes of the configuration."""
+    flags.FLAGS.set_gnu_getopt(True)  # else the value in `--config.KEY VALUE` ends the flags
     try:
-        rest = flags.FLAGS(argv)
-        if len(rest) > 1:
-            raise ConfigError(f"unexpected argument {rest[1]!r}: options are --name=value")
-        if CONFIG.value is None:
-            raise ConfigError("give a config file: --config configs/quickstart.py")
-        if not isinstance(CONFIG.value, ConfigDict):
-            raise FileNotFoundError(f"no config file {config_path(argv)}")
-        return rest
-    except AttributeError as error:  # ml_collections' answer to an unknown key
-        fail(unknown_key(argv) or str(error))
-    except (flags.Error, UserError, OSError, SyntaxError, TypeError) as error:
+        return flags.FLAGS(argv, known_only=True)
+    except flags.Error as error:
         fail(str(error))
 
 
-def unknown_key(argv: list[str]) -> str | None:
-    """The message on the first `--config.KEY` that the config file does not have."""
-    config = CONFIG.value
-    for argument in argv[1:]:
-        name = argument.lstrip("-").partition("=")[0]
-        if name.startswith("config."):
-            try:
-                check_key(config, name.removeprefix("config."))
-            except ConfigError as error:
-                return str(error)
-    return None
+def read_config(source: str | None, arguments: list[str]) -> ConfigDict:
+    """The configuration of a file and of arguments `--config.KEY=VALUE` or `--config.KEY VALUE`.
+
+    Raises:
+      ConfigError: there is no file, an argument is none of these, or as `config.read`.
+    """
+    if not source:
+        raise ConfigError(f"give a config file: --config {EXAMPLE}")
+    changes, left = [], iter(arguments)
+    for argument in left:
+        name, equals, value = argument.partition("=")
+        if not name.startswith(("--config.", "-config.")):
+            raise ConfigError(
+                f"unknown argument {argument!r}: allowed are --config, --config.KEY=VALUE and "
+                "--workdir, see --help"
+            )
+        value = value if equals else next(left, None)
+        if value is None:
+            raise ConfigError(f"{name} has no value: write {name}=VALUE")
+        changes.append((name.partition(".")[2], value))
+    return read(source, changes)
 
 
-def config_path(argv: list[str]) -> str:
-    """The value of --config without its changes."""
-    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
-        name, _, value = argument.lstrip("-").partition("=")
-        if name == "config":
-            return (value or following).partition(":")[0]
-    return ""
-
-
-def config_name(argv: list[str]) -> str:
+def config_name(source: str) -> str:
     """The config file's name, for the default workdir."""
-    return Path(config_path(argv)).stem
+    return Path(source.partition(":")[0]).stem
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
@@ -100,4 +102,5 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     app.run(main, flags_parser=parse_flags)

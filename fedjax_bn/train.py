@@ -49,15 +49,14 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
       InterruptedRun: Ctrl-C, after the state was saved.
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
-    keys = Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
-    experiment, state = prepare(config, keys)
-    data_hash = fingerprint(experiment.internal)
-    workdir.claim(folder, dict(flatten(config)), {"data": data_hash, **workdir.describe_machine()})
+    experiment, keys, state = prepare(config)
+    about = {"data": data_hash(experiment), **workdir.describe_machine()}
+    workdir.claim(folder, dict(flatten(config)), about)
 
     # 2. A finished run only says so.
     if (folder / "summary.json").exists():
         say(f"{folder} holds a finished run of {config.method}; nothing to do.")
-        return workdir.read_json(folder / "summary.json")
+        return workdir.read_json(folder / "summary.json", ("method", "accuracy"))
 
     # 3. Otherwise go on from the latest checkpoint, if there is one.
     state = resume(folder, state)
@@ -79,19 +78,26 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     return summary
 
 
-def prepare(config: ConfigDict, keys: Keys) -> tuple[Experiment, FederatedState]:
-    """Builds the experiment and the state before the first round.
+def prepare(config: ConfigDict) -> tuple[Experiment, Keys, FederatedState]:
+    """Builds the experiment, the keys and the state before the first round.
 
     Raises:
       ConfigError: whatever is wrong with the configuration or the data it names.
     """
     try:
         experiment = build(config)
+        keys = Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
         variables = initial_variables(experiment, keys.model)
         num_clients = len(experiment.internal.domains)
-        return experiment, experiment.method.init(keys.method, variables, num_clients)
-    except (ValueError, OSError) as error:
+        return experiment, keys, experiment.method.init(keys.method, variables, num_clients)
+    except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
+
+
+def data_hash(experiment: Experiment) -> str:
+    """SHA-256 of all samples, those of the unseen client included."""
+    domains = experiment.internal.domains + ((experiment.unseen,) if experiment.unseen else ())
+    return fingerprint(experiment.internal._replace(domains=domains))
 
 
 def resume(folder: Path, state: FederatedState) -> FederatedState:
@@ -145,7 +151,7 @@ def loop(
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(config, experiment)
     latest, selected = open_checkpoints(folder, len(records))
-    events = logs.open_events(folder / "events", len(records))
+    events = logs.open_events(folder / "events", records)
     bar = logs.progress(config.method, config.rounds, len(records))
     with latest, selected, events, bar, stop_requests() as stop_requested:
         while len(records) < config.rounds:
@@ -166,8 +172,10 @@ def loop(
 
             if "validation" in record and select_round(records) == number:
                 checkpoint.save(selected, number, state)
-            stop = stop_requested() and not last
+            stop = stop_requested()
             if last or stop or number % config.checkpoint_every == 0:
+                # A run that goes on from here will not select this round again.
+                selected.wait_until_finished()
                 checkpoint.save(latest, number, state)
             if stop:
                 raise InterruptedRun(

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -53,23 +54,22 @@ def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:
     path = workdir / "config.json"
     new = json.loads(json.dumps({"config": config, **about}))
     if not path.exists():
-        if workdir.exists() and any(workdir.iterdir()):
-            foreign = sorted(entry.name for entry in workdir.iterdir() if entry.name[0] != ".")
-            if foreign:
-                raise WorkdirError(
-                    f"{workdir} is not empty ({foreign[0]}, ...) and holds no config.json of a "
-                    "run: give an empty or new folder with --workdir"
-                )
-        write_json(path, new)
+        check_unused(workdir)
+        try:
+            write_json(path, new)
+        except OSError as error:
+            raise WorkdirError(
+                f"cannot write to {workdir} ({error}): give another --workdir"
+            ) from error
         return
-    old = read_json(path)
+    old = read_json(path, ("config", "data"))
     keys = sorted({*old["config"], *new["config"]})
     changes = [
         f"{key} ({old['config'].get(key)!r} there, {new['config'].get(key)!r} now)"
         for key in keys
         if old["config"].get(key) != new["config"].get(key)
     ]
-    if not changes and old.get("data") != new.get("data"):
+    if not changes and old["data"] != new["data"]:
         changes = ["the data themselves (their hash)"]
     if changes:
         raise WorkdirError(
@@ -78,14 +78,30 @@ def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:
         )
 
 
-def read_json(path: Path) -> Any:
-    """Reads a JSON file of a run.
+def check_unused(workdir: Path) -> None:
+    """Raises WorkdirError if a workdir without config.json is a file or holds anything."""
+    if workdir.exists() and not workdir.is_dir():
+        raise WorkdirError(f"{workdir} is a file: give a folder with --workdir")
+    # Hidden files are what a run leaves that was killed before it wrote its config.json.
+    names = sorted(path.name for path in workdir.glob("*") if path.name[0] != ".")
+    if names:
+        raise WorkdirError(
+            f"{workdir} is not empty ({names[0]}, ...) and holds no config.json of a run: give an "
+            "empty or new folder with --workdir"
+        )
+
+
+def read_json(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads a JSON file of a run, an object that has at least `keys`.
 
     Raises:
       WorkdirError: it is not there or damaged.
     """
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict) or not content.keys() >= set(keys):
+            raise ValueError(f"it must be an object with {', '.join(keys)}")
+        return content
     except (OSError, ValueError) as error:
         raise WorkdirError(
             f"cannot read {path} ({error}): move that folder away or give another --workdir"
@@ -105,16 +121,19 @@ def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
       WorkdirError: lines of those rounds are missing.
     """
     records = []
-    lines = path.read_text().splitlines() if path.exists() else []
-    for line in lines[:rounds]:
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for number, line in enumerate(lines[:rounds], start=1):
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
             break
-    if [record["round"] for record in records] != list(range(1, rounds + 1)):
+        if not isinstance(record, dict) or record.get("round") != number:
+            break
+        records.append(record)
+    if len(records) < rounds:
         raise WorkdirError(
-            f"{path} lacks lines of the {rounds} rounds that the checkpoint has: move "
-            f"{path.parent} away and start again"
+            f"{path} is damaged at round {len(records) + 1} of the {rounds} that the checkpoint "
+            f"has: move {path.parent} away and start again, or give another --workdir"
         )
     return records
 

@@ -71,14 +71,14 @@ def test_every_client_strategy_gives_the_same_numbers(name, clients):
 
 @pytest.mark.parametrize("steps", [3, 5])
 def test_padding_changes_nothing(x64, steps):
-    method = fedbn(NormNet(), optax.adam(0.01))
+    method = fedbn(NormNet(), optax.sgd(0.1, momentum=0.9))
     variables = jax.tree.map(lambda x: x.astype(float), variables_of(NormNet()))
     padded, metrics = run_rounds(method, variables, batches_of((10,), steps=steps))
     short = {  # the last batch of two samples as a round of its own, without any mask
         name: value[:, :3].at[:, 2, 2:].set(value[:, 2, :2])
         for name, value in batches_of((10,), steps=steps).items()
     }
-    model, optimizer = NormNet(), optax.adam(0.01)
+    model, optimizer = NormNet(), optax.sgd(0.1, momentum=0.9)
     state = optimizer.init(variables["params"])
     for s, n in enumerate((4, 4, 2)):
         x, y = short["image"][0, s, :n], short["label"][0, s, :n]
@@ -189,7 +189,7 @@ def test_a_round_is_reproducible_and_keys_differ_between_rounds_and_clients():
         state, metrics = method.round(state, same, jax.random.key(5))
         losses += metrics["loss"].tolist()
     assert len(set(losses)) == 4  # the weights never move: only dropout differs
-    again, metrics = run_rounds(method, variables_of(DropoutNet()), same, 2, jax.random.key(5))
+    _, metrics = run_rounds(method, variables_of(DropoutNet()), same, 2, jax.random.key(5))
     assert metrics["loss"].tolist() == losses[2:]
 
 
@@ -266,7 +266,7 @@ def test_the_optimizer_starts_afresh_unless_it_is_kept():
 
 def test_risk_is_the_loss_of_the_last_local_epoch():
     batches = batches_of(SIZES, epochs=2)
-    state, metrics = run_rounds(
+    _, metrics = run_rounds(
         fedavg(NormNet(), SGD, local_epochs=2), variables_of(NormNet()), batches
     )
     steps = np.asarray(batches["valid"]).sum(2)[:, 3:]

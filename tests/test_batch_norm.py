@@ -1,0 +1,177 @@
+"""BatchNorm against NumPy and PyTorch, with masks and handed statistics."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_bn.normalization import (
+    BatchNorm,
+    batch_statistics,
+    normalize_with,
+    running_statistics,
+)
+
+SHAPES = [(7, 3), (5, 4, 6, 3), (2, 9, 3)]
+
+
+def train(layer, variables, x, **options):
+    return layer.apply(variables, x, mutable=["batch_stats"], **options)
+
+
+def data(shape, seed=0, dtype=np.float64):
+    random = np.random.default_rng(seed)
+    return jnp.asarray(random.normal(size=shape) * [1, 10, 0.1] + [0, 100, -5], dtype)
+
+
+@pytest.fixture
+def variables():
+    random = np.random.default_rng(1)
+    leaf = lambda: jnp.asarray(random.uniform(0.5, 2, 3))  # noqa: E731
+    return {
+        "params": {"scale": leaf(), "bias": leaf()},
+        "batch_stats": {"mean": leaf(), "var": leaf()},
+    }
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_two_steps_and_evaluation_equal_pytorch(x64, shape):
+    torch = pytest.importorskip("torch")
+    theirs = (
+        torch.nn.BatchNorm1d(3).double() if len(shape) < 4 else torch.nn.BatchNorm2d(3).double()
+    )
+    layer = BatchNorm()
+    ours = layer.init(jax.random.key(0), data(shape, dtype=np.float32))
+    ours = jax.tree.map(lambda x: x.astype(np.float64), ours)
+    channels = (0, len(shape) - 1, *range(1, len(shape) - 1))
+    for seed in range(2):
+        x = data(shape, seed)
+        y, moved = train(layer, ours, x)
+        ours |= moved
+        expected = theirs(torch.tensor(np.asarray(x)).permute(channels))
+        back = expected.permute(0, *range(2, len(shape)), 1).detach().numpy()
+        np.testing.assert_allclose(y, back, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(ours["batch_stats"]["mean"], theirs.running_mean, rtol=1e-12)
+    np.testing.assert_allclose(ours["batch_stats"]["var"], theirs.running_var, rtol=1e-12)
+    theirs.eval()
+    expected = theirs(torch.tensor(np.asarray(x)).permute(channels))
+    back = expected.permute(0, *range(2, len(shape)), 1).detach().numpy()
+    np.testing.assert_allclose(layer.apply(ours, x), back, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_masked_samples_do_not_exist(x64, variables, shape):
+    x = data(shape)
+    n = shape[0] - 1
+    poisoned = x.at[n:].set(jnp.nan)
+    y, moved = train(BatchNorm(), variables, poisoned, valid=jnp.arange(shape[0]) < n)
+    short, expected = train(BatchNorm(), variables, x[:n])
+    np.testing.assert_allclose(y[:n], short, rtol=1e-12)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), moved, expected)
+
+
+def test_statistics_have_the_closed_form(x64, variables):
+    x = data((6, 4, 3))
+    y, moved = train(BatchNorm(momentum=0.8, epsilon=1e-3), variables, x)
+    flat = np.asarray(x).reshape(-1, 3)
+    p = jax.tree.map(np.asarray, variables)
+    normal = (x - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-3)
+    np.testing.assert_allclose(y, normal * p["params"]["scale"] + p["params"]["bias"], rtol=1e-11)
+    old = p["batch_stats"]
+    np.testing.assert_allclose(
+        moved["batch_stats"]["var"], 0.8 * old["var"] + 0.2 * flat.var(0, ddof=1), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        moved["batch_stats"]["mean"], 0.8 * old["mean"] + 0.2 * flat.mean(0), rtol=1e-12
+    )
+
+
+def test_variance_is_safe_far_from_zero():
+    x = jnp.asarray(np.random.default_rng(0).normal(3e4, 1.0, (4096, 1)), jnp.float32)
+    layer = BatchNorm(momentum=0.0)
+    _, moved = train(layer, layer.init(jax.random.key(0), x), x)
+    exact = np.asarray(x, np.float64).var(ddof=1)
+    np.testing.assert_allclose(moved["batch_stats"]["var"], exact, rtol=1e-3)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_one_sample_or_none_gives_no_nan(variables, count):
+    variables = jax.tree.map(lambda x: x.astype(jnp.float32), variables)
+    x, valid = data((4, 3), dtype=np.float32), jnp.arange(4) < count
+
+    def loss(params):
+        y, moved = train(BatchNorm(), variables | {"params": params}, x, valid=valid)
+        return jnp.sum(jnp.where(valid[:, None], y, 0) ** 2), moved
+
+    (_, moved), gradients = jax.value_and_grad(loss, has_aux=True)(variables["params"])
+    for leaf in jax.tree.leaves((moved, gradients)):
+        assert np.isfinite(leaf).all()
+    y, _ = train(BatchNorm(), variables, x[:1])
+    np.testing.assert_allclose(y[0], variables["params"]["bias"], rtol=1e-6)
+
+
+class Deep(nn.Module):
+    """Batch norms at two depths."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Sequential([BatchNorm(use_scale=False, use_bias=False)], name="inner")(x)
+        return BatchNorm(name="last")(x)
+
+
+def test_statistics_reach_every_layer_and_mixed_passes_move_nothing():
+    seen = []
+
+    def rule(layer, x, valid):
+        seen.append("/".join(layer.path))
+        return jnp.full(3, 2.0), jnp.full((x.shape[0], 3), 4.0 - layer.epsilon)
+
+    x = data((5, 3), dtype=np.float32)
+    variables = Deep().init(jax.random.key(0), x)
+    with normalize_with(rule):
+        y, moved = Deep().apply(variables, x, mutable=["batch_stats"])
+    assert seen == ["inner/layers_0", "last"]
+    np.testing.assert_allclose(y, ((x - 2) / 2 - 2) / 2, rtol=1e-5)
+    for old, new in zip(jax.tree.leaves(variables), jax.tree.leaves(moved), strict=False):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_the_pass_decides_when_no_rule_is_handed(variables):
+    variables = jax.tree.map(lambda x: x.astype(jnp.float32), variables)
+    x = data((5, 3), dtype=np.float32)
+    layer = BatchNorm()
+    with normalize_with(running_statistics):
+        running, same = train(layer, variables, x)
+    with normalize_with(batch_statistics):
+        batch = layer.apply(variables, x)
+    np.testing.assert_array_equal(running, layer.apply(variables, x))
+    np.testing.assert_array_equal(batch, train(layer, variables, x)[0])
+    np.testing.assert_array_equal(same["batch_stats"]["mean"], variables["batch_stats"]["mean"])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_inputs_keep_their_dtype_and_count_in_float32(dtype):
+    x = jnp.full((3000, 1), 1.0, dtype)
+    layer = BatchNorm(momentum=0.0)
+    y, moved = train(layer, layer.init(jax.random.key(0), x), x)
+    assert y.dtype == dtype
+    np.testing.assert_allclose(moved["batch_stats"]["mean"], 1.0, rtol=1e-6)
+
+
+def test_it_works_under_vmap_scan_and_jit(variables):
+    variables = jax.tree.map(lambda x: x.astype(jnp.float32), variables)
+    x = data((4, 6, 3), dtype=np.float32)
+    layer, valid = BatchNorm(), jnp.arange(6) < 5
+
+    def one(images):
+        with normalize_with(valid=valid):
+            return train(layer, variables, images)
+
+    loop = [one(images) for images in x]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loop)
+    _, scanned = jax.lax.scan(lambda _, images: (None, one(images)), None, x)
+    for other in (jax.jit(jax.vmap(one))(x), scanned):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), other, stacked
+        )

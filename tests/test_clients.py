@@ -1,0 +1,38 @@
+"""Mapping over clients: every strategy is the same function."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_bn.clients import group_size, map_clients
+
+
+@pytest.mark.parametrize("clients", ["auto", "map", "vmap", "vmap:1", "vmap:2", "vmap:3", "vmap:5"])
+def test_results_are_stacked_in_order_whatever_the_strategy(clients):
+    x, y = jnp.arange(10.0).reshape(5, 2), jnp.arange(5.0)
+    result = map_clients(lambda a, b, _: {"sum": a.sum() + b, "a": a}, clients, x, y, None)
+    np.testing.assert_array_equal(result["sum"], np.asarray(x).sum(1) + np.arange(5))
+    np.testing.assert_array_equal(result["a"], x)
+
+
+@pytest.mark.parametrize("clients", ["map", "vmap", "vmap:1"])
+def test_one_client_works(clients):
+    np.testing.assert_array_equal(map_clients(lambda a: a + 1, clients, jnp.zeros(1)), [1])
+
+
+@pytest.mark.parametrize(
+    ("clients", "size"), [("map", 1), ("vmap", 7), ("vmap:7", 7), ("vmap:3", 3), ("auto", 1)]
+)
+def test_group_size_is_the_number_of_clients_at_once(clients, size):
+    assert group_size(clients, 7) == size
+
+
+@pytest.mark.parametrize("clients", ["", "vmap:", "vmap:x", "vmap:0", "vmap:-1", "map:2", "scan"])
+def test_unknown_strategies_are_refused(clients):
+    with pytest.raises(ValueError, match="'auto', 'map', 'vmap' or 'vmap:n'"):
+        group_size(clients, 3)
+
+
+def test_more_clients_at_once_than_there_are_is_refused():
+    with pytest.raises(ValueError, match="the federation has 3: use 'vmap:3' or less"):
+        group_size("vmap:4", 3)

@@ -1,0 +1,118 @@
+"""Sharing rules decide by module and collection."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from federations import NormNet, PlainNet, assert_equal, batches_of, run_rounds, variables_of
+
+from fedjax_bn import sharing
+from fedjax_bn.federation import client_variables
+from fedjax_bn.methods import fedbn, silobn
+from fedjax_bn.models import DenseNet121, ResNet18, ResNet50
+from fedjax_bn.normalization import BatchNorm
+
+RULES = (
+    sharing.everything,
+    sharing.nothing,
+    sharing.all_but_batch_norm,
+    sharing.all_but_statistics,
+)
+
+
+class Nested(nn.Module):
+    """A batch norm without affine inside a submodule called kernel, one at the top."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = NormNet(name="kernel")(x)
+        x = BatchNorm(name="scale", use_scale=False, use_bias=False)(x)
+        return nn.Dense(3, name="batch_stats")(x)
+
+
+def paths(tree, mask, wanted):
+    pairs = zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(mask), strict=True)
+    return {
+        jax.tree_util.keystr(p, simple=True, separator="/") for (p, _), m in pairs if m == wanted
+    }
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("model", [NormNet(), Nested()])
+def test_split_and_join_are_inverse(rule, model):
+    variables = variables_of(model)
+    shared, personal = sharing.split(variables, rule(variables))
+    assert_equal(sharing.join(shared, personal), variables)
+    assert_equal(sharing.split_like(variables, shared), (shared, personal))
+    counts = [len(jax.tree.leaves(tree)) for tree in (shared, personal, variables)]
+    assert counts[0] + counts[1] == counts[2]
+
+
+def test_fedbn_keeps_exactly_the_leaves_of_batch_norms_whatever_their_names():
+    variables = variables_of(Nested())
+    assert paths(variables, sharing.all_but_batch_norm(variables), False) == {
+        f"{collection}/{layer}/{leaf}"
+        for layer in ("kernel/a", "kernel/b")
+        for collection, leaf in (
+            ("params", "scale"),
+            ("params", "bias"),
+            ("batch_stats", "mean"),
+            ("batch_stats", "var"),
+        )
+    } | {"batch_stats/scale/mean", "batch_stats/scale/var"}
+
+
+def test_silobn_keeps_statistics_only():
+    variables = variables_of(Nested())
+    kept = paths(variables, sharing.all_but_statistics(variables), False)
+    assert kept == {
+        f"batch_stats/{layer}/{leaf}"
+        for layer in ("kernel/a", "kernel/b", "scale")
+        for leaf in ("mean", "var")
+    }
+
+
+@pytest.mark.parametrize(("make", "count"), [(ResNet18, 20), (ResNet50, 53), (DenseNet121, 121)])
+def test_fedbn_keeps_all_batch_norms_of_deep_networks(make, count):
+    variables = jax.eval_shape(make().init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
+    mask = sharing.all_but_batch_norm(variables)
+    kept = paths(variables, mask, False)
+    assert len(kept) == 4 * count
+    assert len(sharing.batch_norm_layers(variables)) == count
+    assert all(
+        shared == ("kernel" in path or "head" in path)
+        for path, shared in ((p, True) for p in paths(variables, mask, True))
+    )
+
+
+@pytest.mark.parametrize("rule", [sharing.all_but_batch_norm, sharing.all_but_statistics])
+@pytest.mark.parametrize("empty", [False, True])
+def test_rules_about_batch_norm_raise_without_one(rule, empty):
+    variables = variables_of(PlainNet()) | ({"batch_stats": {}} if empty else {})
+    with pytest.raises(ValueError, match="share=everything"):
+        rule(variables)
+
+
+@pytest.mark.parametrize("method", [fedbn, silobn])
+def test_after_a_round_shared_leaves_agree_and_personal_leaves_differ(method):
+    state, _ = run_rounds(
+        method(NormNet(), optax.sgd(0.1)), variables_of(NormNet()), batches_of((8, 6))
+    )
+    models = client_variables(state)
+    template = jax.tree.map(lambda x: x[0], models)
+    rule = {fedbn: sharing.all_but_batch_norm, silobn: sharing.all_but_statistics}[method]
+    agree = jax.tree.map(lambda x: bool((x[0] == x[1]).all()), models)
+    assert agree == rule(template)
+
+
+def test_the_table_counts_leaves_values_and_bytes():
+    variables = variables_of(NormNet())
+    text = sharing.describe(variables, sharing.all_but_batch_norm(variables))
+    sizes = [leaf.size for leaf in jax.tree.leaves(variables)]
+    assert "personal: 8 leaves, 64 values, 256 bytes" in text
+    assert f"shared: {len(sizes) - 8} leaves, {sum(sizes) - 64} values" in text
+    for layer in ("a", "b", "bn", "norm", "c"):
+        assert any(line.split()[:1] == [layer] for line in text.splitlines())
+    assert np.char.count(text, "\n") == 2 + 5 + 2 - 1
