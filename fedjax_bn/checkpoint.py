@@ -1,13 +1,17 @@
 """Orbax checkpoints of a run: its latest rounds, and the round selected by validation."""
 
+import contextlib
 import hashlib
+import io
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import SingleDeviceSharding
 
 from fedjax_bn.errors import CheckpointError
 
@@ -34,7 +38,12 @@ def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
 
 
 def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = None) -> PyTree:
-    """Reads the checkpoint of a round (by default the newest); `like` gives structure and shapes.
+    """Reads the checkpoint of a round (by default the newest).
+
+    Args:
+      manager: an open folder.
+      like: a tree of arrays or of `jax.ShapeDtypeStruct`, of the structure that was saved.
+      round: one of `manager.all_steps()`.
 
     Raises:
       CheckpointError: there is none, it is damaged, or it holds another model.
@@ -42,19 +51,24 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
     round = manager.latest_step() if round is None else round
     if round is None:
         raise CheckpointError(f"no checkpoint in {manager.directory}: train first")
+    device = SingleDeviceSharding(jax.devices()[0])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), like)
     folder = manager.directory / str(round)
-    try:
-        state = manager.restore(round, args=ocp.args.StandardRestore(like))
-        about = manager.metadata(round).custom_metadata or {}
-        if digest(state) != about.get("sha256"):
-            raise ValueError("its checksum does not match")
-    except Exception as error:  # Orbax and TensorStore raise many kinds.
-        reason = textwrap.shorten(str(error) or repr(error), 120)
-        raise CheckpointError(
-            f"the checkpoint {folder} is damaged or of another model ({reason}): delete that "
-            "folder and run again to go on from an earlier checkpoint or from the start"
-        ) from error
-    return jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), state, like)
+    # When one array cannot be read, TensorStore's other readers print tracebacks a little later.
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            state = manager.restore(round, args=ocp.args.StandardRestore(like))
+            about = manager.metadata(round).custom_metadata or {}
+            if digest(state) != about.get("sha256"):
+                raise ValueError("its checksum does not match")
+        except Exception as error:  # Orbax and TensorStore raise many kinds.
+            time.sleep(0.3)
+            reason = textwrap.shorten(str(error) or repr(error), 120)
+            raise CheckpointError(
+                f"the checkpoint {folder} is damaged or of another model ({reason}): delete that "
+                "folder and run again to go on from an earlier checkpoint or from the start"
+            ) from error
+    return state
 
 
 def digest(state: PyTree) -> str:

@@ -24,6 +24,7 @@ from fedjax_bn.aggregation import (
     weighted_mean,
 )
 from fedjax_bn.clients import group_size, map_clients
+from fedjax_bn.data.batches import Batches, blank_padding, check_batches
 from fedjax_bn.data.images import Prepare, standardize
 from fedjax_bn.local import Objective, Received, cross_entropy, masked_mean, select
 from fedjax_bn.sharing import SharingRule, Variables, everything, join, split, split_like
@@ -63,7 +64,20 @@ class FederatedMethod(NamedTuple):
     """
 
     init: Callable[[jax.Array, Variables, int], FederatedState]
-    round: Callable[[FederatedState, dict[str, jax.Array], jax.Array], tuple]
+    round: Callable[[FederatedState, Batches, jax.Array], tuple[FederatedState, dict]]
+
+
+class Plan(NamedTuple):
+    """The choices that make a method; see `federate` for each."""
+
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    share: SharingRule
+    weigh: WeighingRule
+    server: ServerUpdate
+    clients: str
+    local_epochs: int
+    keep_optimizer: bool
 
 
 class ClientResult(NamedTuple):
@@ -120,110 +134,136 @@ def federate(
     """
     if local_epochs < 1:
         raise ValueError(f"local_epochs={local_epochs} must be at least 1")
-    objective = objective or cross_entropy(model, prepare or standardize())
-    server = server or averaging()
+    plan = Plan(
+        objective=objective or cross_entropy(model, prepare or standardize()),
+        optimizer=optimizer,
+        share=share,
+        weigh=weigh,
+        server=server or averaging(),
+        clients=clients,
+        local_epochs=local_epochs,
+        keep_optimizer=keep_optimizer,
+    )
+    return FederatedMethod(
+        init=functools.partial(init_state, plan),
+        round=jax.jit(functools.partial(run_round, plan), donate_argnums=0),
+    )
 
-    def init(key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:
-        del key  # nothing random here; methods with random state of their own use it
-        if num_clients < 1:
-            raise ValueError(f"a federation needs at least one client, not {num_clients}")
-        group_size(clients, num_clients)
-        # Copies, because rounds donate the state and the caller keeps its variables.
-        variables = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), variables)
-        shared, personal = split(variables, share(variables))
-        memory = optimizer.init(variables["params"]) if keep_optimizer else ()
-        return FederatedState(
-            round=jnp.zeros((), jnp.int32),
-            shared=shared,
-            personal=_stack(personal, num_clients),
-            weights=normalize(jnp.ones(num_clients)),
-            server=server.init(shared),
-            memory=_stack(memory, num_clients),
-        )
 
-    def train_client(
-        shared: PyTree, personal: PyTree, memory: PyTree, batches: PyTree, key: jax.Array
-    ) -> ClientResult:
-        variables = join(shared, personal)
-        state = memory if keep_optimizer else optimizer.init(variables["params"])
-        received = Received(shared, personal, memory)
-        trained = local.train(objective, optimizer, received, variables, state, batches, key)
-        own_memory = trained.optimizer_state if keep_optimizer else memory
-        return ClientResult(
-            *split_like(trained.variables, shared),
-            memory=own_memory,
-            losses=trained.losses,
-            counts=trained.counts,
-            finite=_all_finite((trained.variables, own_memory, trained.losses)),
-        )
+def init_state(
+    plan: Plan, key: jax.Array, variables: Variables, num_clients: int
+) -> FederatedState:
+    """The state before the first round: all clients start from `variables`."""
+    del key  # nothing random here; methods with random state of their own use it
+    if num_clients < 1:
+        raise ValueError(f"a federation needs at least one client, not {num_clients}")
+    group_size(plan.clients, num_clients)
+    # Copies, because rounds donate the state and the caller keeps its variables.
+    variables = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), variables)
+    shared, personal = split(variables, plan.share(variables))
+    memory = plan.optimizer.init(variables["params"]) if plan.keep_optimizer else ()
+    return FederatedState(
+        round=jnp.zeros((), jnp.int32),
+        shared=shared,
+        personal=_stack(personal, num_clients),
+        weights=normalize(jnp.ones(num_clients)),
+        server=plan.server.init(shared),
+        memory=_stack(memory, num_clients),
+    )
 
-    def one_client(shared: PyTree, participates: jax.Array | None, *client: PyTree) -> ClientResult:
-        if participates is None:
-            return train_client(shared, *client)
-        like = jax.eval_shape(train_client, shared, *client)
-        personal, memory, *_ = client
-        idle = ClientResult(
-            shared,
-            personal,
-            memory,
-            losses=jnp.zeros(like.losses.shape, like.losses.dtype),
-            counts=jnp.zeros(like.counts.shape, like.counts.dtype),
-            finite=jnp.ones((), bool),
-        )
-        return jax.lax.cond(participates, lambda: train_client(shared, *client), lambda: idle)
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def round(
-        state: FederatedState, batches: dict[str, jax.Array], key: jax.Array
-    ) -> tuple[FederatedState, Metrics]:
-        num_clients = state.weights.shape[0]
-        check_batches(batches, num_clients, local_epochs)
-        steps = blank_padding(batches)
-        participates = batches.get("participates")
-        round_key = jax.random.fold_in(key, state.round)
-        keys = jax.vmap(lambda k: jax.random.fold_in(round_key, k))(jnp.arange(num_clients))
-        result = map_clients(
-            lambda *client: one_client(state.shared, *client),
-            clients,
-            participates,
-            state.personal,
-            state.memory,
-            steps,
-            keys,
-        )
+def run_round(
+    plan: Plan, state: FederatedState, batches: Batches, key: jax.Array
+) -> tuple[FederatedState, Metrics]:
+    """One round: broadcast, local training, aggregation."""
+    num_clients = state.weights.shape[0]
+    check_batches(batches, num_clients, plan.local_epochs)
+    result = train_clients(plan, state, batches, key)
+    participates = batches.get("participates", jnp.ones(num_clients, bool))
+    counts = participates & result.finite
+    risks = last_epoch_loss(plan, result)
+    weights = weigh_clients(plan, batches, counts, risks)
 
-        took_part = jnp.ones(num_clients, bool) if participates is None else participates
-        counts_now = took_part & result.finite
-        sizes = batches.get("size")
-        if sizes is None:
-            sizes = steps["valid"].sum((1, 2), dtype=jnp.int32) // local_epochs
-        last = slice(-(steps["valid"].shape[1] // local_epochs), None)
-        risks = jax.vmap(masked_mean)(result.losses[:, last], result.counts[:, last])
-        weights = weigh(jnp.where(counts_now, sizes, 0), jnp.where(counts_now, risks, 0))
-        weights = normalize(jnp.where(counts_now, weights, 0))
+    steps = (result.counts > 0).sum(1, dtype=jnp.int32)
+    updated = plan.server.update(state.shared, result.shared, weights, steps, state.server)
+    anybody = weights.sum() > 0
+    shared, server = select(anybody, updated, (state.shared, state.server))
+    # A client that sat out, or failed, keeps what is its own.
+    old = (state.personal, state.memory)
+    personal, memory = jax.vmap(select)(counts, (result.personal, result.memory), old)
+    new = FederatedState(
+        round=state.round + 1,
+        shared=shared,
+        personal=personal,
+        weights=jnp.where(anybody, weights, state.weights),
+        server=server,
+        memory=memory,
+    )
+    loss = jax.vmap(masked_mean)(result.losses, result.counts)
+    return new, {
+        "loss": jnp.where(participates, loss, jnp.nan),
+        "step_loss": result.losses,
+        "risk": risks,
+        "weights": weights,
+        "finite": result.finite,
+    }
 
-        real_steps = (result.counts > 0).sum(1, dtype=jnp.int32)
-        updated = server.update(state.shared, result.shared, weights, real_steps, state.server)
-        shared, server_state = select(weights.sum() > 0, updated, (state.shared, state.server))
-        new = FederatedState(
-            round=state.round + 1,
-            shared=shared,
-            personal=_select_clients(counts_now, result.personal, state.personal),
-            weights=jnp.where(weights.sum() > 0, weights, state.weights),
-            server=server_state,
-            memory=_select_clients(counts_now, result.memory, state.memory),
-        )
-        loss = jax.vmap(masked_mean)(result.losses, result.counts)
-        metrics = {
-            "loss": jnp.where(took_part, loss, jnp.nan),
-            "step_loss": result.losses,
-            "risk": risks,
-            "weights": weights,
-            "finite": result.finite,
-        }
-        return new, metrics
 
-    return FederatedMethod(init, round)
+def train_clients(
+    plan: Plan, state: FederatedState, batches: Batches, key: jax.Array
+) -> ClientResult:
+    """Local training of all clients, results stacked [K, ...]; who sits out costs nothing."""
+    round_key = jax.random.fold_in(key, state.round)
+    clients = jnp.arange(state.weights.shape[0])
+    keys = jax.vmap(functools.partial(jax.random.fold_in, round_key))(clients)
+    stacked = (state.personal, state.memory, blank_padding(batches), keys)
+    train = functools.partial(train_client, plan, state.shared)
+    if "participates" not in batches:
+        return map_clients(train, plan.clients, *stacked)
+
+    def idle(*client: PyTree) -> ClientResult:
+        like = jax.eval_shape(train, *client)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        kept = {"shared": state.shared, "personal": client[0], "memory": client[1]}
+        return nothing._replace(**kept, finite=jnp.ones((), bool))
+
+    def train_if(participates: jax.Array, *client: PyTree) -> ClientResult:
+        return jax.lax.cond(participates, train, idle, *client)
+
+    return map_clients(train_if, plan.clients, batches["participates"], *stacked)
+
+
+def train_client(
+    plan: Plan, shared: PyTree, personal: PyTree, memory: PyTree, batches: Batches, key: jax.Array
+) -> ClientResult:
+    """Local training of one client."""
+    variables = join(shared, personal)
+    state = memory if plan.keep_optimizer else plan.optimizer.init(variables["params"])
+    received = Received(shared, personal, memory)
+    trained = local.train(plan.objective, plan.optimizer, received, variables, state, batches, key)
+    memory = trained.optimizer_state if plan.keep_optimizer else memory
+    return ClientResult(
+        *split_like(trained.variables, shared),
+        memory=memory,
+        losses=trained.losses,
+        counts=trained.counts,
+        finite=_all_finite((trained.variables, memory, trained.losses)),
+    )
+
+
+def last_epoch_loss(plan: Plan, result: ClientResult) -> jax.Array:
+    """R_k f[K], the mean training loss of each client's last local epoch (FedCD's risk)."""
+    steps = result.losses.shape[1] // plan.local_epochs
+    return jax.vmap(masked_mean)(result.losses[:, -steps:], result.counts[:, -steps:])
+
+
+def weigh_clients(plan: Plan, batches: Batches, counts: jax.Array, risks: jax.Array) -> jax.Array:
+    """Aggregation weights f[K] that sum to 1, or all 0 where nobody counts (bool[K])."""
+    sizes = batches.get("size")
+    if sizes is None:
+        sizes = batches["valid"].sum((1, 2), dtype=jnp.int32) // plan.local_epochs
+    weights = plan.weigh(jnp.where(counts, sizes, 0), jnp.where(counts, risks, 0))
+    return normalize(jnp.where(counts, weights, 0))
 
 
 def client_variables(state: FederatedState) -> Variables:
@@ -240,55 +280,6 @@ def global_variables(state: FederatedState) -> Variables:
     """
     personal = weighted_mean(state.personal, state.weights)
     return join(jax.tree.map(jnp.copy, state.shared), personal)
-
-
-def check_batches(batches: dict[str, jax.Array], num_clients: int, local_epochs: int) -> None:
-    """Checks keys and shapes of a round's batches.
-
-    Raises:
-      ValueError: a key is missing or unknown, or a shape does not fit; the message names it.
-    """
-    missing = {"image", "label", "valid"} - set(batches)
-    unknown = set(batches) - {"image", "label", "valid", "participates", "size"}
-    if missing or unknown:
-        raise ValueError(
-            f"batches lack {sorted(missing)} and have unknown {sorted(unknown)}: give 'image', "
-            "'label' and 'valid', optionally 'participates' and 'size'"
-        )
-    shape = batches["label"].shape
-    if len(shape) != 3 or shape[0] != num_clients:
-        raise ValueError(f"batches['label'] has shape {shape}, not [K={num_clients}, S, B]")
-    for name in ("image", "valid"):
-        if batches[name].shape[:3] != shape:
-            raise ValueError(
-                f"batches['{name}'] has shape {batches[name].shape}, which does not begin with "
-                f"that of 'label', {shape}"
-            )
-    for name in ("participates", "size"):
-        if name in batches and batches[name].shape != (num_clients,):
-            raise ValueError(
-                f"batches['{name}'] has shape {batches[name].shape}, not [K={num_clients}]"
-            )
-    if shape[1] % local_epochs:
-        raise ValueError(
-            f"{shape[1]} steps are not {local_epochs} equal local epochs: pad every epoch to the "
-            "same number of steps with valid=False"
-        )
-
-
-def blank_padding(batches: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Image, label and valid, with zeros where `valid` is False.
-
-    Whatever padding holds, NaN included, cannot reach a gradient: 0 times NaN would be NaN there.
-    """
-    image, label, valid = (batches[name] for name in ("image", "label", "valid"))
-    mask = valid.reshape(*valid.shape, *(1,) * (image.ndim - valid.ndim))
-    zero = jnp.zeros((), image.dtype)
-    return {
-        "image": jnp.where(mask, image, zero),
-        "label": jnp.where(valid, label, 0),
-        "valid": valid,
-    }
 
 
 def _stack(tree: PyTree, num_clients: int) -> PyTree:

@@ -49,7 +49,7 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
       InterruptedRun: Ctrl-C, after the state was saved.
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
-    experiment, keys, state = prepare(config)
+    experiment, keys, start = prepare(config)
     about = {"data": data_hash(experiment), **workdir.describe_machine()}
     workdir.claim(folder, dict(flatten(config)), about)
 
@@ -59,7 +59,7 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
         return workdir.read_json(folder / "summary.json", ("method", "accuracy"))
 
     # 3. Otherwise go on from the latest checkpoint, if there is one.
-    state = resume(folder, state)
+    state = resume(folder, start)
     if state.round:
         say(f"going on from round {int(state.round)} of {config.rounds} in {folder}")
     records = workdir.read_lines(folder / "metrics.jsonl", int(state.round))
@@ -78,8 +78,8 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     return summary
 
 
-def prepare(config: ConfigDict) -> tuple[Experiment, Keys, FederatedState]:
-    """Builds the experiment, the keys and the state before the first round.
+def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], FederatedState]]:
+    """Builds the experiment, the keys and a function that makes the state before the first round.
 
     Raises:
       ConfigError: whatever is wrong with the configuration or the data it names.
@@ -87,9 +87,13 @@ def prepare(config: ConfigDict) -> tuple[Experiment, Keys, FederatedState]:
     try:
         experiment = build(config)
         keys = Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
-        variables = initial_variables(experiment, keys.model)
-        num_clients = len(experiment.internal.domains)
-        return experiment, keys, experiment.method.init(keys.method, variables, num_clients)
+
+        def start() -> FederatedState:
+            variables = initial_variables(experiment, keys.model)
+            return experiment.method.init(keys.method, variables, len(experiment.internal.domains))
+
+        jax.eval_shape(start)  # raises where the method does not suit the model
+        return experiment, keys, start
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
 
@@ -100,10 +104,12 @@ def data_hash(experiment: Experiment) -> str:
     return fingerprint(experiment.internal._replace(domains=domains))
 
 
-def resume(folder: Path, state: FederatedState) -> FederatedState:
-    """The state of the latest checkpoint, or `state` where there is none."""
+def resume(folder: Path, start: Callable[[], FederatedState]) -> FederatedState:
+    """The state of the latest checkpoint, or `start()` where there is none."""
     with checkpoint.open_folder(folder / "checkpoints" / "latest", keep=2) as latest:
-        return checkpoint.restore(latest, state) if latest.all_steps() else state
+        if latest.all_steps():
+            return checkpoint.restore(latest, jax.eval_shape(start))
+    return jax.jit(start)()
 
 
 def partition_table(config: ConfigDict, state: FederatedState) -> str:

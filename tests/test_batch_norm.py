@@ -111,12 +111,12 @@ def test_one_sample_or_none_gives_no_nan(variables, count):
     np.testing.assert_allclose(y[0], variables["params"]["bias"], rtol=1e-6)
 
 
-class Deep(nn.Module):
-    """Batch norms at two depths."""
+class Two(nn.Module):
+    """Two batch norms."""
 
     @nn.compact
     def __call__(self, x):
-        x = nn.Sequential([BatchNorm(use_scale=False, use_bias=False)], name="inner")(x)
+        x = BatchNorm(use_scale=False, use_bias=False)(x)
         return BatchNorm(name="last")(x)
 
 
@@ -128,10 +128,10 @@ def test_statistics_reach_every_layer_and_mixed_passes_move_nothing():
         return jnp.full(3, 2.0), jnp.full((x.shape[0], 3), 4.0 - layer.epsilon)
 
     x = data((5, 3), dtype=np.float32)
-    variables = Deep().init(jax.random.key(0), x)
+    variables = Two().init(jax.random.key(0), x)
     with normalize_with(rule):
-        y, moved = Deep().apply(variables, x, mutable=["batch_stats"])
-    assert seen == ["inner/layers_0", "last"]
+        y, moved = Two().apply(variables, x, mutable=["batch_stats"])
+    assert seen == ["BatchNorm_0", "last"]
     np.testing.assert_allclose(y, ((x - 2) / 2 - 2) / 2, rtol=1e-5)
     for old, new in zip(jax.tree.leaves(variables), jax.tree.leaves(moved), strict=False):
         np.testing.assert_array_equal(new, old)

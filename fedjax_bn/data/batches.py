@@ -88,6 +88,55 @@ def by_steps(
     return sample
 
 
+def check_batches(batches: Batches, num_clients: int, local_epochs: int) -> None:
+    """Checks keys and shapes of a round's batches.
+
+    Raises:
+      ValueError: a key is missing or unknown, or a shape does not fit; the message names it.
+    """
+    missing = {"image", "label", "valid"} - set(batches)
+    unknown = set(batches) - {"image", "label", "valid", "participates", "size"}
+    if missing or unknown:
+        raise ValueError(
+            f"batches lack {sorted(missing)} and have unknown {sorted(unknown)}: give 'image', "
+            "'label' and 'valid', optionally 'participates' and 'size'"
+        )
+    shape = batches["label"].shape
+    if len(shape) != 3 or shape[0] != num_clients:
+        raise ValueError(f"batches['label'] has shape {shape}, not [K={num_clients}, S, B]")
+    for name in ("image", "valid"):
+        if batches[name].shape[:3] != shape:
+            raise ValueError(
+                f"batches['{name}'] has shape {batches[name].shape}, which does not begin with "
+                f"that of 'label', {shape}"
+            )
+    for name in ("participates", "size"):
+        if name in batches and batches[name].shape != (num_clients,):
+            raise ValueError(
+                f"batches['{name}'] has shape {batches[name].shape}, not [K={num_clients}]"
+            )
+    if shape[1] % local_epochs:
+        raise ValueError(
+            f"{shape[1]} steps are not {local_epochs} equal local epochs: pad every epoch to the "
+            "same number of steps with valid=False"
+        )
+
+
+def blank_padding(batches: Batches) -> Batches:
+    """Image, label and valid, with zeros where `valid` is False.
+
+    Whatever padding holds, NaN included, cannot reach a gradient: 0 times NaN would be NaN there.
+    """
+    image, label, valid = (batches[name] for name in ("image", "label", "valid"))
+    mask = valid.reshape(*valid.shape, *(1,) * (image.ndim - valid.ndim))
+    zero = jnp.zeros((), image.dtype)
+    return {
+        "image": jnp.where(mask, image, zero),
+        "label": jnp.where(valid, label, 0),
+        "valid": valid,
+    }
+
+
 def _orders(key: jax.Array, data: ClientData, epochs: int) -> jax.Array:
     """i32[K, epochs, N]: random orders in which every client's real samples come first."""
     num_clients, longest = data.labels.shape

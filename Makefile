@@ -1,0 +1,50 @@
+# The two commands of the README, and what else a developer needs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: quickstart test test-slow lint format benchmark clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/python -m fedjax_bn.main --config configs/quickstart.py
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# PyTorch is what the benchmarks compare with; nothing else needs it.
+benchmark: $(VENV)/.installed-benchmark
+	$(BIN)/python benchmarks/round_time.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'fedjax_bn needs Python 3.11 or newer'"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(VENV)/.installed-benchmark: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
