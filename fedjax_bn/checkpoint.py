@@ -1,10 +1,13 @@
 """Orbax checkpoints of a run: its latest rounds, and the round selected by validation."""
 
 import contextlib
+import gc
 import hashlib
 import io
+import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,19 @@ PyTree = Any
 
 
 def open_folder(folder: Path, keep: int) -> ocp.CheckpointManager:
-    """Opens (and makes) a folder of checkpoints that keeps the `keep` newest."""
+    """Opens (and makes) a folder of checkpoints that keeps the `keep` newest.
+
+    Raises:
+      CheckpointError: a checkpoint in it is damaged so that the folder cannot be listed.
+    """
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
-    return ocp.CheckpointManager(folder.absolute(), options=options)
+    try:
+        return ocp.CheckpointManager(folder.absolute(), options=options)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(
+            f"a checkpoint in {folder} is damaged ({textwrap.shorten(str(error), 120)}): delete "
+            "the newest folder there and run again, or give another --workdir"
+        ) from error
 
 
 def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
@@ -54,21 +67,32 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
     device = SingleDeviceSharding(jax.devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), like)
     folder = manager.directory / str(round)
-    # When one array cannot be read, TensorStore's other readers print tracebacks a little later.
-    with contextlib.redirect_stderr(io.StringIO()):
+    with quiet():
         try:
             state = manager.restore(round, args=ocp.args.StandardRestore(like))
             about = manager.metadata(round).custom_metadata or {}
-            if digest(state) != about.get("sha256"):
-                raise ValueError("its checksum does not match")
+            if digest(state) == about.get("sha256"):
+                return state
+            reason = "its checksum does not match"
         except Exception as error:  # Orbax and TensorStore raise many kinds.
-            time.sleep(0.3)
             reason = textwrap.shorten(str(error) or repr(error), 120)
-            raise CheckpointError(
-                f"the checkpoint {folder} is damaged or of another model ({reason}): delete that "
-                "folder and run again to go on from an earlier checkpoint or from the start"
-            ) from error
-    return state
+        time.sleep(0.3)  # until the other readers have failed
+        gc.collect()
+    raise CheckpointError(
+        f"the checkpoint {folder} is damaged or of another model ({reason}): delete that folder "
+        "and run again to go on from an earlier checkpoint or from the start"
+    )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hides what readers of a damaged checkpoint print when another reader has already failed."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        sys.unraisablehook = hook
 
 
 def digest(state: PyTree) -> str:

@@ -62,12 +62,35 @@ def dataset(validation: bool = True) -> Dataset:
     return Dataset("tiny", 3, tuple(domains), mean=(0.5,), std=(0.5,))
 
 
-def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> None:
-    """Makes `data.name=tiny` known for one test; skips the sample plot unless `draw`."""
-    data = data or dataset()
-    monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data)
-    if not draw:
-        monkeypatch.setattr(plots, "samples", lambda domains: b"")
+DATA = dataset()
+
+
+COMPILED: dict[tuple[str, str], object] = {}
+
+
+def install(monkeypatch, data: Dataset | None = None) -> None:
+    """Makes `data.name=tiny` known for one test.
+
+    To save time, no samples are drawn, and equal configurations share what they compile.
+    """
+    data_of = data or DATA
+    monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data_of)
+    monkeypatch.setattr(plots, "samples", lambda domains: b"")
+    if data is None:
+        for name in ("prepare", "compile_round", "evaluator"):
+            monkeypatch.setattr(train, name, once(getattr(train, name)))
+
+
+def once(function: Callable) -> Callable:
+    """The function, called once for each configuration, its first argument."""
+
+    def remembered(config: ConfigDict, *rest: object) -> object:
+        key = (function.__name__, config.to_json_best_effort(sort_keys=True))
+        if key not in COMPILED:
+            COMPILED[key] = function(config, *rest)
+        return COMPILED[key]
+
+    return remembered
 
 
 def config(**changes: object) -> ConfigDict:
@@ -93,7 +116,8 @@ def saved(folder: Path, like: object, kind: str = "latest", round: int | None = 
 
 def steps(folder: Path, kind: str = "latest") -> list[int]:
     """Rounds of which there is a checkpoint."""
-    return sorted(int(path.name) for path in (folder / "checkpoints" / kind).glob("[0-9]*[0-9]"))
+    names = [path.name for path in (folder / "checkpoints" / kind).iterdir()]
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def lines(folder: Path) -> list[dict]:

@@ -24,11 +24,20 @@ def tiny(monkeypatch):
     runs.install(monkeypatch)
 
 
-@pytest.fixture
-def straight(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
     """A tiny run that nobody stopped."""
-    runs.run(tmp_path / "straight")
-    return tmp_path / "straight"
+    folder = tmp_path_factory.mktemp("runs") / "straight"
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch)
+        runs.run(folder)
+    return folder
+
+
+@pytest.fixture
+def straight(finished, tmp_path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(finished, tmp_path / "straight"))
 
 
 def assert_same_end(folder: Path, straight: Path, config) -> None:
@@ -47,39 +56,254 @@ def assert_same_end(folder: Path, straight: Path, config) -> None:
     assert runs.steps(folder, "selected") == [summaries[0]["selected_round"]]
 
 
-def moments(folder: Path) -> list:
-    """When to stop a run of 12 rounds: (name, signal, condition), in the order of a run's life."""
-    latest = folder / "checkpoints" / "latest"
-    return [
-        ("compiling", signal.SIGKILL, lambda: (folder / "config.json").exists()),
-        ("in round 2 or 3", signal.SIGINT, lambda: len(runs.lines_written(folder)) >= 1),
-        ("writing a checkpoint", signal.SIGKILL, lambda: any(latest.glob("*tmp*"))),
-        ("finishing", signal.SIGKILL, lambda: len(runs.lines_written(folder)) == 12),
-    ]
+def moments(folder: Path) -> dict[str, tuple]:
+    """When to stop a run of 12 rounds and how, in the order of its life."""
+
+    def rounds() -> int:
+        return len(runs.lines_written(folder))
+
+    latest, selected = (folder / "checkpoints" / kind for kind in ("latest", "selected"))
+    return {
+        "before compilation": (signal.SIGKILL, (folder / "config.json").exists),
+        "after the first round": (signal.SIGINT, lambda: rounds() >= 1),
+        "between checkpoints": (signal.SIGKILL, lambda: rounds() >= 5),
+        "writing a checkpoint": (signal.SIGKILL, lambda: any(latest.glob("*tmp*"))),
+        "writing the selected round": (signal.SIGKILL, lambda: any(selected.glob("*tmp*"))),
+        "after a termination request": (signal.SIGTERM, lambda: rounds() >= 10),
+        "after the last round": (signal.SIGKILL, lambda: rounds() == 12),
+    }
 
 
-def test_killed_at_four_moments_a_run_ends_with_the_bits_of_a_straight_run(tmp_path):
+def stop_at(folder: Path, command: tuple, number: signal.Signals, moment) -> None:
+    """Gives the command and stops it with a signal at that moment."""
+    process = runs.start(*command)
+    runs.wait_for(process, moment)
+    process.send_signal(number)
+    errors = process.communicate(timeout=60)[1]
+    assert not (folder / "summary.json").exists()
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+        return
+    assert process.returncode == 130
+    assert "give the same command to go on" in errors
+    assert "Traceback" not in errors
+    assert runs.steps(folder)
+
+
+QUICK = ("after the first round", "writing a checkpoint", "after the last round")
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [pytest.param(QUICK, id="three"), pytest.param(None, id="all", marks=pytest.mark.slow)],
+)
+def test_stopped_at_several_moments_a_run_ends_with_the_bits_of_a_straight_run(tmp_path, chosen):
     file = tmp_path / "tiny.py"
     file.write_text(runs.CONFIG_FILE)
-    folder, straight = tmp_path / "killed", tmp_path / "straight"
+    folder, straight = tmp_path / "stopped", tmp_path / "straight"
     other = runs.start("--config", str(file), "--workdir", str(straight))
     command = ("--config", str(file), "--workdir", str(folder))
-    for name, number, moment in moments(folder):
-        process = runs.start(*command)
-        runs.wait_for(process, moment)
-        process.send_signal(number)
-        errors = process.communicate(timeout=60)[1]
-        assert not (folder / "summary.json").exists(), name
-        if number == signal.SIGINT:
-            assert process.returncode == 130
-            assert "give the same command to go on" in errors
-            assert "Traceback" not in errors
-        else:
-            assert process.returncode == -signal.SIGKILL
-    process = runs.start(*command)
-    out, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert "going on from round" in out
-    out, errors = other.communicate(timeout=120)
-    assert other.returncode == 0, errors
+    for name, (number, moment) in moments(folder).items():
+        if chosen is None or name in chosen:
+            stop_at(folder, command, number, moment)
+    assert runs.command(*command) == 0
+    assert other.wait(timeout=120) == 0, other.communicate()[1]
     assert_same_end(folder, straight, read(str(file)))
+
+
+def kill_at(monkeypatch, module, name: str, count: int) -> None:
+    """The `count`-th call of `module.name` dies instead."""
+    real, calls = getattr(module, name), []
+
+    def dying(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == count:
+            raise Killed
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, dying)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "count"),
+    [
+        (workdir, "append_line", 1),  # before the first line
+        (logs, "write_events", 3),  # line written, no checkpoint of it
+        (checkpoint, "save", 3),  # selected or latest, whichever is third
+        (train, "summarize", 1),  # all rounds done
+        (workdir, "write_json", 2),  # the same, summary computed
+    ],
+)
+def test_killed_inside_any_step_of_a_round_it_ends_the_same(
+    tmp_path, straight, monkeypatch, module, name, count
+):
+    with monkeypatch.context() as patch:
+        kill_at(patch, module, name, count)
+        with pytest.raises(Killed):
+            runs.run(tmp_path / "killed")
+    runs.run(tmp_path / "killed")
+    assert_same_end(tmp_path / "killed", straight, runs.config())
+
+
+def test_going_on_from_an_older_checkpoint_ends_the_same(tmp_path, straight):
+    folder = tmp_path / "older"
+    shutil.copytree(straight, folder)
+    assert runs.steps(folder) == [4, 6]
+    shutil.rmtree(folder / "checkpoints" / "latest" / "6")
+    (folder / "summary.json").unlink()
+    said = []
+    train.run(runs.config(), folder, say=said.append)
+    assert any("going on from round 4 of 6" in text for text in said)
+    assert_same_end(folder, straight, runs.config())
+
+
+def test_the_selected_checkpoint_is_on_disk_before_a_run_could_go_on_behind_it(
+    tmp_path, monkeypatch
+):
+    real, folder = checkpoint.save, tmp_path / "run"
+
+    def save(manager, number, state):
+        if manager.directory.name == "latest":
+            records = [record for record in runs.lines(folder) if "validation" in record]
+            if records:
+                assert runs.steps(folder, "selected") == [select_round(runs.lines(folder))]
+        real(manager, number, state)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    runs.run(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_request_saves_the_round_exits_with_130_and_says_how_to_go_on(
+    tmp_path, straight, monkeypatch, capsys, number
+):
+    file = tmp_path / "none.py"
+    file.touch()
+    monkeypatch.setattr(main, "read", lambda source, changes: runs.config())
+    arguments = ("--config", str(file), "--workdir", str(tmp_path / "stopped"))
+    real = logs.write_events
+
+    def raising(writer, record):
+        real(writer, record)
+        if record["round"] == 3:
+            signal.raise_signal(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(logs, "write_events", raising)
+        assert runs.command(*arguments) == 130
+    assert "stopped after round 3 of 6" in capsys.readouterr().err
+    assert max(runs.steps(tmp_path / "stopped")) == 3
+    assert runs.command(*arguments) == 0
+    assert_same_end(tmp_path / "stopped", straight, runs.config())
+
+
+def test_a_stop_request_in_the_last_round_keeps_baselines_from_starting(tmp_path, monkeypatch):
+    real = logs.write_events
+
+    def raising(writer, record):
+        real(writer, record)
+        if record["round"] == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(logs, "write_events", raising)
+    with pytest.raises(InterruptedRun, match="after round 2 of 2"):
+        runs.run(tmp_path / "run", rounds=2)
+
+
+def test_a_finished_run_says_so_and_touches_nothing(straight):
+    before, said = runs.files(straight), []
+    summary = train.run(runs.config(), straight, say=said.append)
+    assert said == [f"{straight} holds a finished run of fedbn; nothing to do."]
+    assert runs.files(straight) == before
+    assert summary == workdir.read_json(straight / "summary.json")
+
+
+def test_a_workdir_of_another_configuration_is_refused_naming_the_keys(straight):
+    before = runs.files(straight)
+    with pytest.raises(WorkdirError) as error:
+        runs.run(straight, seed=1, optimizer__learning_rate=0.02)
+    assert "optimizer.learning_rate (0.01 there, 0.02 now)" in str(error.value)
+    assert "seed (0 there, 1 now)" in str(error.value)
+    assert "rounds" not in str(error.value)
+    assert runs.files(straight) == before
+
+
+@pytest.mark.parametrize("position", [0, 3])
+def test_a_workdir_of_other_data_is_refused_be_it_a_client_or_the_unseen_one(
+    straight, monkeypatch, position
+):
+    data = runs.dataset()
+    data.domains[position].test.labels[:] = 0
+    runs.install(monkeypatch, data)
+    with pytest.raises(WorkdirError, match="the data themselves"):
+        runs.run(straight)
+
+
+def unfinished(straight: Path) -> Path:
+    """The newest checkpoint of a run that still has its summary to write."""
+    (straight / "summary.json").unlink()
+    return straight / "checkpoints" / "latest" / "6"
+
+
+def largest(folder: Path) -> Path:
+    """The file with the arrays."""
+    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def truncate(folder: Path) -> None:
+    file = largest(folder)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def empty(folder: Path) -> None:
+    largest(folder).write_bytes(b"")
+
+
+def flip_a_bit(folder: Path) -> None:
+    content = bytearray(largest(folder).read_bytes())
+    content[len(content) // 2] ^= 4
+    largest(folder).write_bytes(content)
+
+
+def delete_the_manifest(folder: Path) -> None:
+    (folder / "default" / "manifest.ocdbt").unlink()
+
+
+def spoil_the_metadata(folder: Path) -> None:
+    (folder / "_CHECKPOINT_METADATA").write_text("{")
+
+
+@pytest.mark.parametrize(
+    "damage", [truncate, empty, flip_a_bit, delete_the_manifest, spoil_the_metadata]
+)
+def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
+    straight, monkeypatch, capfd, damage
+):
+    newest = unfinished(straight)
+    damage(newest)
+    before = runs.files(straight)
+    monkeypatch.setattr(train, "compile_round", lambda *_: pytest.fail("compiled"))
+    with pytest.raises(CheckpointError, match="delete that folder and run again") as error:
+        runs.run(straight)
+    assert str(newest) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert runs.files(straight) == before
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_after_deleting_a_damaged_checkpoint_the_run_goes_on_from_the_one_before(
+    tmp_path, straight
+):
+    folder = tmp_path / "repaired"
+    shutil.copytree(straight, folder)
+    newest = unfinished(folder)
+    truncate(newest)
+    shutil.rmtree(newest)
+    runs.run(folder)
+    assert_same_end(folder, straight, runs.config())
+
+
+def test_a_checkpoint_of_another_model_is_refused(straight):
+    like = jax.eval_shape(train.prepare(runs.config(method="fedavg"))[2])
+    with pytest.raises(CheckpointError, match="damaged or of another model"):
+        runs.saved(straight, like)

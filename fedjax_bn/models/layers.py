@@ -11,6 +11,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.models import pooling
+from fedjax_bn.models.convolution import convolution
+
 Initializer = jax.nn.initializers.Initializer
 
 # PyTorch's default, kaiming_uniform(a=sqrt(5)): U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
@@ -71,6 +74,7 @@ def conv(
         kernel_init=kernel_init,
         bias_init=fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
         param_dtype=param_dtype,
+        conv_general_dilated_cls=lambda: convolution,
         name=name,
     )
     return layer(x)
@@ -97,7 +101,7 @@ def max_pool(x: jax.Array, window: int, strides: int, padding: int = 0) -> jax.A
     """
     _check_window(x, window, padding, "max-pooling")
     sides = ((padding, padding), (padding, padding))
-    return nn.max_pool(x, (window, window), (strides, strides), sides)
+    return pooling.max_pool(x, (window, window), (strides, strides), sides)
 
 
 def average_pool(x: jax.Array, window: int) -> jax.Array:

@@ -1,0 +1,202 @@
+"""Convolution that is fast on CPU, where XLA's own is not; plain XLA everywhere else.
+
+XLA:CPU runs matrix products at full speed, but of the convolutions of a training step only the
+forward ones, and only with the usual dimension order; see `convolution` for what is done instead.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_bn.models.winograd import POINTS, Padding, winograd_convolution
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+Strides = tuple[int, int]
+
+
+def convolution(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = NHWC,
+    feature_group_count: int = 1,
+    **options: Any,
+) -> jax.Array:
+    """Drop-in for `jax.lax.conv_general_dilated`, as `nn.Conv(conv_general_dilated=convolution)`.
+
+    On CPU, for two-dimensional float32 or float64 convolutions in the order NHWC, HWIO without
+    dilation or groups, the algorithm follows from the static shapes; anything else, and any other
+    default backend when the function is traced, is `lax.conv_general_dilated` itself.
+
+    TABLE
+
+    Differentiable twice in reverse mode, and forward over reverse.
+
+    Args:
+      lhs: images f[B, H, W, C].
+      rhs: kernel f[r, s, C, F].
+      window_strides: strides (down, across).
+      padding: ((top, bottom), (left, right)), or "SAME" or "VALID".
+      lhs_dilation: dilation of the images.
+      rhs_dilation: dilation of the kernel.
+      dimension_numbers: as lax takes them; here NHWC, HWIO, NHWC by default.
+      feature_group_count: number of groups of channels.
+      **options: further arguments of `lax.conv_general_dilated`, `precision` for example.
+
+    Returns:
+      f[B, H', W', F].
+    """
+    usual = (
+        lhs.ndim == 4
+        and lhs.dtype == rhs.dtype
+        and lhs.dtype in (jnp.float32, jnp.float64)
+        and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+        == lax.conv_dimension_numbers(lhs.shape, rhs.shape, NHWC)
+        and feature_group_count == options.get("batch_group_count", 1) == 1
+        and set(lhs_dilation or [1]) == set(rhs_dilation or [1]) == {1}
+        and options.get("preferred_element_type") is None
+    )
+    if not usual or jax.default_backend() != "cpu":
+        return lax.conv_general_dilated(
+            lhs,
+            rhs,
+            window_strides,
+            padding,
+            lhs_dilation,
+            rhs_dilation,
+            dimension_numbers,
+            feature_group_count,
+            **options,
+        )
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(lhs.shape[1:3], rhs.shape[:2], window_strides, padding)
+    strides, sides = tuple(window_strides), tuple((low, high) for low, high in padding)
+    algorithm = choose_algorithm(lhs.shape, rhs.shape, strides, sides)
+    return algorithm(lhs, rhs, strides, sides)
+
+
+def choose_algorithm(
+    images: Sequence[int], kernel: Sequence[int], strides: Strides, padding: Padding
+) -> Any:
+    """The function `(x, kernel, strides, padding) -> y` for these shapes; see `convolution`."""
+    sizes = images[1:3]
+    outputs = [
+        (size + sum(sides) - taps) // stride + 1
+        for size, taps, stride, sides in zip(sizes, kernel, strides, padding, strict=False)
+    ]
+    cut = any(side < 0 for sides in padding for side in sides)
+    if min(outputs) < 1 or min(images) < 1 or cut:
+        return direct_convolution
+    if strides == (1, 1) and min(kernel[:2]) >= 3 and max(kernel[:2]) <= 5:
+        if min(outputs) >= 5 and min(kernel[2:]) >= 16:
+            return _winograd
+    beyond = any(taps > min(n) for taps, *n in zip(kernel, sizes, outputs, strict=False))
+    grown = any(n > size for n, size in zip(outputs, sizes, strict=True))
+    if max(kernel[:2]) == 1 or beyond or grown or (strides != (1, 1) and kernel[2] >= 16):
+        return patches_convolution
+    return direct_convolution
+
+
+def _winograd(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
+    del strides  # all 1
+    return winograd_convolution(x, kernel, padding)
+
+
+def patches_convolution(
+    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+) -> jax.Array:
+    """Convolution as one matrix product of all windows, f[B * H' * W', r * s * C], with the kernel.
+
+    Arguments and result as in `direct_convolution`.
+    """
+    r, s, channels, features = kernel.shape
+    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    high, wide = ((n - t) // d + 1 for n, t, d in zip(x.shape[1:3], (r, s), strides, strict=True))
+    windows = [
+        x[:, i : i + (high - 1) * strides[0] + 1 : strides[0]][
+            :, :, j : j + (wide - 1) * strides[1] + 1 : strides[1]
+        ]
+        for i in range(r)
+        for j in range(s)
+    ]
+    patches = jnp.concatenate(windows, axis=-1).reshape(-1, r * s * channels)
+    return (patches @ kernel.reshape(-1, features)).reshape(len(x), high, wide, features)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def direct_convolution(
+    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+) -> jax.Array:
+    """XLA's convolution, with gradients that are convolutions in the usual dimension order.
+
+    The ones that autodiff makes are not, and XLA:CPU runs them up to 15 times slower in a loop.
+
+    Args:
+      x: f[B, H, W, C].
+      kernel: f[r, s, C, F].
+      strides: (down, across).
+      padding: ((top, bottom), (left, right)).
+
+    Returns:
+      f[B, (H + top + bottom - r) // down + 1, (W + left + right - s) // across + 1, F].
+    """
+    return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC)
+
+
+def _direct_forward(
+    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return direct_convolution(x, kernel, strides, padding), (x, kernel)
+
+
+def _direct_backward(
+    strides: Strides, padding: Padding, saved: tuple[jax.Array, jax.Array], g: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel = saved
+    return (
+        _gradient_images(g, kernel, x.shape[1:3], strides, padding),
+        _gradient_kernel(x, g, kernel.shape[:2], strides, padding),
+    )
+
+
+direct_convolution.defvjp(_direct_forward, _direct_backward)
+
+
+def _gradient_images(
+    g: jax.Array, kernel: jax.Array, sizes: Sequence[int], strides: Strides, padding: Padding
+) -> jax.Array:
+    """dL/dx f[B, H, W, C]: the dilated g f[B, H', W', F] with the turned kernel."""
+    sides = []
+    for n, size, taps, stride, (low, _) in zip(
+        g.shape[1:3], sizes, kernel.shape[:2], strides, padding, strict=True
+    ):
+        sides.append((taps - 1 - low, size + low - (n - 1) * stride - 1))
+    # The barriers keep XLA from folding the transpose into an unusual dimension order again.
+    turned = lax.optimization_barrier(jnp.flip(kernel, (0, 1)).swapaxes(2, 3))
+    return lax.conv_general_dilated(
+        g, turned, (1, 1), sides, lhs_dilation=strides, dimension_numbers=NHWC
+    )
+
+
+def _gradient_kernel(
+    x: jax.Array, g: jax.Array, taps: Sequence[int], strides: Strides, padding: Padding
+) -> jax.Array:
+    """dL/dkernel f[r, s, C, F]: x as C images of B channels, with g as its dilated kernel."""
+    sides = []
+    for n, size, k, stride, (low, _) in zip(
+        g.shape[1:3], x.shape[1:3], taps, strides, padding, strict=True
+    ):
+        sides.append((low, k + (n - 1) * stride - size - low))
+    x = lax.optimization_barrier(x.transpose(3, 1, 2, 0))
+    g = lax.optimization_barrier(g.transpose(1, 2, 0, 3))
+    y = lax.conv_general_dilated(
+        x, g, (1, 1), sides, rhs_dilation=strides, dimension_numbers=NHWC
+    )
+    return y.transpose(1, 2, 0, 3)
