@@ -72,23 +72,23 @@ def make_batches(task: Task, clients: int | None = None) -> dict[str, np.ndarray
     return {"image": image, "label": label, "valid": np.broadcast_to(valid, shape)}
 
 
-class Ours:
-    """Our round as a function without arguments; the state is kept between calls."""
+def our_round(task: Task, clients: int | None = None) -> tuple[Callable[[], None], float]:
+    """Our round as a function without arguments, and the seconds its compilation took."""
+    batches = jax.tree.map(jnp.asarray, make_batches(task, clients))
+    key = jax.random.key(0)
+    method = fedavg(task.model, optax.sgd(LEARNING_RATE), weigh=uniform)
+    variables = task.model.init(key, jnp.zeros((2, task.side, task.side, 3)))
+    state = method.init(key, variables, len(batches["label"]))
+    start = time.perf_counter()
+    compiled = method.round.lower(state, batches, key).compile()
+    compile_seconds = time.perf_counter() - start
 
-    def __init__(self, task: Task, clients: int | None = None) -> None:
-        batches = make_batches(task, clients)
-        self.batches = jax.tree.map(jnp.asarray, batches)
-        self.key = jax.random.key(0)
-        method = fedavg(task.model, optax.sgd(LEARNING_RATE), weigh=uniform)
-        variables = task.model.init(self.key, jnp.zeros((2, task.side, task.side, 3)))
-        self.state = method.init(self.key, variables, len(batches["label"]))
-        start = time.perf_counter()
-        self.round = method.round.lower(self.state, self.batches, self.key).compile()
-        self.compile_seconds = time.perf_counter() - start
+    def run() -> None:
+        nonlocal state
+        state, metrics = compiled(state, batches, key)
+        jax.block_until_ready((state, metrics))
 
-    def __call__(self) -> None:
-        self.state, metrics = self.round(self.state, self.batches, self.key)
-        jax.block_until_ready((self.state, metrics))
+    return run, compile_seconds
 
 
 def torch_network(task: Task) -> Any:
@@ -100,41 +100,42 @@ def torch_network(task: Task) -> Any:
     return torch_models.ResNet(torch_models.BasicBlock, (2, 2, 2, 2))
 
 
-class Theirs:
-    """PyTorch's loop over clients at one setting of threads and memory layout."""
+def their_round(
+    task: Task, threads: int, channels_last: bool, steps: int | None = None
+) -> Callable[[], None]:
+    """PyTorch's loop over clients at one setting, of `steps` steps a client (default: all)."""
+    import torch
 
-    def __init__(self, task: Task, threads: int, channels_last: bool, steps: int | None = None):
-        import torch
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    server = torch_network(task).to(memory_format=layout)
+    batches = make_batches(task)
+    images = torch.from_numpy(batches["image"]).permute(0, 1, 2, 5, 3, 4)
 
-        self.torch, self.threads = torch, threads
-        self.layout = torch.channels_last if channels_last else torch.contiguous_format
-        self.server = torch_network(task).to(memory_format=self.layout)
-        batches = make_batches(task)
-        images = torch.from_numpy(batches["image"]).permute(0, 1, 2, 5, 3, 4)
-        self.data = []
-        for k in range(task.clients):
-            for s in range(batches["label"].shape[1])[:steps]:
-                n = int(batches["valid"][k, s].sum())
-                x = images[k, s, :n].contiguous(memory_format=self.layout)
-                self.data.append((k, x, torch.from_numpy(batches["label"][k, s, :n]).long()))
+    def batch(k: int, s: int) -> tuple[Any, Any]:
+        n = int(batches["valid"][k, s].sum())
+        labels = torch.from_numpy(batches["label"][k, s, :n]).long()
+        return images[k, s, :n].contiguous(memory_format=layout), labels
 
-    def __call__(self) -> None:
-        torch = self.torch
-        torch.set_num_threads(self.threads)
-        trained = []
-        for k in sorted({k for k, _, _ in self.data}):
-            network = copy.deepcopy(self.server).train()
-            optimizer = torch.optim.SGD(network.parameters(), LEARNING_RATE)
-            for _, x, y in (batch for batch in self.data if batch[0] == k):
-                optimizer.zero_grad()
-                _, logits = network((x.float() / 255 - 0.5) / 0.5)
-                torch.nn.functional.cross_entropy(logits, y).backward()
-                optimizer.step()
-            trained.append(network.state_dict())
+    data = [[batch(k, s) for s in range(images.shape[1])[:steps]] for k in range(task.clients)]
+
+    def train(client: list[tuple[Any, Any]]) -> dict[str, Any]:
+        network = copy.deepcopy(server).train()
+        optimizer = torch.optim.SGD(network.parameters(), LEARNING_RATE)
+        for x, y in client:
+            optimizer.zero_grad()
+            _, logits = network((x.float() / 255 - 0.5) / 0.5)
+            torch.nn.functional.cross_entropy(logits, y).backward()
+            optimizer.step()
+        return network.state_dict()
+
+    def run() -> None:
+        torch.set_num_threads(threads)
+        trained = [train(client) for client in data]
         with torch.no_grad():
-            for name, value in self.server.state_dict().items():
-                mean = torch.stack([one[name].float() for one in trained]).mean(0)
-                value.copy_(mean)
+            for name, value in server.state_dict().items():
+                value.copy_(torch.stack([one[name].float() for one in trained]).mean(0))
+
+    return run
 
 
 SETTINGS = [(threads, last) for threads in (1, os.cpu_count()) for last in (False, True)]
@@ -175,18 +176,18 @@ def compare(
 
 def compare_rounds(task: Task, repeats: int, rate: float) -> tuple[float, float]:
     """A round of all clients; returns (ratio, compile seconds)."""
-    ours = Ours(task)
-    setting = best_setting(lambda threads, last: Theirs(task, threads, last, steps=2))
-    theirs = Theirs(task, *setting)
+    ours, compile_seconds = our_round(task)
+    setting = best_setting(lambda threads, last: their_round(task, threads, last, steps=2))
+    theirs = their_round(task, *setting)
     wall, ratio = compare(f"{task.name} round, K={task.clients}", ours, theirs, repeats)
     work = 3 * task.gigaflops * task.clients * task.samples
     print(
-        f"    compiled in {ours.compile_seconds:.1f} s; PyTorch at {setting[0]} threads, "
+        f"    compiled in {compile_seconds:.1f} s; PyTorch at {setting[0]} threads, "
         f"{'channels_last' if setting[1] else 'contiguous'}; "
         f"{work / wall:.0f} Gflop/s of direct convolution, {work / wall / rate:.0%} of the "
         "machine's matrix product"
     )
-    return ratio, ours.compile_seconds
+    return ratio, compile_seconds
 
 
 def compare_evaluation(repeats: int, images: int = 10_000) -> float:
@@ -237,14 +238,16 @@ def matrix_rate(size: int = 2048) -> float:
     a = jnp.ones((size, size))
     product = jax.jit(jnp.dot)
     product(a, a).block_until_ready()
-    return 2e-9 * size**3 / min(seconds(lambda: product(a, a).block_until_ready()) for _ in range(10))
+    return (
+        2e-9 * size**3 / min(seconds(lambda: product(a, a).block_until_ready()) for _ in range(10))
+    )
 
 
 def scaling(repeats: int) -> None:
     """Time of a round by the number of clients, 96 images each."""
     task = DIGITS._replace(samples=96)
     for clients in (5, 10, 20):
-        ours = Ours(task, clients)
+        ours, _ = our_round(task, clients)
         ours()
         wall = median(seconds(ours) for _ in range(repeats))
         print(f"DigitCNN round, K={clients:<3} {wall:7.3f} s, {wall / clients:.3f} s a client")
@@ -257,7 +260,7 @@ def peak_memory_mb() -> float:
     if "--memory" not in sys.argv:
         command = [sys.executable, __file__, "--memory"]
         return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    ours = Ours(DIGITS)
+    ours, _ = our_round(DIGITS)
     for _ in range(2):
         ours()
     unit = 1 if platform.system() == "Darwin" else 1024

@@ -68,14 +68,16 @@ DATA = dataset()
 COMPILED: dict[tuple[str, str], object] = {}
 
 
-def install(monkeypatch, data: Dataset | None = None) -> None:
+def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> None:
     """Makes `data.name=tiny` known for one test.
 
-    To save time, no samples are drawn, and equal configurations share what they compile.
+    To save time, samples are drawn only if `draw`, and equal configurations share what they
+    compile, unless they have data of their own.
     """
     data_of = data or DATA
     monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data_of)
-    monkeypatch.setattr(plots, "samples", lambda domains: b"")
+    if not draw:
+        monkeypatch.setattr(plots, "samples", lambda domains: b"")
     if data is None:
         for name in ("prepare", "compile_round", "evaluator"):
             monkeypatch.setattr(train, name, once(getattr(train, name)))

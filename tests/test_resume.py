@@ -107,7 +107,8 @@ def test_stopped_at_several_moments_a_run_ends_with_the_bits_of_a_straight_run(t
         if chosen is None or name in chosen:
             stop_at(folder, command, number, moment)
     assert runs.command(*command) == 0
-    assert other.wait(timeout=120) == 0, other.communicate()[1]
+    errors = other.communicate(timeout=120)[1]
+    assert other.returncode == 0, errors
     assert_same_end(folder, straight, read(str(file)))
 
 
@@ -234,6 +235,7 @@ def test_a_workdir_of_other_data_is_refused_be_it_a_client_or_the_unseen_one(
 ):
     data = runs.dataset()
     data.domains[position].test.labels[:] = 0
+    monkeypatch.undo()
     runs.install(monkeypatch, data)
     with pytest.raises(WorkdirError, match="the data themselves"):
         runs.run(straight)

@@ -6,16 +6,18 @@ forward ones, and only with the usual dimension order; see `convolution` for wha
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_bn.models.winograd import POINTS, Padding, winograd_convolution
+from fedjax_bn.models.winograd import Padding, winograd_convolution
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 Strides = tuple[int, int]
+TILE = 4
 
 
 def convolution(
@@ -94,19 +96,19 @@ def choose_algorithm(
     cut = any(side < 0 for sides in padding for side in sides)
     if min(outputs) < 1 or min(images) < 1 or cut:
         return direct_convolution
-    if strides == (1, 1) and min(kernel[:2]) >= 3 and max(kernel[:2]) <= 5:
-        if min(outputs) >= 5 and min(kernel[2:]) >= 16:
-            return _winograd
+    tiles = images[0] * prod(-(-n // TILE) for n in outputs)
+    if strides == (1, 1) and set(kernel[:2]) <= {3, 4, 5} and tiles >= 32 and min(kernel[2:]) >= 16:
+        return _winograd
     beyond = any(taps > min(n) for taps, *n in zip(kernel, sizes, outputs, strict=False))
     grown = any(n > size for n, size in zip(outputs, sizes, strict=True))
-    if max(kernel[:2]) == 1 or beyond or grown or (strides != (1, 1) and kernel[2] >= 16):
+    if max(kernel[:2]) == 1 or beyond or outputs[0]<5 or grown or (strides != (1, 1) and kernel[2] >= 16):
         return patches_convolution
     return direct_convolution
 
 
 def _winograd(x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding) -> jax.Array:
     del strides  # all 1
-    return winograd_convolution(x, kernel, padding)
+    return winograd_convolution(x, kernel, padding, TILE)
 
 
 def patches_convolution(

@@ -1,0 +1,51 @@
+"""Accuracy of the quickstart's methods over seeds: mean, standard deviation, margin by seed.
+
+    python benchmarks/seeds.py --seeds 5 --workdir runs/seeds
+
+A seed draws who owns which scan, the scanners' noise, the initial weights and the batches. A run
+that was stopped goes on; finished seeds are read from the workdir.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from configs.quickstart import get_config
+from fedjax_bn import train
+from fedjax_bn.main import runs
+from fedjax_bn.report.tables import columns, grid
+
+
+def main() -> None:
+    """Runs all seeds and prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workdir", type=Path, default=Path("runs/seeds"))
+    options = parser.parse_args()
+    rows: dict[str, list[dict[str, float]]] = {}
+    for seed in range(options.seeds):
+        for config, folder in runs(get_config(f"seed={seed}"), options.workdir / str(seed)):
+            summary = train.run(config, folder, say=lambda text: None)
+            rows.setdefault(config.method, []).append(columns(summary))
+    heads = list(next(iter(rows.values()))[0])
+    table = [["accuracy %, mean (std)", *heads]]
+    for method, seeds in rows.items():
+        values = np.array([[row[head] for head in heads] for row in seeds])
+        pairs = zip(values.mean(0), values.std(0, ddof=1), strict=True)
+        table.append([method, *(f"{mean:.1f} ({std:.1f})" for mean, std in pairs)])
+    print(grid(table))
+    first, *others = rows
+    for other in others:
+        gaps = [a["mean"] - b["mean"] for a, b in zip(rows[first], rows[other], strict=True)]
+        print(
+            f"clients' mean, {first} - {other}: {np.mean(gaps):.1f} ({np.std(gaps, ddof=1):.1f}); "
+            f"by seed {', '.join(f'{gap:.1f}' for gap in gaps)}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""The configuration: keys, types and ranges, from the command line and from config files."""
+
+import pytest
+
+from fedjax_bn.config import base, check, flatten, override, read
+from fedjax_bn.errors import ConfigError
+
+VALID = [
+    # text, key, value
+    ("rounds=3", "rounds", 3),
+    ("optimizer.learning_rate=1", "optimizer.learning_rate", 1.0),
+    ("optimizer.learning_rate=1e-3", "optimizer.learning_rate", 0.001),
+    ("data.fraction=1", "data.fraction", 1.0),
+    ("data.fraction=None", "data.fraction", None),
+    ("method=fedavg", "method", "fedavg"),
+    ("method='fedavg'", "method", "fedavg"),
+    ("data.path=123", "data.path", "123"),
+    ("data.path=a=b", "data.path", "a=b"),
+    ("clients=vmap:2", "clients", "vmap:2"),
+    ("target=", "target", ""),
+    ("adaptations=batch", "adaptations", ("batch",)),
+    ("adaptations=running,batch", "adaptations", ("running", "batch")),
+    ("adaptations=('running', 'batch')", "adaptations", ("running", "batch")),
+    ("adaptations=['batch']", "adaptations", ("batch",)),
+    ("baselines=", "baselines", ()),
+    ("baselines=()", "baselines", ()),
+]
+
+WRONG_TYPE = [
+    # text, the type that is allowed
+    ("rounds=1.5", "int"),
+    ("rounds=many", "int"),
+    ("rounds=True", "int"),
+    ("rounds=None", "int"),
+    ("seed=(1,)", "int"),
+    ("optimizer.learning_rate=fast", "float"),
+    ("optimizer.learning_rate=True", "float"),
+    ("optimizer.learning_rate=(0.1,)", "float"),
+    ("data.fraction=half", "float"),
+    ("adaptations=3", "a tuple of names"),
+    ("adaptations=(1, 2)", "a tuple of names"),
+    ("baselines={}", "a tuple of names"),
+]
+
+OUT_OF_RANGE = [
+    # key, value, what the message must hold
+    ("rounds", 0, "at least 1"),
+    ("batch_size", 0, "at least 1"),
+    ("local_epochs", -1, "at least 1"),
+    ("eval_every", 0, "at least 1"),
+    ("eval_batch_size", 0, "at least 1"),
+    ("checkpoint_every", 0, "at least 1"),
+    ("data.clients_per_domain", 0, "at least 1"),
+    ("data.image_size", 0, "at least 1"),
+    ("seed", -1, "at least 0"),
+    ("seed", 2**32, "below 2**32"),
+    ("local_steps", -1, "at least 0"),
+    ("clients_per_round", -1, "at least 0"),
+    ("fedprox.mu", -0.1, "at least 0"),
+    ("optimizer.momentum", -0.1, "at least 0"),
+    ("optimizer.weight_decay", -0.1, "at least 0"),
+    ("optimizer.learning_rate", 0.0, "above 0"),
+    ("optimizer.learning_rate", -1.0, "above 0"),
+    ("optimizer.learning_rate", float("nan"), "finite"),
+    ("optimizer.learning_rate", float("inf"), "finite"),
+    ("data.fraction", 0.0, "above 0 and at most 1"),
+    ("data.fraction", 2.0, "above 0 and at most 1"),
+    ("data.fraction", float("nan"), "finite"),
+    ("on_nonfinite", "ignore", "valid are drop, stop"),
+]
+
+
+def write(tmp_path, body: str) -> str:
+    """A config file with this body of get_config, as `config.read` takes it."""
+    file = tmp_path / "mine.py"
+    indented = "\n".join("    " + line for line in body.splitlines())
+    head = "from fedjax_bn.config import base, override\n\n\ndef get_config(changes=''):\n"
+    file.write_text(
+        f"{head}    config = base()\n{indented}\n    return override(config, changes)\n"
+    )
+    return str(file)
+
+
+def test_the_defaults_are_valid_and_every_key_has_one():
+    check(base())
+    assert dict(flatten(base()))["data.name"] == "scanners"
+
+
+@pytest.mark.parametrize(("text", "key", "value"), VALID)
+def test_a_value_means_the_same_behind_the_file_and_as_a_flag(tmp_path, text, key, value):
+    file = write(tmp_path, "")
+    inline = dict(flatten(read(f"{file}:{text}")))
+    flag = dict(flatten(read(file, [tuple(text.split("=", 1))])))
+    assert inline == flag
+    assert inline[key] == value
+    assert type(inline[key]) is type(value)
+
+
+def test_several_changes_are_told_from_commas_within_a_value():
+    config = override(base(), "adaptations=running,batch,rounds=3,data.path=a,b,seed=1,")
+    assert config.adaptations == ("running", "batch")
+    assert (config.rounds, config.data.path, config.seed) == (3, "a,b", 1)
+
+
+@pytest.mark.parametrize(("text", "kind"), WRONG_TYPE)
+def test_a_wrong_type_names_key_value_and_the_type_that_is_allowed(tmp_path, text, kind):
+    key, value = text.split("=", 1)
+    file = write(tmp_path, "")
+    messages = []
+    for source, changes in ((f"{file}:{text}", []), (file, [(key, value)])):
+        with pytest.raises(ConfigError) as error:
+            read(source, changes)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(f"config.{key}=")
+    assert f"it must be {kind}" in messages[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("rouds", "rounds"),
+        ("lr", "valid are adaptations, "),
+        ("learning_rate", "optimizer.learning_rate"),
+        ("optimizer.lerning_rate", "optimizer.learning_rate"),
+        ("data.fractoin", "data.fraction"),
+        ("rounds.x", "rounds"),
+        ("data", "data.clients_per_domain, data.fraction"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_valid_one(key, meant):
+    with pytest.raises(ConfigError) as error:
+        override(base(), f"{key}=1")
+    assert key in str(error.value)
+    assert meant in str(error.value)
+
+
+def test_a_change_without_equals_is_refused():
+    with pytest.raises(ConfigError, match="'fast' must be of the form key=value"):
+        override(base(), "fast,rounds=3")
+
+
+@pytest.mark.parametrize(("key", "value", "allowed"), OUT_OF_RANGE)
+def test_a_value_out_of_range_names_key_value_and_range(key, value, allowed):
+    config = base()
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(ConfigError) as error:
+        check(config)
+    assert f"config.{key}={value}" in str(error.value).replace("'", "")
+    assert allowed in str(error.value)
+
+
+def test_local_steps_and_local_epochs_exclude_each_other():
+    with pytest.raises(ConfigError, match=r"local_steps=3 and config.local_epochs=2 exclude"):
+        check(override(base(), "local_steps=3,local_epochs=2"))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("config.rouds = 3", "no key 'rouds'; did you mean 'rounds'"),
+        ("config.data.fractoin = 0.1", "did you mean 'data.fraction'"),
+        ("config.rounds = True", "rounds=True is of type bool"),
+        ("config.rounds = None", "rounds=None is of type NoneType"),
+    ],
+)
+def test_mistakes_inside_a_config_file_are_found_as_those_of_flags(tmp_path, body, message):
+    with pytest.raises(ConfigError) as error:
+        check(read(write(tmp_path, body)))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("x = (", "line 6: '(' was never closed"),
+        ("config.rounds = 0.5", "fails (TypeError: Could not override field 'rounds'"),
+        ("undefined", "fails (NameError: name 'undefined' is not defined)"),
+        ("import no_such_module", "fails (ModuleNotFoundError: No module named"),
+        ("return 3", "returns int, but it must return a ConfigDict"),
+    ],
+)
+def test_a_config_file_that_fails_is_named_with_the_reason(tmp_path, body, message):
+    file = write(tmp_path, body)
+    with pytest.raises(ConfigError) as error:
+        read(file)
+    assert file in str(error.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_without_get_config_is_told_what_it_lacks(tmp_path):
+    (tmp_path / "mine.py").write_text("rounds = 3\n")
+    with pytest.raises(ConfigError, match="must define get_config"):
+        read(str(tmp_path / "mine.py"))
+
+
+def test_a_config_file_may_take_no_changes(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from fedjax_bn.config import base as get_config\n")
+    assert read(str(file)).rounds == base().rounds
+    with pytest.raises(ConfigError, match="get_config\\(changes=''\\)"):
+        read(f"{file}:rounds=3")
+
+
+@pytest.mark.parametrize("path", ["nowhere.py", "", "."])
+def test_a_missing_config_file_is_named(path):
+    with pytest.raises(ConfigError, match="there is no config file") as error:
+        read(path)
+    assert repr(path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "digits"])
+def test_the_configs_of_this_repository_are_valid_and_can_be_changed(name):
+    from runs import ROOT
+
+    config = read(f"{ROOT}/configs/{name}.py:rounds=3")
+    check(config)
+    assert config.rounds == 3

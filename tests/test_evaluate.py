@@ -1,0 +1,181 @@
+"""Accuracies against counts in NumPy, and the selection of a round."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_bn import adaptation, methods
+from fedjax_bn.adaptation import Adaptation
+from fedjax_bn.data.domain import Split
+from fedjax_bn.data.images import standardize
+from fedjax_bn.evaluate import score_clients, score_unseen, stack_batches
+from fedjax_bn.federation import FederatedState
+from fedjax_bn.models import MLP
+from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.summary import select_round
+
+FEATURES, CLASSES = 5, 3
+PREPARE = standardize()
+
+
+class Linear(nn.Module):
+    """Logits by one matrix product."""
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        return images @ self.param("kernel", nn.initializers.zeros, (FEATURES, CLASSES))
+
+
+def split(size: int, seed: int = 0) -> Split:
+    rng = np.random.Generator(np.random.PCG64([size, seed]))
+    images = rng.standard_normal((size, FEATURES), dtype=np.float32)
+    return Split(images, rng.integers(0, CLASSES, size).astype(np.int32))
+
+
+def federation(kernels: np.ndarray, personal: bool) -> FederatedState:
+    """A state with one kernel a client, or with the first as the shared one."""
+    num_clients = len(kernels)
+    whole, none = {"params": {"kernel": jnp.asarray(kernels)}}, {"params": {"kernel": None}}
+    one = {"params": {"kernel": jnp.asarray(kernels[0])}}
+    return FederatedState(
+        round=jnp.zeros((), jnp.int32),
+        shared=none if personal else one,
+        personal=whole if personal else none,
+        weights=jnp.full(num_clients, 1 / num_clients),
+        server=(),
+        memory=(),
+    )
+
+
+def percent(logits: np.ndarray, labels: np.ndarray) -> float:
+    return 100 * np.mean(logits.argmax(-1) == labels)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 7, 100])
+@pytest.mark.parametrize("personal", [True, False])
+def test_each_client_is_counted_on_its_own_samples_with_its_own_leaves(batch_size, personal):
+    rng = np.random.Generator(np.random.PCG64(1))
+    kernels = rng.standard_normal((4, FEATURES, CLASSES), dtype=np.float32)
+    splits = [split(size) for size in (9, 4, 1, 23)]
+    data = stack_batches(splits, batch_size)
+    assert data.valid.sum() == 37
+    seen = score_clients(Linear(), PREPARE, 4)(federation(kernels, personal), data)
+    expected = [
+        percent(one.images @ kernels[k if personal else 0], one.labels)
+        for k, one in enumerate(splits)
+    ]
+    np.testing.assert_allclose(seen, expected, rtol=1e-6)
+
+
+def test_padding_counts_neither_as_right_nor_as_wrong():
+    zeros = Split(np.zeros((5, FEATURES), np.float32), np.zeros(5, np.int32))
+    state = federation(np.zeros((1, FEATURES, CLASSES), np.float32), personal=True)
+    for labels, accuracy in (([0] * 5, 100), ([1] * 5, 0), ([0, 1, 1, 1, 0], 40)):
+        data = stack_batches([zeros._replace(labels=np.array(labels))], 4)
+        np.testing.assert_allclose(score_clients(Linear(), PREPARE, 1)(state, data), [accuracy])
+
+
+def test_batches_hold_one_client_each_and_all_samples_in_order():
+    splits = [split(size) for size in (9, 4, 1)]
+    data = stack_batches(splits, 4)
+    np.testing.assert_array_equal(data.client, [0, 0, 0, 1, 2])
+    for k, one in enumerate(splits):
+        own = np.asarray(data.client) == k
+        valid = np.asarray(data.valid)[own]
+        np.testing.assert_array_equal(np.asarray(data.images)[own][valid], one.images)
+        np.testing.assert_array_equal(np.asarray(data.labels)[own][valid], one.labels)
+
+
+def test_a_fedbn_client_is_scored_with_its_own_batch_norm(x64):
+    model = MLP(num_classes=CLASSES, hidden=(4,), param_dtype=jnp.float64)
+    variables = model.init(jax.random.key(0), jnp.zeros((2, FEATURES)))
+    state = methods.fedbn(model, optimizer=None).init(jax.random.key(0), variables, 2)
+    rng = np.random.Generator(np.random.PCG64(2))
+    personal = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.uniform(0.5, 2, leaf.shape)), state.personal
+    )
+    state = state._replace(personal=personal)
+    splits = [split(30), split(17)]
+    seen = score_clients(model, PREPARE, 2)(state, stack_batches(splits, 8))
+    dense = jax.tree.map(np.asarray, state.shared["params"])
+    for k, one in enumerate(splits):
+        affine = {key: np.asarray(x)[k] for key, x in personal["params"]["norm1"].items()}
+        own = {key: np.asarray(x)[k] for key, x in personal["batch_stats"]["norm1"].items()}
+        x = one.images @ dense["dense1"]["kernel"] + dense["dense1"]["bias"]
+        x = (x - own["mean"]) / np.sqrt(own["var"] + 1e-5) * affine["scale"] + affine["bias"]
+        logits = np.maximum(x, 0) @ dense["head"]["kernel"] + dense["head"]["bias"]
+        np.testing.assert_allclose(seen[k], percent(logits, one.labels))
+
+
+def remembering() -> Adaptation:
+    """Logits shifted by the sum of all valid features seen before: order decides."""
+
+    def predict(variables, carry, images, valid=None):
+        logits = images @ variables["params"]["kernel"] + carry
+        return logits, carry + jnp.where(valid[:, None], images, 0).sum(0)[:CLASSES]
+
+    return Adaptation(init=lambda variables: jnp.zeros(CLASSES), predict=predict)
+
+
+def test_an_unseen_client_is_streamed_in_order_through_the_carry_and_starts_afresh():
+    one, kernel = split(22), np.eye(FEATURES, CLASSES, dtype=np.float32)
+    variables, data = {"params": {"kernel": jnp.asarray(kernel)}}, stack_batches([one], 4)
+    right, carry = 0, np.zeros(CLASSES, np.float32)
+    for start in range(0, 22, 4):
+        images, labels = one.images[start : start + 4], one.labels[start : start + 4]
+        right += ((images @ kernel + carry).argmax(-1) == labels).sum()
+        carry = carry + images.sum(0)[:CLASSES]
+    score = score_unseen(remembering(), PREPARE)
+    for _ in range(2):
+        np.testing.assert_allclose(score(variables, data), 100 * right / 22, rtol=1e-6)
+
+
+class Normalized(nn.Module):
+    """A batch norm alone: the class is the largest normalized feature."""
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        return BatchNorm()(images)[:, :CLASSES]
+
+
+def test_batch_adaptation_does_not_see_the_padding_of_the_last_batch():
+    one = split(10)
+    one = one._replace(images=one.images * np.arange(1, 6, dtype=np.float32) + np.float32(3))
+    variables = Normalized().init(jax.random.key(0), jnp.zeros((2, FEATURES)))
+    right = 0
+    for start in (0, 8):
+        images, labels = one.images[start : start + 8], one.labels[start : start + 8]
+        normal = (images - images.mean(0)) / np.sqrt(images.var(0) + 1e-5)
+        right += (normal[:, :CLASSES].argmax(-1) == labels).sum()
+    score = score_unseen(adaptation.batch(Normalized()), PREPARE)
+    np.testing.assert_allclose(score(variables, stack_batches([one], 8)), 10.0 * right)
+
+
+def records(*validation: float | None) -> list[dict]:
+    """One record a round: evaluated with that mean validation accuracy, or not evaluated."""
+    made = []
+    for number, mean in enumerate(validation, start=1):
+        made.append({"round": number, "loss": {}})
+        if mean is not None:
+            made[-1] |= {"accuracy": {"mean": 100 - mean}, "validation": {"mean": mean}}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("validation", "selected"),
+    [
+        ((None, 50.0, None, 60.0, 40.0), 4),
+        ((None, 60.0, None, 60.0, 60.0), 2),  # the first of equals
+        ((None, None, 10.0), 3),
+        ((70.0, 60.0, 50.0), 1),
+    ],
+)
+def test_the_round_with_the_best_mean_validation_accuracy_is_selected(validation, selected):
+    assert select_round(records(*validation)) == selected
+
+
+def test_without_validation_the_last_evaluated_round_is_selected_not_the_best_on_test_data():
+    plain = [{"round": 1, "accuracy": {"mean": 90.0}}, {"round": 2, "accuracy": {"mean": 10.0}}]
+    assert select_round([*plain, {"round": 3}]) == 2

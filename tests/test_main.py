@@ -1,0 +1,270 @@
+"""The command and the files it leaves."""
+
+import html.parser
+import json
+import re
+import sys
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import runs
+
+from fedjax_bn import __version__, main, workdir
+from fedjax_bn.config import base, flatten
+
+METRICS = {"round", "loss", "weights", "seconds"}
+SUMMARY = {
+    *("method", "dataset", "seed", "rounds", "selected_round", "accuracy", "last_round"),
+    *("seconds_per_round", "compile_seconds", "samples_per_second"),
+}
+CLIENTS = ["ant", "bee", "cow"]
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    runs.install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """A run with a baseline by the command: its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("main")
+    config = runs.config(baselines=("fedavg",), adaptations=("running", "batch"), rounds=5)
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch, draw=True)
+        printed = give(patch, config, folder / "run")
+    return folder / "run", printed
+
+
+def give(patch, config, folder) -> str:
+    """Gives the command with this configuration; returns what it printed."""
+    printed = []
+    patch.setattr(main, "read", lambda source, changes: config)
+    patch.setattr("builtins.print", lambda *parts, **_: printed.append(" ".join(map(str, parts))))
+    assert runs.command("--config", "tiny.py", "--workdir", str(folder)) == 0, printed
+    return "\n".join(printed)
+
+
+def test_config_json_has_the_resolved_configuration_versions_devices_and_a_hash(outcome):
+    content = json.loads((outcome[0] / "config.json").read_text())
+    assert set(content) == {"config", "data", "versions", "devices"}
+    assert set(content["config"]) == set(dict(flatten(base())))
+    assert content["config"]["baselines"] == ["fedavg"]
+    assert content["versions"]["jax"] == jax.__version__
+    assert content["versions"]["fedjax_bn"] == __version__
+    assert content["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert content["devices"] == [str(device) for device in jax.devices()]
+    assert re.fullmatch("[0-9a-f]{64}", content["data"])
+
+
+def test_metrics_jsonl_has_one_line_a_round_with_evaluation_when_due_and_at_last(outcome):
+    lines = runs.lines(outcome[0])
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
+    for line in lines:
+        evaluated = {"accuracy", "validation", "unseen"} if line["round"] in (2, 4, 5) else set()
+        assert set(line) == METRICS | evaluated
+        assert list(line["loss"]) == list(line["weights"]) == CLIENTS
+        np.testing.assert_allclose(sum(line["weights"].values()), 1, rtol=1e-6)
+        assert line["seconds"] > 0
+    assert list(lines[-1]["accuracy"]) == [*CLIENTS, "mean"]
+    assert list(lines[-1]["unseen"]["dog"]) == ["running", "batch"]
+
+
+def test_summary_json_has_exactly_the_keys_of_the_design(outcome):
+    summary, lines = workdir.read_json(outcome[0] / "summary.json"), runs.lines(outcome[0])
+    assert set(summary) == SUMMARY
+    assert [summary[key] for key in ("method", "dataset", "seed", "rounds")] == [
+        *("fedbn", "tiny", 0, 5)
+    ]
+    for key, line in (("accuracy", lines[summary["selected_round"] - 1]), ("last_round", lines[4])):
+        assert summary[key] == {"internal": line["accuracy"], "unseen": line["unseen"]}
+        internal = dict(summary[key]["internal"])
+        mean = internal.pop("mean")
+        np.testing.assert_allclose(mean, np.mean(list(internal.values())))
+        assert all(0 <= value <= 100 for value in internal.values())
+    evaluated = {
+        line["round"]: line["validation"]["mean"] for line in lines if "validation" in line
+    }
+    assert evaluated[summary["selected_round"]] == max(evaluated.values())
+    seconds = np.median([line["seconds"] for line in lines])
+    np.testing.assert_allclose(summary["seconds_per_round"], seconds)
+    np.testing.assert_allclose(summary["samples_per_second"], (22 + 18 + 11) / seconds)
+    assert summary["compile_seconds"] > 0
+
+
+def test_checkpoints_are_read_by_plain_orbax(outcome):
+    folder = outcome[0] / "checkpoints" / "latest"
+    with ocp.CheckpointManager(folder) as manager:
+        assert manager.latest_step() == 5
+    state = ocp.StandardCheckpointer().restore(folder / "5" / "default")
+    assert int(state["round"]) == 5
+    assert state["personal"]["params"]["norm1"]["scale"].shape == (3, 16)
+    assert state["shared"]["params"]["dense1"]["kernel"].shape == (6, 16)
+    assert state["shared"]["params"]["norm1"]["scale"] is None
+
+
+def scalars(folder) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard reads: tag -> (round, value)."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder / "events"), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def expected_scalars(folder) -> dict[str, list[tuple[int, float]]]:
+    from fedjax_bn.logs import scalars as flat
+
+    tags: dict[str, list] = {}
+    for line in runs.lines(folder):
+        for tag, value in flat(line):
+            tags.setdefault(tag, []).append((line["round"], float(np.float32(value))))
+    return tags
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_reads_every_round_once(outcome):
+    seen = scalars(outcome[0])
+    assert seen == expected_scalars(outcome[0])
+    assert [step for step, _ in seen["loss/ant"]] == [1, 2, 3, 4, 5]
+    assert [step for step, _ in seen["accuracy/mean"]] == [2, 4, 5]
+    assert "unseen/dog/batch" in seen
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("torn", [True, False])
+def test_tensorboard_reads_every_round_once_after_a_run_went_on(tmp_path, outcome, torn):
+    import shutil
+
+    folder = tmp_path / "again"
+    shutil.copytree(outcome[0], folder)
+    config = runs.config(baselines=("fedavg",), adaptations=("running", "batch"), rounds=5)
+    (folder / "summary.json").unlink()
+    shutil.rmtree(folder / "checkpoints" / "latest" / "5")
+    for file in (folder / "events").iterdir():
+        file.write_bytes(file.read_bytes()[: -30 if torn else None])
+    runs.train.run(config, folder, say=lambda text: None)
+    assert scalars(folder) == expected_scalars(folder)
+    assert len(runs.lines(folder)) == 5
+
+
+def test_plots_are_png_images(outcome):
+    from PIL import Image
+
+    plots = outcome[0] / "plots"
+    assert {path.name for path in plots.iterdir()} == {
+        *("accuracy.png", "loss.png", "methods.png", "samples.png")
+    }
+    for path in plots.iterdir():
+        with Image.open(path) as image:
+            assert image.format == "PNG"
+            assert min(image.size) > 100
+
+
+class References(html.parser.HTMLParser):
+    """Collects what a page loads or links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.found += [value for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_report_needs_no_other_file_and_names_every_run(outcome):
+    text = (outcome[0] / "report.html").read_text()
+    page = References()
+    page.feed(text)
+    assert len(page.found) == 4
+    assert all(reference.startswith("data:image/png;base64,") for reference in page.found)
+    assert "url(" not in text
+    assert "@import" not in text
+    for part in ("fedbn on tiny, seed 0", "fedavg", "cow", "dog [batch]", "batch_size"):
+        assert part in text
+
+
+def test_a_baseline_has_a_workdir_of_its_own_and_differs_in_the_method_only(outcome):
+    own = outcome[0] / "baselines" / "fedavg"
+    assert workdir.read_json(own / "summary.json")["method"] == "fedavg"
+    assert len(runs.lines(own)) == 5
+    one, two = (workdir.read_json(f / "config.json") for f in (outcome[0], own))
+    differ = {key for key in one["config"] if one["config"][key] != two["config"][key]}
+    assert differ == {"method", "baselines"}
+    assert one["data"] == two["data"]
+
+
+def test_the_partition_is_printed_at_the_start_and_the_table_at_the_end(outcome):
+    text = outcome[1]
+    first, last = text.index("fedbn on MLP, 3 clients"), text.index("accuracy %")
+    assert first < text.index("personal: 8 leaves, 128 values, 512 bytes") < last
+    assert "personal: 0 leaves" in text  # of FedAvg
+    table = text[last:].splitlines()
+    assert table[0].split() == [
+        *("accuracy", "%", *CLIENTS, "mean", "dog", "[running]", "dog", "[batch]")
+    ]
+    assert [line.split()[0] for line in table[2:4]] == ["fedbn", "fedavg"]
+    mean = workdir.read_json(outcome[0] / "summary.json")["accuracy"]["internal"]["mean"]
+    assert f"{mean:.1f}" == table[2].split()[4]
+    assert str(outcome[0]) in text
+
+
+def test_the_finished_command_says_so_and_changes_nothing(outcome, monkeypatch):
+    before = runs.files(outcome[0])
+    config = runs.config(baselines=("fedavg",), adaptations=("running", "batch"), rounds=5)
+    printed = give(monkeypatch, config, outcome[0])
+    assert printed.count("holds a finished run") == 2
+    assert "accuracy %" in printed
+    assert runs.files(outcome[0]) == before
+
+
+def test_the_workdir_is_runs_and_the_config_files_name_by_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(main, "read", lambda source, changes: runs.config(rounds=2))
+    assert runs.command("--config", "some/where/mine.py:rounds=2") == 0
+    assert (tmp_path / "runs" / "mine" / "report.html").exists()
+
+
+def test_nothing_is_compiled_after_the_first_evaluation(tmp_path, monkeypatch):
+    compiled, at_round = [], {}
+
+    def count(name: str, seconds: float, **_) -> None:
+        if name.endswith("backend_compile_duration"):
+            compiled.append(seconds)
+
+    real = workdir.append_line
+
+    def append(path, record):
+        real(path, record)
+        at_round[record["round"]] = len(compiled)
+
+    monkeypatch.setattr(workdir, "append_line", append)
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        runs.run(tmp_path / "run", rounds=8, seed=5)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert at_round[2] > 0
+    assert at_round[2] == at_round[8]
+
+
+@pytest.mark.parametrize("drawn", [1, 2])
+def test_clients_per_round_draws_that_many_and_gives_the_others_no_weight(tmp_path, drawn):
+    runs.run(tmp_path / "run", clients_per_round=drawn, rounds=4)
+    for line in runs.lines(tmp_path / "run"):
+        absent = [name for name, weight in line["weights"].items() if weight == 0]
+        assert len(absent) == 3 - drawn
+        assert {name for name, loss in line["loss"].items() if loss is None} == set(absent)
+    assert len({str(line["weights"]) for line in runs.lines(tmp_path / "run")}) > 1
+
+
+def test_the_fraction_is_taken_from_the_clients_training_data():
+    from fedjax_bn.experiment import build
+
+    config = base()
+    config.model, config.target, config.data.fraction = "MLP", "fax", 0.5
+    experiment = build(config)
+    assert [len(d.train.labels) for d in experiment.internal.domains] == [90] * 5
+    assert len(experiment.unseen.train.labels) == 180
