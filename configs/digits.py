@@ -1,6 +1,25 @@
-"""FedBN's digits benchmark (Section 5.1 and D.2): five digit domains, a client each.
+"""FedBN's digits benchmark (Li et al. 2021, Section 5.1 and D.2): five domains, a client each.
 
-python -m fedjax_bn.main --config configs/digits.py --config.data.path=FOLDER_OR_NPZ
+    python -m fedjax_bn.main --config configs/digits.py --config.data.path=PATH
+
+PATH is a folder with the five original datasets, laid out as fedjax_bn/data/digits.py says, or an
+`.npz` with `DOMAIN__train_images`, `DOMAIN__train_labels` and the same for `test`.
+
+The paper's Table 11 (300 rounds, 743 training images a client, 5 runs), accuracy in percent:
+
+              SVHN   USPS   Synth  MNIST-M  MNIST
+    SingleSet 65.25  95.16  80.31  77.77    94.38
+    FedAvg    62.86  95.56  82.27  76.85    95.87
+    FedProx   63.08  95.58  82.34  76.64    95.75
+    FedBN     71.04  96.97  83.19  78.33    96.57
+
+Its other experiments are keys:
+
+    local epochs (Fig. 4a, Table 5)       --config.local_epochs=4
+    amount of data (Fig. 4b, Table 6)     --config.data.fraction=0.05
+    heterogeneity (Fig. 4c, Table 7)      --config.data.clients_per_domain=3
+                                          --config.data.fraction=0.3    (743 images a client)
+    methods (Fig. 5, Table 11)            --config.method=fedavg    (fedprox, silobn, singleset)
 """
 
 from ml_collections import ConfigDict

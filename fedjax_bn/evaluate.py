@@ -98,4 +98,5 @@ def score_unseen(
 
 
 def _correct(logits: jax.Array, batch: TestData) -> jax.Array:
-    return ((logits.argmax(-1) == batch.labels) & batch.valid).sum(dtype=jnp.int32)
+    predicted = logits.argmax(-1).astype(batch.labels.dtype)
+    return ((predicted == batch.labels) & batch.valid).sum(dtype=jnp.int32)

@@ -33,7 +33,7 @@ def scalars(record: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, flo
     for key, value in record.items():
         if isinstance(value, dict):
             yield from scalars(value, f"{prefix}{key}/")
-        elif value is not None and prefix + key != "round":
+        elif isinstance(value, int | float) and prefix + key != "round":
             yield prefix + key, float(value)
 
 

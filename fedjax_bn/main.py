@@ -26,8 +26,8 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.FATAL)  # Orbax logs the errors that it also raises
     try:
         config = read_config(CONFIG.value, argv[1:])
-        folder = Path(WORKDIR.value or Path("runs") / config_name(CONFIG.value))
-        run(config, folder)
+        name = Path(CONFIG.value.partition(":")[0]).stem
+        run(config, Path(WORKDIR.value or f"runs/{name}"))
     except InterruptedRun as stop:
         fail(str(stop), status=130)
     except KeyboardInterrupt:
@@ -88,11 +88,6 @@ def read_config(source: str | None, arguments: list[str]) -> ConfigDict:
             raise ConfigError(f"{name} has no value: write {name}=VALUE")
         changes.append((name.partition(".")[2], value))
     return read(source, changes)
-
-
-def config_name(source: str) -> str:
-    """The config file's name, for the default workdir."""
-    return Path(source.partition(":")[0]).stem
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

@@ -98,7 +98,14 @@ def once(function: Callable) -> Callable:
 def config(**changes: object) -> ConfigDict:
     """The configuration of a tiny run; `__` in a name stands for the dot of a nested key."""
     config = base()
-    tiny = {"model": "MLP", "rounds": 6, "batch_size": 4, "eval_every": 2, "checkpoint_every": 2}
+    tiny = {
+        "model": "MLP",
+        "rounds": 6,
+        "batch_size": 4,
+        "eval_every": 2,
+        "checkpoint_every": 2,
+        "seed": 2,
+    }
     tiny |= {"data.name": "tiny", "data.path": "none", "target": "dog"}
     tiny |= {key.replace("__", "."): value for key, value in changes.items()}
     config.update_from_flattened_dict(tiny)

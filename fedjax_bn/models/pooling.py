@@ -9,6 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
@@ -56,16 +57,12 @@ def _largest(
         rows = x[:, i : i + (high - 1) * strides[0] + 1 : strides[0]]
         value = rows[:, :, j : j + (wide - 1) * strides[1] + 1 : strides[1]]
         if place is None:
-            best, place = value, jnp.zeros(value.shape, _place_dtype(window))
+            best, place = value, jnp.zeros(value.shape, jnp.int32)
         else:
             wins = ~(value <= best)  # also where it is NaN, which so reaches the result
             best = jnp.where(wins, value, best)
             place = jnp.where(wins, jnp.asarray(k, place.dtype), place)
     return best, place
-
-
-def _place_dtype(window: Pair) -> jnp.dtype:
-    return jnp.dtype(jnp.uint8 if window[0] * window[1] <= 256 else jnp.int32)
 
 
 def _max_pool_forward(
@@ -78,42 +75,37 @@ def _max_pool_forward(
 def _max_pool_backward(
     window: Pair, strides: Pair, padding: Padding, saved: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array]:
-    """Gathers: an element at (s a + p) is in the windows a, a - 1, ... at places p, p + s, ..."""
+    """Element (stride * a + p) of an axis is at place p of window a, p + stride of a - 1, ..."""
     place, like = saved
-    batch, high, wide, channels = g.shape
-    more = tuple(-(-t // d) - 1 for t, d in zip(window, strides, strict=True))
-    phases = [
-        _phase(place, g, (p, q), window, strides, more)
-        for p in range(strides[0])
-        for q in range(strides[1])
-    ]
-    rows, columns = high + more[0], wide + more[1]
-    dx = jnp.stack(phases).reshape(*strides, batch, rows, columns, channels)
-    dx = dx.transpose(2, 3, 0, 4, 1, 5).reshape(batch, rows * strides[0], columns * strides[1], -1)
-    ends = [
-        (0, low + size - n)
-        for n, size, (low, _) in zip(dx.shape[1:3], like.shape[1:3], padding, strict=True)
-    ]
-    dx = jax.lax.pad(dx, jnp.zeros((), dx.dtype), [(0, 0, 0), *((0, e, 0) for _, e in ends), (0, 0, 0)])
-    return (dx[:, padding[0][0] :, padding[1][0] :],)
-
-
-def _phase(
-    place: jax.Array, g: jax.Array, phase: Pair, window: Pair, strides: Pair, more: Pair
-) -> jax.Array:
-    """Gradient at the elements (strides * index + phase), f[B, H' + more, W' + more, C]."""
+    reach = tuple(-(-t // d) - 1 for t, d in zip(window, strides, strict=True))
+    rows, columns = g.shape[1] + reach[0], g.shape[2] + reach[1]
+    around = ((0, 0), (reach[0],) * 2, (reach[1],) * 2, (0, 0))
+    g, place = jnp.pad(g, around), jnp.pad(place, around)
     total = None
-    for i in range(phase[0], window[0], strides[0]):
-        for j in range(phase[1], window[1], strides[1]):
-            part = jnp.where(place == i * window[1] + j, g, jnp.zeros((), g.dtype))
-            down, across = i // strides[0], j // strides[1]
-            shift = ((0, 0), (down, more[0] - down), (across, more[1] - across), (0, 0))
-            part = jnp.pad(part, shift)
+    for i in range(reach[0] + 1):
+        for j in range(reach[1] + 1):
+            at = (reach[0] - i, reach[1] - j)
+            rectangle = slice(None), slice(at[0], at[0] + rows), slice(at[1], at[1] + columns)
+            here = _places(window, strides, (i, j))[:, None, :, None]
+            part = g[rectangle][:, :, None, :, None]
+            part = jnp.where(place[rectangle][:, :, None, :, None] == here, part, 0)
             total = part if total is None else total + part
-    if total is None:  # strides larger than the window leave gaps
-        rows, columns = g.shape[1] + more[0], g.shape[2] + more[1]
-        return jnp.zeros((g.shape[0], rows, columns, g.shape[3]), g.dtype)
-    return total
+    dx = total.reshape(len(g), rows * strides[0], columns * strides[1], -1)
+    return (_crop(dx, [low for low, _ in padding], like.shape[1:3]),)
+
+
+def _places(window: Pair, strides: Pair, windows_back: Pair) -> np.ndarray:
+    """The place in a window that each of (down, across) neighbours has; -1 where it is outside."""
+    i, j = (d * back + np.arange(d) for d, back in zip(strides, windows_back, strict=True))
+    inside = (i < window[0])[:, None] & (j < window[1])
+    return np.where(inside, i[:, None] * window[1] + j, -1).astype(np.int32)
+
+
+def _crop(x: jax.Array, start: Sequence[int], size: Sequence[int]) -> jax.Array:
+    """x f[B, H, W, C] from `start` on, `size` rows and columns of it, zeros beyond its end."""
+    ends = [max(0, a + n - m) for a, n, m in zip(start, size, x.shape[1:3], strict=True)]
+    x = jnp.pad(x, ((0, 0), (0, ends[0]), (0, ends[1]), (0, 0)))
+    return x[:, start[0] : start[0] + size[0], start[1] : start[1] + size[1]]
 
 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)

@@ -1,0 +1,378 @@
+"""Every mistake of a user ends with one sentence and leaves nothing half-written."""
+
+import zipfile
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+import runs
+
+from fedjax_bn import experiment, main, train, workdir
+from fedjax_bn.config import base
+from fedjax_bn.errors import NotFiniteError, WorkdirError
+
+QUICK = f"{runs.ROOT}/configs/quickstart.py"
+
+# arguments behind --config QUICK, and what the sentence must hold
+MISTAKES = [
+    (["--config.rouds=3"], ["'rouds'", "did you mean 'rounds'?", "local_epochs"]),
+    (["--config.optimizer.lr=1"], ["'optimizer.lr'", "optimizer.learning_rate"]),
+    (["--config.data.fractoin", "0.1"], ["did you mean 'data.fraction'?"]),
+    (["--config.rounds=many"], ["config.rounds='many'", "must be int"]),
+    (["--config.optimizer.learning_rate=fast"], ["'fast'", "must be float"]),
+    (["--config.adaptations=3"], ["config.adaptations=3", "a tuple of names"]),
+    (["--config.data=digits"], ["config.data is a group", "data.name"]),
+    (["--config.rounds"], ["--config.rounds has no value", "--config.rounds=VALUE"]),
+    (["--config.method=fedbm"], ["'fedbm'", "did you mean 'fedbn'?", "singleset"]),
+    (["--config.baselines=fedavg,sinleset"], ["config.baselines='sinleset'", "'singleset'"]),
+    (["--config.model=ResNet19"], ["'ResNet19'", "did you mean 'ResNet18'?", "DigitCNN"]),
+    (["--config.data.name=cifar"], ["'cifar'", "digits, scanners"]),
+    (["--config.share=all_but_bn"], ["'all_but_bn'", "all_but_statistics, everything, nothing"]),
+    (["--config.weigh=size"], ["'size'", "by_size, uniform"]),
+    (["--config.optimizer.name=adm"], ["'adm'", "did you mean 'adam'?", "sgd"]),
+    (["--config.adaptations=bach"], ["'bach'", "did you mean 'batch'?", "running"]),
+    (["--config.target=faks"], ["'faks'", "did you mean 'fax'?", "flatbed"]),
+    (["--config.on_nonfinite=skip"], ["'skip'", "drop, stop"]),
+    (["--config.clients=foo"], ["clients='foo'", "'vmap:n'"]),
+    (["--config.clients=vmap:0"], ["clients='vmap:0'", "n >= 1"]),
+    (["--config.clients=vmap:9"], ["9 clients at a time", "has 5", "'vmap:5' or less"]),
+    (["--config.clients_per_round=6"], ["clients_per_round=6", "5 clients"]),
+    (["--config.data.clients_per_domain=100"], ["100 clients", "lower data.clients_per_domain"]),
+    (["--config.rounds=0"], ["rounds=0", "at least 1"]),
+    (["--config.batch_size=0"], ["batch_size=0", "at least 1"]),
+    (["--config.seed=-1"], ["seed=-1", "at least 0"]),
+    (["--config.data.fraction=0"], ["data.fraction=0.0", "above 0"]),
+    (["--config.data.fraction=2"], ["data.fraction=2.0", "at most 1"]),
+    (["--config.optimizer.learning_rate=0"], ["learning_rate=0.0", "above 0"]),
+    (["--config.optimizer.learning_rate=nan"], ["learning_rate=nan", "finite"]),
+    (["--config.local_steps=3", "--config.local_epochs=2"], ["exclude each other"]),
+    (["--config.data.image_size=64"], ["image_size=64", "28 pixels", "set it to 28"]),
+    (["--config.data.path=here"], ["'here'", "embedded", "leave data.path empty"]),
+    (["--config.data.name=digits"], ["'digits' is not embedded", "--config.data.path=PATH"]),
+    (["--config.model=MLP", "--config.batch_size=179"], ["one sample", "'norm1'", "batch_size"]),
+    (["--config.model=MLP", "--config.batch_size=1"], ["one sample", "180 training samples"]),
+    (["rounds=3"], ["unknown argument 'rounds=3'", "--config.KEY=VALUE"]),
+    (["--rounds=3"], ["unknown argument '--rounds=3'", "--workdir"]),
+]
+
+
+def fails(capfd, *arguments: str, status: int = 2) -> str:
+    """The one sentence with which the command fails."""
+    capfd.readouterr()
+    assert runs.command(*arguments) == status
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("fedjax_bn: ")
+    return lines[0]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch, request):
+    """Fails a test in which a round is compiled, but for those that train on purpose."""
+    if "trains" not in request.fixturenames:
+        monkeypatch.setattr(train, "compile_round", lambda *_: pytest.fail("compiled"))
+
+
+@pytest.fixture
+def trains(monkeypatch):
+    runs.install(monkeypatch)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def embedded():
+    """The embedded data, made once."""
+    real, made = experiment.DATASETS["scanners"], {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(
+            experiment.DATASETS,
+            "scanners",
+            lambda config: made.setdefault("data", real(base())),
+        )
+        yield
+
+
+@pytest.mark.parametrize(("arguments", "parts"), MISTAKES, ids=lambda x: x[0].removeprefix("--"))
+def test_a_mistake_names_culprit_and_remedy_in_one_line_and_makes_no_workdir(
+    tmp_path, capfd, arguments, parts
+):
+    folder = tmp_path / "run"
+    text = fails(
+        capfd, "--config", QUICK, "--config.target=fax", "--workdir", str(folder), *arguments
+    )
+    for part in parts:
+        assert part in text
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [("rouds=3", "did you mean 'rounds'?"), ("rounds=x", "must be int"), ("fast", "key=value")],
+)
+def test_changes_behind_the_file_fail_with_the_same_sentences(capfd, changes, part):
+    assert part in fails(capfd, "--config", f"{QUICK}:{changes}")
+
+
+def test_no_config_a_missing_one_and_a_wrong_one_are_told_apart(tmp_path, capfd):
+    assert "give a config file: --config configs/" in fails(capfd)
+    assert "no config file 'configs/none.py'" in fails(capfd, "--config=configs/none.py")
+    file = tmp_path / "mine.py"
+    file.write_text("def get_config(:\n")
+    assert f"{file}, line 1: invalid syntax" in fails(capfd, "--config", str(file))
+    assert "workdir" in fails(capfd, "--config", QUICK, "--workdir")
+
+
+def test_a_process_of_its_own_prints_one_sentence_and_no_traceback(tmp_path):
+    folder = tmp_path / "run"
+    mistakes = [["--config.rouds=3"], ["--config.method=fedbm"], [f"--workdir={__file__}"]]
+    common = ["--config", QUICK, "--config.target=fax", "--workdir", str(folder)]
+    started = [runs.start(*common, *mistake) for mistake in mistakes]
+    for process, part in zip(started, ("'rounds'", "'fedbn'", "is a file"), strict=True):
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == 2
+        assert errors.count("\n") == 1, errors
+        assert part in errors
+    assert not folder.exists()
+
+
+def arrays(labels: int = 10) -> dict[str, np.ndarray]:
+    """Two domains of plain images, as `data.path` takes them."""
+    made = {}
+    for name in ("a", "b"):
+        for part, size in (("train", 20), ("test", 10)):
+            made[f"{name}__{part}_images"] = np.zeros((size, 28, 28, 3), np.uint8)
+            made[f"{name}__{part}_labels"] = np.arange(size, dtype=np.int64) % labels
+    return made
+
+
+def write_missing(path: Path) -> None:
+    """Writes nothing."""
+
+
+def write_empty(path: Path) -> None:
+    path.touch()
+
+
+def write_truncated(path: Path) -> None:
+    np.savez(path, **arrays())
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def write_flipped(path: Path) -> None:
+    np.savez(path, **arrays())
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.write_bytes(content)
+
+
+def write_text(path: Path) -> None:
+    path.write_text("label,pixel\n")
+
+
+def write_other_zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "nothing here")
+
+
+def write_without_a_key(path: Path) -> None:
+    made = arrays()
+    del made["b__test_labels"]
+    np.savez(path, **made)
+
+
+def write_labels_out_of_range(path: Path) -> None:
+    made = arrays()
+    made["b__train_labels"][3] = 10
+    np.savez(path, **made)
+
+
+def write_negative_labels(path: Path) -> None:
+    made = arrays()
+    made["a__test_labels"][0] = -1
+    np.savez(path, **made)
+
+
+def write_other_shape(path: Path) -> None:
+    made = arrays()
+    made["a__train_images"] = made["a__train_images"][..., :1]
+    np.savez(path, **made)
+
+
+def write_unequal_counts(path: Path) -> None:
+    made = arrays()
+    made["a__train_labels"] = made["a__train_labels"][:-1]
+    np.savez(path, **made)
+
+
+@pytest.mark.parametrize(
+    ("write", "parts"),
+    [
+        (write_missing, ["does not exist", "or a .npz with"]),
+        (write_empty, ["no .npz archive", "write it again"]),
+        (write_truncated, ["cut short", "write it again"]),
+        (write_flipped, ["cannot be read", "fetch it again"]),
+        (write_text, ["no .npz archive"]),
+        (write_other_zip, ["readme.txt", "allowed are DOMAIN__PART"]),
+        (write_without_a_key, ["lacks the array b__test_labels"]),
+        (write_labels_out_of_range, ["'b' has label 10 at index 3", "0..9"]),
+        (write_negative_labels, ["'a' has label -1 at index 0", "0..9"]),
+        (write_other_shape, ["a__train_images", "(20, 28, 28, 1)", "[N, 28, 28, 3]"]),
+        (write_unequal_counts, ["20 images but 19 labels"]),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_a_bad_data_file_is_named_with_its_fault(tmp_path, capfd, write, parts):
+    file, folder = tmp_path / "own.npz", tmp_path / "run"
+    write(file)
+    text = fails(
+        capfd,
+        f"--config={runs.ROOT}/configs/digits.py",
+        f"--config.data.path={file}",
+        f"--workdir={folder}",
+    )
+    for part in (str(file), *parts):
+        assert part in text
+    assert not folder.exists()
+
+
+class Plain(nn.Module):
+    """A model without batch norm."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        return nn.Dense(self.num_classes)(images.reshape(images.shape[0], -1))
+
+
+@pytest.mark.parametrize("method", ["fedbn", "silobn"])
+def test_a_rule_that_keeps_batch_norm_local_refuses_a_model_that_has_none(
+    tmp_path, monkeypatch, capfd, method
+):
+    monkeypatch.setitem(experiment.MODELS, "Plain", Plain)
+    folder = tmp_path / "run"
+    arguments = (f"--config.method={method}", "--config.model=Plain", f"--workdir={folder}")
+    text = fails(capfd, f"--config={QUICK}", "--config.target=fax", *arguments)
+    assert "the model has no batch norm" in text
+    assert not folder.exists()
+
+
+def test_a_workdir_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkdirError, match="is a file: give a folder with --workdir"):
+        workdir.claim(tmp_path / "file", {}, {})
+    with pytest.raises(WorkdirError, match=r"cannot write to .*give another --workdir"):
+        workdir.claim(tmp_path / "file" / "below", {}, {})
+
+
+def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("important")
+    before = runs.files(tmp_path)
+    with pytest.raises(WorkdirError, match=r"not empty \(thesis.tex, ...\).*with --workdir"):
+        workdir.claim(tmp_path, {}, {})
+    assert runs.files(tmp_path) == before
+
+
+def test_an_empty_folder_and_one_that_a_run_was_killed_in_at_once_are_accepted(tmp_path):
+    (tmp_path / ".config.json.123").write_text("{")
+    workdir.claim(tmp_path, {"rounds": 3}, {"data": "x"})
+    assert workdir.read_json(tmp_path / "config.json") == {"config": {"rounds": 3}, "data": "x"}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"config": {}}', "\x00\xff"])
+def test_a_damaged_config_json_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_text(content, encoding="latin-1")
+    with pytest.raises(WorkdirError, match=r"config.json.*move that folder away or give another"):
+        workdir.claim(tmp_path, {"rounds": 3}, {"data": "x"})
+    assert (tmp_path / "config.json").read_text(encoding="latin-1") == content
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_a_damaged_summary_json_is_named_and_the_workdir_is_left_alone(
+    tmp_path, trains, content, monkeypatch
+):
+    experiment_, _, _ = train.prepare(runs.config())
+    flat = dict(train.flatten(runs.config()))
+    workdir.claim(tmp_path / "run", flat, {"data": train.data_hash(experiment_)})
+    (tmp_path / "run" / "summary.json").write_text(content)
+    before = runs.files(tmp_path)
+    with pytest.raises(WorkdirError, match=r"cannot read .*summary.json"):
+        runs.run(tmp_path / "run")
+    assert runs.files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "bad"),
+    [
+        (b"", 1),
+        (b'{"round": 1}\n{"rou', 2),
+        (b'{"round": 1}\n{"round": 3}\n', 2),
+        (b'{"round": 1}\n[]\n{"round": 3}\n', 2),
+        (b"\xff\xfe\n", 1),
+    ],
+)
+def test_damaged_metrics_are_named_with_the_round(tmp_path, content, bad):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(WorkdirError, match=f"damaged at round {bad} of the 3.*start again"):
+        workdir.read_lines(path, 3)
+
+
+def test_metrics_behind_the_checkpoint_are_dropped_however_torn(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"round": 1}\n{"round": 2}\n{"round": 3, "lo')
+    assert workdir.read_lines(path, 2) == [{"round": 1}, {"round": 2}]
+
+
+def test_training_that_is_not_finite_stops_with_the_round_the_clients_and_the_remedies(
+    tmp_path, trains, monkeypatch, capfd
+):
+    wild = runs.config(optimizer__learning_rate=1e30)
+    monkeypatch.setattr(main, "read", lambda source, changes: wild)
+    assert runs.command("--config", "wild.py", "--workdir", str(tmp_path / "run")) == 2
+    text = capfd.readouterr().err.splitlines()[-1]
+    assert text.startswith("fedjax_bn: round 1: the update of ant, bee, cow is not finite; lower")
+    assert "on_nonfinite=drop" in text
+    assert runs.lines(tmp_path / "run") == []
+    with pytest.raises(NotFiniteError):
+        runs.run(tmp_path / "run", optimizer__learning_rate=1e30)
+
+
+def test_with_drop_training_that_is_not_finite_finishes_and_keeps_the_model(
+    tmp_path, trains, monkeypatch
+):
+    wild = runs.config(optimizer__learning_rate=1e30, on_nonfinite="drop")
+    monkeypatch.setattr(main, "read", lambda source, changes: wild)
+    folder = tmp_path / "run"
+    assert runs.command("--config", "wild.py", "--workdir", str(folder)) == 0
+    lines = runs.lines(folder)
+    assert [line["not_finite"] for line in lines] == [["ant", "bee", "cow"]] * 6
+    assert lines[1]["accuracy"] == lines[5]["accuracy"]
+    assert (folder / "report.html").exists()
+
+
+def test_with_drop_the_others_go_on_without_the_client_that_is_not_finite(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    data = runs.dataset()
+    data.domains[1].train.images[:] *= np.float32(1e30)
+    runs.install(monkeypatch, data)
+    runs.run(tmp_path / "run", on_nonfinite="drop")
+    for line in runs.lines(tmp_path / "run"):
+        assert line["not_finite"] == ["bee"]
+        assert line["weights"]["bee"] == 0
+        np.testing.assert_allclose(line["weights"]["ant"], 22 / 33, rtol=1e-6)
+        assert line["loss"]["cow"] < 2
+
+
+def test_ctrl_c_before_the_first_round_ends_with_one_sentence_and_130(
+    tmp_path, trains, monkeypatch, capfd
+):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "compile_round", interrupted)
+    monkeypatch.setattr(main, "read", lambda source, changes: runs.config())
+    folder = tmp_path / "run"
+    text = fails(capfd, "--config=tiny.py", f"--workdir={folder}", status=130)
+    assert "give the same command to go on" in text
