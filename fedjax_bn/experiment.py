@@ -17,7 +17,7 @@ from fedjax_bn import adaptation, aggregation, methods, models, sharing
 from fedjax_bn.clients import group_size
 from fedjax_bn.config import check, choose, nearest
 from fedjax_bn.data import digits, scanners
-from fedjax_bn.data.batches import by_epochs, by_steps, stack_clients
+from fedjax_bn.data.batches import ClientData, by_epochs, by_steps, stack_clients
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.images import Prepare, standardize
 from fedjax_bn.data.partition import clients_of, leave_out
@@ -128,8 +128,10 @@ def check_image_size(dataset: Dataset, config: ConfigDict) -> None:
 
 
 def method_maker(config: ConfigDict) -> Callable[[nn.Module, Prepare], FederatedMethod]:
-    """Returns `make(model, prepare)` for the configured method; a method's own arguments are
-    the configuration's keys under its name."""
+    """Returns `make(model, prepare)` for the configured method.
+
+    A method's own arguments are the configuration's keys under its name, such as `fedprox.mu`.
+    """
     method = choose(METHODS, config.method, "method")
     options = dict(config.get(config.method, {}))
     if config.share:
@@ -177,7 +179,7 @@ def sampler(config: ConfigDict, internal: Dataset) -> Callable:
     return by_steps(config.batch_size, config.local_steps, smallest)
 
 
-def client_data(internal: Dataset):
+def client_data(internal: Dataset) -> ClientData:
     """The training data of all clients on the device."""
     return stack_clients([domain.train for domain in internal.domains])
 

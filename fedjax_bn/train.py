@@ -68,9 +68,9 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     say(partition_table(config, state))
     pictures = [*experiment.internal.domains, *([experiment.unseen] if experiment.unseen else [])]
     workdir.write_atomically(folder / "plots" / "samples.png", plots.samples(pictures))
-    start = time.perf_counter()
+    began = time.perf_counter()
     round = compile_round(config, experiment, keys, state)
-    compile_seconds = time.perf_counter() - start
+    compile_seconds = time.perf_counter() - began
     records = loop(config, experiment, folder, round, state, records)
 
     summary = summarize(config, experiment, records, compile_seconds)

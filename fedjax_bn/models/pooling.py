@@ -4,8 +4,8 @@ XLA:CPU spends a third of a ResNet's step on `reduce_window` and its gradient. H
 compares shifted copies of the map and remembers which won; the backward pass is a few selects.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -41,35 +41,30 @@ def max_pool(
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _max_pool(x: jax.Array, window: Pair, strides: Pair, padding: Padding) -> jax.Array:
-    return _largest(x, window, strides, padding)[0]
+    return reduce(jnp.maximum, _elements(x, window, strides, padding))
 
 
-def _largest(
-    x: jax.Array, window: Pair, strides: Pair, padding: Padding
-) -> tuple[jax.Array, jax.Array]:
-    """The maximum of each window and its place in it, row by row: f and u8 or i32[B, H', W', C]."""
+def _elements(x: jax.Array, window: Pair, strides: Pair, padding: Padding) -> Iterator[jax.Array]:
+    """The first element of every window, the second, ...: each f[B, H', W', C]."""
     if any(map(any, padding)):
         x = jnp.pad(x, ((0, 0), *padding, (0, 0)), constant_values=-jnp.inf)
     high, wide = ((n - t) // d + 1 for n, t, d in zip(x.shape[1:3], window, strides, strict=True))
-    place = None
-    for k in range(window[0] * window[1]):
-        i, j = divmod(k, window[1])
-        rows = x[:, i : i + (high - 1) * strides[0] + 1 : strides[0]]
-        value = rows[:, :, j : j + (wide - 1) * strides[1] + 1 : strides[1]]
-        if place is None:
-            best, place = value, jnp.zeros(value.shape, jnp.int32)
-        else:
-            wins = ~(value <= best)  # also where it is NaN, which so reaches the result
-            best = jnp.where(wins, value, best)
-            place = jnp.where(wins, jnp.asarray(k, place.dtype), place)
-    return best, place
+    for i in range(window[0]):
+        for j in range(window[1]):
+            rows = x[:, i : i + (high - 1) * strides[0] + 1 : strides[0]]
+            yield rows[:, :, j : j + (wide - 1) * strides[1] + 1 : strides[1]]
 
 
 def _max_pool_forward(
     x: jax.Array, window: Pair, strides: Pair, padding: Padding
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    y, place = _largest(x, window, strides, padding)
-    return y, (place, x[:, :, :, :0])  # an empty array carries the size of x
+    best, *others = _elements(x, window, strides, padding)
+    place = jnp.zeros(best.shape, jnp.int32)
+    for k, value in enumerate(others, 1):
+        wins = ~(value <= best)  # also where it is NaN, which so reaches the result
+        best = jnp.where(wins, value, best)
+        place = jnp.where(wins, k, place)
+    return best, (place, x[:, :, :, :0])  # an empty array carries the size of x
 
 
 def _max_pool_backward(

@@ -24,6 +24,7 @@ from jax import lax
 # Evaluation points, besides infinity, in the order of use. Small fractions whose differences are
 # far from 0 keep rounding small: with all seven a float32 result is within 1e-5 of the largest.
 POINTS = tuple(Fraction(p) for p in ("0", "1", "-1", "1/2", "-2", "2", "-1/2"))
+CHUNK = 32  # images at a time: more no longer fit in the caches
 Padding = tuple[tuple[int, int], tuple[int, int]]
 
 
@@ -78,87 +79,103 @@ def winograd_convolution(
     Returns:
       f[B, H + top + bottom - r + 1, W + left + right - s + 1, F].
     """
-    batch, *_, channels = x.shape
-    (n, tiles_high, high), (p, tiles_wide, wide) = (
-        _tiles(size, taps, sum(sides), tile)
+    axes = [
+        _axis(size, taps, sides, tile)
         for size, taps, sides in zip(x.shape[1:3], kernel.shape[:2], padding, strict=True)
-    )
-    values = _transform_images(x, kernel.shape[:2], padding, tile, (tiles_high, tiles_wide))
+    ]
     filters = _transform_kernel(kernel, tile)
-    products = _batched_product(values.reshape(n * p, -1, channels), filters)
-    inverse = np.kron(transforms(tile, kernel.shape[0])[0], transforms(tile, kernel.shape[1])[0])
-    y = _apply(inverse, products.reshape(n * p, -1))
-    y = y.reshape(tile, tile, tiles_wide, tiles_high, batch, -1).transpose(4, 3, 0, 2, 1, 5)
-    return y.reshape(batch, tiles_high * tile, tiles_wide * tile, -1)[:, :high, :wide]
+    whole = len(x) // CHUNK * CHUNK
+    if len(x) <= CHUNK:
+        return _convolve(x, filters, axes)
+    chunks = x[:whole].reshape(-1, CHUNK, *x.shape[1:])
+    y = lax.map(lambda images: _convolve(images, filters, axes), chunks)
+    y = y.reshape(whole, *y.shape[2:])
+    return y if whole == len(x) else jnp.concatenate([y, _convolve(x[whole:], filters, axes)])
 
 
-def _tiles(size: int, taps: int, padding: int, tile: int) -> tuple[int, int, int]:
-    """Points, tiles and outputs along one axis."""
-    outputs = size + padding - taps + 1
-    return tile + taps - 1, -(-outputs // tile), outputs
+def _convolve(x: jax.Array, filters: jax.Array, axes: list[tuple[np.ndarray, ...]]) -> jax.Array:
+    """x f[B, H, W, C], filters f[n * n, C, F] -> f[B, H', W', F]."""
+    (down_in, down_out), (across_in, across_out) = axes
+    values = _to_points(x, down_in, across_in)
+    *points, tiles_down, tiles_across, batch, channels = values.shape
+    products = _batched_product(values.reshape(len(filters), -1, channels), filters)
+    products = products.reshape(*points, tiles_down, tiles_across, batch, -1)
+    return _from_points(products, down_out, across_out)
 
 
-def _transform_images(
-    x: jax.Array, taps: tuple[int, int], padding: Padding, tile: int, tiles: tuple[int, int]
-) -> jax.Array:
-    """B^T x B of every tile: f[B, H, W, C] -> f[n, n, tiles_wide * tiles_high * B * C].
+def _axis(size: int, taps: int, padding: tuple[int, int], tile: int) -> tuple[np.ndarray, np.ndarray]:
+    """B and A of every tile along one axis, f64[n, tiles, size] and f64[n, tiles, outputs].
 
-    The tiles overlap and the padding is zero, so the transform of a whole axis is one banded
-    matrix: nothing is padded, cut out or gathered.
+    Tiles overlap, the padding is zero and the last tile may stick out; as matrices of the whole
+    axis the transforms take care of all three, and nothing is padded, gathered or cut.
     """
-    batch, height, width, channels = x.shape
-    down = _banded(height, taps[0], padding[0][0], tile, tiles[0])
-    across = _banded(width, taps[1], padding[1][0], tile, tiles[1])
-    n = tile + taps[0] - 1
-    x = x.transpose(1, 2, 0, 3).reshape(height, -1)
-    x = _apply(down, x).reshape(n, tiles[0], width, batch * channels)
-    x = x.swapaxes(1, 2).reshape(n, width, -1)
-    return _apply(across, x)
-
-
-def _banded(size: int, taps: int, before: int, tile: int, tiles: int) -> np.ndarray:
-    """B^T at every tile of one axis, f64[n * tiles, size]; columns in the padding are left out."""
-    b = transforms(tile, taps)[2]
-    n = len(b)
-    matrix = np.zeros((n, tiles, before + size + tile * tiles + n))
+    a, _, b = transforms(tile, taps)
+    outputs = size + sum(padding) - taps + 1
+    tiles = -(-outputs // tile)
+    spread = np.zeros((len(b), tiles, padding[0] + size + tile + len(b)))
+    collect = np.zeros((len(b), tiles, tiles * tile))
     for t in range(tiles):
-        matrix[:, t, t * tile : t * tile + n] = b
-    return matrix[:, :, before : before + size].reshape(n * tiles, size)
+        start = t * tile
+        spread[:, t, start : start + len(b)] = b
+        collect[:, t, start : start + tile] = a.T
+    return spread[:, :, padding[0] : padding[0] + size], collect[:, :, :outputs]
+
+
+def _to_points(x: jax.Array, down: np.ndarray, across: np.ndarray) -> jax.Array:
+    """B^T x B of every tile: f[B, H, W, C] -> f[points across, points down, tiles, tiles, B, C]."""
+    batch, height, width, channels = x.shape
+    n, tiles = across.shape[:2]
+    x = _left_product(across.reshape(n * tiles, width), x.reshape(-1, width, channels))
+    x = x.reshape(batch, height, n, tiles, channels).transpose(2, 1, 3, 0, 4)
+    x = _left_product(down.reshape(-1, height), x.reshape(n, height, -1))
+    return x.reshape(n, *down.shape[:2], tiles, batch, channels)
+
+
+def _from_points(y: jax.Array, down: np.ndarray, across: np.ndarray) -> jax.Array:
+    """A^T y A of every tile, the way back of `_to_points`, f[B, H', W', F]."""
+    n, m, tiles_down, tiles_across, batch, features = y.shape
+    high, wide = down.shape[2], across.shape[2]
+    y = _left_product(down.reshape(-1, high).T, y.reshape(n, m * tiles_down, -1))
+    y = y.reshape(n, high, tiles_across, batch, features).transpose(3, 1, 0, 2, 4)
+    y = y.reshape(batch * high, n * tiles_across, features)
+    y = _left_product(across.reshape(-1, wide).T, y)
+    return y.reshape(batch, high, wide, features)
 
 
 def _transform_kernel(kernel: jax.Array, tile: int) -> jax.Array:
-    """G w G^T: f[r, s, C, F] -> f[n * n, C, F]."""
+    """G w G^T: f[r, s, C, F] -> f[points across * points down, C, F]."""
     r, s, *features = kernel.shape
-    both = np.kron(transforms(tile, r)[1], transforms(tile, s)[1])
-    return _apply(both, kernel.reshape(r * s, -1)).reshape(-1, *features)
+    both = np.kron(transforms(tile, s)[1], transforms(tile, r)[1])
+    kernel = kernel.swapaxes(0, 1).reshape(1, s * r, -1)
+    return _left_product(both, kernel).reshape(-1, *features)
 
 
-def _apply(matrix: np.ndarray, x: jax.Array) -> jax.Array:
-    """matrix f64[a, b] times x f[..., b, c] -> f[..., a, c] in the dtype of x."""
-    return _left_product(jnp.asarray(matrix, x.dtype), x)
+def _left_product(matrix: np.ndarray, x: jax.Array) -> jax.Array:
+    """A constant f64[a, b] times x f[d, b, c] -> f[d, a, c] in the dtype of x."""
+    return _constant_product(jnp.asarray(matrix, x.dtype), x)
 
 
 @jax.custom_vjp
-def _left_product(matrix: jax.Array, x: jax.Array) -> jax.Array:
-    """A constant f[a, b] times x f[b, c] or f[d, b, c].
+def _constant_product(matrix: jax.Array, x: jax.Array) -> jax.Array:
+    """A constant f[a, b] times x f[d, b, c].
 
     Its own gradient, because the one autodiff makes is a product of transposed matrices, which
     XLA:CPU transposes in memory or hands to a slower library.
     """
-    if x.ndim == 2:
-        return matrix @ x
+    if len(x) == 1:
+        return (matrix @ x[0])[None]
     return jnp.matmul(jnp.broadcast_to(matrix, (len(x), *matrix.shape)), x)
 
 
-def _left_product_forward(matrix: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _left_product(matrix, x), matrix
+def _constant_product_forward(matrix: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _constant_product(matrix, x), matrix
 
 
-def _left_product_backward(matrix: jax.Array, g: jax.Array) -> tuple[None, jax.Array]:
-    return None, _left_product(matrix.T, g)
+def _constant_product_backward(matrix: jax.Array, g: jax.Array) -> tuple[None, jax.Array]:
+    return None, _constant_product(matrix.T, g)
 
 
-_left_product.defvjp(_left_product_forward, _left_product_backward)
+_constant_product.defvjp(_constant_product_forward, _constant_product_backward)
 
 
 def _batched_product(values: jax.Array, filters: jax.Array) -> jax.Array:
