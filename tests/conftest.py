@@ -7,8 +7,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-import jax  # noqa: E402 (the environment must be set first)
-import pytest  # noqa: E402
+import jax
+import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

@@ -103,7 +103,9 @@ def _convolve(x: jax.Array, filters: jax.Array, axes: list[tuple[np.ndarray, ...
     return _from_points(products, down_out, across_out)
 
 
-def _axis(size: int, taps: int, padding: tuple[int, int], tile: int) -> tuple[np.ndarray, np.ndarray]:
+def _axis(
+    size: int, taps: int, padding: tuple[int, int], tile: int
+) -> tuple[np.ndarray, np.ndarray]:
     """B and A of every tile along one axis, f64[n, tiles, size] and f64[n, tiles, outputs].
 
     Tiles overlap, the padding is zero and the last tile may stick out; as matrices of the whole
