@@ -1,67 +1,121 @@
-"""Max-pooling against XLA's own and against PyTorch's choice among equals."""
+"""Max-pooling against XLA's reduce_window and PyTorch's, in float64."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from fedjax_bn.models.pooling import max_pool
 
-CASES = [  # height and width, window, strides, padding
+# sizes, window, strides, padding
+CASES = [
     ((6, 8), (2, 2), (2, 2), ((0, 0), (0, 0))),
-    ((7, 5), (2, 2), (2, 2), ((0, 0), (0, 0))),
-    ((9, 10), (3, 3), (2, 2), ((1, 1), (1, 1))),
-    ((9, 7), (3, 3), (2, 2), ((0, 0), (0, 0))),
-    ((5, 6), (3, 2), (1, 2), ((1, 0), (0, 1))),
-    ((7, 7), (2, 2), (3, 3), ((0, 0), (0, 0))),
+    ((7, 5), (2, 2), (2, 2), ((0, 0), (0, 0))),  # rows that fill no window are dropped
+    ((9, 8), (3, 3), (2, 2), ((1, 1), (1, 1))),
+    ((8, 9), (3, 3), (2, 2), ((0, 0), (0, 0))),
+    ((5, 7), (3, 2), (1, 3), ((1, 0), (0, 1))),
+    ((9, 9), (2, 2), (4, 3), ((0, 0), (1, 1))),  # gaps between windows
+    ((4, 4), (4, 4), (4, 4), ((0, 0), (0, 0))),
+    ((1, 1), (3, 3), (2, 2), ((1, 1), (1, 1))),
 ]
+every_case = pytest.mark.parametrize(("sizes", "window", "strides", "padding"), CASES)
+
+
+def draw(*sizes):
+    return jnp.asarray(np.random.default_rng(0).standard_normal((2, *sizes, 3)))
 
 
 def reference(x, window, strides, padding):
-    return jax.lax.reduce_window(
-        x, -jnp.inf, jax.lax.max, (1, *window, 1), (1, *strides, 1), ((0, 0), *padding, (0, 0))
-    )
+    sides = ((0, 0), *padding, (0, 0))
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, *window, 1), (1, *strides, 1), sides)
 
 
-@pytest.mark.parametrize(("size", "window", "strides", "padding"), CASES)
-def test_value_and_gradient_equal_those_of_xla(x64, size, window, strides, padding):
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, *size, 3)))
-    expected, theirs = jax.vjp(lambda a: reference(a, window, strides, padding), x)
-    value, ours = jax.vjp(lambda a: max_pool(a, window, strides, padding), x)
-    np.testing.assert_array_equal(value, expected)
-    cotangent = jnp.asarray(np.random.default_rng(1).normal(size=value.shape))
-    np.testing.assert_allclose(ours(cotangent)[0], theirs(cotangent)[0], rtol=1e-12)
+@partial(jax.jit, static_argnums=(0, 2, 3, 4))
+def value_and_gradient(pool, x, window, strides, padding):
+    y, pull = jax.vjp(lambda x: pool(x, window, strides, padding), x)
+    return y, *pull(cosines(y.shape))
 
 
-@pytest.mark.parametrize(("size", "window", "strides", "padding"), CASES)
-def test_among_equals_the_gradient_goes_where_pytorch_sends_it(x64, size, window, strides, padding):
+def cosines(shape):
+    return jnp.cos(jnp.arange(np.prod(shape), dtype=jnp.float64)).reshape(shape)
+
+
+@pytest.mark.usefixtures("x64")
+@every_case
+def test_values_and_gradients_are_xlas(sizes, window, strides, padding):
+    x, arguments = draw(*sizes), (window, strides, padding)
+    y, dx = value_and_gradient(max_pool, x, *arguments)
+    expected, expected_dx = value_and_gradient(reference, x, *arguments)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_allclose(dx, expected_dx, atol=1e-15)
+    np.testing.assert_array_equal(jax.jit(max_pool, static_argnums=(1, 2, 3))(x, *arguments), y)
+
+
+@pytest.mark.usefixtures("x64")
+@every_case
+def test_tied_gradients_go_to_one_element_as_in_pytorch(sizes, window, strides, padding):
     torch = pytest.importorskip("torch")
     if any(low != high for low, high in padding):
         pytest.skip("PyTorch pads both sides alike")
-    x = np.random.default_rng(0).integers(0, 2, (2, *size, 3)).astype(np.float64)
-    theirs = torch.tensor(x).permute(0, 3, 1, 2).requires_grad_()
-    sides = [low for low, _ in padding]
-    pooled = torch.nn.functional.max_pool2d(theirs, window, strides, sides)
-    cotangent = np.random.default_rng(1).normal(size=pooled.shape)
-    pooled.backward(torch.tensor(cotangent))
-    _, ours = jax.vjp(lambda a: max_pool(a, window, strides, padding), jnp.asarray(x))
-    gradient = ours(jnp.asarray(cotangent.transpose(0, 2, 3, 1)))[0]
-    np.testing.assert_allclose(gradient, theirs.grad.permute(0, 2, 3, 1), rtol=1e-12)
+    x = np.maximum(np.round(draw(*sizes)), 0)  # many ties
+    y, dx = value_and_gradient(max_pool, jnp.asarray(x), window, strides, padding)
+    g = np.asarray(cosines(y.shape))
+
+    images = torch.tensor(x).permute(0, 3, 1, 2).requires_grad_()
+    lows = tuple(low for low, _ in padding)
+    pooled = torch.nn.functional.max_pool2d(images, window, strides, lows)
+    pooled.backward(torch.tensor(g).permute(0, 3, 1, 2))
+    np.testing.assert_allclose(dx, images.grad.permute(0, 2, 3, 1), atol=1e-15)
+    np.testing.assert_allclose(dx.sum(), g.sum(), atol=1e-12)
 
 
-@pytest.mark.parametrize(("size", "window", "strides", "padding"), CASES[:3])
-def test_second_derivatives_equal_those_of_xla(x64, size, window, strides, padding):
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, *size, 2)))
+@pytest.mark.usefixtures("x64")
+def test_second_derivatives_are_xlas():
+    x, arguments = draw(7, 6), ((3, 3), (2, 2), ((1, 1), (1, 1)))
 
-    def twice(pool):
-        def loss(a):
-            return jnp.sum(jnp.sin(pool(a, window, strides, padding)))
+    def second(pool):
+        def gradient(x):
+            return jax.grad(lambda x: jnp.sum(jnp.sin(pool(x, *arguments))))(x)
 
-        return jax.grad(lambda a: jnp.sum(jax.grad(loss)(a) ** 2))(x)
+        @jax.jit
+        def both(x):
+            forward_over_reverse = jax.jvp(gradient, (x,), (jnp.cos(x),))[1]
+            return forward_over_reverse, jax.grad(lambda x: jnp.sum(jnp.square(gradient(x))))(x)
 
-    np.testing.assert_allclose(twice(max_pool), twice(reference), rtol=1e-10, atol=1e-12)
+        return both(x)
+
+    def slices(x, window, strides, padding):  # reduce_window has no second derivative
+        x = jnp.pad(x, ((0, 0), *padding, (0, 0)), constant_values=-jnp.inf)
+        windows = [x[:, i : i + 7 : 2, j : j + 5 : 2] for i in range(3) for j in range(3)]
+        return jnp.max(jnp.stack(windows), axis=0)
+
+    for a, b in zip(second(max_pool), second(slices), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-14)
 
 
-def test_a_nan_is_not_hidden():
-    x = jnp.asarray([[1.0, jnp.nan], [2.0, 3.0]]).reshape(1, 2, 2, 1)
-    assert np.isnan(max_pool(x, (2, 2), (2, 2))).all()
+@pytest.mark.usefixtures("x64")
+def test_vmap_and_scan_are_the_loop():
+    x, arguments = jnp.stack([draw(6, 6), -draw(6, 6)]), ((2, 2), (2, 2), ((0, 0), (0, 0)))
+
+    def gradient(x):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(max_pool(x, *arguments))))(x)
+
+    looped = jnp.stack([jax.jit(gradient)(images) for images in x])
+    np.testing.assert_allclose(jax.jit(jax.vmap(gradient))(x), looped, atol=1e-15)
+    np.testing.assert_allclose(lax.map(gradient, x), looped, atol=1e-15)
+
+
+def test_nan_is_never_hidden():
+    x = jnp.zeros((1, 4, 4, 1)).at[0, 1, 0, 0].set(jnp.nan)
+    for y in (max_pool(x, (2, 2), (2, 2)), jax.vjp(lambda x: max_pool(x, (2, 2), (2, 2)), x)[0]):
+        assert jnp.isnan(y[0, 0, 0, 0])
+        assert not jnp.isnan(y[0, 1:]).any()
+
+
+def test_the_dtype_is_kept():
+    x = jnp.ones((1, 4, 4, 1), jnp.float32)
+    y, pull = jax.vjp(lambda x: max_pool(x, (2, 2), (2, 2)), x)
+    assert y.dtype == pull(y)[0].dtype == jnp.float32

@@ -176,7 +176,8 @@ def direct_convolution(
 def _direct_forward(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return direct_convolution(x, kernel, strides, padding), (x, kernel)
+    y = lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC)
+    return y, (x, kernel)
 
 
 def _direct_backward(

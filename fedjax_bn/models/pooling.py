@@ -61,7 +61,7 @@ def _max_pool_forward(
     best, *others = _elements(x, window, strides, padding)
     place = jnp.zeros(best.shape, jnp.int32)
     for k, value in enumerate(others, 1):
-        wins = ~(value <= best)  # also where it is NaN, which so reaches the result
+        wins = (value > best) | jnp.isnan(value)  # no NaN is lost
         best = jnp.where(wins, value, best)
         place = jnp.where(wins, k, place)
     return best, (place, x[:, :, :, :0])  # an empty array carries the size of x

@@ -114,7 +114,7 @@ def _axis(
     a, _, b = transforms(tile, taps)
     outputs = size + sum(padding) - taps + 1
     tiles = -(-outputs // tile)
-    spread = np.zeros((len(b), tiles, padding[0] + size + tile + len(b)))
+    spread = np.zeros((len(b), tiles, sum(padding) + size + tile))
     collect = np.zeros((len(b), tiles, tiles * tile))
     for t in range(tiles):
         start = t * tile
@@ -157,27 +157,20 @@ def _left_product(matrix: np.ndarray, x: jax.Array) -> jax.Array:
     return _constant_product(jnp.asarray(matrix, x.dtype), x)
 
 
-@jax.custom_vjp
-def _constant_product(matrix: jax.Array, x: jax.Array) -> jax.Array:
-    """A constant f[a, b] times x f[d, b, c].
-
-    Its own gradient, because the one autodiff makes is a product of transposed matrices, which
-    XLA:CPU transposes in memory or hands to a slower library.
-    """
+def _plain_product(matrix: jax.Array, x: jax.Array) -> jax.Array:
     if len(x) == 1:
         return (matrix @ x[0])[None]
     return jnp.matmul(jnp.broadcast_to(matrix, (len(x), *matrix.shape)), x)
 
 
-def _constant_product_forward(matrix: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _constant_product(matrix, x), matrix
-
-
-def _constant_product_backward(matrix: jax.Array, g: jax.Array) -> tuple[None, jax.Array]:
-    return None, _constant_product(matrix.T, g)
-
-
-_constant_product.defvjp(_constant_product_forward, _constant_product_backward)
+# Its own gradient, because the one that autodiff makes is a product of transposed matrices, which
+# XLA:CPU transposes in memory or hands to a slower library. The rules use the plain product, so
+# that they can be differentiated forward too.
+_constant_product = jax.custom_vjp(_plain_product)
+_constant_product.defvjp(
+    lambda matrix, x: (_plain_product(matrix, x), matrix),
+    lambda matrix, g: (None, _plain_product(matrix.T, g)),
+)
 
 
 def _batched_product(values: jax.Array, filters: jax.Array) -> jax.Array:
