@@ -289,6 +289,7 @@ def main() -> None:
     if options.memory:
         print(peak_memory_mb())
         return
+    memory = peak_memory_mb()  # first: Linux counts the parent's own peak at the fork as well
     rate = matrix_rate()
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, jax {jax.__version__}, "
@@ -298,7 +299,6 @@ def main() -> None:
     resnet, _ = compare_rounds(RESNET, options.repeats, rate)
     evaluation = compare_evaluation(options.repeats)
     scaling(3)
-    memory = peak_memory_mb()
     print(f"peak memory of DigitCNN rounds, K=5: {memory:.0f} MB")
     if options.json:
         results = {
