@@ -34,6 +34,7 @@ from fedjax_bn.aggregation import uniform
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.images import standardize
 from fedjax_bn.evaluate import score_clients, stack_batches
+from fedjax_bn.federation import FederatedState
 from fedjax_bn.methods import fedavg
 from fedjax_bn.models import DigitCNN, ResNet18
 
@@ -77,8 +78,13 @@ def our_round(task: Task, clients: int | None = None) -> tuple[Callable[[], None
     batches = jax.tree.map(jnp.asarray, make_batches(task, clients))
     key = jax.random.key(0)
     method = fedavg(task.model, optax.sgd(LEARNING_RATE), weigh=uniform)
-    variables = task.model.init(key, jnp.zeros((2, task.side, task.side, 3)))
-    state = method.init(key, variables, len(batches["label"]))
+
+    @jax.jit
+    def begin() -> FederatedState:
+        variables = task.model.init(key, jnp.zeros((2, task.side, task.side, 3)))
+        return method.init(key, variables, len(batches["label"]))
+
+    state = begin()
     start = time.perf_counter()
     compiled = method.round.lower(state, batches, key).compile()
     compile_seconds = time.perf_counter() - start
@@ -192,7 +198,7 @@ def compare_rounds(task: Task, repeats: int, rate: float) -> tuple[float, float]
 def our_evaluation(images: int, batch: int) -> Callable[[], None]:
     """Accuracy of DigitCNN on random images, in batches."""
     method = fedavg(DIGITS.model, optax.sgd(LEARNING_RATE))
-    variables = DIGITS.model.init(jax.random.key(0), jnp.zeros((2, 28, 28, 3)))
+    variables = jax.jit(DIGITS.model.init)(jax.random.key(0), jnp.zeros((2, 28, 28, 3)))
     state = method.init(jax.random.key(0), variables, 1)
     data = stack_batches([evaluation_data(images)], batch)
     score = score_clients(DIGITS.model, standardize(), 1)
@@ -207,7 +213,8 @@ def their_evaluation(
 
     layout = torch.channels_last if channels_last else torch.contiguous_format
     network = torch_network(DIGITS).to(memory_format=layout).eval()
-    pixels, labels = map(torch.from_numpy, evaluation_data(images))
+    data = evaluation_data(images)
+    pixels, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
     pixels = pixels.permute(0, 3, 1, 2).contiguous(memory_format=layout)
 
     def run() -> None:

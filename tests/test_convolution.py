@@ -18,10 +18,12 @@ from fedjax_bn.models.convolution import (
     direct_convolution,
     patches_convolution,
     tiled_convolution,
+    transformed_convolution,
 )
 from fedjax_bn.models.winograd import transforms
 
-ALGORITHMS = [direct_convolution, patches_convolution, tiled_convolution]
+UNIT_STRIDES = [tiled_convolution, transformed_convolution]
+ALGORITHMS = [direct_convolution, patches_convolution, *UNIT_STRIDES]
 # images, kernel, strides, padding
 SHAPES = [
     ((1, 10, 6, 3), (5, 5, 3, 4), (1, 1), ((2, 2), (2, 2))),
@@ -38,7 +40,7 @@ CASES = [
     pytest.param(algorithm, *shape, id=f"{algorithm.__name__}-{'x'.join(map(str, shape[1]))}-{i}")
     for i, shape in enumerate(SHAPES)
     for algorithm in ALGORITHMS
-    if algorithm is not tiled_convolution or shape[2] == (1, 1)
+    if algorithm not in UNIT_STRIDES or shape[2] == (1, 1)
 ]
 
 
@@ -129,28 +131,38 @@ def test_transforms_of_f_2_3_are_winograds():
     )
 
 
-@pytest.mark.parametrize("size", [3, 5])
-def test_float32_errors_of_tiles_stay_within_1e_5(size):
+@pytest.mark.parametrize(
+    ("algorithm", "size", "bound"),
+    [
+        (tiled_convolution, 3, 1e-5),
+        (tiled_convolution, 5, 1e-5),
+        (transformed_convolution, 5, 2e-6),
+    ],
+)
+def test_float32_errors_stay_within_a_bound_of_the_largest_value(algorithm, size, bound):
     images, kernel, padding = (4, 14, 14, 64), (size, size, 64, 64), ((size // 2,) * 2,) * 2
     x, w = draw(images, kernel, dtype=np.float32)
-    actual = derivatives(tiled_convolution, x, w, (1, 1), padding)
+    actual = derivatives(algorithm, x, w, (1, 1), padding)
     with jax.enable_x64(True):
         x, w = (jnp.asarray(np.asarray(v), np.float64) for v in (x, w))
         expected = derivatives(reference, x, w, (1, 1), padding)
         for a, b in zip(actual, expected, strict=True):
             assert a.dtype == np.float32
-            assert_close(np.asarray(a), b, 1e-5)
+            assert_close(np.asarray(a), b, bound)
 
 
 @pytest.mark.usefixtures("x64")
-def test_more_images_than_a_chunk_are_convolved_alike():
+@pytest.mark.parametrize("algorithm", UNIT_STRIDES)
+def test_more_images_than_a_chunk_are_convolved_alike(algorithm):
     x, w = draw((70, 4, 4, 2), (3, 3, 2, 2))
-    assert_same_derivatives(tiled_convolution, x, w, (1, 1), ((1, 1), (1, 1)))
+    assert_same_derivatives(algorithm, x, w, (1, 1), ((1, 1), (1, 1)))
 
 
 LAYERS = [
     ((8, 8, 8, 16), (3, 3, 16, 16), (1, 1), ((1, 1), (1, 1)), tiled_convolution),
-    ((8, 8, 8, 16), (5, 5, 16, 32), (1, 1), ((2, 2), (2, 2)), tiled_convolution),
+    ((8, 8, 8, 16), (5, 5, 16, 32), (1, 1), ((2, 2), (2, 2)), transformed_convolution),
+    ((8, 16, 16, 16), (5, 5, 16, 32), (1, 1), ((2, 2), (2, 2)), tiled_convolution),
+    ((2, 14, 14, 16), (5, 5, 16, 32), (1, 1), ((2, 2), (2, 2)), tiled_convolution),
     ((2, 2, 2, 32), (3, 3, 32, 32), (1, 1), ((1, 1), (1, 1)), patches_convolution),
     ((4, 8, 8, 16), (3, 3, 16, 32), (2, 2), ((1, 1), (1, 1)), patches_convolution),
     ((4, 8, 8, 16), (1, 1, 16, 32), (2, 2), ((0, 0), (0, 0)), patches_convolution),

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_bn.models.fourier import fourier_convolution
 from fedjax_bn.models.winograd import Padding, winograd_convolution
 
 NHWC = ("NHWC", "HWIO", "NHWC")
@@ -40,15 +41,15 @@ def convolution(
     `lax.conv_general_dilated` itself. Forward and backward pass in a `scan`, ms, two AVX-512 cores,
     jax 0.10.2, float32, beside PyTorch 2.13 in channels_last; * marks the choice:
 
-        layer (kernel, images)                direct   patches    tiled   PyTorch
-        5x5       3 ->  64, 32 x 28 x 28         4.0      3.0*        -       2.2
-        5x5      64 ->  64, 32 x 14 x 14        18.0     23.0      8.2*       9.1
-        5x5      64 -> 128, 32 x  7 x  7         7.2      6.9      3.7*       3.8
-        7x7 / 2   3 ->  64, 16 x 64 x 64         4.4      3.9*        -       1.9
-        3x3      64 ->  64, 16 x 16 x 16         5.1      3.9      2.7*       2.2
-        3x3     256 -> 256, 16 x  4 x  4         4.8      2.9*     3.7        2.9
-        3x3     512 -> 512, 16 x  2 x  2         200      3.8*    14.5        6.6
-        3x3 / 2 256 -> 512, 16 x  4 x  4        45.0      1.6*        -       3.7
+        layer (kernel, images)              direct  patches  tiled  transformed  PyTorch
+        5x5       3 ->  64, 32 x 28 x 28       4.0     3.0*      -            -      2.2
+        5x5      64 ->  64, 32 x 14 x 14      18.0    23.0     8.8         6.2*      9.1
+        5x5      64 -> 128, 32 x  7 x  7       7.2     6.9     3.4         2.6*      3.8
+        7x7 / 2   3 ->  64, 16 x 64 x 64       4.4     3.9*      -            -      1.9
+        3x3      64 ->  64, 16 x 16 x 16       5.1     3.9     3.0*        4.1       2.2
+        3x3     256 -> 256, 16 x  4 x  4       4.8     2.9*    3.2         4.4       2.9
+        3x3     512 -> 512, 16 x  2 x  2       200     3.8*   14.5            -      6.6
+        3x3 / 2 256 -> 512, 16 x  4 x  4      45.0     1.6*      -            -      3.7
 
     Reverse-mode derivatives of any order, and forward over reverse.
 
@@ -104,7 +105,7 @@ def _is_usual(
 def choose_algorithm(
     images: Sequence[int], kernel: Sequence[int], strides: Strides, padding: Padding
 ) -> Callable[..., jax.Array]:
-    """The fastest of the three functions below for these shapes; see `convolution`."""
+    """The fastest of the functions below for these shapes; see `convolution`."""
     sizes, taps, (channels, features) = images[1:3], kernel[:2], kernel[2:]
     outputs = [
         (size + sum(sides) - tap) // stride + 1
@@ -114,6 +115,9 @@ def choose_algorithm(
         return direct_convolution
     tiles = images[0] * prod(-(-n // TILE) for n in outputs)
     deep = min(channels, features) >= 16
+    small = images[0] >= 8 and max(*sizes, *outputs) <= 14
+    if strides == (1, 1) and min(taps) >= 5 and deep and small:
+        return transformed_convolution
     if strides == (1, 1) and {*taps} <= {3, 4, 5} and deep and tiles >= 32 and max(outputs) <= 32:
         return tiled_convolution
     # XLA's convolution, or that of a gradient, is 50 times slower where a kernel exceeds its map.
@@ -130,6 +134,14 @@ def tiled_convolution(
     """`winograd_convolution`; arguments and result as in `direct_convolution`, strides all 1."""
     del strides
     return winograd_convolution(x, kernel, padding, TILE)
+
+
+def transformed_convolution(
+    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+) -> jax.Array:
+    """`fourier_convolution`; arguments and result as in `direct_convolution`, strides all 1."""
+    del strides
+    return fourier_convolution(x, kernel, padding)
 
 
 def patches_convolution(

@@ -12,6 +12,7 @@ row-major matrices, the one operation that XLA:CPU does at full speed everywhere
 `scan` and `map`; and so is every step of its gradients of any order.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from math import prod
@@ -84,13 +85,17 @@ def winograd_convolution(
         for size, taps, sides in zip(x.shape[1:3], kernel.shape[:2], padding, strict=True)
     ]
     filters = _transform_kernel(kernel, tile)
-    whole = len(x) // CHUNK * CHUNK
-    if len(x) <= CHUNK:
-        return _convolve(x, filters, axes)
-    chunks = x[:whole].reshape(-1, CHUNK, *x.shape[1:])
-    y = lax.map(lambda images: _convolve(images, filters, axes), chunks)
+    return in_chunks(lambda images: _convolve(images, filters, axes), x, CHUNK)
+
+
+def in_chunks(function: Callable[[jax.Array], jax.Array], x: jax.Array, size: int) -> jax.Array:
+    """`function(x)` for x f[B, ...], with at most `size` samples at a time."""
+    if len(x) <= size:
+        return function(x)
+    whole = len(x) // size * size
+    y = lax.map(function, x[:whole].reshape(-1, size, *x.shape[1:]))
     y = y.reshape(whole, *y.shape[2:])
-    return y if whole == len(x) else jnp.concatenate([y, _convolve(x[whole:], filters, axes)])
+    return y if whole == len(x) else jnp.concatenate([y, function(x[whole:])])
 
 
 def _convolve(x: jax.Array, filters: jax.Array, axes: list[tuple[np.ndarray, ...]]) -> jax.Array:
@@ -98,7 +103,7 @@ def _convolve(x: jax.Array, filters: jax.Array, axes: list[tuple[np.ndarray, ...
     (down_in, down_out), (across_in, across_out) = axes
     values = _to_points(x, down_in, across_in)
     *points, tiles_down, tiles_across, batch, channels = values.shape
-    products = _batched_product(values.reshape(len(filters), -1, channels), filters)
+    products = batched_product(values.reshape(len(filters), -1, channels), filters)
     products = products.reshape(*points, tiles_down, tiles_across, batch, -1)
     return _from_points(products, down_out, across_out)
 
@@ -127,9 +132,9 @@ def _to_points(x: jax.Array, down: np.ndarray, across: np.ndarray) -> jax.Array:
     """B^T x B of every tile: f[B, H, W, C] -> f[points across, points down, tiles, tiles, B, C]."""
     batch, height, width, channels = x.shape
     n, tiles = across.shape[:2]
-    x = _left_product(across.reshape(n * tiles, width), x.reshape(-1, width, channels))
+    x = constant_product(across.reshape(n * tiles, width), x.reshape(-1, width, channels))
     x = x.reshape(batch, height, n, tiles, channels).transpose(2, 1, 3, 0, 4)
-    x = _left_product(down.reshape(-1, height), x.reshape(n, height, -1))
+    x = constant_product(down.reshape(-1, height), x.reshape(n, height, -1))
     return x.reshape(n, *down.shape[:2], tiles, batch, channels)
 
 
@@ -137,10 +142,10 @@ def _from_points(y: jax.Array, down: np.ndarray, across: np.ndarray) -> jax.Arra
     """A^T y A of every tile, the way back of `_to_points`, f[B, H', W', F]."""
     n, m, tiles_down, tiles_across, batch, features = y.shape
     high, wide = down.shape[2], across.shape[2]
-    y = _left_product(down.reshape(-1, high).T, y.reshape(n, m * tiles_down, -1))
+    y = constant_product(down.reshape(-1, high).T, y.reshape(n, m * tiles_down, -1))
     y = y.reshape(n, high, tiles_across, batch, features).transpose(3, 1, 0, 2, 4)
     y = y.reshape(batch * high, n * tiles_across, features)
-    y = _left_product(across.reshape(-1, wide).T, y)
+    y = constant_product(across.reshape(-1, wide).T, y)
     return y.reshape(batch, high, wide, features)
 
 
@@ -149,12 +154,12 @@ def _transform_kernel(kernel: jax.Array, tile: int) -> jax.Array:
     r, s, *features = kernel.shape
     both = np.kron(transforms(tile, s)[1], transforms(tile, r)[1])
     kernel = kernel.swapaxes(0, 1).reshape(1, s * r, -1)
-    return _left_product(both, kernel).reshape(-1, *features)
+    return constant_product(both, kernel).reshape(-1, *features)
 
 
-def _left_product(matrix: np.ndarray, x: jax.Array) -> jax.Array:
+def constant_product(matrix: np.ndarray, x: jax.Array) -> jax.Array:
     """A constant f64[a, b] times x f[d, b, c] -> f[d, a, c] in the dtype of x."""
-    return _constant_product(jnp.asarray(matrix, x.dtype), x)
+    return _product(jnp.asarray(matrix, x.dtype), x)
 
 
 def _plain_product(matrix: jax.Array, x: jax.Array) -> jax.Array:
@@ -166,13 +171,13 @@ def _plain_product(matrix: jax.Array, x: jax.Array) -> jax.Array:
 # Its own gradient, because the one that autodiff makes is a product of transposed matrices, which
 # XLA:CPU transposes in memory or hands to a slower library. The rules use the plain product, so
 # that they can be differentiated forward too.
-_constant_product = jax.custom_vjp(_plain_product)
-_constant_product.defvjp(
+_product = jax.custom_vjp(_plain_product)
+_product.defvjp(
     lambda matrix, x: (_plain_product(matrix, x), matrix),
     lambda matrix, g: (None, _plain_product(matrix.T, g)),
 )
 
 
-def _batched_product(values: jax.Array, filters: jax.Array) -> jax.Array:
+def batched_product(values: jax.Array, filters: jax.Array) -> jax.Array:
     """f[d, N, C] times f[d, C, F] -> f[d, N, F]."""
     return lax.dot_general(values, filters, (((2,), (1,)), ((0,), (0,))))
