@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_bn.dtypes import promote
 
@@ -45,6 +46,14 @@ def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
     return normalize(sizes > 0)
 
 
+def needs_risks(rule: WeighingRule, num_clients: int) -> bool:
+    """Whether a weighing rule looks at the risks, which are known only after local training."""
+    sizes, risks = jnp.zeros(num_clients, jnp.int32), jnp.zeros(num_clients)
+    jaxpr = jax.make_jaxpr(rule)(sizes, risks).jaxpr
+    used = [value for equation in jaxpr.eqns for value in equation.invars] + jaxpr.outvars
+    return any(value is jaxpr.invars[1] for value in used)
+
+
 def normalize(weights: jax.Array) -> jax.Array:
     """Scales nonnegative `weights` [K] to sum 1, in the default float dtype; zeros stay zeros."""
     weights = jnp.asarray(weights).astype(jnp.result_type(float))
@@ -65,40 +74,101 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
       The tree without the leading axis; every leaf keeps its dtype (integers are rounded).
     """
     weights = jnp.asarray(weights)
+    weights = weights.astype(promote(weights.dtype, jnp.result_type(float)))
+    shares = weights / weights.sum()
+    # Not a dot product: TPUs would multiply in bfloat16.
+    parts = jax.vmap(weighted)(stacked, shares)
+    total = jax.tree.map(lambda x: x.sum(0), parts)
+    return restore(total, stacked)
 
-    def mean(leaf: jax.Array) -> jax.Array:
+
+def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
+    """w x, leaf by leaf, in the dtype of sums; 0 where w is 0, even if x is NaN.
+
+    Args:
+      tree: one client's arrays.
+      weight: f[], nonnegative.
+    """
+
+    def scale(leaf: jax.Array) -> jax.Array:
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
         dtype = promote(leaf.dtype, jnp.float32) if floating else jnp.result_type(float)
-        w = weights.astype(dtype)
-        w = (w / w.sum()).reshape(-1, *(1,) * (leaf.ndim - 1))
-        # Not a dot product: TPUs would multiply in bfloat16.
-        result = jnp.sum(jnp.where(w > 0, leaf.astype(dtype) * w, 0), axis=0)
-        return (result if floating else jnp.round(result)).astype(leaf.dtype)
+        w = weight.astype(dtype)
+        return jnp.where(w > 0, leaf.astype(dtype) * w, 0)
 
-    return jax.tree.map(mean, stacked)
+    return jax.tree.map(scale, tree)
+
+
+def restore(total: PyTree, like: PyTree) -> PyTree:
+    """A sum of `weighted` leaves in the dtypes of `like`; integers are rounded."""
+
+    def cast(x: jax.Array, leaf: jax.Array) -> jax.Array:
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return (x if floating else jnp.round(x)).astype(leaf.dtype)
+
+    return jax.tree.map(cast, total, like)
+
+
+class Uploads(NamedTuple):
+    """What the server receives from its K clients.
+
+    Attributes:
+      mean: the weighted mean of the shared leaves that the clients uploaded; None elsewhere.
+      messages: what the method's `finish` sends besides, [K, ...].
+      weights: f[K], the round's aggregation weights, which sum to 1.
+      counts: bool[K], whether a client counts: it took part and its update is finite. The others
+        have weight 0, and their messages mean nothing.
+      steps: i32[K], the clients' real numbers of steps tau_k.
+    """
+
+    mean: PyTree
+    messages: PyTree
+    weights: jax.Array
+    counts: jax.Array
+    steps: jax.Array
 
 
 class ServerUpdate(NamedTuple):
     """The server's step, as a pair of pure functions.
 
     Attributes:
-      init: `init(shared) -> state`, the server's part of the method state.
-      update: `update(shared, trained, weights, steps, state) -> (shared, state)`, with the shared
-        leaves as the clients received them, as they trained them [K, ...], the weights f[K] that
-        sum to 1 and the clients' real step counts i32[K].
+      init: `init(shared, personal) -> state`, the server's part of the method state, from the
+        common start of all clients; `sharing.join(shared, personal)` are its variables.
+      update: `update(shared, uploads, state) -> (shared, state)`, with the shared leaves as the
+        clients received them.
     """
 
-    init: Callable[[PyTree], PyTree]
-    update: Callable[[PyTree, PyTree, jax.Array, jax.Array, PyTree], tuple[PyTree, PyTree]]
+    init: Callable[[PyTree, PyTree], PyTree]
+    update: Callable[[PyTree, Uploads, PyTree], tuple[PyTree, PyTree]]
 
 
 def averaging() -> ServerUpdate:
     """x' = sum_k p_k y_k (FedAvg): the weighted mean replaces the shared leaves."""
 
-    def update(
-        shared: PyTree, trained: PyTree, weights: jax.Array, steps: jax.Array, state: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        del shared, steps
-        return weighted_mean(trained, weights), state
+    def update(shared: PyTree, uploads: Uploads, state: PyTree) -> tuple[PyTree, PyTree]:
+        del shared
+        return uploads.mean, state
 
-    return ServerUpdate(init=lambda shared: (), update=update)
+    return ServerUpdate(init=lambda shared, personal: (), update=update)
+
+
+def server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
+    """An optimizer takes x - sum_k p_k y_k for a gradient (Reddi et al. 2021, Algorithm 1).
+
+    It sees shared parameters only; running statistics are plainly averaged, so that none can
+    become negative.
+
+    Args:
+      optimizer: any optax transformation; `optax.sgd(1.0)` is `averaging`.
+    """
+
+    def update(shared: PyTree, uploads: Uploads, state: PyTree) -> tuple[PyTree, PyTree]:
+        params = shared["params"]
+        gradient = jax.tree.map(jnp.subtract, params, uploads.mean["params"])
+        with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
+            updates, state = optimizer.update(gradient, state, params)
+        return {**uploads.mean, "params": optax.apply_updates(params, updates)}, state
+
+    return ServerUpdate(
+        init=lambda shared, personal: optimizer.init(shared["params"]), update=update
+    )

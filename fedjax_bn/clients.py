@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 PyTree = Any
 
@@ -27,12 +28,54 @@ def map_clients(function: Callable[..., PyTree], clients: str, *stacked: PyTree)
     Raises:
       ValueError: as `group_size`.
     """
+    return map_and_sum(lambda *client: ((), function(*client)), clients, *stacked)[1]
+
+
+def map_and_sum(
+    function: Callable[..., tuple[PyTree, PyTree]], clients: str, *stacked: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Applies `function` to every client and sums a part of its results on the way.
+
+    However many clients there are, no more of these parts are held than clients run at once.
+
+    Args:
+      function: a pure function of one client's trees that returns (part, result).
+      clients: as in `map_clients`.
+      *stacked: trees with leading axis K, one for each argument.
+
+    Returns:
+      The sum of the parts over all clients, and the results stacked along a leading axis K.
+
+    Raises:
+      ValueError: as `group_size`.
+    """
     num_clients = jax.tree.leaves(stacked)[0].shape[0]
     size = group_size(clients, num_clients)
+
+    def at_once(group: tuple) -> tuple[PyTree, PyTree]:
+        parts, results = jax.vmap(function)(*group)
+        return jax.tree.map(lambda x: x.sum(0), parts), results
+
     if size == num_clients > 1:
-        return jax.vmap(function)(*stacked)
-    batch_size = None if size == 1 else size
-    return jax.lax.map(lambda one: function(*one), stacked, batch_size=batch_size)
+        return at_once(stacked)
+
+    def step(total: PyTree, group: tuple) -> tuple[PyTree, PyTree]:
+        part, results = at_once(group) if size > 1 else function(*group)
+        return jax.tree.map(jnp.add, total, part), results
+
+    whole = num_clients - num_clients % size
+    groups = jax.tree.map(lambda x: x[:whole], stacked)
+    if size > 1:
+        groups = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), groups)
+    like, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], stacked))
+    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    total, results = jax.lax.scan(step, start, groups)
+    if size > 1:
+        results = jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), results)
+    if whole < num_clients:
+        total, last = step(total, jax.tree.map(lambda x: x[whole:], stacked))
+        results = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), results, last)
+    return total, results
 
 
 def group_size(clients: str, num_clients: int) -> int:

@@ -1,4 +1,4 @@
-"""The configuration: every key with its default, one meaning everywhere, checked before use."""
+"""Configurations: reading files, changing keys, types checked against `defaults.base`."""
 
 import ast
 import difflib
@@ -10,51 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
+from fedjax_bn.defaults import base
 from fedjax_bn.errors import ConfigError
 
 EXAMPLE = "configs/quickstart.py"
-
-
-def base() -> ConfigDict:
-    """All keys with their defaults; a config file changes what it needs."""
-    return ConfigDict(
-        {
-            "method": "fedbn",  # a name in fedjax_bn.methods
-            "baselines": (),  # methods to run beside it, each in WORKDIR/baselines/NAME
-            "model": "DigitCNN",  # a name in fedjax_bn.models
-            "rounds": 20,
-            "local_epochs": 1,  # passes over its own data that a client makes each round
-            "local_steps": 0,  # if above 0: steps a client makes each round, instead of epochs
-            "batch_size": 32,
-            "optimizer": {
-                "name": "sgd",  # sgd, adam
-                "learning_rate": 0.01,
-                "momentum": 0.0,  # sgd only
-                "weight_decay": 0.0,  # added to the gradient (L2), as in PyTorch
-            },
-            "fedprox": {"mu": 0.01},  # strength of the proximal term
-            "share": "",  # a name in fedjax_bn.sharing; empty: the method's own rule
-            "weigh": "by_size",  # by_size, uniform
-            "clients": "auto",  # auto, map, vmap, vmap:n (n clients at a time)
-            "clients_per_round": 0,  # clients drawn to take part in a round; 0: all
-            "on_nonfinite": "stop",  # stop, drop: what follows an update that is not finite
-            "target": "",  # the unseen domain, which trains nobody; empty: none
-            "adaptations": ("running",),  # how an unseen client normalizes: running, batch
-            "eval_every": 5,  # rounds between evaluations; the last round is always evaluated
-            "eval_batch_size": 500,
-            "checkpoint_every": 5,  # rounds between checkpoints; the last one is always kept
-            "seed": 0,
-            "data": {
-                "name": "scanners",  # scanners (embedded), digits
-                "path": "",  # file or folder of a dataset that is not embedded
-                "image_size": 28,  # side of the square images, pixels
-                "fraction": placeholder(float),  # of the training data; empty: the source's own
-                "clients_per_domain": 1,
-            },
-        }
-    )
 
 
 def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
@@ -212,9 +172,15 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 AT_LEAST_ONE = ("rounds", "local_epochs", "batch_size", "eval_every", "eval_batch_size")
-AT_LEAST_ONE += ("checkpoint_every", "data.clients_per_domain", "data.image_size")
+AT_LEAST_ONE += (
+    "checkpoint_every",
+    "adapt_batch_size",
+    "data.clients_per_domain",
+    "data.image_size",
+)
 AT_LEAST_ZERO = ("local_steps", "clients_per_round", "seed", "fedprox.mu")
-AT_LEAST_ZERO += ("optimizer.momentum", "optimizer.weight_decay")
+AT_LEAST_ZERO += ("optimizer.momentum", "optimizer.weight_decay", "data.num_clients")
+AT_LEAST_ZERO += ("data.device_megabytes", "data.validation", "data.test")
 
 
 def check(config: ConfigDict) -> None:

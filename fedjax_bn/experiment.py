@@ -4,7 +4,6 @@ The tables below are the only place where a name becomes a function.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -13,16 +12,21 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from fedjax_bn import adaptation, aggregation, methods, models, sharing
+from fedjax_bn import aggregation, methods, models, sharing
+from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
 from fedjax_bn.clients import group_size
 from fedjax_bn.config import check, choose, nearest
-from fedjax_bn.data import digits, scanners
-from fedjax_bn.data.batches import ClientData, by_epochs, by_steps, stack_clients
+from fedjax_bn.data import augment
+from fedjax_bn.data.batches import by_epochs, by_steps
+from fedjax_bn.data.clients import make_clients
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.images import Prepare, standardize
-from fedjax_bn.data.partition import clients_of, leave_out
+from fedjax_bn.data.source import Source
+from fedjax_bn.datasets import DATASETS, EMBEDDED, REDUCED
 from fedjax_bn.errors import ConfigError
 from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local import Load
+from fedjax_bn.models import pretrained
 from fedjax_bn.normalization import BatchNorm, normalize_with
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__}
@@ -37,18 +41,15 @@ SHARING = {
     )
 }
 WEIGHING = {rule.__name__: rule for rule in (aggregation.by_size, aggregation.uniform)}
-ADAPTATIONS = {"running": adaptation.running, "batch": adaptation.batch}
 OPTIMIZERS = {
     "sgd": lambda config: optax.sgd(config.learning_rate, config.momentum or None),
     "adam": lambda config: optax.adam(config.learning_rate),
 }
-DATASETS = {
-    "scanners": lambda config: scanners.load(seed=config.seed),
-    "digits": lambda config: digits.load(
-        Path(config.data.path), seed=config.seed, fraction=config.data.fraction
-    ),
+AUGMENTATIONS = {
+    "none": lambda size: None,
+    "domainbed": augment.domainbed,
+    "office": lambda size: augment.office(),
 }
-EMBEDDED = ("scanners",)
 
 
 class Experiment(NamedTuple):
@@ -56,19 +57,25 @@ class Experiment(NamedTuple):
 
     Attributes:
       model: the linen module.
-      method: the federated method.
+      method: the federated method, for batches that hold images.
+      method_with: `method_with(load)`, the same with what a step does to its images first.
       internal: the clients, as the domains of a dataset.
-      unseen: the domain that trains nobody, or None.
+      unseen: the domains that train nobody.
       prepare: stored images -> what the model reads.
-      adaptations: name -> how the unseen client predicts.
+      augment: `augment(key, images)` of training images, or None.
+      adaptations: text -> how unseen clients predict.
+      notes: sentences for the user on the data.
     """
 
     model: nn.Module
     method: FederatedMethod
+    method_with: Callable[[Load | None], FederatedMethod]
     internal: Dataset
-    unseen: Domain | None
+    unseen: tuple[Domain, ...]
     prepare: Prepare
-    adaptations: dict[str, adaptation.Adaptation]
+    augment: Load | None
+    adaptations: dict[str, Choice]
+    notes: tuple[str, ...]
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -84,23 +91,69 @@ def build(config: ConfigDict) -> Experiment:
     for name in config.baselines:
         choose(METHODS, name, "baselines")
     make_model = choose(MODELS, config.model, "model")
-    adaptations = {name: choose(ADAPTATIONS, name, "adaptations") for name in config.adaptations}
+    make_augment = choose(AUGMENTATIONS, config.data.augment, "data.augment")
     make_method = method_maker(config)
-    dataset = load(config)
-    check_image_size(dataset, config)
-    internal, unseen = split_clients(dataset, config)
+    for text in config.adaptations:  # before data are read
+        choose(ADAPTATIONS, text.partition(":")[0], "adaptations")
+        choose_adaptation(text, make_model(num_classes=2), config.adapt_batch_size)
+    data = load(config)
+    internal, unseen = divide(data, config)
+    check_image_size(internal, config)
+    check_clients(internal, config)
 
-    model = make_model(num_classes=dataset.num_classes)
-    prepare = standardize(dataset.mean, dataset.std)
+    model = make_model(num_classes=internal.num_classes)
+    prepare = standardize(internal.mean, internal.std)
     check_batch_sizes(model, internal, prepare, config)
     return Experiment(
         model=model,
-        method=make_method(model, prepare),
+        method=make_method(model, prepare, None),
+        method_with=lambda load: make_method(model, prepare, load),
         internal=internal,
         unseen=unseen,
         prepare=prepare,
-        adaptations={name: make(model) for name, make in adaptations.items()},
+        augment=make_augment(config.data.image_size),
+        adaptations={
+            text: choose_adaptation(text, model, config.adapt_batch_size)
+            for text in config.adaptations
+        },
+        notes=data.notes if isinstance(data, Source) else (),
     )
+
+
+def divide(data: Source | Dataset, config: ConfigDict) -> tuple[Dataset, tuple[Domain, ...]]:
+    """The clients and the unseen domains, as `data.clients.make_clients` makes them."""
+    keys = config.data
+    check_target(data, config)
+    reduced = keys.name in REDUCED  # which have taken fraction and truncation already
+    return make_clients(
+        data,
+        target=config.target,
+        split=keys.split,
+        validation=keys.validation,
+        test=keys.test,
+        truncate=False if reduced else bool(keys.truncate),
+        fraction=1.0 if reduced or keys.fraction is None else keys.fraction,
+        partition=keys.partition,
+        num_clients=keys.num_clients,
+        alpha=keys.alpha,
+        clients_per_domain=keys.clients_per_domain,
+        sizes=keys.sizes,
+        seed=config.seed,
+    )
+
+
+def check_target(data: Source | Dataset, config: ConfigDict) -> None:
+    """Raises ConfigError if a target is neither a domain nor a group of domains."""
+    domains = data.pools if isinstance(data, Source) else data.domains
+    valid = {domain.name for domain in domains}
+    valid |= set(data.groups) if isinstance(data, Source) else set()
+    if config.target in valid:
+        return
+    for name in filter(None, map(str.strip, config.target.split(","))):
+        if name not in valid:
+            raise ConfigError(
+                f"config.target={name!r} is no domain of {data.name}{nearest(name, valid)}"
+            )
 
 
 def check_path(config: ConfigDict) -> None:
@@ -127,8 +180,10 @@ def check_image_size(dataset: Dataset, config: ConfigDict) -> None:
         )
 
 
-def method_maker(config: ConfigDict) -> Callable[[nn.Module, Prepare], FederatedMethod]:
-    """Returns `make(model, prepare)` for the configured method.
+def method_maker(
+    config: ConfigDict,
+) -> Callable[[nn.Module, Prepare, Load | None], FederatedMethod]:
+    """Returns `make(model, prepare, load)` for the configured method.
 
     A method's own arguments are the configuration's keys under its name, such as `fedprox.mu`.
     """
@@ -142,25 +197,13 @@ def method_maker(config: ConfigDict) -> Callable[[nn.Module, Prepare], Federated
     if config.optimizer.weight_decay:
         optimizer = optax.chain(optax.add_decayed_weights(config.optimizer.weight_decay), optimizer)
     options |= {"clients": config.clients, "local_epochs": config.local_epochs}
-    return lambda model, prepare: method(model, optimizer, prepare=prepare, **options)
+    return lambda model, prepare, load: method(
+        model, optimizer, prepare=prepare, load=load, **options
+    )
 
 
-def split_clients(dataset: Dataset, config: ConfigDict) -> tuple[Dataset, Domain | None]:
-    """The internal clients and the unseen domain.
-
-    Raises:
-      ConfigError: the target, or a number of clients, does not suit the data.
-    """
-    names = [domain.name for domain in dataset.domains]
-    if config.target and config.target not in names:
-        raise ConfigError(
-            f"config.target={config.target!r} is no domain of {dataset.name}"
-            f"{nearest(config.target, names)}"
-        )
-    internal, unseen = leave_out(dataset, config.target or None)
-    # Sources with originals to choose from have taken the fraction already.
-    fraction = (config.data.fraction or 1.0) if config.data.name in EMBEDDED else 1.0
-    internal = clients_of(internal, config.data.clients_per_domain, fraction, config.seed)
+def check_clients(internal: Dataset, config: ConfigDict) -> None:
+    """Raises ConfigError if a number of clients does not suit the federation."""
     num_clients = len(internal.domains)
     group_size(config.clients, num_clients)
     if config.clients_per_round > num_clients:
@@ -168,25 +211,38 @@ def split_clients(dataset: Dataset, config: ConfigDict) -> tuple[Dataset, Domain
             f"config.clients_per_round={config.clients_per_round} is more than the {num_clients} "
             "clients there are: use 0 for all of them"
         )
-    return internal, unseen
 
 
 def sampler(config: ConfigDict, internal: Dataset) -> Callable:
-    """The function (data, key) -> batches of one round."""
+    """The function (sizes, longest, key) -> which samples a round trains on."""
     if not config.local_steps:
         return by_epochs(config.batch_size, config.local_epochs)
     smallest = min(len(domain.train.labels) for domain in internal.domains)
     return by_steps(config.batch_size, config.local_steps, smallest)
 
 
-def client_data(internal: Dataset) -> ClientData:
-    """The training data of all clients on the device."""
-    return stack_clients([domain.train for domain in internal.domains])
-
-
 def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:
-    """The common start of all clients."""
+    """The common start of all clients, at random."""
     return experiment.model.init(key, sample_input(experiment.internal, experiment.prepare, 2))
+
+
+def load_pretrained(
+    config: ConfigDict, experiment: Experiment
+) -> tuple[sharing.Variables | None, tuple[str, ...]]:
+    """What of the start comes from `config.pretrained`, None elsewhere, and sentences on it.
+
+    Raises:
+      ValueError, OSError, ImportError: the weights are missing or do not fit.
+    """
+    if not config.pretrained:
+        return None, ()
+    like = jax.eval_shape(lambda key: initial_variables(experiment, key), jax.random.key(0))
+    variables, notes = pretrained.load(config.pretrained, experiment.model, like)
+    fixed = jax.tree.map(
+        lambda leaf: None if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf),
+        variables,
+    )
+    return fixed, notes
 
 
 def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Array:

@@ -9,28 +9,31 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_bn import local
 from fedjax_bn.aggregation import (
     ServerUpdate,
+    Uploads,
     WeighingRule,
     averaging,
     by_size,
+    needs_risks,
     normalize,
+    restore,
+    weighted,
     weighted_mean,
 )
-from fedjax_bn.clients import group_size, map_clients
+from fedjax_bn.clients import group_size, map_and_sum
 from fedjax_bn.data.batches import Batches, blank_padding, check_batches
-from fedjax_bn.data.images import Prepare, standardize
-from fedjax_bn.local import Objective, Received, cross_entropy, masked_mean, select
+from fedjax_bn.local import Load, LocalStep, Received, Trained, masked_mean, select
 from fedjax_bn.sharing import SharingRule, Variables, everything, join, split, split_like
 
 PyTree = Any
 Metrics = dict[str, jax.Array]
+MemoryInit = Callable[[PyTree, PyTree], PyTree]
+Finish = Callable[[Received, Trained], tuple[Variables, PyTree, PyTree]]
 
 
 class FederatedState(NamedTuple):
@@ -43,6 +46,7 @@ class FederatedState(NamedTuple):
       weights: f[K], aggregation weights of the last round (before the first: uniform).
       server: the server's part of the method state.
       memory: the clients' part of the method state, [K, ...].
+      local: the states of the clients' local steps [K, ...], where they are kept between rounds.
     """
 
     round: jax.Array
@@ -51,6 +55,7 @@ class FederatedState(NamedTuple):
     weights: jax.Array
     server: PyTree
     memory: PyTree
+    local: PyTree = ()
 
 
 class FederatedMethod(NamedTuple):
@@ -70,14 +75,16 @@ class FederatedMethod(NamedTuple):
 class Plan(NamedTuple):
     """The choices that make a method; see `federate` for each."""
 
-    objective: Objective
-    optimizer: optax.GradientTransformation
+    step: LocalStep
     share: SharingRule
     weigh: WeighingRule
     server: ServerUpdate
+    memory: MemoryInit
+    finish: Finish
     clients: str
     local_epochs: int
     keep_optimizer: bool
+    load: Load | None
 
 
 class ClientResult(NamedTuple):
@@ -86,23 +93,36 @@ class ClientResult(NamedTuple):
     shared: PyTree
     personal: PyTree
     memory: PyTree
+    local: PyTree
+    message: PyTree
     losses: jax.Array
     counts: jax.Array
     finite: jax.Array
 
 
+def no_memory(shared: PyTree, personal: PyTree) -> PyTree:
+    """Clients remember nothing but their personal leaves."""
+    del shared, personal
+    return ()
+
+
+def plain_finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+    """A client sends its trained leaves and nothing else; its memory stays as it was."""
+    return trained.variables, received.memory, ()
+
+
 def federate(
-    model: nn.Module,
-    optimizer: optax.GradientTransformation,
+    step: LocalStep,
     *,
-    objective: Objective | None = None,
     share: SharingRule = everything,
     weigh: WeighingRule = by_size,
     server: ServerUpdate | None = None,
+    memory: MemoryInit = no_memory,
+    finish: Finish = plain_finish,
     clients: str = "auto",
     local_epochs: int = 1,
     keep_optimizer: bool = False,
-    prepare: Prepare | None = None,
+    load: Load | None = None,
 ) -> FederatedMethod:
     """Composes a federated method from independent choices.
 
@@ -110,23 +130,27 @@ def federate(
     "valid": bool[K, S, B]}, optionally "participates": bool[K] and "size": i32[K] (samples a client
     owns; by default its valid samples of one epoch). A client that sits out, and one whose update
     is not finite, keeps its personal leaves and method state and has weight 0; where nobody counts
-    the shared leaves stay as they are. Random keys are `fold_in(fold_in(key, round), client)`.
+    the shared leaves stay as they are. A client that makes fewer local epochs has valid=False in
+    the others. Random keys are `fold_in(fold_in(key, round), client)`.
 
     Its metrics are loss f[K] (mean over valid samples; NaN for a client that sits out), step_loss
     f[K, S], risk f[K] (mean loss of the last local epoch), weights f[K] and finite bool[K].
 
     Args:
-      model: linen module, images -> logits.
-      optimizer: the local optimizer; it starts afresh each round.
-      objective: what clients minimize; cross entropy by default.
+      step: the local step, usually `local.gradient_step`; its state starts afresh each round.
       share: the sharing rule, see `fedjax_bn.sharing`.
       weigh: the weighing rule, see `fedjax_bn.aggregation`.
       server: the server's step; plain averaging by default.
+      memory: `memory(shared, personal)` -> a client's part of the method state before the first
+        round, from the common start.
+      finish: `finish(received, trained) -> (variables, memory, message)`, a client's last act of a
+        round: the leaves it keeps and uploads, its new part of the method state, and a message to
+        the server (a tree of arrays).
       clients: how clients are mapped, see `fedjax_bn.clients`.
       local_epochs: S steps are this many equal epochs; at least 1.
-      keep_optimizer: whether clients keep their optimizer's state between rounds.
-      prepare: turns stored images into what the model reads; by default bytes are standardized
-        with mean and standard deviation 0.5.
+      keep_optimizer: whether clients keep the local step's state between rounds.
+      load: `load(key, image)`, what every step does to `image` [B, ...] of its batch before all
+        else: augmentation, or a look-up where the batches hold numbers of samples, not images.
 
     Raises:
       ValueError: at `init`, where `share` needs a batch norm and the model has none, or `clients`
@@ -135,14 +159,16 @@ def federate(
     if local_epochs < 1:
         raise ValueError(f"local_epochs={local_epochs} must be at least 1")
     plan = Plan(
-        objective=objective or cross_entropy(model, prepare or standardize()),
-        optimizer=optimizer,
+        step=step,
         share=share,
         weigh=weigh,
         server=server or averaging(),
+        memory=memory,
+        finish=finish,
         clients=clients,
         local_epochs=local_epochs,
         keep_optimizer=keep_optimizer,
+        load=load,
     )
     return FederatedMethod(
         init=functools.partial(init_state, plan),
@@ -161,14 +187,16 @@ def init_state(
     # Copies, because rounds donate the state and the caller keeps its variables.
     variables = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), variables)
     shared, personal = split(variables, plan.share(variables))
-    memory = plan.optimizer.init(variables["params"]) if plan.keep_optimizer else ()
+    local_state = plan.step.init(variables) if plan.keep_optimizer else ()
     return FederatedState(
         round=jnp.zeros((), jnp.int32),
         shared=shared,
         personal=_stack(personal, num_clients),
         weights=normalize(jnp.ones(num_clients)),
-        server=plan.server.init(shared),
-        memory=_stack(memory, num_clients),
+        # Copies, because a state must hold no array twice: all of it is donated.
+        server=jax.tree.map(jnp.copy, plan.server.init(shared, personal)),
+        memory=_stack(plan.memory(shared, personal), num_clients),
+        local=_stack(local_state, num_clients),
     )
 
 
@@ -178,29 +206,44 @@ def run_round(
     """One round: broadcast, local training, aggregation."""
     num_clients = state.weights.shape[0]
     check_batches(batches, num_clients, plan.local_epochs)
-    result = train_clients(plan, state, batches, key)
+    last = jax.vmap(functools.partial(local.last_epoch, local_epochs=plan.local_epochs))
+    last_epoch = last(batches["valid"])
     participates = batches.get("participates", jnp.ones(num_clients, bool))
+    # Weights known before training spare holding K trained models at once.
+    early = None
+    if not needs_risks(plan.weigh, num_clients):
+        early = weigh_clients(plan, batches, participates, jnp.zeros(num_clients))
+    total, result = train_clients(plan, state, batches, last_epoch, early, key)
     counts = participates & result.finite
-    risks = last_epoch_loss(plan, result)
-    weights = weigh_clients(plan, batches, counts, risks)
+    risks = jax.vmap(masked_mean)(result.losses, jnp.where(last_epoch, result.counts, 0))
+    if early is None:
+        weights = weigh_clients(plan, batches, counts, risks)
+        mean = weighted_mean(result.shared, weights)
+    else:
+        weights = normalize(jnp.where(counts, early, 0))
+        kept = jnp.where(counts, early, 0).sum()
+        mean = restore(jax.tree.map(lambda x: x / kept.astype(x.dtype), total), state.shared)
 
     steps = (result.counts > 0).sum(1, dtype=jnp.int32)
-    updated = plan.server.update(state.shared, result.shared, weights, steps, state.server)
+    uploads = Uploads(mean, result.message, weights, counts, steps)
+    updated = plan.server.update(state.shared, uploads, state.server)
     anybody = weights.sum() > 0
     shared, server = select(anybody, updated, (state.shared, state.server))
     # A client that sat out, or failed, keeps what is its own.
-    old = (state.personal, state.memory)
-    personal, memory = jax.vmap(select)(counts, (result.personal, result.memory), old)
-    new = FederatedState(
+    old = (state.personal, state.memory, state.local)
+    new = (result.personal, result.memory, result.local)
+    personal, memory, local_state = jax.vmap(select)(counts, new, old)
+    after = FederatedState(
         round=state.round + 1,
         shared=shared,
         personal=personal,
         weights=jnp.where(anybody, weights, state.weights),
         server=server,
         memory=memory,
+        local=local_state,
     )
     loss = jax.vmap(masked_mean)(result.losses, result.counts)
-    return new, {
+    return after, {
         "loss": jnp.where(participates, loss, jnp.nan),
         "step_loss": result.losses,
         "risk": risks,
@@ -210,58 +253,92 @@ def run_round(
 
 
 def train_clients(
-    plan: Plan, state: FederatedState, batches: Batches, key: jax.Array
-) -> ClientResult:
-    """Local training of all clients, results stacked [K, ...]; who sits out costs nothing."""
+    plan: Plan,
+    state: FederatedState,
+    batches: Batches,
+    last_epoch: jax.Array,
+    weights: jax.Array | None,
+    key: jax.Array,
+) -> tuple[PyTree, ClientResult]:
+    """Local training of all clients; who sits out costs nothing.
+
+    Args:
+      plan: the method.
+      state: before the round.
+      batches: those of the round.
+      last_epoch: bool[K, S].
+      weights: f[K], or None if they are not known yet.
+      key: the run's random key.
+
+    Returns:
+      The sum of w_k y_k over clients whose shared leaves y_k are finite, and all results, stacked
+      [K, ...], without y_k. Where weights are not known: (), and results with y_k.
+    """
     round_key = jax.random.fold_in(key, state.round)
-    clients = jnp.arange(state.weights.shape[0])
-    keys = jax.vmap(functools.partial(jax.random.fold_in, round_key))(clients)
-    stacked = (state.personal, state.memory, blank_padding(batches), keys)
-    train = functools.partial(train_client, plan, state.shared)
-    if "participates" not in batches:
-        return map_clients(train, plan.clients, *stacked)
+    num_clients = state.weights.shape[0]
+    keys = jax.vmap(functools.partial(jax.random.fold_in, round_key))(jnp.arange(num_clients))
+    data = blank_padding(batches) | {"last_epoch": last_epoch}
+    participates = batches.get("participates")
+    stacked = (participates, weights, state.personal, state.memory, state.local, data, keys)
+    train = functools.partial(train_client, plan, state.shared, state.server)
 
     def idle(*client: PyTree) -> ClientResult:
         like = jax.eval_shape(train, *client)
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-        kept = {"shared": state.shared, "personal": client[0], "memory": client[1]}
-        return nothing._replace(**kept, finite=jnp.ones((), bool))
+        personal, memory, local_state, *_ = client
+        kept = {"personal": personal, "memory": memory, "local": local_state}
+        return nothing._replace(shared=state.shared, **kept, finite=jnp.ones((), bool))
 
-    def train_if(participates: jax.Array, *client: PyTree) -> ClientResult:
-        return jax.lax.cond(participates, train, idle, *client)
+    def train_one(
+        participates: jax.Array | None, weight: jax.Array | None, *client: PyTree
+    ) -> tuple[PyTree, ClientResult]:
+        if participates is None:
+            result = train(*client)
+        else:
+            result = jax.lax.cond(participates, train, idle, *client)
+        if weight is None:
+            return (), result
+        part = weighted(result.shared, jnp.where(result.finite, weight, 0))
+        return part, result._replace(shared=())
 
-    return map_clients(train_if, plan.clients, batches["participates"], *stacked)
+    return map_and_sum(train_one, plan.clients, *stacked)
 
 
 def train_client(
-    plan: Plan, shared: PyTree, personal: PyTree, memory: PyTree, batches: Batches, key: jax.Array
+    plan: Plan,
+    shared: PyTree,
+    server: PyTree,
+    personal: PyTree,
+    memory: PyTree,
+    local_state: PyTree,
+    batches: Batches,
+    key: jax.Array,
 ) -> ClientResult:
     """Local training of one client."""
     variables = join(shared, personal)
-    state = memory if plan.keep_optimizer else plan.optimizer.init(variables["params"])
-    received = Received(shared, personal, memory)
-    trained = local.train(plan.objective, plan.optimizer, received, variables, state, batches, key)
-    memory = trained.optimizer_state if plan.keep_optimizer else memory
+    start = local_state if plan.keep_optimizer else plan.step.init(variables)
+    received = Received(shared, personal, memory, server)
+    trained = local.train(plan.step, received, variables, start, batches, key, plan.load)
+    variables, memory, message = plan.finish(received, trained)
+    kept = trained.state if plan.keep_optimizer else ()
     return ClientResult(
-        *split_like(trained.variables, shared),
+        *split_like(variables, shared),
         memory=memory,
+        local=kept,
+        message=message,
         losses=trained.losses,
         counts=trained.counts,
-        finite=_all_finite((trained.variables, memory, trained.losses)),
+        finite=_all_finite((variables, memory, kept, message, trained.losses)),
     )
-
-
-def last_epoch_loss(plan: Plan, result: ClientResult) -> jax.Array:
-    """R_k f[K], the mean training loss of each client's last local epoch (FedCD's risk)."""
-    steps = result.losses.shape[1] // plan.local_epochs
-    return jax.vmap(masked_mean)(result.losses[:, -steps:], result.counts[:, -steps:])
 
 
 def weigh_clients(plan: Plan, batches: Batches, counts: jax.Array, risks: jax.Array) -> jax.Array:
     """Aggregation weights f[K] that sum to 1, or all 0 where nobody counts (bool[K])."""
     sizes = batches.get("size")
     if sizes is None:
-        sizes = batches["valid"].sum((1, 2), dtype=jnp.int32) // plan.local_epochs
+        valid = batches["valid"]
+        epochs = valid.reshape(valid.shape[0], plan.local_epochs, -1)
+        sizes = epochs.sum(2, dtype=jnp.int32).max(1)
     weights = plan.weigh(jnp.where(counts, sizes, 0), jnp.where(counts, risks, 0))
     return normalize(jnp.where(counts, weights, 0))
 
@@ -284,10 +361,6 @@ def global_variables(state: FederatedState) -> Variables:
 
 def _stack(tree: PyTree, num_clients: int) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], num_clients, axis=0), tree)
-
-
-def _select_clients(chosen: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    return jax.vmap(select)(chosen, new, old)
 
 
 def _all_finite(tree: PyTree) -> jax.Array:

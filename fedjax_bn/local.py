@@ -1,15 +1,21 @@
 """Local training of one client as a pure function: a scan over its steps.
 
-What a client minimizes is an *objective*, a function
+Three seams, each a plain function or a pair of them, from the narrowest to the widest:
 
     objective(variables, batch, received, key) -> (value, (loss, moved))
+    gradient(variables, batch, received, key) -> (gradients, (loss, moved))
+    LocalStep: update(variables, state, batch, received, key) -> (variables, state, loss)
 
-of its variables (linen collections), one batch, the model as it received it and a random key. It
-returns the value to differentiate, the loss to report (both f[], means over valid samples) and the
-collections that the forward pass moved, such as `batch_stats`.
+An *objective* is what a client minimizes: it returns the value to differentiate, the loss to report
+(both f[], means over valid samples) and the collections that the forward pass moved, such as
+`batch_stats`. A *gradient* of the parameters is that of an objective by default (`differentiate`),
+and may be corrected or replaced. A *local step* is one descent along it by default
+(`gradient_step`), and may be several, with whatever state they carry from step to step.
+
+`batch` is {"image": [B, ...], "label": i32[B], "valid": bool[B], "last_epoch": bool[]}; the last
+says whether the step belongs to the client's last local epoch.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,8 +24,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.data.images import Prepare
+from fedjax_bn.data.images import Prepare, standardize
 from fedjax_bn.dtypes import promote
+from fedjax_bn.features import takes_train
 from fedjax_bn.normalization import normalize_with
 from fedjax_bn.sharing import STATISTICS, Variables
 
@@ -34,11 +41,13 @@ class Received(NamedTuple):
       shared: the shared leaves as the server sent them, None elsewhere.
       personal: the client's personal leaves at the start of the round, None elsewhere.
       memory: the client's part of the method state.
+      server: the server's part of the method state, the same for all clients.
     """
 
     shared: PyTree
     personal: PyTree
-    memory: PyTree
+    memory: PyTree = ()
+    server: PyTree = ()
 
 
 class Trained(NamedTuple):
@@ -46,29 +55,55 @@ class Trained(NamedTuple):
 
     Attributes:
       variables: the trained collections.
-      optimizer_state: the local optimizer's state after the last step.
+      state: the local step's state after the last step, such as an optimizer's.
       losses: f[S], the loss of each step; 0 for a step without valid samples.
       counts: i32[S], valid samples of each step.
     """
 
     variables: Variables
-    optimizer_state: PyTree
+    state: PyTree
     losses: jax.Array
     counts: jax.Array
+
+    @property
+    def steps(self) -> jax.Array:
+        """tau_k i32[], the real number of steps: those with a valid sample."""
+        return (self.counts > 0).sum(dtype=jnp.int32)
+
+
+class LocalStep(NamedTuple):
+    """One step of local training, as a pair of pure functions.
+
+    Attributes:
+      init: `init(variables) -> state`, before the first step.
+      update: `update(variables, state, batch, received, key) -> (variables, state, loss f[])`.
+    """
+
+    init: Callable[[Variables], PyTree]
+    update: Callable[
+        [Variables, PyTree, Batch, Received, jax.Array], tuple[Variables, PyTree, jax.Array]
+    ]
 
 
 Objective = Callable[
     [Variables, Batch, Received, jax.Array], tuple[jax.Array, tuple[jax.Array, Variables]]
 ]
+Load = Callable[[jax.Array, jax.Array], jax.Array]
+LOADING = 2**31  # what the key of a step is folded with for `load`
+Gradient = Callable[
+    [Variables, Batch, Received, jax.Array], tuple[PyTree, tuple[jax.Array, Variables]]
+]
 
 
-def cross_entropy(model: nn.Module, prepare: Prepare) -> Objective:
+def cross_entropy(model: nn.Module, prepare: Prepare | None = None) -> Objective:
     """The objective of FedAvg: mean cross entropy over the valid samples of a batch.
 
     Args:
       model: linen module, images f[B, ...] -> logits f[B, classes].
-      prepare: turns stored images into what the model reads, see `data.images.standardize`.
+      prepare: turns stored images into what the model reads, see `data.images.standardize`; by
+        default bytes are standardized with mean and standard deviation 0.5.
     """
+    prepare = prepare or standardize()
 
     def objective(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
@@ -84,63 +119,135 @@ def cross_entropy(model: nn.Module, prepare: Prepare) -> Objective:
 
 
 def forward(
-    model: nn.Module, variables: Variables, images: jax.Array, valid: jax.Array, key: jax.Array
-) -> tuple[jax.Array, Variables]:
+    model: nn.Module,
+    variables: Variables,
+    images: jax.Array,
+    valid: jax.Array,
+    key: jax.Array,
+    method: Callable[..., PyTree] | None = None,
+) -> tuple[PyTree, Variables]:
     """One training pass: logits f[B, classes] and the moved `batch_stats`.
 
     Batch norms see the valid samples only. A model whose `__call__` takes `train` is told so, and
     `key` feeds its dropout.
+
+    Args:
+      model: linen module.
+      variables: its collections.
+      images: f[B, ...] as the model reads them.
+      valid: bool[B], the samples that count.
+      key: random key.
+      method: a function `(model, images)` to apply in place of `__call__`, whose result is then
+        returned in place of the logits, such as `features.features_and_logits`.
     """
-    options = {"train": True} if "train" in inspect.signature(model.__call__).parameters else {}
+    options = takes_train(method or model.__call__, True)
     with normalize_with(valid=valid):
         return model.apply(
-            variables, images, mutable=[STATISTICS], rngs={"dropout": key}, **options
+            variables, images, mutable=[STATISTICS], rngs={"dropout": key}, method=method, **options
         )
 
 
+def differentiate(objective: Objective) -> Gradient:
+    """The gradient of an objective with respect to all parameters, by reverse differentiation."""
+
+    def gradient(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[PyTree, tuple[jax.Array, Variables]]:
+        def value(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+            return objective({**variables, "params": params}, batch, received, key)
+
+        (_, reported), gradients = jax.value_and_grad(value, has_aux=True)(variables["params"])
+        return gradients, reported
+
+    return gradient
+
+
+def gradient_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> LocalStep:
+    """The step of FedAvg: the optimizer moves all parameters along their gradient.
+
+    Args:
+      gradient: usually `differentiate(objective)`, perhaps corrected.
+      optimizer: any optax transformation.
+    """
+
+    def update(
+        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, PyTree, jax.Array]:
+        gradients, (loss, moved) = gradient(variables, batch, received, key)
+        gradients, params = wait_for_all(gradients), variables["params"]
+        with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
+            updates, state = optimizer.update(gradients, state, params)
+        return {**variables, **moved, "params": optax.apply_updates(params, updates)}, state, loss
+
+    return LocalStep(init=lambda variables: optimizer.init(variables["params"]), update=update)
+
+
+def wait_for_all(gradients: PyTree) -> PyTree:
+    """The same gradients, none of which is ready before all are.
+
+    Without it XLA:CPU copies a large weight in every step, because its update might run before the
+    last reader of the old value (10 % of a step of DigitCNN, and 51 MB).
+    """
+    floating = [g for g in jax.tree.leaves(gradients) if g.size]
+    if not floating:
+        return gradients
+    dtype = promote(*{g.dtype for g in floating})
+    largest = jnp.stack([g.ravel()[0].astype(dtype) for g in floating]).max()
+    never = largest > jnp.inf  # a comparison that no compiler folds, NaN included
+    return jax.tree.map(lambda g: jnp.where(never, 0, g), gradients)
+
+
 def train(
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
+    step: LocalStep,
     received: Received,
     variables: Variables,
-    optimizer_state: PyTree,
+    state: PyTree,
     batches: Batch,
     key: jax.Array,
+    load: Load | None = None,
 ) -> Trained:
     """Trains one client for S steps.
 
     A step without any valid sample (padding of a client with fewer batches) changes nothing.
 
     Args:
-      objective: see the module's docstring.
-      optimizer: the local optimizer, applied to `params`.
+      step: the local step.
       received: what the client starts the round with.
       variables: the collections to train, usually `join(received.shared, received.personal)`.
-      optimizer_state: its state before the first step.
-      batches: {"image": [S, B, ...], "label": i32[S, B], "valid": bool[S, B]}.
+      state: the local step's state before the first step.
+      batches: {"image": [S, B, ...], "label": i32[S, B], "valid": bool[S, B],
+        "last_epoch": bool[S]}.
       key: random key of this client and round.
+      load: `load(key, image)`, what a step does to `image` [B, ...] of its batch before all else.
     """
 
-    def step(carry: tuple, inputs: tuple) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
-        variables, state = carry
+    def scanned(carry: tuple, inputs: tuple) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
         batch, key = inputs
-
-        def value(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
-            return objective({**variables, "params": params}, batch, received, key)
-
-        (_, (loss, moved)), gradients = jax.value_and_grad(value, has_aux=True)(variables["params"])
-        with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-            updates, new_state = optimizer.update(gradients, state, variables["params"])
-        params = optax.apply_updates(variables["params"], updates)
+        if load:
+            batch = batch | {"image": load(jax.random.fold_in(key, LOADING), batch["image"])}
+        *new, loss = step.update(*carry, batch, received, key)
         count = batch["valid"].sum(dtype=jnp.int32)
-        new = ({**variables, **moved, "params": params}, new_state)
-        return select(count > 0, new, carry), (jnp.where(count > 0, loss, 0), count)
+        return select(count > 0, tuple(new), carry), (jnp.where(count > 0, loss, 0), count)
 
     keys = jax.random.split(key, batches["valid"].shape[0])
-    (variables, optimizer_state), (losses, counts) = jax.lax.scan(
-        step, (variables, optimizer_state), (batches, keys)
+    (variables, state), (losses, counts) = jax.lax.scan(
+        scanned, (variables, state), (batches, keys)
     )
-    return Trained(variables, optimizer_state, losses, counts)
+    return Trained(variables, state, losses, counts)
+
+
+def last_epoch(valid: jax.Array, local_epochs: int) -> jax.Array:
+    """bool[S]: the steps of a client's last local epoch, the last one with a valid sample.
+
+    A client that makes fewer local epochs than others has epochs without valid samples.
+
+    Args:
+      valid: bool[S, B], S steps of `local_epochs` equal epochs.
+      local_epochs: number of epochs.
+    """
+    real = valid.reshape(local_epochs, -1).any(1)
+    last = local_epochs - 1 - jnp.argmax(real[::-1])
+    return jnp.arange(valid.shape[0]) // (valid.shape[0] // local_epochs) == last
 
 
 def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:

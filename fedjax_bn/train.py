@@ -15,13 +15,13 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import checkpoint, logs, sharing, workdir
 from fedjax_bn.config import flatten
-from fedjax_bn.data.domain import whole
 from fedjax_bn.data.partition import fingerprint
 from fedjax_bn.errors import ConfigError, InterruptedRun, NotFiniteError
-from fedjax_bn.evaluate import score_clients, score_unseen, stack_batches
-from fedjax_bn.experiment import Experiment, build, client_data, initial_variables, sampler
-from fedjax_bn.federation import FederatedState, global_variables
+from fedjax_bn.evaluator import evaluator
+from fedjax_bn.experiment import Experiment, build, initial_variables, load_pretrained
+from fedjax_bn.federation import FederatedState
 from fedjax_bn.report import plots
+from fedjax_bn.rounds import open_rounds
 from fedjax_bn.summary import Record, select_round, summarize
 
 
@@ -65,11 +65,14 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     records = workdir.read_lines(folder / "metrics.jsonl", int(state.round))
     workdir.rewrite_lines(folder / "metrics.jsonl", records)
 
+    for note in experiment.notes:
+        say(note)
     say(partition_table(config, state))
-    pictures = [*experiment.internal.domains, *([experiment.unseen] if experiment.unseen else [])]
-    workdir.write_atomically(folder / "plots" / "samples.png", plots.samples(pictures))
+    draw_data(experiment, folder)
+    rounds = open_rounds(config, experiment, keys, state)
+    say(rounds.note)
     began = time.perf_counter()
-    round = compile_round(config, experiment, keys, state)
+    round = rounds.compile(state)
     compile_seconds = time.perf_counter() - began
     records = loop(config, experiment, folder, round, state, records)
 
@@ -87,21 +90,34 @@ def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], Federate
     try:
         experiment = build(config)
         keys = Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
+        fixed, notes = load_pretrained(config, experiment)
 
-        def start() -> FederatedState:
+        @jax.jit
+        def begin(fixed: sharing.Variables | None) -> FederatedState:
             variables = initial_variables(experiment, keys.model)
+            if fixed is not None:
+                variables = sharing.join(fixed, sharing.split_like(variables, fixed)[1])
             return experiment.method.init(keys.method, variables, len(experiment.internal.domains))
 
+        start = partial(begin, fixed)
         jax.eval_shape(start)  # raises where the method does not suit the model
-        return experiment, keys, start
+        return experiment._replace(notes=experiment.notes + notes), keys, start
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
 
 
 def data_hash(experiment: Experiment) -> str:
-    """SHA-256 of all samples, those of the unseen client included."""
-    domains = experiment.internal.domains + ((experiment.unseen,) if experiment.unseen else ())
+    """SHA-256 of the data split, the unseen clients included."""
+    domains = experiment.internal.domains + experiment.unseen
     return fingerprint(experiment.internal._replace(domains=domains))
+
+
+def draw_data(experiment: Experiment, folder: Path) -> None:
+    """Writes pictures of the samples and of the class counts of every client."""
+    pictures = [*experiment.internal.domains, *experiment.unseen]
+    workdir.write_atomically(folder / "plots" / "samples.png", plots.samples(pictures))
+    counts = plots.class_counts(experiment.internal)
+    workdir.write_atomically(folder / "plots" / "class_counts.png", counts)
 
 
 def resume(folder: Path, start: Callable[[], FederatedState]) -> FederatedState:
@@ -109,7 +125,7 @@ def resume(folder: Path, start: Callable[[], FederatedState]) -> FederatedState:
     with checkpoint.open_folder(folder / "checkpoints" / "latest", keep=2) as latest:
         if latest.all_steps():
             return checkpoint.restore(latest, jax.eval_shape(start))
-    return jax.jit(start)()
+    return start()
 
 
 def partition_table(config: ConfigDict, state: FederatedState) -> str:
@@ -122,27 +138,6 @@ def partition_table(config: ConfigDict, state: FederatedState) -> str:
     return f"{config.method} on {config.model}, {state.weights.shape[0]} clients\n" + (
         sharing.describe(variables, mask)
     )
-
-
-def compile_round(
-    config: ConfigDict, experiment: Experiment, keys: Keys, state: FederatedState
-) -> Callable[[FederatedState], tuple[FederatedState, dict[str, jax.Array]]]:
-    """Compiles batch sampling and the method's round into one program with a donated state."""
-    data = client_data(experiment.internal)
-    sample = sampler(config, experiment.internal)
-    num_clients = len(experiment.internal.domains)
-
-    @partial(jax.jit, donate_argnums=0)
-    def round(state: FederatedState, data: Any) -> tuple:
-        batches = sample(data, jax.random.fold_in(keys.data, state.round))
-        if 0 < config.clients_per_round < num_clients:
-            key = jax.random.fold_in(keys.participation, state.round)
-            order = jax.random.permutation(key, num_clients)
-            batches["participates"] = order < config.clients_per_round
-        return experiment.method.round(state, batches, keys.method)
-
-    compiled = round.lower(state, data).compile()
-    return lambda state: compiled(state, data)
 
 
 def loop(
@@ -199,40 +194,6 @@ def open_checkpoints(folder: Path, rounds_done: int) -> tuple[Any, Any]:
         if step > rounds_done:  # of a killed run; it will be reached, and saved, again
             selected.delete(step)
     return latest, selected
-
-
-def evaluator(config: ConfigDict, experiment: Experiment) -> Callable[[FederatedState], Record]:
-    """Returns `evaluate(state)`: accuracies in percent, of validation where there is one."""
-    domains = experiment.internal.domains
-    names = [domain.name for domain in domains]
-    size = config.eval_batch_size
-    score = score_clients(experiment.model, experiment.prepare, len(domains))
-    splits = {"accuracy": [domain.test for domain in domains]}
-    if all(domain.validation is not None for domain in domains):
-        splits["validation"] = [domain.validation for domain in domains]
-    data = {key: stack_batches(parts, size) for key, parts in splits.items()}
-    unseen = experiment.unseen
-    unseen_data = stack_batches([whole(unseen)], size) if unseen else None
-    adapted = {
-        name: score_unseen(adaptation, experiment.prepare)
-        for name, adaptation in experiment.adaptations.items()
-    }
-
-    def evaluate(state: FederatedState) -> Record:
-        record = {}
-        for key, batches in data.items():
-            values = [float(value) for value in np.asarray(score(state, batches))]
-            record[key] = dict(zip(names, values, strict=True)) | {"mean": float(np.mean(values))}
-        if unseen:
-            variables = global_variables(state)
-            record["unseen"] = {
-                unseen.name: {
-                    name: float(rate(variables, unseen_data)) for name, rate in adapted.items()
-                }
-            }
-        return record
-
-    return evaluate
 
 
 def round_record(

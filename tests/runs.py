@@ -79,7 +79,7 @@ def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> Non
     if not draw:
         monkeypatch.setattr(plots, "samples", lambda domains: b"")
     if data is None:
-        for name in ("prepare", "compile_round", "evaluator"):
+        for name in ("prepare", "open_rounds", "evaluator"):
             monkeypatch.setattr(train, name, once(getattr(train, name)))
 
 

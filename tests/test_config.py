@@ -120,12 +120,12 @@ def test_a_wrong_type_names_key_value_and_the_type_that_is_allowed(tmp_path, tex
     ("key", "meant"),
     [
         ("rouds", "rounds"),
-        ("lr", "valid are adaptations, "),
+        ("lr", "valid are abide.atlas, "),
         ("learning_rate", "optimizer.learning_rate"),
         ("optimizer.lerning_rate", "optimizer.learning_rate"),
         ("data.fractoin", "data.fraction"),
         ("rounds.x", "rounds"),
-        ("data", "data.clients_per_domain, data.fraction"),
+        ("data", "data.clients_per_domain, data.corruptions"),
     ],
 )
 def test_an_unknown_key_names_the_nearest_valid_one(key, meant):

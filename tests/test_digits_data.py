@@ -126,7 +126,7 @@ def test_the_resplit_of_usps_has_the_7438_samples_of_the_paper():
     two = digits.Original(labels[7291:], lambda index: index + 7291)
     train, test = digits._pool(one, two, resplit=True)
     assert len(train.labels) == 7438
-    assert digits.training_sizes([7438, 79431], 0.1, truncate=True) == [743, 743]
+    assert digits.training_sizes({"a": 7438, "b": 79431}, 0.1, truncate=True) == [743, 743]
     both = np.concatenate([part.read(np.arange(len(part.labels))) for part in (train, test)])
     np.testing.assert_array_equal(np.sort(both), np.arange(9298))
     order = np.arange(len(train.labels))[::-7]

@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-import runs
 
+import runs
 from fedjax_bn import experiment, main, train, workdir
 from fedjax_bn.config import base
 from fedjax_bn.errors import NotFiniteError, WorkdirError
@@ -28,7 +28,7 @@ MISTAKES = [
     (["--config.method=fedbm"], ["'fedbm'", "did you mean 'fedbn'?", "singleset"]),
     (["--config.baselines=fedavg,sinleset"], ["config.baselines='sinleset'", "'singleset'"]),
     (["--config.model=ResNet19"], ["'ResNet19'", "did you mean 'ResNet18'?", "DigitCNN"]),
-    (["--config.data.name=cifar"], ["'cifar'", "digits, scanners"]),
+    (["--config.data.name=cifar"], ["'cifar'", "did you mean 'cifar10_c'?", "digits, digits_dg"]),
     (["--config.share=all_but_bn"], ["'all_but_bn'", "all_but_statistics, everything, nothing"]),
     (["--config.weigh=size"], ["'size'", "by_size, uniform"]),
     (["--config.optimizer.name=adm"], ["'adm'", "did you mean 'adam'?", "sgd"]),
@@ -72,7 +72,7 @@ def fails(capfd, *arguments: str, status: int = 2) -> str:
 def nothing_is_compiled(monkeypatch, request):
     """Fails a test in which a round is compiled, but for those that train on purpose."""
     if "trains" not in request.fixturenames:
-        monkeypatch.setattr(train, "compile_round", lambda *_: pytest.fail("compiled"))
+        monkeypatch.setattr(train, "open_rounds", lambda *_: pytest.fail("compiled"))
 
 
 @pytest.fixture
@@ -371,7 +371,7 @@ def test_ctrl_c_before_the_first_round_ends_with_one_sentence_and_130(
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "compile_round", interrupted)
+    monkeypatch.setattr(train, "open_rounds", interrupted)
     monkeypatch.setattr(main, "read", lambda source, changes: runs.config())
     folder = tmp_path / "run"
     text = fails(capfd, "--config=tiny.py", f"--workdir={folder}", status=130)

@@ -20,7 +20,7 @@ from federations import (
 )
 
 from fedjax_bn.aggregation import by_size, uniform
-from fedjax_bn.federation import client_variables, federate, global_variables
+from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedavg, fedbn, fedprox, silobn, singleset
 
 SIZES = (9, 4, 6)
@@ -119,11 +119,11 @@ def test_a_client_that_sits_out_keeps_what_is_its_own_and_has_no_weight(name):
     method = METHODS[name](NormNet(), optax.adam(0.01), keep_optimizer=True)
     variables, batches, key = variables_of(NormNet()), batches_of(SIZES), jax.random.key(1)
     before, _ = run_rounds(method, variables, batches)
-    kept = jax.tree.map(np.array, (before.personal, before.memory))
+    kept = jax.tree.map(np.array, (before.personal, before.local))
     poisoned = batches | {"image": batches["image"].at[1].set(jnp.nan)}
     participates = {"participates": jnp.array([True, False, True])}
     after, metrics = method.round(before, poisoned | participates, key)
-    assert_equal(client((after.personal, after.memory), 1), client(kept, 1))
+    assert_equal(client((after.personal, after.local), 1), client(kept, 1))
     np.testing.assert_allclose(metrics["weights"], [0.6, 0, 0.4], rtol=1e-6)
     assert np.isnan(metrics["loss"][1])
     assert metrics["finite"].all()
@@ -133,7 +133,7 @@ def test_a_client_that_sits_out_keeps_what_is_its_own_and_has_no_weight(name):
     state, _ = run_rounds(method, variables, batches)
     subset = lambda tree: jax.tree.map(lambda x: x[np.array([0, 2])], tree)  # noqa: E731
     state = state._replace(
-        personal=subset(state.personal), memory=subset(state.memory), weights=jnp.full(2, 0.5)
+        personal=subset(state.personal), local=subset(state.local), weights=jnp.full(2, 0.5)
     )
     alone, _ = method.round(state, two, key)
     assert_close(alone.shared, after.shared, rtol=1e-5, atol=1e-6)
@@ -337,7 +337,7 @@ def test_impossible_client_strategies_are_refused_at_init(clients, message):
 
 @pytest.mark.parametrize(
     "call",
-    [lambda: fedprox(NormNet(), SGD, mu=-1), lambda: federate(NormNet(), SGD, local_epochs=0)],
+    [lambda: fedprox(NormNet(), SGD, mu=-1), lambda: fedavg(NormNet(), SGD, local_epochs=0)],
 )
 def test_impossible_arguments_are_refused(call):
     with pytest.raises(ValueError, match="must be at least"):

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-import runs
 
+import runs
 from fedjax_bn import __version__, main, workdir
 from fedjax_bn.config import base, flatten
 
@@ -157,7 +157,7 @@ def test_plots_are_png_images(outcome):
 
     plots = outcome[0] / "plots"
     assert {path.name for path in plots.iterdir()} == {
-        *("accuracy.png", "loss.png", "methods.png", "samples.png")
+        *("accuracy.png", "class_counts.png", "loss.png", "methods.png", "samples.png")
     }
     for path in plots.iterdir():
         with Image.open(path) as image:
@@ -180,7 +180,7 @@ def test_the_report_needs_no_other_file_and_names_every_run(outcome):
     text = (outcome[0] / "report.html").read_text()
     page = References()
     page.feed(text)
-    assert len(page.found) == 4
+    assert len(page.found) == 5
     assert all(reference.startswith("data:image/png;base64,") for reference in page.found)
     assert "url(" not in text
     assert "@import" not in text
@@ -267,4 +267,4 @@ def test_the_fraction_is_taken_from_the_clients_training_data():
     half.model, half.target, half.data.fraction = "MLP", "fax", 0.5
     experiment = build(half)
     assert [len(d.train.labels) for d in experiment.internal.domains] == [90] * 5
-    assert len(experiment.unseen.train.labels) == 180
+    assert len(experiment.unseen[0].train.labels) == 180

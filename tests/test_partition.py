@@ -20,6 +20,8 @@ from fedjax_bn.data.partition import (
     take_fraction,
     truncate,
 )
+from fedjax_bn.data.shares import quantize
+from fedjax_bn.data.skew import MINIMUM, dirichlet_counts, raise_smallest
 
 label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=80)
 seeds = st.integers(0, 2**32)
@@ -106,6 +108,52 @@ def test_the_same_seed_gives_the_same_samples_and_another_seed_others():
 def test_samples_drawn_from_a_seed_are_these_on_any_machine():
     drawn = truncate(numbered(np.arange(20) % 4), 6, generator(0))
     assert drawn.images[:, 0].astype(int).tolist() == [15, 2, 17, 16, 5, 8]
+
+
+def test_clients_dealt_from_a_seed_are_these_on_any_machine():
+    clients = split_clients(numbered(np.arange(12) % 3), 3, generator(5))
+    assert [client.images[:, 0].astype(int).tolist() for client in clients] == [
+        [5, 9, 0, 1],
+        [3, 7, 2, 4],
+        [11, 8, 10, 6],
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    counts=st.lists(st.integers(0, 60), min_size=1, max_size=6),
+    n=st.integers(1, 20),
+    alpha=st.floats(0.01, 100),
+    seed=seeds,
+)
+def test_dirichlet_counts_use_up_every_class_and_reach_the_minimum(counts, n, alpha, seed):
+    counts = np.array([*counts, 20])
+    table = dirichlet_counts(counts, n, alpha, generator(seed))
+    assert (table >= 0).all()
+    assert table.sum(1).tolist() == counts.tolist()
+    assert table.sum(0).min() >= min(MINIMUM, counts.sum() // n)
+
+
+def test_dirichlet_counts_are_the_draws_rounded_by_largest_remainder():
+    counts = np.array([100_000, 100_000])
+    table = dirichlet_counts(counts, 5, 5.0, generator(3))
+    rng = generator(3)
+    draws = np.stack([rng.dirichlet(np.full(5, 5.0)) for _ in counts])
+    assert (np.abs(table - draws * counts[:, None]) < 1.001).all()
+
+
+def test_small_clients_are_raised_by_the_largest_one():
+    counts = np.array([[9, 0, 0], [4, 1, 0]])
+    assert raise_smallest(counts, 3).tolist() == [[4, 2, 3], [4, 1, 0]]
+    assert counts.tolist() == [[9, 0, 0], [4, 1, 0]]
+
+
+def test_a_share_is_rounded_alike_whatever_its_last_bits_are():
+    shares = generator(0).dirichlet(np.full(50, 0.3))
+    for other in (np.nextafter(shares, 0), np.nextafter(shares, 1)):
+        assert apportion(quantize(other), 10**6).tolist() == (
+            apportion(quantize(shares), 10**6).tolist()
+        )
 
 
 def test_a_tenth_of_7438_is_743_as_in_fedbn():

@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import runs
 
+import runs
 from fedjax_bn import checkpoint, logs, main, train, workdir
 from fedjax_bn.config import read
 from fedjax_bn.errors import CheckpointError, InterruptedRun, WorkdirError
@@ -284,7 +284,7 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
     newest = unfinished(straight)
     damage(newest)
     before = runs.files(straight)
-    monkeypatch.setattr(train, "compile_round", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(train, "open_rounds", lambda *_: pytest.fail("compiled"))
     with pytest.raises(CheckpointError, match="delete that folder and run again") as error:
         runs.run(straight)
     assert str(newest) in str(error.value)

@@ -30,42 +30,53 @@ class ClientData(NamedTuple):
 def stack_clients(splits: Sequence[Split]) -> ClientData:
     """Puts the clients' splits on the device as one array, zeros behind the shorter ones."""
     longest = max(len(split.labels) for split in splits)
+    first = splits[0].images
+    images = np.zeros((len(splits), longest, *first.shape[1:]), first.dtype)
+    labels = np.zeros((len(splits), longest), np.int32)
+    for k, split in enumerate(splits):
+        images[k, : len(split.labels)] = np.asarray(split.images)
+        labels[k, : len(split.labels)] = split.labels
+    sizes = jnp.asarray([len(split.labels) for split in splits], jnp.int32)
+    return ClientData(jnp.asarray(images), jnp.asarray(labels), sizes)
 
-    def pad(array: np.ndarray) -> np.ndarray:
-        return np.pad(array, [(0, longest - len(array))] + [(0, 0)] * (array.ndim - 1))
 
-    return ClientData(
-        images=jnp.asarray(np.stack([pad(split.images) for split in splits])),
-        labels=jnp.asarray(np.stack([pad(split.labels) for split in splits]).astype(np.int32)),
-        sizes=jnp.asarray([len(split.labels) for split in splits], jnp.int32),
-    )
+class Draw(NamedTuple):
+    """Which samples a round trains on.
 
-
-def by_epochs(batch_size: int, epochs: int) -> Callable[[ClientData, jax.Array], Batches]:
-    """Returns `sample(data, key)`: S = epochs * ceil(N / B) steps, reshuffled each epoch.
-
-    Each epoch holds every sample of a client once; its last batch is short, and clients with fewer
-    samples end it with empty batches (`valid` is False there).
+    Attributes:
+      index: i32[K, S, B], numbers among the client's samples; any where `valid` is False.
+      valid: bool[K, S, B].
     """
 
-    def sample(data: ClientData, key: jax.Array) -> Batches:
-        num_clients, longest = data.labels.shape
+    index: jax.Array
+    valid: jax.Array
+
+
+def by_epochs(batch_size: int, epochs: int) -> Callable[[jax.Array, int, jax.Array], Draw]:
+    """Returns `draw(sizes, longest, key)`: S = epochs * ceil(N / B) steps, reshuffled each epoch.
+
+    Each epoch holds every sample of a client once; its last batch is short, and clients with fewer
+    samples end it with empty batches (`valid` is False there). `sizes` i32[K] are the clients'
+    numbers of samples, `longest` the largest of them, N.
+    """
+
+    def draw(sizes: jax.Array, longest: int, key: jax.Array) -> Draw:
         steps = math.ceil(longest / batch_size)
-        orders = _orders(key, data, epochs)
+        orders = _orders(key, sizes, longest, epochs)
         padding = steps * batch_size - longest
         orders = jnp.pad(orders, ((0, 0), (0, 0), (0, padding)))
-        valid = jnp.arange(steps * batch_size) < data.sizes[:, None, None]
-        shape = (num_clients, epochs * steps, batch_size)
+        valid = jnp.arange(steps * batch_size) < sizes[:, None, None]
+        shape = (sizes.shape[0], epochs * steps, batch_size)
         valid = jnp.broadcast_to(valid, orders.shape).reshape(shape)
-        return _gather(data, orders.reshape(shape), valid)
+        return Draw(orders.reshape(shape), valid)
 
-    return sample
+    return draw
 
 
 def by_steps(
     batch_size: int, steps: int, smallest: int
-) -> Callable[[ClientData, jax.Array], Batches]:
-    """Returns `sample(data, key)`: S = steps full batches for every client.
+) -> Callable[[jax.Array, int, jax.Array], Draw]:
+    """Returns `draw(sizes, longest, key)`: S = steps full batches for every client.
 
     A client runs through its reshuffled samples as often as needed (FedBN, Appendix E.6: clients
     with less data repeat sampling).
@@ -77,15 +88,36 @@ def by_steps(
     """
     epochs = math.ceil(steps * batch_size / smallest)
 
-    def sample(data: ClientData, key: jax.Array) -> Batches:
-        orders = _orders(key, data, epochs)
+    def draw(sizes: jax.Array, longest: int, key: jax.Array) -> Draw:
+        orders = _orders(key, sizes, longest, epochs)
         position = jnp.arange(steps * batch_size)
-        epoch, offset = jnp.divmod(position, data.sizes[:, None])
+        epoch, offset = jnp.divmod(position, sizes[:, None])
         index = jax.vmap(lambda order, e, o: order[e, o])(orders, epoch, offset)
-        shape = (data.sizes.shape[0], steps, batch_size)
-        return _gather(data, index.reshape(shape), jnp.ones(shape, bool))
+        shape = (sizes.shape[0], steps, batch_size)
+        return Draw(index.reshape(shape), jnp.ones(shape, bool))
 
-    return sample
+    return draw
+
+
+def point_to(data: ClientData, draw: Draw) -> Batches:
+    """Batches whose `image` i32[K, S, B] are numbers of samples, for `look_up`.
+
+    So a round holds the images of one step at a time, not of all its steps.
+    """
+    longest = data.labels.shape[1]
+    first = jnp.arange(data.labels.shape[0], dtype=draw.index.dtype) * longest
+    return {
+        "image": draw.index + first[:, None, None],
+        "label": jax.vmap(lambda labels, index: labels[index])(data.labels, draw.index),
+        "valid": draw.valid,
+        "size": data.sizes,
+    }
+
+
+def look_up(data: ClientData) -> Callable[[jax.Array], jax.Array]:
+    """Returns `images(numbers i32[B]) -> [B, ...]` for the numbers that `point_to` gives."""
+    every = data.images.reshape(-1, *data.images.shape[2:])
+    return lambda numbers: every[numbers]
 
 
 def check_batches(batches: Batches, num_clients: int, local_epochs: int) -> None:
@@ -137,19 +169,8 @@ def blank_padding(batches: Batches) -> Batches:
     }
 
 
-def _orders(key: jax.Array, data: ClientData, epochs: int) -> jax.Array:
+def _orders(key: jax.Array, sizes: jax.Array, longest: int, epochs: int) -> jax.Array:
     """i32[K, epochs, N]: random orders in which every client's real samples come first."""
-    num_clients, longest = data.labels.shape
-    draws = jax.random.uniform(key, (num_clients, epochs, longest))
-    real = jnp.arange(longest) < data.sizes[:, None, None]
+    draws = jax.random.uniform(key, (sizes.shape[0], epochs, longest))
+    real = jnp.arange(longest) < sizes[:, None, None]
     return jnp.argsort(jnp.where(real, draws, 2), axis=-1)
-
-
-def _gather(data: ClientData, index: jax.Array, valid: jax.Array) -> Batches:
-    take = jax.vmap(lambda array, i: array[i])
-    return {
-        "image": take(data.images, index),
-        "label": take(data.labels, index),
-        "valid": valid,
-        "size": data.sizes,
-    }

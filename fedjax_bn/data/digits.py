@@ -14,18 +14,22 @@ Reference: Li et al., "FedBN: Federated Learning on Non-IID Features via Local B
 ICLR 2021, section 5.1 and appendix D.2.
 """
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data import partition
+from fedjax_bn.data import decode, partition
 from fedjax_bn.data.domain import Dataset, Domain, Split, check
-from fedjax_bn.data.files import Original, to_digits
+from fedjax_bn.data.files import SIZE, Original, to_digits
 from fedjax_bn.data.idx import mnist
+from fedjax_bn.data.keep import bar, digest, keep
 from fedjax_bn.data.mat import svhn, synth_digits
 from fedjax_bn.data.mnist_m import mnist_m
 from fedjax_bn.data.npz import from_npz
 from fedjax_bn.data.partition import fraction_size, generator, stratified_split
+from fedjax_bn.data.pools import as_source, numbered, parts_of
+from fedjax_bn.data.source import Pool, Source
 from fedjax_bn.data.usps import usps
 
 # in the order of the authors' code; each with its folder and its reader
@@ -45,6 +49,7 @@ def load(
     fraction: float | None = None,
     truncate: bool | None = None,
     resplit: bool = True,
+    whole: Sequence[str] = (),
 ) -> Dataset:
     """The digits benchmark as u8[N, 28, 28, 3], 10 classes, normalized by (0.5, 0.5).
 
@@ -59,6 +64,7 @@ def load(
         are pooled and split 80 to 20 by class, the same way for every seed. This is where the
         paper's 7438 (0.8 of USPS' 9298) and 743 samples come from. False: the datasets' own
         splits, where USPS has 7291, and a tenth is 729.
+      whole: names of domains that `fraction` and `truncate` leave alone: unseen ones.
 
     Returns:
       Dataset "digits" without validation splits; test splits are whole.
@@ -69,17 +75,71 @@ def load(
 
     Differs from the paper: the random sample of the training set is stratified by class.
     """
+    path = _check_path(path)
+    fraction_size(1, 1.0 if fraction is None else fraction)  # out of range is an error before I/O
+    if path.is_dir():
+        return _from_folder(path, seed, fraction, truncate, resplit, whole)
+    return _reduce(from_npz(path), seed, fraction, bool(truncate), whole)
+
+
+def source(path: str | Path | None, *, cache: Path | None = None, progress: bool = True) -> Source:
+    """All samples of the digits benchmark as u8[N, 28, 28, 3], with their published parts.
+
+    Args:
+      path: the folder of the originals, or a `.npz`.
+      cache: folder for the images of the originals, 1.8 GB, most of it SynthDigits; without one
+        they are held in memory.
+      progress: show how far reading is.
+
+    Returns:
+      Source "digits"; samples are named DOMAIN/PART/NUMBER, such as "mnist/train/00017".
+
+    Raises:
+      FileNotFoundError: a file is missing; the sentence says what belongs there.
+      ValueError: a file is corrupt.
+    """
+    path = _check_path(path)
+    if not path.is_dir():
+        return as_source(from_npz(path))
+    pools = []
+    for name, (folder, reader) in ORIGINALS.items():
+        place = _folder(path, folder)
+        pools.append(_whole_pool(name, place, *reader(place), cache, progress))
+    classes = tuple(str(digit) for digit in range(10))
+    key = digest("digits", *(pool.labels for pool in pools))
+    return Source("digits", classes, tuple(pools), (0.5,) * 3, (0.5,) * 3, key=key)
+
+
+def _whole_pool(
+    name: str, folder: Path, train: Original, test: Original, cache: Path | None, progress: bool
+) -> Pool:
+    sizes = {"train": len(train.labels), "test": len(test.labels)}
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    shape = (sum(sizes.values()), SIZE, SIZE, 3)
+
+    def blocks() -> Iterator[np.ndarray]:
+        with bar(shape[0], f"reading {name}", progress) as shown:
+            for part in (train, test):
+                for index in np.array_split(
+                    np.arange(len(part.labels)), len(part.labels) // 1000 + 1
+                ):
+                    yield to_digits(part.read(index))
+                    shown.update(len(index))
+
+    images = keep(cache, f"{name}-{SIZE}-{decode.digest(files, folder, SIZE)}", shape, blocks)
+    labels = np.concatenate([train.labels, test.labels])
+    return Pool(name, images, labels, numbered(name, sizes), parts_of(sizes))
+
+
+def _check_path(path: str | Path | None) -> Path:
     if path is None:
         raise ValueError(f"digits needs data.path: {_choices()}")
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"data.path {path} does not exist; give {_choices()}")
-    fraction_size(1, 1.0 if fraction is None else fraction)  # out of range is an error before I/O
-    if path.is_dir():
-        return _from_folder(path, seed, fraction, truncate, resplit)
-    if path.suffix != ".npz":
+    if not path.is_dir() and path.suffix != ".npz":
         raise ValueError(f"data.path {path} is neither a folder nor a .npz; give {_choices()}")
-    return _reduce(from_npz(path), seed, fraction, bool(truncate))
+    return path
 
 
 def _choices() -> str:
@@ -90,9 +150,11 @@ def _choices() -> str:
     )
 
 
-def _reduce(dataset: Dataset, seed: int, fraction: float | None, truncate: bool) -> Dataset:
-    counts = [len(domain.train.labels) for domain in dataset.domains]
-    sizes = training_sizes(counts, 1.0 if fraction is None else fraction, truncate)
+def _reduce(
+    dataset: Dataset, seed: int, fraction: float | None, truncate: bool, whole: Sequence[str]
+) -> Dataset:
+    counts = {domain.name: len(domain.train.labels) for domain in dataset.domains}
+    sizes = training_sizes(counts, 1.0 if fraction is None else fraction, truncate, whole)
     domains = [
         domain._replace(train=partition.truncate(domain.train, size, generator(seed, k)))
         for k, (domain, size) in enumerate(zip(dataset.domains, sizes, strict=True))
@@ -100,21 +162,35 @@ def _reduce(dataset: Dataset, seed: int, fraction: float | None, truncate: bool)
     return dataset._replace(domains=tuple(domains))
 
 
-def training_sizes(counts: list[int], fraction: float, truncate: bool) -> list[int]:
-    """Training samples of each domain: floor(fraction * count), of the smallest if `truncate`."""
-    return [fraction_size(min(counts) if truncate else count, fraction) for count in counts]
+def training_sizes(
+    counts: dict[str, int], fraction: float, truncate: bool, whole: Sequence[str] = ()
+) -> list[int]:
+    """Training samples of each domain: floor(fraction * count), of the smallest if `truncate`.
+
+    Domains in `whole` keep all of theirs, and are not looked at for the smallest.
+    """
+    smallest = min((count for name, count in counts.items() if name not in whole), default=0)
+    return [
+        count if name in whole else fraction_size(smallest if truncate else count, fraction)
+        for name, count in counts.items()
+    ]
 
 
 def _from_folder(
-    path: Path, seed: int, fraction: float | None, truncate: bool | None, resplit: bool
+    path: Path,
+    seed: int,
+    fraction: float | None,
+    truncate: bool | None,
+    resplit: bool,
+    whole: Sequence[str],
 ) -> Dataset:
     pools = [_pool(*reader(_folder(path, name)), resplit) for name, reader in ORIGINALS.values()]
-    counts = [len(train.labels) for train, _ in pools]
-    if not min(counts):
-        empty = list(ORIGINALS)[counts.index(0)]
-        raise ValueError(f"{path}: {empty} has no training samples; fetch its files again")
+    counts = {name: len(train.labels) for name, (train, _) in zip(ORIGINALS, pools, strict=True)}
+    for name, count in counts.items():
+        if not count:
+            raise ValueError(f"{path}: {name} has no training samples; fetch its files again")
     sizes = training_sizes(
-        counts, 0.1 if fraction is None else fraction, truncate is None or truncate
+        counts, 0.1 if fraction is None else fraction, truncate is None or truncate, whole
     )
     domains = []
     for k, (name, (train, test), size) in enumerate(zip(ORIGINALS, pools, sizes, strict=True)):

@@ -5,23 +5,34 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.view import Rows, blocks
+
 
 class Split(NamedTuple):
     """Samples and their labels.
 
-    images: u8[N, H, W, C], or f32[N, F] for features that are no images.
+    images: u8[N, H, W, C], or f32[N, F] for features that are no images; an array, or rows of a
+      larger one that are gathered when they are used.
     labels: i32[N], in [0, num_classes).
+    names: str[N], where each sample comes from; samples with the same name belong together. None
+      where the source names none.
     """
 
-    images: np.ndarray
+    images: np.ndarray | Rows
     labels: np.ndarray
+    names: np.ndarray | None = None
 
 
 class Domain(NamedTuple):
-    """One source of data with an appearance of its own: a client, or the unseen client."""
+    """One source of data with an appearance of its own: a client, or an unseen client.
+
+    train: None where all samples are held out for testing.
+    validation: None where there is none.
+    test: the same object as `validation` where a source has too little for both, see `split`.
+    """
 
     name: str
-    train: Split
+    train: Split | None
     validation: Split | None
     test: Split
 
@@ -30,6 +41,8 @@ class Dataset(NamedTuple):
     """Domains that share their classes and the form of their samples.
 
     mean, std: per channel (or one number for all); images reach a model as (u8/255 - mean)/std.
+    classes: their names, in the order of the labels; empty where they have none.
+    key: what the fingerprint of samples with names depends on besides, see `source.Source`.
     """
 
     name: str
@@ -37,6 +50,8 @@ class Dataset(NamedTuple):
     domains: tuple[Domain, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    classes: tuple[str, ...] = ()
+    key: str = ""
 
 
 def splits(domain: Domain) -> Iterator[tuple[str, Split]]:
@@ -48,17 +63,33 @@ def splits(domain: Domain) -> Iterator[tuple[str, Split]]:
 
 
 def select(split: Split, index: np.ndarray) -> Split:
-    """The samples at index i64[n], in that order."""
-    return Split(split.images[index], split.labels[index])
+    """The samples at index i64[n], in that order; rows of a larger array stay ungathered."""
+    images, labels, names = split
+    chosen = Rows(images, index) if isinstance(images, Rows) else images[index]
+    return Split(chosen, labels[index], None if names is None else names[index])
 
 
 def whole(domain: Domain) -> Split:
     """All samples of a domain: how an unseen domain is tested when none of them train."""
     parts = [split for _, split in splits(domain)]
+    if domain.test is domain.validation:
+        parts.pop()
+    if len(parts) == 1:
+        return parts[0]
+    named = all(part.names is not None for part in parts)
     return Split(
-        np.concatenate([part.images for part in parts]),
+        _join([part.images for part in parts]),
         np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.names for part in parts]) if named else None,
     )
+
+
+def _join(arrays: list[np.ndarray | Rows]) -> np.ndarray | Rows:
+    """One after the other; rows of one array stay ungathered."""
+    first = arrays[0]
+    if all(isinstance(rows, Rows) and rows.array is first.array for rows in arrays):
+        return Rows(first.array, np.concatenate([rows.index for rows in arrays]))
+    return np.concatenate([np.asarray(array) for array in arrays])
 
 
 def check(dataset: Dataset) -> Dataset:
@@ -75,7 +106,7 @@ def check(dataset: Dataset) -> Dataset:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{dataset.name}: two domains are called {name!r}; rename one")
-    first = dataset.domains[0].train.images
+    first = next(splits(dataset.domains[0]))[1].images
     for domain in dataset.domains:
         for name, split in splits(domain):
             place = f"{dataset.name}: the {name} split of {domain.name!r}"
@@ -95,8 +126,8 @@ def _check_counts(split: Split, place: str) -> None:
         raise ValueError(f"{place} is empty; give it samples or leave the domain out")
 
 
-def _check_form(split: Split, first: np.ndarray, place: str) -> None:
-    images, labels = split
+def _check_form(split: Split, first: np.ndarray | Rows, place: str) -> None:
+    images, labels = split.images, split.labels
     form = (str(images.dtype), images.ndim)
     if form not in {("uint8", 4), ("float32", 2)}:
         raise ValueError(
@@ -113,12 +144,20 @@ def _check_form(split: Split, first: np.ndarray, place: str) -> None:
             f"{place} has labels of dtype {labels.dtype} and shape {labels.shape}; "
             "they must be int32 [N]"
         )
-    if images.dtype == np.float32 and not np.isfinite(images).all():
-        row, column = np.argwhere(~np.isfinite(images))[0]
-        raise ValueError(
-            f"{place} has a feature that is not finite (sample {row}, feature {column}: "
-            f"{images[row, column]}); drop or impute it"
-        )
+    if images.dtype == np.float32:
+        _check_finite(images, place)
+
+
+def _check_finite(images: np.ndarray | Rows, place: str) -> None:
+    start = 0
+    for block in blocks(images):
+        if not np.isfinite(block).all():
+            row, column = np.argwhere(~np.isfinite(block))[0]
+            raise ValueError(
+                f"{place} has a feature that is not finite (sample {start + row}, feature "
+                f"{column}: {block[row, column]}); drop or impute it"
+            )
+        start += len(block)
 
 
 def _check_labels(labels: np.ndarray, num_classes: int, place: str) -> None:

@@ -17,20 +17,24 @@ WHERE = (
 )
 
 
-def mnist(folder: Path) -> tuple[Original, Original]:
+def mnist(folder: Path, where: str = WHERE) -> tuple[Original, Original]:
     """Training and test split of MNIST in `folder`, or in its `raw` folder as torchvision has it.
+
+    Args:
+      folder: with the four files.
+      where: what belongs there and where to fetch it, for the error.
 
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: a file is no idx file, is cut short, or its labels are no digits.
     """
     folder = folder / "raw" if (folder / "raw").is_dir() else folder
-    return _split(folder, "train"), _split(folder, "t10k")
+    return _split(folder, "train", where), _split(folder, "t10k", where)
 
 
-def _split(folder: Path, name: str) -> Original:
-    image_path = _find(folder, f"{name}-images", "idx3-ubyte")
-    label_path = _find(folder, f"{name}-labels", "idx1-ubyte")
+def _split(folder: Path, name: str, where: str) -> Original:
+    image_path = _find(folder, f"{name}-images", "idx3-ubyte", where)
+    label_path = _find(folder, f"{name}-labels", "idx1-ubyte", where)
     images, labels = read_idx(image_path, axes=3), read_idx(label_path, axes=1)
     if len(images) != len(labels):
         raise ValueError(
@@ -40,9 +44,9 @@ def _split(folder: Path, name: str) -> Original:
     return Original(checked_labels(labels, label_path), lambda index: images[index])
 
 
-def _find(folder: Path, stem: str, kind: str) -> Path:
+def _find(folder: Path, stem: str, kind: str, where: str) -> Path:
     names = [f"{stem}{joint}{kind}{end}" for end in ("", ".gz") for joint in ("-", ".")]
-    return find(folder, names, WHERE)
+    return find(folder, names, where)
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:

@@ -1,160 +1,44 @@
-"""Who owns which samples: stratified splits, fractions, clients of a domain, the unseen domain.
-
-Everything here is a pure function of labels and a generator. Shares are worked out in integers, so
-that the same seed gives the same samples on any machine.
-"""
+"""Who owns which samples: the clients of a federation, the unseen domain, the hash of it all."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits
+from fedjax_bn.data.domain import Dataset, Domain, Split, splits
+from fedjax_bn.data.groups import number_groups
+from fedjax_bn.data.shares import SIZING, TRUNCATING, apportion, fraction_size, generator
+from fedjax_bn.data.skew import client_sizes
+from fedjax_bn.data.strata import split_clients, stratified_split, take_fraction, truncate
+from fedjax_bn.data.view import Rows, blocks
 
+__all__ = [
+    "apportion",
+    "clients_of",
+    "fingerprint",
+    "fraction_size",
+    "generator",
+    "leave_out",
+    "split_clients",
+    "stratified_split",
+    "take_fraction",
+    "truncate",
+]
 
-def generator(seed: int, *path: int) -> np.random.Generator:
-    """A PCG64 generator for one use of a seed: other paths give independent streams.
-
-    Raises:
-      ValueError: the seed is negative.
-    """
-    if seed < 0:
-        raise ValueError(f"seed is {seed}; it must be an integer of at least 0")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *path])))
-
-
-def apportion(counts: np.ndarray, total: int) -> np.ndarray:
-    """Shares of `total` proportional to `counts`, by largest remainder (Hamilton's method).
-
-    Args:
-      counts: i64[C], what each class has.
-      total: at most sum(counts).
-
-    Returns:
-      i64[C], summing to total; each at most its count and within one of total * count / sum.
-    """
-    counts = np.asarray(counts, np.int64)
-    whole = max(int(counts.sum()), 1)
-    shares = counts * total // whole
-    left = int(total - shares.sum())
-    largest = np.argsort(-(counts * total % whole), kind="stable")[:left]
-    shares[largest] += 1
-    return shares
-
-
-def _at_least_one(counts: np.ndarray, total: int) -> np.ndarray:
-    """As `apportion`, but one sample of every class that has any, where the total allows it."""
-    present = (counts > 0).astype(np.int64)
-    if total < present.sum():
-        return apportion(counts, total)
-    return present + apportion(counts - present, total - int(present.sum()))
-
-
-def _pools(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """The indices of each class, shuffled."""
-    return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-
-
-def stratified_split(
-    labels: np.ndarray, sizes: Sequence[int], rng: np.random.Generator
-) -> list[np.ndarray]:
-    """Disjoint parts of the given sizes, each with the classes in the proportions of the whole.
-
-    Args:
-      labels: i32[N].
-      sizes: samples of each part; together at most N. What is over belongs to no part.
-      rng: draws who goes where, and the order within a part.
-
-    Returns:
-      One i64[size] of indices for each part, in random order.
-
-    Raises:
-      ValueError: a size is negative, or the sizes sum to more than N.
-    """
-    if min(sizes, default=0) < 0 or sum(sizes) > len(labels):
-        raise ValueError(
-            f"cannot split {len(labels)} samples into parts of {list(sizes)}; "
-            f"sizes must be at least 0 and sum to at most {len(labels)}"
-        )
-    pools = _pools(labels, rng)
-    parts = []
-    for size in sizes:
-        shares = apportion(np.array([len(pool) for pool in pools], np.int64), size)
-        taken = [pool[:share] for pool, share in zip(pools, shares, strict=True)]
-        pools = [pool[share:] for pool, share in zip(pools, shares, strict=True)]
-        parts.append(rng.permutation(np.concatenate([np.empty(0, np.int64), *taken])))
-    return parts
-
-
-def truncate(split: Split, size: int, rng: np.random.Generator) -> Split:
-    """A random sample of `size` samples, stratified; the split itself if it has no more than that.
-
-    Every class that the split has stays, with one sample at least, if `size` allows it.
-
-    Raises:
-      ValueError: size is less than 1.
-    """
-    if size < 1:
-        raise ValueError(f"cannot truncate to {size} samples; keep at least 1")
-    if size >= len(split.labels):
-        return split
-    pools = _pools(split.labels, rng)
-    shares = _at_least_one(np.array([len(pool) for pool in pools], np.int64), size)
-    taken = [pool[:share] for pool, share in zip(pools, shares, strict=True)]
-    return select(split, rng.permutation(np.concatenate(taken)))
-
-
-def take_fraction(split: Split, fraction: float, rng: np.random.Generator) -> Split:
-    """A stratified random fraction of a split, see `truncate`.
-
-    Args:
-      split: N samples.
-      fraction: in (0, 1]; floor(fraction * N) samples are kept, and one at least.
-      rng: draws the sample; it is not used where fraction is 1.
-
-    Raises:
-      ValueError: fraction is outside (0, 1].
-    """
-    return truncate(split, fraction_size(len(split.labels), fraction), rng)
-
-
-def fraction_size(count: int, fraction: float) -> int:
-    """floor(fraction * count), at least 1: FedBN's 10 % of 7438 samples are 743.
-
-    Raises:
-      ValueError: fraction is outside (0, 1].
-    """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"data.fraction is {fraction}; it must be above 0 and at most 1")
-    return max(1, int(fraction * count + 1e-9))  # 0.29 * 100 is 28.999..., and 29 is meant
-
-
-def split_clients(split: Split, n: int, rng: np.random.Generator) -> list[Split]:
-    """n clients with the same label distribution, disjoint, together the whole split.
-
-    The samples are dealt out class after class like cards, so the clients' sizes differ by at most
-    one, and so do their counts of any class. FedBN, Table 7, has 1 to 10 clients a domain.
-
-    Raises:
-      ValueError: n is less than 1, or more than the samples of some class.
-    """
-    if n < 1:
-        raise ValueError(f"data.clients_per_domain is {n}; it must be at least 1")
-    if n == 1:
-        return [split]
-    values, counts = np.unique(split.labels, return_counts=True)
-    rarest = int(np.argmin(counts))
-    if counts[rarest] < n:
-        raise ValueError(
-            f"cannot share out {counts[rarest]} training samples of class {values[rarest]} among "
-            f"{n} clients; lower data.clients_per_domain or raise data.fraction"
-        )
-    dealt = np.concatenate(_pools(split.labels, rng))
-    return [select(split, rng.permutation(dealt[client::n])) for client in range(n)]
+PARTITIONS = ("iid", "dirichlet")
 
 
 def clients_of(
-    dataset: Dataset, clients_per_domain: int = 1, fraction: float = 1.0, seed: int = 0
+    dataset: Dataset,
+    clients_per_domain: int = 1,
+    fraction: float = 1.0,
+    seed: int = 0,
+    *,
+    truncate: bool = False,
+    partition: str = "iid",
+    num_clients: int = 0,
+    alpha: float = 0.5,
+    sizes: str | Sequence[int] = "",
 ) -> Dataset:
     """The dataset whose domains are the clients: "mnist", or "mnist/0", "mnist/1" for several.
 
@@ -167,25 +51,114 @@ def clients_of(
       fraction: of each domain's training samples, in (0, 1], taken before they are shared out.
         A source that has taken its own fraction already needs none here.
       seed: at least 0.
+      truncate: cut training and validation splits to the size of the smallest domain's, before
+        the fraction is taken (FedBN, section 5.1; TsmoBN, section 4.1). Test splits stay whole,
+        unless they are the validation splits.
+      partition: "iid" or "dirichlet", how the clients of a domain differ, see `split_clients`.
+      num_clients: of all domains together, in place of `clients_per_domain`; the domains have
+        equally many, the larger ones one more where that does not go out even. 0 for none.
+      alpha: concentration of "dirichlet", above 0. FedIG, A.6, has 0.5 and 0.1.
+      sizes: of the clients' training sets, iid only, see `skew.client_sizes`; "" for what the
+        partition gives. Where samples share names, sizes count the names.
 
     Raises:
-      ValueError: an argument is out of range, see `take_fraction` and `split_clients`.
+      ValueError: an argument is out of range, or two exclude each other; see also `take_fraction`,
+        `split_clients` and `client_sizes`.
     """
+    _check_partition(partition, alpha, sizes)
+    if truncate:
+        dataset = _truncate_all(dataset, seed)
+    counts = _clients_by_domain(dataset, clients_per_domain, num_clients)
+    if partition == "dirichlet" and max(counts) == 1:
+        raise ValueError(
+            "data.partition 'dirichlet' shares out each domain among several clients; set "
+            "data.num_clients or data.clients_per_domain"
+        )
+    rngs = [generator(seed, position) for position in range(len(counts))]
+    trains = [
+        take_fraction(domain.train, fraction, rng)
+        for domain, rng in zip(dataset.domains, rngs, strict=True)
+    ]
+    names = [domain.name for domain in dataset.domains]
+    wanted = _wanted_sizes(dict(zip(names, trains, strict=True)), counts, sizes, seed)
     clients: list[Domain] = []
-    for position, domain in enumerate(dataset.domains):
-        rng = generator(seed, position)
+    for k, (domain, n) in enumerate(zip(dataset.domains, counts, strict=True)):
+        options = {"partition": partition, "alpha": alpha, "sizes": wanted[k]}
         try:
-            train = take_fraction(domain.train, fraction, rng)
-            parts = split_clients(train, clients_per_domain, rng)
+            parts = split_clients(trains[k], n, rngs[k], **options)
         except ValueError as error:
             raise ValueError(f"{dataset.name}, {domain.name!r}: {error}") from error
-        names = (
-            [domain.name] if len(parts) == 1 else [f"{domain.name}/{k}" for k in range(len(parts))]
-        )
-        clients += [
-            domain._replace(name=name, train=part) for name, part in zip(names, parts, strict=True)
-        ]
+        for i, part in enumerate(parts):
+            name = domain.name if n == 1 else f"{domain.name}/{i}"
+            clients.append(domain._replace(name=name, train=part))
     return dataset._replace(domains=tuple(clients))
+
+
+def _check_partition(partition: str, alpha: float, sizes: str | Sequence[int]) -> None:
+    if partition not in PARTITIONS:
+        raise ValueError(
+            f"data.partition is {partition!r}; it must be one of {', '.join(PARTITIONS)}"
+        )
+    if partition == "dirichlet" and len(sizes):
+        raise ValueError(
+            f"data.sizes={sizes!r} and data.partition='dirichlet' exclude each other: leave sizes "
+            "empty or choose 'iid'"
+        )
+    if not alpha > 0:
+        raise ValueError(f"data.alpha is {alpha}; it must be a number above 0, such as 0.5")
+
+
+def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> list[int]:
+    domains = len(dataset.domains)
+    if per_domain < 1:
+        raise ValueError(f"data.clients_per_domain is {per_domain}; it must be at least 1")
+    if not num_clients:
+        return [per_domain] * domains
+    if per_domain > 1:
+        raise ValueError(
+            f"data.num_clients={num_clients} and data.clients_per_domain={per_domain} exclude each "
+            "other: leave num_clients at 0 or clients_per_domain at 1"
+        )
+    if num_clients < domains:
+        raise ValueError(
+            f"data.num_clients is {num_clients}; it must be 0, or at least {domains}, one for each "
+            f"domain of {dataset.name} that trains"
+        )
+    each, over = divmod(num_clients, domains)
+    counts = np.full(domains, each)
+    largest = np.argsort([-len(d.train.labels) for d in dataset.domains], kind="stable")
+    counts[largest[:over]] += 1
+    return counts.tolist()
+
+
+def _truncate_all(dataset: Dataset, seed: int) -> Dataset:
+    """Training and validation splits of equal sizes; what serves as test split too stays so."""
+    training = min(len(domain.train.labels) for domain in dataset.domains)
+    validations = [domain.validation for domain in dataset.domains if domain.validation is not None]
+    validating = min((len(split.labels) for split in validations), default=0)
+    domains = []
+    for position, domain in enumerate(dataset.domains):
+        rng = generator(seed, 0, position, TRUNCATING)
+        train, validation, test = domain[1:]
+        if validation is not None:
+            validation = truncate(validation, validating, rng)
+            test = validation if domain.test is domain.validation else test
+        train = truncate(train, training, rng)
+        domains.append(Domain(domain.name, train, validation, test))
+    return dataset._replace(domains=tuple(domains))
+
+
+def _wanted_sizes(
+    trains: dict[str, Split], counts: Sequence[int], sizes: str | Sequence[int], seed: int
+) -> Sequence[np.ndarray | None]:
+    """Groups of each client, domain after domain, or None where the partition decides."""
+    if not len(sizes):
+        return [None] * len(trains)
+    available = {
+        name: int(number_groups(split.names, len(split.labels)).max()) + 1
+        for name, split in trains.items()
+    }
+    return client_sizes(sizes, available, counts, generator(seed, 0, 0, SIZING))
 
 
 def leave_out(dataset: Dataset, target: str | None) -> tuple[Dataset, Domain | None]:
@@ -208,19 +181,36 @@ def leave_out(dataset: Dataset, target: str | None) -> tuple[Dataset, Domain | N
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """SHA-256 in hex over names, forms, images and labels of all splits in order.
+    """SHA-256 in hex that depends on who owns which samples, in order; equal on any machine.
 
-    Equal data has an equal fingerprint on any machine: bytes are taken in little-endian order.
+    Samples with names enter by name, label and form: their pixels are not read, so that it takes
+    seconds for a memory map of any size, and does not depend on how a machine decodes or rounds.
+    `Dataset.key` stands for their content. Samples without names enter with every byte, in
+    little-endian order.
     """
     digest = hashlib.sha256(repr((dataset.name, dataset.num_classes)).encode())
     digest.update(
         repr([[float(x) for x in dataset.mean], [float(x) for x in dataset.std]]).encode()
     )
+    if dataset.key:
+        digest.update(repr(("key", dataset.key)).encode())
     for domain in dataset.domains:
         for name, split in splits(domain):
-            for array in split:
-                little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
-                head = (domain.name, name, little.dtype.str, little.shape)
-                digest.update(repr(head).encode())
-                digest.update(little.tobytes())
+            place = (domain.name, name)
+            if split.names is None:
+                _hash_array(digest.update, place, split.images)
+            else:
+                form = (str(split.images.dtype), split.images.shape)
+                digest.update(repr((*place, form, len(split.names))).encode())
+                digest.update("\0".join(split.names.tolist()).encode())
+            _hash_array(digest.update, place, split.labels)
     return digest.hexdigest()
+
+
+def _hash_array(
+    update: Callable[[bytes], None], place: tuple[str, str], array: np.ndarray | Rows
+) -> None:
+    little = array.dtype.newbyteorder("<")
+    update(repr((*place, little.str, array.shape)).encode())
+    for block in blocks(array):
+        update(np.ascontiguousarray(block).astype(little).tobytes())

@@ -20,6 +20,8 @@ from scipy import ndimage
 
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.partition import generator, stratified_split
+from fedjax_bn.data.pools import as_source
+from fedjax_bn.data.source import Source
 
 Colour = tuple[int, int, int]
 
@@ -84,6 +86,11 @@ def load(seed: int = 0) -> Dataset:
         images = scan(scanner, ink[owned], photograph, rng)
         domains.append(_domain(scanner.name, Split(images, labels[owned]), rng))
     return Dataset("scanners", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def source(seed: int = 0) -> Source:
+    """The same samples as a source; their parts are the splits of `load`."""
+    return as_source(load(seed))
 
 
 def _domain(name: str, owned: Split, rng: np.random.Generator) -> Domain:

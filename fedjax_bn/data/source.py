@@ -1,9 +1,11 @@
 """What a reader of a dataset gives: pools of named samples, before anybody owns or trains on any.
 
-`partition` turns a source into the clients of a federation: it leaves the unseen domain out whole,
-splits what is left into training, validation and test samples, and shares them out.
+`clients.make_clients` turns a source into the clients of a federation: it leaves the unseen domains
+out whole, splits the others into training, validation and test samples, and shares them out.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +21,9 @@ class Pool(NamedTuple):
       images: u8[N, H, W, C], or f32[N, F] for features that are no images; may be memory-mapped,
         so take rows, not the whole, where few are needed.
       labels: i32[N], indices into the source's classes.
-      names: str[N], where each sample comes from, such as its path in the dataset's folder.
-        Samples with the same name (windows of one recording, corruptions of one photograph) belong
-        together: no split separates them.
+      names: str[N], where each sample comes from, such as its path in the dataset's folder, with /
+        on every system. Samples with the same name (windows of one recording, corruptions of one
+        photograph), in this or another domain, belong together: no split separates them.
       parts: i8[N], the authors' own split (TRAIN, VALIDATION or TEST); None where there is none.
     """
 
@@ -41,6 +43,10 @@ class Source(NamedTuple):
       pools: one a domain.
       mean, std: per channel (or one for all); images reach a model as (u8/255 - mean)/std.
       notes: sentences for the user on what was converted, skipped or differs from the publication.
+      groups: name -> domains that may be left out together, such as "noise" -> the corruptions of
+        that type.
+      key: a digest of the content, where the reader has one that is the same on any machine (of
+        checksums or sizes of files, not of times); the hash of a split depends on it.
     """
 
     name: str
@@ -49,3 +55,32 @@ class Source(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     notes: tuple[str, ...] = ()
+    groups: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    key: str = ""
+
+
+def check(source: Source) -> Source:
+    """Returns the source if its pools are sound.
+
+    Raises:
+      ValueError: there is no pool, two have one name, one is empty, its arrays differ in length, or
+        a part is none of TRAIN, VALIDATION and TEST.
+    """
+    if not source.pools:
+        raise ValueError(f"{source.name}: no domains; a dataset needs at least one")
+    names = [pool.name for pool in source.pools]
+    for pool in source.pools:
+        place = f"{source.name}, {pool.name!r}"
+        if names.count(pool.name) > 1:
+            raise ValueError(f"{place}: two domains have this name; rename one")
+        arrays = {"images": pool.images, "labels": pool.labels, "names": pool.names}
+        if pool.parts is not None:
+            arrays["parts"] = pool.parts
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{place}: the samples differ in number, {lengths}; each needs all")
+        if not len(pool.labels):
+            raise ValueError(f"{place} has no samples; give it some or leave the domain out")
+        if pool.parts is not None and not np.isin(pool.parts, (TRAIN, VALIDATION, TEST)).all():
+            raise ValueError(f"{place}: parts must be 0, 1 or 2 for train, validation and test")
+    return source

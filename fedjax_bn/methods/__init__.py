@@ -1,9 +1,31 @@
 """Federated methods, one file each; all return a `federation.FederatedMethod`."""
 
+from fedjax_bn.methods.fedadam import fedadagrad, fedadam, fedyogi
 from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.methods.fedavgm import fedavgm
 from fedjax_bn.methods.fedbn import fedbn
+from fedjax_bn.methods.feddc import feddc
+from fedjax_bn.methods.fednova import fednova
 from fedjax_bn.methods.fedprox import fedprox
+from fedjax_bn.methods.moon import moon
+from fedjax_bn.methods.perfedavg import perfedavg
+from fedjax_bn.methods.scaffold import scaffold
 from fedjax_bn.methods.silobn import silobn
 from fedjax_bn.methods.singleset import singleset
 
-__all__ = ["fedavg", "fedbn", "fedprox", "silobn", "singleset"]
+__all__ = [
+    "fedadagrad",
+    "fedadam",
+    "fedavg",
+    "fedavgm",
+    "fedbn",
+    "feddc",
+    "fednova",
+    "fedprox",
+    "fedyogi",
+    "moon",
+    "perfedavg",
+    "scaffold",
+    "silobn",
+    "singleset",
+]

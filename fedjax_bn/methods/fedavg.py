@@ -5,7 +5,9 @@ from typing import Any
 import flax.linen as nn
 import optax
 
+from fedjax_bn.data.images import Prepare
 from fedjax_bn.federation import FederatedMethod, federate
+from fedjax_bn.local import cross_entropy, differentiate, gradient_step
 from fedjax_bn.sharing import SharingRule, everything
 
 
@@ -14,6 +16,7 @@ def fedavg(
     optimizer: optax.GradientTransformation,
     *,
     share: SharingRule = everything,
+    prepare: Prepare | None = None,
     **options: Any,
 ) -> FederatedMethod:
     """x' = sum_k p_k y_k over all leaves, running statistics included.
@@ -22,6 +25,9 @@ def fedavg(
       model: linen module, images -> logits.
       optimizer: the local optimizer.
       share: which leaves are averaged.
+      prepare: turns stored images into what the model reads; by default bytes are standardized
+        with mean and standard deviation 0.5.
       **options: `weigh`, `clients`, `local_epochs` and the others of `federation.federate`.
     """
-    return federate(model, optimizer, share=share, **options)
+    gradient = differentiate(cross_entropy(model, prepare))
+    return federate(gradient_step(gradient, optimizer), share=share, **options)

@@ -7,9 +7,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.data.images import Prepare, standardize
+from fedjax_bn.data.images import Prepare
 from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.local import Batch, Objective, Received, cross_entropy
+from fedjax_bn.local import (
+    Batch,
+    Objective,
+    Received,
+    cross_entropy,
+    differentiate,
+    gradient_step,
+)
 from fedjax_bn.sharing import SharingRule, Variables, everything, split_like
 
 
@@ -31,7 +38,7 @@ def fedprox(
       optimizer: the local optimizer.
       mu: strength of the proximal term, at least 0; 0.01 as in FedBN's experiments.
       share: which leaves are averaged.
-      prepare: as in `federation.federate`.
+      prepare: as in `fedavg`.
       **options: those of `fedavg`.
 
     Raises:
@@ -39,8 +46,8 @@ def fedprox(
     """
     if not mu >= 0:
         raise ValueError(f"fedprox: mu={mu} must be at least 0 (FedAvg is mu=0)")
-    objective = proximal(cross_entropy(model, prepare or standardize()), mu)
-    return federate(model, optimizer, objective=objective, share=share, **options)
+    gradient = differentiate(proximal(cross_entropy(model, prepare), mu))
+    return federate(gradient_step(gradient, optimizer), share=share, **options)
 
 
 def proximal(objective: Objective, mu: float) -> Objective:

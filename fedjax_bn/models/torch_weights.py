@@ -20,6 +20,8 @@ from fedjax_bn.models.digit_cnn import DigitCNN
 from fedjax_bn.models.mlp import MLP
 from fedjax_bn.models.resnet import ResNet
 
+Path = tuple[str, ...]
+
 # Our path of a layer, as "layer1_0/conv1", to PyTorch's, by substitutions in this order.
 _FEDBN = ((r"^norm", "bn"), (r"^dense", "fc"), (r"^head$", "fc3"))
 _NAMES = {
@@ -86,18 +88,42 @@ def from_torch(
     image_shape = image_shape or _IMAGE_SHAPES.get(type(model), (224, 224, 3))
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     leaves = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images))
-    names = {path: _torch_name(model, path) for path in leaves}
+    return unflatten_dict(convert(model, state_dict, leaves, image_shape))
+
+
+def convert(
+    model: nn.Module,
+    state_dict: Mapping[str, Any],
+    leaves: Mapping[Path, Any],
+    image_shape: Sequence[int] = (224, 224, 3),
+) -> dict[Path, jax.Array]:
+    """PyTorch's tensors as `leaves` of the variables of `model`, which need not be all.
+
+    Args:
+      model: a network of this package.
+      state_dict: the tensors of these leaves and no others, see `from_torch`.
+      leaves: path in the variables -> anything that has its shape.
+      image_shape: (height, width, channels) of one image.
+
+    Returns:
+      path -> array, with the paths of `leaves`.
+
+    Raises:
+      ValueError: a tensor is missing, left over or of another shape; the message names it.
+    """
+    names = {path: torch_name(model, path) for path in leaves}
     _check_names(model, set(names.values()), state_dict)
     maps = _flattened_maps(model, image_shape)
-    return unflatten_dict(
-        {
-            path: _convert(names[path], state_dict[names[path]], leaf.shape, maps.get(path))
-            for path, leaf in leaves.items()
-        }
-    )
+    return {
+        path: _convert(names[path], state_dict[names[path]], leaf.shape, maps.get(path))
+        for path, leaf in leaves.items()
+    }
 
 
-def _torch_name(model: nn.Module, path: tuple[str, ...]) -> str:
+def torch_name(model: nn.Module, path: Path) -> str:
+    """PyTorch's name of a leaf: ("params", "layer1_0", "conv1", "kernel") of a ResNet is
+    "layer1.0.conv1.weight".
+    """
     _, *layer, leaf = path
     name = "/".join(layer)
     for pattern, replacement in _NAMES[type(model)]:
@@ -107,7 +133,7 @@ def _torch_name(model: nn.Module, path: tuple[str, ...]) -> str:
 
 def _flattened_maps(
     model: nn.Module, image_shape: Sequence[int]
-) -> dict[tuple[str, ...], tuple[int, int, int]]:
+) -> dict[Path, tuple[int, int, int]]:
     """(channels, height, width) of the map before the dense kernel that follows a flattened one."""
     path = ("params", "dense1", "kernel")
     if isinstance(model, AlexNet):
@@ -118,7 +144,9 @@ def _flattened_maps(
 
 
 def _check_names(model: nn.Module, expected: set[str], state_dict: Mapping[str, Any]) -> None:
-    given = {name for name in state_dict if not name.endswith("num_batches_tracked")}
+    means = [name for name in expected if name.endswith("running_mean")]
+    counters = {name.replace("running_mean", "num_batches_tracked") for name in means}
+    given = set(state_dict) - counters
     kind = type(model).__name__
     for problem, names in (("lacks", expected - given), ("has left over", given - expected)):
         if names:

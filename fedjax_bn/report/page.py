@@ -61,6 +61,7 @@ def page(folder: Path, summary: Record, summaries: list[Record]) -> str:
         "accuracy": "Test accuracy over rounds",
         "loss": "Training loss over rounds",
         "samples": "What the clients see",
+        "class_counts": "Training samples by class and client",
     }
     for name, caption in captions.items():
         path = folder / "plots" / f"{name}.png"

@@ -4,9 +4,10 @@ import io
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedjax_bn.data.domain import Domain
+from fedjax_bn.data.domain import Dataset, Domain, splits
 from fedjax_bn.report.tables import columns
 
 Record = dict[str, Any]
@@ -47,17 +48,73 @@ def methods(summaries: list[Record]) -> bytes:
 
 
 def samples(domains: list[Domain], count: int = 10) -> bytes:
-    """The first training images of each client, a row each; features are drawn as a strip."""
+    """The first images of each client, a row each; features are drawn as a strip.
+
+    They are training images, but of an unseen client, which has none, test images.
+    """
     figure = Figure(figsize=(count * 0.75 + 1.5, 0.8 * len(domains)), layout="constrained")
     grid = figure.subplots(len(domains), count, squeeze=False)
     for row, domain in zip(grid, domains, strict=True):
         for axes in row:
             axes.set(xticks=[], yticks=[])
-        for axes, image in zip(row, domain.train.images, strict=False):
+        for axes, image in zip(row, next(splits(domain))[1].images, strict=False):
             strip = image[None] if image.ndim == 1 else image
             axes.imshow(strip, cmap="gray", aspect="auto" if image.ndim == 1 else "equal")
         row[0].set_ylabel(domain.name, rotation=0, ha="right", va="center", fontsize=9)
     return png(figure)
+
+
+def class_counts(dataset: Dataset) -> bytes:
+    """Training samples of each class (rows) that each client (columns) owns, as FedIG's Fig. 10.
+
+    Clients of one domain stand together; numbers are written in where there is room for them.
+    """
+    domains = dataset.domains
+    counts = [np.bincount(d.train.labels, minlength=dataset.num_classes) for d in domains]
+    table = np.stack(counts, axis=1)  # [C, K]
+    classes, clients = table.shape
+    roomy = classes <= 20 and clients <= 40
+    size = (max(5, 2.5 + 0.42 * min(clients, 40)), max(3, 1.6 + 0.3 * min(classes, 20)))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    mesh = axes.pcolormesh(table, cmap="Blues", vmin=0, edgecolors="0.85", linewidth=0.5 * roomy)
+    figure.colorbar(mesh, label="training samples", pad=0.01)
+    if roomy:
+        for (row, column), count in np.ndenumerate(table):
+            color = "white" if count > 0.6 * table.max() else "black"
+            text = str(count or "")
+            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", size=7, color=color)
+    if classes <= 20:
+        axes.set_yticks(np.arange(classes) + 0.5, dataset.classes or range(classes), fontsize=8)
+    axes.invert_yaxis()
+    axes.set_ylabel("class")
+    _name_clients(axes, [domain.name.rpartition("/") for domain in domains])
+    return png(figure)
+
+
+def _name_clients(axes: Axes, names: list[tuple[str, str, str]]) -> None:
+    """Client numbers below the columns and, where domains have several, domains below those."""
+    places = np.arange(len(names)) + 0.5
+    shared = [domain for domain, _, _ in names]
+    if not any(shared):
+        axes.set_xticks(places, [name for *_, name in names], fontsize=8, rotation=30, ha="right")
+        return
+    if len(names) <= 40:
+        axes.set_xticks(places, [name for *_, name in names], fontsize=8)
+    else:
+        axes.set_xticks([])
+    starts = [k for k in range(len(names)) if k == 0 or shared[k] != shared[k - 1]]
+    for start, end in zip(starts, [*starts[1:], len(names)], strict=True):
+        axes.axvline(start, color="black", linewidth=1.2)
+        axes.annotate(
+            shared[start],
+            ((start + end) / 2, 0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, -18),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+        )
 
 
 def png(figure: Figure) -> bytes:

@@ -1,0 +1,100 @@
+"""From the text of a configuration to an adaptation and the stream that it is tested on."""
+
+import ast
+import inspect
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+
+from fedjax_bn.adaptation.adaptation import Adaptation, batch, running, without_affine
+from fedjax_bn.adaptation.adapter import zero_shot_adapter
+from fedjax_bn.adaptation.ensemble import ensemble
+from fedjax_bn.adaptation.instance import fixed_alpha, iabn, learned_alpha, random_alpha
+from fedjax_bn.adaptation.mixnorm import mixnorm
+from fedjax_bn.adaptation.tsmobn import tsmobn
+
+ADAPTATIONS = {
+    make.__name__: make
+    for make in (
+        running,
+        batch,
+        tsmobn,
+        zero_shot_adapter,
+        fixed_alpha,
+        random_alpha,
+        learned_alpha,
+        ensemble,
+        iabn,
+        mixnorm,
+    )
+}
+STREAM = {"affine": True, "batch_size": 32, "order": 0}
+
+
+class Choice(NamedTuple):
+    """An adaptation with the stream it is tested on.
+
+    Attributes:
+      adaptation: (init, predict).
+      batch_size: samples of a batch, at least 1.
+      order: seed of the random order of the stream; -1 for the order in which the data lie.
+    """
+
+    adaptation: Adaptation
+    batch_size: int
+    order: int
+
+
+def choose_adaptation(text: str, model: nn.Module, batch_size: int = 32) -> Choice:
+    """Builds what `name:key=value:key=value` spells, such as `tsmobn:momentum=0.5:order=3`.
+
+    Keys are the adaptation's own arguments (`momentum`, `about`, `alpha`, `strength`, `weight`,
+    `views`, `seed`) and, for all, `batch_size`, `order` and `affine` (False: scale 1, bias 0).
+
+    Args:
+      text: the choice; the name alone takes all defaults.
+      model: linen module, images -> logits.
+      batch_size: the default one.
+
+    Raises:
+      ValueError: an unknown name or key, or a value of the wrong type; it lists the valid ones.
+    """
+    name, *changes = text.split(":")
+    if name not in ADAPTATIONS:
+        raise ValueError(f"adaptation {text!r} is unknown; valid are {', '.join(ADAPTATIONS)}")
+    make = ADAPTATIONS[name]
+    defaults = {
+        key: parameter.default
+        for key, parameter in inspect.signature(make).parameters.items()
+        if isinstance(parameter.default, int | float | str)
+    }
+    stream = STREAM | {"batch_size": batch_size}
+    options = dict(_change(text, change, defaults | stream) for change in changes)
+    stream |= {key: options.pop(key) for key in set(options) & set(stream)}
+    if stream["batch_size"] < 1:
+        raise ValueError(f"adaptation {text!r}: batch_size must be at least 1")
+    adaptation = make(model, **options)
+    adaptation = adaptation if stream["affine"] else without_affine(adaptation)
+    return Choice(adaptation, stream["batch_size"], stream["order"])
+
+
+def _change(text: str, change: str, defaults: dict[str, Any]) -> tuple[str, Any]:
+    """The key and value of `key=value`, of the type of its default."""
+    key, equals, spelled = change.partition("=")
+    if key not in defaults or not equals:
+        raise ValueError(
+            f"adaptation {text!r}: {change!r} must be key=value with a key of "
+            f"{', '.join(sorted(defaults))}"
+        )
+    kind = type(defaults[key])
+    try:
+        value = spelled if kind is str else ast.literal_eval(spelled)
+    except (ValueError, SyntaxError):
+        value = spelled
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ValueError(
+            f"adaptation {text!r}: {key} must be of type {kind.__name__}, such as {defaults[key]!r}"
+        )
+    return key, value

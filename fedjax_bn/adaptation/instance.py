@@ -1,0 +1,60 @@
+"""Rivals of the zero-shot adapter that mix a sample's own statistics in (FedIG, Table 3c)."""
+
+import flax.linen as nn
+import jax
+
+from fedjax_bn.adaptation.adaptation import Adaptation, stateless
+from fedjax_bn.normalization import normalize_with
+from fedjax_bn.normalization.gates import gated_statistics
+from fedjax_bn.normalization.iabn import instance_aware_statistics
+from fedjax_bn.normalization.mixig import random_weights, sample_mixed_statistics
+from fedjax_bn.sharing import Variables
+
+
+def fixed_alpha(model: nn.Module, alpha: float | jax.Array = 0.5) -> Adaptation:
+    """Eq. 7 with one alpha for all samples and layers; 0 is `running`, 1 instance normalization.
+
+    After You et al. 2021 (Test-time batch statistics calibration for covariate shift). Differs
+    from it: the sample's statistics are mixed in, not the batch's, as FedIG's comparison does.
+
+    Args:
+      model: linen module, images -> logits.
+      alpha: weight of the sample's own statistics, in [0, 1].
+    """
+    return stateless(model, sample_mixed_statistics(lambda layer, size, dtype: alpha))
+
+
+def random_alpha(model: nn.Module, seed: int = 0) -> Adaptation:
+    """Eq. 7 with alpha ~ U(0, 1), drawn anew for every sample and layer (FedIG, Table 3c).
+
+    Args:
+      model: linen module, images -> logits.
+      seed: of the random key that the carry holds.
+    """
+
+    def predict(
+        variables: Variables, key: jax.Array, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        key, now = jax.random.split(key)
+        with normalize_with(sample_mixed_statistics(random_weights(now)), valid):
+            return model.apply(variables, images), key
+
+    return Adaptation(lambda variables: jax.random.key(seed), predict)
+
+
+def learned_alpha(model: nn.Module) -> Adaptation:
+    """Batch-instance normalization (Nam & Kim, NeurIPS 2018), its gates learned in training.
+
+    The variables need the gates: see `normalization.gates.with_gates`.
+    """
+    return stateless(model, gated_statistics)
+
+
+def iabn(model: nn.Module, strength: float = 4.0) -> Adaptation:
+    """Instance-aware batch norm of NOTE (Gong et al., NeurIPS 2022), on the trained model.
+
+    Args:
+      model: linen module, images -> logits.
+      strength: k, the standard errors that a deviation must exceed to count; at least 0.
+    """
+    return stateless(model, instance_aware_statistics(strength))

@@ -1,0 +1,73 @@
+"""MixNorm (Hu et al. 2021): statistics over augmented views of the sample."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.normalization import normalize_with
+from fedjax_bn.normalization.views import view_statistics
+from fedjax_bn.sharing import Variables
+
+View = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def mixnorm(
+    model: nn.Module,
+    weight: float = 0.05,
+    *,
+    views: int = 5,
+    view: View | None = None,
+    seed: int = 0,
+) -> Adaptation:
+    """The sample's statistics over itself and its augmented views, mixed into the running ones.
+
+    The prediction is the original's. One pass over `views` times as many images.
+
+    Args:
+      model: linen module, images f[B, H, W, C] -> logits.
+      weight: m of `normalization.views.view_statistics`, in [0, 1].
+      views: number of views with the original; FedIG takes 5.
+      view: (key, images) -> augmented images of the same shape; `crop_and_flip` by default.
+      seed: of the random key that the carry holds.
+    """
+    view = view or crop_and_flip
+
+    def predict(
+        variables: Variables, key: jax.Array, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        del valid  # no sample sees another
+        key, *keys = jax.random.split(key, views)
+        stacked = jnp.concatenate([images, *(view(now, images) for now in keys)])
+        with normalize_with(view_statistics(views, weight)):
+            return model.apply(variables, stacked)[: len(images)], key
+
+    return Adaptation(lambda variables: jax.random.key(seed), predict)
+
+
+def crop_and_flip(key: jax.Array, images: jax.Array, smallest: float = 0.7) -> jax.Array:
+    """A random square crop of each image, resized to the whole, and a flip half of the time.
+
+    Args:
+      key: random key.
+      images: f[B, H, W, C].
+      smallest: least side of a crop, as a share of the image's, in (0, 1].
+    """
+    side_key, corner_key, flip_key = jax.random.split(key, 3)
+    count, height, width, _ = images.shape
+    dtype = images.dtype
+    side = jax.random.uniform(side_key, (count, 1), dtype, smallest, 1)
+    corner = (1 - side) * jax.random.uniform(corner_key, (count, 2), dtype)
+    size = jnp.asarray((height, width), dtype)
+
+    def crop(image: jax.Array, side: jax.Array, corner: jax.Array) -> jax.Array:
+        scale = jnp.broadcast_to(1 / side, (2,))
+        return jax.image.scale_and_translate(
+            image, image.shape, (0, 1), scale, -corner * size * scale, "linear", antialias=False
+        )
+
+    cropped = jax.vmap(crop)(images, side, corner)
+    flips = jax.random.bernoulli(flip_key, shape=(count, 1, 1, 1))
+    return jnp.where(flips, cropped[:, :, ::-1], cropped)

@@ -1,0 +1,134 @@
+"""The 19 corruptions of CIFAR-10-C, at its own five severities.
+
+`corrupt` makes what the published files hold, but for the random draws. The strengths are those of
+CIFAR-10-C, for images of 32x32. The maintained package, imagecorruptions-imaug, has the same 19
+functions, but with the strengths of ImageNet-C, for images of 224x224: its noise at severity 1 is
+that of CIFAR-10-C at 3 to 5, and its defocus, glass and motion blur are stronger than at 5. The
+photographs of frost are read from it (the extra "corruptions"), and tests compare with it at its
+own strengths.
+
+Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
+Perturbations", ICLR 2019, and the authors' program for CIFAR-10-C.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from fedjax_bn.data.corruptions import blur, digital, noise, weather
+from fedjax_bn.data.shares import generator
+
+# the four types that are left out in turn, and the corruptions kept for the end
+TYPES = {
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    "weather": ("snow", "frost", "fog", "brightness"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+}
+INTERNAL = tuple(name for names in TYPES.values() for name in names)
+EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+SEVERITIES = (1, 2, 3, 4, 5)
+
+Corruption = Callable[..., np.ndarray]
+
+
+def _zooms(*ends: float) -> tuple[tuple[np.ndarray], ...]:
+    return tuple((np.arange(1, end, 0.01),) for end in ends)
+
+
+def _singles(*values: float) -> tuple[tuple[float], ...]:
+    return tuple((value,) for value in values)
+
+
+# each with its arguments at severity 1 to 5
+CORRUPTIONS: dict[str, tuple[Corruption, tuple[tuple[Any, ...], ...]]] = {
+    "gaussian_noise": (noise.gaussian_noise, _singles(0.04, 0.06, 0.08, 0.09, 0.10)),
+    "shot_noise": (noise.shot_noise, _singles(500, 250, 100, 75, 50)),
+    "impulse_noise": (noise.impulse_noise, _singles(0.01, 0.02, 0.03, 0.05, 0.07)),
+    "defocus_blur": (
+        blur.defocus_blur,
+        ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
+    ),
+    "glass_blur": (
+        blur.glass_blur,
+        ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
+    ),
+    "motion_blur": (blur.motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
+    "zoom_blur": (blur.zoom_blur, _zooms(1.06, 1.11, 1.16, 1.21, 1.26)),
+    "snow": (
+        weather.snow,
+        (
+            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
+            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
+            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+        ),
+    ),
+    "frost": (weather.frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))),
+    "fog": (weather.fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
+    "brightness": (digital.brightness, _singles(0.05, 0.1, 0.15, 0.2, 0.3)),
+    "contrast": (digital.contrast, _singles(0.75, 0.5, 0.4, 0.3, 0.15)),
+    "elastic_transform": (
+        digital.elastic_transform,
+        ((0, 0, 2.56), (1.6, 6.4, 2.24), (2.56, 1.92, 1.92), (3.2, 1.28, 1.6), (3.2, 0.96, 0.96)),
+    ),
+    "pixelate": (digital.pixelate, _singles(0.95, 0.9, 0.85, 0.75, 0.65)),
+    "jpeg_compression": (digital.jpeg_compression, _singles(80, 65, 58, 50, 40)),
+    "speckle_noise": (noise.speckle_noise, _singles(0.06, 0.1, 0.12, 0.16, 0.2)),
+    "gaussian_blur": (blur.gaussian_blur, _singles(0.4, 0.6, 0.7, 0.8, 1)),
+    "spatter": (
+        weather.spatter,
+        (
+            (0.62, 0.1, 0.7, 0.7, 0.5, False),
+            (0.65, 0.1, 0.8, 0.7, 0.5, False),
+            (0.65, 0.3, 1, 0.69, 0.5, False),
+            (0.65, 0.1, 0.7, 0.69, 0.6, True),
+            (0.65, 0.1, 0.5, 0.68, 0.6, True),
+        ),
+    ),
+    "saturate": (digital.saturate, ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))),
+}
+CHUNK = 1000  # images that are corrupted together: what the draws of the next ones depend on
+
+
+def groups_of(names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The four types and "extra", each with those of its corruptions that are in `names`."""
+    groups = {**TYPES, "extra": EXTRA}
+    there = {kind: tuple(one for one in own if one in names) for kind, own in groups.items()}
+    return {kind: own for kind, own in there.items() if own}
+
+
+def corrupt(
+    images: np.ndarray, name: str, severity: int, seed: int = 0, chunk: int = 0
+) -> np.ndarray:
+    """Corrupts every image for itself.
+
+    Args:
+      images: u8[N, 32, 32, 3].
+      name: one of `CORRUPTIONS`.
+      severity: 1 to 5.
+      seed: at least 0. The same seed gives the same pixels; other corruptions and severities draw
+        independently of each other.
+      chunk: at least 0; which thousand of a dataset's images this is. Each draws for itself.
+
+    Returns:
+      u8[N, 32, 32, 3], values cut off, not rounded, as in the published files.
+
+    Raises:
+      ValueError: the name or the severity is unknown.
+      ModuleNotFoundError: frost or spatter, without the extra package.
+    """
+    if name not in CORRUPTIONS:
+        raise ValueError(f"corruption {name!r} is unknown; choose from {', '.join(CORRUPTIONS)}")
+    if severity not in SEVERITIES:
+        raise ValueError(f"severity is {severity}; it must be one of {SEVERITIES}")
+    change, strengths = CORRUPTIONS[name]
+    rng = generator(seed, 3, list(CORRUPTIONS).index(name), severity, chunk)
+    return to_bytes(change(images / 255, rng, *strengths[severity - 1]))
+
+
+def to_bytes(images: np.ndarray) -> np.ndarray:
+    """Values of [0, 1], cut to that range, as u8; a hair is added so that k/255 stays k."""
+    return (np.clip(images, 0, 1) * 255 + 1e-6).astype(np.uint8)

@@ -1,0 +1,175 @@
+"""Weather: snow, frost, fog, and spatter of rain or mud."""
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from scipy import ndimage
+
+from fedjax_bn.data.corruptions.blur import drag, magnify
+
+NEEDS = "install fedjax_bn with its corruptions extra (pip install imagecorruptions-imaug)"
+GREY = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601
+WATER, MUD = np.array([175, 238, 238]) / 255, np.array([63, 42, 20]) / 255
+
+
+def snow(
+    images: np.ndarray,
+    rng: np.random.Generator,
+    mean: float,
+    scale: float,
+    size: float,
+    least: float,
+    radius: int,
+    sigma: float,
+    keep: float,
+) -> np.ndarray:
+    """Flakes that fall steeply before a whitened picture.
+
+    Args:
+      images: f64[N, S, S, 3] in [0, 1].
+      rng: draws flakes and the direction of their fall.
+      mean, scale: of the normal layer from which flakes are cut.
+      size: by which the layer is magnified.
+      least: the layer below it is no flake.
+      radius, sigma: of the motion blur, pixels.
+      keep: share of the picture that is not whitened.
+    """
+    flakes = magnify(rng.normal(mean, scale, images.shape[:3])[..., None], size)
+    flakes = np.floor(np.clip(np.where(flakes < least, 0, flakes), 0, 1) * 255) / 255
+    flakes = drag(flakes, rng.uniform(-135, -45, len(images)), radius, sigma)
+    flakes = np.rint(flakes * 255) / 255
+    white = np.maximum(images, (images @ GREY)[..., None] * 1.5 + 0.5)
+    return keep * images + (1 - keep) * white + flakes + flakes[:, ::-1, ::-1]
+
+
+def frost(images: np.ndarray, rng: np.random.Generator, keep: float, share: float) -> np.ndarray:
+    """keep * image + share * a random crop from one of five photographs of frost.
+
+    Raises:
+      ModuleNotFoundError: the package that has the photographs is not installed.
+    """
+    photographs = frost_photographs()
+    frosted = np.empty_like(images)
+    height, width = images.shape[1:3]
+    for k, image in enumerate(images):
+        photograph = photographs[rng.integers(5)]  # of six: the published files never use the last
+        top = rng.integers(photograph.shape[0] - height)
+        left = rng.integers(photograph.shape[1] - width)
+        frosted[k] = keep * image + share * photograph[top : top + height, left : left + width]
+    return frosted
+
+
+@cache
+def frost_photographs() -> tuple[np.ndarray, ...]:
+    """Six photographs of frost, f64[h, w, 3] in [0, 1], a fifth of their size a side.
+
+    They are files of the package imagecorruptions-imaug, which is not imported.
+
+    Raises:
+      ModuleNotFoundError: it is not installed.
+    """
+    from PIL import Image
+
+    package = importlib.util.find_spec("imagecorruptions")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError(f"the corruption 'frost' needs photographs of frost: {NEEDS}")
+    files = sorted((Path(package.origin).parent / "frost").glob("frost[1-6].*"))
+    if len(files) != 6:
+        raise ModuleNotFoundError(f"{package.origin} lacks its frost photographs: {NEEDS}")
+    # every fifth pixel: linear interpolation at a fifth of the size meets pixel centres
+    return tuple(np.asarray(Image.open(file).convert("RGB"))[2::5, 2::5] / 255 for file in files)
+
+
+def fog(images: np.ndarray, rng: np.random.Generator, share: float, decay: float) -> np.ndarray:
+    """A cloud laid over each image, which then is darkened to its own brightest value again."""
+    brightest = images.max(axis=(1, 2, 3), keepdims=True)
+    cloud = plasma(len(images), images.shape[1], decay, rng)[..., None]
+    return (images + share * cloud) * brightest / (brightest + share)
+
+
+def plasma(count: int, side: int, decay: float, rng: np.random.Generator) -> np.ndarray:
+    """Random clouds f64[count, side, side] in [0, 1] by the diamond-square algorithm, on a torus.
+
+    Args:
+      count: clouds.
+      side: pixels; the cloud is cut from one whose side is the next power of two.
+      decay: by which the roughness (at first 100) is divided at every halving of the grid.
+      rng: draws every point's offset from the mean of its four neighbours.
+    """
+    full = 1 << (side - 1).bit_length()
+    cloud = np.zeros((count, full, full))
+    step, rough = full, 100.0
+
+    def set_points(points: np.ndarray, *neighbours: np.ndarray) -> None:
+        offset = rng.uniform(-rough, rough, points.shape)
+        points[...] = sum(neighbours) / 4 + rough * offset
+
+    while step >= 2:
+        half = step // 2
+        corner, middle = cloud[:, ::step, ::step], cloud[:, half::step, half::step]
+        right = np.roll(corner, -1, 2)
+        below = np.roll(corner, -1, 1)
+        set_points(middle, corner, right, below, np.roll(right, -1, 1))
+        set_points(cloud[:, ::step, half::step], middle, np.roll(middle, 1, 1), corner, right)
+        set_points(cloud[:, half::step, ::step], middle, np.roll(middle, 1, 2), corner, below)
+        step, rough = half, rough / decay
+    cloud -= cloud.min(axis=(1, 2), keepdims=True)
+    return (cloud / cloud.max(axis=(1, 2), keepdims=True))[:, :side, :side]
+
+
+def spatter(
+    images: np.ndarray,
+    rng: np.random.Generator,
+    mean: float,
+    scale: float,
+    size: float,
+    least: float,
+    strength: float,
+    mud: bool,
+) -> np.ndarray:
+    """Drops of water, which add light, or splashes of mud, which hide the picture.
+
+    Args:
+      images: f64[N, H, W, 3] in [0, 1].
+      rng: draws where drops are.
+      mean, scale: of the normal layer from which they are cut.
+      size: by which the layer is blurred, pixels.
+      least: the layer below it stays dry.
+      strength: of the water's light; of mud, the blur of its edge in pixels.
+      mud: mud in place of water.
+
+    Raises:
+      ModuleNotFoundError: water needs OpenCV, which is not installed.
+    """
+    layer = rng.normal(mean, scale, images.shape[:3])
+    layer = ndimage.gaussian_filter(layer, (0, size, size), mode="nearest")
+    layer[layer < least] = 0
+    if mud:
+        cover = (layer > least).astype(np.float64)
+        cover = ndimage.gaussian_filter(cover, (0, strength, strength), mode="nearest")
+        cover = np.where(cover < 0.8, 0, cover)[..., None]
+        return images * (1 - cover) + MUD * cover
+    light = np.stack([water_light(drops) for drops in (layer * 255).astype(np.uint8)])
+    return images + strength * light[..., None] * WATER
+
+
+def water_light(drops: np.ndarray) -> np.ndarray:
+    """f32[H, W] in [0, 1]: how drops u8[H, W] shine, most on one side of their edges.
+
+    Raises:
+      ModuleNotFoundError: OpenCV is not installed.
+    """
+    try:
+        import cv2
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"the corruption 'spatter' needs OpenCV ({error}): {NEEDS}"
+        ) from error
+    away = cv2.distanceTransform(255 - cv2.Canny(drops, 50, 150), cv2.DIST_L2, 5)
+    shade = cv2.equalizeHist(cv2.blur(np.minimum(away, 20), (3, 3)).astype(np.uint8))
+    relief = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
+    shade = cv2.blur(cv2.filter2D(shade, cv2.CV_8U, relief), (3, 3)).astype(np.float32)
+    light = drops * shade
+    return light / max(light.max(), np.float32(1e-12))

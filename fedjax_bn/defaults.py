@@ -1,0 +1,84 @@
+"""All configuration keys with their defaults; each has one meaning everywhere."""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def base() -> ConfigDict:
+    """All keys with their defaults; a config file changes what it needs."""
+    return ConfigDict(
+        {
+            "method": "fedbn",  # a name in fedjax_bn.methods
+            "baselines": (),  # methods to run beside it, each in WORKDIR/baselines/NAME
+            "model": "DigitCNN",  # a name in fedjax_bn.models
+            "pretrained": "",  # weights to start from: a file, or a hub id; empty: none
+            "rounds": 20,
+            "local_epochs": 1,  # passes over its own data that a client makes each round
+            "local_steps": 0,  # if above 0: steps a client makes each round, instead of epochs
+            "batch_size": 32,
+            "optimizer": {
+                "name": "sgd",  # sgd, adam
+                "learning_rate": 0.01,
+                "momentum": 0.0,  # sgd only
+                "weight_decay": 0.0,  # added to the gradient (L2), as in PyTorch
+            },
+            "share": "",  # a name in fedjax_bn.sharing; empty: the method's own rule
+            "weigh": "by_size",  # by_size, uniform
+            "clients": "auto",  # auto, map, vmap, vmap:n (n clients at a time)
+            "clients_per_round": 0,  # clients drawn to take part in a round; 0: all
+            "on_nonfinite": "stop",  # stop, drop: what follows an update that is not finite
+            "target": "",  # the unseen domain, several (a,b) or a group of them; empty: none
+            "adaptations": ("running",),  # how an unseen client predicts, name:key=value:...
+            "eval_every": 5,  # rounds between evaluations; the last round is always evaluated
+            "eval_batch_size": 500,
+            "adapt_batch_size": 32,  # of the stream that adaptations see
+            "checkpoint_every": 5,  # rounds between checkpoints; the last one is always kept
+            "seed": 0,
+            "data": data_keys(),
+            **method_keys(),
+            "abide": {  # see fedjax_bn.data.abide.load
+                "window": 32,  # time points of a connectome; 0: all
+                "stride": 1,
+                "windows_per_subject": 0,  # 0: all
+                "fisher_z": False,
+                "sites": (),  # empty: all
+                "atlas": "",  # such as cc200, where the folder has several
+            },
+        }
+    )
+
+
+def data_keys() -> ConfigDict:
+    """The keys under `data`: what is read, how it is split and shared out."""
+    return ConfigDict(
+        {
+            "name": "scanners",  # a name in fedjax_bn.datasets
+            "path": "",  # file or folder of a dataset that is not embedded
+            "image_size": 28,  # side of the square images, pixels
+            "cache": "~/.cache/fedjax_bn",  # folder for decoded images; empty: none is kept
+            "device_megabytes": 4000,  # larger training or test sets are streamed from the host
+            "split": "",  # official, holdout, stratified; empty: official where there is one
+            "validation": 0.1,  # share of a domain's samples; see fedjax_bn.data.split
+            "test": 0.0,
+            "truncate": placeholder(bool),  # to the smallest domain; empty: the source's own
+            "fraction": placeholder(float),  # of the training data; empty: the source's own
+            "clients_per_domain": 1,
+            "num_clients": 0,  # of all domains together, instead of clients_per_domain
+            "partition": "iid",  # iid, dirichlet: labels among the clients of a domain
+            "alpha": 0.5,  # of dirichlet; the smaller, the more unequal
+            "sizes": "",  # of the clients: numbers, lognormal:SIGMA, dirichlet:ALPHA
+            "augment": "none",  # none, domainbed, office
+            "classes": (),  # domainnet: which; empty: the ten most frequent
+            "corruptions": (),  # cifar10_c: which; empty: all 19
+            "severities": (),  # cifar10_c: of 1 to 5; empty: all
+        }
+    )
+
+
+def method_keys() -> ConfigDict:
+    """The methods' own arguments, under their names; defaults from the papers."""
+    return ConfigDict(
+        {
+            "fedprox": {"mu": 0.01},  # strength of the proximal term
+        }
+    )

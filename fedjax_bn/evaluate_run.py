@@ -1,0 +1,182 @@
+"""A trained federation on any client with any adaptations, without training."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from fedjax_bn import checkpoint
+from fedjax_bn.adaptation import Adaptation, ensemble, record_alphas, with_clients
+from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.data.domain import Domain, Split, select
+from fedjax_bn.data.images import Prepare
+from fedjax_bn.errors import CheckpointError
+from fedjax_bn.evaluate import TestData, score_clients, score_unseen, stack_batches
+from fedjax_bn.federation import FederatedState, client_variables, global_variables
+from fedjax_bn.halves import FeaturesOf
+from fedjax_bn.local import parameter_dtype
+from fedjax_bn.sharing import Variables
+
+Accuracies = dict[str, float]
+
+
+def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, int]:
+    """The state of a run's selected round, or of its latest where none was selected, and its round.
+
+    Args:
+      folder: the run's workdir.
+      like: a state of the same form, arrays or `jax.ShapeDtypeStruct`.
+
+    Raises:
+      CheckpointError: the folder has no checkpoint, or a damaged one, or one of another model.
+    """
+    for name in ("selected", "latest"):
+        checkpoints = folder / "checkpoints" / name
+        if not checkpoints.is_dir():
+            continue
+        with checkpoint.open_folder(checkpoints, keep=2) as manager:
+            if manager.all_steps():
+                return checkpoint.restore(manager, like), manager.latest_step()
+    raise CheckpointError(f"{folder} holds no checkpoint: give the workdir of a run that has one")
+
+
+def score_adaptations(
+    model: nn.Module,
+    prepare: Prepare,
+    state: FederatedState,
+    split: Split,
+    choices: Sequence[str],
+    batch_size: int = 32,
+) -> Accuracies:
+    """Accuracy in percent of the global model on one client, a number for each choice.
+
+    Args:
+      model: linen module, images -> logits.
+      prepare: stored images -> what the model reads.
+      state: of the finished federation.
+      split: all samples of the client.
+      choices: adaptations as `adaptation.choice.choose_adaptation` spells them.
+      batch_size: of choices that name none.
+
+    Raises:
+      ValueError: a choice is unknown, or needs variables that the federation has not trained.
+    """
+    chosen = {text: choose_adaptation(text, model, batch_size) for text in choices}
+    variables = served_variables(state, choices)
+    accuracies = {}
+    for text, choice in chosen.items():
+        data = stream(split, choice.batch_size, choice.order)
+        accuracies[text] = float(score_unseen(choice.adaptation, prepare)(variables, data))
+    return accuracies
+
+
+def served_variables(state: FederatedState, choices: Sequence[str]) -> Variables:
+    """What an unseen client receives; the clients' batch norms too where `ensemble` is chosen."""
+    variables = global_variables(state)
+    if any(text.partition(":")[0] == ensemble.__name__ for text in choices):
+        return with_clients(variables, client_variables(state))
+    return variables
+
+
+def stream(split: Split, batch_size: int, order: int = 0) -> TestData:
+    """A client's samples as one stream of batches, the last one padded.
+
+    Args:
+      split: the samples.
+      batch_size: at least 1.
+      order: seed of a random order; -1 for the order in which they lie, often sorted by class,
+        which no tracked or batch statistics bear.
+    """
+    return stack_batches([in_order(split, order)], batch_size)
+
+
+def in_order(split: Split, order: int) -> Split:
+    """The split in the random order of a seed; as it is for -1."""
+    if order < 0:
+        return split
+    return select(split, np.random.default_rng(order).permutation(len(split.labels)))
+
+
+def score_internal(
+    model: nn.Module,
+    prepare: Prepare,
+    state: FederatedState,
+    domains: Sequence[Domain],
+    choices: Sequence[str],
+    batch_size: int = 32,
+) -> dict[str, Accuracies]:
+    """Accuracy in percent of every internal client on its test data (FedIG, Table 12).
+
+    Returns:
+      choice -> client -> percent and "mean"; the choice "own" is each client's own model, "local
+      statistics" in the paper, all others are the global model with an adaptation.
+    """
+    tests = [domain.test for domain in domains]
+    data = stack_batches(tests, max(batch_size, 256))
+    own = np.asarray(score_clients(model, prepare, len(domains))(state, data))
+    rows = {"own": dict(zip((domain.name for domain in domains), map(float, own), strict=True))}
+    by_client = {
+        domain.name: score_adaptations(model, prepare, state, domain.test, choices, batch_size)
+        for domain in domains
+    }
+    for text in choices:
+        rows[text] = {name: accuracies[text] for name, accuracies in by_client.items()}
+    return {text: row | {"mean": float(np.mean(list(row.values())))} for text, row in rows.items()}
+
+
+def alphas_of(
+    model: nn.Module, prepare: Prepare, variables: Variables, split: Split, batch_size: int = 256
+) -> dict[str, np.ndarray]:
+    """Layer name -> alpha f[N] of every sample, in order (FedIG, Fig. 4a and 7 to 9)."""
+    record = record_alphas(model)
+    return _over_batches(prepare, variables, split, batch_size, record)
+
+
+def features_of(
+    make: Callable[[nn.Module], Adaptation],
+    model: nn.Module,
+    prepare: Prepare,
+    variables: Variables,
+    split: Split,
+    batch_size: int = 256,
+) -> np.ndarray:
+    """Features f[N, F] before the classifier under an adaptation without carry (FedIG, Fig. 4b).
+
+    Args:
+      make: such as `adaptation.running` or `adaptation.zero_shot_adapter`.
+      model: linen module.
+      prepare: stored images -> what the model reads.
+      variables: the collections that the adaptation needs.
+      split: the samples.
+      batch_size: samples of one pass.
+    """
+    adaptation = make(FeaturesOf(model))
+
+    def features(variables: Variables, images: jax.Array) -> jax.Array:
+        return adaptation.predict(variables, adaptation.init(variables), images)[0]
+
+    return _over_batches(prepare, variables, split, batch_size, features)
+
+
+def _over_batches(
+    prepare: Prepare,
+    variables: Variables,
+    split: Split,
+    batch_size: int,
+    function: Callable[[Variables, jax.Array], Any],
+) -> Any:
+    """The function's outputs [B, ...] over all samples, one after the other [N, ...]."""
+    data = stack_batches([split], batch_size)
+
+    @jax.jit
+    def run(variables: Variables, images: jax.Array) -> Any:
+        dtype = parameter_dtype(variables)
+        return jax.lax.map(lambda batch: function(variables, prepare(batch, dtype)), images)
+
+    def joined(leaf: jax.Array) -> np.ndarray:
+        return np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: len(split.labels)]
+
+    return jax.tree.map(joined, run(variables, data.images))

@@ -1,0 +1,143 @@
+"""FedAdam, FedYogi and FedAdagrad (Reddi et al., ICLR 2021): adaptive steps of the server.
+
+With the clients' mean way Delta = sum_k p_k y_k - x (Algorithm 2):
+
+    m = beta1 m + (1 - beta1) Delta
+    v = beta2 v + (1 - beta2) Delta^2                       FedAdam
+    v = v - (1 - beta2) Delta^2 sign(v - Delta^2)           FedYogi
+    v = v + Delta^2                                         FedAdagrad
+    x' = x + eta m / (sqrt(v) + tau)
+
+m starts at 0, v at tau^2, and no bias is corrected. Both exist for shared parameters only; running
+statistics are plainly averaged.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.aggregation import server_optimizer
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.fedavg import fedavg
+
+PyTree = Any
+SecondMoment = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def fedadam(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    eta: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    **options: Any,
+) -> FederatedMethod:
+    """FedAvg with Adam at the server. With beta1 = 0, beta2 = 1 and eta = 2 tau it is FedAvg.
+
+    Args:
+      model: linen module, images -> logits.
+      optimizer: the local optimizer.
+      eta: the server's learning rate, above 0.
+      beta1: memory of the first moment, in [0, 1).
+      beta2: memory of the second moment, in [0, 1].
+      tau: degree of adaptivity, above 0, in units of the parameters.
+      **options: those of `fedavg`.
+
+    Raises:
+      ValueError: an argument is out of its range.
+    """
+    check_ranges("fedadam", eta, beta1, beta2, tau)
+    server = adaptive(lambda v, square: beta2 * v + (1 - beta2) * square, eta, beta1, tau)
+    return fedavg(model, optimizer, server=server_optimizer(server), **options)
+
+
+def fedyogi(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    eta: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    **options: Any,
+) -> FederatedMethod:
+    """FedAvg with Yogi at the server, whose v moves by (1 - beta2) Delta^2, up or down.
+
+    Arguments and errors are those of `fedadam`.
+    """
+    check_ranges("fedyogi", eta, beta1, beta2, tau)
+
+    def second_moment(v: jax.Array, square: jax.Array) -> jax.Array:
+        return v - (1 - beta2) * square * jnp.sign(v - square)
+
+    server = adaptive(second_moment, eta, beta1, tau)
+    return fedavg(model, optimizer, server=server_optimizer(server), **options)
+
+
+def fedadagrad(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    eta: float = 0.01,
+    beta1: float = 0.0,
+    tau: float = 1e-3,
+    **options: Any,
+) -> FederatedMethod:
+    """FedAvg with Adagrad at the server, whose v only grows.
+
+    Arguments and errors are those of `fedadam`.
+    """
+    check_ranges("fedadagrad", eta, beta1, 0.0, tau)
+    server = adaptive(jnp.add, eta, beta1, tau)
+    return fedavg(model, optimizer, server=server_optimizer(server), **options)
+
+
+def check_ranges(method: str, eta: float, beta1: float, beta2: float, tau: float) -> None:
+    """Raises ValueError naming the argument that is out of its range."""
+    for name, value in (("eta", eta), ("tau", tau)):
+        if not value > 0:
+            raise ValueError(f"{method}: {name}={value} must be above 0")
+    if not 0 <= beta1 < 1:
+        raise ValueError(f"{method}: beta1={beta1} must be at least 0 and below 1")
+    if not 0 <= beta2 <= 1:
+        raise ValueError(f"{method}: beta2={beta2} must be from 0 to 1")
+
+
+class Moments(NamedTuple):
+    """m and v, trees like the shared parameters."""
+
+    first: PyTree
+    second: PyTree
+
+
+def adaptive(
+    second_moment: SecondMoment, eta: float, beta1: float, tau: float
+) -> optax.GradientTransformation:
+    """The server's step as an optax transformation; what it takes for a gradient is -Delta.
+
+    Args:
+      second_moment: the rule of v, `(v, Delta^2) -> v`.
+      eta: the server's learning rate.
+      beta1: memory of the first moment.
+      tau: degree of adaptivity; v starts at its square.
+    """
+
+    def init(params: PyTree) -> Moments:
+        return Moments(
+            first=jax.tree.map(jnp.zeros_like, params),
+            second=jax.tree.map(lambda x: jnp.full_like(x, tau**2), params),
+        )
+
+    def update(gradients: PyTree, state: Moments, params: PyTree = None) -> tuple[PyTree, Moments]:
+        del params
+        m = jax.tree.map(lambda m, g: beta1 * m - (1 - beta1) * g, state.first, gradients)
+        v = jax.tree.map(lambda v, g: second_moment(v, jnp.square(g)), state.second, gradients)
+        return jax.tree.map(lambda m, v: eta * m / (jnp.sqrt(v) + tau), m, v), Moments(m, v)
+
+    return optax.GradientTransformation(init, update)

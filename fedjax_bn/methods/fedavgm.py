@@ -1,0 +1,39 @@
+"""FedAvgM (Hsu, Qi & Brown 2019): momentum at the server."""
+
+from typing import Any
+
+import flax.linen as nn
+import optax
+
+from fedjax_bn.aggregation import server_optimizer
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.fedavg import fedavg
+
+
+def fedavgm(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    eta: float = 1.0,
+    beta: float = 0.9,
+    **options: Any,
+) -> FederatedMethod:
+    """v = beta v + (x - sum_k p_k y_k), x' = x - eta v. With beta = 0 and eta = 1 it is FedAvg.
+
+    v exists for shared parameters only; running statistics are plainly averaged.
+
+    Args:
+      model: linen module, images -> logits.
+      optimizer: the local optimizer.
+      eta: the server's learning rate, above 0.
+      beta: the server's momentum, in [0, 1).
+      **options: those of `fedavg`.
+
+    Raises:
+      ValueError: an argument is out of its range.
+    """
+    if not eta > 0:
+        raise ValueError(f"fedavgm: eta={eta} must be above 0")
+    if not 0 <= beta < 1:
+        raise ValueError(f"fedavgm: beta={beta} must be at least 0 and below 1")
+    return fedavg(model, optimizer, server=server_optimizer(optax.sgd(eta, beta)), **options)

@@ -1,0 +1,135 @@
+"""FedDC (Gao et al., CVPR 2022): local drift, decoupled and corrected."""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.data.images import Prepare
+from fedjax_bn.federation import FederatedMethod, Finish, federate
+from fedjax_bn.local import (
+    Batch,
+    Gradient,
+    Received,
+    Trained,
+    cross_entropy,
+    differentiate,
+    gradient_step,
+)
+from fedjax_bn.methods.fedprox import proximal
+from fedjax_bn.methods.scaffold import (
+    averaging_with_variate,
+    check_learning_rate,
+    correct,
+    new_variate,
+)
+from fedjax_bn.sharing import SharingRule, Variables, everything, join, split_like
+
+PyTree = Any
+
+
+class Drift(NamedTuple):
+    """What a client remembers, trees like the shared parameters.
+
+    Attributes:
+      drift: h_k, the sum of its ways y_k - x so far.
+      variate: c_k, its estimate of its gradient.
+    """
+
+    drift: PyTree
+    variate: PyTree
+
+
+def feddc(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    alpha: float = 0.1,
+    correction: bool = True,
+    learning_rate: float | None = None,
+    share: SharingRule = everything,
+    prepare: Prepare | None = None,
+    **options: Any,
+) -> FederatedMethod:
+    """Clients minimize F_k(w) + alpha/2 ||w + h_k - x||^2 + <w, c - c_k> and send their drift.
+
+        h_k' = h_k + y_k - x
+        x' = sum_k p_k (y_k + h_k')
+        c_k' = c_k - c + (x - y_k) / (tau_k lr),   c' = c + 1/K sum_k (c_k' - c_k)
+
+    All of it for shared parameters only; running statistics are plainly averaged. The variates are
+    SCAFFOLD's, see `scaffold`. The reported loss is F_k alone.
+
+    Args:
+      model: linen module, images -> logits.
+      optimizer: the local optimizer, one that is linear in its gradients, such as SGD.
+      alpha: strength of the penalty, at least 0; 0.1 as in the paper for CIFAR-10.
+      correction: whether drifts h_k and variates c_k exist; without them it is FedProx with mu =
+        alpha, and FedAvg where alpha = 0.
+      learning_rate: as in `scaffold`.
+      share: which leaves are averaged.
+      prepare: as in `fedavg`.
+      **options: those of `fedavg`.
+
+    Raises:
+      ValueError: `alpha` is negative, or `learning_rate` is not positive.
+    """
+    if not alpha >= 0:
+        raise ValueError(f"feddc: alpha={alpha} must be at least 0")
+    check_learning_rate("feddc", learning_rate)
+    objective = cross_entropy(model, prepare)
+    if not correction:
+        gradient = differentiate(proximal(objective, alpha))
+        return federate(gradient_step(gradient, optimizer), share=share, **options)
+    return federate(
+        gradient_step(penalized(differentiate(objective), alpha), optimizer),
+        share=share,
+        server=averaging_with_variate(),
+        memory=no_drift,
+        finish=renew_drift(optimizer, learning_rate),
+        **options,
+    )
+
+
+def no_drift(shared: PyTree, personal: PyTree) -> Drift:
+    """h_k = c_k = 0."""
+    del personal
+    zero = jax.tree.map(jnp.zeros_like, shared["params"])
+    return Drift(zero, zero)
+
+
+def penalized(gradient: Gradient, alpha: float) -> Gradient:
+    """g + alpha (w + h_k - x) - c_k + c over shared parameters."""
+
+    def wrapped(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[PyTree, tuple[jax.Array, Variables]]:
+        gradients, reported = gradient(variables, batch, received, key)
+        own, start = received.memory, received.shared["params"]
+        now, _ = split_like(variables["params"], start)
+        shared, personal = split_like(gradients, start)
+        shared = jax.tree.map(
+            lambda g, w, h, x: g + alpha * (w + h - x), shared, now, own.drift, start
+        )
+        return correct(join(shared, personal), own.variate, received.server), reported
+
+    return wrapped
+
+
+def renew_drift(optimizer: optax.GradientTransformation, learning_rate: float | None) -> Finish:
+    """The client keeps h_k' and c_k', uploads y_k + h_k' and sends c_k' - c_k."""
+
+    def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+        old, start = received.memory, received.shared["params"]
+        variate = new_variate(
+            optimizer, learning_rate, received, trained, old.variate, received.server
+        )
+        now, personal = split_like(trained.variables["params"], start)
+        drift = jax.tree.map(lambda h, y, x: h + y - x, old.drift, now, start)
+        params = join(jax.tree.map(jnp.add, now, drift), personal)
+        message = jax.tree.map(jnp.subtract, variate, old.variate)
+        return {**trained.variables, "params": params}, Drift(drift, variate), message
+
+    return finish

@@ -1,0 +1,99 @@
+"""FedNova (Wang et al., NeurIPS 2020): clients' ways are normalized by their work."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.aggregation import ServerUpdate, Uploads
+from fedjax_bn.federation import FederatedMethod, Finish
+from fedjax_bn.local import Received, Trained
+from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.methods.response import response
+from fedjax_bn.sharing import Variables, join, split_like
+
+PyTree = Any
+
+
+def fednova(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    momentum: float | None = None,
+    **options: Any,
+) -> FederatedMethod:
+    """x' = x - tau_eff sum_k p_k (x - y_k) / a_k with tau_eff = sum_k p_k a_k.
+
+    a_k = sum_{j=1..tau_k} (1 - rho^j) / (1 - rho) is the sum of the factors with which the
+    gradients of tau_k steps of SGD with momentum rho enter x - y_k (without momentum: tau_k).
+    Weight decay counts as part of the gradient and does not change a_k. Shared parameters are
+    normalized, running statistics plainly averaged with p_k. With equal steps it is FedAvg.
+
+    Args:
+      model: linen module, images -> logits.
+      optimizer: the local optimizer.
+      momentum: rho of the local SGD, in [0, 1). By default a_k is the optimizer's response (see
+        `methods.response`): the same for SGD, and right for Nesterov's momentum and schedules too.
+      **options: those of `fedavg`.
+
+    Raises:
+      ValueError: `momentum` is outside [0, 1).
+    """
+    if momentum is not None and not 0 <= momentum < 1:
+        raise ValueError(
+            f"fednova: momentum={momentum} must be at least 0 and below 1, that of the local "
+            "optimizer (leave it out to have it found)"
+        )
+    finish = upload_direction(optimizer, momentum)
+    return fedavg(model, optimizer, server=normalized_averaging(), finish=finish, **options)
+
+
+def upload_direction(optimizer: optax.GradientTransformation, momentum: float | None) -> Finish:
+    """The client uploads (y_k - x) / a_k in place of parameters, and sends a_k f[].
+
+    The scale of a_k does not matter, as tau_eff has the same.
+    """
+
+    def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+        dtype = jnp.result_type(float)
+        if momentum is None:
+            work = response(optimizer, trained.steps, trained.counts.shape[0], dtype)
+        else:
+            work = momentum_work(trained.steps.astype(dtype), momentum)
+        inverse = jnp.where(work > 0, 1 / jnp.where(work > 0, work, 1), 0)
+        start = received.shared["params"]
+        now, personal = split_like(trained.variables["params"], start)
+        direction = jax.tree.map(lambda y, x: (y - x) * inverse.astype(x.dtype), now, start)
+        uploaded = {**trained.variables, "params": join(direction, personal)}
+        return uploaded, received.memory, work
+
+    return finish
+
+
+def momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
+    """a = sum_{j=1..tau} (1 - rho^j) / (1 - rho) in closed form.
+
+    Args:
+      steps: tau, f[...].
+      momentum: rho in [0, 1).
+    """
+    rest = momentum * (1 - momentum**steps) / (1 - momentum)
+    return (steps - rest) / (1 - momentum)
+
+
+def normalized_averaging() -> ServerUpdate:
+    """FedNova's server (Eq. 6): x + tau_eff times the mean direction; statistics by their mean."""
+
+    def update(shared: PyTree, uploads: Uploads, state: PyTree) -> tuple[PyTree, PyTree]:
+        counting = uploads.weights > 0
+        effective = jnp.where(counting, uploads.weights * uploads.messages, 0).sum()
+        params = jax.tree.map(
+            lambda x, d: x + effective.astype(x.dtype) * d,
+            shared["params"],
+            uploads.mean["params"],
+        )
+        return {**uploads.mean, "params": params}, state
+
+    return ServerUpdate(init=lambda shared, personal: (), update=update)

@@ -1,0 +1,114 @@
+"""MOON (Li, He & Song, CVPR 2021): model-contrastive federated learning."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.data.images import Prepare, standardize
+from fedjax_bn.features import check_features, features_and_logits
+from fedjax_bn.federation import FederatedMethod, federate
+from fedjax_bn.local import (
+    Batch,
+    Objective,
+    Received,
+    Trained,
+    differentiate,
+    forward,
+    gradient_step,
+    masked_mean,
+    parameter_dtype,
+)
+from fedjax_bn.sharing import SharingRule, Variables, everything, join, split_like
+
+PyTree = Any
+
+
+def moon(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    mu: float = 1.0,
+    temperature: float = 0.5,
+    share: SharingRule = everything,
+    prepare: Prepare | None = None,
+    **options: Any,
+) -> FederatedMethod:
+    """Clients minimize cross entropy + mu * contrast, which pulls features to the received model's.
+
+        contrast = -log(e^(sim(z, z_rec) / T) / (e^(sim(z, z_rec) / T) + e^(sim(z, z_prev) / T)))
+
+    sim is the cosine; z are a sample's features before the classifier by the model in training,
+    z_rec by the received one (shared leaves joined with the client's own personal ones), z_prev by
+    the client's model at the end of its previous round (in its first: the initial model); the last
+    two in evaluation mode and without gradient. The reported loss is the cross entropy alone. With
+    mu = 0 it is FedAvg.
+
+    Args:
+      model: linen module with `features` and `classify`, see `fedjax_bn.features`.
+      optimizer: the local optimizer.
+      mu: strength of the contrast, at least 0; 1 as in the paper's CIFAR-100 experiments.
+      temperature: T, above 0.
+      share: which leaves are averaged.
+      prepare: as in `fedavg`.
+      **options: those of `fedavg`.
+
+    Raises:
+      ValueError: `mu` or `temperature` is out of its range, or the model shows no features.
+    """
+    if not mu >= 0:
+        raise ValueError(f"moon: mu={mu} must be at least 0 (FedAvg is mu=0)")
+    if not temperature > 0:
+        raise ValueError(f"moon: temperature={temperature} must be above 0")
+    check_features(model, "moon")
+    objective = contrastive(model, prepare or standardize(), mu, temperature)
+    return federate(
+        gradient_step(differentiate(objective), optimizer),
+        share=share,
+        memory=lambda shared, personal: shared,
+        finish=remember_shared,
+        **options,
+    )
+
+
+def contrastive(model: nn.Module, prepare: Prepare, mu: float, temperature: float) -> Objective:
+    """Cross entropy + mu * contrast, see `moon`; the client's memory is its previous shared part.
+
+    Its previous personal leaves are those with which it starts the round.
+    """
+
+    def objective(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+        images = prepare(batch["image"], parameter_dtype(variables))
+        (z, logits), moved = forward(
+            model, variables, images, batch["valid"], key, features_and_logits
+        )
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        loss = masked_mean(losses, batch["valid"])
+
+        def similarity(shared: PyTree) -> jax.Array:
+            # Nothing here depends on the parameters being trained: no gradient.
+            other = model.apply(join(shared, received.personal), images, method="features")
+            return cosine(z, other) / temperature
+
+        pair = jnp.stack([similarity(received.shared), similarity(received.memory)], -1)
+        contrast = masked_mean(-jax.nn.log_softmax(pair)[:, 0], batch["valid"])
+        return loss + mu * contrast, (loss, moved)
+
+    return objective
+
+
+def cosine(x: jax.Array, y: jax.Array, epsilon: float = 1e-8) -> jax.Array:
+    """Cosine similarity f[B] of f[B, F] and f[B, F]; each norm counts as at least `epsilon`."""
+    square_x, square_y = (jnp.square(v).sum(-1) for v in (x, y))
+    norms = jnp.maximum(square_x, epsilon**2) * jnp.maximum(square_y, epsilon**2)
+    return (x * y).sum(-1) * jax.lax.rsqrt(norms)
+
+
+def remember_shared(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+    """The client keeps its trained shared leaves for the next round."""
+    shared, _ = split_like(trained.variables, received.shared)
+    return trained.variables, shared, ()

@@ -1,0 +1,169 @@
+"""Per-FedAvg (Fallah, Mokhtari & Ozdaglar, NeurIPS 2020): a start that adapts in one step."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.data.batches import blank_padding
+from fedjax_bn.data.images import Prepare
+from fedjax_bn.federation import FederatedMethod, federate
+from fedjax_bn.local import (
+    Batch,
+    Gradient,
+    Objective,
+    Received,
+    cross_entropy,
+    differentiate,
+    gradient_step,
+)
+from fedjax_bn.sharing import SharingRule, Variables, everything
+
+PyTree = Any
+
+
+def perfedavg(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    inner_rate: float = 0.01,
+    second_order: bool = False,
+    share: SharingRule = everything,
+    prepare: Prepare | None = None,
+    **options: Any,
+) -> FederatedMethod:
+    """Clients minimize F_k(w - inner_rate grad F_k(w)), each F_k by a half of the batch.
+
+    The first ceil(n/2) valid samples of a batch adapt all parameters by one step, the others give
+    the gradient at the adapted point, which is applied to the unadapted one (first order: the
+    adapted point counts as w plus a constant). Running statistics move in both passes. The
+    reported loss is the second half's at the adapted point. Test it with `personalize`.
+
+    Args:
+      model: linen module, images -> logits.
+      optimizer: the local optimizer, which applies the gradient.
+      inner_rate: learning rate of the adapting step, at least 0, alpha in the paper.
+      second_order: whether to differentiate through the adapting step (the paper's Eq. 6).
+      share: which leaves are averaged.
+      prepare: as in `fedavg`.
+      **options: those of `fedavg`.
+
+    Raises:
+      ValueError: `inner_rate` is negative.
+    """
+    check_inner_rate("perfedavg", inner_rate)
+    gradient = meta_gradient(cross_entropy(model, prepare), inner_rate, second_order)
+    return federate(gradient_step(gradient, optimizer), share=share, **options)
+
+
+def personalize(
+    model: nn.Module,
+    variables: Variables,
+    images: jax.Array,
+    labels: jax.Array,
+    valid: jax.Array | None = None,
+    *,
+    inner_rate: float = 0.01,
+    steps: int = 1,
+    prepare: Prepare | None = None,
+    key: jax.Array | None = None,
+) -> Variables:
+    """Adapts a model to a client, internal or external, by a few of its labelled samples.
+
+    `steps` times w <- w - inner_rate grad F(w) over all parameters, as `perfedavg` does before its
+    gradient: in training mode, and the running statistics move.
+
+    Args:
+      model: linen module, images -> logits.
+      variables: the received model, such as `global_variables(state)`, or one client's of
+        `client_variables(state)`.
+      images: u8|f[B, ...] as they are stored.
+      labels: i32[B].
+      valid: bool[B], the samples that count; all by default.
+      inner_rate: learning rate, at least 0.
+      steps: number of steps, at least 0.
+      prepare: as in `fedavg`.
+      key: random key, for a model with dropout.
+
+    Returns:
+      The adapted collections.
+
+    Raises:
+      ValueError: `inner_rate` is negative.
+    """
+    check_inner_rate("personalize", inner_rate)
+    valid = jnp.ones(labels.shape, bool) if valid is None else valid
+    batch = blank_padding({"image": images, "label": labels, "valid": valid})
+    gradient = differentiate(cross_entropy(model, prepare))
+    keys = jax.random.split(jax.random.key(0) if key is None else key, steps)
+    for i in range(steps):
+        variables = adapt(gradient, inner_rate, variables, batch, Received((), ()), keys[i])
+    return variables
+
+
+def check_inner_rate(name: str, inner_rate: float) -> None:
+    """Raises ValueError if the learning rate of the adapting step is negative."""
+    if not inner_rate >= 0:
+        raise ValueError(f"{name}: inner_rate={inner_rate} must be at least 0")
+
+
+def adapt(
+    gradient: Gradient,
+    inner_rate: float,
+    variables: Variables,
+    batch: Batch,
+    received: Received,
+    key: jax.Array,
+) -> Variables:
+    """One step of gradient descent over all parameters; moved collections move."""
+    gradients, (_, moved) = gradient(variables, batch, received, key)
+    params = jax.tree.map(lambda w, g: w - inner_rate * g, variables["params"], gradients)
+    return {**variables, **moved, "params": params}
+
+
+def meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
+    """The gradient of w -> F(w - inner_rate grad F(w; half); other half), see `perfedavg`."""
+    gradient = differentiate(objective)
+
+    def inner(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, Batch, jax.Array]:
+        first, second = halves(batch)
+        ours, theirs = jax.random.split(key)
+        return adapt(gradient, inner_rate, variables, first, received, ours), second, theirs
+
+    def first_order(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[PyTree, tuple[jax.Array, Variables]]:
+        point, second, key = inner(variables, batch, received, key)
+        return gradient(point, second, received, key)
+
+    def adapted(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+        point, second, key = inner(variables, batch, received, key)
+        return objective(point, second, received, key)
+
+    return differentiate(adapted) if second_order else first_order
+
+
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """The first ceil(n/2) of the n valid samples, and the others, as batches of half the size.
+
+    Where n is 1, the sample is in both.
+    """
+    valid = batch["valid"]
+    size, count = valid.shape[0], valid.sum(dtype=jnp.int32)
+    order = jnp.argsort(~valid, stable=True)  # the valid samples first, in order
+    middle = (count + 1) // 2
+
+    def part(start: jax.Array | int, end: jax.Array, length: int) -> Batch:
+        position = start + jnp.arange(length, dtype=jnp.int32)
+        index = order[jnp.minimum(position, size - 1)]
+        chosen = {"image": batch["image"][index], "label": batch["label"][index]}
+        return batch | chosen | {"valid": position < end}
+
+    first = part(0, middle, (size + 1) // 2)
+    return first, part(jnp.where(count > 1, middle, 0), count, max(size // 2, 1))

@@ -1,0 +1,152 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020): control variates against client drift."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.aggregation import ServerUpdate, Uploads, weighted_mean
+from fedjax_bn.data.images import Prepare
+from fedjax_bn.federation import FederatedMethod, Finish, federate
+from fedjax_bn.local import (
+    Batch,
+    Gradient,
+    Received,
+    Trained,
+    cross_entropy,
+    differentiate,
+    gradient_step,
+    select,
+)
+from fedjax_bn.methods.response import dtype_of, response
+from fedjax_bn.sharing import SharingRule, Variables, everything, join, split_like
+
+PyTree = Any
+
+
+def scaffold(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    learning_rate: float | None = None,
+    share: SharingRule = everything,
+    prepare: Prepare | None = None,
+    **options: Any,
+) -> FederatedMethod:
+    """Every local gradient is corrected, and every client estimates its own anew (option II).
+
+        g <- g - c_k + c
+        c_k' = c_k - c + (x - y_k) / (tau_k lr)
+        x' = sum_k p_k y_k,   c' = c + 1/K sum_k (c_k' - c_k)
+
+    Variates start at 0 and exist for shared parameters only; tau_k is the client's real number of
+    steps. c stays the mean of all c_k, clients that sit out included.
+
+    Differs from the paper: by default tau_k lr is the optimizer's response (see
+    `methods.response`), which for SGD is the same and with momentum keeps c_k in the scale of a
+    gradient, where tau_k lr would make it up to 1 / (1 - momentum) times as large.
+
+    Args:
+      model: linen module, images -> logits.
+      optimizer: the local optimizer, one that is linear in its gradients, such as SGD.
+      learning_rate: lr as in the equation; by default found by the optimizer's response.
+      share: which leaves are averaged.
+      prepare: as in `fedavg`.
+      **options: those of `fedavg`.
+
+    Raises:
+      ValueError: `learning_rate` is not positive.
+    """
+    check_learning_rate("scaffold", learning_rate)
+    gradient = corrected(differentiate(cross_entropy(model, prepare)))
+    return federate(
+        gradient_step(gradient, optimizer),
+        share=share,
+        server=averaging_with_variate(),
+        memory=lambda shared, personal: jax.tree.map(jnp.zeros_like, shared["params"]),
+        finish=renew_variate(optimizer, learning_rate),
+        **options,
+    )
+
+
+def check_learning_rate(method: str, learning_rate: float | None) -> None:
+    """Raises ValueError if a learning rate is given that is not positive."""
+    if learning_rate is not None and not learning_rate > 0:
+        raise ValueError(
+            f"{method}: learning_rate={learning_rate} must be above 0, that of the local optimizer "
+            "(leave it out to have it found)"
+        )
+
+
+def corrected(gradient: Gradient) -> Gradient:
+    """g - c_k + c over shared parameters; c_k is the client's memory, c the server's state."""
+
+    def wrapped(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[PyTree, tuple[jax.Array, Variables]]:
+        gradients, reported = gradient(variables, batch, received, key)
+        return correct(gradients, received.memory, received.server), reported
+
+    return wrapped
+
+
+def correct(gradients: PyTree, own: PyTree, server: PyTree) -> PyTree:
+    """g - c_k + c; the variates have None where a parameter is personal."""
+    shared, personal = split_like(gradients, own)
+    return join(jax.tree.map(lambda g, c_k, c: g - c_k + c, shared, own, server), personal)
+
+
+def new_variate(
+    optimizer: optax.GradientTransformation,
+    learning_rate: float | None,
+    received: Received,
+    trained: Trained,
+    own: PyTree,
+    server: PyTree,
+) -> PyTree:
+    """c_k' = c_k - c + (x - y_k) / (tau_k lr); a client without any step keeps c_k."""
+    start = received.shared["params"]
+    now, _ = split_like(trained.variables["params"], start)
+    dtype, steps = dtype_of(start), trained.steps
+    if learning_rate is None:
+        way = response(optimizer, steps, trained.counts.shape[0], dtype)
+    else:
+        way = learning_rate * steps.astype(dtype)
+    inverse = 1 / jnp.where(steps > 0, way, 1)
+
+    def renew(c_k: jax.Array, c: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        return c_k - c + (x - y) * inverse.astype(x.dtype)
+
+    return select(steps > 0, jax.tree.map(renew, own, server, start, now), own)
+
+
+def renew_variate(optimizer: optax.GradientTransformation, learning_rate: float | None) -> Finish:
+    """The client keeps c_k' and sends c_k' - c_k."""
+
+    def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+        old = received.memory
+        new = new_variate(optimizer, learning_rate, received, trained, old, received.server)
+        return trained.variables, new, jax.tree.map(jnp.subtract, new, old)
+
+    return finish
+
+
+def averaging_with_variate() -> ServerUpdate:
+    """Averages the shared leaves with the round's weights, and moves c by what clients send."""
+
+    def update(shared: PyTree, uploads: Uploads, variate: PyTree) -> tuple[PyTree, PyTree]:
+        del shared
+        return uploads.mean, move_variate(variate, uploads)
+
+    return ServerUpdate(
+        init=lambda shared, personal: jax.tree.map(jnp.zeros_like, shared["params"]), update=update
+    )
+
+
+def move_variate(variate: PyTree, uploads: Uploads) -> PyTree:
+    """c' = c + 1/K sum_k (c_k' - c_k) over the clients that count; the messages are differences."""
+    share = uploads.counts.mean(dtype=jnp.result_type(float))
+    change = weighted_mean(uploads.messages, uploads.counts)
+    return jax.tree.map(lambda c, d: c + d * share.astype(c.dtype), variate, change)

@@ -1,0 +1,194 @@
+"""Weights that others trained on ImageNet, as the start of a federation.
+
+They come as PyTorch's tensors by torchvision's names: from a `.safetensors` file, from a hub that
+keeps such files (timm's conversions of torchvision's weights), or from torchvision's own `.pth`.
+Every tensor is used once; one that is missing, left over or of another shape is an error.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from fedjax_bn.models.alexnet import AlexNet
+from fedjax_bn.models.densenet import DenseNet
+from fedjax_bn.models.resnet import ResNet
+from fedjax_bn.models.torch_weights import convert, torch_name
+
+Tensors = dict[str, np.ndarray]
+
+# Other names of the same tensors: torchvision counts AlexNet's layers, and its DenseNet files
+# still have the names of 2017.
+_RENAMED = {
+    AlexNet: tuple(
+        (rf"^features\.{index}\.", f"features.conv{i}.")
+        for i, index in enumerate((0, 3, 6, 8, 10), start=1)
+    ),
+    DenseNet: ((r"(\.denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2"),),
+    ResNet: (),
+}
+_ALEXNET_UNUSED = {f"classifier.{i}.{leaf}" for i in (1, 4, 6) for leaf in ("weight", "bias")}
+_HEAD = (("params", "head", "kernel"), ("params", "head", "bias"))
+
+
+def load(
+    source: str | Path, model: nn.Module, variables: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The variables of `model` with pretrained weights in them.
+
+    The classifier stays as it is where the file's has another number of classes. AlexNet takes
+    torchvision's five convolutions only; batch norms, which that network lacks, and the dense
+    layers around them stay (UniFed, section 4.1.1). A file with the names of FedBN's AlexNet fills
+    it whole.
+
+    Args:
+      source: a `.safetensors`, `.pth` or `.pt` file, or the id of a repository on the Hugging Face
+        hub with a `model.safetensors`, such as "timm/resnet18.tv_in1k", optionally "id@revision".
+      model: a ResNet, DenseNet or AlexNet of this package.
+      variables: its collections. Only shapes and dtypes are read, so they may be abstract.
+
+    Returns:
+      The variables, dtypes as before, and sentences on what was loaded and what starts fresh.
+
+    Raises:
+      FileNotFoundError: there is no such file, and `source` is no hub id either.
+      ModuleNotFoundError: a package that reads this form is not installed.
+      ValueError: the model is another, the file is damaged or cannot be fetched, or a tensor is
+        missing, left over, of another shape or not finite; the message names it.
+    """
+    if type(model) not in _RENAMED:
+        raise ValueError(
+            f"there are no pretrained weights for {type(model).__name__}: choose ResNet18, "
+            "ResNet50, DenseNet121 or AlexNet, or leave pretrained empty"
+        )
+    leaves = flatten_dict(variables)
+    tensors, fresh, notes = _choose(model, leaves, _rename(model, read(source)))
+    wanted = {path: leaf for path, leaf in leaves.items() if torch_name(model, path) not in fresh}
+    try:
+        loaded = convert(model, tensors, wanted)
+        _check_finite(tensors)
+    except ValueError as error:
+        raise ValueError(f"pretrained weights {source} do not fit: {error}") from error
+    new = {path: value.astype(leaves[path].dtype) for path, value in loaded.items()}
+    notes = (f"pretrained: {len(new)} of {len(leaves)} arrays come from {source}", *notes)
+    return unflatten_dict(leaves | new), notes
+
+
+def _choose(
+    model: nn.Module, leaves: Mapping[tuple[str, ...], Any], tensors: Tensors
+) -> tuple[Tensors, set[str], tuple[str, ...]]:
+    """The tensors to use, the names of those that the model keeps of its own, and notes."""
+    names = {path: torch_name(model, path) for path in leaves}
+    if isinstance(model, AlexNet) and "features.bn1.weight" not in tensors:
+        fresh = {name for name in names.values() if not name.startswith("features.conv")}
+        used = {name: tensors[name] for name in tensors.keys() - _ALEXNET_UNUSED}
+        return used, fresh, ("pretrained: convolutions only; all other layers start fresh",)
+    head, *_ = head_names = [names[path] for path in _HEAD]
+    ours = leaves[_HEAD[0]].shape[-1]
+    if head not in tensors or len(tensors[head]) == ours:
+        return tensors, set(), ()
+    used = {name: tensor for name, tensor in tensors.items() if name not in head_names}
+    note = (
+        f"pretrained: the classifier starts fresh, because the file's has {len(tensors[head])} "
+        f"classes and this model {ours}"
+    )
+    return used, set(head_names), (note,)
+
+
+def _rename(model: nn.Module, tensors: Tensors) -> Tensors:
+    """The names that `torch_name` gives."""
+
+    def usual(name: str) -> str:
+        for pattern, replacement in _RENAMED[type(model)]:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    return {usual(name): tensor for name, tensor in tensors.items()}
+
+
+def _check_finite(tensors: Tensors) -> None:
+    wrong = sorted(name for name, tensor in tensors.items() if not np.isfinite(tensor).all())
+    if wrong:
+        raise ValueError(f"{', '.join(wrong[:5])} hold(s) values that are not finite")
+
+
+def read(source: str | Path) -> Tensors:
+    """The tensors of a file or hub id, by their names; see `load` for arguments and errors."""
+    path, suffix = Path(source), Path(source).suffix
+    if suffix in _READERS and path.is_file():
+        with _damage_named(path):
+            return _READERS[suffix](path)
+    choices = "give a .safetensors or .pth file, or a hub id such as timm/resnet18.tv_in1k"
+    if path.exists():
+        raise ValueError(
+            f"pretrained weights {source} are no {', '.join(_READERS)} file: {choices}"
+        )
+    if suffix in _READERS or not re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", str(source)):
+        raise FileNotFoundError(f"there is no file {source} with pretrained weights: {choices}")
+    return read(_download(str(source)))
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:  # the readers promise no types for what damage can cause
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"pretrained weights {path} are damaged or of another form ({type(error).__name__}: "
+            f"{reason}): fetch the file again"
+        ) from error
+
+
+def _read_safetensors(path: Path) -> Tensors:
+    try:
+        from safetensors.numpy import load_file
+    except ImportError as error:
+        raise _missing("safetensors", f"reading {path}") from error
+    return load_file(path)
+
+
+def _read_torch(path: Path) -> Tensors:
+    try:
+        import torch
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"reading {path} needs torch: pip install torch, or give a .safetensors file"
+        ) from error
+    state_dict = torch.load(path, map_location="cpu", weights_only=True)
+    return {name: tensor.detach().numpy() for name, tensor in state_dict.items()}
+
+
+_READERS: dict[str, Callable[[Path], Tensors]] = {
+    ".safetensors": _read_safetensors,
+    ".pth": _read_torch,
+    ".pt": _read_torch,
+}
+
+
+def _download(source: str) -> str:
+    """The path of a repository's weights, fetched or from the hub's cache on this machine."""
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise _missing("huggingface_hub", f"fetching {source}") from error
+    name, _, revision = source.partition("@")
+    try:
+        return hf_hub_download(name, "model.safetensors", revision=revision or None)
+    except Exception as error:  # no network, no such repository, no such file, no space, ...
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"pretrained weights {source!r} are no file here and cannot be fetched from the hub "
+            f"({type(error).__name__}: {reason}): check the id and the connection, or give a file"
+        ) from error
+
+
+def _missing(package: str, purpose: str) -> ModuleNotFoundError:
+    return ModuleNotFoundError(f"{purpose} needs {package}: pip install 'fedjax_bn[pretrained]'")

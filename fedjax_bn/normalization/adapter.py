@@ -1,0 +1,133 @@
+"""The zero-shot adapter of FedIG-A (Eq. 7 to 9): how much a batch norm trusts each sample.
+
+Its parameters are a dict, layer name -> {"hidden": dense, "out": dense}, which travels in the
+collection `adapter` beside a model's own and needs no change of the model.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.normalization.batch_norm import BatchNorm, StatisticsRule
+from fedjax_bn.normalization.instance import (
+    Statistics,
+    handed_over,
+    instance_deviation,
+    running_deviation,
+)
+from fedjax_bn.normalization.layer import is_spatial, key_for, name_of, spatial_layers
+from fedjax_bn.normalization.mixig import mix_statistics
+
+COLLECTION = "adapter"
+ALPHAS = "alphas"
+REDUCTION = 16
+START = (0.1, 0.1)  # delta and epsilon: inside (0, 1), where the clamp passes gradients
+
+Dense = dict[str, jax.Array]
+Adapter = dict[str, dict[str, Dense]]
+
+
+def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Adapter:
+    """Parameters of an adapter for each layer; every alpha starts around a small positive value.
+
+    Args:
+      key: random key.
+      layers: layer name -> channels C, as `layer.spatial_layers` lists them.
+      dtype: dtype of the parameters.
+
+    Returns:
+      By layer: `hidden` with kernel f[2C, max(C / 16, 1)], `out` with kernel f[.., 2], and biases.
+    """
+    kernel = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # PyTorch's
+    adapter = {}
+    for i, (name, channels) in enumerate(layers.items()):
+        width = max(channels // REDUCTION, 1)
+        adapter[name] = {
+            "hidden": {
+                "kernel": kernel(jax.random.fold_in(key, i), (2 * channels, width), dtype),
+                "bias": jnp.zeros(width, dtype),
+            },
+            "out": {"kernel": jnp.zeros((width, 2), dtype), "bias": jnp.asarray(START, dtype)},
+        }
+    return adapter
+
+
+def with_adapter(
+    key: jax.Array, model: nn.Module, variables: dict[str, Any], images: jax.Array
+) -> dict[str, Any]:
+    """The variables with the collection `adapter`, an adapter for every spatial batch norm.
+
+    Args:
+      key: random key.
+      model: any linen module with our `BatchNorm`.
+      variables: its collections.
+      images: f[B, ...] as the model reads them; only the shape counts.
+
+    Raises:
+      ValueError: no batch norm of the model sees spatial axes.
+    """
+    layers = spatial_layers(model, variables, images)
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no batch norm with spatial axes for images of shape "
+            f"{tuple(images.shape)}, so there is nothing to adapt: train without the adapter"
+        )
+    dtype = jax.tree.leaves(variables["params"])[0].dtype
+    return {**variables, COLLECTION: init(key, layers, dtype)}
+
+
+def estimate(adapter: dict[str, Dense], distance: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """delta, epsilon f[B] = G([mean_i - mean_G; std_i - std_G]), two dense layers and a ReLU.
+
+    Args:
+      adapter: the parameters of one layer.
+      distance: f[B, 2C].
+    """
+    hidden = nn.relu(_dense(adapter["hidden"], distance))
+    delta, epsilon = jnp.moveaxis(_dense(adapter["out"], hidden), -1, 0)
+    return delta, epsilon
+
+
+def _dense(layer: Dense, x: jax.Array) -> jax.Array:
+    return x @ layer["kernel"].astype(x.dtype) + layer["bias"].astype(x.dtype)
+
+
+def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> StatisticsRule:
+    """The rule of Eq. 7: a sample's statistics and the running ones, mixed by its own alpha.
+
+    alpha = clip(delta z + epsilon, 0, 1) with z ~ N(0, 1) a sample and layer in training (Eq. 9),
+    clip(epsilon, 0, 1) at test. The running statistics of the model are taken as the global ones.
+    Where the pass asks for the collection `alphas` (mutable), every layer leaves its alpha f[B]
+    there. A layer without spatial axes keeps the running statistics.
+
+    Args:
+      adapter: parameters as from `init`.
+      key: random key of a training pass; None at test.
+
+    Raises:
+      ValueError: at use, where a spatial layer has no adapter.
+    """
+
+    def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        del valid
+        if not is_spatial(x):
+            return layer.running()
+        if name_of(layer) not in adapter:
+            raise ValueError(
+                f"batch norm {name_of(layer)!r} has no zero-shot adapter, only "
+                f"{', '.join(sorted(adapter)) or 'no layer'} have one: make them with "
+                "fedjax_bn.normalization.adapter.with_adapter for this model and image size"
+            )
+        instance, received = instance_deviation(layer, x), running_deviation(layer)
+        differences = [own - all_ for own, all_ in zip(instance, received, strict=True)]
+        delta, epsilon = estimate(adapter[name_of(layer)], jnp.concatenate(differences, axis=-1))
+        if key is not None:
+            epsilon += delta * jax.random.normal(key_for(layer, key), delta.shape, delta.dtype)
+        alpha = jnp.clip(epsilon, 0, 1)
+        layer.sow(ALPHAS, "alpha", alpha, reduce_fn=lambda old, new: new, init_fn=lambda: None)
+        mean, std = mix_statistics(instance, received, alpha[:, None])
+        return handed_over(mean, std, layer, x)
+
+    return rule

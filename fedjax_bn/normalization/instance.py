@@ -1,0 +1,63 @@
+"""Statistics of single samples, and standard deviations in place of variances."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.dtypes import promote
+from fedjax_bn.normalization.batch_norm import BatchNorm
+
+Statistics = tuple[jax.Array, jax.Array]
+
+
+def instance_moments(x: jax.Array) -> Statistics:
+    """Mean and biased variance of every sample and channel over its positions, in two passes.
+
+    Args:
+      x: f[B, ..., C].
+
+    Returns:
+      mean and variance, f[B, C] each, in at least float32.
+    """
+    x = x.reshape(x.shape[0], -1, x.shape[-1]).astype(promote(x.dtype, jnp.float32))
+    mean = x.mean(1)
+    return mean, jnp.square(x - mean[:, None]).mean(1)
+
+
+def deviation(var: jax.Array, epsilon: float) -> jax.Array:
+    """sqrt(var + epsilon), what a batch norm divides by."""
+    return jnp.sqrt(var + epsilon)
+
+
+def handed_over(
+    mean: jax.Array, std: jax.Array, layer: BatchNorm, x: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What a rule returns so that `layer` computes (x - mean) / std.
+
+    Args:
+      mean: f[B, C], one of each sample.
+      std: f[B, C]; below sqrt(epsilon), where no variance leads, it is sqrt(epsilon).
+      layer: the layer, whose epsilon counts.
+      x: f[B, ..., C], what it normalizes.
+
+    Returns:
+      mean and variance f[B, 1, ..., C].
+    """
+    var = jnp.maximum(jnp.square(jnp.maximum(std, 0)) - layer.epsilon, 0)
+    return positioned(mean, x), positioned(var, x)
+
+
+def positioned(statistic: jax.Array, x: jax.Array) -> jax.Array:
+    """f[B, C] -> f[B, 1, ..., C], which broadcasts against `x` f[B, ..., C]."""
+    return statistic.reshape(x.shape[0], *(1,) * (x.ndim - 2), x.shape[-1])
+
+
+def running_deviation(layer: BatchNorm) -> Statistics:
+    """The layer's running mean and standard deviation, f[C] each, in at least float32."""
+    mean, var = (leaf.astype(promote(leaf.dtype, jnp.float32)) for leaf in layer.running())
+    return mean, deviation(var, layer.epsilon)
+
+
+def instance_deviation(layer: BatchNorm, x: jax.Array) -> Statistics:
+    """Mean and standard deviation of every sample of `x`, f[B, C] each."""
+    mean, var = instance_moments(x)
+    return mean, deviation(var, layer.epsilon)

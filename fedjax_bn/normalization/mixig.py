@@ -1,0 +1,114 @@
+"""FedIG's mixing (Eq. 3 and 7): every sample's statistics with the received global ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.dtypes import promote
+from fedjax_bn.normalization.batch_norm import BatchNorm, StatisticsRule, moments
+from fedjax_bn.normalization.instance import (
+    Statistics,
+    handed_over,
+    instance_deviation,
+    running_deviation,
+)
+from fedjax_bn.normalization.layer import is_spatial, key_for
+
+# weights(layer, batch size, dtype) -> alpha, a number or f[B]
+Weights = Callable[[BatchNorm, int, Any], jax.Array | float]
+# draw(key, shape, dtype) -> u of that shape
+Draw = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
+
+
+def mix_statistics(instance: Statistics, global_: Statistics, u: jax.Array) -> Statistics:
+    """mean = u mean_i + (1 - u) mean_G and std = u std_i + (1 - u) std_G (FedIG, Eq. 3 and 7).
+
+    Args:
+      instance: mean and standard deviation of each sample, f[B, C].
+      global_: mean and standard deviation of the global model, f[C].
+      u: weight of the instance, f[C], or f[B, 1] for one of each sample.
+
+    Returns:
+      mean and standard deviation, f[B, C].
+    """
+    dtype = promote(*(array.dtype for array in (*instance, *global_)))
+    u = jnp.asarray(u, dtype)
+    pairs = zip(instance, global_, strict=True)
+    mean, std = (u * one.astype(dtype) + (1 - u) * all_.astype(dtype) for one, all_ in pairs)
+    return mean, std
+
+
+def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
+    """u ~ U(low, high), each channel on its own; beyond [0, 1] it extrapolates (FedIG, Table 6)."""
+
+    def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, low, high)
+
+    return draw
+
+
+def constant(u: float) -> Draw:
+    """The same u for all channels (FedIG, Table 1): 0 global, 1 instance, 0.5 both."""
+
+    def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        del key
+        return jnp.full(shape, u, dtype)
+
+    return draw
+
+
+def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule:
+    """The rule of the augmented pass: Eq. 3 with one vector u f[C] a layer, shared by the batch.
+
+    The layer's running statistics are taken as the global ones, so the model must be applied with
+    the received `batch_stats`. A layer without spatial axes normalizes with the batch's own
+    statistics, as in the local pass. Running statistics are not moved.
+
+    Args:
+      key: random key of this pass.
+      draw: distribution of u, U(0, 1) by default.
+    """
+    draw = draw or uniform()
+
+    def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        if not is_spatial(x):
+            return moments(x, valid)[:2]
+        instance = instance_deviation(layer, x)
+        u = draw(key_for(layer, key), x.shape[-1:], instance[0].dtype)
+        mean, std = mix_statistics(instance, running_deviation(layer), u)
+        return handed_over(mean, std, layer, x)
+
+    return rule
+
+
+def sample_mixed_statistics(weights: Weights) -> StatisticsRule:
+    """The rule of Eq. 7: a sample's statistics and the running ones, mixed by an alpha a sample.
+
+    A layer without spatial axes keeps the running statistics.
+
+    Args:
+      weights: gives alpha, one number or f[B], for a layer and a batch.
+    """
+
+    def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        del valid
+        if not is_spatial(x):
+            return layer.running()
+        instance = instance_deviation(layer, x)
+        dtype = instance[0].dtype
+        alpha = jnp.asarray(weights(layer, x.shape[0], dtype), dtype).reshape(-1, 1)
+        mean, std = mix_statistics(instance, running_deviation(layer), alpha)
+        return handed_over(mean, std, layer, x)
+
+    return rule
+
+
+def random_weights(key: jax.Array) -> Weights:
+    """alpha ~ U(0, 1) f[B], one of each sample and layer."""
+
+    def weights(layer: BatchNorm, size: int, dtype: Any) -> jax.Array:
+        return jax.random.uniform(key_for(layer, key), (size,), dtype)
+
+    return weights

@@ -1,0 +1,65 @@
+"""TsmoBN (Jiang et al. 2021): statistics of the test client, tracked over its batches."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.normalization.batch_norm import BatchNorm, StatisticsRule, moments
+from fedjax_bn.normalization.instance import Statistics
+
+About = Literal["tracked", "batch"]
+
+
+def update(
+    tracked: Statistics | None,
+    x: jax.Array,
+    momentum: float | jax.Array,
+    valid: jax.Array | None = None,
+    *,
+    about: About = "tracked",
+) -> Statistics:
+    """One step of Algorithm 1 (Eq. 4; UniFed, Eq. 3 and 4).
+
+    mean <- tau mean + (1 - tau) mean_b, then var <- tau var + (1 - tau) E_b (x - mean)^2 about the
+    moved mean. The first batch gives its own mean and biased variance.
+
+    Args:
+      tracked: mean and variance so far, f[C] each; None on the first batch.
+      x: f[B, ..., C], the batch.
+      momentum: tau, the weight of the past, in [0, 1].
+      valid: bool[B], the samples that count; None for all. Where none counts nothing changes.
+      about: "tracked" as in the algorithm, or "batch" for a variance about the batch's mean.
+
+    Returns:
+      The moved mean and variance, f[C] each, with which the batch is normalized.
+    """
+    mean, var, count = moments(x, valid)
+    if tracked is None:
+        return mean, var
+    old_mean, old_var = tracked
+    momentum = jnp.asarray(momentum).astype(mean.dtype)
+    moved = momentum * old_mean.astype(mean.dtype) + (1 - momentum) * mean
+    if about == "tracked":  # E (x - m)^2 = var + (mean - m)^2, safe in any precision
+        var = var + jnp.square(mean - moved)
+    spread = momentum * old_var.astype(var.dtype) + (1 - momentum) * var
+    some = count > 0
+    return (
+        jnp.where(some, moved.astype(old_mean.dtype), old_mean),
+        jnp.where(some, spread.astype(old_var.dtype), old_var),
+    )
+
+
+def tracked_statistics(momentum: float | jax.Array, *, about: About = "tracked") -> StatisticsRule:
+    """The rule that keeps the tracked pair where the running one was, and moves it.
+
+    The model must be applied with the tracked statistics as its `batch_stats`, and these mutable.
+    """
+
+    def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        mean, var = update(layer.running(), x, momentum, valid, about=about)
+        layer.put_variable("batch_stats", "mean", mean)
+        layer.put_variable("batch_stats", "var", var)
+        return mean, var
+
+    return rule

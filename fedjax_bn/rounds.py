@@ -1,0 +1,142 @@
+"""The rounds of a run as compiled programs: data on the device, or streamed from the host."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_bn.data.batches import Batches, Draw, look_up, point_to, stack_clients
+from fedjax_bn.data.stream import megabytes, stream_rounds
+from fedjax_bn.errors import ConfigError
+from fedjax_bn.experiment import Experiment, sampler
+from fedjax_bn.federation import FederatedState
+from fedjax_bn.local import Load
+
+Round = Callable[[FederatedState], tuple[FederatedState, dict[str, jax.Array]]]
+
+
+class Rounds(NamedTuple):
+    """How the rounds of a run get their data.
+
+    Attributes:
+      note: a sentence on which way was taken, and why.
+      compile: `compile(state) -> round`, where `round(state) -> (state, metrics)` is the next round
+        and donates the state.
+    """
+
+    note: str
+    compile: Callable[[FederatedState], Round]
+
+
+def open_rounds(
+    config: ConfigDict, experiment: Experiment, keys: Any, state: FederatedState
+) -> Rounds:
+    """Puts the training data on the device where they fit, and else opens a stream.
+
+    Both ways train on the same samples in the same order.
+
+    Args:
+      config: the run's.
+      experiment: what it names.
+      keys: with the random keys `data`, `method` and `participation`.
+      state: before the next round.
+
+    Raises:
+      ConfigError: the batches of one round do not fit either.
+    """
+    splits = [domain.train for domain in experiment.internal.domains]
+    longest = max(len(split.labels) for split in splits)
+    row = splits[0].images[:1].nbytes / 2**20
+    padded, limit = row * longest * len(splits), config.data.device_megabytes
+    size = f"{megabytes(splits):.0f} MB of training samples"
+    if padded <= limit:
+        note = f"{size} stay on the device (data.device_megabytes={limit})"
+        return Rounds(note, partial(resident_round, config, experiment, keys))
+    draw = partial(
+        jax.jit(partial(draw_round, config, experiment), static_argnums=0), longest, keys.data
+    )
+    batches = row * jax.eval_shape(draw, state.round).index.size
+    if batches > limit:
+        raise ConfigError(
+            f"the batches of one round take {batches:.0f} MB, and config.data.device_megabytes is "
+            f"{limit}: raise it, or lower local_steps, local_epochs or data.fraction"
+        )
+    note = f"{size} are streamed: {padded:.0f} MB pass data.device_megabytes={limit}"
+    rounds = stream_rounds(splits, draw, int(state.round), config.rounds)
+    return Rounds(note, partial(streamed_round, config, experiment, keys, rounds))
+
+
+def draw_round(
+    config: ConfigDict, experiment: Experiment, longest: int, key: jax.Array, number: jax.Array
+) -> Draw:
+    """Which samples a round trains on; the same on the device and for a stream."""
+    splits = [domain.train for domain in experiment.internal.domains]
+    sizes = jnp.asarray([len(split.labels) for split in splits], jnp.int32)
+    return sampler(config, experiment.internal)(sizes, longest, jax.random.fold_in(key, number))
+
+
+def resident_round(
+    config: ConfigDict, experiment: Experiment, keys: Any, state: FederatedState
+) -> Round:
+    """Sampling, look-up, augmentation and the method's round as one program."""
+    data = stack_clients([domain.train for domain in experiment.internal.domains])
+    longest = data.labels.shape[1]
+
+    @partial(jax.jit, donate_argnums=0)
+    def round(state: FederatedState, data: Any) -> tuple:
+        batches = point_to(data, draw_round(config, experiment, longest, keys.data, state.round))
+        batches |= choose_participants(config, keys, state)
+        images = look_up(data)
+        method = experiment.method_with(
+            lambda key, numbers: augmented(experiment.augment, key, images(numbers))
+        )
+        return method.round(state, batches, keys.method)
+
+    compiled = round.lower(state, data).compile()
+    return lambda state: compiled(state, data)
+
+
+def streamed_round(
+    config: ConfigDict,
+    experiment: Experiment,
+    keys: Any,
+    batches: Iterator[Batches],
+    state: FederatedState,
+) -> Round:
+    """Augmentation and the method's round as one program; the batches come from the host."""
+    method = experiment.method_with(experiment.augment)
+
+    @partial(jax.jit, donate_argnums=0)
+    def round(state: FederatedState, batches: Batches) -> tuple:
+        batches = batches | choose_participants(config, keys, state)
+        return method.round(state, batches, keys.method)
+
+    first = next(batches, None)
+    if first is None:  # the last round is done
+        return lambda state: (state, {})
+    compiled = round.lower(state, first).compile()
+    waiting = [first]
+
+    def run(state: FederatedState) -> tuple:
+        one = waiting.pop() if waiting else next(batches)
+        return compiled(state, jax.device_put(one))
+
+    return run
+
+
+def augmented(augment: Load | None, key: jax.Array, images: jax.Array) -> jax.Array:
+    """The images, changed where there is an augmentation."""
+    return augment(key, images) if augment else images
+
+
+def choose_participants(config: ConfigDict, keys: Any, state: FederatedState) -> Batches:
+    """{"participates": bool[K]} where not all clients take part in a round, else {}."""
+    num_clients = state.weights.shape[0]
+    if not 0 < config.clients_per_round < num_clients:
+        return {}
+    key = jax.random.fold_in(keys.participation, state.round)
+    order = jax.random.permutation(key, num_clients)
+    return {"participates": order < config.clients_per_round}

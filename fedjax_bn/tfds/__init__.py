@@ -1,0 +1,13 @@
+"""Builders for tensorflow-datasets: PACS, VLCS, OfficeHome and Office-Caltech10.
+
+    python -m fedjax_bn.tfds pacs FOLDER_OF_THE_IMAGES [--data_dir=DIR]
+
+prepares a copy in the format array_record, without TensorFlow. Any project reads it:
+
+    import tensorflow_datasets as tfds
+    builder = tfds.builder_from_directory("DIR/pacs/1.0.0")
+    photo = builder.as_data_source("photo")     # photo[0]: image, label, name, part
+
+and so does this one, by `fedjax_bn.data.tfds_source`. With `import fedjax_bn.tfds.builders`,
+`tfds.builder("pacs")` and `tfds.data_source("pacs")` know them, too.
+"""

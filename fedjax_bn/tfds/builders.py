@@ -1,0 +1,127 @@
+"""The builders: each reads its images as `fedjax_bn.data` does, and keeps them as published.
+
+Every domain is a split. An example has `image` (the file's own bytes, or PNG where it is no JPEG or
+PNG in RGB), `label`, `name` (the file as seen from the dataset's folder) and `part` (0 training,
+1 validation, 2 test of the official lists; -1 where there are none).
+"""
+
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from fedjax_bn.data import office_caltech10, officehome, pacs, vlcs
+from fedjax_bn.data.folders import find_root
+from fedjax_bn.data.published import Published
+from fedjax_bn.data.source import Pool, Source
+
+NO_PART = -1
+
+
+class ImageFolders(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """What the four have in common, as tensorflow-datasets wants it; `manual_dir` has the images.
+
+    Attributes:
+      published: what the publication says of the dataset.
+      read: `read(path, image_size=...) -> Source`, the reader of `fedjax_bn.data`.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    published: Published
+    read: Callable[..., Source]
+
+    def __init__(self, *, file_format: str = "array_record", **options: Any):
+        super().__init__(file_format=file_format, **options)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        features = {
+            "image": tfds.features.Image(shape=(None, None, 3)),
+            "label": tfds.features.ClassLabel(names=list(self.published.classes)),
+            "name": tfds.features.Text(),
+            "part": tfds.features.Scalar(dtype=np.int64),
+        }
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=f"{self.published.name}: {self.published.where}.",
+            features=tfds.features.FeaturesDict(features),
+            supervised_keys=("image", "label"),
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator]:
+        folder = Path(dl_manager.manual_dir)
+        # images of one pixel: this lists all and finds every one that cannot be read
+        source = type(self).read(folder, image_size=1)
+        root = find_root(folder, self.published)
+        return {split_name(pool.name): examples(pool, root) for pool in source.pools}
+
+    def _generate_examples(self, **_: Any) -> Iterator:
+        raise NotImplementedError("splits have generators of their own")
+
+
+def split_name(domain: str) -> str:
+    """The name of a domain's split: tensorflow-datasets allows no spaces."""
+    return domain.replace(" ", "_")
+
+
+def examples(pool: Pool, root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, example) for all images of a domain."""
+    for k, name in enumerate(map(str, pool.names)):
+        yield (
+            name,
+            {
+                "image": encoded(root / name),
+                "label": int(pool.labels[k]),
+                "name": name,
+                "part": NO_PART if pool.parts is None else int(pool.parts[k]),
+            },
+        )
+
+
+def encoded(file: Path) -> BytesIO:
+    """The file as it is, if it is a JPEG or PNG in RGB; otherwise as PNG in RGB."""
+    from PIL import Image
+
+    with Image.open(file) as image:
+        if image.mode == "RGB" and image.format in ("JPEG", "PNG"):
+            return BytesIO(file.read_bytes())
+        content = BytesIO()
+        image.convert("RGB").save(content, "PNG")
+        return BytesIO(content.getvalue())
+
+
+class Pacs(ImageFolders):
+    """PACS, see `fedjax_bn.data.pacs`."""
+
+    MANUAL_DOWNLOAD_INSTRUCTIONS = pacs.PACS.where
+    published = pacs.PACS
+    read = staticmethod(pacs.load)
+
+
+class Vlcs(ImageFolders):
+    """VLCS, see `fedjax_bn.data.vlcs`."""
+
+    MANUAL_DOWNLOAD_INSTRUCTIONS = vlcs.VLCS.where
+    published = vlcs.VLCS
+    read = staticmethod(vlcs.load)
+
+
+class Officehome(ImageFolders):
+    """OfficeHome, see `fedjax_bn.data.officehome`."""
+
+    MANUAL_DOWNLOAD_INSTRUCTIONS = officehome.OFFICE_HOME.where
+    published = officehome.OFFICE_HOME
+    read = staticmethod(officehome.load)
+
+
+class OfficeCaltech10(ImageFolders):
+    """Office-Caltech10, see `fedjax_bn.data.office_caltech10`."""
+
+    MANUAL_DOWNLOAD_INSTRUCTIONS = office_caltech10.OFFICE_CALTECH10.where
+    published = office_caltech10.OFFICE_CALTECH10
+    read = staticmethod(office_caltech10.load)
+
+
+BUILDERS = {builder.name: builder for builder in (Pacs, Vlcs, Officehome, OfficeCaltech10)}

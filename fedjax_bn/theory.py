@@ -1,0 +1,213 @@
+"""The theory of client-specific batch norm, in numbers: kernels, eigenvalues, rates.
+
+A two-layer network with batch norm is trained by N clients on P points, each of one client i_p,
+with square loss (FedBN, Section 4 and Appendix B; UniFed, Eq. 7 and Appendix A):
+
+    f(x_p) = 1/sqrt(m) sum_k c_k phi(gamma_{k,i} v_k.x_p / |v_k|_{S_i})  with i = i_p
+
+with phi = ReLU, |v|_S = sqrt(v^T S v) and S_i the covariance of client i's inputs. Averaged batch
+norm has one gamma_k for all clients, client-specific batch norm one a client. Predictions move as
+df/dt = -Lambda (f - y) with Lambda = V / alpha^2 + G, so that the least eigenvalue of the magnitude
+part G bounds the rate from below.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+def gram(points: jax.Array, alpha: float = 1.0) -> jax.Array:
+    """G_pq = E phi(v.x_p) phi(v.x_q) for v ~ N(0, alpha^2 I) (FedBN, Eq. 4; UniFed, Eq. 10).
+
+    In closed form by the arc-cosine kernel of degree 1 (Cho & Saul 2009), with theta the angle
+    between x_p and x_q: alpha^2 |x_p| |x_q| (sin theta + (pi - theta) cos theta) / (2 pi).
+
+    Args:
+      points: f[P, d].
+      alpha: standard deviation of v, above 0.
+
+    Returns:
+      f[P, P], symmetric and positive semi-definite; definite where no two points are parallel.
+    """
+    norms = jnp.linalg.norm(points, axis=1)
+    unit = points / jnp.where(norms > 0, norms, 1)[:, None]
+    dots = unit @ unit.T
+    # The half-angle formula: arccos of the product loses half the digits near parallel points.
+    apart = jnp.linalg.norm(unit[:, None] - unit[None], axis=-1)
+    across = jnp.linalg.norm(unit[:, None] + unit[None], axis=-1)
+    theta = 2 * jnp.arctan2(apart, across)
+    kernel = jnp.sin(theta) + (jnp.pi - theta) * dots
+    return alpha**2 * norms[:, None] * norms[None] * kernel / (2 * jnp.pi)
+
+
+def same_client(gram: jax.Array, client: jax.Array) -> jax.Array:
+    """G*_pq = G_pq where i_p = i_q, else 0 (FedBN, Eq. 5; UniFed, Eq. 11).
+
+    Sorted by client it is the block diagonal of `gram`, so that its least eigenvalue is at least
+    as large (FedBN, Corollary 4.6).
+
+    Args:
+      gram: f[P, P].
+      client: i32[P], the client of each point.
+    """
+    return jnp.where(client[:, None] == client[None], gram, 0)
+
+
+def sampled_gram(
+    key: jax.Array, points: jax.Array, samples: int, alpha: float = 1.0
+) -> tuple[jax.Array, jax.Array]:
+    """`gram` by Monte Carlo.
+
+    Args:
+      key: random key.
+      points: f[P, d].
+      samples: how many v are drawn, at least 2.
+      alpha: standard deviation of v.
+
+    Returns:
+      The estimate f[P, P] and its standard error f[P, P].
+    """
+    v = alpha * jax.random.normal(key, (samples, points.shape[1]), points.dtype)
+    active = jax.nn.relu(v @ points.T)
+    mean, square = (jnp.einsum("sp,sq->pq", a, a) / samples for a in (active, active**2))
+    return mean, jnp.sqrt((square - mean**2) / (samples - 1))
+
+
+def least_eigenvalue(matrix: jax.Array) -> jax.Array:
+    """The least eigenvalue f[] of a symmetric f[P, P]."""
+    return jnp.linalg.eigvalsh(matrix)[0]
+
+
+class Network(NamedTuple):
+    """The two-layer network; its last layer stays as it was drawn.
+
+    Attributes:
+      directions: v f[m, d].
+      scale: gamma f[m, N], client-specific, or f[m, 1], averaged.
+      signs: c f[m], each 1 or -1.
+    """
+
+    directions: jax.Array
+    scale: jax.Array
+    signs: jax.Array
+
+
+class Data(NamedTuple):
+    """All clients' points.
+
+    Attributes:
+      points: f[P, d], of mean zero in each client.
+      client: i32[P].
+      covariances: S f[N, d, d], positive definite.
+      targets: y f[P].
+    """
+
+    points: jax.Array
+    client: jax.Array
+    covariances: jax.Array
+    targets: jax.Array
+
+
+def initialize(
+    key: jax.Array, width: int, dimension: int, scales: int, alpha: float = 1.0
+) -> Network:
+    """v_k ~ N(0, alpha^2 I), c_k = 1 or -1 at random, gamma = |v_k| / alpha (UniFed, Eq. 8 and 9).
+
+    Args:
+      key: random key.
+      width: m.
+      dimension: d.
+      scales: N for client-specific batch norm, 1 for averaged.
+      alpha: magnitude of v, above 0; above 1 the magnitudes G dominate the rate.
+    """
+    ours, theirs = jax.random.split(key)
+    directions = alpha * jax.random.normal(ours, (width, dimension))
+    gamma = jnp.linalg.norm(directions, axis=1) / alpha
+    signs = jax.random.rademacher(theirs, (width,), directions.dtype)
+    return Network(directions, jnp.repeat(gamma[:, None], scales, 1), signs)
+
+
+def predict(network: Network, data: Data) -> jax.Array:
+    """f(x_p) for all points, f[P] (UniFed, Eq. 7)."""
+    directions, scale, signs = network
+    norms = jnp.sqrt(jnp.einsum("ka,nab,kb->kn", directions, data.covariances, directions))
+    normalized = directions @ data.points.T / norms[:, data.client]  # [m, P]
+    gamma = scale[:, data.client] if scale.shape[1] > 1 else scale
+    return signs @ jax.nn.relu(gamma * normalized) / jnp.sqrt(signs.shape[0])
+
+
+def evolution(network: Network, data: Data) -> tuple[jax.Array, jax.Array]:
+    """The two parts of Lambda at a network: V / alpha^2 and G (UniFed, Eq. 22 to 25).
+
+    Each is the Gram matrix of the predictions' gradients, with respect to the directions v and to
+    the scales gamma.
+
+    Returns:
+      f[P, P] and f[P, P].
+    """
+    jacobian = jax.jacrev(predict)(network, data)
+    ways = (way.reshape(way.shape[0], -1) for way in (jacobian.directions, jacobian.scale))
+    direction, magnitude = (way @ way.T for way in ways)
+    return direction, magnitude
+
+
+def train(network: Network, data: Data, rate: float, steps: int) -> tuple[Network, jax.Array]:
+    """Gradient descent on 1/2 |f - y|^2 over directions and scales.
+
+    With one local step a round it is federated averaging of v and, with averaged batch norm, gamma.
+
+    Args:
+      network: the start.
+      data: all clients' points.
+      rate: step size eta, below 2 / |Lambda| to converge.
+      steps: number of steps.
+
+    Returns:
+      The trained network and |f(t) - y|^2, f[steps + 1], the first before any step.
+    """
+
+    def loss(moving: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return jnp.square(predict(Network(*moving, network.signs), data) - data.targets).sum() / 2
+
+    def step(moving: tuple, _: None) -> tuple[tuple, jax.Array]:
+        value, gradient = jax.value_and_grad(loss)(moving)
+        return jax.tree.map(lambda w, g: w - rate * g, moving, gradient), 2 * value
+
+    moving, losses = jax.lax.scan(step, (network.directions, network.scale), length=steps)
+    return Network(*moving, network.signs), jnp.append(losses, 2 * loss(moving))
+
+
+def predicted(start: jax.Array, rate: float, eigenvalue: jax.Array, steps: int) -> jax.Array:
+    """(1 - eta e / 2)^t |f(0) - y|^2 for t = 0 to `steps`, f[steps + 1] (UniFed, Theorem 3.4).
+
+    Differs from the paper: give it the least eigenvalue e of the network's own G at the start, see
+    `evolution`. G divides by |v_k|_S where G of Definition 3.2 (`gram`) does not, so that theirs
+    is alpha^2 d times too large where all S are the identity.
+    """
+    return start * (1 - rate * eigenvalue / 2) ** jnp.arange(steps + 1.0)
+
+
+def toy_data(
+    key: jax.Array, deviation: float, samples: int, weight: float = 1.0, noise: float = 0.0
+) -> tuple[jax.Array, jax.Array]:
+    """x ~ N(0, deviation^2) and y = cos(weight x) + noise, f[samples] each (FedBN, Section 1)."""
+    ours, theirs = jax.random.split(key)
+    x = deviation * jax.random.normal(ours, (samples,))
+    return x, jnp.cos(weight * x) + noise * jax.random.normal(theirs, (samples,))
+
+
+def toy_loss(weight: jax.Array, gamma: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Mean of (cos(w x / gamma) - y)^2, the surface of FedBN's Fig. 1 and 2.
+
+    Args:
+      weight: w f[...], the model.
+      gamma: f[...], the batch norm: 1 for none, the standard deviation of x for a client's own.
+      x: f[n].
+      y: f[n].
+
+    Returns:
+      f[...], broadcast over `weight` and `gamma`.
+    """
+    slope = jnp.asarray(weight / gamma)
+    return jnp.square(jnp.cos(slope[..., None] * x) - y).mean(-1)

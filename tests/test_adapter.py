@@ -1,0 +1,194 @@
+"""The zero-shot adapter against Eq. 7 to 9 by hand, its start, its gradients, its record."""
+
+import jax
+import jax.numpy as jnp
+import norm_nets as nets
+import numpy as np
+import pytest
+
+from fedjax_bn import adaptation
+from fedjax_bn.models import ResNet18
+from fedjax_bn.normalization import BatchNorm, adapter, normalize_with
+from fedjax_bn.normalization.layer import spatial_layers
+
+MODEL = nets.HandMade()
+KEY = jax.random.key(5)
+
+
+def ready(model=MODEL, count=5, seed=0):
+    """Variables with an adapter of random values, and images."""
+    images = nets.images_of(count, seed)
+    variables = adapter.with_adapter(KEY, model, nets.variables_of(model, images), images)
+    random = np.random.default_rng(seed)
+    shake = lambda leaf: leaf + jnp.asarray(0.05 * random.normal(size=leaf.shape))  # noqa: E731
+    variables["adapter"] = jax.tree.map(shake, variables["adapter"])
+    return variables, images
+
+
+def set_output(variables, delta, epsilon):
+    """Adapters that answer (delta, epsilon) whatever they see."""
+    made = {
+        name: {
+            "hidden": layer["hidden"],
+            "out": {
+                "kernel": jnp.zeros_like(layer["out"]["kernel"]),
+                "bias": jnp.asarray([delta, epsilon], layer["out"]["bias"].dtype),
+            },
+        }
+        for name, layer in variables["adapter"].items()
+    }
+    return {**variables, "adapter": made}
+
+
+def predict(adapt, variables, images):
+    return adapt.predict(variables, adapt.init(variables), images)[0]
+
+
+def test_only_layers_with_spatial_axes_get_an_adapter():
+    images = nets.images_of(2)
+    variables = nets.variables_of(MODEL, images)
+    assert spatial_layers(MODEL, variables, images) == {"block/inner": 8, "middle": 16}
+    made = adapter.with_adapter(KEY, MODEL, variables, images)["adapter"]
+    shapes = jax.tree.map(jnp.shape, made["middle"])
+    assert shapes == {
+        "hidden": {"kernel": (32, 1), "bias": (1,)},
+        "out": {"kernel": (1, 2), "bias": (2,)},
+    }
+
+
+def test_a_model_without_spatial_batch_norm_is_an_error():
+    layer, x = BatchNorm(), jnp.zeros((4, 3))
+    variables = {"params": {}, **layer.init(KEY, x)}
+    with pytest.raises(ValueError, match="nothing to adapt"):
+        adapter.with_adapter(KEY, layer, variables, x)
+
+
+def test_resnet18_gets_the_papers_220_thousand_parameters():
+    model = ResNet18(num_classes=7)
+    images = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
+    variables = jax.eval_shape(model.init, KEY, images)
+    made = jax.eval_shape(lambda v: adapter.with_adapter(KEY, model, v, images), variables)
+    leaves = jax.tree.leaves(made["adapter"])
+    assert len(made["adapter"]) == 20
+    assert sum(leaf.size for leaf in leaves) == 218_540  # Table 4: 11.53 M - 11.31 M
+
+
+def test_alpha_is_equations_7_and_9_by_hand(x64):
+    layer = BatchNorm()
+    x = nets.images_of(6, shape=(5, 4, 32))
+    variables = nets.variables_of(layer, x)
+    parameters = adapter.init(KEY, {"": 32}, jnp.float64)
+    random = np.random.default_rng(0)
+    parameters[""]["out"]["kernel"] = jnp.asarray(random.normal(size=(2, 2)))
+    with normalize_with(adapter.adapted_statistics(parameters)):
+        ours = layer.apply(variables, x)
+
+    images, running = np.asarray(x), jax.tree.map(np.asarray, variables["batch_stats"])
+    mean_i, std_i = images.mean((1, 2)), np.sqrt(images.var((1, 2)) + 1e-5)
+    mean_g, std_g = running["mean"], np.sqrt(running["var"] + 1e-5)
+    p = jax.tree.map(np.asarray, parameters[""])
+    hidden = np.concatenate([mean_i - mean_g, std_i - std_g], 1) @ p["hidden"]["kernel"]
+    hidden = np.maximum(hidden + p["hidden"]["bias"], 0)
+    out = hidden @ p["out"]["kernel"] + p["out"]["bias"]
+    alpha = np.clip(out[:, 1:], 0, 1)
+    assert alpha.std() > 0
+    mean = (alpha * mean_i + (1 - alpha) * mean_g)[:, None, None]
+    std = (alpha * std_i + (1 - alpha) * std_g)[:, None, None]
+    expected = (images - mean) / std * variables["params"]["scale"] + variables["params"]["bias"]
+    np.testing.assert_allclose(ours, expected, rtol=1e-9)
+
+
+def test_alpha_0_is_running_and_1_is_instance_statistics(x64):
+    variables, images = ready()
+    adapt = adaptation.zero_shot_adapter(MODEL)
+    for alpha in (0.0, 1.0):
+        ours = predict(adapt, set_output(variables, 0.3, alpha), images)
+        fixed = predict(adaptation.fixed_alpha(MODEL, alpha), variables, images)
+        np.testing.assert_allclose(ours, fixed, rtol=1e-11)
+    plain = predict(adaptation.running(MODEL), variables, images)
+    np.testing.assert_allclose(
+        predict(adapt, set_output(variables, 0.3, 0.0), images), plain, rtol=1e-10
+    )
+
+
+def test_alpha_is_clipped_and_deterministic_at_test(x64):
+    variables, images = ready()
+    adapt = adaptation.zero_shot_adapter(MODEL)
+    for beyond, edge in ((-3.0, 0.0), (7.0, 1.0)):
+        outer = predict(adapt, set_output(variables, 1.0, beyond), images)
+        inner = predict(adapt, set_output(variables, 1.0, edge), images)
+        np.testing.assert_array_equal(outer, inner)
+    np.testing.assert_array_equal(
+        predict(adapt, variables, images), predict(adapt, variables, images)
+    )
+
+
+def test_alpha_in_training_is_reparameterized():
+    """Over many samples alpha has mean epsilon and deviation delta, each sample its own z."""
+    layer, parameters = BatchNorm(), adapter.init(KEY, {"": 3})
+    parameters[""]["out"]["bias"] = jnp.asarray([0.05, 0.5])
+    x = nets.images_of(4000, shape=(2, 2, 3)).astype(jnp.float32)
+    variables = nets.variables_of(layer, x)
+    with normalize_with(adapter.adapted_statistics(parameters, KEY)):
+        _, seen = layer.apply(variables, x, mutable=[adapter.ALPHAS])
+    alpha = np.asarray(seen[adapter.ALPHAS]["alpha"])
+    np.testing.assert_allclose([alpha.mean(), alpha.std()], [0.5, 0.05], rtol=0.05)
+
+
+def test_a_fresh_adapter_starts_inside_the_clamp():
+    images = nets.images_of(20)
+    variables = nets.variables_of(MODEL, images)
+    variables = adapter.with_adapter(KEY, MODEL, variables, images)
+    for alpha in adaptation.record_alphas(MODEL)(variables, images).values():
+        np.testing.assert_allclose(alpha, 0.1, rtol=1e-5)
+
+    def loss(parameters):
+        with normalize_with(adapter.adapted_statistics(parameters, KEY)):
+            return jnp.square(MODEL.apply(variables, images)).sum()
+
+    gradients = jax.jit(jax.grad(loss))(variables["adapter"])
+    for layer in gradients.values():
+        assert np.abs(layer["out"]["bias"]).min() > 0
+        assert np.abs(layer["out"]["kernel"]).max() > 0
+
+
+def test_alphas_of_every_layer_and_sample_are_recorded_on_request(x64):
+    variables, images = ready()
+    record = jax.jit(adaptation.record_alphas(MODEL))
+    alphas = record(variables, images)
+    assert {name: alpha.shape for name, alpha in alphas.items()} == {
+        "block/inner": (5,),
+        "middle": (5,),
+    }
+    assert all(((alpha >= 0) & (alpha <= 1)).all() for alpha in alphas.values())
+    alone = record(variables, images[2:3])
+    for name, alpha in alphas.items():
+        np.testing.assert_allclose(alone[name][0], alpha[2], rtol=1e-10)
+
+
+def test_recording_changes_no_prediction(x64):
+    variables, images = ready()
+    plain = predict(adaptation.zero_shot_adapter(MODEL), variables, images)
+    with normalize_with(adapter.adapted_statistics(variables["adapter"])):
+        recorded, _ = MODEL.apply(variables, images, mutable=[adapter.ALPHAS])
+    np.testing.assert_array_equal(plain, recorded)
+
+
+def test_it_reaches_layers_behind_remat(x64):
+    model = nets.Remat()
+    variables, images = ready(model)
+    assert set(variables["adapter"]) == {"block/inner"}
+    ours = predict(adaptation.zero_shot_adapter(model), set_output(variables, 0.0, 1.0), images)
+    fixed = predict(adaptation.fixed_alpha(model, 1.0), variables, images)
+    np.testing.assert_allclose(ours, fixed, rtol=1e-11)
+    assert adaptation.record_alphas(model)(variables, images)["block/inner"].shape == (5,)
+
+
+def test_without_adapter_parameters_the_error_says_how_to_get_them():
+    variables, images = ready()
+    del variables["adapter"]["middle"]
+    with pytest.raises(ValueError, match=r"'middle' has no zero-shot adapter.*block/inner"):
+        predict(adaptation.zero_shot_adapter(MODEL), variables, images)
+    del variables["adapter"]
+    with pytest.raises(ValueError, match="adapter=True"):
+        predict(adaptation.zero_shot_adapter(MODEL), variables, images)

@@ -1,0 +1,387 @@
+"""Augmentation: every operation against Pillow on real images, every random choice by its law."""
+
+import colorsys
+from functools import partial
+from itertools import permutations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+from scipy import stats
+from sklearn.datasets import load_sample_images
+
+from fedjax_bn.data import augment, color, geometry
+from fedjax_bn.data.images import standardize
+
+PHOTOGRAPHS = [image[40:340:2, 100:500:2] for image in load_sample_images().images]  # 150 x 200
+BOXES = [(0, 0, 150, 200, 150), (10, 31, 97, 120, 128), (3, 5, 140, 190, 40), (60, 80, 7, 5, 16)]
+crop_and_resize = jax.jit(geometry.crop_and_resize, static_argnums=5)
+rotate = jax.jit(geometry.rotate)
+shift_hue = jax.jit(color.shift_hue)
+FACTORS = [0.0, 0.7, 1.0, 1.3, 2.5]
+ENHANCERS = {
+    color.brightness: ImageEnhance.Brightness,
+    color.contrast: ImageEnhance.Contrast,
+    color.saturation: ImageEnhance.Color,
+}
+
+
+def levels(image):
+    """Pixels in [0, 1] -> byte levels, not rounded."""
+    return 255 * np.asarray(image, np.float64)
+
+
+def pixels(photograph):
+    return jnp.asarray(photograph / 255.0)
+
+
+def keys(count, seed=0):
+    return jax.random.split(jax.random.key(seed), count)
+
+
+def assert_uniform(values, low, high):
+    """Kolmogorov-Smirnov; the keys are fixed, so this cannot fail by chance."""
+    values = np.asarray(values, np.float64)
+    assert low - 1e-6 <= values.min()
+    assert values.max() <= high + 1e-6
+    assert stats.kstest(values, stats.uniform(low, high - low).cdf).pvalue > 0.01
+
+
+# Operations with given parameters
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("box", BOXES)
+def test_crop_and_resize_equals_pillow_in_floats(box):
+    top, left, high, wide, size = box
+    for photograph in PHOTOGRAPHS:
+        ours = crop_and_resize(pixels(photograph), *box)
+        for channel in range(3):
+            plane = Image.fromarray(photograph[..., channel].astype(np.float32))
+            plane = plane.crop((left, top, left + wide, top + high))
+            theirs = plane.resize((size, size), Image.Resampling.BILINEAR)
+            np.testing.assert_allclose(levels(ours[..., channel]), theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("box", BOXES)
+def test_crop_and_resize_in_float32_is_within_a_level_of_pillow_in_bytes(box):
+    top, left, high, wide, size = box
+    for photograph in PHOTOGRAPHS:
+        image = jnp.asarray(photograph, jnp.float32) / 255
+        ours = levels(crop_and_resize(image, *box))
+        cut = Image.fromarray(photograph).crop((left, top, left + wide, top + high))
+        theirs = np.asarray(cut.resize((size, size), Image.Resampling.BILINEAR), float)
+        assert np.abs(ours - theirs).max() <= 1.01  # Pillow rounds twice
+        assert np.abs(ours - theirs).mean() < 0.4
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("angle", [-30.0, -17.31, 0.0, 0.4, 29.99, 90.0, 151.5])
+def test_rotation_equals_pillow_bit_by_bit(angle):
+    for photograph in PHOTOGRAPHS:
+        theirs = Image.fromarray(photograph).rotate(angle)
+        ours = rotate(jnp.asarray(photograph), angle)
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_rotation_in_float32_differs_from_pillow_in_few_pixels():
+    image = jnp.asarray(PHOTOGRAPHS[0])
+    for angle in (-29.3, 11.7, 24.9):
+        ours = rotate(image, jnp.float32(angle))
+        theirs = np.asarray(Image.fromarray(PHOTOGRAPHS[0]).rotate(angle))
+        assert (np.asarray(ours) != theirs).any(-1).mean() < 1e-3
+
+
+def test_mirror_equals_pillow():
+    for photograph in PHOTOGRAPHS:
+        theirs = ImageOps.mirror(Image.fromarray(photograph))
+        np.testing.assert_array_equal(geometry.mirror(jnp.asarray(photograph)), theirs)
+
+
+@pytest.mark.parametrize("change", ENHANCERS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("factor", FACTORS)
+def test_brightness_contrast_and_saturation_are_within_rounding_of_pillow(change, factor):
+    for photograph in PHOTOGRAPHS:
+        theirs = ENHANCERS[change](Image.fromarray(photograph)).enhance(factor)
+        ours = levels(change(pixels(photograph), factor))
+        # Pillow rounds the grey (half a level, times |1 - factor|) and cuts the result (one level).
+        assert np.abs(ours - np.asarray(theirs)).max() <= 1.01 + abs(1 - factor) / 2
+
+
+def test_grey_is_pillows_to_half_a_level():
+    for photograph in PHOTOGRAPHS:
+        theirs = np.asarray(Image.fromarray(photograph).convert("L"), float)
+        assert np.abs(levels(color.grey(pixels(photograph)))[..., 0] - theirs).max() <= 0.51
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("turns", [-0.5, -0.3, 0.0, 0.1, 1 / 3, 0.5])
+def test_hue_equals_the_standard_librarys(turns):
+    photograph = PHOTOGRAPHS[1][::7, ::5]
+    special = np.array([[[0, 0, 0], [255, 255, 255], [9, 9, 9], [255, 0, 0], [0, 200, 200]]])
+    for image in (photograph, special):
+        flat = (image / 255).reshape(-1, 3)
+        hsv = [colorsys.rgb_to_hsv(*rgb) for rgb in flat]
+        theirs = [colorsys.hsv_to_rgb((h + turns) % 1, s, v) for h, s, v in hsv]
+        ours = np.asarray(shift_hue(pixels(image), turns)).reshape(-1, 3)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("turns", [-0.3, 0.17, 0.3])
+def test_hue_is_near_pillows_which_rounds_hue_and_saturation_to_bytes(turns):
+    for photograph in PHOTOGRAPHS:
+        hue, *rest = Image.fromarray(photograph).convert("HSV").split()
+        moved = Image.fromarray(np.asarray(hue) + np.int32(turns * 255).astype(np.uint8))
+        theirs = Image.merge("HSV", (moved, *rest)).convert("RGB")
+        distance = np.abs(levels(shift_hue(pixels(photograph), turns)) - np.asarray(theirs))
+        assert distance.mean() < 1.5
+        assert np.quantile(distance, 0.99) < 6
+
+
+@pytest.mark.usefixtures("x64")
+def test_jitter_applies_the_four_changes_in_every_given_order():
+    image = pixels(PHOTOGRAPHS[0][::5, ::5])
+    factors, turns = jnp.array([0.8, 1.3, 0.7]), 0.2
+    changes = [
+        partial(color.brightness, factor=factors[0]),
+        partial(color.contrast, factor=factors[1]),
+        partial(color.saturation, factor=factors[2]),
+        partial(color.shift_hue, turns=turns),
+    ]
+    orders = np.array(list(permutations(range(4))), np.int32)
+    ours = jax.jit(jax.vmap(lambda order: color.jitter(image, factors, turns, order)))(orders)
+    for order, result in zip(orders, ours, strict=True):
+        expected = image
+        for which in order:
+            expected = changes[which](expected)
+        np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12)
+
+
+def test_a_whole_chain_on_pacs_is_within_two_levels_of_pillow(shared):
+    folders = sorted(folder for folder in (shared / "data/pacs").glob("*/*") if folder.is_dir())
+    files = [min(folder.glob("*.jpg")) for folder in folders if folder.parent.name != "splits"]
+    assert len({file.parent.parent for file in files}) == 4
+    top, left, high, wide = 9, 4, 113, 120
+
+    @jax.jit
+    def chain(image):
+        image = geometry.crop_and_resize(image, top, left, high, wide, 96)
+        image = color.saturation(color.contrast(geometry.mirror(image), 0.8), 1.2)
+        return color.brightness(image, 0.9)
+
+    for file in files:
+        theirs = Image.open(file).convert("RGB")
+        ours = levels(chain(jnp.asarray(np.asarray(theirs), jnp.float32) / 255))
+        theirs = theirs.crop((left, top, left + wide, top + high))
+        theirs = ImageOps.mirror(theirs.resize((96, 96), Image.Resampling.BILINEAR))
+        for enhancer, factor in zip(ENHANCERS.values(), (0.9, 0.8, 1.2), strict=True):
+            if enhancer is not ImageEnhance.Brightness:
+                theirs = enhancer(theirs).enhance(factor)
+        theirs = np.asarray(ImageEnhance.Brightness(theirs).enhance(0.9), float)
+        assert np.abs(ours - theirs).mean() < 1.5
+        assert np.abs(ours - theirs).max() < 5
+
+
+# Random choices
+
+
+def boxes(count, height, width, scale, ratio):
+    draw = partial(augment.crop_box, height=height, width=width, scale=scale, ratio=ratio)
+    return [np.asarray(values) for values in jax.jit(jax.vmap(draw))(keys(count))]
+
+
+def test_boxes_have_the_areas_the_ratios_and_the_places_asked_for():
+    top, left, high, wide = boxes(4000, 1000, 1000, (0.1, 0.3), (3 / 4, 4 / 3))
+    assert_uniform(high * wide / 1e6 + np.linspace(-1e-3, 1e-3, 4000), 0.099, 0.301)
+    assert_uniform(np.log(wide / high), np.log(3 / 4) - 2e-3, np.log(4 / 3) + 2e-3)
+    for start, length in ((top, high), (left, wide)):
+        assert start.min() >= 0
+        assert (start + length).max() <= 1000
+        assert_uniform(start / (1000 - length), 0, 1)
+
+
+def test_boxes_of_domainbed_lie_within_the_image_and_its_area_range():
+    top, left, high, wide = boxes(2000, 128, 96, (0.7, 1.0), (3 / 4, 4 / 3))
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (top + high <= 128).all()
+    assert (left + wide <= 96).all()
+    assert (high * wide).min() >= 0.69 * 128 * 96
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10))],
+)
+def test_where_no_box_fits_it_is_the_largest_in_the_middle(height, width, expected):
+    for box, value in zip(
+        boxes(5, height, width, (0.99, 1.0), (3 / 4, 4 / 3)), expected, strict=True
+    ):
+        assert (box == value).all()
+
+
+def transformed(transform, image, count=3000):
+    """What a transform makes of one image with many keys."""
+    image = jnp.asarray(image, float)
+    return np.asarray(jax.jit(jax.vmap(transform, (0, None)))(keys(count), image))
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 1.0])
+def test_flip_and_grayscale_happen_as_often_as_asked(probability):
+    image = np.array([[[0.1, 0.2, 0.9], [0.5, 0.3, 0.2]]])
+    flipped = transformed(augment.random_flip(probability), image)[:, 0, 0, 0] > 0.3
+    greyed = np.ptp(transformed(augment.random_grayscale(probability), image), -1)[:, 0, 0] < 1e-6
+    for happened in (flipped, greyed):
+        assert stats.binomtest(int(happened.sum()), len(happened), probability).pvalue > 0.01
+
+
+def test_angles_are_uniform_within_the_range():
+    side = 121
+    place = np.stack(np.meshgrid(np.arange(side), np.arange(side)), axis=-1) - side // 2
+    turn = jax.jit(jax.vmap(augment.random_rotation(30.0), (0, None)))
+    # Where the pixel that is now right of the centre came from.
+    x, y = np.asarray(turn(keys(600), jnp.asarray(place, float)))[:, side // 2, side - 3].T
+    assert_uniform(np.rad2deg(np.arctan2(y, x)), -30.5, 30.5)  # nearest pixels: half a degree
+
+
+@pytest.mark.parametrize(
+    ("spread", "image", "factor"),
+    [
+        ({"brightness": 0.3}, [[[0.2, 0.4, 0.6]]], lambda out: out[:, 0, 0, 1] / 0.4),
+        (
+            {"contrast": 0.4},
+            [[[0.3, 0.3, 0.3], [0.5, 0.5, 0.5]]],
+            lambda out: (out[:, 0, 1, 0] - out[:, 0, 0, 0]) / 0.2,
+        ),
+        (
+            {"saturation": 0.2},
+            [[[0.3, 0.4, 0.5]]],
+            lambda out: (out[:, 0, 0, 2] - out[:, 0, 0, 0]) / 0.2,
+        ),
+        (
+            {"hue": 0.1},
+            [[[0.8, 0.2, 0.2]]],
+            lambda out: 1 + (out[:, 0, 0, 1] - out[:, 0, 0, 2]) / 0.6 / 6,
+        ),
+    ],
+    ids=["brightness", "contrast", "saturation", "hue"],
+)
+def test_jitter_draws_factors_uniformly(spread, image, factor):
+    ((_, width),) = spread.items()
+    factors = factor(transformed(augment.color_jitter(**spread), np.array(image)))
+    assert_uniform(factors, 1 - width, 1 + width)
+
+
+def test_jitter_draws_all_orders_alike_and_apart_from_the_factors():
+    seen = []
+
+    def record(image, factors, turns, order):
+        seen.append((factors, order))
+        return image
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(color, "jitter", record)
+        transform = augment.color_jitter(0.3, 0.3, 0.3, 0.3)
+
+        def draw(key):
+            transform(key, jnp.zeros((1, 1, 3)))
+            return seen.pop()
+
+        factors, orders = jax.jit(jax.vmap(draw))(keys(4800))
+    codes = np.asarray(orders) @ [64, 16, 4, 1]
+    _, counts = np.unique(codes, return_counts=True)
+    assert len(counts) == 24
+    assert stats.chisquare(counts).pvalue > 0.01
+    correlation = np.corrcoef(np.column_stack([factors, orders]).T)
+    assert np.abs(correlation[:3, 3:]).max() < 0.05
+
+
+# Whole augmentations
+
+AUGMENTATIONS = {"domainbed": augment.domainbed(48), "office": augment.office()}
+RUN = {name: jax.jit(run) for name, run in AUGMENTATIONS.items()}
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return jnp.asarray(np.stack([p[i : i + 64, i : i + 64] for p in PHOTOGRAPHS for i in (0, 80)]))
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_same_key_same_bits_and_another_key_other_bits(name, batch):
+    run = RUN[name]
+    first = run(jax.random.key(3), batch)
+    assert first.dtype == jnp.uint8
+    np.testing.assert_array_equal(first, run(jax.random.key(3), batch))
+    assert (np.asarray(first) != run(jax.random.key(4), batch)).mean() > 0.3
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_a_sample_does_not_depend_on_the_others_of_its_batch(name, batch):
+    run, key = RUN[name], jax.random.key(0)
+    whole = run(key, batch)
+    np.testing.assert_array_equal(run(key, batch.at[0].set(7).at[3].set(200))[1:3], whole[1:3])
+    np.testing.assert_array_equal(run(key, batch[:3]), whole[:3])
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_equal_samples_are_changed_differently(name, batch):
+    same = jnp.repeat(batch[:1], 4, axis=0)
+    results = np.asarray(RUN[name](jax.random.key(0), same))
+    for i, j in zip(*np.triu_indices(4, 1), strict=True):
+        assert (results[i] != results[j]).mean() > 0.3
+
+
+@pytest.mark.usefixtures("x64")
+def test_clients_under_vmap_and_one_by_one_get_the_same_bits(batch):
+    run = augment.compose(augment.random_rotation(20), augment.color_jitter(0.3, 0.3, 0.3, 0.3))
+    args = keys(2), jnp.stack([batch, batch[::-1]])
+    together = jax.jit(jax.vmap(run))(*args)
+    one_by_one = jax.jit(lambda args: jax.lax.map(lambda client: run(*client), args))(args)
+    np.testing.assert_array_equal(together, one_by_one)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_composing_nothing_changes_nothing_so_bytes_survive_the_way_to_floats(dtype):
+    images = jnp.arange(256, dtype=jnp.uint8).reshape(1, 16, 16, 1)
+    with jax.enable_x64(dtype == "float64"):
+        for run in (augment.compose(), augment.compose(augment.random_flip(0.0))):
+            np.testing.assert_array_equal(run(jax.random.key(0), images), images)
+
+
+def test_what_prepares_stored_images_prepares_augmented_ones(batch):
+    prepare = standardize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    images = prepare(RUN["domainbed"](jax.random.key(0), batch), jnp.float32)
+    assert images.shape == (4, 48, 48, 3)
+    assert -2.6 < float(images.min()) < float(images.max()) < 2.6
+
+
+def trace(run, shape, dtype=jnp.uint8):
+    jax.eval_shape(run, jax.random.key(0), jax.ShapeDtypeStruct(shape, dtype))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: augment.random_resized_crop(0), "size=0"),
+        (lambda: augment.random_resized_crop(8, scale=(0.0, 1.0)), "scale"),
+        (lambda: augment.random_resized_crop(8, scale=(0.5, 1.5)), "whole image"),
+        (lambda: augment.random_resized_crop(8, ratio=(2.0, 1.0)), "ratio"),
+        (lambda: augment.random_flip(1.5), "probability=1.5"),
+        (lambda: augment.random_grayscale(-0.1), "probability=-0.1"),
+        (lambda: augment.random_rotation(200), "degrees=200"),
+        (lambda: augment.color_jitter(-1), "at least 0"),
+        (lambda: augment.color_jitter(hue=0.6), "hue=0.6"),
+        (lambda: trace(augment.office(), (2, 9), jnp.float32), "no images"),
+        (lambda: trace(augment.domainbed(8), (2, 9, 9, 1)), "color_jitter needs .* 3 channels"),
+        (
+            lambda: trace(augment.compose(augment.random_grayscale()), (2, 9, 9, 4)),
+            "random_grayscale needs .* 3 channels",
+        ),
+    ],
+)
+def test_what_cannot_be_is_an_error_that_names_it(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

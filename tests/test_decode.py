@@ -1,0 +1,345 @@
+"""Decoding and its cache: pixels as Pillow's, faults named together, nothing half-written."""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_bn.data import cache as cache_module
+from fedjax_bn.data.decode import decode, read_image
+
+RNG = np.random.default_rng(0)
+
+
+def write_image(path: Path, mode: str = "RGB", size: tuple[int, int] = (12, 9)) -> Path:
+    """A random image; JPEG of good quality or PNG, by the suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    channels = 4 if "A" in mode else 3
+    pixels = RNG.integers(0, 256, (size[1], size[0], channels), dtype=np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+    return path
+
+
+@pytest.fixture
+def files(tmp_path) -> list[Path]:
+    return [write_image(tmp_path / "set" / f"{k:03}.png") for k in range(5)]
+
+
+def pillow(path: Path, size: int) -> np.ndarray:
+    """The transform of DomainBed and FedBN, in Pillow's own words."""
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB").resize((size, size), Image.BILINEAR))
+
+
+def load(files: list[Path], size: int = 8, cache: Path | None = None):
+    return decode(files, size, root=files[0].parent, cache=cache, progress=False)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_pixels_are_pillows_in_the_order_of_the_files(tmp_path, cached):
+    files = [write_image(tmp_path / "set" / f"{k}.png") for k in range(150)][::-1]
+    images, notes = load(files, 7, tmp_path / "cache" if cached else None)
+    np.testing.assert_array_equal(images, [pillow(file, 7) for file in files])
+    assert images.dtype == np.uint8
+    assert isinstance(images, np.memmap) == cached
+    assert notes == ()
+
+
+def test_an_image_of_the_right_size_is_not_resampled(tmp_path):
+    file = write_image(tmp_path / "a.png", size=(8, 8))
+    np.testing.assert_array_equal(load([file])[0][0], np.asarray(Image.open(file)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "words"),
+    [
+        ("L", "a.jpg", "grey"),
+        ("CMYK", "a.jpg", "CMYK"),
+        ("RGBA", "a.png", "RGB with transparency"),
+        ("LA", "a.png", "grey with transparency"),
+        ("P", "a.png", "a palette"),
+        ("1", "a.png", "black and white"),
+    ],
+)
+def test_other_modes_are_converted_and_counted(tmp_path, mode, name, words):
+    files = [write_image(tmp_path / str(k) / name, mode) for k in range(2)]
+    files.append(write_image(tmp_path / "plain.png"))
+    images, notes = decode(files, 8, root=tmp_path, progress=False)
+    assert notes == (f"images converted to RGB: 2 from {words}",)
+    np.testing.assert_array_equal(images[1], pillow(files[1], 8))
+
+
+def test_a_palette_with_transparency_raises_no_warning(tmp_path):
+    image = Image.fromarray(RNG.integers(0, 4, (8, 8), dtype=np.uint8))
+    image = image.convert("P")
+    image.save(tmp_path / "a.png", transparency=bytes([0, 128, 255]))
+    assert load([tmp_path / "a.png"])[0].shape == (1, 8, 8, 3)
+
+
+def test_sixteen_bit_grey_keeps_its_shades(tmp_path):
+    shades = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(shades).save(tmp_path / "a.png")
+    images, notes = load([tmp_path / "a.png"])
+    np.testing.assert_array_equal(images[0, ..., 0], shades >> 8)
+    assert notes == ("images converted to RGB: 1 from 16-bit grey",)
+
+
+def spoil(file: Path, content: bytes) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return file
+
+
+def test_all_unreadable_files_are_named_in_one_sentence(tmp_path, files):
+    whole = write_image(tmp_path / "whole.jpg", size=(64, 64)).read_bytes()
+    root = files[0].parent
+    files += [spoil(root / "cut.jpg", whole[:-200]), spoil(root / "empty.png", b"")]
+    files += [spoil(root / "page.jpg", b"<html>not found</html>")]
+    with pytest.raises(ValueError, match=r"^3 of 8 images in .* cannot be read: ") as error:
+        load(files, cache=tmp_path / "cache")
+    for name in ("cut.jpg (image file is truncated", "empty.png (", "page.jpg ("):
+        assert name in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "fetch or unpack them again" in str(error.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_at_most_ten_unreadable_files_are_named(tmp_path):
+    files = [spoil(tmp_path / f"{k:02}.jpg", b"x") for k in range(13)]
+    with pytest.raises(ValueError, match=r"13 of 13 .* and 3 more; ") as error:
+        load(files)
+    assert str(error.value).count(".jpg (") == 10
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_missing_files_are_named_with_the_others(tmp_path, files, cached):
+    files += [files[0].with_name("gone.png"), spoil(files[0].with_name("page.jpg"), b"x")]
+    with pytest.raises(ValueError, match=r"2 of 7 .* gone.png \(No such file.*\), page.jpg \("):
+        load(files, cache=tmp_path / "cache" if cached else None)
+
+
+def test_no_files_are_an_error(tmp_path):
+    with pytest.raises(ValueError, match="cannot decode 0 files"):
+        decode([], 8, root=tmp_path)
+
+
+def test_progress_goes_to_stderr_only_if_wanted(files, capsys):
+    load(files)
+    assert capsys.readouterr() == ("", "")
+    decode(files, 8, root=files[0].parent)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "5/5" in err
+
+
+def count_reads(monkeypatch) -> list[Path]:
+    """The files that are decoded from now on."""
+    seen = []
+
+    def read(file: Path, size: int) -> tuple[np.ndarray, str]:
+        seen.append(file)
+        return read_image(file, size)
+
+    monkeypatch.setattr("fedjax_bn.data.decode.read_image", read)
+    return seen
+
+
+def test_the_cache_is_reused_with_its_notes(tmp_path, files, monkeypatch):
+    files.append(write_image(files[0].parent / "grey.png", "L"))
+    first, notes = load(files, cache=tmp_path / "cache")
+    seen = count_reads(monkeypatch)
+    again, notes_again = load(files, cache=tmp_path / "cache")
+    assert seen == []
+    np.testing.assert_array_equal(again, first)
+    assert notes_again == notes == ("images converted to RGB: 1 from grey",)
+
+
+def test_the_cache_survives_a_move_of_the_dataset(tmp_path, files, monkeypatch):
+    load(files, cache=tmp_path / "cache")
+    seen = count_reads(monkeypatch)
+    shutil.move(tmp_path / "set", tmp_path / "elsewhere" / "set")
+    load([tmp_path / "elsewhere" / "set" / file.name for file in files], cache=tmp_path / "cache")
+    assert seen == []
+
+
+@pytest.mark.parametrize("change", ["touch", "rename", "content", "size", "order", "fewer"])
+def test_any_change_of_the_source_is_decoded_anew(tmp_path, files, monkeypatch, change):
+    load(files, cache=tmp_path / "cache")
+    seen = count_reads(monkeypatch)
+    if change == "touch":
+        os.utime(files[0], (1, 1))
+    elif change == "rename":
+        files[0] = files[0].rename(files[0].with_name("new.png"))
+    elif change == "content":
+        stat = files[0].stat()
+        write_image(files[0], size=(30, 30))
+        os.utime(files[0], ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    elif change == "order":
+        files.reverse()
+    elif change == "fewer":
+        files.pop()
+    size = 6 if change == "size" else 8
+    images, _ = load(files, size, tmp_path / "cache")
+    assert len(seen) == len(files)
+    np.testing.assert_array_equal(images, [pillow(file, size) for file in files])
+
+
+@pytest.mark.parametrize("damage", ["short", "empty", "header", "notes"])
+def test_a_damaged_cache_is_decoded_anew(tmp_path, files, damage):
+    first = np.array(load(files, cache=tmp_path / "cache")[0])
+    (path,) = (tmp_path / "cache").glob("*.npy")
+    content = path.read_bytes()
+    broken = {
+        "short": content[:500],
+        "empty": b"",
+        "header": content.replace(b"|u1", b"<i2", 1),
+        "notes": content[:-2],
+    }
+    path.write_bytes(broken[damage])
+    again, _ = load(files, cache=tmp_path / "cache")
+    np.testing.assert_array_equal(again, first)
+
+
+def test_a_full_disk_in_the_middle_is_one_sentence_and_leaves_nothing(tmp_path, files, monkeypatch):
+    real, calls = os.pwrite, []
+
+    def pwrite(handle: int, data: bytes, place: int) -> int:
+        calls.append(place)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(handle, data, place)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(OSError, match=r"cannot keep 0\.0 MB .*No space left on device") as error:
+        load(files, cache=tmp_path / "cache")
+    assert "give another data.cache" in str(error.value)
+    assert str(tmp_path / "cache") in str(error.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+    monkeypatch.undo()
+    assert len(load(files, cache=tmp_path / "cache")[0]) == 5
+
+
+def test_a_disk_too_small_from_the_start_is_noticed_before_decoding(tmp_path, files, monkeypatch):
+    seen = count_reads(monkeypatch)
+    usage = namedtuple("usage", "total used free")(10**9, 10**9 - 100, 100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(OSError, match="its disk is full"):
+        load(files, cache=tmp_path / "cache")
+    assert seen == []
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_short_writes_are_continued(tmp_path, files, monkeypatch):
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, place: real(handle, data[:50], place))
+    images, _ = load(files, cache=tmp_path / "cache")
+    np.testing.assert_array_equal(images, [pillow(file, 8) for file in files])
+
+
+def test_a_cache_that_is_a_file_is_named(tmp_path, files):
+    spoil(tmp_path / "cache", b"")
+    with pytest.raises(OSError, match=r"cannot keep .* in .*cache \(File exists\)"):
+        load(files, cache=tmp_path / "cache")
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path, files, monkeypatch):
+    def stop(file: Path, size: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedjax_bn.data.decode.read_image", stop)
+    with pytest.raises(KeyboardInterrupt):
+        load(files, cache=tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from fedjax_bn.data import decode
+real = decode.read_image
+def read(file, size):
+    if sys.argv[2] == "hang":
+        print("writing", flush=True)
+        time.sleep(60)
+    time.sleep(0.1)
+    print("decoded", flush=True)
+    return real(file, size)
+decode.read_image = read
+files = sorted(Path(sys.argv[1], "set").iterdir())
+root = Path(sys.argv[1], "set")
+images, _ = decode.decode(files, 8, root=root, cache=Path(sys.argv[1], "cache"), progress=False)
+print("sum", images.sum(), flush=True)
+"""
+
+
+def start(folder: Path, mode: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", SLOW, str(folder), mode]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_what_a_killed_process_leaves_is_removed_and_harms_nobody(tmp_path, files):
+    process = start(tmp_path, "hang")
+    assert process.stdout.readline() == "writing\n"
+    process.kill()
+    process.communicate()
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".partial"]
+    load(files, cache=tmp_path / "cache")
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".npy"]
+
+
+def test_partial_files_of_other_sources_are_swept_unless_their_writer_lives(tmp_path, files):
+    process = start(tmp_path, "hang")
+    assert process.stdout.readline() == "writing\n"
+    dead = spoil(tmp_path / "cache" / "other-8-00.partial", b"half")
+    load(files, 6, tmp_path / "cache")
+    assert not dead.exists()
+    assert len(list((tmp_path / "cache").glob("set-8-*.partial"))) == 1
+    process.kill()
+    process.communicate()
+
+
+def test_of_two_processes_one_decodes_and_both_read_the_same(tmp_path, files):
+    outputs = [p.communicate() for p in [start(tmp_path, "slow") for _ in range(2)]]
+    lines = [out.split("\n") for out, _ in outputs]
+    assert sum(line.count("decoded") for line in lines) == len(files)
+    expected = f"sum {sum(int(pillow(file, 8).sum()) for file in files)}"
+    assert all(expected in line for line in lines)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_without_file_locks_each_process_writes_a_file_of_its_own(tmp_path, files, monkeypatch):
+    def flock(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(cache_module.fcntl, "flock", flock)
+    other = spoil(tmp_path / "cache" / "set.7.partial", b"another process writes this")
+    images, _ = load(files, cache=tmp_path / "cache")
+    np.testing.assert_array_equal(images, [pillow(file, 8) for file in files])
+    assert other.exists()
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_rows_are_kept_in_order_or_at_their_place(tmp_path):
+    rows = RNG.integers(0, 256, (6, 4), dtype=np.uint8)
+
+    def in_order(write) -> tuple[str, ...]:
+        write(rows[:4])
+        write(rows[4:])
+        return ("a note",)
+
+    def placed(write) -> tuple[str, ...]:
+        write(rows[4:], 4)
+        write(rows[:4], 0)
+        return ()
+
+    for name, make in (("a", in_order), ("b", placed)):
+        kept, notes = cache_module.stored(tmp_path, name, (6, 4), make)
+        np.testing.assert_array_equal(kept, rows)
+        assert notes == (("a note",) if name == "a" else ())

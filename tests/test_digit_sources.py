@@ -1,0 +1,116 @@
+"""Digit datasets as sources: the benchmark, scanners and Morpho-MNIST."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_digits import TEST as TESTING
+from tiny_digits import TRAIN as TRAINING
+from tiny_digits import archive, labels_of, write_mnist, write_originals
+
+from fedjax_bn.data import digits, morpho_mnist, scanners
+from fedjax_bn.data.domain import splits
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, check
+
+SIZES = {"mnist": 0, "svhn": 7, "usps": 0, "synth_digits": 7, "mnist_m": 3}  # above TRAINING
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory) -> Path:
+    return write_originals(tmp_path_factory.mktemp("digits"))
+
+
+def test_the_benchmark_as_a_source_has_all_samples_with_their_published_parts(originals):
+    source = check(digits.source(originals, progress=False))
+    assert [pool.name for pool in source.pools] == list(SIZES)
+    for pool in source.pools:
+        training = TRAINING + SIZES[pool.name]
+        np.testing.assert_array_equal(pool.parts, np.repeat([TRAIN, TEST], [training, TESTING]))
+        levels = np.concatenate([np.arange(training), 100 + np.arange(TESTING)])
+        np.testing.assert_array_equal(pool.images[:, 14, 14, 0], levels)
+        labels = np.concatenate([labels_of(training), labels_of(TESTING)])
+        np.testing.assert_array_equal(pool.labels, labels)
+        assert pool.labels.dtype == np.int32
+        assert pool.names[training] == f"{pool.name}/test/00000"
+
+
+def test_the_benchmark_source_holds_the_images_that_load_divides(originals):
+    source = digits.source(originals, progress=False)
+    dataset = digits.load(originals, fraction=1.0, truncate=False)
+    for pool, domain in zip(source.pools, dataset.domains, strict=True):
+        loaded = np.concatenate([split.images for _, split in splits(domain)])
+        levels = [np.sort(images[:, 0, 0, 0]) for images in (pool.images, loaded)]
+        np.testing.assert_array_equal(*levels)
+
+
+def test_originals_are_read_once_and_kept_in_the_cache(originals, tmp_path):
+    first = digits.source(originals, cache=tmp_path, progress=False)
+    times = [file.stat().st_mtime_ns for file in sorted(tmp_path.iterdir())]
+    again = digits.source(originals, cache=tmp_path, progress=False)
+    assert len(times) == 5
+    assert [file.stat().st_mtime_ns for file in sorted(tmp_path.iterdir())] == times
+    for one, two in zip(first.pools, again.pools, strict=True):
+        np.testing.assert_array_equal(one.images, two.images)
+    assert first.key == again.key
+
+
+def test_an_archive_as_a_source_has_its_domains_and_parts(tmp_path):
+    source = digits.source(archive(tmp_path / "a.npz"))
+    assert [pool.name for pool in source.pools] == ["zeta", "alpha"]
+    np.testing.assert_array_equal(source.pools[1].parts, np.repeat([TRAIN, TEST], [20, 20]))
+    assert source.pools[1].names[20] == "alpha/test/00000"
+
+
+def test_scanners_as_a_source_have_the_samples_of_load():
+    source, dataset = scanners.source(seed=3), scanners.load(seed=3)
+    for pool, domain in zip(source.pools, dataset.domains, strict=True):
+        assert np.bincount(pool.parts).tolist()[:2] == [180, 30]
+        for part, (_, split) in zip((TRAIN, VALIDATION, TEST), splits(domain), strict=True):
+            np.testing.assert_array_equal(pool.images[pool.parts == part], split.images)
+            np.testing.assert_array_equal(pool.labels[pool.parts == part], split.labels)
+        assert len(set(pool.names)) == len(pool.names)
+
+
+@pytest.mark.parametrize("path", [None, "nowhere"])
+def test_a_missing_path_is_named_by_the_source_too(path):
+    with pytest.raises((ValueError, FileNotFoundError), match=r"data\.path"):
+        digits.source(path)
+
+
+@pytest.fixture(scope="module")
+def morpho(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("morpho")
+    for name in ("global", "local", "plain"):
+        write_mnist(folder / name)
+    return folder
+
+
+def test_morpho_mnist_has_two_domains_with_the_parts_of_mnist(morpho):
+    source = morpho_mnist.load(morpho)
+    assert [pool.name for pool in source.pools] == ["morpho_global", "morpho_local"]
+    for pool in source.pools:
+        assert pool.images.shape == (TRAINING + TESTING, 28, 28, 3)
+        np.testing.assert_array_equal(pool.parts, np.repeat([TRAIN, TEST], [TRAINING, TESTING]))
+        np.testing.assert_array_equal(pool.images[TRAINING:, 0, 0, 1], 100 + np.arange(TESTING))
+        assert pool.names[TRAINING] == "test/00000"
+    assert len(source.notes) == 2
+    assert "a reduced copy" in source.notes[0]
+
+
+def test_a_digit_has_one_name_in_all_morpho_sets(morpho):
+    one, two, three = morpho_mnist.load(morpho, folders=("global", "local", "plain")).pools
+    np.testing.assert_array_equal(one.names, two.names)
+    np.testing.assert_array_equal(one.names, three.names)
+
+
+def test_missing_morpho_folders_and_files_are_named(morpho, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"lacks the folders global, local; Morpho-MNIST"):
+        morpho_mnist.load(tmp_path)
+    for name in ("global", "local"):
+        write_mnist(tmp_path / name)
+    (tmp_path / "local" / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"local/t10k-labels.* is missing; Morpho-MNIST"):
+        morpho_mnist.load(tmp_path)
+    with pytest.raises(ValueError, match=re.escape("['thinner'] are unknown; choose from global")):
+        morpho_mnist.load(morpho, folders=("thinner",))

@@ -1,0 +1,163 @@
+"""A trained federation on unseen and internal clients, its choices by text, its records."""
+
+import jax
+import jax.numpy as jnp
+import norm_nets as nets
+import numpy as np
+import pytest
+
+from fedjax_bn import adaptation, checkpoint
+from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
+from fedjax_bn.data.domain import Domain, Split
+from fedjax_bn.data.images import standardize
+from fedjax_bn.errors import CheckpointError
+from fedjax_bn.evaluate_run import (
+    alphas_of,
+    features_of,
+    restore_state,
+    score_adaptations,
+    score_internal,
+    stream,
+)
+from fedjax_bn.federation import global_variables
+from fedjax_bn.methods import fedbn
+from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.report import unseen
+
+MODEL = nets.HandMade()
+PREPARE = standardize()
+
+
+def split(count=11, seed=0):
+    random = np.random.default_rng(seed)
+    images = random.integers(0, 256, (count, 6, 6, 3)).astype(np.uint8)
+    return Split(images, random.integers(0, nets.CLASSES, count).astype(np.int32))
+
+
+@pytest.fixture(scope="module")
+def state():
+    images = jnp.zeros((2, 6, 6, 3), jnp.float32)
+    variables = with_adapter(jax.random.key(1), MODEL, nets.variables_of(MODEL, images), images)
+    state = fedbn(MODEL, None).init(jax.random.key(0), variables, 3)
+    factor = jnp.asarray([0.7, 1.0, 1.6])
+    spread = lambda leaf: leaf * factor.reshape(3, *(1,) * (leaf.ndim - 1))  # noqa: E731
+    return state._replace(personal=jax.tree.map(spread, state.personal))
+
+
+def percent(logits, labels):
+    return 100 * np.mean(np.asarray(logits).argmax(-1) == labels)
+
+
+def test_every_choice_is_streamed_in_its_own_order_and_batches(state):
+    data, variables = split(), global_variables(state)
+    texts = ["running", "tsmobn:momentum=0.5:batch_size=4:order=2", "batch:batch_size=5:order=-1"]
+    ours = score_adaptations(MODEL, PREPARE, state, data, texts)
+    pixels = PREPARE(jnp.asarray(data.images), jnp.float32)
+    expected = {"running": percent(MODEL.apply(variables, pixels), data.labels)}
+    for text, adapt, size, order in (
+        (texts[1], adaptation.tsmobn(MODEL, 0.5), 4, np.random.default_rng(2).permutation(11)),
+        (texts[2], adaptation.batch(MODEL), 5, np.arange(11)),
+    ):
+        carry, logits = adapt.init(variables), []
+        for start in range(0, 11, size):
+            out, carry = adapt.predict(variables, carry, pixels[order[start : start + size]])
+            logits.append(out)
+        expected[text] = percent(np.concatenate(logits), data.labels[order])
+    assert ours == pytest.approx(expected)
+
+
+def test_all_adaptations_can_be_chosen_by_name(state):
+    variables = set(ADAPTATIONS) - {"learned_alpha"}  # no gates in this federation
+    scores = score_adaptations(MODEL, PREPARE, state, split(), sorted(variables), batch_size=8)
+    assert all(0 <= value <= 100 for value in scores.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tsmobm", "'tsmobm' is unknown; valid are running, batch, tsmobn"),
+        ("tsmobn:momentun=0.5", "must be key=value with a key of about, affine, batch_size"),
+        ("tsmobn:momentum", "must be key=value"),
+        ("tsmobn:momentum=high", "momentum must be of type float, such as 0.9"),
+        ("running:batch_size=0", "batch_size must be at least 1"),
+    ],
+)
+def test_a_wrong_choice_is_one_clear_sentence(text, message):
+    with pytest.raises(ValueError, match=message):
+        choose_adaptation(text, MODEL)
+
+
+def test_a_choice_without_affine_is_tested_so(state):
+    choice = choose_adaptation("running:affine=False", MODEL)
+    variables, images = global_variables(state), nets.images_of(3)
+    ours, _ = choice.adaptation.predict(variables, (), images)
+    theirs, _ = adaptation.without_affine(adaptation.running(MODEL)).predict(variables, (), images)
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_internal_clients_have_their_own_row_and_one_a_choice(state):
+    domains = [Domain(name, None, None, split(seed=i)) for i, name in enumerate("abc")]
+    rows = score_internal(MODEL, PREPARE, state, domains, ["running"])
+    assert list(rows) == ["own", "running"]
+    for k, domain in enumerate(domains):
+        own = jax.tree.map(lambda leaf, k=k: leaf[k], state.personal)
+        pixels = PREPARE(jnp.asarray(domain.test.images), jnp.float32)
+        variables = {
+            name: jax.tree.map(
+                lambda a, b: b if a is None else a,
+                state.shared[name],
+                own[name],
+                is_leaf=lambda x: x is None,
+            )
+            for name in ("params", "batch_stats")
+        }
+        mine = percent(MODEL.apply(variables, pixels), domain.test.labels)
+        assert rows["own"][domain.name] == pytest.approx(mine)
+        received = percent(MODEL.apply(global_variables(state), pixels), domain.test.labels)
+        assert rows["running"][domain.name] == pytest.approx(received)
+    assert rows["own"]["mean"] == pytest.approx(np.mean([rows["own"][name] for name in "abc"]))
+
+
+def test_a_stream_holds_every_sample_once():
+    data = split()
+    for order in (-1, 0, 1):
+        batches = stream(data, 4, order)
+        seen = np.asarray(batches.images)[np.asarray(batches.valid)]
+        key = lambda images: sorted(image.tobytes() for image in np.asarray(images))  # noqa: E731
+        assert key(seen) == key(data.images)
+    np.testing.assert_array_equal(stream(data, 11, -1).images[0], data.images)
+
+
+def test_alphas_and_features_cover_all_samples_in_order(state):
+    data, variables = split(), global_variables(state)
+    pixels = PREPARE(jnp.asarray(data.images), jnp.float32)
+    alphas = alphas_of(MODEL, PREPARE, variables, data, batch_size=4)
+    for name, values in adaptation.record_alphas(MODEL)(variables, pixels).items():
+        np.testing.assert_allclose(alphas[name], values, rtol=1e-5)
+    for make in (adaptation.running, adaptation.zero_shot_adapter):
+        features = features_of(make, MODEL, PREPARE, variables, data, batch_size=4)
+        out = variables["params"]["out"]
+        logits, _ = make(MODEL).predict(variables, (), pixels)
+        np.testing.assert_allclose(
+            features @ out["kernel"] + out["bias"], logits, rtol=1e-3, atol=1e-4
+        )
+
+
+def test_the_selected_checkpoint_is_taken_before_the_latest(state, tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        restore_state(tmp_path, state)
+    for name, round in (("latest", 9), ("selected", 4)):
+        with checkpoint.open_folder(tmp_path / "checkpoints" / name, keep=2) as manager:
+            checkpoint.save(manager, round, state._replace(round=jnp.asarray(round, jnp.int32)))
+        found, number = restore_state(tmp_path, jax.eval_shape(lambda: state))
+        assert number == int(found.round) == round
+
+
+def test_plots_are_pictures():
+    random = np.random.default_rng(0)
+    pictures = [
+        unseen.alphas({"a": random.uniform(size=20), "b": np.zeros(20)}, "x"),
+        unseen.embeddings({"FedIG": random.normal(size=(30, 4))}, np.arange(30) % 3),
+        unseen.ablation({"fedbn": {2: [1.0, 2.0], 4: [3.0]}}, "batch size", {"fedbn": 1.5}, True),
+    ]
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)

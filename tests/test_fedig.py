@@ -1,0 +1,279 @@
+"""FedIG and FedIG-A: the objective by hand, what its gradients reach, and what the server sends."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import norm_nets as nets
+import numpy as np
+import optax
+import pytest
+from federations import assert_close, assert_equal, client
+
+from fedjax_bn.data.images import standardize
+from fedjax_bn.features import features_and_logits
+from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.halves import halves
+from fedjax_bn.local import Received, cross_entropy
+from fedjax_bn.methods import fedbn
+from fedjax_bn.methods.fedig import adapter_loss, adapter_step, client_agnostic, fedig
+from fedjax_bn.models import MLP
+from fedjax_bn.normalization import BatchNorm, gates
+from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.normalization.mixig import constant, mixed_statistics
+from fedjax_bn.normalization.mixstyle import mixstyle_statistics
+
+MODEL = nets.HandMade()
+KEY = jax.random.key(7)
+PREPARE = standardize()
+
+
+class Tiny(nn.Module):
+    """One batch norm, the mean of its map, a classifier; small enough for NumPy."""
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(nets.CLASSES, name="out")(nn.relu(BatchNorm(name="n")(images)).mean((1, 2)))
+
+
+def half(key):
+    return mixed_statistics(key, constant(0.5))
+
+
+def batch_of(count=6, seed=0):
+    images = nets.images_of(count, seed)
+    labels = jnp.asarray(np.random.default_rng(seed).integers(0, nets.CLASSES, count), jnp.int32)
+    return {"image": images, "label": labels, "valid": jnp.arange(count) < count - 1}
+
+
+def batches_of(clients=3, steps=4, size=6):
+    flat = [[batch_of(size, 10 * k + s) for s in range(steps)] for k in range(clients)]
+    rows = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *row) for row in flat]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+
+
+def start(model=MODEL):
+    """Distinct common start and distinct global statistics."""
+    images = nets.images_of(2)
+    variables = nets.variables_of(model, images)
+    return variables, nets.variables_of(model, images, seed=1)["batch_stats"]
+
+
+def run(method, variables, batches, rounds=2):
+    state = method.init(KEY, variables, batches["label"].shape[0])
+    for _ in range(rounds):
+        state, metrics = method.round(state, batches, KEY)
+    return state, metrics
+
+
+def tiny_numpy(variables, global_, batch, u):
+    """L_CE, L_CACL, L_CAFL of `Tiny` for one u, by the equations."""
+    p = jax.tree.map(np.asarray, variables["params"])
+    x = np.asarray(batch["image"])[:-1]  # the last sample is padding
+    labels = np.asarray(batch["label"])[:-1]
+
+    def features(mean, std):
+        normal = (x - mean) / std * p["n"]["scale"] + p["n"]["bias"]
+        return np.maximum(normal, 0).mean((1, 2))
+
+    def error(f):
+        logits = f @ p["out"]["kernel"] + p["out"]["bias"]
+        return -np.mean(
+            [row[y] - np.log(np.exp(row).sum()) for row, y in zip(logits, labels, strict=True)]
+        )
+
+    own = features(x.mean((0, 1, 2)), np.sqrt(x.var((0, 1, 2)) + 1e-5))
+    mean = u * x.mean((1, 2), keepdims=True) + (1 - u) * np.asarray(global_["n"]["mean"])
+    std = u * np.sqrt(x.var((1, 2), keepdims=True) + 1e-5)
+    mixed = features(mean, std + (1 - u) * np.sqrt(np.asarray(global_["n"]["var"]) + 1e-5))
+    return error(own), error(mixed), np.mean(((own - mixed) ** 2).sum(1))
+
+
+@pytest.mark.parametrize("u", [0.0, 0.5, 1.0])
+def test_the_objective_is_equations_2_to_6(x64, u):
+    variables, global_ = start(Tiny())
+    batch = batch_of()
+    objective = client_agnostic(
+        Tiny(), PREPARE, 0.1, 4.0, lambda key: mixed_statistics(key, constant(u))
+    )
+    value, (loss, _) = objective(variables, batch, Received({}, {}, server=global_), KEY)
+    error, agnostic, distance = tiny_numpy(variables, global_, batch, u)
+    np.testing.assert_allclose(loss, error, rtol=1e-10)
+    np.testing.assert_allclose(value, error + 0.1 * agnostic + 4.0 * distance, rtol=1e-10)
+
+
+@functools.cache
+def gradient_of(lambda_1, lambda_2, **options):
+    """Gradients with respect to the parameters, and what moved, in float64."""
+    with jax.enable_x64(True):
+        variables, global_ = start()
+        variables = gates.with_gates(variables)
+        objective = client_agnostic(MODEL, PREPARE, lambda_1, lambda_2, **options)
+        received = Received({}, {}, server=global_)
+
+        def value(params):
+            return objective({**variables, "params": params}, batch_of(), received, KEY)
+
+        gradients, (_, moved) = jax.jit(jax.grad(value, has_aux=True))(variables["params"])
+        return gradients, moved
+
+
+def test_the_gradient_of_cacl_reaches_only_the_classifier(x64):
+    (with_it, _), (without, _) = gradient_of(0.1, 0.0), gradient_of(0.0, 0.0)
+    assert np.abs(with_it["out"]["kernel"] - without["out"]["kernel"]).max() > 1e-4
+    for name in ("block", "conv", "middle", "dense", "last"):
+        assert_close(with_it[name], without[name], 1e-12, 1e-14)
+
+
+def test_the_gradient_of_cafl_reaches_all_but_the_classifier(x64):
+    (with_it, _), (without, _) = gradient_of(0.0, 4.0), gradient_of(0.0, 0.0)
+    assert_close(with_it["out"], without["out"], 1e-12, 1e-14)
+    for name in ("block", "conv", "middle", "dense", "last"):
+        changes = jax.tree.map(lambda a, b: np.abs(a - b).max(), with_it[name], without[name])
+        assert max(jax.tree.leaves(changes)) > 1e-6
+
+
+def test_the_mixed_pass_moves_no_running_statistics(x64):
+    _, moved = gradient_of(0.0, 4.0)
+    variables, _ = start()
+    _, (_, local) = cross_entropy(MODEL, PREPARE)(variables, batch_of(), Received({}, {}), KEY)
+    assert_close(moved, local, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "options", [{"mixing": mixstyle_statistics}, {"statistics": gates.gated_statistics}]
+)
+def test_variants_train_and_differ(options):
+    plain, _ = gradient_of(0.0, 4.0)
+    other, _ = gradient_of(0.0, 4.0, **options)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(other))
+    layer, leaf = ("middle", "gate") if "statistics" in options else ("conv", "kernel")
+    assert np.abs(plain[layer][leaf] - other[layer][leaf]).max() > 1e-6
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Two rounds of each, in float64: (state, metrics)."""
+    with jax.enable_x64(True):
+        variables = with_adapter(KEY, MODEL, start()[0], nets.images_of(2))
+        optimizer, batches = optax.sgd(0.1, 0.5), batches_of(clients=2, steps=2)
+        made = {
+            "fedbn": fedbn(MODEL, optimizer),
+            "without losses": fedig(MODEL, optimizer, lambda_1=0, lambda_2=0),
+            "fedig": fedig(MODEL, optimizer),
+            "fedig-a": fedig(MODEL, optimizer, adapter=True, clients="map"),
+            "fedig-a, vmap": fedig(MODEL, optimizer, adapter=True, clients="vmap"),
+        }
+        return {name: run(method, variables, batches) for name, method in made.items()}
+
+
+def test_with_both_lambdas_0_it_is_fedbn_with_the_same_keys(x64, trained):
+    (ours, metrics), (theirs, expected) = trained["without losses"], trained["fedbn"]
+    assert_close(client_variables(ours), client_variables(theirs), 1e-12)
+    assert_close(metrics["loss"], expected["loss"], 1e-12)
+    changes = jax.tree.map(
+        lambda a, b: float(np.abs(a - b).max()), theirs.shared, trained["fedig"][0].shared
+    )
+    assert max(jax.tree.leaves(changes)) > 1e-3
+
+
+def test_the_server_sends_the_mean_statistics_of_the_last_round(x64):
+    variables, _ = start()
+    method = fedig(MODEL, optax.sgd(0.1))
+    state = method.init(KEY, variables, 3)
+    assert_equal(state.server, variables["batch_stats"])
+    batches = batches_of() | {"size": jnp.asarray([5, 1, 2]), "participates": jnp.arange(3) < 2}
+    state, _ = method.round(state, batches, KEY)
+    assert_close(state.server, global_variables(state)["batch_stats"], 1e-12)
+    own = client_variables(state)["batch_stats"]
+    mean = jax.tree.map(lambda leaf: (5 * leaf[0] + leaf[1]) / 6, own)
+    assert_close(state.server, mean, 1e-12)
+    assert_equal(client(own, 2), variables["batch_stats"])
+
+
+def test_clients_train_with_what_the_server_sends(x64):
+    """Other global statistics give other parameters, the first step's loss stays."""
+    variables, global_ = start()
+    method, batches = fedig(MODEL, optax.sgd(0.1), mixing=half), batches_of(steps=1)
+    plain, metrics = method.round(method.init(KEY, variables, 3), batches, KEY)
+    state = method.init(KEY, variables, 3)
+    other, same = method.round(state._replace(server=global_), batches, KEY)
+    assert_equal(metrics["loss"], same["loss"])
+    assert (
+        np.abs(
+            plain.shared["params"]["conv"]["kernel"] - other.shared["params"]["conv"]["kernel"]
+        ).max()
+        > 0
+    )
+
+
+def test_the_adapter_trains_beside_a_main_network_that_does_not_notice(x64, trained):
+    (main, metrics), (both, same) = trained["fedig"], trained["fedig-a"]
+    ours, theirs = client_variables(both), client_variables(main)
+    moved, still = ours.pop("adapter"), theirs.pop("adapter")
+    assert_close(ours, theirs, 1e-11)
+    assert_close(metrics["loss"], same["loss"], 1e-11)
+    changes = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), moved, still)
+    assert min(layer["out"]["bias"] for layer in changes.values()) > 0
+
+
+def test_the_adapter_is_shared_and_averaged(trained):
+    state, _ = trained["fedig-a"]
+    assert jax.tree.leaves(state.personal["adapter"]) == []
+    assert state.shared["adapter"]["middle"]["hidden"]["kernel"].shape == (32, 1)
+
+
+def test_an_adapters_step_moves_only_the_adapter(x64):
+    variables, global_ = start()
+    variables = with_adapter(KEY, MODEL, variables, nets.images_of(2))
+    step = adapter_step(adapter_loss(MODEL, PREPARE), optax.sgd(0.1))
+    received = Received({}, {}, server=global_)
+    state = step.init(variables)
+    after, _, _ = jax.jit(step.update)(variables, state, batch_of(), received, KEY)
+    assert_equal(
+        {k: v for k, v in after.items() if k != "adapter"},
+        {k: v for k, v in variables.items() if k != "adapter"},
+    )
+    with pytest.raises(AssertionError):
+        assert_close(after["adapter"], variables["adapter"])
+
+
+def test_an_adapter_is_made_at_init_where_there_is_none():
+    variables, _ = start()
+    state = fedig(MODEL, optax.sgd(0.1), adapter=True).init(KEY, variables, 2)
+    assert set(state.shared["adapter"]) == {"block/inner", "middle", "last"}
+
+
+def test_client_strategies_agree(x64, trained):
+    (one, _), (other, _) = trained["fedig-a"], trained["fedig-a, vmap"]
+    assert_close(client_variables(one), client_variables(other), 1e-9, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["lambda_1", "lambda_2"])
+def test_a_negative_lambda_is_an_error(name):
+    with pytest.raises(ValueError, match=f"{name}=-1 must be at least 0"):
+        fedig(MODEL, optax.sgd(0.1), **{name: -1})
+
+
+def test_halves_of_a_hand_made_model_are_around_its_last_dense_layer(x64):
+    variables, _ = start()
+    images = nets.images_of(3)
+    features, logits = MODEL.apply(variables, images, method=halves(MODEL, variables, images))
+    np.testing.assert_array_equal(logits, MODEL.apply(variables, images))
+    out = variables["params"]["out"]
+    np.testing.assert_allclose(features @ out["kernel"] + out["bias"], logits, rtol=1e-12)
+
+
+def test_halves_of_our_models_are_their_own():
+    model, images = MLP(hidden=(8,)), jnp.zeros((2, 5))
+    variables = model.init(KEY, images)
+    ours = model.apply(variables, images, method=halves(model, variables, images))
+    theirs = model.apply(variables, images, method=features_and_logits)
+    assert_equal(ours, theirs)
+
+
+def test_a_model_without_a_dense_end_is_an_error():
+    layer, x = BatchNorm(), jnp.zeros((2, 3))
+    with pytest.raises(ValueError, match=r"does not end in an nn\.Dense"):
+        halves(layer, layer.init(KEY, x), x)

@@ -1,0 +1,83 @@
+"""FedNova's normalization, and the response of local optimizers on which it rests."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from federations import NormNet, assert_close, batches_of, client, run_rounds, variables_of
+
+from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.methods import fednova, singleset
+from fedjax_bn.methods.fednova import momentum_work
+from fedjax_bn.methods.response import response
+
+SIZES = (9, 4, 6)
+
+
+def work(momentum, steps):
+    """a_k by Wang et al. 2020, Section 4.1, summand by summand."""
+    return sum((1 - momentum**j) / (1 - momentum) for j in range(1, steps + 1))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_work_has_the_papers_closed_form(x64, momentum):
+    steps = np.arange(8)
+    expected = [work(momentum, n) for n in steps]
+    np.testing.assert_allclose(momentum_work(jnp.asarray(steps, float), momentum), expected, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        (optax.sgd(0.1), [0.1, 0.2, 0.3]),
+        (optax.sgd(0.1, momentum=0.9), [0.1 * work(0.9, n) for n in (1, 2, 3)]),
+        # Nesterov's n-th update is g + rho * trace_n.
+        (optax.sgd(1.0, momentum=0.5, nesterov=True), [1.5, 3.25, 5.125]),
+        (
+            optax.chain(optax.add_decayed_weights(0.3), optax.sgd(0.1, momentum=0.9)),
+            [0.1 * work(0.9, n) for n in (1, 2, 3)],
+        ),
+        (optax.sgd(lambda count: 0.1 / (1 + count)), [0.1, 0.15, 0.1 + 0.05 + 0.1 / 3]),
+        (optax.adam(0.01), [0.01, 0.02, 0.03]),
+    ],
+)
+def test_response_is_the_way_under_a_constant_gradient(x64, optimizer, expected):
+    ways = [response(optimizer, jnp.int32(n), 3, jnp.float64) for n in range(4)]
+    np.testing.assert_allclose(ways, [0, *expected], rtol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_server_normalizes_the_ways_of_clients(x64, momentum, decay):
+    """Clients that train alone make the same ways; the rest is the paper's Eq. 6 in NumPy."""
+    sgd = optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.1, momentum=0.9))
+    start = jax.tree.map(lambda x: x.astype(float), variables_of(NormNet()))
+    alone, _ = run_rounds(singleset(NormNet(), sgd), start, batches_of(SIZES))
+    ours, _ = run_rounds(fednova(NormNet(), sgd, momentum=momentum), start, batches_of(SIZES))
+    p, a = np.array(SIZES) / sum(SIZES), np.array([work(0.9, n) for n in (3, 1, 2)])
+    models = [client(client_variables(alone), k) for k in range(3)]
+
+    def normalized(x, *y):
+        directions = [(x - y_k) / a_k for y_k, a_k in zip(y, a, strict=True)]
+        return x - (p @ a) * sum(p_k * d for p_k, d in zip(p, directions, strict=True))
+
+    params, statistics = (
+        jax.tree.map(combine, start[name], *(model[name] for model in models))
+        for name, combine in (
+            ("params", normalized),
+            ("batch_stats", lambda x, *y: sum(p_k * y_k for p_k, y_k in zip(p, y, strict=True))),
+        )
+    )
+    expected = {"params": params, "batch_stats": statistics}
+    assert_close(global_variables(ours), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_client_without_data_does_not_disturb_the_others():
+    batches = batches_of(SIZES)
+    empty = batches | {"valid": batches["valid"].at[1].set(False)}
+    ours, metrics = run_rounds(fednova(NormNet(), optax.sgd(0.1)), variables_of(NormNet()), empty)
+    two = jax.tree.map(lambda x: x[np.array([0, 2])], batches)
+    theirs, _ = run_rounds(fednova(NormNet(), optax.sgd(0.1)), variables_of(NormNet()), two)
+    np.testing.assert_allclose(metrics["weights"], [0.6, 0, 0.4], rtol=1e-6)
+    assert_close(ours.shared, theirs.shared, rtol=1e-4, atol=1e-6)

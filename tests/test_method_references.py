@@ -1,0 +1,232 @@
+"""MOON, FedDC and PerFedAvg against plain loops over clients, rounds and batches, in float64.
+
+The loops share nothing with the library: their network is six lines of jax.numpy, and they follow
+the equations in the order in which the papers print them.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from federations import CLASSES, FEATURES, assert_close, batches_of, client, run_rounds
+from flax.traverse_util import flatten_dict
+
+from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.methods import feddc, moon, perfedavg
+from fedjax_bn.models import MLP
+from fedjax_bn.sharing import all_but_batch_norm, everything
+
+SIZES, RATE, ROUNDS = (9, 4, 6), 0.1, 3
+WEIGHTS = np.array(SIZES) / sum(SIZES)
+NET = MLP(CLASSES, hidden=(8,))
+SHARING = {"all": everything, "bn_local": all_but_batch_norm}
+
+
+SHAPES = {
+    "params/dense1/kernel": (FEATURES, 8),
+    "params/dense1/bias": (8,),
+    "params/norm1/scale": (8,),
+    "params/norm1/bias": (8,),
+    "params/head/kernel": (8, CLASSES),
+    "params/head/bias": (CLASSES,),
+    "batch_stats/norm1/mean": (8,),
+    "batch_stats/norm1/var": (8,),
+}
+
+
+def start() -> dict:
+    """Flat variables of `NET`."""
+    random = np.random.default_rng(5)
+    return {name: jnp.asarray(random.uniform(0.1, 1, shape)) for name, shape in SHAPES.items()}
+
+
+def nested(flat: dict) -> dict:
+    tree: dict = {}
+    for name, leaf in flat.items():
+        *path, last = name.split("/")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    return tree
+
+
+def apply(w: dict, x: jax.Array, train: bool) -> tuple[jax.Array, jax.Array, dict]:
+    """Features, logits and moved statistics."""
+    h = x @ w["params/dense1/kernel"] + w["params/dense1/bias"]
+    mean, var, n = h.mean(0), h.var(0), len(x)
+    old = {name: w[f"batch_stats/norm1/{name}"] for name in ("mean", "var")}
+    moved = {
+        "batch_stats/norm1/mean": 0.9 * old["mean"] + 0.1 * mean,
+        "batch_stats/norm1/var": 0.9 * old["var"] + 0.1 * var * n / max(n - 1, 1),
+    }
+    if not train:
+        mean, var, moved = old["mean"], old["var"], {}
+    h = (h - mean) / jnp.sqrt(var + 1e-5) * w["params/norm1/scale"] + w["params/norm1/bias"]
+    z = jnp.maximum(h, 0)
+    return z, z @ w["params/head/kernel"] + w["params/head/bias"], moved
+
+
+def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
+    return -jax.nn.log_softmax(logits)[jnp.arange(len(y)), y].mean()
+
+
+def gradient(w: dict, loss) -> dict:
+    """Gradient of `loss(w)` -> (value, moved) over parameters; also the moved statistics."""
+    params = {name: leaf for name, leaf in w.items() if name.startswith("params")}
+    grads, moved = jax.grad(lambda p: loss({**w, **p}), has_aux=True)(params)
+    return grads, moved
+
+
+def descend(w: dict, grads: dict, moved: dict, rate: float = RATE) -> dict:
+    return {**w, **moved, **{name: w[name] - rate * g for name, g in grads.items()}}
+
+
+def plain(x, y):
+    def loss(w):
+        _, logits, moved = apply(w, x, train=True)
+        return cross_entropy(logits, y), moved
+
+    return loss
+
+
+def data_of(batches: dict) -> list[list[tuple]]:
+    """Each client's batches without padding."""
+    image, label, valid = (np.asarray(batches[n]) for n in ("image", "label", "valid"))
+    return [
+        [
+            (image[k, s][valid[k, s]], label[k, s][valid[k, s]])
+            for s in range(valid.shape[1])
+            if valid[k, s].any()
+        ]
+        for k in range(len(valid))
+    ]
+
+
+def federation(train, combine, shared: set, batches: dict) -> tuple[dict, list[dict]]:
+    """`train(k, w, data) -> w` for each client, then `combine(server, models)`, some rounds."""
+    server, models = start(), [start()] * len(SIZES)
+    for _ in range(ROUNDS):
+        received = [{n: (server if n in shared else own)[n] for n in own} for own in models]
+        data = data_of(batches)
+        models = [train(k, w, data[k]) for k, w in enumerate(received)]
+        server = combine(server, models)
+    return server, [{n: (server if n in shared else own)[n] for n in own} for own in models]
+
+
+def mean(models: list[dict], weights: np.ndarray = WEIGHTS) -> dict:
+    return {n: sum(p * m[n] for p, m in zip(weights, models, strict=True)) for n in models[0]}
+
+
+def moon_reference(shared: set, batches: dict, mu: float, temperature: float):
+    previous = {k: start() for k in range(len(SIZES))}
+
+    def similarity(a, b):
+        norms = jnp.linalg.norm(a, axis=1) * jnp.linalg.norm(b, axis=1)
+        return (a * b).sum(1) / jnp.maximum(norms, 1e-8)
+
+    @jax.jit
+    def step(w, received, previous, x, y):
+        known = [apply(model, x, train=False)[0] for model in (received, previous)]
+
+        def loss(w):
+            z, logits, moved = apply(w, x, train=True)
+            a, b = (jnp.exp(similarity(z, other) / temperature) for other in known)
+            return cross_entropy(logits, y) + mu * -jnp.log(a / (a + b)).mean(), moved
+
+        return descend(w, *gradient(w, loss))
+
+    def train(k, received, data):
+        w = received
+        for x, y in data:
+            w = step(w, received, previous[k], x, y)
+        previous[k] = w
+        return w
+
+    return federation(train, lambda server, models: mean(models), shared, batches)
+
+
+def feddc_reference(shared: set, batches: dict, alpha: float):
+    names = [n for n in start() if n.startswith("params") and n in shared]
+    zero = {n: jnp.zeros(SHAPES[n]) for n in names}
+    h, c_k, c = [dict(zero) for _ in SIZES], [dict(zero) for _ in SIZES], dict(zero)
+
+    @jax.jit
+    def step(w, received, h, c_k, c, x, y):
+        grads, moved = gradient(w, plain(x, y))
+        for n in names:
+            grads[n] += alpha * (w[n] + h[n] - received[n]) - c_k[n] + c[n]
+        return descend(w, grads, moved)
+
+    def train(k, received, data):
+        w = received
+        for x, y in data:
+            w = step(w, received, h[k], c_k[k], c, x, y)
+        for n in names:
+            h[k][n] += w[n] - received[n]
+            c_k[k][n] += -c[n] + (received[n] - w[n]) / (len(data) * RATE)
+        return w
+
+    def combine(server, models):
+        for n in names:
+            c[n] = sum(own[n] for own in c_k) / len(c_k)
+        return mean(models) | {n: mean(models)[n] + mean(h)[n] for n in names}
+
+    return federation(train, combine, shared, batches)
+
+
+def perfedavg_reference(shared: set, batches: dict, inner_rate: float, second_order: bool):
+    @jax.jit
+    def step(w, x, y):
+        n = -(-len(y) // 2)
+        other = slice(n if len(y) > 1 else 0, None)
+        second = plain(x[other], y[other])
+
+        def adapted(w):
+            return descend(w, *gradient(w, plain(x[:n], y[:n])), inner_rate)
+
+        if second_order:
+            return descend(w, *gradient(w, lambda w: second(adapted(w))))
+        return descend(w, *gradient(adapted(w), second))
+
+    def train(k, w, data):
+        for x, y in data:
+            w = step(w, x, y)
+        return w
+
+    return federation(train, lambda server, models: mean(models), shared, batches)
+
+
+CASES = {
+    "moon": (moon, moon_reference, {"mu": 1.0, "temperature": 0.5}),
+    "moon strong": (moon, moon_reference, {"mu": 5.0, "temperature": 0.2}),
+    "feddc": (feddc, feddc_reference, {"alpha": 0.1}),
+    "perfedavg": (perfedavg, perfedavg_reference, {"inner_rate": 0.2, "second_order": False}),
+    "perfedavg 2": (perfedavg, perfedavg_reference, {"inner_rate": 0.2, "second_order": True}),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "mode"),
+    [
+        *(("moon", mode) for mode in SHARING),
+        ("moon strong", "bn_local"),
+        *(("feddc", mode) for mode in SHARING),
+        *(("perfedavg", mode) for mode in SHARING),
+        ("perfedavg 2", "all"),
+    ],
+)
+def test_three_rounds_equal_a_plain_loop(x64, case, mode):
+    method, reference, arguments = CASES[case]
+    batches, variables = batches_of(SIZES), nested(start())
+    mask = flatten_dict(SHARING[mode](variables), sep="/")
+    shared = {name for name, leaf in mask.items() if leaf}
+    server, models = reference(shared, batches, **arguments)
+    ours = method(NET, optax.sgd(RATE), share=SHARING[mode], **arguments)
+    state, _ = run_rounds(ours, variables, batches, rounds=ROUNDS)
+    # An unseen client gets the personal leaves' plain mean.
+    expected = {**mean(models), **{n: server[n] for n in shared}}
+    assert_close(global_variables(state), nested(expected), rtol=1e-9, atol=1e-12)
+    for k, own in enumerate(models):
+        assert_close(client(client_variables(state), k), nested(own), rtol=1e-9, atol=1e-12)

@@ -1,0 +1,307 @@
+"""What every method must obey, and what each reduces to."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from federations import (
+    CLASSES,
+    PlainNet,
+    assert_close,
+    assert_equal,
+    batches_of,
+    client,
+    run_rounds,
+    variables_of,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_bn import methods
+from fedjax_bn.federation import FederatedMethod, client_variables, global_variables
+from fedjax_bn.methods import (
+    fedadam,
+    fedavg,
+    fedavgm,
+    feddc,
+    fednova,
+    fedprox,
+    moon,
+    perfedavg,
+    scaffold,
+)
+from fedjax_bn.models import MLP
+from fedjax_bn.sharing import all_but_batch_norm, everything
+
+SIZES = (9, 4, 6)
+SGD = optax.sgd(0.1, momentum=0.5)
+NET = MLP(CLASSES, hidden=(8,))
+SHARING = {"all": everything, "bn_local": all_but_batch_norm}
+# One rule a method, so that each is compiled once; the other server optimizers differ by a formula.
+CASES = [
+    ("fedadam", "bn_local"),
+    ("feddc", "all"),
+    ("fednova", "bn_local"),
+    ("moon", "all"),
+    ("perfedavg", "bn_local"),
+    ("scaffold", "bn_local"),
+]
+KEY = jax.random.key(1)
+
+
+@functools.cache
+def method_of(name: str, mode: str, clients: str = "map") -> FederatedMethod:
+    return getattr(methods, name)(NET, SGD, share=SHARING[mode], clients=clients)
+
+
+@functools.cache
+def variables() -> dict:
+    return variables_of(NET)
+
+
+def rounds_of(name: str, mode: str, batches: dict, present: list | None = None, clients="map"):
+    """Two rounds, the second with some clients only; always the same compiled program."""
+    method = method_of(name, mode, clients)
+    count = len(batches["label"])
+    state = method.init(KEY, variables(), count)
+    states = [jax.tree.map(jnp.copy, state)]
+    for participates in (count * [True], present or count * [True]):
+        some = batches | {"participates": jnp.asarray(participates)}
+        state, metrics = method.round(state, some, KEY)
+        states.append(jax.tree.map(jnp.copy, state))
+    return states, metrics
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_identical_clients_aggregate_to_themselves(name, mode):
+    three = jax.tree.map(lambda x: jnp.repeat(x, 3, 0), batches_of((9,)))
+    (_, together, later), _ = rounds_of(name, mode, three)
+    for tree in (client_variables(later), later.memory):
+        assert_close(client(tree, 1), client(tree, 0), rtol=1e-4, atol=1e-5)
+    state = method_of(name, mode).init(KEY, variables(), 3)
+    one = {"participates": jnp.asarray([False, True, False])}
+    alone, _ = method_of(name, mode).round(state, three | one, KEY)
+    assert_close(global_variables(together), global_variables(alone), rtol=1e-4, atol=1e-5)
+    assert_close(client(together.memory, 0), client(alone.memory, 1), rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=3, deadline=None)
+@given(order=st.permutations(range(3)), seed=st.integers(0, 99))
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_permuting_clients_permutes_results(name, mode, order, seed):
+    permuted = functools.partial(jax.tree.map, lambda x: x[np.array(order)])
+    batches = batches_of(SIZES, seed=seed)
+    state, other = (rounds_of(name, mode, b)[0][-1] for b in (batches, permuted(batches)))
+    assert_close(other.shared, state.shared, rtol=1e-3, atol=1e-4)
+    ours, theirs = ((s.personal, s.memory, s.weights) for s in (other, state))
+    assert_close(ours, permuted(theirs), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_a_client_that_sits_out_changes_nothing_but_its_weight(name, mode):
+    batches, present = batches_of(SIZES), [True, False, True]
+    (_, before, after), metrics = rounds_of(name, mode, batches, present)
+    assert_equal(
+        client((after.personal, after.memory), 1), client((before.personal, before.memory), 1)
+    )
+    np.testing.assert_allclose(metrics["weights"], [0.6, 0, 0.4], rtol=1e-6)
+    poison = {"image": batches["image"].at[1].set(jnp.nan)}
+    participates = {"participates": jnp.asarray(present)}
+    method = method_of(name, mode)
+    poisoned, _ = method.round(before, batches | poison | participates, KEY)
+    assert_equal(poisoned, after)
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_every_client_strategy_gives_the_same_numbers(name, mode):
+    batches, present = batches_of(SIZES), [True, False, True]
+    states = [rounds_of(name, mode, batches, present, c)[0][-1] for c in ("map", "vmap:2")]
+    assert_close(*states, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_an_update_that_is_not_finite_reaches_nothing(name, mode):
+    batches = batches_of(SIZES)
+    batches["image"] = batches["image"].at[2, 0, 0, 0].set(jnp.inf)
+    (start, _, state), metrics = rounds_of(name, mode, batches)
+    np.testing.assert_array_equal(metrics["finite"], [True, True, False])
+    for leaf in jax.tree.leaves((state, global_variables(state))):
+        assert np.isfinite(leaf).all()
+    ours, old = ((s.personal, s.memory) for s in (state, start))
+    assert_equal(client(ours, 2), client(old, 2))
+
+
+@pytest.mark.parametrize("mode", SHARING)
+@pytest.mark.parametrize(
+    ("name", "memories", "servers"),
+    [
+        ("scaffold", 1, 1),
+        ("feddc", 2, 1),
+        ("fedadam", 0, 2),
+        ("fedyogi", 0, 2),
+        ("fedadagrad", 0, 2),
+        ("fedavgm", 0, 1),
+    ],
+)
+def test_corrections_drifts_and_moments_exist_for_shared_parameters_only(
+    name, memories, servers, mode
+):
+    state = method_of(name, mode).init(KEY, variables(), 3)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(state.shared["params"])]
+    assert len(shapes) == {"all": 6, "bn_local": 4}[mode]
+    assert [leaf.shape for leaf in jax.tree.leaves(state.server)] == servers * shapes
+    assert [leaf.shape[1:] for leaf in jax.tree.leaves(state.memory)] == memories * shapes
+
+
+def test_server_steps_never_make_a_variance_negative():
+    method = fedadam(NET, SGD, eta=5.0)
+    state = method.init(KEY, variables(), 3)
+    for _ in range(4):
+        before = jax.tree.map(np.array, state.shared["batch_stats"])
+        state, _ = method.round(state, batches_of(SIZES), KEY)
+        now = state.shared["batch_stats"]["norm1"]["var"]
+        # Nine tenths of the old one at three steps: a mean of positive numbers, not a server step.
+        assert (now > 0.72 * before["norm1"]["var"]).all()
+
+
+EQUAL = (8, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("method", "mode", "sizes", "rounds"),
+    [
+        (scaffold, "all", (4, 3, 2), 1),  # zero variates, one step
+        (scaffold, "bn_local", SIZES, 1),  # with zero variates any number of steps
+        (fednova, "all", EQUAL, 2),
+        (functools.partial(fednova, momentum=0.5), "bn_local", EQUAL, 2),
+        (functools.partial(fedadam, beta1=0.0, beta2=1.0, eta=0.02, tau=0.01), "all", SIZES, 2),
+        (functools.partial(fedavgm, beta=0.0), "bn_local", SIZES, 2),
+        (functools.partial(feddc, alpha=0.0, correction=False), "all", SIZES, 2),
+        (functools.partial(moon, mu=0.0), "bn_local", SIZES, 2),
+    ],
+)
+def test_degenerate_settings_are_fedavg(method, mode, sizes, rounds):
+    ours, theirs = (
+        run_rounds(make, variables(), batches_of(sizes), rounds)[0]
+        for make in (method(NET, SGD, share=SHARING[mode]), method_of("fedavg", mode))
+    )
+    for view in (global_variables, client_variables):
+        assert_close(view(ours), view(theirs), rtol=1e-4, atol=1e-5)
+
+
+def test_feddc_without_correction_is_fedprox():
+    batches = batches_of(SIZES)
+    ours, _ = run_rounds(feddc(NET, SGD, alpha=0.3, correction=False), variables(), batches, 2)
+    theirs, _ = run_rounds(fedprox(NET, SGD, mu=0.3), variables(), batches, 2)
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddc"])
+@pytest.mark.parametrize("present", [[True, True, True], [True, False, True]])
+def test_the_mean_of_the_clients_variates_is_the_servers(name, present):
+    (_, _, state), _ = rounds_of(name, "bn_local", batches_of(SIZES), present)
+    variates = state.memory if name == "scaffold" else state.memory.variate
+    mean = jax.tree.map(lambda x: np.mean(np.asarray(x, np.float64), 0), variates)
+    assert_close(state.server, mean, rtol=1e-4, atol=1e-6)
+    assert max(abs(leaf).max() for leaf in jax.tree.leaves(mean)) > 1e-3
+
+
+def test_a_variate_after_one_step_is_the_clients_gradient(x64):
+    start = jax.tree.map(lambda x: x.astype(float), variables_of(PlainNet()))
+    batches = batches_of((4, 3, 2))
+    state, _ = run_rounds(scaffold(PlainNet(), optax.sgd(0.3)), start, batches)
+    for k, size in enumerate((4, 3, 2)):
+        x, y = (batches[name][k, 0, :size] for name in ("image", "label"))
+
+        def loss(params, x=x, y=y):
+            logits = PlainNet().apply({"params": params}, x)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+        assert_close(client(state.memory, k), jax.grad(loss)(start["params"]), rtol=1e-9)
+
+
+def test_scaffold_takes_a_learning_rate_literally():
+    batches = batches_of(EQUAL)
+    found, given_, halved = (
+        run_rounds(scaffold(NET, optax.sgd(0.1), learning_rate=lr), variables(), batches)[0].server
+        for lr in (None, 0.1, 0.05)
+    )
+    assert_close(found, given_, rtol=1e-5)
+    assert_close(halved, jax.tree.map(lambda c: 2 * c, found), rtol=1e-5)
+
+
+def test_variates_with_momentum_keep_the_scale_of_a_gradient(x64):
+    start = jax.tree.map(lambda x: 0 * x.astype(float), variables_of(PlainNet()))
+    batches = jax.tree.map(lambda x: jnp.concatenate(3 * [x], 1), batches_of((4, 4)))
+    tiny = 1e-7  # so short a way that the loss is linear on it
+    plain, heavy = (
+        run_rounds(scaffold(PlainNet(), optimizer), start, batches)[0].server
+        for optimizer in (optax.sgd(tiny), optax.sgd(tiny, momentum=0.9))
+    )
+    assert_close(plain, heavy, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fednova", "moon", "feddc", "perfedavg"])
+def test_clients_may_make_different_numbers_of_local_epochs(name):
+    batches = batches_of((8, 4, 8), epochs=2)
+    short = batches | {"valid": batches["valid"].at[2, 2:].set(False)}
+    method = getattr(methods, name)(NET, optax.sgd(0.1), share=all_but_batch_norm, local_epochs=2)
+    state, metrics = run_rounds(method, variables(), short)
+    np.testing.assert_allclose(metrics["weights"], [0.4, 0.2, 0.4], rtol=1e-6)
+    # Its personal leaves are those of a client that makes one epoch.
+    one = getattr(methods, name)(NET, optax.sgd(0.1), share=all_but_batch_norm)
+    alone, other = run_rounds(one, variables(), jax.tree.map(lambda x: x[2:, :2], batches))
+    assert_close(client(state.personal, 2), client(alone.personal, 0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(metrics["risk"][2], other["risk"][0], rtol=1e-5)
+
+
+SERVERS = {
+    "fedadam": lambda v, d: 0.99 * v + 0.01 * d**2,
+    "fedyogi": lambda v, d: v - 0.01 * d**2 * np.sign(v - d**2),
+    "fedadagrad": lambda v, d: v + d**2,
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_adaptive_servers_follow_the_papers_algorithm(x64, name):
+    start = jax.tree.map(lambda x: x.astype(float), variables_of(PlainNet()))
+    method = getattr(methods, name)(PlainNet(), SGD, eta=0.02, tau=0.01)
+    plain = fedavg(PlainNet(), SGD)
+    x, m, v = start, 0.0, 0.01**2
+    beta1 = 0.0 if name == "fedadagrad" else 0.9
+    state = method.init(KEY, start, 3)
+    for _ in range(3):
+        state, _ = method.round(state, batches_of(SIZES), KEY)
+        mean = global_variables(run_rounds(plain, x, batches_of(SIZES))[0])
+        kernel = np.asarray(x["params"]["dense"]["kernel"])
+        delta = np.asarray(mean["params"]["dense"]["kernel"]) - kernel
+        m, v = beta1 * m + (1 - beta1) * delta, SERVERS[name](v, delta)
+        x = global_variables(state)
+        expected = kernel + 0.02 * m / (np.sqrt(v) + 0.01)
+        np.testing.assert_allclose(x["params"]["dense"]["kernel"], expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: scaffold(NET, SGD, learning_rate=0.0), "learning_rate=0.0 must be above 0"),
+        (lambda: fednova(NET, SGD, momentum=1.0), "momentum=1.0 must be at least 0 and below 1"),
+        (lambda: fedadam(NET, SGD, eta=0.0), "fedadam: eta=0.0 must be above 0"),
+        (lambda: methods.fedyogi(NET, SGD, tau=-1.0), "fedyogi: tau=-1.0 must be above 0"),
+        (lambda: fedadam(NET, SGD, beta1=1.0), "beta1=1.0"),
+        (lambda: fedadam(NET, SGD, beta2=1.5), "beta2=1.5"),
+        (lambda: fedavgm(NET, SGD, beta=1.0), "beta=1.0"),
+        (lambda: fedavgm(NET, SGD, eta=-1.0), "eta=-1.0"),
+        (lambda: feddc(NET, SGD, alpha=-0.1), "alpha=-0.1 must be at least 0"),
+        (lambda: moon(NET, SGD, mu=-1), "mu=-1 must be at least 0"),
+        (lambda: moon(NET, SGD, temperature=0), "temperature=0 must be above 0"),
+        (lambda: moon(PlainNet(), SGD), "PlainNet has no method 'features' and .* split"),
+        (lambda: perfedavg(NET, SGD, inner_rate=-1.0), "inner_rate=-1.0 must be at least 0"),
+    ],
+)
+def test_impossible_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

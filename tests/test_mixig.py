@@ -1,0 +1,201 @@
+"""MixIG and MixStyle: Eq. 3 in NumPy, what u means, and that nothing received moves."""
+
+import jax
+import jax.numpy as jnp
+import norm_nets as nets
+import numpy as np
+import pytest
+
+from fedjax_bn.normalization import BatchNorm, normalize_with
+from fedjax_bn.normalization.instance import instance_moments
+from fedjax_bn.normalization.mixig import constant, mix_statistics, mixed_statistics, uniform
+from fedjax_bn.normalization.mixstyle import mixstyle_statistics
+
+MODEL = nets.HandMade()
+KEY = jax.random.key(3)
+
+
+def layer_and_variables(channels=3):
+    layer = BatchNorm()
+    x = nets.images_of(5, shape=(4, 6, channels))
+    return layer, nets.variables_of(layer, x), x
+
+
+def apply_with(rule, model, variables, x, valid=None, **options):
+    with normalize_with(rule, valid):
+        return model.apply(variables, x, **options)
+
+
+def affine(normal, variables):
+    return normal * variables["params"]["scale"] + variables["params"]["bias"]
+
+
+def instance_norm(x):
+    x = np.asarray(x)
+    mean, var = x.mean((1, 2), keepdims=True), x.var((1, 2), keepdims=True)
+    return (x - mean) / np.sqrt(var + 1e-5)
+
+
+def test_mix_statistics_is_equation_3(x64):
+    random = np.random.default_rng(0)
+    mean_i, std_i = random.normal(size=(2, 7, 5))
+    mean_g, std_g, u = random.normal(size=(3, 5))
+    mean, std = mix_statistics((mean_i, std_i), (mean_g, std_g), u)
+    for i in range(7):
+        for c in range(5):
+            one = u[c] * mean_i[i, c] + (1 - u[c]) * mean_g[c]
+            np.testing.assert_allclose(mean[i, c], one, rtol=1e-13)
+            one = u[c] * std_i[i, c] + (1 - u[c]) * std_g[c]
+            np.testing.assert_allclose(std[i, c], one, rtol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 2), (2, 5, 6, 3), (2, 2, 3, 4, 5)])
+def test_instance_moments_equal_numpy(x64, shape):
+    x = np.random.default_rng(0).normal(1e3, 1, shape)
+    axes = tuple(range(1, len(shape) - 1))
+    mean, var = instance_moments(jnp.asarray(x))
+    np.testing.assert_allclose(mean, x.mean(axes), rtol=1e-13)
+    np.testing.assert_allclose(var, x.var(axes), rtol=1e-9)
+
+
+def test_instance_variance_is_safe_far_from_zero():
+    x = np.random.default_rng(0).normal(3e4, 1.0, (2, 64, 64, 3)).astype(np.float32)
+    x[0, 0, 0] += 5
+    _, var = instance_moments(jnp.asarray(x))
+    np.testing.assert_allclose(var, x.astype(np.float64).var((1, 2)), rtol=1e-3)
+
+
+def test_u_0_is_normalization_by_global_statistics(x64):
+    layer, variables, x = layer_and_variables()
+    ours = apply_with(mixed_statistics(KEY, constant(0.0)), layer, variables, x)
+    np.testing.assert_allclose(ours, layer.apply(variables, x), rtol=1e-11)
+
+
+def test_u_1_is_instance_normalization(x64):
+    layer, variables, x = layer_and_variables()
+    ours = apply_with(mixed_statistics(KEY, constant(1.0)), layer, variables, x)
+    np.testing.assert_allclose(ours, affine(instance_norm(x), variables), rtol=1e-10)
+
+
+def test_u_is_one_vector_a_layer_shared_by_the_batch(x64):
+    """Every sample alone gives what it gives in the batch; channels differ."""
+    layer, variables, x = layer_and_variables()
+    rule = mixed_statistics(KEY)
+    whole = apply_with(rule, layer, variables, x)
+    alone = jnp.concatenate([apply_with(rule, layer, variables, x[i : i + 1]) for i in range(5)])
+    np.testing.assert_allclose(whole, alone, rtol=1e-12)
+    seen = []
+
+    def draw(key, shape, dtype):
+        seen.append(uniform()(key, shape, dtype))
+        return seen[-1]
+
+    apply_with(mixed_statistics(KEY, draw), layer, variables, x)
+    (u,) = seen
+    assert u.shape == (3,)
+    assert len(np.unique(u)) == 3
+    own, running = instance_moments(x), variables["batch_stats"]
+    pairs = [(own[0], np.sqrt(own[1] + 1e-5)), (running["mean"], np.sqrt(running["var"] + 1e-5))]
+    mean, std = (np.asarray(s)[:, None, None] for s in mix_statistics(*pairs, u))
+    np.testing.assert_allclose(whole, affine((x - mean) / std, variables), rtol=1e-10)
+
+
+def test_u_differs_between_layers_and_keys():
+    images = nets.images_of(3)
+    variables = nets.variables_of(MODEL, images)
+    drawn = {}
+
+    def noting(key_number):
+        def draw(key, shape, dtype):
+            drawn.setdefault(key_number, []).append(uniform()(key, (8,), dtype))
+            return uniform()(key, shape, dtype)
+
+        return draw
+
+    for number in range(2):
+        rule = mixed_statistics(jax.random.key(number), noting(number))
+        apply_with(rule, MODEL, variables, images)
+    vectors = [u for layers in drawn.values() for u in layers]
+    assert len(vectors) == 4  # two spatial layers, two keys
+    assert len({tuple(u.tolist()) for u in vectors}) == 4
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 0.5), (0.5, 1), (-0.1, 1.1)])
+def test_uniform_fills_its_range(low, high):
+    u = np.asarray(uniform(low, high)(KEY, (5000,), jnp.float32))
+    assert low <= u.min() < low + 0.01
+    assert high - 0.01 < u.max() <= high
+
+
+def test_extrapolated_statistics_stay_finite():
+    """u = -0.1 of a sample with a huge deviation would make the mixed one negative."""
+    layer, variables, x = layer_and_variables()
+    rule = mixed_statistics(KEY, constant(-0.1))
+
+    def total(x):
+        return apply_with(rule, layer, variables, 1e3 * x).sum()
+
+    value, gradient = jax.value_and_grad(total)(x.astype(jnp.float32))
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
+
+
+def test_a_layer_without_spatial_axes_normalizes_with_the_batch(x64):
+    layer = BatchNorm()
+    x = jnp.asarray(np.random.default_rng(0).normal(2, 3, (6, 3)))
+    variables, valid = nets.variables_of(layer, x), jnp.arange(6) < 5
+    ours = apply_with(mixed_statistics(KEY), layer, variables, x.at[5].set(jnp.nan), valid)[:5]
+    short = np.asarray(x[:5])
+    normal = (short - short.mean(0)) / np.sqrt(short.var(0) + 1e-5)
+    np.testing.assert_allclose(ours, affine(normal, variables), rtol=1e-11)
+
+
+@pytest.mark.parametrize("rule", [mixed_statistics, mixstyle_statistics])
+def test_a_mixed_pass_moves_no_running_statistics(rule):
+    images = nets.images_of(4)
+    variables = nets.variables_of(MODEL, images)
+    _, moved = apply_with(rule(KEY), MODEL, variables, images, mutable=["batch_stats"])
+    jax.tree.map(np.testing.assert_array_equal, moved["batch_stats"], variables["batch_stats"])
+
+
+def test_it_works_under_jit_vmap_and_scan(x64):
+    images = nets.images_of(8).reshape(2, 4, 6, 6, 3)
+    variables = nets.variables_of(MODEL, images[0])
+    one = lambda batch: apply_with(mixed_statistics(KEY), MODEL, variables, batch)  # noqa: E731
+    loop = jnp.stack([one(batch) for batch in images])
+    np.testing.assert_allclose(jax.jit(jax.vmap(one))(images), loop, rtol=1e-9, atol=1e-12)
+    _, scanned = jax.lax.scan(lambda carry, batch: (carry, one(batch)), None, images)
+    np.testing.assert_allclose(scanned, loop, rtol=1e-9, atol=1e-12)
+
+
+def mixstyle_numpy(x, other, weight, valid):
+    """MixStyle as published, then the batch's own normalization, on the map itself."""
+    mean = x.mean((1, 2), keepdims=True)
+    std = np.sqrt(x.var((1, 2), keepdims=True) + 1e-5)
+    mixed_mean = weight * mean + (1 - weight) * mean[other]
+    mixed_std = weight * std + (1 - weight) * std[other]
+    restyled = (x - mean) / std * mixed_std + mixed_mean
+    flat = restyled[valid].reshape(-1, x.shape[-1])
+    return (restyled - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-5)
+
+
+def test_mixstyle_is_the_published_map_normalized_by_its_batch(x64, monkeypatch):
+    layer, variables, x = layer_and_variables()
+    weight, other = np.random.default_rng(1).uniform(size=(5, 1)), np.array([1, 2, 3, 0, 4])
+    monkeypatch.setattr(jax.random, "beta", lambda *args: jnp.asarray(weight))
+    monkeypatch.setattr(jax.random, "permutation", lambda key, size: jnp.asarray([1, 2, 3, 4, 0]))
+    # The fifth sample is padding, so the fourth, which would take its style, keeps its own.
+    valid, partner = np.arange(5) < 4, np.where(other == 0, 3, other)
+    rule = mixstyle_statistics(KEY, probability=1.0)
+    ours = apply_with(rule, layer, variables, x, jnp.asarray(valid))
+    theirs = mixstyle_numpy(np.asarray(x), partner, weight[..., None, None], valid)
+    np.testing.assert_allclose(ours[:4], affine(theirs, variables)[:4], rtol=1e-9, atol=1e-12)
+
+
+def test_mixstyle_that_never_mixes_is_the_local_pass(x64):
+    images = nets.images_of(6)
+    variables = nets.variables_of(MODEL, images)
+    rule = mixstyle_statistics(KEY, probability=0.0)
+    ours = jax.jit(lambda v, x: apply_with(rule, MODEL, v, x))(variables, images)
+    local, _ = MODEL.apply(variables, images, mutable=["batch_stats"])
+    np.testing.assert_allclose(ours, local, rtol=1e-10)

@@ -1,0 +1,366 @@
+"""Pretrained weights: the same logits as PyTorch, no tensor lost, every fault named."""
+
+import re
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from torchvision_tensors import alexnet_tensors, resnet_tensors
+
+from fedjax_bn import models
+from fedjax_bn.models import pretrained
+
+SMALL = {
+    "resnet_basic": (
+        lambda n: models.ResNet18(n, stage_sizes=(1, 2), width=8),
+        lambda t: t.ResNet(t.BasicBlock, (1, 2), 8, 7),
+    ),
+    "resnet_bottleneck": (
+        lambda n: models.ResNet50(n, stage_sizes=(2, 1), width=4),
+        lambda t: t.ResNet(t.Bottleneck, (2, 1), 4, 7),
+    ),
+    "densenet": (
+        lambda n: models.DenseNet121(n, block_sizes=(1, 2), growth=4, width=8),
+        lambda t: t.DenseNet((1, 2), 4, 8, 7),
+    ),
+    "alexnet": (
+        lambda n: models.AlexNet(n, hidden=(32, 16)),
+        lambda t: t.AlexNet(7, hidden=(32, 16)),
+    ),
+}
+FULL = {
+    "resnet18": (models.ResNet18, lambda t: t.ResNet(t.BasicBlock, (2, 2, 2, 2), 64, 7)),
+    "resnet50": (models.ResNet50, lambda t: t.ResNet(t.Bottleneck, (3, 4, 6, 3), 64, 7)),
+    "densenet121": (models.DenseNet121, lambda t: t.DenseNet((6, 12, 24, 16), num_classes=7)),
+}
+
+
+def abstract(model, channels=3):
+    images = jax.ShapeDtypeStruct((1, 67, 67, channels), jnp.float32)
+    return jax.eval_shape(model.init, jax.random.key(0), images)
+
+
+def drawn(model, seed=0):
+    """Variables of a model with every leaf random, in the default float dtype."""
+    leaves, tree = jax.tree.flatten(abstract(model))
+    rng = np.random.default_rng(seed)
+    return tree.unflatten([jnp.asarray(0.5 + rng.random(leaf.shape), float) for leaf in leaves])
+
+
+def small_resnet(classes=7):
+    return SMALL["resnet_basic"][0](classes)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes tensors to a safetensors file and returns its path."""
+    numpy = pytest.importorskip("safetensors.numpy")
+
+    def write(tensors, name="weights.safetensors"):
+        numpy.save_file(
+            {key: np.ascontiguousarray(t) for key, t in tensors.items()}, tmp_path / name
+        )
+        return tmp_path / name
+
+    return write
+
+
+# Without PyTorch
+
+
+def test_every_tensor_reaches_its_place_in_our_layout(write):
+    tensors = resnet_tensors()
+    variables, notes = pretrained.load(write(tensors), small_resnet(), drawn(small_resnet()))
+    params, stats = variables["params"], variables["batch_stats"]
+    kernel = params["layer2_0"]["conv1"]["kernel"]
+    np.testing.assert_array_equal(kernel[2, 1], tensors["layer2.0.conv1.weight"][..., 2, 1].T)
+    shortcut = params["layer2_0"]["shortcut_conv"]["kernel"]
+    np.testing.assert_array_equal(
+        shortcut[0, 0], tensors["layer2.0.downsample.0.weight"][..., 0, 0].T
+    )
+    for ours, theirs in (
+        (params["head"]["kernel"], tensors["fc.weight"].T),
+        (params["head"]["bias"], tensors["fc.bias"]),
+        (params["norm1"]["scale"], tensors["bn1.weight"]),
+        (params["layer2_0"]["shortcut_norm"]["bias"], tensors["layer2.0.downsample.1.bias"]),
+        (stats["layer1_0"]["norm2"]["mean"], tensors["layer1.0.bn2.running_mean"]),
+        (stats["layer2_1"]["norm1"]["var"], tensors["layer2.1.bn1.running_var"]),
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    # Each tensor but the counters exactly once: the sums of all values agree.
+    used = [tensor for name, tensor in tensors.items() if not name.endswith("tracked")]
+    assert len(jax.tree.leaves(variables)) == len(used)
+    total = sum(np.sum(np.asarray(leaf), dtype=np.float64) for leaf in jax.tree.leaves(variables))
+    assert total == pytest.approx(sum(tensor.sum(dtype=np.float64) for tensor in used), rel=1e-12)
+    assert len(notes) == 1
+
+
+def test_the_classifier_stays_fresh_where_the_number_of_classes_differs(write):
+    model = small_resnet(5)
+    before = drawn(model)
+    variables, notes = pretrained.load(write(resnet_tensors(1000)), model, before)
+    jax.tree.map(
+        np.testing.assert_array_equal, variables["params"]["head"], before["params"]["head"]
+    )
+    assert not np.array_equal(
+        variables["params"]["norm1"]["scale"], before["params"]["norm1"]["scale"]
+    )
+    assert "1000 classes" in notes[1]
+    assert "this model 5" in notes[1]
+
+
+def test_dtypes_of_the_variables_are_kept_whatever_the_file_has(write):
+    tensors = {name: tensor.astype(np.float16) for name, tensor in resnet_tensors().items()}
+    model = small_resnet()
+    with jax.enable_x64(True):
+        variables, _ = pretrained.load(write(tensors), model, drawn(model))
+        assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float64")}
+        scale = variables["params"]["norm1"]["scale"]
+        np.testing.assert_array_equal(scale, tensors["bn1.weight"].astype(np.float64))
+
+
+def test_loading_works_inside_a_trace_and_on_abstract_variables(write):
+    path, model = write(resnet_tensors(9)), small_resnet()
+
+    def start(key):
+        images = jnp.zeros((1, 67, 67, 3))
+        return pretrained.load(path, model, model.init(key, images))[0]
+
+    shapes = jax.eval_shape(start, jax.random.key(0))
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, abstract(model))
+
+
+def test_alexnet_takes_the_convolutions_and_nothing_else(write):
+    model, tensors = SMALL["alexnet"][0](10), alexnet_tensors()
+    before = drawn(model)
+    variables, notes = pretrained.load(write(tensors), model, before)
+    new, old = flatten_dict(variables), flatten_dict(before)
+    assert new.keys() == old.keys()
+    for path, leaf in new.items():
+        if not path[1].startswith("conv"):
+            assert leaf is old[path]
+    for i, index in enumerate((0, 3, 6, 8, 10), start=1):
+        weight, bias = (tensors[f"features.{index}.{leaf}"] for leaf in ("weight", "bias"))
+        layer = variables["params"][f"conv{i}"]
+        np.testing.assert_array_equal(layer["kernel"], weight.transpose(2, 3, 1, 0))
+        np.testing.assert_array_equal(layer["bias"], bias)
+    assert "convolutions only" in notes[1]
+
+
+def test_densenet_takes_the_old_names_of_torchvisions_files(write):
+    model = SMALL["densenet"][0](7)
+    shapes = flatten_dict(abstract(model))
+    rng = np.random.default_rng(0)
+    tensors = {}
+    for path, leaf in shapes.items():
+        name = pretrained.torch_name(model, path)
+        order = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[len(leaf.shape)]
+        tensors[name] = rng.random(leaf.shape, np.float32).transpose(order)
+    old = {re.sub(r"(denselayer\d\.(?:norm|conv))(\d)", r"\1.\2", n): t for n, t in tensors.items()}
+    assert "features.denseblock2.denselayer1.norm.2.running_var" in old
+    new, _ = pretrained.load(write(tensors), model, drawn(model))
+    same, _ = pretrained.load(write(old, "old.safetensors"), model, drawn(model))
+    jax.tree.map(np.testing.assert_array_equal, new, same)
+
+
+# The hub
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Puts a hub of our own in place of huggingface_hub."""
+
+    def install(download):
+        module = types.ModuleType("huggingface_hub")
+        module.hf_hub_download = download
+        monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+
+    return install
+
+
+@pytest.mark.parametrize("revision", [None, "v1.2"])
+def test_a_hub_id_is_fetched_and_read(write, hub, revision):
+    path, asked = write(resnet_tensors()), []
+
+    def download(repo_id, filename, revision=None):
+        asked.append((repo_id, filename, revision))
+        return str(path)
+
+    hub(download)
+    source = "timm/resnet18.tv_in1k" + (f"@{revision}" if revision else "")
+    variables, notes = pretrained.load(source, small_resnet(), drawn(small_resnet()))
+    assert asked == [("timm/resnet18.tv_in1k", "model.safetensors", revision)]
+    assert source in notes[0]
+    expected, _ = pretrained.load(path, small_resnet(), drawn(small_resnet()))
+    jax.tree.map(np.testing.assert_array_equal, variables, expected)
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_with_a_remedy(hub):
+    def download(*args, **kwargs):
+        raise ConnectionError("name resolution failed")
+
+    hub(download)
+    with pytest.raises(ValueError, match=r"timm/resnet18.*name resolution failed.*give a file"):
+        pretrained.load("timm/resnet18.tv_in1k", small_resnet(), abstract(small_resnet()))
+
+
+@pytest.mark.parametrize(
+    ("package", "source"),
+    [
+        ("huggingface_hub", "timm/resnet18.tv_in1k"),
+        ("safetensors.numpy", "weights.safetensors"),
+        ("torch", "weights.pth"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named(monkeypatch, tmp_path, package, source):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    if "/" not in source:
+        (tmp_path / source).write_bytes(b"anything")
+    with pytest.raises(ModuleNotFoundError, match=f"{package.split('.')[0]}.*pip install"):
+        pretrained.load(source, small_resnet(), abstract(small_resnet()))
+
+
+# Faults
+
+
+def without(name):
+    return lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            without("layer2.0.downsample.1.running_var"),
+            "lacks 1 .*layer2.0.downsample.1.running_var",
+        ),
+        (without("fc.weight"), "lacks 1 .*fc.weight"),
+        (lambda t: t | {"extra.weight": np.zeros(3, np.float32)}, "left over 1 .*extra.weight"),
+        (
+            lambda t: t | {"extra.num_batches_tracked": np.zeros(1, np.int64)},
+            "left over 1 .*extra.num_batches_tracked",
+        ),
+        (
+            lambda t: t | {"conv1.weight": np.zeros((8, 1, 7, 7), np.float32)},
+            r"conv1.weight has shape \(8, 1, 7, 7\), but this model needs \(8, 3, 7, 7\)",
+        ),
+        (
+            lambda t: t | {"fc.weight": np.zeros((7, 3), np.float32)},
+            r"fc.weight has shape \(7, 3\), but this model needs \(7, 16\)",
+        ),
+        (
+            lambda t: t | {"bn1.bias": np.full(8, np.nan, np.float32)},
+            "bn1.bias hold.* not finite",
+        ),
+        (lambda t: {}, "lacks"),
+    ],
+    ids=["no-statistic", "no-head", "left-over", "counter", "channels", "features", "nan", "empty"],
+)
+def test_a_tensor_that_does_not_fit_is_named(write, change, message):
+    path = write(change(resnet_tensors()))
+    with pytest.raises(ValueError, match=message) as caught:
+        pretrained.load(path, small_resnet(), abstract(small_resnet()))
+    assert str(path) in str(caught.value)
+
+
+def test_weights_of_another_network_are_refused(write):
+    model = models.ResNet18()
+    with pytest.raises(ValueError, match="lacks"):
+        pretrained.load(write(resnet_tensors(10)), model, abstract(model))
+
+
+def test_images_of_another_number_of_channels_are_refused(write):
+    model = small_resnet()
+    with pytest.raises(ValueError, match=r"conv1.weight has shape \(8, 3, 7, 7\).*\(8, 1, 7, 7\)"):
+        pretrained.load(write(resnet_tensors()), model, abstract(model, channels=1))
+
+
+@pytest.mark.parametrize("kept", [0, 5, 300, -7])
+def test_a_truncated_safetensors_file_is_named(write, kept):
+    path = write(resnet_tensors())
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=rf"{path}.* damaged.*fetch the file again"):
+        pretrained.load(path, small_resnet(), abstract(small_resnet()))
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 half an archive"])
+def test_a_damaged_torch_file_is_named(tmp_path, content):
+    pytest.importorskip("torch")
+    path = tmp_path / "resnet18.pth"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{path}.* damaged.*fetch the file again"):
+        pretrained.load(path, small_resnet(), abstract(small_resnet()))
+
+
+def test_what_is_no_source_is_an_error_that_says_what_to_give(tmp_path):
+    model = small_resnet()
+    (tmp_path / "weights.bin").write_bytes(b"x")
+    for source, kind in (
+        (tmp_path / "missing.safetensors", FileNotFoundError),
+        ("weights/missing.pth", FileNotFoundError),
+        ("resnet18", FileNotFoundError),
+        (tmp_path, ValueError),
+        (tmp_path / "weights.bin", ValueError),
+    ):
+        with pytest.raises(kind, match=rf"{source}.*give a .safetensors"):
+            pretrained.load(source, model, abstract(model))
+
+
+def test_a_network_without_pretrained_weights_is_named():
+    with pytest.raises(ValueError, match="DigitCNN: choose ResNet18"):
+        pretrained.load("x.safetensors", models.DigitCNN(), {})
+
+
+# Beside PyTorch
+
+
+def torch_network(make):
+    torch = pytest.importorskip("torch")
+    import torch_models
+
+    torch.manual_seed(0)
+    network = make(torch_models).double().eval()
+    for module in network.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.normal_(module.bias)
+            torch.nn.init.normal_(module.running_mean)
+            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return torch, network
+
+
+def check_logits(make_model, make_network, path, save):
+    torch, network = torch_network(make_network)
+    save(network.state_dict(), path)
+    model = make_model(7)
+    variables, _ = pretrained.load(path, model, drawn(model))
+    images = np.random.default_rng(0).standard_normal((2, 67, 71, 3))
+    with torch.no_grad():
+        expected = network(torch.from_numpy(images).movedim(-1, 1))[1].numpy()
+    logits = np.asarray(jax.jit(model.apply)(variables, jnp.asarray(images)))
+    assert logits.dtype == np.float64
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", SMALL)
+def test_a_torch_file_gives_pytorchs_logits(tmp_path, name):
+    torch = pytest.importorskip("torch")
+    check_logits(*SMALL[name], tmp_path / "weights.pth", torch.save)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", FULL)
+def test_a_safetensors_file_of_a_full_network_gives_pytorchs_logits(tmp_path, name):
+    numpy = pytest.importorskip("safetensors.numpy")
+
+    def save(state_dict, path):
+        numpy.save_file({key: tensor.numpy() for key, tensor in state_dict.items()}, path)
+
+    check_logits(*FULL[name], tmp_path / "weights.safetensors", save)

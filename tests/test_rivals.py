@@ -1,0 +1,283 @@
+"""Rivals of the adapter at inference: each against its own formula, all under one set of claims."""
+
+import jax
+import jax.numpy as jnp
+import norm_nets as nets
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from fedjax_bn import adaptation
+from fedjax_bn.adaptation.mixnorm import crop_and_flip
+from fedjax_bn.normalization import BatchNorm, adapter, gates, normalize_with
+
+MODEL = nets.HandMade()
+LAYER = BatchNorm()
+MAKERS = {
+    "running": adaptation.running,
+    "batch": adaptation.batch,
+    "tsmobn": adaptation.tsmobn,
+    "zero_shot_adapter": adaptation.zero_shot_adapter,
+    "fixed_alpha": adaptation.fixed_alpha,
+    "random_alpha": adaptation.random_alpha,
+    "learned_alpha": adaptation.learned_alpha,
+    "iabn": adaptation.iabn,
+    "mixnorm": adaptation.mixnorm,
+    "ensemble": adaptation.ensemble,
+}
+
+
+def one_layer(shape=(4, 5, 3)):
+    x = nets.images_of(6, shape=shape)
+    return nets.variables_of(LAYER, x), x
+
+
+def served(model=MODEL, count=4, clients=3):
+    """Variables that every adaptation can use, and images."""
+    images = nets.images_of(count)
+    stacked = [nets.variables_of(model, images, seed) for seed in range(clients)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *stacked)
+    variables = gates.with_gates(jax.tree.map(lambda leaf: leaf[0], stacked))
+    variables = adapter.with_adapter(jax.random.key(0), model, variables, images)
+    return adaptation.with_clients(variables, gates.with_gates(stacked)), images
+
+
+def predict(adapt, variables, images, valid=None):
+    return adapt.predict(variables, adapt.init(variables), images, valid)[0]
+
+
+def normal(x, mean, var, variables):
+    x = (np.asarray(x) - mean) / np.sqrt(var + 1e-5)
+    return x * variables["params"]["scale"] + variables["params"]["bias"]
+
+
+def own_moments(x, ddof=0):
+    return np.asarray(x).mean((1, 2), keepdims=True), np.asarray(x).var(
+        (1, 2), keepdims=True, ddof=ddof
+    )
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_adaptation_streams_under_jit_and_scan(x64, name):
+    adapt, (variables, images) = MAKERS[name](MODEL), served(count=8)
+    batches, valid = images.reshape(2, 4, 6, 6, 3), jnp.arange(8).reshape(2, 4) < 7
+
+    @jax.jit
+    def scanned(variables):
+        step = lambda carry, batch: adapt.predict(variables, carry, *batch)[::-1]  # noqa: E731
+        return jax.lax.scan(step, adapt.init(variables), (batches, valid))[1]
+
+    one, carry = jax.jit(adapt.predict), adapt.init(variables)
+    for i, logits in enumerate(scanned(variables)):
+        loop, carry = one(variables, carry, batches[i], valid[i])
+        assert logits.shape == (4, nets.CLASSES)
+        np.testing.assert_allclose(logits, loop, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_no_valid_prediction_depends_on_padding(x64, name):
+    adapt, (variables, images) = MAKERS[name](MODEL), served()
+    valid = jnp.arange(4) < 3
+    clean = predict(adapt, variables, images, valid)[:3]
+    poisoned = predict(adapt, variables, images.at[3].set(77.0), valid)[:3]
+    np.testing.assert_allclose(poisoned, clean, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(MAKERS) - {"batch", "tsmobn", "random_alpha", "mixnorm"})
+)
+def test_zero_shot_adaptations_predict_a_sample_alone_as_in_its_batch(x64, name):
+    adapt, (variables, images) = MAKERS[name](MODEL), served()
+    whole = predict(adapt, variables, images)
+    np.testing.assert_allclose(predict(adapt, variables, images[1:2])[0], whole[1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["tsmobn", "zero_shot_adapter", "iabn"])
+def test_unseen_clients_are_served_in_parallel_under_shard_map(x64, name):
+    adapt, (variables, images) = MAKERS[name](MODEL), served(count=8)
+    clients = images.reshape(2, 4, 6, 6, 3)
+    mesh, spec = Mesh(np.array(jax.devices()[:2]), ("clients",)), PartitionSpec("clients")
+
+    def serve(variables, own):
+        return jax.vmap(lambda images: predict(adapt, variables, images))(own)
+
+    sharded = jax.shard_map(
+        serve, mesh=mesh, in_specs=(PartitionSpec(), spec), out_specs=spec, check_vma=False
+    )
+    expected = [predict(adapt, variables, images) for images in clients]
+    np.testing.assert_allclose(jax.jit(sharded)(variables, clients), expected, rtol=1e-9)
+
+
+def test_fixed_alpha_0_is_running(x64):
+    variables, images = served()
+    ours = predict(adaptation.fixed_alpha(MODEL, 0.0), variables, images)
+    np.testing.assert_allclose(ours, MODEL.apply(variables, images), rtol=1e-10)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_fixed_alpha_mixes_means_and_deviations(x64, alpha):
+    variables, x = one_layer()
+    ours = predict(adaptation.fixed_alpha(LAYER, alpha), variables, x)
+    (mean, var), running = own_moments(x), variables["batch_stats"]
+    mean = alpha * mean + (1 - alpha) * running["mean"]
+    std = alpha * np.sqrt(var + 1e-5) + (1 - alpha) * np.sqrt(running["var"] + 1e-5)
+    np.testing.assert_allclose(ours, normal(x, mean, std**2 - 1e-5, variables), rtol=1e-9)
+
+
+def test_random_alpha_is_drawn_anew_for_samples_and_batches_from_one_seed(x64):
+    variables, x = one_layer()
+    x = jnp.broadcast_to(x[:1], x.shape)
+    adapt = adaptation.random_alpha(LAYER, seed=4)
+    first, carry = adapt.predict(variables, adapt.init(variables), x)
+    second, _ = adapt.predict(variables, carry, x)
+    values = np.concatenate([first[:, 0, 0, 0], second[:, 0, 0, 0]])
+    assert len(np.unique(values)) == 12
+    np.testing.assert_array_equal(predict(adapt, variables, x), first)
+    edges = [predict(adaptation.fixed_alpha(LAYER, a), variables, x)[0, 0, 0, 0] for a in (0, 1)]
+    assert (min(edges) <= values).all()
+    assert (values <= max(edges)).all()
+
+
+def iabn_numpy(x, variables, strength):
+    """NOTE's layer, sample by sample and channel by channel."""
+    x, n = np.asarray(x), x[0, ..., 0].size
+    running = jax.tree.map(np.asarray, variables["batch_stats"])
+    out = np.empty_like(x)
+    for i, c in np.ndindex(len(x), x.shape[-1]):
+        mean, var = running["mean"][c], running["var"][c]
+        s_mean, s_var = np.sqrt((var + 1e-5) / n), (var + 1e-5) * np.sqrt(2 / (n - 1))
+        values = x[i, ..., c]
+        shrink = lambda d, t: d - t if d > t else d + t if d < -t else 0.0  # noqa: E731
+        mean_adj = mean + shrink(values.mean() - mean, strength * s_mean)
+        var_adj = max(var + shrink(values.var(ddof=1) - var, strength * s_var), 0)
+        out[i, ..., c] = (values - mean_adj) / np.sqrt(var_adj + 1e-5)
+    return out * variables["params"]["scale"] + variables["params"]["bias"]
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.0, 4.0])
+def test_iabn_is_the_published_rule(x64, strength):
+    variables, x = one_layer()
+    ours = predict(adaptation.iabn(LAYER, strength), variables, x)
+    np.testing.assert_allclose(ours, iabn_numpy(x, variables, strength), rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize(("strength", "shape"), [(1e9, (4, 5, 3)), (4.0, (1, 1, 3))])
+def test_iabn_that_is_never_surprised_is_running(x64, strength, shape):
+    variables, x = one_layer(shape)
+    ours = predict(adaptation.iabn(LAYER, strength), variables, x)
+    np.testing.assert_allclose(ours, LAYER.apply(variables, x), rtol=1e-12)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("gate", [0.0, 0.4, 1.0])
+def test_gates_sum_batch_and_instance_normalization(x64, gate, training):
+    variables, x = one_layer()
+    variables = gates.with_gates(variables)
+    variables["params"]["gate"] = jnp.full(3, gate)
+    with normalize_with(gates.gated_statistics):
+        ours, moved = LAYER.apply(variables, x, mutable=["batch_stats"] if training else [])
+    running, flat = variables["batch_stats"], np.asarray(x).reshape(-1, 3)
+    pair = (flat.mean(0), flat.var(0)) if training else (running["mean"], running["var"])
+    plain = [(np.asarray(x) - m) / np.sqrt(v + 1e-5) for m, v in (pair, own_moments(x))]
+    expected = gate * plain[0] + (1 - gate) * plain[1]
+    expected = expected * variables["params"]["scale"] + variables["params"]["bias"]
+    np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12)
+    if training:
+        _, local = LAYER.apply(variables, x, mutable=["batch_stats"])
+        jax.tree.map(np.testing.assert_array_equal, moved, local)
+
+
+def test_gates_start_as_batch_norm_in_every_layer_and_stay_in_their_range():
+    images = nets.images_of(4)
+    plain = nets.variables_of(MODEL, images)
+    variables = gates.with_gates(plain)
+    for layer in (
+        variables["params"]["block"]["inner"],
+        *(variables["params"][n] for n in ("middle", "last")),
+    ):
+        np.testing.assert_array_equal(layer["gate"], 1)
+    ours = predict(adaptation.learned_alpha(MODEL), variables, images)
+    np.testing.assert_allclose(ours, MODEL.apply(plain, images), rtol=1e-4, atol=1e-5)
+
+    optimizer = gates.keep_gates(optax.sgd(1.0))
+    params = variables["params"]
+    for step in (5.0, 0.25, -3.0):
+        gradients = jax.tree.map(lambda leaf, step=step: jnp.full_like(leaf, step), params)
+        updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+        moved = optax.apply_updates(params, updates)
+        expected = np.clip(1 - step, 0, 1)
+        np.testing.assert_allclose(moved["middle"]["gate"], expected, rtol=1e-6)
+        np.testing.assert_allclose(moved["out"]["bias"], params["out"]["bias"] - step, rtol=1e-5)
+
+
+def test_gates_that_are_missing_are_an_error():
+    variables, x = one_layer()
+    with pytest.raises(ValueError, match="has no gate"):
+        predict(adaptation.learned_alpha(LAYER), variables, x)
+
+
+def test_mixnorm_mixes_the_moments_of_all_views(x64):
+    variables, x = one_layer()
+    view = lambda key, images: images * jax.random.uniform(key, dtype=images.dtype)  # noqa: E731
+    keys = jax.random.split(jax.random.key(2), 3)[1:]
+    views = np.stack([x, *(np.asarray(view(key, x)) for key in keys)])
+    flat = views.transpose(1, 0, 2, 3, 4).reshape(6, -1, 3)
+    running = variables["batch_stats"]
+    mean = 0.3 * flat.mean(1) + 0.7 * running["mean"]
+    var = 0.3 * flat.var(1) + 0.7 * running["var"]
+    adapt = adaptation.mixnorm(LAYER, 0.3, views=3, view=view, seed=2)
+    expected = normal(x, mean[:, None, None], var[:, None, None], variables)
+    np.testing.assert_allclose(predict(adapt, variables, x), expected, rtol=1e-10)
+
+
+def test_mixnorm_of_weight_0_is_running(x64):
+    variables, images = served()
+    ours = predict(adaptation.mixnorm(MODEL, 0.0), variables, images)
+    np.testing.assert_allclose(ours, MODEL.apply(variables, images), rtol=1e-10)
+
+
+def test_a_crop_keeps_constants_and_the_whole_image_is_itself_or_its_mirror():
+    constant = jnp.full((3, 8, 8, 2), 0.7)
+    np.testing.assert_allclose(crop_and_flip(jax.random.key(0), constant), constant, rtol=1e-5)
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(20, 8, 8, 1)), jnp.float32)
+    whole = crop_and_flip(jax.random.key(1), images, smallest=1.0)
+    same = np.isclose(whole, images, atol=1e-5).all((1, 2, 3))
+    mirrored = np.isclose(whole, images[:, :, ::-1], atol=1e-5).all((1, 2, 3))
+    assert (same | mirrored).all()
+    assert 0 < same.sum() < 20
+
+
+def test_the_ensemble_is_the_mean_of_its_members_probabilities(x64):
+    variables, images = served(clients=3)
+    received = {name: variables[name] for name in ("params", "batch_stats")}
+    members = []
+    for seed in range(3):
+        own, mixed = nets.variables_of(MODEL, nets.images_of(4), seed), received
+        for path in (("block", "inner"), ("middle",), ("last",)):
+            mixed = put(mixed, own, path)
+        members.append(jax.nn.softmax(MODEL.apply(mixed, images)))
+    ours = predict(adaptation.ensemble(MODEL), variables, images)
+    np.testing.assert_allclose(jnp.exp(ours), np.mean(members, 0), rtol=1e-10)
+
+
+def put(variables, own, path):
+    """Variables with the scale, bias, mean and variance of one layer of `own`."""
+
+    def replace(where, leaf):
+        names = tuple(entry.key for entry in where)
+        if names[1:-1] != path:
+            return leaf
+        value = own
+        for name in names:
+            value = value.get(name, leaf) if isinstance(value, dict) else value
+        return value
+
+    return jax.tree_util.tree_map_with_path(replace, variables)
+
+
+def test_an_ensemble_without_clients_is_an_error():
+    variables, images = served()
+    del variables["clients"]
+    with pytest.raises(ValueError, match="with_clients"):
+        predict(adaptation.ensemble(MODEL), variables, images)

@@ -1,0 +1,236 @@
+"""Which samples train, validate and test, for any labels and names; who is left out."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sources import CLASSES, numbers, official, pool, sizes_of, toy
+
+from fedjax_bn.data.clients import left_out, make_clients
+from fedjax_bn.data.domain import splits
+from fedjax_bn.data.groups import first_samples, number_groups, samples_of
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check
+from fedjax_bn.data.split import choose_parts, part_sizes
+
+seeds = st.integers(0, 2**32)
+
+
+@st.composite
+def sources(draw):
+    """One to three domains, in which some samples share a name, within and across domains."""
+    pools = []
+    for name in "abc"[: draw(st.integers(1, 3))]:
+        size = draw(st.integers(20, 60))
+        labels = draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
+        kind = draw(st.sampled_from(["own", "windows", "common", "mixed"]))
+        count = {"own": size, "windows": 14, "common": size, "mixed": 30}[kind]
+        prefix = "" if kind in ("common", "mixed") else name
+        pools.append(pool(name, labels, [f"{prefix}{k % count}" for k in range(size)]))
+    return Source("any", CLASSES, tuple(pools), (0.5,), (0.5,))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    source=sources(),
+    split=st.sampled_from(["holdout", "stratified"]),
+    shares=st.tuples(st.floats(0.1, 0.4), st.sampled_from([0.0, 0.1, 0.25])),
+    seed=seeds,
+)
+def test_parts_are_disjoint_and_complete_and_never_separate_a_name(source, split, shares, seed):
+    dataset, unseen = make_clients(
+        source, split=split, validation=shares[0], test=shares[1], seed=seed
+    )
+    part_of: dict[str, set[str]] = {}
+    for domain, origin in zip(dataset.domains, source.pools, strict=True):
+        parts = list(splits(domain))[: 3 if shares[1] else 2]
+        divided = [sample for _, part in parts for sample in numbers(part)]
+        assert sorted(divided) == list(range(len(origin.labels)))
+        for name, part in parts:
+            np.testing.assert_array_equal(part.labels, origin.labels[numbers(part)])
+            np.testing.assert_array_equal(part.names, origin.names[numbers(part)])
+            for sample in part.names.tolist():
+                part_of.setdefault(sample, set()).add(name)
+        assert (domain.test is domain.validation) == (shares[1] == 0)
+    assert unseen == ()
+    assert all(len(parts) == 1 for parts in part_of.values())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    labels=st.lists(st.integers(0, 3), min_size=20, max_size=120),
+    validation=st.floats(0, 0.5),
+    test=st.floats(0, 0.4),
+    seed=seeds,
+)
+def test_stratified_parts_have_the_promised_sizes_and_proportions(labels, validation, test, seed):
+    source = Source("any", CLASSES, (pool("a", labels),), (0.5,), (0.5,))
+    (parts,) = choose_parts(source, "stratified", validation, test, seed)
+    sizes = np.bincount(parts, minlength=3)
+    assert sizes.tolist() == part_sizes(len(labels), validation, test).tolist()
+    of_class = np.bincount(labels, minlength=4)
+    for part in (TRAIN, VALIDATION, TEST):
+        share = of_class * sizes[part] / len(labels)
+        got = np.bincount(np.array(labels)[parts == part], minlength=4)
+        assert (np.abs(got - share) < 2).all()  # rounded once a part
+
+
+@pytest.mark.parametrize(
+    ("count", "validation", "test", "sizes"),
+    [
+        (1670, 0.2, 0.0, [1336, 334, 0]),  # DomainBed: floor(0.2 N) are held out
+        (9298, 0.0, 0.2, [7438, 0, 1860]),  # FedBN's USPS: floor(0.8 N) train
+        (10000, 0.1, 0.2, [7000, 1000, 2000]),  # UniFed
+        (100, 0.29, 0.0, [71, 29, 0]),
+        (5, 0.1, 0.1, [3, 1, 1]),
+        (2, 0.1, 0.1, [2, 0, 0]),
+    ],
+)
+def test_sizes_of_parts_are_those_of_the_papers(count, validation, test, sizes):
+    assert part_sizes(count, validation, test).tolist() == sizes
+
+
+def test_all_corruptions_of_a_photograph_are_in_the_same_part():
+    names = [f"photo {k}" for k in range(50)]
+    labels = np.arange(50) % 4
+    pools = tuple(pool(name, labels, names) for name in ("fog", "snow", "jpeg"))
+    dataset, _ = make_clients(
+        Source("cifar", CLASSES, pools, (0.5,), (0.5,)), validation=0.1, test=0.2
+    )
+    for domain in dataset.domains:
+        assert [len(part.labels) for _, part in splits(domain)] == [35, 5, 10]
+        for name, part in splits(domain):
+            assert set(part.names) == set(getattr(dataset.domains[0], name).names)
+
+
+def test_windows_of_one_recording_stay_together_down_to_the_client():
+    names = np.repeat([f"subject {k}" for k in range(40)], 7)
+    source = Source(
+        "series", CLASSES, (pool("a", np.repeat(np.arange(40) % 4, 7), names),), (0.5,), (0.5,)
+    )
+    for partition in ("iid", "dirichlet"):
+        dataset, _ = make_clients(
+            source, validation=0.2, num_clients=3, partition=partition, alpha=0.1
+        )
+        owners = [set(client.train.names) for client in dataset.domains]
+        assert len(set.union(*owners)) == sum(map(len, owners)) == 32
+        assert sum(sizes_of(dataset)) == 32 * 7
+
+
+@settings(deadline=None, max_examples=60)
+@given(names=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=30), data=st.data())
+def test_groups_are_numbered_by_first_appearance_and_listed_whole(names, data):
+    group = number_groups(np.array(names), len(names))
+    expected = [list(dict.fromkeys(names)).index(name) for name in names]
+    assert group.tolist() == expected
+    assert first_samples(group).tolist() == [expected.index(k) for k in range(max(expected) + 1)]
+    chosen = np.array(data.draw(st.permutations(range(max(expected) + 1))), np.int64)[:3]
+    listed = [k for one in chosen for k in range(len(names)) if expected[k] == one]
+    assert samples_of(chosen, group).tolist() == listed
+
+
+def test_official_lists_are_followed_and_missing_parts_taken_from_training():
+    dataset, _ = make_clients(toy(parts=official), validation=0.4, test=0.4)
+    assert [[len(p.labels) for _, p in splits(d)] for d in dataset.domains] == [
+        [40, 10, 10],
+        [20, 10, 10],
+        [70, 10, 10],
+    ]
+    assert sorted(numbers(dataset.domains[1].test)) == list(range(30, 40))
+    without = toy(parts=lambda n: np.where(official(n) == VALIDATION, TRAIN, official(n)))
+    dataset, _ = make_clients(without, split="official", validation=0.1)
+    assert [[len(p.labels) for _, p in splits(d)] for d in dataset.domains] == [
+        [45, 5, 10],
+        [27, 3, 10],
+        [72, 8, 10],
+    ]
+
+
+@pytest.mark.parametrize("target", ["b", ("b",), "a, c", ("noise",), "noise", ("b", "noise")])
+def test_unseen_domains_are_whole_whatever_else_is_asked(target):
+    source = toy(groups={"noise": ("a", "elsewhere")}, parts=official)
+    dataset, unseen = make_clients(
+        source, target=target, truncate=True, fraction=0.3, clients_per_domain=1, seed=2
+    )
+    names = left_out("abc", source.groups, target, "toy")
+    assert [domain.name for domain in unseen] == names
+    assert [domain.name for domain in dataset.domains] == [n for n in "abc" if n not in names]
+    for domain in unseen:
+        assert (domain.train, domain.validation) == (None, None)
+        size = {"a": 60, "b": 40, "c": 90}[domain.name]
+        assert numbers(domain.test) != sorted(numbers(domain.test)) == list(range(size))
+
+
+def test_a_domain_is_divided_alike_whichever_other_is_left_out():
+    parts = [
+        next(d for d in make_clients(toy(), target=target, test=0.2)[0].domains if d.name == "c")
+        for target in ((), "a", "b", "a,b")
+    ]
+    for other in parts[1:]:
+        for (_, one), (_, two) in zip(splits(parts[0]), splits(other), strict=True):
+            assert numbers(one) == numbers(two)
+
+
+def test_a_domain_without_lists_may_be_unseen_under_the_official_split():
+    source = toy(parts=official)
+    source = source._replace(pools=(*source.pools[:2], source.pools[2]._replace(parts=None)))
+    _, unseen = make_clients(source, target="c", split="official")
+    assert len(unseen[0].test.labels) == 90
+
+
+def test_office_caltech_has_62_training_and_50_validation_images_as_in_fedbn():
+    pools = tuple(
+        pool(name, np.arange(size) % 10)
+        for name, size in (("amazon", 958), ("caltech", 1123), ("dslr", 157), ("webcam", 295))
+    )
+    source = Source("office", tuple("0123456789"), pools, (0.5,), (0.5,))
+    # of the 80 % for training, 40 % of the smallest site validate and 50 % train
+    dataset, _ = make_clients(
+        source, validation=0.32, test=0.2, truncate=True, fraction=0.5 / 0.6, seed=1
+    )
+    assert [[len(part.labels) for _, part in splits(d)] for d in dataset.domains] == [
+        [62, 50, 192],
+        [62, 50, 225],
+        [62, 50, 32],
+        [62, 50, 59],
+    ]
+
+
+def test_truncation_cuts_to_the_smallest_domain_that_trains():
+    dataset, unseen = make_clients(toy(), target="b", validation=0.2, truncate=True)
+    assert sizes_of(dataset) == [48, 48]
+    assert [len(domain.validation.labels) for domain in dataset.domains] == [12, 12]
+    assert all(domain.test is domain.validation for domain in dataset.domains)
+    assert len(unseen[0].test.labels) == 40
+
+
+def test_a_domain_without_training_samples_in_its_lists_is_an_error_unless_it_is_unseen():
+    source = toy(parts=lambda size: np.full(size, TEST if size == 40 else TRAIN, np.int8))
+    with pytest.raises(ValueError, match=r"'b' \(40 samples\) has no training samples in its off"):
+        make_clients(source)
+    assert len(make_clients(source, target="b")[0].domains) == 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda p: p._replace(labels=p.labels[1:]), "'a': the samples differ in number"),
+        (lambda p: p._replace(parts=np.zeros(3, np.int8)), "'parts': 3}; each needs all"),
+        (lambda p: p._replace(parts=np.full(60, 3)), "parts must be 0, 1 or 2 for train,"),
+        (lambda p: p._replace(name="b"), "'b': two domains have this name; rename one"),
+        (lambda p: Pool("a", *(x[:0] for x in p[1:4])), "'a' has no samples; give it some"),
+    ],
+)
+def test_check_names_what_is_wrong_with_a_source(spoil, sentence):
+    source = toy()
+    assert check(source) is source
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check(source._replace(pools=(spoil(source.pools[0]), *source.pools[1:])))
+
+
+def test_a_label_out_of_range_is_found_before_any_client_trains():
+    source = toy()
+    source.pools[1].labels[5] = 4
+    with pytest.raises(ValueError, match="has label 4 at index"):
+        make_clients(source, target="b")

@@ -1,0 +1,179 @@
+"""TsmoBN against Algorithm 1 in NumPy, as a stream, and under every transformation."""
+
+import jax
+import jax.numpy as jnp
+import norm_nets as nets
+import numpy as np
+import pytest
+
+from fedjax_bn import adaptation
+from fedjax_bn.normalization import tsmobn
+
+MODEL = nets.HandMade()
+
+
+def algorithm(batches, momentum, about="tracked"):
+    """Algorithm 1 on flat batches [n, C], literally; the pair after each batch."""
+    pairs, mean, var = [], None, None
+    for x in batches:
+        if mean is None:
+            mean, var = x.mean(0), ((x - x.mean(0)) ** 2).mean(0)
+        else:
+            mean = momentum * mean + (1 - momentum) * x.mean(0)
+            centre = mean if about == "tracked" else x.mean(0)
+            var = momentum * var + (1 - momentum) * ((x - centre) ** 2).mean(0)
+        pairs.append((mean, var))
+    return pairs
+
+
+def stream(adapt, variables, batches, valid=None):
+    """All logits, batch after batch."""
+    carry, logits = adapt.init(variables), []
+    for i, images in enumerate(batches):
+        out, carry = adapt.predict(variables, carry, images, None if valid is None else valid[i])
+        logits.append(out)
+    return logits, carry
+
+
+def test_each_client_starts_afresh(x64):
+    batches = nets.images_of(8).reshape(2, 4, 6, 6, 3)
+    variables = nets.variables_of(MODEL, batches[0])
+    adapt = adaptation.tsmobn(MODEL, 0.7)
+    first, _ = stream(adapt, variables, batches)
+    again, _ = stream(adapt, variables, batches)
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+
+
+@pytest.mark.parametrize("about", ["tracked", "batch"])
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("shape", [(5, 3), (5, 4, 2, 3)])
+def test_update_is_algorithm_1(x64, shape, momentum, about):
+    random, tracked = np.random.default_rng(0), None
+    batches = [random.normal(3, 2, shape) * [1, 10, 0.1] for _ in range(4)]
+    expected = algorithm([x.reshape(-1, 3) for x in batches], momentum, about)
+    for x, pair in zip(batches, expected, strict=True):
+        tracked = tsmobn.update(tracked, jnp.asarray(x), momentum, about=about)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), tracked, pair)
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_update_does_not_see_padding(x64, tracked):
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(6, 2, 3)))
+    past = (jnp.ones(3), jnp.full(3, 2.0)) if tracked else None
+    padded = x.at[4:].set(jnp.nan)
+    ours = tsmobn.update(past, padded, 0.9, jnp.arange(6) < 4)
+    short = tsmobn.update(past, x[:4], 0.9)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), ours, short)
+
+
+def test_update_without_valid_samples_changes_nothing():
+    past = (jnp.arange(3.0), jnp.ones(3))
+    now = tsmobn.update(past, jnp.full((4, 3), jnp.nan), 0.5, jnp.zeros(4, bool))
+    jax.tree.map(np.testing.assert_array_equal, now, past)
+
+
+def test_the_model_is_normalized_with_the_tracked_pair(x64):
+    images = nets.images_of(12).reshape(3, 4, 6, 6, 3)
+    variables = nets.variables_of(MODEL, images[0])
+    logits, carry = stream(adaptation.tsmobn(MODEL, 0.8), variables, images)
+    inputs = []
+    for batch in images:
+        kernel = variables["params"]["block"]["conv"]
+        inputs.append(np.asarray(batch @ kernel["kernel"] + kernel["bias"]).reshape(-1, 8))
+    mean, var = algorithm(inputs, 0.8)[-1]
+    tracked = carry.statistics["block"]["inner"]
+    np.testing.assert_allclose(tracked["mean"], mean, rtol=1e-11)
+    np.testing.assert_allclose(tracked["var"], var, rtol=1e-11)
+    # What is tracked after the last batch is what normalized the last batch.
+    plain = MODEL.apply({**variables, "batch_stats": carry.statistics}, images[-1])
+    np.testing.assert_allclose(logits[-1], plain, rtol=1e-11)
+
+
+def test_momentum_zero_is_batch_statistics(x64):
+    images = nets.images_of(12).reshape(3, 4, 6, 6, 3)
+    variables = nets.variables_of(MODEL, images[0])
+    ours, _ = stream(adaptation.tsmobn(MODEL, 0.0), variables, images)
+    batch, _ = stream(adaptation.batch(MODEL), variables, images)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11), ours, batch)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 1.0])
+def test_with_one_batch_any_momentum_is_batch_statistics(x64, momentum):
+    images = nets.images_of(5)
+    variables = nets.variables_of(MODEL, images)
+    ours, _ = stream(adaptation.tsmobn(MODEL, momentum), variables, [images])
+    batch, _ = stream(adaptation.batch(MODEL), variables, [images])
+    np.testing.assert_allclose(ours[0], batch[0], rtol=1e-11)
+
+
+def test_a_padded_last_batch_is_a_short_one(x64):
+    images = nets.images_of(8)
+    variables = nets.variables_of(MODEL, images)
+    adapt = adaptation.tsmobn(MODEL, 0.6)
+    short, _ = stream(adapt, variables, [images[:4], images[4:6]])
+    poisoned = images.at[6:].set(1e6).reshape(2, 4, 6, 6, 3)
+    padded, _ = stream(adapt, variables, poisoned, jnp.arange(8).reshape(2, 4) < 6)
+    np.testing.assert_allclose(padded[1][:2], short[1], rtol=1e-10)
+
+
+def test_batches_without_valid_samples_are_as_if_never_seen(x64):
+    images = nets.images_of(8).reshape(2, 4, 6, 6, 3)
+    variables = nets.variables_of(MODEL, images[0])
+    adapt = adaptation.tsmobn(MODEL, 0.6)
+    expected, _ = stream(adapt, variables, images)
+    nothing = jnp.full_like(images[0], 1e3)
+    batches = [nothing, images[0], nothing, images[1]]
+    valid = [jnp.full(4, i % 2 == 1) for i in range(4)]
+    logits, _ = stream(adapt, variables, batches, valid)
+    for ours, theirs in ((logits[1], expected[0]), (logits[3], expected[1])):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    assert all(np.isfinite(out).all() for out in logits)
+
+
+def test_nothing_received_is_changed():
+    images = nets.images_of(4)
+    variables = nets.variables_of(MODEL, images)
+    before = jax.tree.map(np.array, variables)
+    stream(adaptation.tsmobn(MODEL), variables, [images, images])
+    jax.tree.map(np.testing.assert_array_equal, variables, before)
+
+
+def test_it_streams_under_jit_scan_vmap_and_over_momenta(x64):
+    images = nets.images_of(24).reshape(2, 3, 4, 6, 6, 3)
+    variables = nets.variables_of(MODEL, images[0, 0])
+
+    @jax.jit
+    def scanned(momentum, batches):
+        adapt = adaptation.tsmobn(MODEL, momentum)
+        step = lambda carry, batch: adapt.predict(variables, carry, batch)[::-1]  # noqa: E731
+        return jax.lax.scan(step, adapt.init(variables), batches)[1]
+
+    momenta = jnp.asarray([0.2, 0.9])
+    ours = jax.vmap(scanned)(momenta, images)
+    for k, momentum in enumerate((0.2, 0.9)):
+        loop, _ = stream(adaptation.tsmobn(MODEL, momentum), variables, images[k])
+        np.testing.assert_allclose(ours[k], jnp.stack(loop), rtol=1e-10)
+
+
+def test_it_reaches_layers_behind_remat(x64):
+    model, images = nets.Remat(), nets.images_of(8).reshape(2, 4, 6, 6, 3)
+    variables = nets.variables_of(model, images[0])
+    ours, _ = stream(adaptation.tsmobn(model, 0.0), variables, images)
+    batch, _ = stream(adaptation.batch(model), variables, images)
+    np.testing.assert_allclose(ours[1], batch[1], rtol=1e-11)
+
+
+def test_without_affine_scale_is_one_and_bias_zero(x64):
+    images = nets.images_of(6)
+    variables = nets.variables_of(MODEL, images)
+    ours, _ = stream(adaptation.without_affine(adaptation.tsmobn(MODEL)), variables, [images])
+
+    def plain(path, leaf):
+        name, layer = path[-1].key, path[-2].key
+        norm = layer in ("inner", "middle", "last")
+        values = {"scale": jnp.ones_like(leaf), "bias": jnp.zeros_like(leaf)}
+        return values[name] if norm and name in values else leaf
+
+    params = jax.tree_util.tree_map_with_path(plain, variables["params"])
+    theirs, _ = stream(adaptation.tsmobn(MODEL), {**variables, "params": params}, [images])
+    np.testing.assert_array_equal(ours[0], theirs[0])
