@@ -2,9 +2,9 @@
 
     python -m fedjax_bn.main --config configs/domainnet.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/domainnet.py says; --config.data.cache=FOLDER keeps the decoded
-images, about 5 GB. The official test lists test; every client has 105 training and 105 validation
-images, a twentieth of the smallest domain's.
+PATH is laid out as fedjax_bn/data/domainnet.py says; the decoded images take about 5 GB in the
+folder config.data.cache. The official test lists test; every client has 105 training and 105
+validation images, a twentieth of the smallest domain's.
 
 The paper's Table 1 (300 rounds, 5 runs), accuracy in percent:
 

@@ -2,9 +2,9 @@
 
     python -m fedjax_bn.main --config configs/office_caltech10.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/office_caltech10.py says; --config.data.cache=FOLDER keeps the
-decoded images, 0.5 GB. Of every domain a fifth tests; the others have 62 training and 50 validation
-images, as many as dslr.
+PATH is laid out as fedjax_bn/data/office_caltech10.py says; the decoded images take 0.5 GB in the
+folder config.data.cache. Of every domain a fifth tests; the others have 62 training and 50
+validation images, as many as dslr.
 
 The paper's Table 1 (300 rounds, 5 runs), accuracy in percent:
 

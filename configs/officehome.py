@@ -2,9 +2,9 @@
 
     python -m fedjax_bn.main --config configs/officehome.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/officehome.py says; --config.data.cache=FOLDER keeps the decoded
-images, 2.3 GB. The target, one of Art, Clipart, Product and Real World, is the unseen client; the
-others train a ResNet-18 that starts from ImageNet's weights, which are fetched once.
+PATH is laid out as fedjax_bn/data/officehome.py says; the decoded images take 2.3 GB in the folder
+config.data.cache. The target, one of Art, Clipart, Product and Real World, is the unseen client;
+the others train a ResNet-18 that starts from ImageNet's weights, which are fetched once.
 
 Table 8 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client in percent:
 

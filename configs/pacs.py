@@ -2,8 +2,8 @@
 
     python -m fedjax_bn.main --config configs/pacs.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/pacs.py says; --config.data.cache=FOLDER keeps the decoded
-images, 1.5 GB. The target, one of photo, art_painting, cartoon and sketch, is the unseen client;
+PATH is laid out as fedjax_bn/data/pacs.py says; the decoded images take 1.5 GB in the folder
+config.data.cache. The target, one of photo, art_painting, cartoon and sketch, is the unseen client;
 the others train a ResNet-18 that starts from ImageNet's weights, which are fetched once.
 
 FedIG's Table 5 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client in percent:

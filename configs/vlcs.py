@@ -2,9 +2,9 @@
 
     python -m fedjax_bn.main --config configs/vlcs.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/vlcs.py says; --config.data.cache=FOLDER keeps the decoded
-images, 1.6 GB. The target, one of Caltech101, LabelMe, SUN09 and VOC2007, is the unseen client; the
-others train a ResNet-18 that starts from ImageNet's weights, which are fetched once.
+PATH is laid out as fedjax_bn/data/vlcs.py says; the decoded images take 1.6 GB in the folder
+config.data.cache. The target, one of Caltech101, LabelMe, SUN09 and VOC2007, is the unseen client;
+the others train a ResNet-18 that starts from ImageNet's weights, which are fetched once.
 
 Table 7 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client in percent:
 

@@ -100,7 +100,9 @@ def parse(text: str, kind: type) -> Any:
         return value if isinstance(value, str) else text
     if kind is tuple and isinstance(value, str):
         return tuple(filter(None, map(str.strip, value.split(","))))
-    return tuple(value) if kind is tuple and isinstance(value, list) else value
+    if kind is tuple and isinstance(value, tuple | list):
+        return tuple(map(str, value))
+    return value
 
 
 def check_type(key: str, value: Any) -> None:

@@ -19,6 +19,7 @@ from fedjax_bn.data import (
     pacs,
     scanners,
     synthetic,
+    tfds_source,
     vlcs,
 )
 from fedjax_bn.data.domain import Dataset
@@ -60,6 +61,27 @@ def read_cifar10_c(config: ConfigDict) -> Source:
     return read_images(cifar10_c.load, "corruptions", "severities")(config)
 
 
+def read_tfds(name: str) -> Callable[[ConfigDict], Source]:
+    """Returns `read(config)` for a dataset that tensorflow-datasets has prepared.
+
+    `data.path` is its data_dir; empty for the usual one.
+    """
+
+    def read(config: ConfigDict) -> Source:
+        data = config.data
+        return tfds_source.load(
+            data.path or None,
+            name,
+            image_size=data.image_size,
+            domains=data.corruptions if name == "cifar10_c" else (),
+            classes=data.classes or (domainnet.TEN if name == "domainnet" else ()),
+            severity=int(data.severities[0]) if data.severities else 1,
+            cache=cache_folder(config),
+        )
+
+    return read
+
+
 def cache_folder(config: ConfigDict) -> Path | None:
     """Where decoded images are kept; None where nowhere."""
     return Path(config.data.cache).expanduser() if config.data.cache else None
@@ -82,5 +104,7 @@ DATASETS: dict[str, Callable[[ConfigDict], Source | Dataset]] = EMBEDDED | {
     "pacs": read_images(pacs.load),
     "vlcs": read_images(vlcs.load),
 }
+TFDS = {f"tfds_{name}": read_tfds(name) for name in tfds_source.NAMES}
+DATASETS |= TFDS
 # Datasets that have taken truncation and fraction themselves.
 REDUCED = ("digits",)

@@ -22,7 +22,7 @@ from fedjax_bn.data.clients import make_clients
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.images import Prepare, standardize
 from fedjax_bn.data.source import Source
-from fedjax_bn.datasets import DATASETS, EMBEDDED, REDUCED
+from fedjax_bn.datasets import DATASETS, EMBEDDED, REDUCED, TFDS
 from fedjax_bn.errors import ConfigError
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local import Load
@@ -163,7 +163,7 @@ def check_path(config: ConfigDict) -> None:
             f"config.data.path={config.data.path!r} is of no use, because config.data.name="
             f"{config.data.name!r} is embedded: choose another data.name, or leave data.path empty"
         )
-    if config.data.name not in EMBEDDED and not config.data.path:
+    if config.data.name not in EMBEDDED | TFDS and not config.data.path:
         raise ConfigError(
             f"config.data.name={config.data.name!r} is not embedded: give its file or folder, "
             "--config.data.path=PATH"

@@ -58,7 +58,7 @@ def open_rounds(
     draw = partial(
         jax.jit(partial(draw_round, config, experiment), static_argnums=0), longest, keys.data
     )
-    batches = row * jax.eval_shape(draw, state.round).index.size
+    batches = megabytes_of_round(row, jax.eval_shape(draw, state.round))
     if batches > limit:
         raise ConfigError(
             f"the batches of one round take {batches:.0f} MB, and config.data.device_megabytes is "
@@ -67,6 +67,11 @@ def open_rounds(
     note = f"{size} are streamed: {padded:.0f} MB pass data.device_megabytes={limit}"
     rounds = stream_rounds(splits, draw, int(state.round), config.rounds)
     return Rounds(note, partial(streamed_round, config, experiment, keys, rounds))
+
+
+def megabytes_of_round(row: float, drawn: Draw) -> float:
+    """Memory of the batches of a round, samples of `row` MB each."""
+    return row * drawn.index.size
 
 
 def draw_round(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_bn.data import abide
+from fedjax_bn.data.clients import make_clients
 from fedjax_bn.data.connectome import connectomes, num_pairs, window_starts
 from fedjax_bn.data.source import check
 
@@ -313,3 +314,17 @@ def test_real_series_of_four_sites_agree_with_numpy(shared):
         with np.errstate(invalid="ignore"):
             expected = [reference(series[:32]), reference(series[-32:])]
         np.testing.assert_allclose(pool.images[2:4], np.nan_to_num(expected), atol=5e-6)
+
+
+def test_no_split_separates_the_windows_of_a_subject(shared):
+    source = abide.load(shared / "data" / "abide", windows_per_subject=3, progress=False)
+    clients, _ = make_clients(source, split="stratified", validation=0.1, test=0.2)
+    for domain in clients.domains:
+        train, validation, test = (
+            set(part.names) for part in (domain.train, domain.validation, domain.test)
+        )
+        assert not train & validation
+        assert not train & test
+        assert not validation & test
+        assert (len(train), len(validation), len(test)) == (14, 2, 4)
+        assert domain.test.labels.mean() == 0.5

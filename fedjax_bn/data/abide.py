@@ -37,6 +37,7 @@ from fedjax_bn.data.abide_files import (
 )
 from fedjax_bn.data.cache import stored
 from fedjax_bn.data.connectome import connectomes, num_pairs, window_starts
+from fedjax_bn.data.keep import bar
 from fedjax_bn.data.source import Pool, Source
 
 CLASSES = ("control", "patient")
@@ -52,6 +53,7 @@ def load(
     sites: Sequence[str] = (),
     atlas: str = "",
     cache: str | Path | None = None,
+    progress: bool = True,
 ) -> Source:
     """ABIDE I as f32[N, R (R - 1) / 2], two classes, one pool a site.
 
@@ -65,6 +67,7 @@ def load(
         four are NYU, USM, UM_1 and UCLA_1.
       atlas: such as "ho" or "cc200", where the folder has several.
       cache: folder for the samples; without one they are held in memory.
+      progress: show how far their computation is.
 
     Returns:
       Source "abide"; label 1 is a patient (DX_GROUP 1), 0 a control (DX_GROUP 2). A region that
@@ -86,7 +89,7 @@ def load(
     pools, flat = [], []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
-        pool, found = _pool(site, members, how, None if cache is None else Path(cache))
+        pool, found = _pool(site, members, how, Path(cache) if cache else None, progress)
         pools.append(pool)
         flat += found
     return Source(
@@ -121,7 +124,7 @@ def _check_arguments(window: int, stride: int, windows_per_subject: int) -> None
 
 
 def _pool(
-    site: str, subjects: list[Subject], how: Windows, cache: Path | None
+    site: str, subjects: list[Subject], how: Windows, cache: Path | None, progress: bool
 ) -> tuple[Pool, tuple[str, ...]]:
     """The windows of a site's subjects, and "NAME (COUNT)" of those with flat regions."""
     starts = [window_starts(len(s.series), how.frames, how.stride, how.most) for s in subjects]
@@ -130,10 +133,12 @@ def _pool(
 
     def make(write: Callable[[np.ndarray], None]) -> tuple[str, ...]:
         flat = []
-        for subject, part in zip(subjects, starts, strict=True):
-            rows, found = connectomes(subject.series, part, how.frames, how.fisher_z)
-            write(rows.view(np.uint8))
-            flat += [f"{subject.name} ({found.any(0).sum()})"] * bool(found.any())
+        with bar(sum(counts), f"connectomes of {site}", progress) as shown:
+            for subject, part in zip(subjects, starts, strict=True):
+                rows, found = connectomes(subject.series, part, how.frames, how.fisher_z)
+                write(rows.view(np.uint8))
+                flat += [f"{subject.name} ({found.any(0).sum()})"] * bool(found.any())
+                shown.update(len(part))
         return tuple(flat)
 
     name, shape = f"abide-{_digest(subjects, how)[:20]}", (sum(counts), 4 * features)

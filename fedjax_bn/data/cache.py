@@ -130,7 +130,8 @@ def _writing(folder: Path, size: int) -> Iterator[None]:
     except OSError as error:
         raise OSError(
             f"cannot keep {size / 1e6:.1f} MB of decoded images in {folder} "
-            f"({error.strerror or error}): make room there or give another data.cache"
+            f"({error.strerror or error}): make room there, or give another data.cache (empty for "
+            "none)"
         ) from error
 
 

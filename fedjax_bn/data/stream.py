@@ -5,6 +5,7 @@ What is read when is a pure function of the round, so a run that was stopped goe
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +15,22 @@ from fedjax_bn.data.domain import Split
 from fedjax_bn.evaluate import TestData, batch_places, read_batch
 
 THREADS = 8
+
+
+def import_grain() -> Any:
+    """The package `grain`.
+
+    Raises:
+      ImportError: it is not installed.
+    """
+    try:
+        import grain
+    except ImportError as error:
+        raise ImportError(
+            "data larger than data.device_megabytes are streamed by grain, which is not installed: "
+            "pip install 'fedjax_bn[data]', or raise data.device_megabytes"
+        ) from error
+    return grain
 
 
 def megabytes(splits: Sequence[Split]) -> float:
@@ -41,8 +58,7 @@ def stream_rounds(
     Yields:
       {"image": [K, S, B, ...], "label": i32[K, S, B], "valid": bool[K, S, B], "size": i32[K]}.
     """
-    import grain
-
+    grain = import_grain()
     drawn = lru_cache(2)(lambda number: jax.tree.map(np.asarray, draw(number)))
     num_clients, steps, _ = drawn(first).index.shape
     sizes = np.array([len(split.labels) for split in splits], np.int32)
@@ -51,7 +67,7 @@ def stream_rounds(
         number, rest = divmod(place, num_clients * steps)
         client, step = divmod(rest, steps)
         index, valid = (part[client, step] for part in drawn(number))
-        split = splits[client]
+        split, index = splits[client], np.where(valid, index, 0)
         labels = np.where(valid, split.labels[index], 0).astype(np.int32)
         images = np.asarray(split.images[index])
         return {"image": images, "label": labels, "valid": valid}
@@ -69,8 +85,7 @@ def stream_tests(
     splits: Sequence[Split], batch_size: int, limit_megabytes: float
 ) -> Iterator[TestData]:
     """The batches of `evaluate.stack_batches` in blocks of one shape, read ahead on the host."""
-    import grain
-
+    grain = import_grain()
     batch_size = min(batch_size, max(len(split.labels) for split in splits))
     places = batch_places(splits, batch_size)
     one = splits[0].images[:1].nbytes * batch_size / 2**20

@@ -1,0 +1,110 @@
+"""Where a round's data come from changes nothing: device, stream, and augmentation in training."""
+
+import jax
+import numpy as np
+import pytest
+
+import runs
+from fedjax_bn import experiment as module
+from fedjax_bn import rounds, train
+from fedjax_bn.config import check
+from fedjax_bn.data.batches import look_up, point_to, stack_clients
+from fedjax_bn.data.stream import stream_rounds, stream_tests
+from fedjax_bn.errors import ConfigError
+from fedjax_bn.evaluate import stack_batches
+from fedjax_bn.evaluator import evaluator
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setitem(module.DATASETS, "tiny", lambda config: runs.DATA)
+
+
+def first_rounds(config, number):
+    """States after each of the first rounds, and the rounds' note."""
+    check(config)
+    experiment, keys, start = train.prepare(config)
+    state = start()
+    opened = rounds.open_rounds(config, experiment, keys, state)
+    step, states = opened.compile(state), []
+    for _ in range(number):
+        state, _ = step(state)
+        states.append(jax.device_get(state))
+    return states, opened.note
+
+
+def small_limit(config):
+    config.data.device_megabytes = 0
+    return config
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_the_stream_holds_the_samples_that_the_device_gathers_in_their_order(steps):
+    config = runs.config(local_steps=steps, rounds=3)
+    experiment, keys, _ = train.prepare(config)
+    splits = [domain.train for domain in experiment.internal.domains]
+    data = stack_clients(splits)
+    longest = data.labels.shape[1]
+
+    def draw(number):
+        return rounds.draw_round(config, experiment, longest, keys.data, number)
+
+    for first in (0, 2):
+        for number, streamed in enumerate(stream_rounds(splits, draw, first, 3), first):
+            resident = point_to(data, draw(number))
+            images = look_up(data)(resident["image"])
+            valid = np.asarray(resident["valid"])
+            np.testing.assert_array_equal(streamed["valid"], valid)
+            np.testing.assert_array_equal(streamed["size"], resident["size"])
+            for name, expected in (("image", images), ("label", resident["label"])):
+                np.testing.assert_array_equal(
+                    streamed[name][valid], np.asarray(expected)[valid], err_msg=name
+                )
+        assert number == 2
+
+
+def test_streamed_rounds_end_with_the_bits_of_resident_ones(monkeypatch):
+    resident, note = first_rounds(runs.config(rounds=3), 3)
+    assert "stay on the device" in note
+    monkeypatch.setattr(rounds, "megabytes_of_round", lambda *_: 0.0)  # or they would not fit
+    streamed, note = first_rounds(small_limit(runs.config(rounds=3)), 3)
+    assert "are streamed" in note
+    for a, b in zip(resident, streamed, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_batches_of_a_round_beyond_the_limit_are_refused_with_the_remedy():
+    with pytest.raises(ConfigError, match="device_megabytes is 0: raise it, or lower local_steps"):
+        first_rounds(small_limit(runs.config()), 1)
+
+
+def test_streamed_test_batches_are_the_resident_ones():
+    splits = [domain.test for domain in runs.DATA.domains]
+    whole = jax.device_get(stack_batches(splits, 4))
+    blocks = list(stream_tests(splits, 4, 1e-9))
+    assert len({block.images.shape for block in blocks}) == 1
+    for name in ("images", "labels", "valid", "client"):
+        joined = np.concatenate([getattr(block, name) for block in blocks])
+        np.testing.assert_array_equal(joined[: len(whole.client)], getattr(whole, name))
+        if name == "valid":
+            assert not joined[len(whole.client) :].any()
+
+
+def test_streamed_evaluation_counts_as_the_resident_one():
+    config = runs.config(target=runs.DATA.domains[0].name)
+    experiment, _, start = train.prepare(config)
+    state = start()
+    assert evaluator(config, experiment)(state) == evaluator(small_limit(config), experiment)(state)
+
+
+def test_augmentation_changes_training_and_never_evaluation():
+    config = runs.config()
+    plain, keys, start = train.prepare(config)
+    changed = plain._replace(augment=lambda key, images: images * 0)
+    state = start()
+    losses = []
+    for experiment in (plain, changed):
+        step = rounds.open_rounds(config, experiment, keys, start()).compile(state)
+        losses.append(np.asarray(step(start())[1]["loss"]))
+    assert not np.allclose(*losses)
+    assert evaluator(config, plain)(state) == evaluator(config, changed)(state)
