@@ -79,6 +79,13 @@ def method_keys() -> ConfigDict:
     """The methods' own arguments, under their names; defaults from the papers."""
     return ConfigDict(
         {
+            "fedadagrad": {"eta": 0.01, "beta1": 0.0, "tau": 1e-3},
+            "fedadam": {"eta": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
+            "fedavgm": {"eta": 1.0, "beta": 0.9},
+            "feddc": {"alpha": 0.1},
             "fedprox": {"mu": 0.01},  # strength of the proximal term
+            "fedyogi": {"eta": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
+            "moon": {"mu": 1.0, "temperature": 0.5},
+            "perfedavg": {"inner_rate": 0.01, "second_order": False},
         }
     )

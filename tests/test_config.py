@@ -38,7 +38,6 @@ WRONG_TYPE = [
     ("optimizer.learning_rate=(0.1,)", "float"),
     ("data.fraction=half", "float"),
     ("adaptations=3", "a tuple of names"),
-    ("adaptations=(1, 2)", "a tuple of names"),
     ("baselines={}", "a tuple of names"),
 ]
 
@@ -217,3 +216,8 @@ def test_the_configs_of_this_repository_are_valid_and_can_be_changed(name):
     config = read(f"{ROOT}/configs/{name}.py:rounds=3")
     check(config)
     assert config.rounds == 3
+
+
+@pytest.mark.parametrize("spelled", ["1,3", "(1, 3)", "['1', 3]"])
+def test_numbers_in_a_tuple_are_its_texts(spelled):
+    assert override(base(), f"data.severities={spelled}").data.severities == ("1", "3")

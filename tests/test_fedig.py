@@ -1,6 +1,6 @@
 """FedIG and FedIG-A: the objective by hand, what its gradients reach, and what the server sends."""
 
-import functools
+from functools import cache, partial
 
 import flax.linen as nn
 import jax
@@ -19,9 +19,10 @@ from fedjax_bn.local import Received, cross_entropy
 from fedjax_bn.methods import fedbn
 from fedjax_bn.methods.fedig import adapter_loss, adapter_step, client_agnostic, fedig
 from fedjax_bn.models import MLP
-from fedjax_bn.normalization import BatchNorm, gates
+from fedjax_bn.normalization import BatchNorm, gates, normalize_with
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.normalization.mixig import constant, mixed_statistics
+from fedjax_bn.normalization.mixig import constant, mixed_statistics, uniform
+from fedjax_bn.normalization.mixing import choose_mixing
 from fedjax_bn.normalization.mixstyle import mixstyle_statistics
 
 MODEL = nets.HandMade()
@@ -35,10 +36,6 @@ class Tiny(nn.Module):
     @nn.compact
     def __call__(self, images):
         return nn.Dense(nets.CLASSES, name="out")(nn.relu(BatchNorm(name="n")(images)).mean((1, 2)))
-
-
-def half(key):
-    return mixed_statistics(key, constant(0.5))
 
 
 def batch_of(count=6, seed=0):
@@ -103,7 +100,7 @@ def test_the_objective_is_equations_2_to_6(x64, u):
     np.testing.assert_allclose(value, error + 0.1 * agnostic + 4.0 * distance, rtol=1e-10)
 
 
-@functools.cache
+@cache
 def gradient_of(lambda_1, lambda_2, **options):
     """Gradients with respect to the parameters, and what moved, in float64."""
     with jax.enable_x64(True):
@@ -195,7 +192,7 @@ def test_the_server_sends_the_mean_statistics_of_the_last_round(x64):
 def test_clients_train_with_what_the_server_sends(x64):
     """Other global statistics give other parameters, the first step's loss stays."""
     variables, global_ = start()
-    method, batches = fedig(MODEL, optax.sgd(0.1), mixing=half), batches_of(steps=1)
+    method, batches = fedig(MODEL, optax.sgd(0.1), mixing="constant:u=0.5"), batches_of(steps=1)
     plain, metrics = method.round(method.init(KEY, variables, 3), batches, KEY)
     state = method.init(KEY, variables, 3)
     other, same = method.round(state._replace(server=global_), batches, KEY)
@@ -248,6 +245,44 @@ def test_an_adapter_is_made_at_init_where_there_is_none():
 def test_client_strategies_agree(x64, trained):
     (one, _), (other, _) = trained["fedig-a"], trained["fedig-a, vmap"]
     assert_close(client_variables(one), client_variables(other), 1e-9, 1e-12)
+
+
+def test_gates_are_made_at_init_and_belong_to_the_clients():
+    variables, _ = start()
+    state = fedig(MODEL, optax.sgd(0.1), gates=True).init(KEY, variables, 2)
+    np.testing.assert_array_equal(state.personal["params"]["middle"]["gate"], np.ones((2, 16)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("uniforn", "'uniforn' is unknown; valid are uniform, constant, mixstyle"),
+        ("uniform:u=1", "must be key=value with a key of high, low"),
+        ("constant:u=half", "u must be of type float"),
+    ],
+)
+def test_a_wrong_mixing_is_one_clear_sentence(text, message):
+    with pytest.raises(ValueError, match=message):
+        fedig(MODEL, optax.sgd(0.1), mixing=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("uniform", mixed_statistics),
+        ("uniform:low=-0.1:high=1.1", partial(mixed_statistics, draw=uniform(-0.1, 1.1))),
+        ("constant:u=1", partial(mixed_statistics, draw=constant(1.0))),
+        ("mixstyle:probability=1", partial(mixstyle_statistics, probability=1.0)),
+    ],
+)
+def test_the_text_of_a_mixing_spells_its_rule(text, rule):
+    layer, x = BatchNorm(), nets.images_of(3)
+    variables = nets.variables_of(layer, x)
+    results = []
+    for mixing in (choose_mixing(text), rule):
+        with normalize_with(mixing(KEY)):
+            results.append(layer.apply(variables, x))
+    np.testing.assert_array_equal(*results)
 
 
 @pytest.mark.parametrize("name", ["lambda_1", "lambda_2"])

@@ -1,8 +1,7 @@
 """From the text of a configuration to an adaptation and the stream that it is tested on."""
 
-import ast
 import inspect
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 
@@ -12,6 +11,7 @@ from fedjax_bn.adaptation.ensemble import ensemble
 from fedjax_bn.adaptation.instance import fixed_alpha, iabn, learned_alpha, random_alpha
 from fedjax_bn.adaptation.mixnorm import mixnorm
 from fedjax_bn.adaptation.tsmobn import tsmobn
+from fedjax_bn.spelling import spelled_change
 
 ADAPTATIONS = {
     make.__name__: make
@@ -69,32 +69,12 @@ def choose_adaptation(text: str, model: nn.Module, batch_size: int = 32) -> Choi
         if isinstance(parameter.default, int | float | str)
     }
     stream = STREAM | {"batch_size": batch_size}
-    options = dict(_change(text, change, defaults | stream) for change in changes)
+    options = dict(
+        spelled_change(f"adaptation {text!r}", change, defaults | stream) for change in changes
+    )
     stream |= {key: options.pop(key) for key in set(options) & set(stream)}
     if stream["batch_size"] < 1:
         raise ValueError(f"adaptation {text!r}: batch_size must be at least 1")
     adaptation = make(model, **options)
     adaptation = adaptation if stream["affine"] else without_affine(adaptation)
     return Choice(adaptation, stream["batch_size"], stream["order"])
-
-
-def _change(text: str, change: str, defaults: dict[str, Any]) -> tuple[str, Any]:
-    """The key and value of `key=value`, of the type of its default."""
-    key, equals, spelled = change.partition("=")
-    if key not in defaults or not equals:
-        raise ValueError(
-            f"adaptation {text!r}: {change!r} must be key=value with a key of "
-            f"{', '.join(sorted(defaults))}"
-        )
-    kind = type(defaults[key])
-    try:
-        value = spelled if kind is str else ast.literal_eval(spelled)
-    except (ValueError, SyntaxError):
-        value = spelled
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise ValueError(
-            f"adaptation {text!r}: {key} must be of type {kind.__name__}, such as {defaults[key]!r}"
-        )
-    return key, value

@@ -27,12 +27,13 @@ from fedjax_bn.local import (
 from fedjax_bn.normalization import StatisticsRule, normalize_with
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
 from fedjax_bn.normalization.adapter import init as init_adapter
+from fedjax_bn.normalization.gates import gated_statistics, keep_gates, with_gates
 from fedjax_bn.normalization.layer import path_names
 from fedjax_bn.normalization.mixig import mixed_statistics
+from fedjax_bn.normalization.mixing import Mixing, choose_mixing
 from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, all_but_batch_norm, join
 
 PyTree = Any
-Mixing = Callable[[jax.Array], StatisticsRule]
 
 
 def fedig(
@@ -41,10 +42,10 @@ def fedig(
     *,
     lambda_1: float = 0.1,
     lambda_2: float = 4.0,
-    mixing: Mixing = mixed_statistics,
+    mixing: Mixing | str = "uniform",
     adapter: bool = False,
     adapter_optimizer: optax.GradientTransformation | None = None,
-    statistics: StatisticsRule | None = None,
+    gates: bool = False,
     share: SharingRule = all_but_batch_norm,
     prepare: Prepare | None = None,
     **options: Any,
@@ -68,25 +69,29 @@ def fedig(
       optimizer: the local optimizer.
       lambda_1: weight of CACL, at least 0.
       lambda_2: weight of CAFL, at least 0.
-      mixing: `mixing(key)` -> the rule of the second pass: `mixig.mixed_statistics`, perhaps with
-        another `draw` (Tables 1 and 6), or `mixstyle.mixstyle_statistics` (Table 3b).
+      mixing: `mixing(key)` -> the rule of the second pass, or its text: MixIG with u ~ U(0, 1) by
+        default, for others see `mixing.choose_mixing` (Tables 1, 3b and 6).
       adapter: whether the zero-shot adapter is trained.
       adapter_optimizer: its optimizer; `optimizer` by default, with a state of its own.
-      statistics: the rule of the local pass, such as `gates.gated_statistics` for BIN (Table 3c);
-        the batch's own statistics by default.
+      gates: whether the local pass is batch-instance normalization with learned gates, for
+        `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.
       share: which leaves are averaged.
       prepare: as in `fedavg`.
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: a lambda is negative; at `init`, where the model has no batch norm; at `round`,
-        where its features are not to be found.
+      ValueError: a lambda is negative, or the text of `mixing` is wrong; at `init`, where the model
+        has no batch norm; at `round`, where its features are not to be found.
     """
     for name, value in (("lambda_1", lambda_1), ("lambda_2", lambda_2)):
         if not value >= 0:
             raise ValueError(f"fedig: {name}={value} must be at least 0 (0 leaves its loss out)")
     prepare = prepare or standardize()
-    objective = client_agnostic(model, prepare, lambda_1, lambda_2, mixing, statistics)
+    mixing = choose_mixing(mixing) if isinstance(mixing, str) else mixing
+    if gates:
+        optimizer = keep_gates(optimizer)
+    rule = gated_statistics if gates else None
+    objective = client_agnostic(model, prepare, lambda_1, lambda_2, mixing, rule)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
         loss = adapter_loss(model, prepare)
@@ -94,7 +99,7 @@ def fedig(
     method = federate(
         step, share=share, server=averaging_statistics(), finish=send_statistics, **options
     )
-    return method._replace(init=starting_adapter(method.init)) if adapter else method
+    return method._replace(init=start_with(method.init, adapter=adapter, gates=gates))
 
 
 def client_agnostic(
@@ -108,7 +113,8 @@ def client_agnostic(
     """The objective L_CE + lambda_1 L_CACL + lambda_2 L_CAFL (Eq. 2 to 6); arguments of `fedig`.
 
     L_CAFL = mean_i ||f_i - f_mixed,i||^2, L_CACL = CE(C(stop_gradient(f_mixed)), y); means over
-    valid samples. `received.server` holds the global `batch_stats`.
+    valid samples. `statistics` is the rule of the local pass, by default the batch's own
+    statistics. `received.server` holds the global `batch_stats`.
     """
 
     def objective(
@@ -217,16 +223,18 @@ def send_statistics(received: Received, trained: Trained) -> tuple[Variables, Py
     return trained.variables, received.memory, trained.variables[STATISTICS]
 
 
-def starting_adapter(init: Callable) -> Callable:
-    """A method's `init` that first makes an adapter where the variables have none."""
+def start_with(init: Callable, *, adapter: bool, gates: bool) -> Callable:
+    """A method's `init` that first makes the adapter or the gates where the variables have none."""
 
     def start(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        if COLLECTION not in variables:
-            leaves = jax.tree_util.tree_leaves_with_path(variables.get(STATISTICS, {}))
-            layers = {"/".join(path_names(path[:-1])): leaf.size for path, leaf in leaves}
+        if adapter and COLLECTION not in variables:
+            norms = jax.tree_util.tree_leaves_with_path(variables.get(STATISTICS, {}))
+            layers = {"/".join(path_names(path[:-1])): leaf.size for path, leaf in norms}
             dtype = parameter_dtype(variables)
             made = init_adapter(jax.random.fold_in(key, 3), layers, dtype)
             variables = {**variables, COLLECTION: made}
+        if gates and STATISTICS in variables:
+            variables = with_gates(variables)
         return init(key, variables, num_clients)
 
     return start

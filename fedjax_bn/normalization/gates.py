@@ -45,7 +45,9 @@ def gated_statistics(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) ->
             "fedjax_bn.normalization.gates.with_gates(variables) before training"
         )
     own_mean, own_std = instance_deviation(layer, x)
-    gate = jnp.clip(gate, 0, 1).astype(own_mean.dtype)
+    # The value is clipped, the gradient is not: at its start, 1, a gate would learn nothing else.
+    gate = gate + jax.lax.stop_gradient(jnp.clip(gate, 0, 1) - gate)
+    gate = gate.astype(own_mean.dtype)
     share = gate / deviation(var, layer.epsilon).astype(gate.dtype)
     own_share = (1 - gate) / own_std
     std = 1 / (share + own_share)
@@ -54,7 +56,10 @@ def gated_statistics(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) ->
 
 
 def with_gates(variables: dict[str, PyTree]) -> dict[str, PyTree]:
-    """The variables with a gate rho = 1 f[C], pure batch norm, beside every scale and bias."""
+    """The variables with a gate rho = 1 f[C], pure batch norm, beside every scale and bias.
+
+    Gates that are there already stay as they are.
+    """
     params = add_gates(variables.get("params", {}), variables["batch_stats"])
     return {**variables, "params": params}
 
@@ -64,7 +69,7 @@ def add_gates(params: PyTree, statistics: PyTree) -> PyTree:
     params = dict(params)
     for name, value in statistics.items():
         if not isinstance(value, Mapping):  # the leaves of one batch norm
-            return params | {GATE: jnp.ones_like(statistics["mean"])}
+            return {GATE: jnp.ones_like(statistics["mean"])} | params
         params[name] = add_gates(params.get(name, {}), value)
     return params
 
