@@ -18,5 +18,5 @@ def get_config(changes: str = "") -> ConfigDict:
     config.rounds = 20
     config.data.name = "scanners"
     config.target = "fax"
-    config.adaptations = ("running", "batch")
+    config.adaptations = ("running", "batch", "tsmobn")
     return override(config, changes)
