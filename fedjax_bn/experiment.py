@@ -166,8 +166,20 @@ def check_path(config: ConfigDict) -> None:
     if config.data.name not in EMBEDDED | TFDS and not config.data.path:
         raise ConfigError(
             f"config.data.name={config.data.name!r} is not embedded: give its file or folder, "
-            "--config.data.path=PATH"
+            f"--config.data.path=PATH; {describe_folder(config)}"
         )
+
+
+def describe_folder(config: ConfigDict) -> str:
+    """What the reader of a dataset says of a folder that is not there: the layout, and its home."""
+    with config.unlocked():
+        missing = config.copy_and_resolve_references()
+    missing.data.path = "PATH"
+    try:
+        DATASETS[config.data.name](missing)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return "see the file of that name in fedjax_bn/data"
 
 
 def check_image_size(dataset: Dataset, config: ConfigDict) -> None:

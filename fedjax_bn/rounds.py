@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.data.batches import Batches, Draw, look_up, point_to, stack_clients
 from fedjax_bn.data.stream import megabytes, stream_rounds
-from fedjax_bn.errors import ConfigError
 from fedjax_bn.experiment import Experiment, sampler
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.local import Load
@@ -43,9 +42,6 @@ def open_rounds(
       experiment: what it names.
       keys: with the random keys `data`, `method` and `participation`.
       state: before the next round.
-
-    Raises:
-      ConfigError: the batches of one round do not fit either.
     """
     splits = [domain.train for domain in experiment.internal.domains]
     longest = max(len(split.labels) for split in splits)
@@ -58,20 +54,13 @@ def open_rounds(
     draw = partial(
         jax.jit(partial(draw_round, config, experiment), static_argnums=0), longest, keys.data
     )
-    batches = megabytes_of_round(row, jax.eval_shape(draw, state.round))
-    if batches > limit:
-        raise ConfigError(
-            f"the batches of one round take {batches:.0f} MB, and config.data.device_megabytes is "
-            f"{limit}: raise it, or lower local_steps, local_epochs or data.fraction"
-        )
-    note = f"{size} are streamed: {padded:.0f} MB pass data.device_megabytes={limit}"
+    batches = row * jax.eval_shape(draw, state.round).index.size
+    note = (
+        f"{size} are streamed, because {padded:.0f} MB pass data.device_megabytes={limit}; "
+        f"a round's batches take {batches:.0f} MB of the device"
+    )
     rounds = stream_rounds(splits, draw, int(state.round), config.rounds)
     return Rounds(note, partial(streamed_round, config, experiment, keys, rounds))
-
-
-def megabytes_of_round(row: float, drawn: Draw) -> float:
-    """Memory of the batches of a round, samples of `row` MB each."""
-    return row * drawn.index.size
 
 
 def draw_round(

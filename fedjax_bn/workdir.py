@@ -38,12 +38,17 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+# Where data are kept changes no result.
+MAY_DIFFER = {"data.cache", "data.device_megabytes"}
+
+
 def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:
     """Makes a folder the workdir of one configuration, or checks that it is already.
 
     Args:
       workdir: the folder, new or of an earlier start of the same run.
-      config: flat configuration, dotted key -> value; must be equal on every start.
+      config: flat configuration, dotted key -> value; must be equal on every start, but for keys
+        that change no result (`MAY_DIFFER`).
       about: versions, devices and data, recorded at the first start; of it only "data" must be
         equal.
 
@@ -63,7 +68,7 @@ def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:
             ) from error
         return
     old = read_json(path, ("config", "data"))
-    keys = sorted({*old["config"], *new["config"]})
+    keys = sorted({*old["config"], *new["config"]} - MAY_DIFFER)
     changes = [
         f"{key} ({old['config'].get(key)!r} there, {new['config'].get(key)!r} now)"
         for key in keys

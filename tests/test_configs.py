@@ -1,0 +1,71 @@
+"""Every config file is read, checked and documented; those with real data here are built."""
+
+from pathlib import Path
+
+import pytest
+
+from fedjax_bn.config import check, read
+from fedjax_bn.datasets import DATASETS
+from fedjax_bn.errors import ConfigError
+from fedjax_bn.experiment import build
+
+CONFIGS = sorted(Path("configs").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_is_sound_and_its_docstring_names_its_command(path):
+    config = read(str(path))
+    check(config)
+    assert config.data.name in DATASETS
+    docstring = path.read_text().split('"""')[1]
+    assert f"python -m fedjax_bn.main --config configs/{path.name}" in docstring
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_without_data_the_error_says_what_belongs_there(path):
+    config = read(str(path))
+    if path.stem in ("quickstart", "synthetic"):
+        assert build(config).internal.domains
+        return
+    with pytest.raises(ConfigError) as error:
+        build(config)
+    assert "--config.data.path=PATH; " in str(error.value)
+    assert len(str(error.value)) > 150  # more than that it is missing
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("target", ["sketch", "photo,cartoon"])
+def test_pacs_trains_on_three_domains_or_two_and_tests_the_others_whole(shared, tmp_path, target):
+    config = read("configs/pacs.py", [("data.path", str(shared / "data/pacs"))])
+    config.data.image_size, config.data.cache, config.target = 16, str(tmp_path), target
+    sizes = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
+    experiment = build(config)
+    unseen = {domain.name: len(domain.test.labels) for domain in experiment.unseen}
+    assert unseen == {name: sizes[name] for name in target.split(",")}
+    for domain in experiment.internal.domains:
+        held_out = len(domain.validation.labels)
+        assert held_out == sizes[domain.name] // 10
+        assert len(domain.train.labels) == sizes[domain.name] - held_out
+        assert not set(domain.train.names) & set(domain.validation.names)
+
+
+def test_abide_separates_no_subject(shared):
+    changes = [("data.path", str(shared / "data/abide")), ("abide.windows_per_subject", "2")]
+    experiment = build(read("configs/abide.py", changes))
+    assert len(experiment.internal.domains) == 4
+    for domain in experiment.internal.domains:
+        assert not set(domain.train.names) & set(domain.test.names)
+        assert len({*domain.train.names, *domain.test.names}) == 20
+
+
+def test_cifar10_c_leaves_a_type_of_corruption_out(shared, tmp_path):
+    changes = {
+        "data.path": str(shared / "data/cifar10_small.npz"),
+        "data.cache": str(tmp_path),
+        "data.corruptions": "fog,brightness,contrast",
+        "target": "weather",
+    }
+    experiment = build(read("configs/cifar10_c.py", changes.items()))
+    assert [domain.name for domain in experiment.internal.domains] == ["contrast"]
+    assert [domain.name for domain in experiment.unseen] == ["fog", "brightness"]
+    assert all(len(domain.test.labels) == 2000 for domain in experiment.unseen)
