@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import norm_nets as nets
 import numpy as np
 import pytest
 
+import norm_nets as nets
 from fedjax_bn import adaptation
 from fedjax_bn.models import ResNet18
 from fedjax_bn.normalization import BatchNorm, adapter, normalize_with

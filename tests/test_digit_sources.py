@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_digits import TEST as TESTING
-from tiny_digits import TRAIN as TRAINING
-from tiny_digits import archive, labels_of, write_mnist, write_originals
 
 from fedjax_bn.data import digits, morpho_mnist, scanners
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, check
+from tiny_digits import TEST as TESTING
+from tiny_digits import TRAIN as TRAINING
+from tiny_digits import archive, labels_of, write_mnist, write_originals
 
 SIZES = {"mnist": 0, "svhn": 7, "usps": 0, "synth_digits": 7, "mnist_m": 3}  # above TRAINING
 

@@ -8,6 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy.io import savemat
+
+from fedjax_bn.data import digits
+from fedjax_bn.data.domain import Split, check
+from fedjax_bn.data.files import to_digits
+from fedjax_bn.data.idx import mnist, read_idx
+from fedjax_bn.data.mat import svhn, synth_digits
+from fedjax_bn.data.mnist_m import mnist_m
+from fedjax_bn.data.npz import from_npz
+from fedjax_bn.data.partition import fingerprint
+from fedjax_bn.data.usps import usps
 from tiny_digits import (
     TEST,
     TRAIN,
@@ -19,16 +29,6 @@ from tiny_digits import (
     write_originals,
     write_usps_libsvm,
 )
-
-from fedjax_bn.data import digits
-from fedjax_bn.data.domain import Split, check
-from fedjax_bn.data.files import to_digits
-from fedjax_bn.data.idx import mnist, read_idx
-from fedjax_bn.data.mat import svhn, synth_digits
-from fedjax_bn.data.mnist_m import mnist_m
-from fedjax_bn.data.npz import from_npz
-from fedjax_bn.data.partition import fingerprint
-from fedjax_bn.data.usps import usps
 
 NAMES = ["mnist", "svhn", "usps", "synth_digits", "mnist_m"]
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from trees import assert_in_place, write_tree
 
 from fedjax_bn.data import digits_dg
+from trees import assert_in_place, write_tree
 
 DOMAINS = ("mnist", "mnist_m", "svhn", "syn")
 DIGITS = tuple(map(str, range(10)))

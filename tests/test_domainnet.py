@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from trees import assert_in_place, write_shade, write_tree
 
 from fedjax_bn.data import domainnet
 from fedjax_bn.data.domainnet import SIZES, TEN
+from trees import assert_in_place, write_shade, write_tree
 
 DOMAINS = tuple(SIZES)
 CLASSES = sorted((*TEN, "airplane", "zigzag"))

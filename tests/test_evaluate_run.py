@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import norm_nets as nets
 import numpy as np
 import pytest
 
+import norm_nets as nets
 from fedjax_bn import adaptation, checkpoint
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.data.domain import Domain, Split

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+
 from federations import (
     CLASSES,
     FEATURES,
@@ -18,7 +19,6 @@ from federations import (
     run_rounds,
     variables_of,
 )
-
 from fedjax_bn.aggregation import by_size, uniform
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedavg, fedbn, fedprox, silobn, singleset

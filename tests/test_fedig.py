@@ -5,12 +5,12 @@ from functools import cache, partial
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import norm_nets as nets
 import numpy as np
 import optax
 import pytest
-from federations import assert_close, assert_equal, client
 
+import norm_nets as nets
+from federations import assert_close, assert_equal, client
 from fedjax_bn.data.images import standardize
 from fedjax_bn.features import features_and_logits
 from fedjax_bn.federation import client_variables, global_variables

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federations import NormNet, assert_close, batches_of, client, run_rounds, variables_of
 
+from federations import NormNet, assert_close, batches_of, client, run_rounds, variables_of
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fednova, singleset
 from fedjax_bn.methods.fednova import momentum_work

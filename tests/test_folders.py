@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trees import assert_in_place, write_shade, write_tree
 
 from fedjax_bn.data.folders import domain_folders, find_root, is_image, list_domain, match
 from fedjax_bn.data.published import Published, spelled, to_source
+from trees import assert_in_place, write_shade, write_tree
 
 DOMAINS, CLASSES = ("north", "Far South"), ("ant", "big_bee", "cow")
 PETS = Published(

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sources import CLASSES, numbers, pool, sizes_of, toy
 
 from fedjax_bn.data.clients import make_clients
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.partition import fingerprint
 from fedjax_bn.data.source import Source
 from fedjax_bn.report.plots import class_counts
+from sources import CLASSES, numbers, pool, sizes_of, toy
 
 seeds = st.integers(0, 2**32)
 

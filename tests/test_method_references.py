@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federations import CLASSES, FEATURES, assert_close, batches_of, client, run_rounds
 from flax.traverse_util import flatten_dict
 
+from federations import CLASSES, FEATURES, assert_close, batches_of, client, run_rounds
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import feddc, moon, perfedavg
 from fedjax_bn.models import MLP

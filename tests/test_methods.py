@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from federations import (
     CLASSES,
     PlainNet,
@@ -17,9 +20,6 @@ from federations import (
     run_rounds,
     variables_of,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from fedjax_bn import methods
 from fedjax_bn.federation import FederatedMethod, client_variables, global_variables
 from fedjax_bn.methods import (

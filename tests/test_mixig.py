@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import norm_nets as nets
 import numpy as np
 import pytest
 
+import norm_nets as nets
 from fedjax_bn.normalization import BatchNorm, normalize_with
 from fedjax_bn.normalization.instance import instance_moments
 from fedjax_bn.normalization.mixig import constant, mix_statistics, mixed_statistics, uniform

@@ -1,10 +1,10 @@
 """Office-Caltech10 from small trees that the tests write."""
 
 import pytest
-from trees import assert_in_place, write_shade, write_tree
 
 from fedjax_bn.data import office_caltech10
 from fedjax_bn.data.office_caltech10 import CLASSES
+from trees import assert_in_place, write_shade, write_tree
 
 DOMAINS = ("amazon", "caltech", "dslr", "webcam")
 

@@ -1,10 +1,10 @@
 """OfficeHome from small trees that the tests write."""
 
 import pytest
-from trees import assert_in_place, write_tree
 
 from fedjax_bn.data import officehome
 from fedjax_bn.data.officehome import CLASSES, OFFICE_HOME
+from trees import assert_in_place, write_tree
 
 
 def load(path):

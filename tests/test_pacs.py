@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from trees import assert_in_place, write_tree
 
 from fedjax_bn.data import pacs
 from fedjax_bn.data.decode import decode
 from fedjax_bn.data.pacs import CLASSES, PACS
+from trees import assert_in_place, write_tree
 
 DOMAINS = tuple(PACS.domains)
 PUBLISHED = "Train val splits and h5py files pre-read"

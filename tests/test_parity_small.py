@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import optax
 import pytest
-from small_oracle import SmallNet, batches_from, load, variables_from
 
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedadam, fedavg, fednova, scaffold
 from fedjax_bn.sharing import all_but_batch_norm, everything
+from small_oracle import SmallNet, batches_from, load, variables_from
 
 METHODS = {m.__name__: m for m in (fedavg, scaffold, fednova, fedadam)}
 SHARING = {"all": everything, "bn_local": all_but_batch_norm}

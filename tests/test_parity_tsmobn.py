@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_parity_digits import batches_of, close, initial_variables, pixels, stored
 
 from fedjax_bn import adaptation
 from fedjax_bn.aggregation import uniform
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedavg, fedbn
 from fedjax_bn.models import DigitCNN
+from test_parity_digits import batches_of, close, initial_variables, pixels, stored
 
 __all__ = ["stored"]  # a fixture
 

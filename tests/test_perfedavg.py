@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+
 from federations import (
     CLASSES,
     FEATURES,
@@ -15,7 +16,6 @@ from federations import (
     batches_of,
     variables_of,
 )
-
 from fedjax_bn.data.batches import blank_padding
 from fedjax_bn.local import Received, cross_entropy, differentiate
 from fedjax_bn.methods.perfedavg import halves, meta_gradient, personalize

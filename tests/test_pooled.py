@@ -4,8 +4,8 @@ import gzip
 
 import numpy as np
 import pytest
-import tiny_digits
 
+import tiny_digits
 from fedjax_bn.data import digits, digits_morpho
 from fedjax_bn.data.clients import make_clients
 from fedjax_bn.data.domain import Dataset, Domain, Split, check

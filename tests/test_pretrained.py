@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from torchvision_tensors import alexnet_tensors, resnet_tensors
 
 from fedjax_bn import models
 from fedjax_bn.models import pretrained
+from torchvision_tensors import alexnet_tensors, resnet_tensors
 
 SMALL = {
     "resnet_basic": (

@@ -2,12 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import norm_nets as nets
 import numpy as np
 import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+import norm_nets as nets
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.mixnorm import crop_and_flip
 from fedjax_bn.normalization import BatchNorm, adapter, gates, normalize_with

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federations import NormNet, PlainNet, assert_equal, batches_of, run_rounds, variables_of
 
+from federations import NormNet, PlainNet, assert_equal, batches_of, run_rounds, variables_of
 from fedjax_bn import sharing
 from fedjax_bn.federation import client_variables
 from fedjax_bn.methods import fedbn, silobn

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from trees import assert_in_place, write_shade, write_tree
 
 from fedjax_bn.data import vlcs
 from fedjax_bn.data.vlcs import CLASSES, VLCS
+from trees import assert_in_place, write_shade, write_tree
 
 NUMBERS = tuple(map(str, range(5)))
 AUTHORS = ("CALTECH", "LABELME", "SUN", "PASCAL")
