@@ -164,7 +164,8 @@ def _claim(partial: Path) -> tuple[Path, int]:
             print(f"waiting for another process that writes {partial}", file=sys.stderr)
             _lock(handle, wait=True)
         if _is_at(partial, handle):
-            os.ftruncate(handle, 0)
+            if os.fstat(handle).st_size:  # ext4 flushes on closing what was ever truncated
+                os.ftruncate(handle, 0)
             return partial, handle
         os.close(handle)  # the other process has renamed or removed it
 

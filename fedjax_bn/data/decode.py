@@ -1,6 +1,7 @@
 """Image files to pixels: in parallel, with progress, and kept for the next time."""
 
 import hashlib
+import io
 import os
 import sys
 from collections import Counter
@@ -199,17 +200,23 @@ def read_image(file: Path, size: int) -> tuple[np.ndarray, str]:
     DomainBed's code; of 16 bits a pixel the upper eight are kept.
 
     Raises:
+      ValueError: the file is no image.
       OSError, and whatever else Pillow raises on a damaged file.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
-    with Image.open(file) as image:
-        mode = image.mode
-        if mode.startswith("I"):
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        elif mode == "P" and "transparency" in image.info:
-            image = image.convert("RGBA")
-        image = image if image.mode == "RGB" else image.convert("RGB")
-        if image.size != (size, size):
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
-        return np.asarray(image), mode
+    # Read as a whole: Pillow's many small reads would hand Python's lock to and fro.
+    content = io.BytesIO(file.read_bytes())
+    try:
+        image = Image.open(content)
+    except UnidentifiedImageError:
+        raise ValueError("not an image of a known kind") from None
+    mode = image.mode
+    if mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    image = image if image.mode == "RGB" else image.convert("RGB")
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image), mode
