@@ -167,12 +167,22 @@ def command(*arguments: str) -> int:
     return 0
 
 
+ALONE = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(("tensorflow", "tensorflow_datasets")))  # not importable
+runpy.run_module("fedjax_bn.main", run_name="__main__", alter_sys=True)
+"""
+
+
 def start(*arguments: str) -> subprocess.Popen:
-    """The same in a process of its own, from the root of the repository."""
+    """The same in a process of its own, from the root of the repository.
+
+    It cannot import TensorFlow, which training must not need.
+    """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     return subprocess.Popen(
-        [sys.executable, "-m", "fedjax_bn.main", *arguments],
+        [sys.executable, "-c", ALONE, *arguments],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
