@@ -177,6 +177,7 @@ AT_LEAST_ONE = ("rounds", "local_epochs", "batch_size", "eval_every", "eval_batc
 AT_LEAST_ONE += (
     "checkpoint_every",
     "adapt_batch_size",
+    "personalize.steps",
     "data.clients_per_domain",
     "data.image_size",
 )
@@ -215,4 +216,34 @@ def check(config: ConfigDict) -> None:
         raise ConfigError(
             f"config.local_steps={config.local_steps} and config.local_epochs="
             f"{config.local_epochs} exclude each other: leave local_epochs at 1"
+        )
+    check_client_epochs(config)
+    check_optimizer(config)
+    for key in ("personalize.samples", "personalize.rate"):
+        if lookup(config, key) is not None and lookup(config, key) < 0:
+            raise ConfigError(f"config.{key}={lookup(config, key)} must be at least 0")
+
+
+def check_client_epochs(config: ConfigDict) -> None:
+    """Raises ConfigError unless `client_epochs` are whole numbers above 0, and the only choice."""
+    given = config.client_epochs
+    wrong = [text for text in given if not (text.isdecimal() and int(text) > 0)]
+    if wrong:
+        raise ConfigError(f"config.client_epochs has {wrong[0]!r}, not a whole number above 0")
+    if given and (config.local_steps or config.local_epochs != 1):
+        raise ConfigError(
+            f"config.client_epochs={','.join(given)} says how much clients train: leave "
+            "local_epochs at 1 and local_steps at 0"
+        )
+
+
+def check_optimizer(config: ConfigDict) -> None:
+    """Raises ConfigError if keys of the local optimizer contradict each other."""
+    optimizer = config.optimizer
+    if optimizer.nesterov and not optimizer.momentum:
+        raise ConfigError("config.optimizer.nesterov=True needs optimizer.momentum above 0")
+    if optimizer.name != "sgd" and optimizer.momentum:
+        raise ConfigError(
+            f"config.optimizer.momentum={optimizer.momentum} is of no use with optimizer.name="
+            f"{optimizer.name!r}, which has its own: leave it at 0, or choose sgd"
         )

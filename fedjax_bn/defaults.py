@@ -14,13 +14,16 @@ def base() -> ConfigDict:
             "pretrained": "",  # weights to start from: a file, or a hub id; empty: none
             "rounds": 20,
             "local_epochs": 1,  # passes over its own data that a client makes each round
+            "client_epochs": (),  # of each client, numbers in their order; empty: local_epochs
             "local_steps": 0,  # if above 0: steps a client makes each round, instead of epochs
             "batch_size": 32,
             "optimizer": {
                 "name": "sgd",  # sgd, adam
                 "learning_rate": 0.01,
                 "momentum": 0.0,  # sgd only
+                "nesterov": False,  # sgd with momentum only
                 "weight_decay": 0.0,  # added to the gradient (L2), as in PyTorch
+                "keep": False,  # whether clients keep its state (momentum) between rounds
             },
             "share": "",  # a name in fedjax_bn.sharing; empty: the method's own rule
             "weigh": "by_size",  # by_size, uniform
@@ -33,6 +36,11 @@ def base() -> ConfigDict:
             "eval_batch_size": 500,
             "adapt_batch_size": 32,  # of the stream that adaptations see
             "checkpoint_every": 5,  # rounds between checkpoints; the last one is always kept
+            "personalize": {  # testing after steps on a few labelled samples of the tested client
+                "samples": placeholder(int),  # how many; empty: 16 for perfedavg, 0 (none) else
+                "steps": 1,
+                "rate": placeholder(float),  # learning rate; empty: perfedavg.inner_rate
+            },
             "seed": 0,
             "data": data_keys(),
             **method_keys(),
@@ -82,7 +90,7 @@ def method_keys() -> ConfigDict:
             "fedadagrad": {"eta": 0.01, "beta1": 0.0, "tau": 1e-3},
             "fedadam": {"eta": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
             "fedavgm": {"eta": 1.0, "beta": 0.9},
-            "feddc": {"alpha": 0.1},
+            "feddc": {"alpha": 0.1, "correction": True},
             "fedprox": {"mu": 0.01},  # strength of the proximal term
             "fedyogi": {"eta": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
             "moon": {"mu": 1.0, "temperature": 0.5},

@@ -1,6 +1,10 @@
-"""What a run evaluates between rounds: every internal client, every unseen one."""
+"""What a run evaluates between rounds: every internal client, every unseen one.
+
+Where the configuration says so (`config.personalize`), each adapts to a few labelled samples first.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +16,13 @@ from fedjax_bn.evaluate import TestData, count_clients, count_unseen, stack_batc
 from fedjax_bn.evaluate_run import in_order, served_variables
 from fedjax_bn.experiment import Experiment
 from fedjax_bn.federation import FederatedState
+from fedjax_bn.personal import (
+    adapt_clients,
+    adapt_unseen,
+    choose_personalization,
+    set_aside,
+    set_aside_all,
+)
 from fedjax_bn.summary import Record
 
 
@@ -37,12 +48,18 @@ def internal_evaluator(
     splits = {"accuracy": [domain.test for domain in domains]}
     if not once and all(domain.validation is not None for domain in domains):
         splits["validation"] = [domain.validation for domain in domains]
+    adapt = dict.fromkeys(splits, unchanged)
+    if how := choose_personalization(config):
+        for key, parts in splits.items():
+            labelled, splits[key] = set_aside_all(parts, how)
+            adapt[key] = adapt_clients(experiment.model, experiment.prepare, how, labelled)
     data = {key: blocks(config, parts, config.eval_batch_size) for key, parts in splits.items()}
 
     def evaluate(state: FederatedState) -> Record:
         record = {}
         for key, parts in data.items():
-            right, samples = sum(np.asarray(count(state, block)) for block in parts())
+            tested = adapt[key](state)
+            right, samples = sum(np.asarray(count(tested, block)) for block in parts())
             values = [100 * r / n for r, n in zip(right.tolist(), samples.tolist(), strict=True)]
             record[key] = dict(zip(names, values, strict=True)) | {"mean": float(np.mean(values))}
         if once:
@@ -59,12 +76,18 @@ def unseen_evaluator(
     if not experiment.unseen:
         return lambda state: {}
     kinds = {(choice.batch_size, choice.order) for choice in experiment.adaptations.values()}
+    tested = {domain.name: whole(domain) for domain in experiment.unseen}
+    adapt = dict.fromkeys(tested, unchanged)
+    if how := choose_personalization(config):
+        for name, split in tested.items():
+            labelled, tested[name] = set_aside(split, how)
+            adapt[name] = adapt_unseen(experiment.model, experiment.prepare, how, labelled)
     streams = {
-        domain.name: {
-            (batch_size, order): blocks(config, [in_order(whole(domain), order)], batch_size)
+        name: {
+            (batch_size, order): blocks(config, [in_order(split, order)], batch_size)
             for batch_size, order in kinds
         }
-        for domain in experiment.unseen
+        for name, split in tested.items()
     }
     counts = {
         text: count_unseen(choice.adaptation, experiment.prepare)
@@ -72,15 +95,13 @@ def unseen_evaluator(
     }
 
     def evaluate(state: FederatedState) -> Record:
-        variables = served_variables(state, list(counts))
+        received = served_variables(state, list(counts))
+        return {"unseen": {name: score_all(adapt[name](received), name) for name in streams}}
+
+    def score_all(variables: dict, name: str) -> dict[str, float]:
         return {
-            "unseen": {
-                name: {
-                    text: score(variables, text, by_kind[choice.batch_size, choice.order])
-                    for text, choice in experiment.adaptations.items()
-                }
-                for name, by_kind in streams.items()
-            }
+            text: score(variables, text, streams[name][choice.batch_size, choice.order])
+            for text, choice in experiment.adaptations.items()
         }
 
     def score(variables: dict, text: str, parts: Callable[[], Iterable[TestData]]) -> float:
@@ -91,6 +112,11 @@ def unseen_evaluator(
         return float(100 * total[0] / total[1])
 
     return evaluate
+
+
+def unchanged(received: Any) -> Any:
+    """What a client does with its model where nothing is adapted."""
+    return received
 
 
 def blocks(

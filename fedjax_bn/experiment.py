@@ -28,6 +28,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local import Load
 from fedjax_bn.models import pretrained
 from fedjax_bn.normalization import BatchNorm, normalize_with
+from fedjax_bn.personal import check_labelled
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__}
 MODELS = {name: getattr(models, name) for name in models.__all__}
@@ -42,7 +43,9 @@ SHARING = {
 }
 WEIGHING = {rule.__name__: rule for rule in (aggregation.by_size, aggregation.uniform)}
 OPTIMIZERS = {
-    "sgd": lambda config: optax.sgd(config.learning_rate, config.momentum or None),
+    "sgd": lambda config: optax.sgd(
+        config.learning_rate, config.momentum or None, nesterov=config.nesterov
+    ),
     "adam": lambda config: optax.adam(config.learning_rate),
 }
 AUGMENTATIONS = {
@@ -100,6 +103,7 @@ def build(config: ConfigDict) -> Experiment:
     internal, unseen = divide(data, config)
     check_image_size(internal, config)
     check_clients(internal, config)
+    check_labelled(config, internal, unseen)
 
     model = make_model(num_classes=internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
@@ -208,7 +212,9 @@ def method_maker(
     optimizer = make_optimizer(config.optimizer)
     if config.optimizer.weight_decay:
         optimizer = optax.chain(optax.add_decayed_weights(config.optimizer.weight_decay), optimizer)
-    options |= {"clients": config.clients, "local_epochs": config.local_epochs}
+    options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
+    if config.optimizer.keep:
+        options["keep_optimizer"] = True
     return lambda model, prepare, load: method(
         model, optimizer, prepare=prepare, load=load, **options
     )
@@ -218,6 +224,11 @@ def check_clients(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if a number of clients does not suit the federation."""
     num_clients = len(internal.domains)
     group_size(config.clients, num_clients)
+    if config.client_epochs and len(config.client_epochs) != num_clients:
+        raise ConfigError(
+            f"config.client_epochs has {len(config.client_epochs)} numbers for {num_clients} "
+            "clients: give one for each"
+        )
     if config.clients_per_round > num_clients:
         raise ConfigError(
             f"config.clients_per_round={config.clients_per_round} is more than the {num_clients} "
@@ -225,10 +236,15 @@ def check_clients(internal: Dataset, config: ConfigDict) -> None:
         )
 
 
+def local_epochs(config: ConfigDict) -> tuple[int, ...]:
+    """The local epochs of each client, or one number for all."""
+    return tuple(map(int, config.client_epochs)) or (config.local_epochs,)
+
+
 def sampler(config: ConfigDict, internal: Dataset) -> Callable:
     """The function (sizes, longest, key) -> which samples a round trains on."""
     if not config.local_steps:
-        return by_epochs(config.batch_size, config.local_epochs)
+        return by_epochs(config.batch_size, local_epochs(config))
     smallest = min(len(domain.train.labels) for domain in internal.domains)
     return by_steps(config.batch_size, config.local_steps, smallest)
 

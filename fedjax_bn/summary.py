@@ -3,9 +3,10 @@
 from statistics import median
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_bn.experiment import Experiment
+from fedjax_bn.experiment import Experiment, local_epochs
 
 Record = dict[str, Any]
 
@@ -36,7 +37,8 @@ def summarize(
     if config.local_steps:
         samples = len(domains) * config.local_steps * config.batch_size
     else:
-        samples = config.local_epochs * sum(len(domain.train.labels) for domain in domains)
+        sizes = [len(domain.train.labels) for domain in domains]
+        samples = int(np.dot(np.broadcast_to(local_epochs(config), len(sizes)), sizes))
     return {
         "method": config.method,
         "dataset": experiment.internal.name,

@@ -52,21 +52,30 @@ class Draw(NamedTuple):
     valid: jax.Array
 
 
-def by_epochs(batch_size: int, epochs: int) -> Callable[[jax.Array, int, jax.Array], Draw]:
-    """Returns `draw(sizes, longest, key)`: S = epochs * ceil(N / B) steps, reshuffled each epoch.
+def by_epochs(
+    batch_size: int, epochs: Sequence[int]
+) -> Callable[[jax.Array, int, jax.Array], Draw]:
+    """Returns `draw(sizes, longest, key)`: S = max(epochs) * ceil(N / B) steps.
 
-    Each epoch holds every sample of a client once; its last batch is short, and clients with fewer
-    samples end it with empty batches (`valid` is False there). `sizes` i32[K] are the clients'
+    Each epoch, reshuffled, holds every sample of a client once; its last batch is short, and
+    clients with fewer samples end it with empty batches (`valid` is False there). A client that
+    makes fewer epochs than others has empty ones behind them. `sizes` i32[K] are the clients'
     numbers of samples, `longest` the largest of them, N.
+
+    Args:
+      batch_size: B.
+      epochs: of each client, or one number for all; each at least 1.
     """
+    most = max(epochs)
 
     def draw(sizes: jax.Array, longest: int, key: jax.Array) -> Draw:
         steps = math.ceil(longest / batch_size)
-        orders = _orders(key, sizes, longest, epochs)
+        orders = _orders(key, sizes, longest, most)
         padding = steps * batch_size - longest
         orders = jnp.pad(orders, ((0, 0), (0, 0), (0, padding)))
         valid = jnp.arange(steps * batch_size) < sizes[:, None, None]
-        shape = (sizes.shape[0], epochs * steps, batch_size)
+        valid &= jnp.arange(most)[:, None] < jnp.asarray(epochs)[:, None, None]
+        shape = (sizes.shape[0], most * steps, batch_size)
         valid = jnp.broadcast_to(valid, orders.shape).reshape(shape)
         return Draw(orders.reshape(shape), valid)
 

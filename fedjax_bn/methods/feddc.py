@@ -19,6 +19,7 @@ from fedjax_bn.local import (
     gradient_step,
 )
 from fedjax_bn.methods.fedprox import proximal
+from fedjax_bn.methods.response import check_fresh
 from fedjax_bn.methods.scaffold import (
     averaging_with_variate,
     check_learning_rate,
@@ -74,11 +75,14 @@ def feddc(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: `alpha` is negative, or `learning_rate` is not positive.
+      ValueError: `alpha` is negative, or `learning_rate` is not positive, or clients keep a
+        momentum.
     """
     if not alpha >= 0:
         raise ValueError(f"feddc: alpha={alpha} must be at least 0")
     check_learning_rate("feddc", learning_rate)
+    if correction and learning_rate is None:
+        check_fresh("feddc", optimizer, options)
     objective = cross_entropy(model, prepare)
     if not correction:
         gradient = differentiate(proximal(objective, alpha))

@@ -11,7 +11,7 @@ from fedjax_bn.aggregation import ServerUpdate, Uploads
 from fedjax_bn.federation import FederatedMethod, Finish
 from fedjax_bn.local import Received, Trained
 from fedjax_bn.methods.fedavg import fedavg
-from fedjax_bn.methods.response import response
+from fedjax_bn.methods.response import check_fresh, response
 from fedjax_bn.sharing import Variables, join, split_like
 
 PyTree = Any
@@ -39,13 +39,14 @@ def fednova(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: `momentum` is outside [0, 1).
+      ValueError: `momentum` is outside [0, 1), or clients keep theirs between rounds.
     """
     if momentum is not None and not 0 <= momentum < 1:
         raise ValueError(
             f"fednova: momentum={momentum} must be at least 0 and below 1, that of the local "
             "optimizer (leave it out to have it found)"
         )
+    check_fresh("fednova", optimizer, options)
     finish = upload_direction(optimizer, momentum)
     return fedavg(model, optimizer, server=normalized_averaging(), finish=finish, **options)
 

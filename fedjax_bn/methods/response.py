@@ -47,6 +47,22 @@ def response(
     return way
 
 
+def check_fresh(method: str, optimizer: optax.GradientTransformation, options: dict) -> None:
+    """Raises ValueError where a response would be that of another optimizer's state.
+
+    Args:
+      method: for the message.
+      optimizer: the local optimizer.
+      options: those of `federation.federate`.
+    """
+    if options.get("keep_optimizer") and jax.tree.leaves(optimizer.init(jnp.zeros(()))):
+        raise ValueError(
+            f"{method}: keep_optimizer=True lets clients keep momentum between rounds, but "
+            f"{method} divides by the way of an optimizer that starts afresh: leave it out, or use "
+            "SGD without momentum"
+        )
+
+
 def dtype_of(tree: Any) -> Any:
     """The dtype that holds all leaves of a tree; the default float where there is none."""
     return promote(*{leaf.dtype for leaf in jax.tree.leaves(tree)} or {jnp.result_type(float)})

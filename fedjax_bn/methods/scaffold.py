@@ -20,7 +20,7 @@ from fedjax_bn.local import (
     gradient_step,
     select,
 )
-from fedjax_bn.methods.response import dtype_of, response
+from fedjax_bn.methods.response import check_fresh, dtype_of, response
 from fedjax_bn.sharing import SharingRule, Variables, everything, join, split_like
 
 PyTree = Any
@@ -57,9 +57,11 @@ def scaffold(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: `learning_rate` is not positive.
+      ValueError: `learning_rate` is not positive, or clients keep a momentum.
     """
     check_learning_rate("scaffold", learning_rate)
+    if learning_rate is None:
+        check_fresh("scaffold", optimizer, options)
     gradient = corrected(differentiate(cross_entropy(model, prepare)))
     return federate(
         gradient_step(gradient, optimizer),

@@ -1,0 +1,91 @@
+"""How much and by what the clients train: epochs of each client, the local optimizer's keys."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import runs
+from fedjax_bn.data.batches import by_epochs
+from fedjax_bn.errors import ConfigError
+from fedjax_bn.experiment import OPTIMIZERS, build, local_epochs, sampler
+from fedjax_bn.summary import summarize
+
+SIZES = jnp.asarray([5, 3, 4], jnp.int32)
+
+
+def test_each_client_makes_its_own_number_of_epochs():
+    draw = by_epochs(2, (1, 3, 2))(SIZES, 5, jax.random.key(0))
+    assert draw.index.shape == draw.valid.shape == (3, 9, 2)
+    for k, (size, epochs) in enumerate(((5, 1), (3, 3), (4, 2))):
+        for epoch in range(3):
+            steps = slice(3 * epoch, 3 * epoch + 3)
+            seen = np.sort(draw.index[k, steps][draw.valid[k, steps]])
+            expected = np.arange(size) if epoch < epochs else []
+            np.testing.assert_array_equal(seen, expected)
+
+
+def test_one_number_of_epochs_is_everybodys():
+    every, each = (by_epochs(2, e)(SIZES, 5, jax.random.key(0)) for e in ((2,), (2, 2, 2)))
+    jax.tree.map(np.testing.assert_array_equal, every, each)
+
+
+def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
+    runs.install(monkeypatch)
+    config = runs.config(client_epochs=("1", "3", "2"))
+    experiment = build(config)
+    assert local_epochs(config) == (1, 3, 2)
+    draw = sampler(config, experiment.internal)(jnp.asarray([22, 18, 11]), 22, jax.random.key(0))
+    np.testing.assert_array_equal(draw.valid.sum((1, 2)), [22, 54, 22])
+    record = {"round": 1, "seconds": 2.0, "accuracy": {"mean": 1.0}}
+    assert summarize(config, experiment, [record], 1.0)["samples_per_second"] == 98 / 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"client_epochs": ("1", "2")}, "client_epochs has 2 numbers for 3 clients"),
+        ({"client_epochs": ("1", "0", "2")}, "client_epochs has '0', not a whole number above 0"),
+        ({"client_epochs": ("1", "x", "2")}, "client_epochs has 'x'"),
+        ({"client_epochs": ("1", "1", "2"), "local_epochs": 2}, "leave local_epochs at 1"),
+        ({"client_epochs": ("1", "1", "2"), "local_steps": 2}, "local_steps at 0"),
+        ({"optimizer.nesterov": True}, "nesterov=True needs optimizer.momentum above 0"),
+        ({"optimizer.name": "adam", "optimizer.momentum": 0.9}, "of no use with optimizer.name"),
+        (
+            {"optimizer.keep": True, "optimizer.momentum": 0.9, "method": "fednova"},
+            "keep_optimizer=True lets clients keep momentum",
+        ),
+    ],
+)
+def test_contradictions_are_sentences(monkeypatch, changes, message):
+    runs.install(monkeypatch)
+    with pytest.raises((ConfigError, ValueError), match=message):
+        build(runs.config(**changes))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_is_pytorchs(nesterov):
+    torch = pytest.importorskip("torch")
+    config = runs.config(**{"optimizer.momentum": 0.9, "optimizer.nesterov": nesterov}).optimizer
+    ours, optimizer = jnp.asarray([1.0, -2.0]), OPTIMIZERS["sgd"](config)
+    theirs = torch.tensor([1.0, -2.0], requires_grad=True)
+    other = torch.optim.SGD([theirs], lr=0.01, momentum=0.9, nesterov=nesterov)
+    state = optimizer.init(ours)
+    for _ in range(4):
+        updates, state = optimizer.update(jnp.cos(ours), state, ours)
+        ours = optax.apply_updates(ours, updates)
+        theirs.grad = torch.cos(theirs.detach())
+        other.step()
+    np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-5)
+
+
+def test_a_kept_optimizer_remembers_its_momentum(monkeypatch):
+    runs.install(monkeypatch)
+    kept, fresh = (
+        build(runs.config(**{"optimizer.keep": keep, "optimizer.momentum": 0.9}))
+        for keep in (True, False)
+    )
+    variables = {"params": {"w": jnp.ones(2)}, "batch_stats": {"norm": {"mean": jnp.ones(2)}}}
+    states = [one.method.init(jax.random.key(0), variables, 3) for one in (kept, fresh)]
+    assert [len(jax.tree.leaves(state.local)) for state in states] == [1, 0]

@@ -1,0 +1,136 @@
+"""Testing after a few labelled samples: what is labelled, what is tested, and by which model."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+import runs
+from fedjax_bn import evaluator, experiment
+from fedjax_bn.data.domain import Split, whole
+from fedjax_bn.errors import ConfigError
+from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.methods.perfedavg import personalize
+from fedjax_bn.personal import (
+    Personalization,
+    check_labelled,
+    choose_personalization,
+    divide,
+    set_aside,
+    set_aside_all,
+)
+
+HOW = Personalization(samples=4, steps=2, rate=0.5, seed=3)
+CHANGES = {"personalize__samples": 4, "personalize__steps": 2, "personalize__rate": 0.5}
+
+
+def split_of(size: int, names: list[str] | None = None) -> Split:
+    images = np.arange(size, dtype=np.float32)[:, None]
+    return Split(images, np.zeros(size, np.int32), None if names is None else np.array(names))
+
+
+def test_labelled_samples_are_never_tested_and_none_is_lost():
+    labelled, rest = divide(split_of(11), HOW)
+    assert len(labelled) == 4
+    assert sorted([*labelled, *rest]) == list(range(11))
+    assert list(rest) == sorted(rest)  # the stream keeps its order
+    np.testing.assert_array_equal(divide(split_of(11), HOW)[0], labelled)
+    others = [divide(split_of(11), HOW._replace(seed=seed))[0].tolist() for seed in range(4)]
+    assert len(set(map(tuple, others))) > 1
+
+
+def test_a_recording_is_not_both_labelled_and_tested():
+    names = [f"subject{i // 3}" for i in range(30)]
+    labelled, rest = divide(split_of(30, names), HOW)
+    seen = {names[i] for i in labelled}
+    assert not seen & {names[i] for i in rest}
+    assert len(rest) == 30 - 3 * len(seen)
+
+
+def test_clients_that_share_a_test_split_share_what_is_set_aside():
+    one, other = split_of(9), split_of(9)
+    labelled, rest = set_aside_all([one, one, other], HOW)
+    assert rest[0] is rest[1]
+    assert rest[0] is not rest[2]
+    assert len(labelled) == len(rest) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "samples"),
+    [("perfedavg", None, 16), ("fedavg", None, 0), ("perfedavg", 0, 0), ("fedbn", 5, 5)],
+)
+def test_perfedavg_is_personalized_unless_told_otherwise_and_others_where_told(
+    method, given, samples
+):
+    config = runs.config(method=method, personalize__samples=given)
+    choice = choose_personalization(config)
+    assert (choice.samples if choice else 0) == samples
+    if choice:
+        assert choice.rate == config.perfedavg.inner_rate
+        assert choice.steps == 1
+
+
+@pytest.mark.parametrize("client", ["ant", "cow", "dog"])  # cow's validation, dog unseen
+def test_too_few_samples_are_a_sentence_that_names_the_client(client):
+    data = runs.dataset()
+    sizes = {d.name: min(len(s.labels) for s in d[2:]) for d in data.domains}
+    chosen = tuple(d for d in data.domains if d.name == client)
+    internal, unseen = (chosen, ()) if client != "dog" else ((), chosen)
+    internal = data._replace(domains=internal)
+    most = sum(len(s.labels) for s in chosen[0][1:]) if client == "dog" else sizes[client]
+    check_labelled(runs.config(personalize__samples=most - 1), internal, unseen)
+    with pytest.raises(ConfigError, match=f"samples={most}, but client '{client}' has {most}"):
+        check_labelled(runs.config(personalize__samples=most), internal, unseen)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"personalize__samples": -1}, "personalize.samples=-1 must be at least 0"),
+        ({"personalize__rate": -0.5}, "personalize.rate=-0.5 must be at least 0"),
+        ({"personalize__steps": 0}, "personalize.steps=0 must be at least 1"),
+    ],
+)
+def test_impossible_keys_are_refused(changes, message, monkeypatch):
+    runs.install(monkeypatch)
+    with pytest.raises(ConfigError, match=message):
+        experiment.build(runs.config(**changes))
+
+
+def test_each_client_is_tested_with_its_own_adapted_model_on_the_other_samples(monkeypatch):
+    runs.install(monkeypatch)
+    config = runs.config(method="fedbn", adaptations=("running",), **CHANGES)
+    built = experiment.build(config)
+    key = jax.random.key(0)
+    variables = experiment.initial_variables(built, key)
+    state = built.method.init(key, variables, 3)
+    noisy = [
+        jax.tree.map(lambda x: x + 0.3 * jax.random.uniform(key, x.shape), tree)
+        for tree in (state.shared, state.personal)
+    ]
+    state = state._replace(shared=noisy[0], personal=noisy[1])
+    record = evaluator.evaluator(config, built)(state)
+    how = HOW._replace(seed=config.seed)
+    options = {"inner_rate": 0.5, "steps": 2, "prepare": built.prepare}
+    adapt = jax.jit(partial(personalize, built.model, **options))
+    answer = jax.jit(lambda own, x: built.model.apply(own, built.prepare(x, np.float32)).argmax(-1))
+
+    def percent(variables, split):
+        labelled, rest = set_aside(split, how)
+        own = adapt(variables, np.asarray(labelled.images), labelled.labels)
+        right = answer(own, np.asarray(rest.images)) == rest.labels
+        assert len(rest.labels) == len(split.labels) - 4
+        return 100 * float(right.mean())
+
+    models = client_variables(state)
+    for k, domain in enumerate(built.internal.domains):
+        own = jax.tree.map(lambda x, k=k: x[k], models)
+        for name, split in (("accuracy", domain.test), ("validation", domain.validation)):
+            np.testing.assert_allclose(record[name][domain.name], percent(own, split), rtol=1e-5)
+    (dog,) = built.unseen
+    unseen = record["unseen"]["dog"]
+    np.testing.assert_allclose(
+        unseen["running"], percent(global_variables(state), whole(dog)), 1e-5
+    )
+    assert set(unseen) == {"running", "batch"}
