@@ -34,19 +34,3 @@ def features_and_logits(
 def takes_train(function: Callable[..., Any], train: bool) -> dict[str, bool]:
     """{"train": train} for a function that has such a parameter, else {}."""
     return {"train": train} if "train" in inspect.signature(function).parameters else {}
-
-
-def check_features(model: nn.Module, method: str) -> None:
-    """Checks that a model shows its two halves.
-
-    Raises:
-      ValueError: it does not; the message names `method`, which needs them, and the remedy.
-    """
-    lacking = [name for name in ("features", "classify") if not hasattr(model, name)]
-    if lacking:
-        raise ValueError(
-            f"{method} needs the features before the classifier, but {type(model).__name__} has "
-            f"no method {' and no method '.join(map(repr, lacking))}: split its __call__ into "
-            "features(images) -> f[B, F] and classify(features) -> f[B, classes], as the networks "
-            "of fedjax_bn.models do"
-        )

@@ -138,7 +138,7 @@ def forward(
       valid: bool[B], the samples that count.
       key: random key.
       method: a function `(model, images)` to apply in place of `__call__`, whose result is then
-        returned in place of the logits, such as `features.features_and_logits`.
+        returned in place of the logits, such as `halves.halves` makes.
     """
     options = takes_train(method or model.__call__, True)
     with normalize_with(valid=valid):

@@ -4,6 +4,7 @@ The loops share nothing with the library: their network is six lines of jax.nump
 the equations in the order in which the papers print them.
 """
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,10 +16,11 @@ from federations import CLASSES, FEATURES, assert_close, batches_of, client, run
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import feddc, moon, perfedavg
 from fedjax_bn.models import MLP
+from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.sharing import all_but_batch_norm, everything
 
-SIZES, RATE, ROUNDS = (9, 4, 6), 0.1, 3
-WEIGHTS = np.array(SIZES) / sum(SIZES)
+SIZES, RATE = (9, 4, 6), 0.1
+ALL, SOME = [3 * [True]] * 3, [3 * [True], [True, False, True], [False, True, True]]
 NET = MLP(CLASSES, hidden=(8,))
 SHARING = {"all": everything, "bn_local": all_but_batch_norm}
 
@@ -104,22 +106,29 @@ def data_of(batches: dict) -> list[list[tuple]]:
     ]
 
 
-def federation(train, combine, shared: set, batches: dict) -> tuple[dict, list[dict]]:
-    """`train(k, w, data) -> w` for each client, then `combine(server, models)`, some rounds."""
+def federation(
+    train, combine, shared: set, batches: dict, present: list
+) -> tuple[dict, list[dict], np.ndarray]:
+    """`train(k, w, data) -> w` for each participant, then `combine(models, weights)`, each round.
+
+    Who sits out keeps its model and has weight 0.
+    """
     server, models = start(), [start()] * len(SIZES)
-    for _ in range(ROUNDS):
+    data = data_of(batches)
+    for participates in present:
         received = [{n: (server if n in shared else own)[n] for n in own} for own in models]
-        data = data_of(batches)
-        models = [train(k, w, data[k]) for k, w in enumerate(received)]
-        server = combine(server, models)
-    return server, [{n: (server if n in shared else own)[n] for n in own} for own in models]
+        models = [train(k, w, data[k]) if participates[k] else w for k, w in enumerate(received)]
+        weights = np.where(participates, SIZES, 0) / np.dot(participates, SIZES)
+        server = combine(models, weights)
+    own = [{n: (server if n in shared else own)[n] for n in own} for own in models]
+    return server, own, weights
 
 
-def mean(models: list[dict], weights: np.ndarray = WEIGHTS) -> dict:
+def mean(models: list[dict], weights: np.ndarray) -> dict:
     return {n: sum(p * m[n] for p, m in zip(weights, models, strict=True)) for n in models[0]}
 
 
-def moon_reference(shared: set, batches: dict, mu: float, temperature: float):
+def moon_reference(shared: set, batches: dict, present: list, mu: float, temperature: float):
     previous = {k: start() for k in range(len(SIZES))}
 
     def similarity(a, b):
@@ -144,10 +153,10 @@ def moon_reference(shared: set, batches: dict, mu: float, temperature: float):
         previous[k] = w
         return w
 
-    return federation(train, lambda server, models: mean(models), shared, batches)
+    return federation(train, mean, shared, batches, present)
 
 
-def feddc_reference(shared: set, batches: dict, alpha: float):
+def feddc_reference(shared: set, batches: dict, present: list, alpha: float):
     names = [n for n in start() if n.startswith("params") and n in shared]
     zero = {n: jnp.zeros(SHAPES[n]) for n in names}
     h, c_k, c = [dict(zero) for _ in SIZES], [dict(zero) for _ in SIZES], dict(zero)
@@ -168,15 +177,18 @@ def feddc_reference(shared: set, batches: dict, alpha: float):
             c_k[k][n] += -c[n] + (received[n] - w[n]) / (len(data) * RATE)
         return w
 
-    def combine(server, models):
+    def combine(models, weights):
         for n in names:
             c[n] = sum(own[n] for own in c_k) / len(c_k)
-        return mean(models) | {n: mean(models)[n] + mean(h)[n] for n in names}
+        averaged, drift = mean(models, weights), mean(h, weights)
+        return averaged | {n: averaged[n] + drift[n] for n in names}
 
-    return federation(train, combine, shared, batches)
+    return federation(train, combine, shared, batches, present)
 
 
-def perfedavg_reference(shared: set, batches: dict, inner_rate: float, second_order: bool):
+def perfedavg_reference(
+    shared: set, batches: dict, present: list, inner_rate: float, second_order: bool
+):
     @jax.jit
     def step(w, x, y):
         n = -(-len(y) // 2)
@@ -195,7 +207,7 @@ def perfedavg_reference(shared: set, batches: dict, inner_rate: float, second_or
             w = step(w, x, y)
         return w
 
-    return federation(train, lambda server, models: mean(models), shared, batches)
+    return federation(train, mean, shared, batches, present)
 
 
 CASES = {
@@ -208,25 +220,49 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    ("case", "mode"),
+    ("case", "mode", "epochs", "present", "clients"),
     [
-        *(("moon", mode) for mode in SHARING),
-        ("moon strong", "bn_local"),
-        *(("feddc", mode) for mode in SHARING),
-        *(("perfedavg", mode) for mode in SHARING),
-        ("perfedavg 2", "all"),
+        ("moon", "all", 1, ALL, "map"),
+        ("moon", "bn_local", 2, SOME, "vmap:2"),
+        ("moon strong", "bn_local", 1, SOME, "map"),
+        ("feddc", "all", 2, SOME, "map"),
+        ("feddc", "bn_local", 1, SOME, "vmap:2"),
+        ("perfedavg", "all", 2, ALL, "map"),
+        ("perfedavg", "bn_local", 1, SOME, "map"),
+        ("perfedavg 2", "all", 1, ALL, "map"),
     ],
 )
-def test_three_rounds_equal_a_plain_loop(x64, case, mode):
+def test_three_rounds_equal_a_plain_loop(x64, case, mode, epochs, present, clients):
     method, reference, arguments = CASES[case]
-    batches, variables = batches_of(SIZES), nested(start())
+    batches, variables = batches_of(SIZES, epochs=epochs), nested(start())
     mask = flatten_dict(SHARING[mode](variables), sep="/")
     shared = {name for name, leaf in mask.items() if leaf}
-    server, models = reference(shared, batches, **arguments)
-    ours = method(NET, optax.sgd(RATE), share=SHARING[mode], **arguments)
-    state, _ = run_rounds(ours, variables, batches, rounds=ROUNDS)
-    # An unseen client gets the personal leaves' plain mean.
-    expected = {**mean(models), **{n: server[n] for n in shared}}
+    server, models, weights = reference(shared, batches, present, **arguments)
+    options = {"share": SHARING[mode], "clients": clients, "local_epochs": epochs}
+    ours = method(NET, optax.sgd(RATE), **options, **arguments)
+    state = ours.init(jax.random.key(1), variables, len(SIZES))
+    for participates in present:
+        some = batches | {"participates": jnp.asarray(participates)}
+        state, _ = ours.round(state, some, jax.random.key(1))
+    # An unseen client gets the participants' mean of the personal leaves.
+    expected = {**mean(models, weights), **{n: server[n] for n in shared}}
     assert_close(global_variables(state), nested(expected), rtol=1e-9, atol=1e-12)
     for k, own in enumerate(models):
         assert_close(client(client_variables(state), k), nested(own), rtol=1e-9, atol=1e-12)
+
+
+def test_moon_finds_the_features_of_a_model_that_does_not_show_them(x64):
+    """Before its last dense layer; the same network, once with methods of its own and once not."""
+
+    class HandMade(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Dense(8, name="dense1")(x)
+            return nn.Dense(CLASSES, name="head")(nn.relu(BatchNorm(name="norm1")(x)))
+
+    batches, variables = batches_of(SIZES), nested(start())
+    ours, theirs = (
+        run_rounds(moon(net, optax.sgd(RATE)), variables, batches, rounds=2)[0]
+        for net in (HandMade(), NET)
+    )
+    assert_close(ours.shared, theirs.shared, rtol=1e-10, atol=1e-12)

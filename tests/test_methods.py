@@ -34,7 +34,7 @@ from fedjax_bn.methods import (
     scaffold,
 )
 from fedjax_bn.models import MLP
-from fedjax_bn.sharing import all_but_batch_norm, everything
+from fedjax_bn.sharing import all_but_batch_norm, all_but_statistics, everything, nothing
 
 SIZES = (9, 4, 6)
 SGD = optax.sgd(0.1, momentum=0.5)
@@ -42,6 +42,8 @@ NET = MLP(CLASSES, hidden=(8,))
 SHARING = {"all": everything, "bn_local": all_but_batch_norm}
 # One rule a method, so that each is compiled once; the other server optimizers differ by a formula.
 CASES = [
+    ("fedavg", "all"),
+    ("fedprox", "bn_local"),
     ("fedadam", "bn_local"),
     ("feddc", "all"),
     ("fednova", "bn_local"),
@@ -75,9 +77,11 @@ def rounds_of(name: str, mode: str, batches: dict, present: list | None = None, 
     return states, metrics
 
 
+@settings(max_examples=3, deadline=None)
+@given(size=st.integers(2, 9), seed=st.integers(0, 99))
 @pytest.mark.parametrize(("name", "mode"), CASES)
-def test_identical_clients_aggregate_to_themselves(name, mode):
-    three = jax.tree.map(lambda x: jnp.repeat(x, 3, 0), batches_of((9,)))
+def test_identical_clients_aggregate_to_themselves(name, mode, size, seed):
+    three = jax.tree.map(lambda x: jnp.repeat(x, 3, 0), batches_of((size,), seed=seed, steps=3))
     (_, together, later), _ = rounds_of(name, mode, three)
     for tree in (client_variables(later), later.memory):
         assert_close(client(tree, 1), client(tree, 0), rtol=1e-4, atol=1e-5)
@@ -100,15 +104,18 @@ def test_permuting_clients_permutes_results(name, mode, order, seed):
     assert_close(ours, permuted(theirs), rtol=1e-3, atol=1e-4)
 
 
+@settings(max_examples=3, deadline=None)
+@given(out=st.integers(0, 2), seed=st.integers(0, 99))
 @pytest.mark.parametrize(("name", "mode"), CASES)
-def test_a_client_that_sits_out_changes_nothing_but_its_weight(name, mode):
-    batches, present = batches_of(SIZES), [True, False, True]
+def test_a_client_that_sits_out_changes_nothing_but_its_weight(name, mode, out, seed):
+    batches, present = batches_of(SIZES, seed=seed), [k != out for k in range(3)]
     (_, before, after), metrics = rounds_of(name, mode, batches, present)
     assert_equal(
-        client((after.personal, after.memory), 1), client((before.personal, before.memory), 1)
+        client((after.personal, after.memory), out), client((before.personal, before.memory), out)
     )
-    np.testing.assert_allclose(metrics["weights"], [0.6, 0, 0.4], rtol=1e-6)
-    poison = {"image": batches["image"].at[1].set(jnp.nan)}
+    expected = np.where(present, SIZES, 0) / np.dot(present, SIZES)
+    np.testing.assert_allclose(metrics["weights"], expected, rtol=1e-6)
+    poison = {"image": batches["image"].at[out].set(jnp.nan)}
     participates = {"participates": jnp.asarray(present)}
     method = method_of(name, mode)
     poisoned, _ = method.round(before, batches | poison | participates, KEY)
@@ -156,8 +163,9 @@ def test_corrections_drifts_and_moments_exist_for_shared_parameters_only(
     assert [leaf.shape[1:] for leaf in jax.tree.leaves(state.memory)] == memories * shapes
 
 
-def test_server_steps_never_make_a_variance_negative():
-    method = fedadam(NET, SGD, eta=5.0)
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad", "fedavgm"])
+def test_server_steps_never_make_a_variance_negative(name):
+    method = getattr(methods, name)(NET, SGD, eta=5.0)
     state = method.init(KEY, variables(), 3)
     for _ in range(4):
         before = jax.tree.map(np.array, state.shared["batch_stats"])
@@ -165,6 +173,35 @@ def test_server_steps_never_make_a_variance_negative():
         now = state.shared["batch_stats"]["norm1"]["var"]
         # Nine tenths of the old one at three steps: a mean of positive numbers, not a server step.
         assert (now > 0.72 * before["norm1"]["var"]).all()
+
+
+@pytest.mark.parametrize("name", ["fednova", "feddc"])
+def test_other_servers_leave_statistics_to_the_plain_mean(name):
+    """Whatever happens to parameters, a round's first statistics are those that FedAvg averages."""
+    ours, plain = (
+        run_rounds(getattr(methods, n)(NET, SGD), variables(), batches_of(SIZES))[0]
+        for n in (name, "fedavg")
+    )
+    assert_close(ours.shared["batch_stats"], plain.shared["batch_stats"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", [nothing, all_but_statistics])
+@pytest.mark.parametrize("name", [*(name for name, _ in CASES), "fedavgm", "fedyogi", "fedadagrad"])
+def test_every_method_takes_every_sharing_rule(name, rule):
+    """Traced only: what is shared keeps its form, and what is personal has the leading axis."""
+    method = getattr(methods, name)(NET, SGD, share=rule)
+    state = method.init(KEY, variables(), 3)
+    after, _ = jax.eval_shape(method.round, state, batches_of(SIZES), KEY)
+    assert_equal(*(jax.tree.map(lambda x: (x.shape, str(x.dtype)), s) for s in (after, state)))
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fednova", "feddc"])
+def test_a_momentum_that_clients_keep_is_refused_where_a_fresh_one_is_assumed(name):
+    make = getattr(methods, name)
+    with pytest.raises(ValueError, match=f"{name}: keep_optimizer=True .* starts afresh"):
+        make(NET, SGD, keep_optimizer=True)
+    make(NET, optax.sgd(0.1), keep_optimizer=True)
+    make(NET, SGD)
 
 
 EQUAL = (8, 8, 8)
@@ -298,7 +335,6 @@ def test_adaptive_servers_follow_the_papers_algorithm(x64, name):
         (lambda: feddc(NET, SGD, alpha=-0.1), "alpha=-0.1 must be at least 0"),
         (lambda: moon(NET, SGD, mu=-1), "mu=-1 must be at least 0"),
         (lambda: moon(NET, SGD, temperature=0), "temperature=0 must be above 0"),
-        (lambda: moon(PlainNet(), SGD), "PlainNet has no method 'features' and .* split"),
         (lambda: perfedavg(NET, SGD, inner_rate=-1.0), "inner_rate=-1.0 must be at least 0"),
     ],
 )

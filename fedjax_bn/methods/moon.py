@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.data.images import Prepare, standardize
-from fedjax_bn.features import check_features, features_and_logits
 from fedjax_bn.federation import FederatedMethod, federate
+from fedjax_bn.halves import halves
 from fedjax_bn.local import (
     Batch,
     Objective,
@@ -47,7 +47,8 @@ def moon(
     mu = 0 it is FedAvg.
 
     Args:
-      model: linen module with `features` and `classify`, see `fedjax_bn.features`.
+      model: linen module; one without `features` and `classify` has for features what its last
+        `nn.Dense` reads, see `fedjax_bn.halves`.
       optimizer: the local optimizer.
       mu: strength of the contrast, at least 0; 1 as in the paper's CIFAR-100 experiments.
       temperature: T, above 0.
@@ -56,13 +57,13 @@ def moon(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: `mu` or `temperature` is out of its range, or the model shows no features.
+      ValueError: `mu` or `temperature` is out of its range; at `round`, where the model shows no
+        features and does not end in an `nn.Dense`.
     """
     if not mu >= 0:
         raise ValueError(f"moon: mu={mu} must be at least 0 (FedAvg is mu=0)")
     if not temperature > 0:
         raise ValueError(f"moon: temperature={temperature} must be above 0")
-    check_features(model, "moon")
     objective = contrastive(model, prepare or standardize(), mu, temperature)
     return federate(
         gradient_step(differentiate(objective), optimizer),
@@ -83,15 +84,14 @@ def contrastive(model: nn.Module, prepare: Prepare, mu: float, temperature: floa
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         images = prepare(batch["image"], parameter_dtype(variables))
-        (z, logits), moved = forward(
-            model, variables, images, batch["valid"], key, features_and_logits
-        )
+        both = halves(model, variables, images)
+        (z, logits), moved = forward(model, variables, images, batch["valid"], key, both)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         loss = masked_mean(losses, batch["valid"])
 
         def similarity(shared: PyTree) -> jax.Array:
             # Nothing here depends on the parameters being trained: no gradient.
-            other = model.apply(join(shared, received.personal), images, method="features")
+            other, _ = model.apply(join(shared, received.personal), images, method=both)
             return cosine(z, other) / temperature
 
         pair = jnp.stack([similarity(received.shared), similarity(received.memory)], -1)
