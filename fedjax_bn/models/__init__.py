@@ -9,6 +9,7 @@ from fedjax_bn.models.densenet import DenseNet, DenseNet121
 from fedjax_bn.models.digit_cnn import DigitCNN
 from fedjax_bn.models.mlp import MLP
 from fedjax_bn.models.resnet import ResNet, ResNet18, ResNet50
+from fedjax_bn.models.small_cnn import SmallCNN
 from fedjax_bn.models.two_layer import TwoLayer
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "ResNet",
     "ResNet18",
     "ResNet50",
+    "SmallCNN",
     "TwoLayer",
 ]

@@ -11,6 +11,7 @@ from report import accuracy, measured, read_summary
 from sweep import Table, finished
 
 from fedjax_bn.report.plots import png
+from fedjax_bn.report.unseen import ablation
 
 STYLES = ("--o", "-s", ":^", "-.v")  # of methods
 
@@ -45,6 +46,82 @@ def loss_curves(
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize="small")
     return png(figure)
+
+
+def convergence(workdir: Path, panels: dict[str, dict[str, Sequence[str]]]) -> bytes | None:
+    """Training loss over rounds, a panel an algorithm: thin for each client, thick for their mean.
+
+    The first way of a panel is dashed, the second solid; each is the mean over its finished seeds.
+
+    Args:
+      workdir: of the sweep.
+      panels: title -> {way: names of its runs}.
+    """
+    losses = {
+        title: {way: _mean_losses(_records(workdir, names)) for way, names in ways.items()}
+        for title, ways in panels.items()
+    }
+    losses = {title: ways for title, ways in losses.items() if any(map(len, ways.values()))}
+    if not losses:
+        return None
+    columns = min(4, len(losses))
+    rows = -(-len(losses) // columns)
+    figure = Figure(figsize=(3 * columns, 2.6 * rows + 0.4), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    for axes, (title, ways) in zip(grid, losses.items(), strict=False):
+        for k, (way, values) in enumerate(ways.items()):  # values [rounds, clients]
+            x, style = np.arange(1, len(values) + 1), ("--", "-")[k % 2]
+            axes.plot(x, values, style, color=f"C{k}", linewidth=0.6, alpha=0.35)
+            axes.plot(x, values.mean(1), style, color=f"C{k}", linewidth=2.2, label=f"{way}, mean")
+        axes.set_title(title, fontsize="medium")
+        axes.grid(alpha=0.3)
+    for axes in grid[len(losses) :]:
+        axes.set_visible(False)
+    figure.supxlabel("round")
+    figure.supylabel("training loss")
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize="small")
+    return png(figure)
+
+
+def _mean_losses(runs: list[list[dict[str, Any]]]) -> np.ndarray:
+    """f[rounds, clients], the mean over runs, as long as the shortest; [0, 0] of none."""
+    if not runs:
+        return np.zeros((0, 0))
+    rounds = min(map(len, runs))
+    values = [[list(record["loss"].values()) for record in run[:rounds]] for run in runs]
+    return np.array(values, float).mean(0)  # None, of a client that sat out, is NaN
+
+
+def adaptations(
+    workdir: Path,
+    runs: Sequence[str],
+    domains: dict[str, str],
+    label: str,
+    spelled: dict[float, str],
+    logarithmic: bool,
+) -> bytes | None:
+    """Accuracy on unseen domains over a setting of their statistics; dotted with running ones.
+
+    Args:
+      workdir: of the sweep.
+      runs: names, one a seed.
+      domains: label -> unseen domain.
+      label: what the setting is.
+      spelled: setting -> the adaptation in the runs' summaries.
+      logarithmic: whether the setting's axis is.
+    """
+    done = [read_summary(workdir, name) for name in runs if finished(workdir, name)]
+    if not done:
+        return None
+    values, baseline = {}, {}
+    for title, domain in domains.items():
+        values[title] = {
+            setting: [accuracy(summary, domain, text) for summary in done]
+            for setting, text in spelled.items()
+        }
+        baseline[title] = float(np.mean([accuracy(summary, domain, "running") for summary in done]))
+    return ablation(values, label, baseline, logarithmic)
 
 
 def _records(workdir: Path, names: Sequence[str]) -> list[list[dict[str, Any]]]:
