@@ -32,6 +32,7 @@ UniFed's Table 2, all 15 clients internal, divided 0.7, 0.1, 0.2; mean accuracy 
 73.8, with client-specific batch norm 77.4; PerFedAvg 80.0 and 81.3.
 
     its setting      --config.target= --config.data.validation=0.1 --config.data.test=0.2
+    eight algorithms, both ways, all seeds    launch/sweeps/unifed.py
 
 Differs from the papers: 64 pixels a side and random weights, to start anywhere and at once. Theirs
 are --config.data.image_size=256 --config.pretrained=timm/alexnet.tv_in1k, with which the cache

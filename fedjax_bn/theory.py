@@ -188,26 +188,73 @@ def predicted(start: jax.Array, rate: float, eigenvalue: jax.Array, steps: int) 
     return start * (1 - rate * eigenvalue / 2) ** jnp.arange(steps + 1.0)
 
 
-def toy_data(
-    key: jax.Array, deviation: float, samples: int, weight: float = 1.0, noise: float = 0.0
-) -> tuple[jax.Array, jax.Array]:
-    """x ~ N(0, deviation^2) and y = cos(weight x) + noise, f[samples] each (FedBN, Section 1)."""
-    ours, theirs = jax.random.split(key)
-    x = deviation * jax.random.normal(ours, (samples,))
-    return x, jnp.cos(weight * x) + noise * jax.random.normal(theirs, (samples,))
+class Course(NamedTuple):
+    """How a network learned.
+
+    Attributes:
+      losses: |f(t) - y|^2, f[steps + 1].
+      bound: what `predicted` says of it, f[steps + 1].
+      eigenvalue: the least of the magnitude part G at the start, f[].
+      slowest: the least of Lambda = V / alpha^2 + G at the end, f[]; at least eigenvalue / 2 where
+        the theorem holds.
+    """
+
+    losses: jax.Array
+    bound: jax.Array
+    eigenvalue: jax.Array
+    slowest: jax.Array
 
 
-def toy_loss(weight: jax.Array, gamma: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Mean of (cos(w x / gamma) - y)^2, the surface of FedBN's Fig. 1 and 2.
+def race(
+    key: jax.Array, data: Data, width: int, steps: int, alpha: float = 8.0
+) -> dict[str, Course]:
+    """The network with averaged and with client-specific scale, from one start (Corollary 3.6).
+
+    Both make steps of eta = 1 / (2 |Lambda|), with the larger norm of the two at the start.
 
     Args:
-      weight: w f[...], the model.
-      gamma: f[...], the batch norm: 1 for none, the standard deviation of x for a client's own.
-      x: f[n].
-      y: f[n].
+      key: random key.
+      data: all clients' points.
+      width: m, large against the number of points.
+      steps: of gradient descent.
+      alpha: magnitude of v at the start, above 1.
 
     Returns:
-      f[...], broadcast over `weight` and `gamma`.
+      "averaged" and "client-specific".
     """
-    slope = jnp.asarray(weight / gamma)
-    return jnp.square(jnp.cos(slope[..., None] * x) - y).mean(-1)
+    scales = {"averaged": 1, "client-specific": data.covariances.shape[0]}
+    dimension = data.points.shape[1]
+    networks = {
+        name: initialize(key, width, dimension, count, alpha) for name, count in scales.items()
+    }
+    starts = {name: evolution(network, data) for name, network in networks.items()}
+    rate = 0.5 / max(float(jnp.linalg.norm(v + g, 2)) for v, g in starts.values())
+    courses = {}
+    for name, network in networks.items():
+        trained, losses = jax.jit(train, static_argnums=3)(network, data, rate, steps)
+        eigenvalue = least_eigenvalue(starts[name][1])
+        courses[name] = Course(
+            losses,
+            predicted(losses[0], rate, eigenvalue, steps),
+            eigenvalue,
+            least_eigenvalue(sum(evolution(trained, data))),
+        )
+    return courses
+
+
+def data_from(points: jax.Array, client: jax.Array, targets: jax.Array) -> Data:
+    """Points as the theory wants them: centred in each client, with the client's covariance.
+
+    Args:
+      points: f[P, d].
+      client: i32[P], numbers from 0 on; each client needs more than d points for a covariance that
+        is positive definite.
+      targets: f[P].
+    """
+    count = int(client.max()) + 1
+    means = jnp.stack([points[client == i].mean(0) for i in range(count)])
+    centred = points - means[client]
+    covariances = jnp.stack(
+        [jnp.cov(centred[client == i], rowvar=False, bias=True) for i in range(count)]
+    )
+    return Data(centred, client, covariances, targets)

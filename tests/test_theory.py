@@ -1,6 +1,10 @@
 """Kernels, eigenvalues and rates of the theory, in float64."""
 
+import json
+import sys
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +16,21 @@ from hypothesis import strategies as st
 from fedjax_bn.data import scanners
 from fedjax_bn.theory import (
     Data,
+    data_from,
     evolution,
     gram,
     initialize,
     least_eigenvalue,
     predict,
     predicted,
+    race,
     same_client,
     sampled_gram,
-    toy_data,
-    toy_loss,
     train,
 )
 
 KEY = jax.random.key(0)
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -181,22 +186,54 @@ def test_gradient_descent_keeps_the_predicted_rate_and_client_specific_scale_is_
     assert losses[1][-1] < losses[0][-1]
 
 
-def test_toy_surfaces_have_their_minimum_where_the_slope_is_true():
-    x, y = toy_data(KEY, 2.0, 500, weight=1.3)
-    weights, gammas = jnp.linspace(0.1, 6, 60)[:, None], jnp.linspace(0.5, 3, 26)[None]
-    surface = toy_loss(weights, gammas, x, y)
-    assert surface.shape == (60, 26)
-    w, g = np.unravel_index(surface.argmin(), surface.shape)
-    assert abs(weights[w, 0] / gammas[0, g] - 1.3) < 0.05
-    np.testing.assert_allclose(toy_loss(2.6, 2.0, x, y), 0, atol=1e-20)
+def test_a_race_starts_both_networks_alike_and_keeps_the_predicted_rates():
+    data = data_of(3, 4, 8)
+    slow, fast = (race(KEY, data, 1000, 200)[name] for name in ("averaged", "client-specific"))
+    np.testing.assert_allclose(slow.losses[0], fast.losses[0], rtol=1e-10)
+    for course in (slow, fast):
+        assert (course.losses <= course.bound * (1 + 1e-9)).all()
+        assert course.slowest >= course.eigenvalue / 2  # Theorem 3.4, 1)
+    assert fast.eigenvalue > slow.eigenvalue > 0
 
 
-def test_local_scaling_makes_the_surfaces_of_two_clients_equally_wide():
-    def width(deviation, gamma):
-        x, y = toy_data(KEY, deviation, 4000, weight=1 / deviation if gamma else 1.0)
-        weights = jnp.linspace(0.01, 3, 300)
-        loss = toy_loss(weights, deviation if gamma else 1.0, x, y)
-        return (loss < 0.25).mean()
+def test_clients_points_are_centred_and_have_their_own_covariances():
+    given_ = data_of(2, 9, 3)
+    data = data_from(given_.points + 5, given_.client, given_.targets)
+    for i in range(2):
+        own = np.asarray(data.points[data.client == i])
+        np.testing.assert_allclose(own.mean(0), 0, atol=1e-12)
+        np.testing.assert_allclose(data.covariances[i], own.T @ own / 9, rtol=1e-10)
 
-    assert width(4.0, False) < 0.5 * width(1.0, False)
-    np.testing.assert_allclose(width(4.0, True), width(1.0, True), rtol=0.05)
+
+@pytest.mark.slow
+def test_the_script_writes_figures_and_numbers(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from launch import theory as script
+
+    monkeypatch.setattr(script, "SAMPLES", 5000)
+    assert script.main(["--workdir", str(tmp_path), "--width", "50", "--steps", "20"]) == 0
+    figures = {path.stem for path in tmp_path.glob("*.png")}
+    assert figures == {"gram", "spectra", "rates", "fig1", "fig2"}
+    found = json.loads((tmp_path / "theory.json").read_text())
+    for numbers in found.values():
+        assert numbers["least eigenvalue of G*"] >= numbers["least eigenvalue of G"] > 0
+        assert numbers["Monte Carlo: largest deviation, standard errors"] < 6
+
+
+def test_the_notebooks_cells_run_in_order(monkeypatch):
+    """Sizes made small; what it shows are PNG images."""
+    cells = json.loads((ROOT / "colab" / "theory.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    shown: list[bytes] = []
+    display = SimpleNamespace(Image=lambda data: data, display=shown.append)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)  # float64 is on, and stays ours
+    smaller = {"samples=20_000": "samples=500", "width=1000": "width=50", "steps=500": "steps=20"}
+    smaller["scanner_clients()"] = "gaussian_clients(1)"
+    names: dict = {}
+    for text in code:
+        for large, small in smaller.items():
+            text = text.replace(large, small)
+        exec(text, names)
+    assert len(shown) == 4
+    assert all(image.startswith(b"\x89PNG") for image in shown)
