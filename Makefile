@@ -8,11 +8,12 @@ BIN := $(VENV)/bin
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m fedjax_bn.main --config configs/quickstart.py
 
+# A process for each core, but no more than memory bears: a worker grows to 5 GB.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 
 test-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m slow
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
