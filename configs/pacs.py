@@ -16,10 +16,23 @@ FedIG's Table 5 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client 
     FedIG     92.99  82.17         77.71    83.40
     FedIG-A   94.24  84.30         79.80    83.79
 
-    other methods                     --config.method=fedavg    (fedprox, fedbn, fedig)
-    30 clients (A.6, Tables 9 to 11)  --config.data.clients_per_domain=10 --config.rounds=120
-                                      --config.clients_per_round=10 --config.local_steps=20
-      Dirichlet instead of iid        --config.data.partition=dirichlet --config.data.alpha=0.5
+    all four targets in turn          --config.target=each
+    the other methods beside it       --config.baselines=fedavg,fedprox,fedbn
+    MixIG (Table 1)                   --config.fedig.mixing=constant:u=0    (u=1, u=0.5)
+    its range (Table 6)               --config.fedig.mixing=uniform:low=0:high=0.5
+    each loss alone (Table 2)         --config.fedig.lambda_1=0    (fedig.lambda_2=0)
+    MixStyle in its place (Table 3b)  --config.fedig.mixing=mixstyle
+    other inference (Table 3c)        --config.adaptations=running,zero_shot_adapter,ensemble,iabn,
+                                      mixnorm,random_alpha,fixed_alpha
+    BIN (Table 3c)                    --config.method=fedig --config.fedig.gates=True
+                                      --config.adaptations=learned_alpha
+    80 to 20 (DomainBed)              --config.data.validation=0.2
+    30 clients (A.6)                  configs/pacs_30_clients.py
+
+The method is FedIG-A; with the adaptation `running` in place of its adapter it is FedIG. A finished
+run's alphas (Fig. 4a and 7), t-SNE (Fig. 4b) and personalized accuracies (Table 12):
+
+    python -m fedjax_bn.main evaluate --workdir DIR --alphas --tsne --internal
 
 FedCD's Table 1 (40 rounds of 5 epochs, batches of 16, learning rate 0.001):
 
@@ -31,6 +44,7 @@ FedCD's Table 1 (40 rounds of 5 epochs, batches of 16, learning rate 0.001):
 
     FedCD's setting                   --config.local_steps=0 --config.local_epochs=5
                                       --config.batch_size=16 --config.optimizer.learning_rate=0.001
+                                      --config.local_selection=0 --config.adaptations=running
 
 Small, on a CPU: --config.data.image_size=64 --config.local_steps=10 --config.rounds=3
 """
@@ -42,14 +56,16 @@ from fedjax_bn.config import base, override
 
 def get_config(changes: str = "") -> ConfigDict:
     config = base()
-    config.method = "fedbn"
+    config.method = "fediga"
     config.model = "ResNet18"
     config.rounds = 40
     config.local_steps = 200
+    config.local_selection = 20  # A.2
     config.batch_size = 64
     config.optimizer.learning_rate = 0.01
     config.optimizer.momentum = 0.5
     config.target = "sketch"
+    config.adaptations = ("running", "zero_shot_adapter")
     config.eval_every = 1  # the round with the best mean validation accuracy is reported
     config.checkpoint_every = 1
     config.data.name = "pacs"

@@ -53,6 +53,27 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
     return config
 
 
+def changes_of(arguments: Iterable[str]) -> list[tuple[str, str]]:
+    """The (key, value) pairs of arguments `--config.KEY=VALUE` or `--config.KEY VALUE`.
+
+    Raises:
+      ConfigError: an argument is neither.
+    """
+    changes, left = [], iter(arguments)
+    for argument in left:
+        name, equals, value = argument.partition("=")
+        if not name.startswith(("--config.", "-config.")):
+            raise ConfigError(
+                f"unknown argument {argument!r}: allowed are --config, --config.KEY=VALUE and "
+                "--workdir, see --help"
+            )
+        value = value if equals else next(left, None)
+        if value is None:
+            raise ConfigError(f"{name} has no value: write {name}=VALUE")
+        changes.append((name.partition(".")[2], value))
+    return changes
+
+
 def override(config: ConfigDict, changes: str) -> ConfigDict:
     """Applies `key=value,key=value` (as in `configs/digits.py:rounds=3,data.path=x`) in place.
 
@@ -181,7 +202,8 @@ AT_LEAST_ONE += (
     "data.clients_per_domain",
     "data.image_size",
 )
-AT_LEAST_ZERO = ("local_steps", "clients_per_round", "seed", "fedprox.mu")
+AT_LEAST_ZERO = ("local_steps", "local_selection", "fedig.lambda_1", "fedig.lambda_2")
+AT_LEAST_ZERO += ("clients_per_round", "seed", "fedprox.mu")
 AT_LEAST_ZERO += ("optimizer.momentum", "optimizer.weight_decay", "data.num_clients")
 AT_LEAST_ZERO += ("data.device_megabytes", "data.validation", "data.test")
 

@@ -16,6 +16,8 @@ def base() -> ConfigDict:
             "local_epochs": 1,  # passes over its own data that a client makes each round
             "client_epochs": (),  # of each client, numbers in their order; empty: local_epochs
             "local_steps": 0,  # if above 0: steps a client makes each round, instead of epochs
+            "local_selection": 0,  # if above 0: steps between validations of a client, which then
+            # uploads its best state of the round (FedIG, A.2)
             "batch_size": 32,
             "optimizer": {
                 "name": "sgd",  # sgd, adam
@@ -91,6 +93,12 @@ def method_keys() -> ConfigDict:
             "fedadam": {"eta": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
             "fedavgm": {"eta": 1.0, "beta": 0.9},
             "feddc": {"alpha": 0.1, "correction": True},
+            "fedig": {  # and fediga; FedIG, Tables 1 to 3 and 6
+                "lambda_1": 0.1,  # of CACL
+                "lambda_2": 4.0,  # of CAFL
+                "mixing": "uniform",  # uniform:low=0:high=1, constant:u=0.5, mixstyle
+                "gates": False,  # BIN's learned alpha in the local pass
+            },
             "fedprox": {"mu": 0.01},  # strength of the proximal term
             "fedyogi": {"eta": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
             "moon": {"mu": 1.0, "temperature": 0.5},

@@ -47,17 +47,17 @@ def score_adaptations(
     model: nn.Module,
     prepare: Prepare,
     state: FederatedState,
-    split: Split,
+    splits: Sequence[Split],
     choices: Sequence[str],
     batch_size: int = 32,
-) -> Accuracies:
-    """Accuracy in percent of the global model on one client, a number for each choice.
+) -> list[Accuracies]:
+    """Accuracy in percent of the global model on each client, a number for each choice.
 
     Args:
       model: linen module, images -> logits.
       prepare: stored images -> what the model reads.
       state: of the finished federation.
-      split: all samples of the client.
+      splits: the samples of each client.
       choices: adaptations as `adaptation.choice.choose_adaptation` spells them.
       batch_size: of choices that name none.
 
@@ -66,11 +66,14 @@ def score_adaptations(
     """
     chosen = {text: choose_adaptation(text, model, batch_size) for text in choices}
     variables = served_variables(state, choices)
-    accuracies = {}
-    for text, choice in chosen.items():
-        data = stream(split, choice.batch_size, choice.order)
-        accuracies[text] = float(score_unseen(choice.adaptation, prepare)(variables, data))
-    return accuracies
+    scores = {text: score_unseen(choice.adaptation, prepare) for text, choice in chosen.items()}
+    return [
+        {
+            text: float(scores[text](variables, stream(split, choice.batch_size, choice.order)))
+            for text, choice in chosen.items()
+        }
+        for split in splits
+    ]
 
 
 def served_variables(state: FederatedState, choices: Sequence[str]) -> Variables:
@@ -118,12 +121,11 @@ def score_internal(
     data = stack_batches(tests, max(batch_size, 256))
     own = np.asarray(score_clients(model, prepare, len(domains))(state, data))
     rows = {"own": dict(zip((domain.name for domain in domains), map(float, own), strict=True))}
-    by_client = {
-        domain.name: score_adaptations(model, prepare, state, domain.test, choices, batch_size)
-        for domain in domains
-    }
+    scores = score_adaptations(model, prepare, state, tests, choices, batch_size)
     for text in choices:
-        rows[text] = {name: accuracies[text] for name, accuracies in by_client.items()}
+        rows[text] = {
+            domain.name: score[text] for domain, score in zip(domains, scores, strict=True)
+        }
     return {text: row | {"mean": float(np.mean(list(row.values())))} for text, row in rows.items()}
 
 

@@ -4,6 +4,7 @@ The tables below are the only place where a name becomes a function.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -26,9 +27,12 @@ from fedjax_bn.datasets import DATASETS, EMBEDDED, REDUCED, TFDS
 from fedjax_bn.errors import ConfigError
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local import Load
+from fedjax_bn.method_parts import check_adaptations
 from fedjax_bn.models import pretrained
 from fedjax_bn.normalization import BatchNorm, normalize_with
 from fedjax_bn.personal import check_labelled
+from fedjax_bn.selection import Find, best_of_round, validation_accuracy
+from fedjax_bn.spelling import spelled_change
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__}
 MODELS = {name: getattr(models, name) for name in models.__all__}
@@ -61,7 +65,8 @@ class Experiment(NamedTuple):
     Attributes:
       model: the linen module.
       method: the federated method, for batches that hold images.
-      method_with: `method_with(load)`, the same with what a step does to its images first.
+      method_with: `method_with(load, find)`, the same with what a step does to its images first,
+        and with what finds validation images by their numbers (None: the batches hold them).
       internal: the clients, as the domains of a dataset.
       unseen: the domains that train nobody.
       prepare: stored images -> what the model reads.
@@ -72,7 +77,7 @@ class Experiment(NamedTuple):
 
     model: nn.Module
     method: FederatedMethod
-    method_with: Callable[[Load | None], FederatedMethod]
+    method_with: Callable[[Load | None, Find | None], FederatedMethod]
     internal: Dataset
     unseen: tuple[Domain, ...]
     prepare: Prepare
@@ -93,25 +98,40 @@ def build(config: ConfigDict) -> Experiment:
     check_path(config)
     for name in config.baselines:
         choose(METHODS, name, "baselines")
-    make_model = choose(MODELS, config.model, "model")
-    make_augment = choose(AUGMENTATIONS, config.data.augment, "data.augment")
-    make_method = method_maker(config)
+    make_model = model_maker(config)
+    choose(AUGMENTATIONS, config.data.augment, "data.augment")
+    method_maker(config)
     for text in config.adaptations:  # before data are read
         choose(ADAPTATIONS, text.partition(":")[0], "adaptations")
         choose_adaptation(text, make_model(num_classes=2), config.adapt_batch_size)
+    check_adaptations(config, config.adaptations)
     data = load(config)
     internal, unseen = divide(data, config)
     check_image_size(internal, config)
     check_clients(internal, config)
     check_labelled(config, internal, unseen)
+    check_validation(internal, config)
+    experiment = assemble(config, internal, unseen, data.notes if isinstance(data, Source) else ())
+    check_batch_sizes(experiment.model, internal, experiment.prepare, config)
+    return experiment
 
-    model = make_model(num_classes=internal.num_classes)
+
+def assemble(
+    config: ConfigDict, internal: Dataset, unseen: tuple[Domain, ...], notes: tuple[str, ...] = ()
+) -> Experiment:
+    """What a configuration names besides its data, for these clients and unseen domains.
+
+    Raises:
+      ConfigError, ValueError: as `build`.
+    """
+    model = model_maker(config)(num_classes=internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
-    check_batch_sizes(model, internal, prepare, config)
+    make_method = method_maker(config)
+    make_augment = choose(AUGMENTATIONS, config.data.augment, "data.augment")
     return Experiment(
         model=model,
-        method=make_method(model, prepare, None),
-        method_with=lambda load: make_method(model, prepare, load),
+        method=make_method(model, prepare, None, None),
+        method_with=partial(make_method, model, prepare),
         internal=internal,
         unseen=unseen,
         prepare=prepare,
@@ -120,8 +140,25 @@ def build(config: ConfigDict) -> Experiment:
             text: choose_adaptation(text, model, config.adapt_batch_size)
             for text in config.adaptations
         },
-        notes=data.notes if isinstance(data, Source) else (),
+        notes=notes,
     )
+
+
+def model_maker(config: ConfigDict) -> Callable[..., nn.Module]:
+    """The class or function that `config.model` names, such as `ResNet18` or `ResNet18:width=16`.
+
+    Raises:
+      ConfigError: there is no such model, or it has no such field.
+    """
+    name, *changes = config.model.split(":")
+    make = choose(MODELS, name, "model")
+    fields = vars(make(num_classes=2)).items()
+    numbers = {k: v for k, v in fields if isinstance(v, int) and k != "num_classes"}
+    what = f"config.model={config.model!r}"
+    try:
+        return partial(make, **dict(spelled_change(what, change, numbers) for change in changes))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def divide(data: Source | Dataset, config: ConfigDict) -> tuple[Dataset, tuple[Domain, ...]]:
@@ -144,6 +181,24 @@ def divide(data: Source | Dataset, config: ConfigDict) -> tuple[Dataset, tuple[D
         sizes=keys.sizes,
         seed=config.seed,
     )
+
+
+def domain_names(config: ConfigDict) -> tuple[str, ...]:
+    """The names of all domains of the configured data, in order.
+
+    Raises:
+      ConfigError: the data are not there, or wrong.
+    """
+    load = choose(DATASETS, config.data.name, "data.name")
+    check_path(config)
+    with config.unlocked():
+        config = config.copy_and_resolve_references()
+    config.target = ""
+    try:
+        data = load(config)
+    except (ValueError, OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+    return tuple(part.name for part in (data.pools if isinstance(data, Source) else data.domains))
 
 
 def check_target(data: Source | Dataset, config: ConfigDict) -> None:
@@ -198,13 +253,14 @@ def check_image_size(dataset: Dataset, config: ConfigDict) -> None:
 
 def method_maker(
     config: ConfigDict,
-) -> Callable[[nn.Module, Prepare, Load | None], FederatedMethod]:
-    """Returns `make(model, prepare, load)` for the configured method.
+) -> Callable[[nn.Module, Prepare, Load | None, Find | None], FederatedMethod]:
+    """Returns `make(model, prepare, load, find)` for the configured method.
 
-    A method's own arguments are the configuration's keys under its name, such as `fedprox.mu`.
+    A method's own arguments are the configuration's keys under its name, such as `fedprox.mu`;
+    FedIG-A has those of FedIG.
     """
     method = choose(METHODS, config.method, "method")
-    options = dict(config.get(config.method, {}))
+    options = dict(config.get({"fediga": "fedig"}.get(config.method, config.method), {}))
     if config.share:
         options["share"] = choose(SHARING, config.share, "share")
     options["weigh"] = choose(WEIGHING, config.weigh, "weigh")
@@ -215,9 +271,28 @@ def method_maker(
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
     if config.optimizer.keep:
         options["keep_optimizer"] = True
-    return lambda model, prepare, load: method(
-        model, optimizer, prepare=prepare, load=load, **options
-    )
+
+    def make(
+        model: nn.Module, prepare: Prepare, load: Load | None, find: Find | None
+    ) -> FederatedMethod:
+        train = {}
+        if config.local_selection:
+            score = validation_accuracy(model, prepare, find)
+            train["train"] = best_of_round(score, config.local_selection)
+        return method(model, optimizer, prepare=prepare, load=load, **train, **options)
+
+    return make
+
+
+def check_validation(internal: Dataset, config: ConfigDict) -> None:
+    """Raises ConfigError if clients are to select their best state and one has no validation."""
+    without = [domain.name for domain in internal.domains if domain.validation is None]
+    if config.local_selection and without:
+        raise ConfigError(
+            f"config.local_selection={config.local_selection} needs validation samples, but client "
+            f"{without[0]!r} of {internal.name} has none: set config.data.validation above 0 (a "
+            "dataset that comes divided may have none to give), or local_selection=0"
+        )
 
 
 def check_clients(internal: Dataset, config: ConfigDict) -> None:

@@ -34,6 +34,7 @@ PyTree = Any
 Metrics = dict[str, jax.Array]
 MemoryInit = Callable[[PyTree, PyTree], PyTree]
 Finish = Callable[[Received, Trained], tuple[Variables, PyTree, PyTree]]
+Train = Callable[..., Trained]
 
 
 class FederatedState(NamedTuple):
@@ -85,6 +86,7 @@ class Plan(NamedTuple):
     local_epochs: int
     keep_optimizer: bool
     load: Load | None
+    train: Train
 
 
 class ClientResult(NamedTuple):
@@ -97,6 +99,7 @@ class ClientResult(NamedTuple):
     message: PyTree
     losses: jax.Array
     counts: jax.Array
+    steps: jax.Array
     finite: jax.Array
 
 
@@ -123,15 +126,17 @@ def federate(
     local_epochs: int = 1,
     keep_optimizer: bool = False,
     load: Load | None = None,
+    train: Train = local.train,
 ) -> FederatedMethod:
     """Composes a federated method from independent choices.
 
     `round` takes batches {"image": f|u8[K, S, B, ...], "label": i32[K, S, B],
-    "valid": bool[K, S, B]}, optionally "participates": bool[K] and "size": i32[K] (samples a client
-    owns; by default its valid samples of one epoch). A client that sits out, and one whose update
-    is not finite, keeps its personal leaves and method state and has weight 0; where nobody counts
-    the shared leaves stay as they are. A client that makes fewer local epochs has valid=False in
-    the others. Random keys are `fold_in(fold_in(key, round), client)`.
+    "valid": bool[K, S, B]}, optionally "participates": bool[K], "size": i32[K] (samples a client
+    owns; by default its valid samples of one epoch) and "validation" (a tree of arrays [K, ...],
+    whose part of a client is its `Received.validation`). A client that sits out, and one whose
+    update is not finite, keeps its personal leaves and method state and has weight 0; where nobody
+    counts the shared leaves stay as they are. A client that makes fewer local epochs has
+    valid=False in the others. Random keys are `fold_in(fold_in(key, round), client)`.
 
     Its metrics are loss f[K] (mean over valid samples; NaN for a client that sits out), step_loss
     f[K, S], risk f[K] (mean loss of the last local epoch), weights f[K] and finite bool[K].
@@ -151,6 +156,7 @@ def federate(
       keep_optimizer: whether clients keep the local step's state between rounds.
       load: `load(key, image)`, what every step does to `image` [B, ...] of its batch before all
         else: augmentation, or a look-up where the batches hold numbers of samples, not images.
+      train: local training over a round's steps, such as `selection.best_of_round(...)`.
 
     Raises:
       ValueError: at `init`, where `share` needs a batch norm and the model has none, or `clients`
@@ -169,6 +175,7 @@ def federate(
         local_epochs=local_epochs,
         keep_optimizer=keep_optimizer,
         load=load,
+        train=train,
     )
     return FederatedMethod(
         init=functools.partial(init_state, plan),
@@ -224,8 +231,7 @@ def run_round(
         kept = jnp.where(counts, early, 0).sum()
         mean = restore(jax.tree.map(lambda x: x / kept.astype(x.dtype), total), state.shared)
 
-    steps = (result.counts > 0).sum(1, dtype=jnp.int32)
-    uploads = Uploads(mean, result.message, weights, counts, steps)
+    uploads = Uploads(mean, result.message, weights, counts, result.steps)
     updated = plan.server.update(state.shared, uploads, state.server)
     anybody = weights.sum() > 0
     shared, server = select(anybody, updated, (state.shared, state.server))
@@ -279,7 +285,8 @@ def train_clients(
     keys = jax.vmap(functools.partial(jax.random.fold_in, round_key))(jnp.arange(num_clients))
     data = blank_padding(batches) | {"last_epoch": last_epoch}
     participates = batches.get("participates")
-    stacked = (participates, weights, state.personal, state.memory, state.local, data, keys)
+    own = (state.personal, state.memory, state.local, data, batches.get("validation", ()), keys)
+    stacked = (participates, weights, *own)
     train = functools.partial(train_client, plan, state.shared, state.server)
 
     def idle(*client: PyTree) -> ClientResult:
@@ -312,13 +319,14 @@ def train_client(
     memory: PyTree,
     local_state: PyTree,
     batches: Batches,
+    validation: PyTree,
     key: jax.Array,
 ) -> ClientResult:
     """Local training of one client."""
     variables = join(shared, personal)
     start = local_state if plan.keep_optimizer else plan.step.init(variables)
-    received = Received(shared, personal, memory, server)
-    trained = local.train(plan.step, received, variables, start, batches, key, plan.load)
+    received = Received(shared, personal, memory, server, validation)
+    trained = plan.train(plan.step, received, variables, start, batches, key, plan.load)
     variables, memory, message = plan.finish(received, trained)
     kept = trained.state if plan.keep_optimizer else ()
     return ClientResult(
@@ -328,6 +336,7 @@ def train_client(
         message=message,
         losses=trained.losses,
         counts=trained.counts,
+        steps=trained.steps,
         finite=_all_finite((variables, memory, kept, message, trained.losses)),
     )
 

@@ -42,12 +42,14 @@ class Received(NamedTuple):
       personal: the client's personal leaves at the start of the round, None elsewhere.
       memory: the client's part of the method state.
       server: the server's part of the method state, the same for all clients.
+      validation: the client's part of the round's `batches["validation"]`, () where there is none.
     """
 
     shared: PyTree
     personal: PyTree
     memory: PyTree = ()
     server: PyTree = ()
+    validation: PyTree = ()
 
 
 class Trained(NamedTuple):
@@ -58,17 +60,22 @@ class Trained(NamedTuple):
       state: the local step's state after the last step, such as an optimizer's.
       losses: f[S], the loss of each step; 0 for a step without valid samples.
       counts: i32[S], valid samples of each step.
+      chosen: i32[], the steps behind `variables`; None for all S.
     """
 
     variables: Variables
     state: PyTree
     losses: jax.Array
     counts: jax.Array
+    chosen: jax.Array | None = None
 
     @property
     def steps(self) -> jax.Array:
-        """tau_k i32[], the real number of steps: those with a valid sample."""
-        return (self.counts > 0).sum(dtype=jnp.int32)
+        """tau_k i32[], the real number of steps behind `variables`: those with a valid sample."""
+        real = self.counts > 0
+        if self.chosen is not None:
+            real &= jnp.arange(len(real)) < self.chosen
+        return real.sum(dtype=jnp.int32)
 
 
 class LocalStep(NamedTuple):
@@ -220,6 +227,20 @@ def train(
       key: random key of this client and round.
       load: `load(key, image)`, what a step does to `image` [B, ...] of its batch before all else.
     """
+    keys = jax.random.split(key, batches["valid"].shape[0])
+    return run_steps(step, received, variables, state, batches, keys, load)
+
+
+def run_steps(
+    step: LocalStep,
+    received: Received,
+    variables: Variables,
+    state: PyTree,
+    batches: Batch,
+    keys: jax.Array,
+    load: Load | None = None,
+) -> Trained:
+    """As `train`, with a random key for each step, [S]."""
 
     def scanned(carry: tuple, inputs: tuple) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
         batch, key = inputs
@@ -229,7 +250,6 @@ def train(
         count = batch["valid"].sum(dtype=jnp.int32)
         return select(count > 0, tuple(new), carry), (jnp.where(count > 0, loss, 0), count)
 
-    keys = jax.random.split(key, batches["valid"].shape[0])
     (variables, state), (losses, counts) = jax.lax.scan(
         scanned, (variables, state), (batches, keys)
     )

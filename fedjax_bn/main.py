@@ -1,15 +1,18 @@
-"""The command line: `python -m fedjax_bn.main --config configs/NAME.py --workdir DIR`."""
+"""The command line.
+
+python -m fedjax_bn.main --config configs/NAME.py --workdir DIR
+python -m fedjax_bn.main evaluate --workdir DIR [--config.adaptations=running,tsmobn]
+"""
 
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import EXAMPLE, read
+from fedjax_bn.config import EXAMPLE, changes_of, read
 from fedjax_bn.errors import ConfigError, InterruptedRun, UserError
 
 CONFIG = flags.DEFINE_string(
@@ -18,16 +21,21 @@ CONFIG = flags.DEFINE_string(
     "config file, optionally with changes, such as configs/digits.py:method=fedavg,rounds=10; "
     "--config.KEY=VALUE changes one key",
 )
+NAME = flags.DEFINE_string("name", "evaluation", "evaluate: name of the files it writes")
+INTERNAL = flags.DEFINE_bool("internal", False, "evaluate: test the internal clients too")
+ALPHAS = flags.DEFINE_bool("alphas", False, "evaluate: record and plot the adapter's alphas")
+TSNE = flags.DEFINE_bool("tsne", False, "evaluate: plot t-SNE of features")
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default runs/CONFIG_NAME")
 
 
 def main(argv: list[str]) -> None:
-    """Runs the configured method and its baselines; a user's mistake ends with one sentence."""
+    """Dispatches to a command; a user's mistake ends with one sentence."""
     logging.set_verbosity(logging.FATAL)  # Orbax logs the errors that it also raises
+    command, arguments = argv[1] if argv[1:] else "", argv[2:]
+    if command not in COMMANDS:
+        command, arguments = "train", argv[1:]
     try:
-        config = read_config(CONFIG.value, argv[1:])
-        name = Path(CONFIG.value.partition(":")[0]).stem
-        run(config, Path(WORKDIR.value or f"runs/{name}"))
+        COMMANDS[command](arguments)
     except InterruptedRun as stop:
         fail(str(stop), status=130)
     except KeyboardInterrupt:
@@ -36,26 +44,33 @@ def main(argv: list[str]) -> None:
         fail(str(error))
 
 
-def run(config: ConfigDict, folder: Path) -> None:
-    """Trains, then writes the report and prints the table."""
+def train(arguments: list[str]) -> None:
+    """Trains the configured method and its baselines."""
+    for flag in (NAME, INTERNAL, ALPHAS, TSNE):
+        if flag.value != flag.default:
+            raise ConfigError(f"--{flag.name} belongs to `evaluate`: leave it out to train")
+    config = read_config(CONFIG.value, changes_of(arguments))
     # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
-    from fedjax_bn import train
-    from fedjax_bn.report import tables, write_report
+    from fedjax_bn.commands import train_all
 
-    summaries = [train.run(config, workdir) for config, workdir in runs(config, folder)]
-    if not (folder / "report.html").exists():
-        write_report(folder)
-    print(f"\n{tables.comparison(summaries)}")
-    print(f"\nsummary.json, plots and report.html are in {folder}")
+    train_all(config, Path(WORKDIR.value or f"runs/{Path(CONFIG.value.partition(':')[0]).stem}"))
 
 
-def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
-    """The runs of one command: the method itself, then its baselines in folders of their own."""
-    yield config, folder
-    for method in config.baselines:
-        baseline = config.copy_and_resolve_references()
-        baseline.update(method=method, share="", baselines=())
-        yield baseline, folder / "baselines" / method
+def evaluate(arguments: list[str]) -> None:
+    """Tests the finished run in --workdir."""
+    changes = changes_of(arguments)
+    if not WORKDIR.value:
+        raise ConfigError("evaluate needs the workdir of a finished run: --workdir DIR")
+    from fedjax_bn import commands
+    from fedjax_bn.evaluation import Request
+
+    request = Request(
+        CONFIG.value or "", changes, NAME.value, INTERNAL.value, ALPHAS.value, TSNE.value
+    )
+    commands.evaluate(Path(WORKDIR.value), request)
+
+
+COMMANDS = {"train": train, "evaluate": evaluate}
 
 
 def parse_flags(argv: list[str]) -> list[str]:
@@ -67,26 +82,10 @@ def parse_flags(argv: list[str]) -> list[str]:
         fail(str(error))
 
 
-def read_config(source: str | None, arguments: list[str]) -> ConfigDict:
-    """The configuration of a file and of arguments `--config.KEY=VALUE` or `--config.KEY VALUE`.
-
-    Raises:
-      ConfigError: there is no file, an argument is none of these, or as `config.read`.
-    """
+def read_config(source: str | None, changes: list[tuple[str, str]]) -> ConfigDict:
+    """The configuration of a file, with changes; errors are those of `config.read`."""
     if not source:
         raise ConfigError(f"give a config file: --config {EXAMPLE}")
-    changes, left = [], iter(arguments)
-    for argument in left:
-        name, equals, value = argument.partition("=")
-        if not name.startswith(("--config.", "-config.")):
-            raise ConfigError(
-                f"unknown argument {argument!r}: allowed are --config, --config.KEY=VALUE and "
-                "--workdir, see --help"
-            )
-        value = value if equals else next(left, None)
-        if value is None:
-            raise ConfigError(f"{name} has no value: write {name}=VALUE")
-        changes.append((name.partition(".")[2], value))
     return read(source, changes)
 
 

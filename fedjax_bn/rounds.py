@@ -8,11 +8,20 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_bn.data.batches import Batches, Draw, look_up, point_to, stack_clients
+from fedjax_bn.data.batches import (
+    Batches,
+    Draw,
+    look_up,
+    point_to,
+    point_to_validation,
+    stack_clients,
+)
 from fedjax_bn.data.stream import megabytes, stream_rounds
+from fedjax_bn.errors import ConfigError
 from fedjax_bn.experiment import Experiment, sampler
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.local import Load
+from fedjax_bn.selection import Find
 
 Round = Callable[[FederatedState], tuple[FederatedState, dict[str, jax.Array]]]
 
@@ -77,20 +86,23 @@ def resident_round(
 ) -> Round:
     """Sampling, look-up, augmentation and the method's round as one program."""
     data = stack_clients([domain.train for domain in experiment.internal.domains])
-    longest = data.labels.shape[1]
+    longest, kept = data.labels.shape[1], validation_data(config, experiment)
 
     @partial(jax.jit, donate_argnums=0)
-    def round(state: FederatedState, data: Any) -> tuple:
-        batches = point_to(data, draw_round(config, experiment, longest, keys.data, state.round))
+    def round(state: FederatedState, data: Any, kept: Any, keys: Any) -> tuple:
+        draw = sampler(config, experiment.internal)
+        key = jax.random.fold_in(keys.data, state.round)
+        batches = point_to(data, draw(data.sizes, longest, key))
         batches |= choose_participants(config, keys, state)
-        images = look_up(data)
+        images, (find, validation) = look_up(data), find_validation(kept)
         method = experiment.method_with(
-            lambda key, numbers: augmented(experiment.augment, key, images(numbers))
+            lambda key, numbers: augmented(experiment.augment, key, images(numbers)), find
         )
-        return method.round(state, batches, keys.method)
+        return method.round(state, batches | validation, keys.method)
 
-    compiled = round.lower(state, data).compile()
-    return lambda state: compiled(state, data)
+    # Keys are arguments: runs with other seeds find this program in JAX's compilation cache.
+    compiled = round.lower(state, data, kept, keys).compile()
+    return lambda state: compiled(state, data, kept, keys)
 
 
 def streamed_round(
@@ -101,24 +113,53 @@ def streamed_round(
     state: FederatedState,
 ) -> Round:
     """Augmentation and the method's round as one program; the batches come from the host."""
-    method = experiment.method_with(experiment.augment)
+    kept = validation_data(config, experiment)
 
     @partial(jax.jit, donate_argnums=0)
-    def round(state: FederatedState, batches: Batches) -> tuple:
-        batches = batches | choose_participants(config, keys, state)
+    def round(state: FederatedState, batches: Batches, kept: Any, keys: Any) -> tuple:
+        find, validation = find_validation(kept)
+        batches = batches | choose_participants(config, keys, state) | validation
+        method = experiment.method_with(experiment.augment, find)
         return method.round(state, batches, keys.method)
 
     first = next(batches, None)
     if first is None:  # the last round is done
         return lambda state: (state, {})
-    compiled = round.lower(state, first).compile()
+    compiled = round.lower(state, first, kept, keys).compile()
     waiting = [first]
 
     def run(state: FederatedState) -> tuple:
         one = waiting.pop() if waiting else next(batches)
-        return compiled(state, jax.device_put(one))
+        return compiled(state, jax.device_put(one), kept, keys)
 
     return run
+
+
+def validation_data(config: ConfigDict, experiment: Experiment) -> Any:
+    """The clients' validation samples on the device, where they select by them; else ().
+
+    Raises:
+      ConfigError: they do not fit.
+    """
+    if not config.local_selection:
+        return ()
+    splits = [domain.validation for domain in experiment.internal.domains]
+    size, limit = megabytes(splits), config.data.device_megabytes
+    if size > limit:
+        raise ConfigError(
+            f"config.local_selection={config.local_selection} keeps the clients' {size:.0f} MB of "
+            f"validation samples on the device, more than config.data.device_megabytes={limit}: "
+            "raise it, lower config.data.validation, or set local_selection=0"
+        )
+    return point_to_validation(splits, config.eval_batch_size)
+
+
+def find_validation(kept: Any) -> tuple[Find | None, Batches]:
+    """What finds validation images by their numbers, and {"validation": the clients' batches}."""
+    if not kept:
+        return None, {}
+    images, batches = kept
+    return lambda numbers: images[numbers], {"validation": batches}
 
 
 def augmented(augment: Load | None, key: jax.Array, images: jax.Array) -> jax.Array:

@@ -15,11 +15,19 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import checkpoint, logs, sharing, workdir
 from fedjax_bn.config import flatten
+from fedjax_bn.data.domain import form_of
 from fedjax_bn.data.partition import fingerprint
 from fedjax_bn.errors import ConfigError, InterruptedRun, NotFiniteError
 from fedjax_bn.evaluator import evaluator
-from fedjax_bn.experiment import Experiment, build, initial_variables, load_pretrained
+from fedjax_bn.experiment import (
+    Experiment,
+    build,
+    initial_variables,
+    load_pretrained,
+    sample_input,
+)
 from fedjax_bn.federation import FederatedState
+from fedjax_bn.method_parts import with_method_parts
 from fedjax_bn.report import plots
 from fedjax_bn.rounds import open_rounds
 from fedjax_bn.summary import Record, select_round, summarize
@@ -50,7 +58,8 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
     experiment, keys, start = prepare(config)
-    about = {"data": data_hash(experiment), **workdir.describe_machine()}
+    about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
+    about |= workdir.describe_machine()
     workdir.claim(folder, dict(flatten(config)), about)
 
     # 2. A finished run only says so.
@@ -89,21 +98,39 @@ def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], Federate
     """
     try:
         experiment = build(config)
-        keys = Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
+        keys = make_keys(config)
         fixed, notes = load_pretrained(config, experiment)
-
-        @jax.jit
-        def begin(fixed: sharing.Variables | None) -> FederatedState:
-            variables = initial_variables(experiment, keys.model)
-            if fixed is not None:
-                variables = sharing.join(fixed, sharing.split_like(variables, fixed)[1])
-            return experiment.method.init(keys.method, variables, len(experiment.internal.domains))
-
-        start = partial(begin, fixed)
+        start = starter(config, experiment, keys, fixed)
         jax.eval_shape(start)  # raises where the method does not suit the model
         return experiment._replace(notes=experiment.notes + notes), keys, start
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
+
+
+def make_keys(config: ConfigDict) -> Keys:
+    """The random keys of a run."""
+    return Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
+
+
+def starter(
+    config: ConfigDict,
+    experiment: Experiment,
+    keys: Keys,
+    fixed: sharing.Variables | None = None,
+) -> Callable[[], FederatedState]:
+    """Returns `start() -> state` before the first round; `fixed` as `load_pretrained` gives it."""
+
+    @jax.jit
+    def begin(fixed: sharing.Variables | None) -> FederatedState:
+        variables = initial_variables(experiment, keys.model)
+        if fixed is not None:
+            variables = sharing.join(fixed, sharing.split_like(variables, fixed)[1])
+        images = sample_input(experiment.internal, experiment.prepare, 2)
+        key = jax.random.fold_in(keys.model, 1)
+        variables = with_method_parts(config, experiment.model, variables, images, key)
+        return experiment.method.init(keys.method, variables, len(experiment.internal.domains))
+
+    return partial(begin, fixed)
 
 
 def data_hash(experiment: Experiment) -> str:

@@ -51,7 +51,7 @@ def percent(logits, labels):
 def test_every_choice_is_streamed_in_its_own_order_and_batches(state):
     data, variables = split(), global_variables(state)
     texts = ["running", "tsmobn:momentum=0.5:batch_size=4:order=2", "batch:batch_size=5:order=-1"]
-    ours = score_adaptations(MODEL, PREPARE, state, data, texts)
+    (ours,) = score_adaptations(MODEL, PREPARE, state, [data], texts)
     pixels = PREPARE(jnp.asarray(data.images), jnp.float32)
     expected = {"running": percent(MODEL.apply(variables, pixels), data.labels)}
     for text, adapt, size, order in (
@@ -68,7 +68,7 @@ def test_every_choice_is_streamed_in_its_own_order_and_batches(state):
 
 def test_all_adaptations_can_be_chosen_by_name(state):
     variables = set(ADAPTATIONS) - {"learned_alpha"}  # no gates in this federation
-    scores = score_adaptations(MODEL, PREPARE, state, split(), sorted(variables), batch_size=8)
+    (scores,) = score_adaptations(MODEL, PREPARE, state, [split()], sorted(variables), batch_size=8)
     assert all(0 <= value <= 100 for value in scores.values())
 
 

@@ -3,11 +3,21 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fedjax_bn import local
+import federations
+import runs
+from fedjax_bn import experiment, local, rounds, train
+from fedjax_bn.aggregation import uniform
+from fedjax_bn.data.batches import point_to_validation
+from fedjax_bn.data.domain import Split
+from fedjax_bn.data.images import standardize
+from fedjax_bn.errors import ConfigError
+from fedjax_bn.federation import client_variables
 from fedjax_bn.local import LocalStep, Received
-from fedjax_bn.selection import best_of_round
+from fedjax_bn.methods import fedbn, scaffold
+from fedjax_bn.selection import best_of_round, validation_accuracy
 
 
 def update(variables, state, batch, received, key):
@@ -34,7 +44,7 @@ def near(target):
     return lambda variables, received: -jnp.abs(variables["params"] - target)
 
 
-def train(score, every, steps):
+def select_by(score, every, steps):
     select = best_of_round(score, every)
     return select(
         COUNTING, NOWHERE, START, jnp.zeros((), jnp.int32), batches(steps), jax.random.key(0)
@@ -53,7 +63,7 @@ def train(score, every, steps):
     ],
 )
 def test_the_state_with_the_best_score_is_kept(target, every, steps, best):
-    trained = train(near(target), every, steps)
+    trained = select_by(near(target), every, steps)
     np.testing.assert_array_equal(trained.variables["params"], best)
     np.testing.assert_array_equal(trained.losses, np.arange(1, steps + 1))
     np.testing.assert_array_equal(trained.counts, 1)
@@ -61,16 +71,42 @@ def test_the_state_with_the_best_score_is_kept(target, every, steps, best):
 
 
 def test_a_rising_score_gives_plain_training():
-    selected = train(lambda variables, received: variables["params"], 3, 8)
+    selected = select_by(lambda variables, received: variables["params"], 3, 8)
     plain = local.train(
         COUNTING, NOWHERE, START, jnp.zeros((), jnp.int32), batches(8), jax.random.key(0)
     )
-    jax.tree.map(np.testing.assert_array_equal, selected, plain)
+    np.testing.assert_array_equal(selected.chosen, 8)
+    jax.tree.map(np.testing.assert_array_equal, selected._replace(chosen=None), plain)
+
+
+def test_the_steps_are_those_of_plain_training_with_the_same_keys_and_loads():
+    def noisy(variables, state, batch, received, key):
+        value = variables["params"] + batch["image"].sum() * jax.random.normal(key)
+        return {"params": value}, state, value
+
+    step = LocalStep(COUNTING.init, noisy)
+    arguments = (step, NOWHERE, START, jnp.zeros((), jnp.int32), batches(7), jax.random.key(1))
+    load = lambda key, image: image * jax.random.uniform(key)  # noqa: E731
+    plain = local.train(*arguments, load)
+    selected = best_of_round(lambda variables, received: 0.0 * variables["params"], 3)
+    np.testing.assert_array_equal(selected(*arguments, load).losses, plain.losses)
+    np.testing.assert_allclose(selected(*arguments, load).variables["params"], plain.losses[2])
+
+
+def test_the_steps_behind_a_selected_state_are_counted_without_padding():
+    data = batches(8) | {"valid": jnp.arange(8)[:, None] != 1}
+    select = best_of_round(near(3), 2)
+    arguments = (COUNTING, NOWHERE, START, jnp.zeros((), jnp.int32), data, jax.random.key(0))
+    trained = select(*arguments)
+    np.testing.assert_array_equal(trained.variables["params"], 3)
+    np.testing.assert_array_equal(trained.chosen, 4)
+    np.testing.assert_array_equal(trained.steps, 3)
+    np.testing.assert_array_equal(local.train(*arguments).steps, 7)
 
 
 def test_each_client_selects_for_itself_under_vmap():
     def one(target):
-        return train(near(target), 2, 8).variables["params"]
+        return select_by(near(target), 2, 8).variables["params"]
 
     np.testing.assert_array_equal(jax.vmap(one)(jnp.asarray([2.0, 6.0, 8.0])), [2, 6, 8])
 
@@ -78,3 +114,121 @@ def test_each_client_selects_for_itself_under_vmap():
 def test_every_below_one_is_an_error():
     with pytest.raises(ValueError, match="every=0"):
         best_of_round(near(0), 0)
+
+
+def splits_of(sizes):
+    random = np.random.default_rng(0)
+    return [
+        Split(
+            random.normal(size=(n, federations.FEATURES)).astype(np.float32),
+            random.integers(0, federations.CLASSES, n).astype(np.int32),
+        )
+        for n in sizes
+    ]
+
+
+def test_validation_accuracy_is_the_share_of_right_answers_with_running_statistics():
+    model, splits = federations.NormNet(), splits_of([7, 3])
+    variables, prepare = federations.variables_of(model), standardize()
+    images, validation = point_to_validation([*splits, splits[0]], batch_size=4)
+    assert len(images) == 10  # a split that two clients have is stored once
+    score = jax.jit(
+        lambda images, own: validation_accuracy(model, prepare, lambda numbers: images[numbers])(
+            variables, Received({}, {}, validation=own)
+        )
+    )
+    for k, split in enumerate([*splits, splits[0]]):
+        right = np.asarray(model.apply(variables, split.images)).argmax(-1) == split.labels
+        ours = score(images, federations.client(validation, k))
+        np.testing.assert_allclose(ours, right.mean(), rtol=1e-6)
+
+
+def federation(make, clients="map", every=2, **options):
+    """One round of three clients whose validation samples lie in the batches."""
+    model = federations.NormNet()
+    images, validation = point_to_validation(splits_of([7, 3, 5]), batch_size=4)
+    validation["image"] = images[validation["image"]]
+    if every:
+        options["train"] = best_of_round(validation_accuracy(model, standardize()), every)
+    method = make(model, optax.sgd(0.5), clients=clients, **options)
+    batches = federations.batches_of([20, 12, 16]) | {"validation": validation}
+    state = method.init(jax.random.key(0), federations.variables_of(model), 3)
+    return method.round(state, batches, jax.random.key(1)), validation
+
+
+@pytest.mark.parametrize("clients", ["map", "vmap:2"])
+def test_clients_keep_and_upload_their_best_state_of_the_round(clients):
+    (state, metrics), _ = federation(fedbn, clients)
+    (last, same), _ = federation(fedbn, clients, every=0)
+    np.testing.assert_allclose(metrics["step_loss"], same["step_loss"], rtol=1e-5)
+    changes = jax.tree.map(
+        lambda a, b: np.abs(a - b).max(), client_variables(state), client_variables(last)
+    )
+    assert max(jax.tree.leaves(changes)) > 1e-3
+    assert bool(metrics["finite"].all())
+
+
+def test_scaffold_divides_by_the_steps_behind_what_is_uploaded():
+    """With the state after one step chosen, x - c lr is what the server averages, whatever S is."""
+    first = lambda variables, received: jnp.zeros(())  # noqa: E731
+    (state, _), _ = federation(scaffold, every=0, train=best_of_round(first, 1), weigh=uniform)
+    start = federations.variables_of(federations.NormNet())["params"]
+    variate = jax.tree.map(lambda leaf: leaf, state.server)
+    moved = jax.tree.map(lambda x, y: (x - y) / 0.5, start, state.shared["params"])
+    ours = jax.tree.leaves(variate)
+    federations.assert_close(ours, jax.tree.leaves(moved), 1e-3, 1e-5)
+
+
+def test_validation_of_another_number_of_clients_is_an_error():
+    model = federations.NormNet()
+    method = fedbn(model, optax.sgd(0.1))
+    state = method.init(jax.random.key(0), federations.variables_of(model), 2)
+    batches = federations.batches_of([4, 4]) | {"validation": jnp.zeros((3, 2))}
+    with pytest.raises(ValueError, match=r"batches\['validation'\] .* \(3, 2\), not \[K=2"):
+        method.round(state, batches, jax.random.key(0))
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: runs.DATA)
+
+
+def first_round(config):
+    built, keys, start = train.prepare(config)
+    opened = rounds.open_rounds(config, built, keys, start())
+    return jax.device_get(opened.compile(start())(start())[0]), opened.note
+
+
+def test_a_config_key_selects_with_resident_and_with_streamed_data_alike(tiny):
+    keys = {"local_selection": 1, "rounds": 1, "local_epochs": 2}
+    resident, _ = first_round(runs.config(**keys))
+    plain, _ = first_round(runs.config(**keys | {"local_selection": 0}))
+    # Validation fits within a megabyte, padded training data do not within none of it.
+    streamed, note = stream_of(runs.config(**keys))
+    assert "are streamed" in note
+    jax.tree.map(np.testing.assert_array_equal, resident, streamed)
+    differs = jax.tree.map(lambda a, b: bool((a != b).any()), resident.shared, plain.shared)
+    assert any(jax.tree.leaves(differs))
+
+
+def stream_of(config):
+    """The first round of a run whose training data do not fit on the device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "megabytes", lambda splits: 0)
+        config.data.device_megabytes = 0
+        return first_round(config)
+
+
+def test_selection_without_validation_samples_is_one_sentence(tiny, monkeypatch):
+    data = runs.dataset(validation=False)
+    monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data)
+    with pytest.raises(ConfigError, match="local_selection=3 needs validation samples, but client"):
+        train.prepare(runs.config(local_selection=3))
+
+
+def test_validation_samples_beyond_the_device_are_one_sentence(tiny):
+    config = runs.config(local_selection=3)
+    config.data.device_megabytes = 0
+    built, keys, start = train.prepare(config)
+    with pytest.raises(ConfigError, match="validation samples on the device, more than"):
+        rounds.open_rounds(config, built, keys, start()).compile(start())

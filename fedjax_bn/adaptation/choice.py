@@ -1,7 +1,9 @@
 """From the text of a configuration to an adaptation and the stream that it is tested on."""
 
+import ast
 import inspect
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 
@@ -78,3 +80,33 @@ def choose_adaptation(text: str, model: nn.Module, batch_size: int = 32) -> Choi
     adaptation = make(model, **options)
     adaptation = adaptation if stream["affine"] else without_affine(adaptation)
     return Choice(adaptation, stream["batch_size"], stream["order"])
+
+
+def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
+    """What a list of choices varies alone: (name, key) -> value -> text, such as momenta of tsmobn.
+
+    At least three values of a number count, or `affine=False` beside the same without it.
+    """
+    found: dict[tuple[str, str, tuple[str, ...]], dict[Any, str]] = {}
+    for text in texts:
+        name, *changes = text.split(":")
+        if not any(change.startswith("affine=") for change in changes):
+            found.setdefault((name, "affine", tuple(changes)), {})["with affine"] = text
+        for change in changes:
+            key, _, spelled = change.partition("=")
+            others = tuple(other for other in changes if other != change)
+            value = "without affine" if key == "affine" else literal(spelled)
+            found.setdefault((name, key, others), {})[value] = text
+    return {
+        (name, key): values
+        for (name, key, _), values in found.items()
+        if len(values) >= (2 if key == "affine" else 3)
+    }
+
+
+def literal(spelled: str) -> Any:
+    """The number that a text spells, or the text."""
+    try:
+        return ast.literal_eval(spelled)
+    except (ValueError, SyntaxError):
+        return spelled

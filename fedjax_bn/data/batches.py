@@ -129,6 +129,40 @@ def look_up(data: ClientData) -> Callable[[jax.Array], jax.Array]:
     return lambda numbers: every[numbers]
 
 
+def point_to_validation(
+    splits: Sequence[Split], batch_size: int
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The clients' validation samples, stored once each, and batches that point to them.
+
+    Args:
+      splits: of the K clients; those of one domain may have the same one.
+      batch_size: B at most.
+
+    Returns:
+      The images [N, ...] of all different splits, and {"image": i32[K, V, B] numbers of images,
+      "label": i32[K, V, B], "valid": bool[K, V, B]}.
+    """
+    stored = {id(split): split for split in splits}
+    sizes = {name: len(split.labels) for name, split in stored.items()}
+    first = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
+    longest = max(sizes.values())
+    batch_size = min(batch_size, longest)
+    shape = (len(splits), math.ceil(longest / batch_size) * batch_size)
+    image, label = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    valid = np.arange(shape[1]) < np.array([sizes[id(split)] for split in splits])[:, None]
+    for k, split in enumerate(splits):
+        count = sizes[id(split)]
+        image[k, :count] = first[id(split)] + np.arange(count)
+        label[k, :count] = split.labels
+    images = np.concatenate([np.asarray(split.images) for split in stored.values()])
+    batches = {"image": image, "label": label, "valid": valid}
+    cut = {
+        name: jnp.asarray(leaf.reshape(len(splits), -1, batch_size))
+        for name, leaf in batches.items()
+    }
+    return jnp.asarray(images), cut
+
+
 def check_batches(batches: Batches, num_clients: int, local_epochs: int) -> None:
     """Checks keys and shapes of a round's batches.
 
@@ -136,11 +170,11 @@ def check_batches(batches: Batches, num_clients: int, local_epochs: int) -> None
       ValueError: a key is missing or unknown, or a shape does not fit; the message names it.
     """
     missing = {"image", "label", "valid"} - set(batches)
-    unknown = set(batches) - {"image", "label", "valid", "participates", "size"}
+    unknown = set(batches) - {"image", "label", "valid", "participates", "size", "validation"}
     if missing or unknown:
         raise ValueError(
             f"batches lack {sorted(missing)} and have unknown {sorted(unknown)}: give 'image', "
-            "'label' and 'valid', optionally 'participates' and 'size'"
+            "'label' and 'valid', optionally 'participates', 'size' and 'validation'"
         )
     shape = batches["label"].shape
     if len(shape) != 3 or shape[0] != num_clients:
@@ -155,6 +189,12 @@ def check_batches(batches: Batches, num_clients: int, local_epochs: int) -> None
         if name in batches and batches[name].shape != (num_clients,):
             raise ValueError(
                 f"batches['{name}'] has shape {batches[name].shape}, not [K={num_clients}]"
+            )
+    for leaf in jax.tree.leaves(batches.get("validation", ())):
+        if leaf.shape[:1] != (num_clients,):
+            raise ValueError(
+                f"batches['validation'] has an array of shape {leaf.shape}, not [K={num_clients}, "
+                "...]"
             )
     if shape[1] % local_epochs:
         raise ValueError(

@@ -97,11 +97,8 @@ def divide(
             unseen.append(unseen_domain(pool, rng))
         else:
             internal.append(internal_domain(data, pool, part, rng))
-    dataset = Dataset(
-        data.name, len(data.classes), (), data.mean, data.std, tuple(data.classes), data.key
-    )
-    domain.check(dataset._replace(domains=(*internal, *unseen)))
-    return dataset._replace(domains=tuple(internal)), tuple(unseen)
+    domain.check(dataset_of(data, [*internal, *unseen]))
+    return dataset_of(data, internal), tuple(unseen)
 
 
 def left_out(
@@ -121,6 +118,22 @@ def left_out(
     Raises:
       ValueError: a target is neither a domain nor a group, or no domain would be left to train on.
     """
+    left = named(names, groups, target, data)
+    if len(left) == len(names):
+        raise ValueError(
+            f"target {', '.join([target] if isinstance(target, str) else target)} leaves out every "
+            f"domain of {data}; none would train"
+        )
+    return left
+
+
+def named(
+    names: Sequence[str],
+    groups: Mapping[str, Sequence[str]],
+    target: str | Sequence[str],
+    data: str,
+) -> list[str]:
+    """The domains that a target means, in the order of `names`; see `left_out`."""
     meant = {group: set(members) & set(names) for group, members in groups.items()}
     meant = {group: members for group, members in meant.items() if members}
     meant |= {name: {name} for name in names}
@@ -133,8 +146,47 @@ def left_out(
             grouped = [group for group in meant if group not in names]
             raise ValueError(choice + (f", or a group: {', '.join(grouped)}" if grouped else ""))
     left = set().union(*(meant[entry] for entry in target))
-    if len(left) == len(names):
-        raise ValueError(
-            f"target {', '.join(target)} leaves out every domain of {data}; none would train"
-        )
     return [name for name in names if name in left]
+
+
+def unseen_only(
+    data: Source | Dataset, *, target: str | Sequence[str] = (), seed: int = 0
+) -> Dataset:
+    """Domains that are tested whole and train nobody, each as `make_clients` leaves it out.
+
+    Args:
+      data: a source, or a dataset with splits of its own.
+      target: as in `make_clients`; empty for all domains.
+      seed: at least 0.
+
+    Raises:
+      ValueError: naming the target, or the sample, that is wrong.
+    """
+    if isinstance(data, Dataset):
+        names = [d.name for d in data.domains]
+        chosen = named(names, {}, target, data.name) or names
+        return domain.check(
+            data._replace(domains=tuple(d for d in data.domains if d.name in chosen))
+        )
+    source.check(data)
+    names = [pool.name for pool in data.pools]
+    chosen = named(names, data.groups, target, data.name) or names
+    domains = [
+        unseen_domain(pool, generator(seed, 0, position, ORDERING))
+        for position, pool in enumerate(data.pools)
+        if pool.name in chosen
+    ]
+    return domain.check(dataset_of(data, domains))
+
+
+def dataset_of(data: Source, domains: Sequence[Domain]) -> Dataset:
+    """Domains of a source as a dataset."""
+    return Dataset(
+        data.name,
+        len(data.classes),
+        tuple(domains),
+        data.mean,
+        data.std,
+        tuple(data.classes),
+        data.key,
+    )

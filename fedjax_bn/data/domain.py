@@ -1,7 +1,7 @@
 """What every data source gives: a dataset of named domains, each with its own splits."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,6 +90,20 @@ def _join(arrays: list[np.ndarray | Rows]) -> np.ndarray | Rows:
     if all(isinstance(rows, Rows) and rows.array is first.array for rows in arrays):
         return Rows(first.array, np.concatenate([rows.index for rows in arrays]))
     return np.concatenate([np.asarray(array) for array in arrays])
+
+
+def form_of(dataset: Dataset) -> dict[str, Any]:
+    """What a run remembers of its data, so that its models can be built without them."""
+    images = dataset.domains[0].train.images
+    return {
+        "dataset": dataset.name,
+        "clients": [domain.name for domain in dataset.domains],
+        "num_classes": dataset.num_classes,
+        "shape": list(images.shape[1:]),
+        "dtype": str(images.dtype),
+        "mean": [float(x) for x in dataset.mean],
+        "std": [float(x) for x in dataset.std],
+    }
 
 
 def check(dataset: Dataset) -> Dataset:

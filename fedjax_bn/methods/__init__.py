@@ -5,6 +5,7 @@ from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.fedavgm import fedavgm
 from fedjax_bn.methods.fedbn import fedbn
 from fedjax_bn.methods.feddc import feddc
+from fedjax_bn.methods.fedig import fedig, fediga
 from fedjax_bn.methods.fednova import fednova
 from fedjax_bn.methods.fedprox import fedprox
 from fedjax_bn.methods.moon import moon
@@ -20,6 +21,8 @@ __all__ = [
     "fedavgm",
     "fedbn",
     "feddc",
+    "fedig",
+    "fediga",
     "fednova",
     "fedprox",
     "fedyogi",

@@ -80,12 +80,15 @@ def fedig(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: a lambda is negative, or the text of `mixing` is wrong; at `init`, where the model
+      ValueError: a lambda is negative, the text of `mixing` is wrong, or there are both adapter and
+        gates; at `init`, where the model
         has no batch norm; at `round`, where its features are not to be found.
     """
     for name, value in (("lambda_1", lambda_1), ("lambda_2", lambda_2)):
         if not value >= 0:
             raise ValueError(f"fedig: {name}={value} must be at least 0 (0 leaves its loss out)")
+    if adapter and gates:
+        raise ValueError("fedig: adapter and gates exclude each other, both choose alpha: use one")
     prepare = prepare or standardize()
     mixing = choose_mixing(mixing) if isinstance(mixing, str) else mixing
     if gates:
@@ -100,6 +103,20 @@ def fedig(
         step, share=share, server=averaging_statistics(), finish=send_statistics, **options
     )
     return method._replace(init=start_with(method.init, adapter=adapter, gates=gates))
+
+
+def fediga(
+    model: nn.Module, optimizer: optax.GradientTransformation, **options: Any
+) -> FederatedMethod:
+    """FedIG-A: `fedig` with the zero-shot adapter, for `adaptation.zero_shot_adapter`.
+
+    The main network is trained as if there were no adapter, so that the same federation tested with
+    `adaptation.running` is FedIG.
+
+    Args:
+      model, optimizer, **options: those of `fedig`.
+    """
+    return fedig(model, optimizer, adapter=True, **options)
 
 
 def client_agnostic(

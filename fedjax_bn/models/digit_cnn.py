@@ -21,11 +21,13 @@ class DigitCNN(nn.Module):
     Attributes:
       num_classes: number of logits.
       hidden: widths of the two hidden dense layers.
+      width: channels of the first two convolutions, half of the third's.
       param_dtype: dtype in which the variables are created.
     """
 
     num_classes: int = 10
     hidden: Sequence[int] = (2048, 512)
+    width: int = 64
     param_dtype: Any = jnp.float32
 
     def setup(self) -> None:
@@ -38,11 +40,11 @@ class DigitCNN(nn.Module):
         conv5x5 = partial(conv, kernel=5, padding=2, use_bias=True, param_dtype=self.param_dtype)
         norm = partial(BatchNorm, param_dtype=self.param_dtype)
 
-        x = nn.relu(norm(name="norm1")(conv5x5(images, 64, name="conv1")))
+        x = nn.relu(norm(name="norm1")(conv5x5(images, self.width, name="conv1")))
         x = max_pool(x, 2, 2)
-        x = nn.relu(norm(name="norm2")(conv5x5(x, 64, name="conv2")))
+        x = nn.relu(norm(name="norm2")(conv5x5(x, self.width, name="conv2")))
         x = max_pool(x, 2, 2)
-        x = nn.relu(norm(name="norm3")(conv5x5(x, 128, name="conv3")))
+        x = nn.relu(norm(name="norm3")(conv5x5(x, 2 * self.width, name="conv3")))
         x = x.reshape(x.shape[0], -1)
         for i, width in enumerate(self.hidden):
             layer = dense(width, x.shape[-1], param_dtype=self.param_dtype, name=f"dense{i + 1}")

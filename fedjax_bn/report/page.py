@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_bn.report import plots, tables
+from fedjax_bn.report.unseen import ablations
 from fedjax_bn.workdir import read_json, read_lines, write_atomically
 
 Record = dict[str, Any]
@@ -36,6 +37,8 @@ def write_report(folder: Path) -> None:
         "accuracy": plots.curves(records, "accuracy", "test accuracy, %"),
         "loss": plots.curves(records, "loss", "training loss"),
     }
+    unseen_scores = summary["accuracy"]["unseen"]
+    drawn |= {f"unseen{name.removesuffix('.png')}": i for name, i in ablations(unseen_scores)}
     for name, image in drawn.items():
         write_atomically(folder / "plots" / f"{name}.png", image)
     write_atomically(folder / "report.html", page(folder, summary, summaries))
@@ -63,6 +66,8 @@ def page(folder: Path, summary: Record, summaries: list[Record]) -> str:
         "samples": "What the clients see",
         "class_counts": "Training samples by class and client",
     }
+    for path in sorted((folder / "plots").glob("unseen-*.png")):
+        captions[path.stem] = f"Unseen clients: {path.stem.removeprefix('unseen-')}"
     for name, caption in captions.items():
         path = folder / "plots" / f"{name}.png"
         if path.exists():

@@ -40,3 +40,35 @@ def grid(rows: list[list[str]]) -> str:
         lines.append("  ".join(cells))
     lines.insert(1, "-" * len(lines[0]))
     return "\n".join(lines)
+
+
+def by_target(
+    summaries: dict[str, list[dict[str, Any]]],
+) -> dict[tuple[str, str], dict[str, float]]:
+    """(method, adaptation) -> target -> accuracy in percent, and "mean", as the papers' tables.
+
+    Args:
+      summaries: target -> the summaries of the runs that left it out.
+    """
+    rows: dict[tuple[str, str], dict[str, float]] = {}
+    for target, runs in summaries.items():
+        for summary in runs:
+            for adaptation, value in summary["accuracy"]["unseen"][target].items():
+                rows.setdefault((summary["method"], adaptation), {})[target] = value
+    return {key: row | {"mean": sum(row.values()) / len(row)} for key, row in rows.items()}
+
+
+def targets(rows: dict[tuple[str, str], dict[str, float]]) -> str:
+    """The rows of `by_target` as text."""
+    named = {f"{method} [{adaptation}]": row for (method, adaptation), row in rows.items()}
+    return accuracies(named, "unseen, accuracy %")
+
+
+def accuracies(rows: dict[str, dict[str, float]], title: str) -> str:
+    """Row name -> column -> percent as text, `title` in the corner."""
+    heads = list(dict.fromkeys(head for row in rows.values() for head in row))
+    cells = [
+        [name, *(f"{row[head]:.1f}" if head in row else "-" for head in heads)]
+        for name, row in rows.items()
+    ]
+    return grid([[title, *heads], *cells])

@@ -1,11 +1,42 @@
 """Plots of unseen clients, as PNG bytes: alphas, features, ablations of test-time statistics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.report.plots import png
+
+
+def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, bytes]]:
+    """A plot for every key that adaptations of one name vary, as (file's name, PNG).
+
+    Args:
+      scores: domain -> adaptation -> accuracy in percent, such as a run's "unseen".
+    """
+    texts = list(next(iter(scores.values()), {}))
+    baseline = {d: row["running"] for d, row in scores.items() if "running" in row}
+    for (name, key), choices in varied(texts).items():
+        values = {
+            domain: {value: [row[text]] for value, text in choices.items()}
+            for domain, row in scores.items()
+        }
+        picture = settings(values, f"{key} of {name}", baseline, logarithmic=key == "batch_size")
+        yield f"-{name}-{key}.png", picture
+
+
+def settings(
+    values: Mapping[str, Mapping[float, Sequence[float]]],
+    label: str,
+    baseline: Mapping[str, float] | None = None,
+    logarithmic: bool = False,
+) -> bytes:
+    """`ablation` where the settings are an amount, `bars` where they are orders or yes and no."""
+    key = label.partition(" ")[0]
+    if key not in ("order", "affine", "seed", "about"):
+        return ablation(values, label, baseline, logarithmic)
+    return bars(values, label, baseline)
 
 
 def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:
@@ -91,4 +122,36 @@ def ablation(
     axes.set(xlabel=label, ylabel="accuracy, %")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
+    return png(figure)
+
+
+def bars(
+    values: Mapping[str, Mapping[object, Sequence[float]]],
+    label: str,
+    baseline: Mapping[str, float] | None = None,
+) -> bytes:
+    """Accuracy by setting side by side, a group a method; mean and range over repeats.
+
+    Args:
+      values: method -> setting -> accuracies of its repeats, percent (TsmoBN, Fig. 3c and 3d).
+      label: what the setting is.
+      baseline: method -> accuracy of plain inference, dotted.
+    """
+    figure = Figure(figsize=(max(6, 1.5 * len(values) + 2), 4), layout="constrained")
+    axes = figure.subplots()
+    names = list(dict.fromkeys(setting for row in values.values() for setting in row))
+    width = 0.8 / len(names)
+    for i, setting in enumerate(names):
+        rows = [np.asarray(row.get(setting, [np.nan]), float) for row in values.values()]
+        means = np.array([row.mean() for row in rows])
+        reach = np.abs([[row.min(), row.max()] for row in rows] - means[:, None]).T
+        places = np.arange(len(rows)) + (i - (len(names) - 1) / 2) * width
+        axes.bar(places, means, width, yerr=reach, capsize=2, label=str(setting))
+    for i, name in enumerate(values):
+        if baseline and name in baseline:
+            axes.plot([i - 0.45, i + 0.45], [baseline[name]] * 2, ":", color="black")
+    axes.set_xticks(range(len(values)), list(values))
+    axes.set(ylabel="accuracy, %", title=label)
+    axes.grid(axis="y", alpha=0.3)
+    figure.legend(fontsize="small", loc="outside right upper")
     return png(figure)

@@ -10,6 +10,8 @@ from sweep import Cell, Run, Sweep, Table, finished, runs_of
 
 from fedjax_bn.workdir import write_atomically
 
+UNSEEN = "unseen"  # in place of a domain: the mean over all unseen ones, by seed
+
 
 def write_report(sweep: Sweep, workdir: Path) -> Path:
     """Writes WORKDIR/report.md and WORKDIR/figures/*.png from what has finished.
@@ -52,9 +54,12 @@ def accuracy(summary: dict[str, Any], domain: str, adaptation: str) -> float | N
     Args:
       summary: of summary.json.
       domain: a client; if the domain has several ("mnist/0", "mnist/1"), their mean; else an
-        unseen domain.
+        unseen domain; "unseen" for the mean of all unseen domains.
       adaptation: how the unseen domain was served.
     """
+    if domain == UNSEEN:
+        values = [row[adaptation] for row in summary["accuracy"]["unseen"].values()]
+        return float(np.mean(values)) if values else None
     internal = summary["accuracy"]["internal"]
     values = [v for name, v in internal.items() if name.partition("/")[0] == domain]
     if values:
@@ -64,11 +69,22 @@ def accuracy(summary: dict[str, Any], domain: str, adaptation: str) -> float | N
 
 def measured(cell: Cell, done: dict[str, Any]) -> tuple[float, float | None] | None:
     """Mean and standard deviation (of one run: None) over the finished runs of a cell."""
-    found = [accuracy(done[n], cell.domain, cell.adaptation) for n in cell.runs if n in done]
-    values = [value for value in found if value is not None]
+    found = {n: accuracy(done[n], cell.domain, cell.adaptation) for n in cell.runs if n in done}
+    values = [value for value in found.values() if value is not None]
+    if cell.domain == UNSEEN:
+        values = means_by_seed(cell.runs, found)
     if not values:
         return None
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def means_by_seed(names: Sequence[str], found: dict[str, float | None]) -> list[float]:
+    """The mean over the runs of a seed, one a target; of seeds whose runs have all finished."""
+    seeds: dict[str, list[str]] = {}
+    for name in names:
+        seeds.setdefault(name.rpartition("/")[2], []).append(name)
+    groups = [[found.get(name) for name in group] for group in seeds.values()]
+    return [float(np.mean(values)) for values in groups if None not in values]
 
 
 def table_text(table: Table, done: dict[str, Any]) -> str:

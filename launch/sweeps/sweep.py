@@ -46,7 +46,7 @@ class Cell(NamedTuple):
     Attributes:
       runs: names, usually one a seed.
       domain: the client, or the unseen domain, that the accuracy is of; "mean" for that of all
-        clients.
+        clients, "unseen" for that of all unseen domains, of which every run may have its own.
       published: mean and std as printed in the paper, None where it prints none.
       adaptation: that of an unseen domain.
     """

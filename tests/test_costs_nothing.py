@@ -1,0 +1,141 @@
+"""What a run does not use leaves no trace in the program that is compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+import norm_nets as nets
+from fedjax_bn import adaptation, local
+from fedjax_bn.data.images import standardize
+from fedjax_bn.local import Received, cross_entropy
+from fedjax_bn.methods import fedbn, fedig
+from fedjax_bn.methods.fedig import client_agnostic
+from fedjax_bn.normalization import (
+    batch_statistics,
+    gates,
+    normalize_with,
+    running_statistics,
+)
+from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.normalization.mixig import constant, mixed_statistics
+
+MODELS = [nets.HandMade(), nets.Remat()]
+KEY = jax.random.key(0)
+
+
+def program(function, *arguments):
+    """The text of what is traced; names of inner functions, which say nothing, are the same."""
+    return str(jax.make_jaxpr(function)(*arguments))
+
+
+def ready(model, count=4):
+    images = nets.images_of(count).astype(jnp.float32)
+    return nets.variables_of(model, images), images
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+def test_rules_that_are_not_chosen_add_nothing_to_a_pass(model):
+    variables, images = ready(model)
+    plain = program(model.apply, variables, images)
+    for adapt in (adaptation.running(model), adaptation.stateless(model, running_statistics)):
+        assert program(lambda v, x, a=adapt: a.predict(v, (), x)[0], variables, images) == plain
+
+    def trained(variables, images, rule=None, inside=True):
+        if not inside:
+            return model.apply(variables, images, mutable=["batch_stats"])
+        with normalize_with(rule):
+            return model.apply(variables, images, mutable=["batch_stats"])
+
+    bare = program(lambda v, x: trained(v, x, inside=False), variables, images)
+    assert program(trained, variables, images) == bare
+    assert program(lambda v, x: trained(v, x, batch_statistics), variables, images) == bare
+
+
+def test_an_adapter_that_is_not_used_adds_nothing_to_inference():
+    model = MODELS[0]
+    variables, images = ready(model)
+    adapted = with_adapter(KEY, model, variables, images)
+    predict = jax.jit(lambda v, x: adaptation.running(model).predict(v, (), x)[0])
+    texts = [predict.lower(v, images).compile().as_text() for v in (variables, adapted)]
+    costs = [predict.lower(v, images).compile().cost_analysis() for v in (variables, adapted)]
+    assert costs[0]["flops"] == costs[1]["flops"]
+    assert texts[0].count(" = ") == texts[1].count(" = ")
+
+
+def test_alphas_that_are_not_asked_for_are_not_returned():
+    model = MODELS[0]
+    variables, images = ready(model)
+    variables = with_adapter(KEY, model, variables, images)
+    adapt = adaptation.zero_shot_adapter(model)
+    out = jax.eval_shape(lambda v, x: adapt.predict(v, (), x), variables, images)
+    assert jax.tree.map(jnp.shape, out) == ((4, nets.CLASSES), ())
+
+
+def test_fedig_without_its_losses_is_the_objective_of_fedbn():
+    model, prepare = MODELS[0], standardize()
+    variables, images = ready(model)
+    batch = {
+        "image": images,
+        "label": jnp.zeros(4, jnp.int32),
+        "valid": jnp.ones(4, bool),
+    }
+
+    def value(objective):
+        received = Received({}, {}, server=variables["batch_stats"])
+        return program(lambda v, b, k: objective(v, b, received, k), variables, batch, KEY)
+
+    assert value(client_agnostic(model, prepare, 0.0, 0.0)) == value(cross_entropy(model, prepare))
+
+
+def test_plain_local_training_is_the_default_and_reads_no_validation():
+    model = MODELS[1]
+    variables, images = ready(model)
+    shape = (2, 3, 4)
+    batches = {
+        "image": jnp.broadcast_to(images, (2, 3, *images.shape)),
+        "label": jnp.zeros(shape, jnp.int32),
+        "valid": jnp.ones(shape, bool),
+    }
+    texts = []
+    for options in ({}, {"train": local.train}):
+        method = fedbn(model, optax.sgd(0.1), **options)
+        state = method.init(KEY, variables, 2)
+        texts.append(method.round.lower(state, batches, KEY).as_text())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+def test_mixig_of_one_u_is_a_fixed_alpha_in_spatial_layers_under_every_transformation(x64, model):
+    """u = 0: global statistics, u = 1: instance normalization, in a hand-made model."""
+    images = nets.images_of(8).reshape(2, 4, 6, 6, 3)
+    variables = nets.variables_of(model, images[0])
+    mesh, spec = Mesh(np.array(jax.devices()[:2]), ("clients",)), PartitionSpec("clients")
+
+    def mixed(images, u):
+        # A layer without maps normalizes with the batch: the adaptation is told the same.
+        with normalize_with(mixed_statistics(KEY, constant(u))):
+            return model.apply(variables, images)
+
+    for u in (0.0, 0.4, 1.0):
+        one = lambda batch, u=u: mixed(batch, u)  # noqa: E731
+        loop = jnp.stack([one(batch) for batch in images])
+        sharded = jax.shard_map(
+            jax.vmap(one), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
+        _, scanned = jax.lax.scan(lambda carry, batch, f=one: (carry, f(batch)), None, images)
+        for other in (jax.jit(jax.vmap(one))(images), jax.jit(sharded)(images), scanned):
+            np.testing.assert_allclose(other, loop, rtol=1e-9, atol=1e-12)
+        if isinstance(model, nets.Remat):
+            fixed = adaptation.fixed_alpha(model, u).predict(variables, (), images[0])[0]
+            np.testing.assert_allclose(loop[0], fixed, rtol=1e-10)
+    if isinstance(model, nets.Remat):
+        np.testing.assert_allclose(mixed(images[0], 0.0), model.apply(variables, images[0]))
+
+
+def test_adapter_and_gates_exclude_each_other():
+    with pytest.raises(ValueError, match="adapter and gates exclude each other"):
+        fedig(MODELS[0], optax.sgd(0.1), adapter=True, gates=True)
+    assert "gate" in gates.with_gates(ready(MODELS[0])[0])["params"]["middle"]

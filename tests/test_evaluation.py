@@ -1,0 +1,230 @@
+"""`evaluate`: a finished run on any domain, with any adaptations, without training."""
+
+import json
+
+import numpy as np
+import pytest
+
+import runs
+from fedjax_bn import evaluation, experiment, workdir
+from fedjax_bn.adaptation.choice import varied
+from fedjax_bn.config import flatten
+from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.evaluation import Request
+from fedjax_bn.report import unseen
+
+CLIENTS = ["ant", "bee", "cow"]
+
+
+def dataset_of_images(names=("ant", "bee", "cow", "dog")):
+    """Four domains of bytes [N, 8, 8, 3] in three classes, told by brightness, moved by domain."""
+    random = np.random.default_rng(3)
+    domains = []
+    for shift, name in enumerate(names):
+        parts = []
+        for size in (12, 5, 9):
+            labels = np.arange(size, dtype=np.int32) % 3
+            noise = random.integers(0, 40, (size, 8, 8, 3))
+            images = 60 * labels[:, None, None, None] + 20 * shift + noise
+            parts.append(Split(images.astype(np.uint8), labels))
+        domains.append(Domain(name, *parts))
+    return Dataset("tiny", 3, tuple(domains), mean=(0.5,), std=(0.5,))
+
+
+DATA = dataset_of_images()
+OTHER = dataset_of_images(("elk",))
+
+
+def load(config):
+    return {"none": DATA, "other": OTHER, "six": runs.DATA}[config.data.path]
+
+
+def configuration(**changes):
+    tiny = {"model": "ResNet18:width=4", "data__image_size": 8, "rounds": 2, "batch_size": 6}
+    return runs.config(**tiny | changes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny():
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch, DATA)
+        patch.setitem(experiment.DATASETS, "tiny", load)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of FedIG-A, and its summary."""
+    folder = tmp_path_factory.mktemp("evaluation") / "run"
+    adaptations = ("running", "tsmobn", "zero_shot_adapter")
+    keys = {"method": "fediga", "adaptations": adaptations, "adapt_batch_size": 8}
+    summary = runs.train.run(configuration(**keys), folder, say=lambda text: None)
+    return folder, summary
+
+
+def run(folder, *changes, **options):
+    request = Request(changes=tuple(changes), **options)
+    return evaluation.run(folder, request, say=lambda text: None)
+
+
+def test_config_json_holds_the_form_of_the_samples(finished):
+    form = workdir.read_json(finished[0] / "config.json")["form"]
+    assert form["clients"] == CLIENTS
+    assert (form["shape"], form["dtype"], form["num_classes"]) == ([8, 8, 3], "uint8", 3)
+
+
+def test_the_configuration_of_a_run_is_read_back(finished):
+    flat = workdir.read_json(finished[0] / "config.json")["config"]
+    config = evaluation.configuration(flat)
+    assert json.loads(json.dumps(dict(flatten(config)))) == flat
+    assert config.adaptations == ("running", "tsmobn", "zero_shot_adapter")
+
+
+def test_the_same_domain_gives_the_numbers_of_training(finished):
+    folder, summary = finished
+    result, _ = run(folder)
+    assert result["round"] == summary["selected_round"]
+    assert result["unseen"] == summary["accuracy"]["unseen"]
+    assert result["samples"] == {"dog": 26}
+
+
+def test_a_new_domain_is_tested_without_the_training_data(finished, monkeypatch):
+    """All domains of other data are tested, with adaptations that the run never named."""
+
+    def only_new(config):
+        assert config.data.path == "other"
+        return OTHER
+
+    monkeypatch.setitem(experiment.DATASETS, "tiny", only_new)
+    choices = "batch,fixed_alpha:alpha=1,ensemble,zero_shot_adapter"
+    before = runs.files(finished[0])
+    changes = [("data.path", "other"), ("target", ""), ("adaptations", choices)]
+    result, files = run(finished[0], *changes, name="elk")
+    assert list(result["unseen"]) == ["elk"]
+    assert list(result["unseen"]["elk"]) == choices.split(",")
+    assert all(0 <= value <= 100 for value in result["unseen"]["elk"].values())
+    assert files == [finished[0] / "evaluations" / "elk.json"]
+    assert workdir.read_json(files[0])["unseen"] == result["unseen"]
+    after = runs.files(finished[0])
+    assert after.keys() - before.keys() == {"evaluations/elk.json"}
+    assert all(after[name] == content for name, content in before.items())
+
+
+def test_internal_clients_are_tested_with_local_and_global_statistics(finished):
+    result, _ = run(finished[0], internal=True)
+    assert list(result["internal"]) == ["own", "running", "tsmobn", "zero_shot_adapter"]
+    own = finished[1]["accuracy"]["internal"]
+    assert result["internal"]["own"] == pytest.approx(own)
+
+
+def test_alphas_and_features_are_recorded_and_plotted_on_request(finished):
+    _, files = run(finished[0], alphas=True, tsne=True, name="plots")
+    assert {file.name for file in files} == {
+        *("plots.json", "plots-alphas-dog.npz", "plots-alphas-dog.png", "plots-tsne-dog.png")
+    }
+    with np.load(finished[0] / "evaluations" / "plots-alphas-dog.npz") as alphas:
+        assert len(alphas.files) == 20
+        assert all(alphas[name].shape == (26,) for name in alphas.files)
+    for file in files:
+        if file.suffix == ".png":
+            assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_prints_a_table_and_what_it_wrote(finished, capsys):
+    arguments = ("--workdir", str(finished[0]), "--config.adaptations", "running,batch")
+    assert runs.command("evaluate", *arguments, "--internal") == 0
+    text = capsys.readouterr().out
+    assert "unseen, accuracy %  running  batch" in text
+    assert "internal, accuracy %   ant   bee   cow  mean" in text
+    assert str(finished[0] / "evaluations" / "evaluation.json") in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--config.adaptations=tsmobm"], "'tsmobm'"),
+        (["--config.adaptations=learned_alpha"], "learned_alpha needs method=fedig"),
+        (["--config.target=doog"], "did you mean 'dog'?"),
+        (["--config.target="], "left no domain out"),
+        (["--config.data.path=six", "--config.target="], "shape [8, 8, 3] (uint8) in 3 classes"),
+        (["--config.data.nam=x"], "did you mean 'data.name'?"),
+        (["--config", "none.py"], "no config file 'none.py'"),
+    ],
+)
+def test_a_mistake_is_one_sentence(finished, capfd, arguments, part):
+    before = runs.files(finished[0])
+    assert runs.command("evaluate", "--workdir", str(finished[0]), *arguments) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert part in line
+    assert runs.files(finished[0]) == before
+
+
+def test_a_workdir_without_a_finished_run_is_an_error(finished, tmp_path, capfd):
+    assert runs.command("evaluate", "--workdir", str(tmp_path)) == 2
+    assert "config.json" in capfd.readouterr().err
+    assert runs.command("evaluate") == 2
+    assert "--workdir DIR" in capfd.readouterr().err
+    (tmp_path / "config.json").write_bytes((finished[0] / "config.json").read_bytes())
+    assert runs.command("evaluate", "--workdir", str(tmp_path)) == 2
+    assert "has not finished" in capfd.readouterr().err
+
+
+def test_data_of_another_run_are_not_taken_for_the_internal_clients(finished, capfd):
+    arguments = ("--config.data.path=other", "--config.target=elk", "--internal")
+    assert runs.command("evaluate", "--workdir", str(finished[0]), *arguments) == 2
+    assert "target='dog' is no domain" in capfd.readouterr().err
+
+
+def test_flags_of_evaluate_are_refused_in_training(capfd):
+    quick = f"{runs.ROOT}/configs/quickstart.py"
+    assert runs.command("--config", quick, "--alphas") == 2
+    assert "--alphas belongs to `evaluate`" in capfd.readouterr().err
+
+
+def test_a_run_without_adapter_has_no_alphas(finished, tmp_path, capfd):
+    runs.train.run(configuration(method="fedbn", rounds=1), tmp_path / "run", say=str)
+    assert runs.command("evaluate", "--workdir", str(tmp_path / "run"), "--alphas") == 2
+    assert "train with method=fediga" in capfd.readouterr().err
+
+
+def test_each_target_is_left_out_in_turn_by_one_command(tmp_path, monkeypatch, capsys):
+    from fedjax_bn import main
+
+    keys = {"model": "MLP", "data__path": "six", "rounds": 1, "baselines": ("fedavg",)}
+    keys |= {"target": "each", "adaptations": ("running", "batch")}
+    monkeypatch.setattr(main, "read", lambda source, changes: runs.config(**keys))
+    monkeypatch.setattr("fedjax_bn.commands.write_report", lambda folder: None)
+    assert runs.command("--config", "tiny.py", "--workdir", str(tmp_path / "all")) == 0
+    content = workdir.read_json(tmp_path / "all" / "targets.json")
+    assert content["targets"] == list(runs.NAMES)
+    rows = {(row["method"], row["adaptation"]): row for row in content["accuracy"]}
+    assert set(rows) == {(m, a) for m in ("fedbn", "fedavg") for a in ("running", "batch")}
+    for name in runs.NAMES:
+        summary = workdir.read_json(tmp_path / "all" / name / "summary.json")
+        assert list(summary["accuracy"]["unseen"]) == [name]
+        one = rows["fedbn", "running"]
+        assert one[name] == summary["accuracy"]["unseen"][name]["running"]
+        assert one["mean"] == pytest.approx(np.mean([one[n] for n in runs.NAMES]))
+    assert "fedavg [batch]" in capsys.readouterr().out
+
+
+def test_what_a_list_of_adaptations_varies_is_found():
+    texts = [f"tsmobn:momentum={m}" for m in (0.0, 0.5, 0.9)]
+    found = varied(["running", *texts, "tsmobn:affine=False", "tsmobn", "batch:batch_size=2"])
+    assert found == {
+        ("tsmobn", "momentum"): dict(zip((0.0, 0.5, 0.9), texts, strict=True)),
+        ("tsmobn", "affine"): {"with affine": "tsmobn", "without affine": "tsmobn:affine=False"},
+    }
+    orders = [f"tsmobn:order={n}:momentum=0.5" for n in range(3)]
+    assert list(varied(orders)) == [("tsmobn", "order")]
+
+
+def test_every_ablation_has_its_plot():
+    row = {"running": 50.0, "tsmobn": 60.0, "tsmobn:affine=False": 55.0}
+    row |= {f"batch:batch_size={n}": float(n) for n in (2, 4, 8)}
+    row |= {f"tsmobn:order={n}": 60.0 + n for n in range(4)}
+    plots = dict(unseen.ablations({"fax": row, "dog": row}))
+    names = {"-batch-batch_size.png", "-tsmobn-affine.png", "-tsmobn-order.png"}
+    assert set(plots) == names
+    assert all(picture.startswith(b"\x89PNG") for picture in plots.values())
+    assert dict(unseen.ablations({})) == {}
