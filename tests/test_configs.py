@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.config import check, read
 from fedjax_bn.datasets import DATASETS
 from fedjax_bn.errors import ConfigError
@@ -69,3 +70,40 @@ def test_cifar10_c_leaves_a_type_of_corruption_out(shared, tmp_path):
     assert [domain.name for domain in experiment.internal.domains] == ["contrast"]
     assert [domain.name for domain in experiment.unseen] == ["snow", "fog"]
     assert all(len(domain.test.labels) == 2000 for domain in experiment.unseen)
+
+
+@pytest.mark.parametrize("name", ["pacs", "vlcs", "officehome"])
+def test_the_protocol_of_fedig_is_the_default(name):
+    """Section 4.1, A.1 and A.2."""
+    config = read(f"configs/{name}.py")
+    assert (config.rounds, config.local_steps, config.local_selection) == (40, 200, 20)
+    assert (config.batch_size, config.method, config.model) == (64, "fediga", "ResNet18")
+    assert (config.optimizer.name, config.optimizer.learning_rate) == ("sgd", 0.01)
+    assert (config.optimizer.momentum, config.data.validation) == (0.5, 0.1)
+    assert (config.fedig.lambda_1, config.fedig.lambda_2) == (0.1, 4.0)
+    assert (config.fedig.mixing, config.eval_every) == ("uniform", 1)
+
+
+def test_the_cross_silo_setting_of_fedig_is_a_config(shared, tmp_path):
+    """A.6: 30 clients of three domains, 10 a round, 20 steps, 120 rounds, iid or Dirichlet."""
+    changes = {
+        "data.path": str(shared / "data/pacs"),
+        "data.cache": str(tmp_path),
+        "data.image_size": "8",
+        "data.partition": "dirichlet",
+    }
+    config = read("configs/pacs_30_clients.py", changes.items())
+    assert (config.rounds, config.local_steps, config.clients_per_round) == (120, 20, 10)
+    experiment = build(config)
+    clients = [domain.name for domain in experiment.internal.domains]
+    assert len(clients) == 30
+    assert sum(name.startswith("photo/") for name in clients) == 10
+
+
+@pytest.mark.parametrize("name", ["batch_size", "momentum", "order", "affine"])
+def test_every_ablation_of_tsmobn_varies_what_its_name_says(name):
+    config = read(f"configs/tsmobn_{name}.py")
+    (((_, key), values),) = varied(config.adaptations).items()
+    assert key == name
+    amounts = {"batch_size": [2**n for n in range(1, 10)], "momentum": [n / 10 for n in range(10)]}
+    assert list(values) == amounts.get(name, list(values))
