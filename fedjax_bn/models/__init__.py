@@ -8,7 +8,7 @@ from fedjax_bn.models.alexnet import AlexNet
 from fedjax_bn.models.densenet import DenseNet, DenseNet121
 from fedjax_bn.models.digit_cnn import DigitCNN
 from fedjax_bn.models.mlp import MLP
-from fedjax_bn.models.resnet import ResNet, ResNet18, ResNet50
+from fedjax_bn.models.resnet import ResNet, ResNet10, ResNet18, ResNet50
 from fedjax_bn.models.small_cnn import SmallCNN
 from fedjax_bn.models.two_layer import TwoLayer
 
@@ -19,6 +19,7 @@ __all__ = [
     "DenseNet121",
     "DigitCNN",
     "ResNet",
+    "ResNet10",
     "ResNet18",
     "ResNet50",
     "SmallCNN",

@@ -60,15 +60,16 @@ DIGITS_KEYS = {
     "checkpoint_every": 10,
 }
 PACS_KEYS = {
-    "model": "ResNet18:width=16",
-    "rounds": 20,
-    "local_steps": 20,
-    "local_selection": 10,
+    "model": "ResNet10:width=16",
+    "rounds": 15,
+    "local_steps": 40,
+    "local_selection": 20,
     "batch_size": 32,
     "optimizer.learning_rate": 0.02,
     "optimizer.momentum": 0.9,
-    "eval_every": 4,
-    "checkpoint_every": 5,
+    "fedig.lambda_2": 0.04,
+    "eval_every": 3,
+    "checkpoint_every": 15,
     "data.image_size": 48,
 }
 
