@@ -11,10 +11,10 @@ import numpy as np
 from fedjax_bn import checkpoint
 from fedjax_bn.adaptation import Adaptation, ensemble, record_alphas, with_clients
 from fedjax_bn.adaptation.choice import choose_adaptation
-from fedjax_bn.data.domain import Domain, Split, select
+from fedjax_bn.data.domain import Split, select
 from fedjax_bn.data.images import Prepare
 from fedjax_bn.errors import CheckpointError
-from fedjax_bn.evaluate import TestData, score_clients, score_unseen, stack_batches
+from fedjax_bn.evaluate import TestData, score_unseen, stack_batches
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.halves import FeaturesOf
 from fedjax_bn.local import parameter_dtype
@@ -101,32 +101,6 @@ def in_order(split: Split, order: int) -> Split:
     if order < 0:
         return split
     return select(split, np.random.default_rng(order).permutation(len(split.labels)))
-
-
-def score_internal(
-    model: nn.Module,
-    prepare: Prepare,
-    state: FederatedState,
-    domains: Sequence[Domain],
-    choices: Sequence[str],
-    batch_size: int = 32,
-) -> dict[str, Accuracies]:
-    """Accuracy in percent of every internal client on its test data (FedIG, Table 12).
-
-    Returns:
-      choice -> client -> percent and "mean"; the choice "own" is each client's own model, "local
-      statistics" in the paper, all others are the global model with an adaptation.
-    """
-    tests = [domain.test for domain in domains]
-    data = stack_batches(tests, max(batch_size, 256))
-    own = np.asarray(score_clients(model, prepare, len(domains))(state, data))
-    rows = {"own": dict(zip((domain.name for domain in domains), map(float, own), strict=True))}
-    scores = score_adaptations(model, prepare, state, tests, choices, batch_size)
-    for text in choices:
-        rows[text] = {
-            domain.name: score[text] for domain, score in zip(domains, scores, strict=True)
-        }
-    return {text: row | {"mean": float(np.mean(list(row.values())))} for text, row in rows.items()}
 
 
 def alphas_of(

@@ -25,10 +25,9 @@ from fedjax_bn.evaluate_run import (
     alphas_of,
     features_of,
     restore_state,
-    score_internal,
     served_variables,
 )
-from fedjax_bn.evaluator import unseen_evaluator
+from fedjax_bn.evaluator import internal_evaluator, unseen_evaluator
 from fedjax_bn.experiment import (
     Experiment,
     assemble,
@@ -152,6 +151,7 @@ def wanted(own: ConfigDict, request: Request) -> ConfigDict:
     """
     if request.source:
         config = read(request.source, request.changes)
+        config.method = own.method
     else:
         config = own.copy_and_resolve_references()
         for key, text in request.changes:
@@ -227,14 +227,16 @@ def internal_scores(
             f"the data in {theirs.data.path or theirs.data.name} are not those of the run (their "
             "hash differs): give --config.data.path of the data it was trained on"
         )
-    return score_internal(
-        experiment.model,
-        experiment.prepare,
-        state,
-        built.internal.domains,
-        list(config.adaptations),
-        config.adapt_batch_size,
-    )
+    domains = built.internal.domains
+    rows = {"own": internal_evaluator(theirs, built)(state)["accuracy"]}
+    # Clients of one domain have one test split, and the same global model.
+    tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
+    scores = unseen_evaluator(config, experiment._replace(unseen=tuple(tests.values())))(state)
+    by_split = {name: scores["unseen"][domain.name] for name, domain in tests.items()}
+    for text in config.adaptations:
+        row = {domain.name: by_split[id(domain.test)][text] for domain in domains}
+        rows[text] = row | {"mean": float(np.mean(list(row.values())))}
+    return rows
 
 
 def draw(

@@ -8,7 +8,7 @@ import pytest
 import norm_nets as nets
 from fedjax_bn import adaptation, checkpoint
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
-from fedjax_bn.data.domain import Domain, Split
+from fedjax_bn.data.domain import Split
 from fedjax_bn.data.images import standardize
 from fedjax_bn.errors import CheckpointError
 from fedjax_bn.evaluate_run import (
@@ -16,7 +16,6 @@ from fedjax_bn.evaluate_run import (
     features_of,
     restore_state,
     score_adaptations,
-    score_internal,
     stream,
 )
 from fedjax_bn.federation import global_variables
@@ -93,29 +92,6 @@ def test_a_choice_without_affine_is_tested_so(state):
     ours, _ = choice.adaptation.predict(variables, (), images)
     theirs, _ = adaptation.without_affine(adaptation.running(MODEL)).predict(variables, (), images)
     np.testing.assert_array_equal(ours, theirs)
-
-
-def test_internal_clients_have_their_own_row_and_one_a_choice(state):
-    domains = [Domain(name, None, None, split(seed=i)) for i, name in enumerate("abc")]
-    rows = score_internal(MODEL, PREPARE, state, domains, ["running"])
-    assert list(rows) == ["own", "running"]
-    for k, domain in enumerate(domains):
-        own = jax.tree.map(lambda leaf, k=k: leaf[k], state.personal)
-        pixels = PREPARE(jnp.asarray(domain.test.images), jnp.float32)
-        variables = {
-            name: jax.tree.map(
-                lambda a, b: b if a is None else a,
-                state.shared[name],
-                own[name],
-                is_leaf=lambda x: x is None,
-            )
-            for name in ("params", "batch_stats")
-        }
-        mine = percent(MODEL.apply(variables, pixels), domain.test.labels)
-        assert rows["own"][domain.name] == pytest.approx(mine)
-        received = percent(MODEL.apply(global_variables(state), pixels), domain.test.labels)
-        assert rows["running"][domain.name] == pytest.approx(received)
-    assert rows["own"]["mean"] == pytest.approx(np.mean([rows["own"][name] for name in "abc"]))
 
 
 def test_a_stream_holds_every_sample_once():
