@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.data.domain import Dataset, Domain, Split, check, whole
+from fedjax_bn.data.domain import Dataset, Domain, Split, check
 from fedjax_bn.data.partition import (
     apportion,
     clients_of,
     fingerprint,
     fraction_size,
     generator,
-    leave_out,
     split_clients,
     stratified_split,
     take_fraction,
@@ -182,18 +181,6 @@ def test_one_client_a_domain_is_the_domain_itself():
     assert clients_of(dataset) == dataset
 
 
-def test_leaving_out_the_target_keeps_the_others_in_order():
-    internal, unseen = leave_out(toy(), "b")
-    assert [domain.name for domain in internal.domains] == ["a", "c"]
-    assert unseen.name == "b"
-    assert len(whole(unseen).labels) == 60
-
-
-def test_without_a_target_nothing_is_left_out():
-    dataset = toy()
-    assert leave_out(dataset, None) == (dataset, None)
-
-
 def test_fingerprint_depends_on_every_byte_and_name_but_not_on_memory_layout():
     dataset = toy()
     reference = fingerprint(dataset)
@@ -231,11 +218,6 @@ def _with_train(dataset: Dataset, train: Split) -> Dataset:
             "toy, 'a': cannot share out 10 training samples of class 0 among 11 clients; lower",
         ),
         (lambda d: clients_of(d, seed=-1), "seed is -1; it must be an integer of at least 0"),
-        (
-            lambda d: leave_out(d, "d"),
-            "target 'd' is no domain of toy; choose from ['a', 'b', 'c']",
-        ),
-        (lambda d: leave_out(d._replace(domains=d.domains[:1]), "a"), "is the only domain of toy"),
         (lambda d: truncate(d.domains[0].train, 0, generator(0)), "keep at least 1"),
         (
             lambda d: stratified_split(d.domains[0].train.labels, [15, 6], generator(0)),

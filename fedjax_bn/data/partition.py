@@ -1,4 +1,4 @@
-"""Who owns which samples: the clients of a federation, the unseen domain, the hash of it all."""
+"""Who owns which samples: the clients of a federation, and the hash of it all."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -18,7 +18,6 @@ __all__ = [
     "fingerprint",
     "fraction_size",
     "generator",
-    "leave_out",
     "split_clients",
     "stratified_split",
     "take_fraction",
@@ -159,25 +158,6 @@ def _wanted_sizes(
         for name, split in trains.items()
     }
     return client_sizes(sizes, available, counts, generator(seed, 0, 0, SIZING))
-
-
-def leave_out(dataset: Dataset, target: str | None) -> tuple[Dataset, Domain | None]:
-    """The dataset without the unseen domain, and that domain (None where target is None).
-
-    Raises:
-      ValueError: no domain has that name, or none would be left to train on.
-    """
-    if target is None:
-        return dataset, None
-    names = [domain.name for domain in dataset.domains]
-    if target not in names:
-        raise ValueError(f"target {target!r} is no domain of {dataset.name}; choose from {names}")
-    if len(names) == 1:
-        raise ValueError(
-            f"target {target!r} is the only domain of {dataset.name}; none would train"
-        )
-    internal = tuple(domain for domain in dataset.domains if domain.name != target)
-    return dataset._replace(domains=internal), dataset.domains[names.index(target)]
 
 
 def fingerprint(dataset: Dataset) -> str:
