@@ -234,6 +234,8 @@ def check(config: ConfigDict) -> None:
     if fraction is not None and not 0 < fraction <= 1:
         raise ConfigError(f"config.data.fraction={fraction} must be above 0 and at most 1")
     choose({"stop": None, "drop": None}, config.on_nonfinite, "on_nonfinite")
+    partitions = dict.fromkeys(("iid", "dirichlet", "pooled"))
+    choose(partitions, config.data.partition, "data.partition")
     if config.local_steps and config.local_epochs != 1:
         raise ConfigError(
             f"config.local_steps={config.local_steps} and config.local_epochs="

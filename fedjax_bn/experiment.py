@@ -22,6 +22,7 @@ from fedjax_bn.data.batches import by_epochs, by_steps
 from fedjax_bn.data.clients import make_clients
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.images import Prepare, standardize
+from fedjax_bn.data.pooled import pool_clients
 from fedjax_bn.data.source import Source
 from fedjax_bn.datasets import DATASETS, EMBEDDED, REDUCED, TFDS
 from fedjax_bn.errors import ConfigError
@@ -162,11 +163,21 @@ def model_maker(config: ConfigDict) -> Callable[..., nn.Module]:
 
 
 def divide(data: Source | Dataset, config: ConfigDict) -> tuple[Dataset, tuple[Domain, ...]]:
-    """The clients and the unseen domains, as `data.clients.make_clients` makes them."""
+    """The clients and the unseen domains, as `data.clients.make_clients` makes them.
+
+    With `data.partition="pooled"` one client owns all samples, and each domain's test samples are
+    an unseen domain's (FedBN, Table 12).
+    """
     keys = config.data
     check_target(data, config)
+    pooled = keys.partition == "pooled"
+    if pooled and config.target:
+        raise ConfigError(
+            f"config.target={config.target!r} does not go with config.data.partition='pooled', "
+            "which tests on every domain: leave target empty, or choose iid or dirichlet"
+        )
     reduced = keys.name in REDUCED  # which have taken fraction and truncation already
-    return make_clients(
+    internal, unseen = make_clients(
         data,
         target=config.target,
         split=keys.split,
@@ -174,13 +185,14 @@ def divide(data: Source | Dataset, config: ConfigDict) -> tuple[Dataset, tuple[D
         test=keys.test,
         truncate=False if reduced else bool(keys.truncate),
         fraction=1.0 if reduced or keys.fraction is None else keys.fraction,
-        partition=keys.partition,
+        partition="iid" if pooled else keys.partition,
         num_clients=keys.num_clients,
         alpha=keys.alpha,
         clients_per_domain=keys.clients_per_domain,
         sizes=keys.sizes,
         seed=config.seed,
     )
+    return pool_clients(internal) if pooled else (internal, unseen)
 
 
 def domain_names(config: ConfigDict) -> tuple[str, ...]:

@@ -5,11 +5,14 @@ import gzip
 import numpy as np
 import pytest
 
+import runs
 import tiny_digits
+from fedjax_bn import experiment
 from fedjax_bn.data import digits, digits_morpho
 from fedjax_bn.data.clients import make_clients
 from fedjax_bn.data.domain import Dataset, Domain, Split, check
 from fedjax_bn.data.pooled import pool_clients
+from fedjax_bn.errors import ConfigError
 
 
 def split(size: int, first: int, named: bool = True) -> Split:
@@ -97,3 +100,12 @@ def test_a_missing_morpho_mnist_is_said(folder):
     (folder / "Morpho-MNIST" / "local").rename(folder / "elsewhere")
     with pytest.raises(FileNotFoundError, match="lacks the folders local"):
         digits_morpho.load(folder, target=digits_morpho.UNSEEN)
+
+
+def test_a_configuration_pools_the_clients_and_tests_on_every_domain(monkeypatch):
+    runs.install(monkeypatch)
+    built = experiment.build(runs.config(data__partition="pooled", target=""))
+    assert [domain.name for domain in built.internal.domains] == ["pooled"]
+    assert [domain.name for domain in built.unseen] == list(runs.NAMES)
+    with pytest.raises(ConfigError, match="does not go with"):
+        experiment.build(runs.config(data__partition="pooled"))
