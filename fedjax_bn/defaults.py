@@ -74,7 +74,7 @@ def data_keys() -> ConfigDict:
             "fraction": placeholder(float),  # of the training data; empty: the source's own
             "clients_per_domain": 1,
             "num_clients": 0,  # of all domains together, instead of clients_per_domain
-            "partition": "iid",  # iid, dirichlet: labels among a domain's clients; pooled: one client
+            "partition": "iid",  # iid, dirichlet: labels of a domain's clients; pooled: one client
             "alpha": 0.5,  # of dirichlet; the smaller, the more unequal
             "sizes": "",  # of the clients: numbers, lognormal:SIGMA, dirichlet:ALPHA
             "augment": "none",  # none, domainbed, office
