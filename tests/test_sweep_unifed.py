@@ -73,6 +73,7 @@ def test_the_report_has_tables_and_the_convergence_of_every_client(tmp_path):
     losses = dict.fromkeys(INTERNAL, 50.0)
     for folder in ("averaged", "own"):
         fabricate(tmp_path, f"internal/moon/{folder}/0", losses | {"fog": 60.0})
+    fabricate(tmp_path, "internal/fedavg/own/0", losses)
     unseen = {name: {"running": 40.0, "tsmobn": 70.0} for name in TYPES["noise"]}
     fabricate(tmp_path, "external/noise/moon/averaged/0", {"fog": 1.0}, unseen=unseen)
     outside = {text: 40.0 + i for i, text in enumerate((*unifed.ABLATIONS, "tsmobn"))}

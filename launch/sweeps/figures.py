@@ -62,6 +62,7 @@ def convergence(workdir: Path, panels: dict[str, dict[str, Sequence[str]]]) -> b
         for title, ways in panels.items()
     }
     losses = {title: ways for title, ways in losses.items() if any(map(len, ways.values()))}
+    labelled: dict[str, Any] = {}
     if not losses:
         return None
     columns = min(4, len(losses))
@@ -70,17 +71,21 @@ def convergence(workdir: Path, panels: dict[str, dict[str, Sequence[str]]]) -> b
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
     for axes, (title, ways) in zip(grid, losses.items(), strict=False):
         for k, (way, values) in enumerate(ways.items()):  # values [rounds, clients]
+            if not len(values):
+                continue
             x, style = np.arange(1, len(values) + 1), ("--", "-")[k % 2]
             axes.plot(x, values, style, color=f"C{k}", linewidth=0.6, alpha=0.35)
-            axes.plot(x, values.mean(1), style, color=f"C{k}", linewidth=2.2, label=f"{way}, mean")
+            (line,) = axes.plot(x, values.mean(1), style, color=f"C{k}", linewidth=2.2)
+            labelled[f"{way}, mean of the clients"] = line
         axes.set_title(title, fontsize="medium")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
     for axes in grid[len(losses) :]:
         axes.set_visible(False)
     figure.supxlabel("round")
     figure.supylabel("training loss")
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize="small")
+    place = {"loc": "outside upper center", "ncols": len(labelled), "fontsize": "small"}
+    figure.legend(list(labelled.values()), list(labelled), **place)
     return png(figure)
 
 
