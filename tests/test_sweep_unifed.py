@@ -12,8 +12,10 @@ import sweep  # noqa: E402
 import unifed  # noqa: E402
 import unifed_small  # noqa: E402
 
+from fedjax_bn.adaptation.choice import choose_adaptation  # noqa: E402
 from fedjax_bn.config import base, check_key, check_type, kind_of, parse  # noqa: E402
 from fedjax_bn.data.corruptions import INTERNAL, TYPES  # noqa: E402
+from fedjax_bn.models import MLP  # noqa: E402
 from fedjax_bn.report.published import published  # noqa: E402
 from test_sweep import fabricate, section  # noqa: E402
 
@@ -42,6 +44,12 @@ def test_eight_algorithms_both_ways_in_two_protocols():
         if run.name.startswith("internal/"):
             assert run.changes["target"] == ""
             assert (run.changes["data.validation"], run.changes["data.test"]) == (0.1, 0.2)
+
+
+def test_the_statistics_of_figure_6_are_spelled_as_the_program_reads_them():
+    choices = [choose_adaptation(text, MLP()) for text in unifed.ABLATIONS]
+    assert [choice.batch_size for choice in choices[1:10]] == list(unifed.BATCHES)
+    assert [choice.order for choice in choices[-10:]] == list(unifed.ORDERS)
 
 
 def test_from_ten_to_twelve_clients_train_where_a_type_is_left_out():
