@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from configs.quickstart import get_config
 from fedjax_bn import train
-from fedjax_bn.main import runs
+from fedjax_bn.commands import runs
 from fedjax_bn.report.tables import columns, grid
 
 
