@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.dtypes import promote
+from fedjax_bn.extrapolation import risk_extrapolation as risk_extrapolation
 
 PyTree = Any
 WeighingRule = Callable[[jax.Array, jax.Array], jax.Array]
@@ -55,10 +56,13 @@ def needs_risks(rule: WeighingRule, num_clients: int) -> bool:
 
 
 def normalize(weights: jax.Array) -> jax.Array:
-    """Scales nonnegative `weights` [K] to sum 1, in the default float dtype; zeros stay zeros."""
+    """Scales nonnegative `weights` [K] to sum 1, in the default float dtype; zeros stay zeros.
+
+    One NaN makes all NaN.
+    """
     weights = jnp.asarray(weights).astype(jnp.result_type(float))
     total = weights.sum()
-    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), 0)
+    return jnp.where(total == 0, 0, weights / jnp.where(total == 0, 1, total))
 
 
 def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
@@ -119,6 +123,7 @@ class Uploads(NamedTuple):
       counts: bool[K], whether a client counts: it took part and its update is finite. The others
         have weight 0, and their messages mean nothing.
       steps: i32[K], the clients' real numbers of steps tau_k.
+      sizes: i32[K], samples that the clients own; 0 for those who do not count.
     """
 
     mean: PyTree
@@ -126,6 +131,7 @@ class Uploads(NamedTuple):
     weights: jax.Array
     counts: jax.Array
     steps: jax.Array
+    sizes: jax.Array
 
 
 class ServerUpdate(NamedTuple):

@@ -10,6 +10,7 @@ from fedjax_bn.data import (
     abide,
     camelyon17,
     cifar10_c,
+    cow_on_beach,
     digits,
     digits_dg,
     domainnet,
@@ -88,6 +89,7 @@ def cache_folder(config: ConfigDict) -> Path | None:
 
 
 EMBEDDED = {
+    "cow_on_beach": lambda config: cow_on_beach.load(seed=config.seed),
     "scanners": lambda config: scanners.load(seed=config.seed),
     "synthetic": lambda config: synthetic.load(seed=config.seed),
 }

@@ -28,7 +28,8 @@ def base() -> ConfigDict:
                 "keep": False,  # whether clients keep its state (momentum) between rounds
             },
             "share": "",  # a name in fedjax_bn.sharing; empty: the method's own rule
-            "weigh": "by_size",  # by_size, uniform
+            # by_size, uniform, risk_extrapolation:eta=0.5:solver=slsqp; empty: the method's own
+            "weigh": "",
             "clients": "auto",  # auto, map, vmap, vmap:n (n clients at a time)
             "clients_per_round": 0,  # clients drawn to take part in a round; 0: all
             "on_nonfinite": "stop",  # stop, drop: what follows an update that is not finite
@@ -92,6 +93,7 @@ def method_keys() -> ConfigDict:
             "fedadagrad": {"eta": 0.01, "beta1": 0.0, "tau": 1e-3},
             "fedadam": {"eta": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
             "fedavgm": {"eta": 1.0, "beta": 0.9},
+            "fedcd": {"lambda_sci": 0.7, "eta": 0.5},
             "feddc": {"alpha": 0.1, "correction": True},
             "fedig": {  # and fediga; FedIG, Tables 1 to 3 and 6
                 "lambda_1": 0.1,  # of CACL

@@ -21,5 +21,9 @@ class NotFiniteError(UserError):
     """A client's update was not finite and the configuration says to stop."""
 
 
+class RiskError(UserError):
+    """The clients' training losses are none that the weighing rule can use."""
+
+
 class InterruptedRun(UserError):
     """The user stopped the run; its state is saved."""

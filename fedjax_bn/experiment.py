@@ -3,6 +3,7 @@
 The tables below are the only place where a name becomes a function.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -46,7 +47,11 @@ SHARING = {
         sharing.all_but_statistics,
     )
 }
-WEIGHING = {rule.__name__: rule for rule in (aggregation.by_size, aggregation.uniform)}
+WEIGHING = {
+    "by_size": lambda: aggregation.by_size,
+    "uniform": lambda: aggregation.uniform,
+    "risk_extrapolation": aggregation.risk_extrapolation,
+}
 OPTIMIZERS = {
     "sgd": lambda config: optax.sgd(
         config.learning_rate, config.momentum or None, nesterov=config.nesterov
@@ -275,7 +280,8 @@ def method_maker(
     options = dict(config.get({"fediga": "fedig"}.get(config.method, config.method), {}))
     if config.share:
         options["share"] = choose(SHARING, config.share, "share")
-    options["weigh"] = choose(WEIGHING, config.weigh, "weigh")
+    if config.weigh:
+        options["weigh"] = choose_weighing(config.weigh)
     make_optimizer = choose(OPTIMIZERS, config.optimizer.name, "optimizer.name")
     optimizer = make_optimizer(config.optimizer)
     if config.optimizer.weight_decay:
@@ -305,6 +311,21 @@ def check_validation(internal: Dataset, config: ConfigDict) -> None:
             f"{without[0]!r} of {internal.name} has none: set config.data.validation above 0 (a "
             "dataset that comes divided may have none to give), or local_selection=0"
         )
+
+
+def choose_weighing(text: str) -> aggregation.WeighingRule:
+    """The rule that `name:key=value:key=value` spells, such as `risk_extrapolation:eta=0.3`.
+
+    Raises:
+      ValueError: an unknown name or key, or a value of the wrong type or out of its range.
+    """
+    name, *changes = text.split(":")
+    make = choose(WEIGHING, name, "weigh")
+    parameters = inspect.signature(make).parameters.items()
+    defaults = {key: parameter.default for key, parameter in parameters}
+    if changes and not defaults:
+        raise ConfigError(f"config.weigh={text!r}: {name} takes no arguments")
+    return make(**dict(spelled_change(f"config.weigh={text!r}", c, defaults) for c in changes))
 
 
 def check_clients(internal: Dataset, config: ConfigDict) -> None:

@@ -135,8 +135,9 @@ def federate(
     owns; by default its valid samples of one epoch) and "validation" (a tree of arrays [K, ...],
     whose part of a client is its `Received.validation`). A client that sits out, and one whose
     update is not finite, keeps its personal leaves and method state and has weight 0; where nobody
-    counts the shared leaves stay as they are. A client that makes fewer local epochs has
-    valid=False in the others. Random keys are `fold_in(fold_in(key, round), client)`.
+    counts the shared leaves stay as they are; so it is where `weigh` gives NaN, and the metrics'
+    weights are NaN then. A client that makes fewer local epochs has valid=False in the others.
+    Random keys are `fold_in(fold_in(key, round), client)`.
 
     Its metrics are loss f[K] (mean over valid samples; NaN for a client that sits out), step_loss
     f[K, S], risk f[K] (mean loss of the last local epoch), weights f[K] and finite bool[K].
@@ -231,7 +232,8 @@ def run_round(
         kept = jnp.where(counts, early, 0).sum()
         mean = restore(jax.tree.map(lambda x: x / kept.astype(x.dtype), total), state.shared)
 
-    uploads = Uploads(mean, result.message, weights, counts, result.steps)
+    sizes = jnp.where(counts, owned_samples(plan, batches), 0)
+    uploads = Uploads(mean, result.message, weights, counts, result.steps, sizes)
     updated = plan.server.update(state.shared, uploads, state.server)
     anybody = weights.sum() > 0
     shared, server = select(anybody, updated, (state.shared, state.server))
@@ -343,13 +345,19 @@ def train_client(
 
 def weigh_clients(plan: Plan, batches: Batches, counts: jax.Array, risks: jax.Array) -> jax.Array:
     """Aggregation weights f[K] that sum to 1, or all 0 where nobody counts (bool[K])."""
-    sizes = batches.get("size")
-    if sizes is None:
-        valid = batches["valid"]
-        epochs = valid.reshape(valid.shape[0], plan.local_epochs, -1)
-        sizes = epochs.sum(2, dtype=jnp.int32).max(1)
+    sizes = owned_samples(plan, batches)
     weights = plan.weigh(jnp.where(counts, sizes, 0), jnp.where(counts, risks, 0))
     return normalize(jnp.where(counts, weights, 0))
+
+
+def owned_samples(plan: Plan, batches: Batches) -> jax.Array:
+    """i32[K]: samples that clients own, by default the valid ones of their largest epoch."""
+    sizes = batches.get("size")
+    if sizes is not None:
+        return sizes
+    valid = batches["valid"]
+    epochs = valid.reshape(valid.shape[0], plan.local_epochs, -1)
+    return epochs.sum(2, dtype=jnp.int32).max(1)
 
 
 def client_variables(state: FederatedState) -> Variables:

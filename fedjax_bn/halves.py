@@ -33,7 +33,7 @@ def halves(
       ValueError: the model shows no halves and does not end in an `nn.Dense`.
     """
     stop = jax.lax.stop_gradient if frozen else lambda x: x
-    if hasattr(model, "features") and hasattr(model, "classify"):
+    if shows_halves(model):
 
         def shown(
             model: nn.Module, images: jax.Array, train: bool = False
@@ -54,7 +54,7 @@ def halves(
         def split(
             call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext
         ) -> Any:
-            if not _calls_dense(context) or context.module.path != classifier:
+            if not calls_dense(context) or context.module.path != classifier:
                 return call(*args, **kwargs)
             seen.append(args[0])
             return call(stop(args[0]), *args[1:], **kwargs)
@@ -97,7 +97,7 @@ def last_dense(model: nn.Module, variables: dict[str, Any], images: jax.Array) -
         call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext
     ) -> Any:
         output = call(*args, **kwargs)
-        if _calls_dense(context):
+        if calls_dense(context):
             called.append((context.module.path, output.shape))
         return output
 
@@ -115,5 +115,11 @@ def last_dense(model: nn.Module, variables: dict[str, Any], images: jax.Array) -
     return called[-1][0]
 
 
-def _calls_dense(context: nn.module.InterceptorContext) -> bool:
+def shows_halves(model: nn.Module) -> bool:
+    """Whether a model has the methods `features` and `classify`."""
+    return hasattr(model, "features") and hasattr(model, "classify")
+
+
+def calls_dense(context: nn.module.InterceptorContext) -> bool:
+    """Whether what is intercepted is the call of an `nn.Dense`."""
     return isinstance(context.module, nn.Dense) and context.method_name == "__call__"

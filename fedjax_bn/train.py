@@ -17,7 +17,7 @@ from fedjax_bn import checkpoint, logs, sharing, workdir
 from fedjax_bn.config import flatten
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.data.partition import fingerprint
-from fedjax_bn.errors import ConfigError, InterruptedRun, NotFiniteError
+from fedjax_bn.errors import ConfigError, InterruptedRun, NotFiniteError, RiskError
 from fedjax_bn.evaluator import evaluator
 from fedjax_bn.experiment import (
     Experiment,
@@ -26,7 +26,9 @@ from fedjax_bn.experiment import (
     load_pretrained,
     sample_input,
 )
+from fedjax_bn.extrapolation import check_risks
 from fedjax_bn.federation import FederatedState
+from fedjax_bn.mask_log import keep_masks
 from fedjax_bn.method_parts import with_method_parts
 from fedjax_bn.report import plots
 from fedjax_bn.rounds import open_rounds
@@ -189,7 +191,9 @@ def loop(
             record = round_record(names, metrics, len(records) + 1, time.perf_counter() - start)
             if config.on_nonfinite == "stop":
                 check_finite(record)
+            check_weights(names, metrics, len(records) + 1)
             number, last = record["round"], record["round"] == config.rounds
+            record |= keep_masks(experiment, folder, state, last)
             if last or number % config.eval_every == 0:
                 record |= evaluate(state)
             records.append(record)
@@ -254,6 +258,18 @@ def check_finite(record: Record) -> None:
             "finite; lower optimizer.learning_rate, look at that client's data, or set "
             "on_nonfinite=drop to leave such clients out of a round's mean"
         )
+
+
+def check_weights(names: list[str], metrics: dict[str, np.ndarray], number: int) -> None:
+    """Raises RiskError where the weighing rule gave no weights, because a risk does not suit."""
+    if np.isfinite(metrics["weights"]).all():
+        return
+    counts = np.isfinite(metrics["loss"]) & metrics["finite"]
+    try:
+        check_risks(counts, metrics["risk"], names)
+    except ValueError as error:
+        raise RiskError(f"round {number}: {error}") from error
+    raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
 
 
 @contextmanager

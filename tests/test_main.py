@@ -157,7 +157,8 @@ def test_plots_are_png_images(outcome):
 
     plots = outcome[0] / "plots"
     assert {path.name for path in plots.iterdir()} == {
-        *("accuracy.png", "class_counts.png", "loss.png", "methods.png", "samples.png")
+        *("accuracy.png", "class_counts.png", "loss.png", "methods.png", "samples.png"),
+        "weights.png",
     }
     for path in plots.iterdir():
         with Image.open(path) as image:

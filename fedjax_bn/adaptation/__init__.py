@@ -10,6 +10,7 @@ from fedjax_bn.adaptation.adaptation import (
     running,
     stateless,
     without_affine,
+    without_mask,
 )
 from fedjax_bn.adaptation.adapter import record_alphas, zero_shot_adapter
 from fedjax_bn.adaptation.ensemble import ensemble, with_clients
@@ -32,5 +33,6 @@ __all__ = [
     "tsmobn",
     "with_clients",
     "without_affine",
+    "without_mask",
     "zero_shot_adapter",
 ]

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.masks import apply, take
 from fedjax_bn.normalization import (
     StatisticsRule,
     batch_statistics,
@@ -54,7 +55,7 @@ def stateless(model: nn.Module, statistics: StatisticsRule) -> Adaptation:
         variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, PyTree]:
         with normalize_with(statistics, valid):
-            return model.apply(variables, images), carry
+            return apply(model, variables, images), carry
 
     return Adaptation(init=lambda variables: (), predict=predict)
 
@@ -80,3 +81,14 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
         return adaptation.predict(plain(variables), carry, images, valid)
 
     return Adaptation(lambda variables: adaptation.init(plain(variables)), predict)
+
+
+def without_mask(adaptation: Adaptation) -> Adaptation:
+    """The adaptation of the received model without its masks (see `fedjax_bn.masks`)."""
+
+    def predict(
+        variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, PyTree]:
+        return adaptation.predict(take(variables)[0], carry, images, valid)
+
+    return Adaptation(lambda variables: adaptation.init(take(variables)[0]), predict)

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.masks import apply
 from fedjax_bn.normalization import normalize_with
 from fedjax_bn.normalization.adapter import ALPHAS, COLLECTION, Adapter, adapted_statistics
 from fedjax_bn.normalization.layer import path_names
@@ -22,7 +23,7 @@ def zero_shot_adapter(model: nn.Module) -> Adaptation:
         variables: Variables, carry: tuple, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, tuple]:
         with normalize_with(adapted_statistics(adapter_of(variables)), valid):
-            return model.apply(variables, images), carry
+            return apply(model, variables, images), carry
 
     return Adaptation(lambda variables: (), predict)
 
@@ -35,7 +36,7 @@ def record_alphas(model: nn.Module) -> Callable[[Variables, jax.Array], dict[str
 
     def record(variables: Variables, images: jax.Array) -> dict[str, jax.Array]:
         with normalize_with(adapted_statistics(adapter_of(variables))):
-            _, seen = model.apply(variables, images, mutable=[ALPHAS])
+            _, seen = apply(model, variables, images, mutable=[ALPHAS])
         leaves = jax.tree_util.tree_leaves_with_path(seen[ALPHAS])
         return {"/".join(path_names(path[:-1])): alpha for path, alpha in leaves}
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 
-from fedjax_bn.adaptation.adaptation import Adaptation, batch, running, without_affine
+from fedjax_bn.adaptation.adaptation import Adaptation, batch, running, without_affine, without_mask
 from fedjax_bn.adaptation.adapter import zero_shot_adapter
 from fedjax_bn.adaptation.ensemble import ensemble
 from fedjax_bn.adaptation.instance import fixed_alpha, iabn, learned_alpha, random_alpha
@@ -30,7 +30,7 @@ ADAPTATIONS = {
         mixnorm,
     )
 }
-STREAM = {"affine": True, "batch_size": 32, "order": 0}
+STREAM = {"affine": True, "mask": True, "batch_size": 32, "order": 0}
 
 
 class Choice(NamedTuple):
@@ -51,7 +51,8 @@ def choose_adaptation(text: str, model: nn.Module, batch_size: int = 32) -> Choi
     """Builds what `name:key=value:key=value` spells, such as `tsmobn:momentum=0.5:order=3`.
 
     Keys are the adaptation's own arguments (`momentum`, `about`, `alpha`, `strength`, `weight`,
-    `views`, `seed`) and, for all, `batch_size`, `order` and `affine` (False: scale 1, bias 0).
+    `views`, `seed`) and, for all, `batch_size`, `order`, `affine` (False: scale 1, bias 0) and
+    `mask` (False: without the masks that a method such as FedCD has trained).
 
     Args:
       text: the choice; the name alone takes all defaults.
@@ -79,6 +80,7 @@ def choose_adaptation(text: str, model: nn.Module, batch_size: int = 32) -> Choi
         raise ValueError(f"adaptation {text!r}: batch_size must be at least 1")
     adaptation = make(model, **options)
     adaptation = adaptation if stream["affine"] else without_affine(adaptation)
+    adaptation = adaptation if stream["mask"] else without_mask(adaptation)
     return Choice(adaptation, stream["batch_size"], stream["order"])
 
 

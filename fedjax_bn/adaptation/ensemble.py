@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.masks import apply
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.sharing import Variables, all_but_batch_norm, join, split
 
@@ -30,10 +31,11 @@ def ensemble(model: nn.Module) -> Adaptation:
             )
         clients = variables[COLLECTION]
         received = {name: variables[name] for name in clients}
+        others = {name: tree for name, tree in variables.items() if name not in clients}
 
         def member(own: Variables) -> jax.Array:
             with normalize_with(running_statistics, valid):
-                return jax.nn.log_softmax(model.apply(join(own, received), images))
+                return jax.nn.log_softmax(apply(model, others | join(own, received), images))
 
         logs = jax.lax.map(member, clients)
         return jax.nn.logsumexp(logs, axis=0) - jnp.log(len(logs)).astype(logs.dtype), carry

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_bn.adaptation.adaptation import Adaptation, stateless
+from fedjax_bn.masks import apply
 from fedjax_bn.normalization import normalize_with
 from fedjax_bn.normalization.gates import gated_statistics
 from fedjax_bn.normalization.iabn import instance_aware_statistics
@@ -37,7 +38,7 @@ def random_alpha(model: nn.Module, seed: int = 0) -> Adaptation:
     ) -> tuple[jax.Array, jax.Array]:
         key, now = jax.random.split(key)
         with normalize_with(sample_mixed_statistics(random_weights(now)), valid):
-            return model.apply(variables, images), key
+            return apply(model, variables, images), key
 
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 

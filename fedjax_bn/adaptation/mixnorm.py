@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.masks import apply
 from fedjax_bn.normalization import normalize_with
 from fedjax_bn.normalization.views import view_statistics
 from fedjax_bn.sharing import Variables
@@ -42,7 +43,7 @@ def mixnorm(
         key, *keys = jax.random.split(key, views)
         stacked = jnp.concatenate([images, *(view(now, images) for now in keys)])
         with normalize_with(view_statistics(views, weight)):
-            return model.apply(variables, stacked)[: len(images)], key
+            return apply(model, variables, stacked)[: len(images)], key
 
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.masks import apply
 from fedjax_bn.normalization import normalize_with
 from fedjax_bn.normalization.tsmobn import About, tracked_statistics
 from fedjax_bn.sharing import STATISTICS, Variables
@@ -48,7 +49,7 @@ def tsmobn(
         now = jnp.where(carry.started, momentum, 0)
         tracking = {**variables, STATISTICS: carry.statistics}
         with normalize_with(tracked_statistics(now, about=about), valid):
-            logits, moved = model.apply(tracking, images, mutable=[STATISTICS])
+            logits, moved = apply(model, tracking, images, mutable=[STATISTICS])
         some = jnp.ones((), bool) if valid is None else valid.any()
         return logits, Tracked(moved[STATISTICS], carry.started | some)
 

@@ -4,6 +4,7 @@ from fedjax_bn.methods.fedadam import fedadagrad, fedadam, fedyogi
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.fedavgm import fedavgm
 from fedjax_bn.methods.fedbn import fedbn
+from fedjax_bn.methods.fedcd import fedcd
 from fedjax_bn.methods.feddc import feddc
 from fedjax_bn.methods.fedig import fedig, fediga
 from fedjax_bn.methods.fednova import fednova
@@ -20,6 +21,7 @@ __all__ = [
     "fedavg",
     "fedavgm",
     "fedbn",
+    "fedcd",
     "feddc",
     "fedig",
     "fediga",

@@ -36,9 +36,12 @@ def write_report(folder: Path) -> None:
         "methods": plots.methods(summaries),
         "accuracy": plots.curves(records, "accuracy", "test accuracy, %"),
         "loss": plots.curves(records, "loss", "training loss"),
+        "weights": plots.curves(records, "weights", "aggregation weight"),
     }
     unseen_scores = summary["accuracy"]["unseen"]
     drawn |= {f"unseen{name.removesuffix('.png')}": i for name, i in ablations(unseen_scores)}
+    if "mask_l1" in records[-1]:
+        drawn["mask_l1"] = plots.curves(records, "mask_l1", "L1 norm of the mask")
     for name, image in drawn.items():
         write_atomically(folder / "plots" / f"{name}.png", image)
     write_atomically(folder / "report.html", page(folder, summary, summaries))
@@ -63,6 +66,9 @@ def page(folder: Path, summary: Record, summaries: list[Record]) -> str:
         "methods": "Test accuracy by client",
         "accuracy": "Test accuracy over rounds",
         "loss": "Training loss over rounds",
+        "weights": "Aggregation weights over rounds",
+        "mask_l1": "L1 norm of the clients' masks over rounds",
+        "masked_features": "Features of two clients, before and behind their masks",
         "samples": "What the clients see",
         "class_counts": "Training samples by class and client",
     }

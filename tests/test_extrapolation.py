@@ -1,0 +1,246 @@
+"""Risk extrapolation aggregation: closed form, SLSQP, what is refused, and every method with it."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import runs
+from federations import NormNet, assert_close, assert_equal, batches_of, run_rounds, variables_of
+from fedjax_bn import experiment, methods, workdir
+from fedjax_bn.aggregation import by_size, needs_risks, risk_extrapolation
+from fedjax_bn.errors import ConfigError, RiskError
+from fedjax_bn.extrapolation import equal_risks, least_variance
+from fedjax_bn.methods import fedavg
+from fedjax_bn.models import MLP
+
+RISKS = st.lists(st.floats(-4, 2), min_size=2, max_size=100).map(lambda x: 10 ** np.array(x))
+COUNTS = st.sampled_from((2, 9, 100))  # few shapes, so that little is compiled
+ETAS = st.sampled_from((0.0, 0.3, 0.5, 0.8, 3.0))
+
+
+def by_hand(sizes, risks, eta):
+    inverse = 1 / np.asarray(risks, np.float64)
+    powers = np.exp(eta * inverse / inverse.sum() + np.asarray(sizes) / np.sum(sizes))
+    return powers / powers.sum()
+
+
+@settings(max_examples=40, deadline=None)
+@given(risks=RISKS)
+def test_least_squares_find_the_closed_form_over_six_decades_of_risks(risks):
+    inverse = 1 / risks
+    np.testing.assert_allclose(least_variance(risks), inverse / inverse.sum(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("count", [2, 10, 100])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_least_squares_bear_the_two_ends_of_the_range_and_any_unit(count, scale):
+    risks = scale * np.where(np.arange(count) % 2, 1e-4, 1e2)
+    inverse = 1 / risks
+    np.testing.assert_allclose(least_variance(risks), inverse / inverse.sum(), rtol=0, atol=2e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(count=COUNTS, eta=ETAS, seed=st.integers(0, 999))
+def test_weights_are_the_softmax_of_equation_18(count, eta, seed):
+    random = np.random.default_rng(seed)
+    sizes, risks = random.integers(1, 900, count), 10 ** random.uniform(-4, 2, count)
+    weights = risk_extrapolation(eta)(jnp.asarray(sizes), jnp.asarray(risks, jnp.float32))
+    np.testing.assert_allclose(weights, by_hand(sizes, risks, eta), rtol=2e-5)
+    np.testing.assert_allclose(weights.sum(), 1, rtol=1e-6)
+
+
+def test_in_float64_both_solvers_give_the_same_weights_under_jit(x64):
+    random = np.random.default_rng(3)
+    for count in (2, 7, 100):
+        sizes, risks = random.integers(1, 500, count), 10 ** random.uniform(-4, 2, count)
+        ours, theirs = (
+            jax.jit(risk_extrapolation(0.8, solver))(jnp.asarray(sizes), jnp.asarray(risks))
+            for solver in ("closed_form", "slsqp")
+        )
+        assert ours.dtype == jnp.float64
+        np.testing.assert_allclose(ours, by_hand(sizes, risks, 0.8), rtol=1e-12)
+        np.testing.assert_allclose(theirs, ours, rtol=2e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(count=COUNTS, seed=st.integers(0, 999))
+def test_the_closed_form_makes_the_weighed_risks_equal(count, seed):
+    risks = jnp.asarray(10 ** np.random.default_rng(seed).uniform(-4, 2, count), jnp.float32)
+    parts = equal_risks(risks, jnp.ones(len(risks), bool)) * risks
+    np.testing.assert_allclose(parts, parts.mean(), rtol=1e-5)
+
+
+def test_a_client_with_less_risk_gets_more_weight_and_more_so_with_eta():
+    sizes, risks = jnp.full(3, 10), jnp.asarray([0.1, 0.5, 2.0])
+    before = np.zeros(3)
+    for eta in (0.3, 0.5, 0.8):
+        weights = np.asarray(risk_extrapolation(eta)(sizes, risks))
+        assert weights[0] > weights[1] > weights[2]
+        assert weights[0] - weights[2] > before[0] - before[2]
+        before = weights
+
+
+def test_without_eta_only_sizes_count_and_with_equal_risks_they_decide_alone():
+    sizes = np.array([5, 10, 40])
+    softmax = np.exp(sizes / 55) / np.exp(sizes / 55).sum()
+    for eta, risks in ((0.0, [0.1, 9.0, 2.0]), (0.8, [0.7, 0.7, 0.7])):
+        weights = risk_extrapolation(eta)(jnp.asarray(sizes), jnp.asarray(risks))
+        np.testing.assert_allclose(weights, softmax, rtol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["closed_form", "slsqp"])
+def test_clients_without_samples_are_as_if_they_were_not_there(solver):
+    rule = jax.jit(risk_extrapolation(0.5, solver))
+    weights = rule(jnp.asarray([3, 0, 5, 0]), jnp.asarray([0.2, 0.0, 0.9, jnp.nan]))
+    np.testing.assert_allclose(weights[jnp.array([0, 2])], by_hand([3, 5], [0.2, 0.9], 0.5), 1e-5)
+    assert weights[1] == weights[3] == 0
+    np.testing.assert_array_equal(rule(jnp.zeros(4, int), jnp.zeros(4)), np.zeros(4))
+
+
+@pytest.mark.parametrize("solver", ["closed_form", "slsqp"])
+@pytest.mark.parametrize("risk", [0.0, -0.25, np.nan, np.inf])
+def test_a_risk_that_is_not_positive_and_finite_is_an_error_that_names_the_client(solver, risk):
+    rule = risk_extrapolation(0.5, solver)
+    sizes, risks = jnp.asarray([4, 4, 4]), jnp.asarray([0.3, 0.5, risk])
+    with pytest.raises(ValueError, match=rf"risk of client 2 is {risk:g}.*by_size"):
+        rule(sizes, risks)
+    weights = jax.jit(rule)(sizes, risks)
+    np.testing.assert_array_equal(np.isnan(weights), [False, False, True])
+
+
+def test_smallest_and_largest_normal_floats_are_risks_like_others():
+    for risks in ([2e-38, 6e-38, 4e-38], [1e38, 3e38, 2e38]):
+        weights = risk_extrapolation(0.8)(jnp.ones(3, int), jnp.asarray(risks, jnp.float32))
+        np.testing.assert_allclose(weights, by_hand([1, 1, 1], risks, 0.8), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"eta": -0.1}, "eta=-0.1 must be finite and at least 0"),
+        ({"eta": float("nan")}, "eta=nan"),
+        ({"solver": "newton"}, "'newton' is unknown; valid are closed_form, slsqp"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        risk_extrapolation(**arguments)
+
+
+def test_the_engine_sees_that_the_rule_needs_risks():
+    for solver in ("closed_form", "slsqp"):
+        assert needs_risks(risk_extrapolation(0.5, solver), 4)
+        assert needs_risks(jax.jit(risk_extrapolation(0.5, solver)), 4)
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedbn", "fednova", "fedprox", "moon", "scaffold"])
+def test_every_method_takes_it_and_reports_its_weights(name):
+    net = MLP(3, hidden=(8,))
+    method = getattr(methods, name)(net, optax.sgd(0.1), weigh=risk_extrapolation(0.8))
+    batches = batches_of((9, 4, 6)) | {"participates": jnp.asarray([True, True, False])}
+    state, metrics = run_rounds(method, variables_of(net), batches)
+    expected = by_hand([9, 4], metrics["risk"][:2], 0.8)
+    np.testing.assert_allclose(metrics["weights"], [*expected, 0], rtol=1e-5)
+    np.testing.assert_array_equal(state.weights, metrics["weights"])
+
+
+def test_the_averaged_model_has_the_reported_weights():
+    batches, start = batches_of((9, 4, 6), epochs=2), variables_of(NormNet())
+    rule = risk_extrapolation(3.0)
+    state, metrics = run_rounds(
+        fedavg(NormNet(), optax.sgd(0.1), weigh=rule, local_epochs=2), start, batches
+    )
+    fixed = lambda sizes, risks: metrics["weights"]  # noqa: E731
+    other, _ = run_rounds(
+        fedavg(NormNet(), optax.sgd(0.1), weigh=fixed, local_epochs=2), start, batches
+    )
+    assert_close(state.shared, other.shared)
+
+
+def test_the_risk_is_the_mean_loss_of_the_last_local_epoch():
+    batches = batches_of((9, 4, 6), epochs=2)
+    method = fedavg(NormNet(), optax.sgd(0.1), weigh=risk_extrapolation(), local_epochs=2)
+    _, metrics = run_rounds(method, variables_of(NormNet()), batches)
+    half = batches["valid"].shape[1] // 2
+    counts = np.asarray(batches["valid"].sum(2))[:, half:]
+    risks = (np.asarray(metrics["step_loss"])[:, half:] * counts).sum(1) / counts.sum(1)
+    np.testing.assert_allclose(metrics["weights"], by_hand([9, 4, 6], risks, 0.5), rtol=1e-5)
+
+
+def test_a_round_with_a_wrong_risk_changes_nothing_and_says_so():
+    """A loss of exactly 0: one logit is so far ahead that float32 has no smaller loss."""
+    start = variables_of(NormNet())
+    start["params"]["c"]["bias"] = jnp.asarray([1e6, 0.0, 0.0])
+    batches = batches_of((8, 8)) | {"label": jnp.zeros((2, 2, 4), jnp.int32)}
+    method = fedavg(NormNet(), optax.sgd(0.1), weigh=risk_extrapolation())
+    before = method.init(jax.random.key(0), start, 2)
+    shared = jax.tree.map(jnp.copy, before.shared)
+    after, metrics = method.round(before, batches, jax.random.key(0))
+    assert np.isnan(metrics["weights"]).all()
+    assert_equal(after.shared, shared)
+    np.testing.assert_allclose(after.weights, [0.5, 0.5])
+
+
+def test_a_run_with_a_wrong_risk_stops_and_names_round_and_client(tmp_path, monkeypatch):
+    runs.install(monkeypatch)
+    monkeypatch.setattr("fedjax_bn.train.open_rounds", lambda *_: silent())
+    with pytest.raises(RiskError, match=r"round 1: .*risk of bee is 0, "):
+        runs.run(tmp_path, weigh="risk_extrapolation")
+
+
+def silent():
+    """Rounds whose second client has no loss."""
+    from fedjax_bn.rounds import Rounds
+
+    metrics = {
+        "loss": np.array([0.5, 0.0, 0.4]),
+        "risk": np.array([0.5, 0.0, 0.4]),
+        "weights": np.full(3, np.nan),
+        "finite": np.ones(3, bool),
+    }
+    return Rounds("", lambda state: lambda state: (state, metrics))
+
+
+def test_a_run_takes_the_rule_by_name_writes_its_weights_and_draws_them(tmp_path, monkeypatch):
+    runs.install(monkeypatch)
+    runs.run(tmp_path, weigh="risk_extrapolation:eta=3", rounds=2, method="fedavg")
+    lines = workdir.read_lines(tmp_path / "metrics.jsonl", 2)
+    for line in lines:
+        np.testing.assert_allclose(sum(line["weights"].values()), 1, rtol=1e-6)
+    sizes = [len(domain.train.labels) for domain in runs.DATA.domains[:3]]
+    risks = [lines[0]["loss"][name] for name in runs.NAMES[:3]]  # of its only local epoch
+    expected = by_hand(sizes, risks, 3.0)
+    np.testing.assert_allclose(list(lines[0]["weights"].values()), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("risk_extrapolation:eta=big", "eta must be of type float"),
+        ("risk_extrapolation:eta=-1", "eta=-1.0 must be"),
+        ("risk_extrapolation:weight=1", "key of eta, solver"),
+        ("risk_extrapolation:solver=sqp", "valid are closed_form, slsqp"),
+        ("by_size:eta=1", "by_size takes no arguments"),
+        ("risks", "valid are by_size, risk_extrapolation, uniform"),
+    ],
+)
+def test_a_wrong_choice_in_a_configuration_is_one_sentence(text, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        experiment.choose_weighing(text)
+    assert isinstance(caught.value, ConfigError | ValueError)
+
+
+def test_no_choice_in_a_configuration_is_the_methods_own():
+    assert experiment.choose_weighing("by_size") is by_size
+    weights = [
+        experiment.choose_weighing(text)(jnp.asarray([3, 5]), jnp.asarray([0.2, 0.9]))
+        for text in ("risk_extrapolation", "risk_extrapolation:eta=0.5:solver=slsqp")
+    ]
+    for one, other in itertools.pairwise(weights):
+        np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -1,0 +1,495 @@
+"""SCI and FedCD: parity, closed form, what travels, what it reduces to, what a run keeps."""
+
+from functools import cache, partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import runs
+import small_oracle
+from federations import (
+    NormNet,
+    assert_close,
+    assert_equal,
+    batches_of,
+    client,
+    run_rounds,
+    variables_of,
+)
+from fedjax_bn import masks
+from fedjax_bn.adaptation import running
+from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform
+from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.local import Received
+from fedjax_bn.methods import fedavg, fedbn, fedcd
+from fedjax_bn.methods.sci import Alignment, align, aligned_objective, mask_gradient
+from fedjax_bn.models import MLP, SmallCNN
+from fedjax_bn.normalization import normalize_with
+from fedjax_bn.sharing import all_but_batch_norm, everything, nothing
+from small_oracle import SmallNet
+
+KEY = jax.random.key(5)
+SGD = optax.sgd(0.1, momentum=0.5)
+SIZES = (9, 4, 6)
+FROZEN = STILL = optax.set_to_zero()
+
+
+def as_read(images, dtype):
+    return images.astype(dtype)
+
+
+def value_and_gradients(model, variables, batch, global_gradient, strength):
+    """L_e, what is reported, and the gradients of L_e."""
+    server = Alignment(global_gradient, jnp.ones((), jnp.int32))
+    received = Received((), (), (), server)
+    objective = aligned_objective(model, as_read, strength)
+
+    @jax.jit
+    def run(trained):
+        return jax.value_and_grad(
+            lambda t: objective({**variables, **t}, batch, received, KEY), has_aux=True
+        )(trained)
+
+    (value, reported), gradients = run({name: variables[name] for name in ("params", "mask")})
+    return value, reported, gradients
+
+
+def test_sci_gives_the_reference_numbers(shared, x64):
+    stored = small_oracle.load(shared)
+    variables = small_oracle.variables_from(stored, "init")
+    variables["mask"] = {"features": jnp.asarray(stored["sci__mask"])}
+    batch = {
+        "image": jnp.asarray(stored["sci__x"]),
+        "label": jnp.asarray(stored["sci__y"], jnp.int32),
+        "valid": jnp.ones(8, bool),
+    }
+    total, reported, gradients = value_and_gradients(
+        SmallNet(),
+        variables,
+        batch,
+        {"features": jnp.asarray(stored["sci__global_gradient"])},
+        float(stored["sci__lam"]),
+    )
+    close = partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-14)
+    close(reported.loss, stored["sci__cross_entropy"])
+    close(total, stored["sci__total"])
+    close(reported.gradient["features"], stored["sci__mask_gradient"])
+    close(gradients["mask"]["features"], stored["sci__grad__mask"])
+    params = gradients["params"]
+    for layer in ("fc1", "fc2"):
+        close(params[layer]["kernel"].T, stored[f"sci__grad__{layer}.weight"])
+        close(params[layer]["bias"], stored[f"sci__grad__{layer}.bias"])
+    for ours, theirs in (("scale", "weight"), ("bias", "bias")):
+        close(params["bn1"][ours], stored[f"sci__grad__bn1.{theirs}"])
+
+
+def case(seed, count=8, padded=0):
+    """A network, masks, a batch whose last samples are padding, and a received gradient."""
+    random = np.random.default_rng(seed)
+    model = SmallNet()
+    variables = jax.tree.map(
+        lambda leaf: jnp.asarray(random.uniform(-0.5, 0.5, leaf.shape)),
+        model.init(KEY, jnp.zeros((2, 12), jnp.float32)),
+    )
+    variables["mask"] = {"features": jnp.asarray(random.uniform(-0.5, 1.5, 16))}
+    batch = {
+        "image": jnp.asarray(random.normal(size=(count, 12))),
+        "label": jnp.asarray(random.integers(0, 4, count), jnp.int32),
+        "valid": jnp.arange(count) < count - padded,
+    }
+    return model, variables, batch, {"features": jnp.asarray(0.1 * random.normal(size=16))}
+
+
+@pytest.mark.parametrize(
+    ("seed", "strength"), [(0, 0.5), (1, 0.7), (2, 0.8), (3, 0.9), (4, 1.0), (5, 30.0)]
+)
+def test_sci_equals_pytorch_on_other_masks_batches_and_lambdas(seed, strength, x64):
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    model, variables, batch, received = case(seed, count=5 + 3 * (seed % 2))
+    value, reported, gradients = value_and_gradients(model, variables, batch, received, strength)
+
+    tensor = lambda x: torch.tensor(np.asarray(x), requires_grad=True)  # noqa: E731
+    params = jax.tree.map(tensor, {name: variables[name] for name in ("params", "mask")})
+    fc1, bn, fc2 = (params["params"][name] for name in ("fc1", "bn1", "fc2"))
+    x = torch.tensor(np.asarray(batch["image"])) @ fc1["kernel"] + fc1["bias"]
+    x = functional.batch_norm(x, None, None, bn["scale"], bn["bias"], training=True)
+    mask = params["mask"]["features"]
+    logits = (torch.relu(x) * mask) @ fc2["kernel"] + fc2["bias"]
+    labels = torch.tensor(np.asarray(batch["label"]), dtype=torch.long)
+    loss = functional.cross_entropy(logits, labels)
+    (own,) = torch.autograd.grad(loss, mask, create_graph=True)
+    gap = own - torch.tensor(np.asarray(received["features"]))
+    total = loss + strength * gap.pow(2).sum()
+    total.backward()
+
+    close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
+    close(value, total.item())
+    close(reported.loss, loss.item())
+    close(reported.gradient["features"], own.detach())
+    jax.tree.map(lambda ours, theirs: close(ours, theirs.grad), gradients, params)
+
+
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 1000), padded=st.integers(0, 3))
+def test_the_closed_form_of_the_mask_gradient_is_the_autodiff_one_and_so_is_its_gradient(
+    seed, padded
+):
+    with jax.enable_x64(True):
+        model, variables, batch, received = case(seed, padded=padded)
+        valid = batch["valid"]
+        value, reported, gradients = value_and_gradients(model, variables, batch, received, 0.7)
+
+        def by_hand(trained):
+            """L_e with the closed form in place of an inner differentiation."""
+            p, mask = trained["params"], trained["mask"]["features"]
+            x = batch["image"] @ p["fc1"]["kernel"] + p["fc1"]["bias"]
+            mean = x[valid].mean(0)
+            normal = (x - mean) / jnp.sqrt(jnp.square(x[valid] - mean).mean(0) + 1e-5)
+            features = jnp.maximum(normal * p["bn1"]["scale"] + p["bn1"]["bias"], 0)
+            w, b = p["fc2"]["kernel"], p["fc2"]["bias"]
+            own = mask_gradient(features, mask, w, b, batch["label"], valid)
+            logs = jax.nn.log_softmax((features * mask) @ w + b)
+            loss = -logs[jnp.arange(8), batch["label"]][valid].mean()
+            return loss + 0.7 * jnp.square(own - received["features"]).sum(), own
+
+        trained = {name: variables[name] for name in ("params", "mask")}
+        (theirs, own), slopes = jax.value_and_grad(by_hand, has_aux=True)(trained)
+        np.testing.assert_allclose(reported.gradient["features"], own, rtol=1e-9, atol=1e-13)
+        np.testing.assert_allclose(value, theirs, rtol=1e-11)
+        assert_close(gradients, slopes, rtol=1e-8, atol=1e-12)
+
+
+def test_masks_inside_a_convolutional_network_are_differentiated_through_too(x64):
+    model = SmallCNN(num_classes=3, widths=(3, 4), param_dtype=jnp.float64)
+    images = jax.random.normal(KEY, (4, 6, 6, 3), jnp.float64)
+    variables = masks.with_masks(model, model.init(KEY, images), ("features", "norm1"))
+    batch = {"image": images, "label": jnp.array([0, 1, 2, 1]), "valid": jnp.ones(4, bool)}
+    received = {"features": jnp.full(4, 0.01), "norm1": jnp.full(3, -0.02)}
+    value, reported, gradients = value_and_gradients(model, variables, batch, received, 0.9)
+    objective = aligned_objective(model, as_read, 0.9)
+    server = Received((), (), (), Alignment(received, jnp.ones((), jnp.int32)))
+    gaps = [jnp.square(g - received[n]).sum() for n, g in reported.gradient.items()]
+    np.testing.assert_allclose(value, reported.loss + 0.9 * sum(gaps), rtol=1e-12)
+
+    measure = jax.jit(lambda v: objective(v, batch, server, KEY))
+
+    def slope(collection, way, of):
+        """Derivative of a measured number along a way through one collection."""
+        ends = []
+        for sign in (1, -1):
+            moved = jax.tree.map(lambda x, d: x + sign * 1e-5 * d, variables[collection], way)  # noqa: B023
+            ends.append(of(measure({**variables, collection: moved})))
+        return (ends[0] - ends[1]) / 2e-5
+
+    for collection in ("params", "mask"):
+        slopes = gradients[collection]
+        way = jax.tree.map(
+            lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), slopes
+        )
+        products = jax.tree.map(lambda g, d: (g * d).sum(), slopes, way)
+        found = slope(collection, way, lambda measured: measured[0])
+        np.testing.assert_allclose(sum(jax.tree.leaves(products)), found, rtol=1e-5)
+    way = {"features": jnp.zeros(4), "norm1": jnp.eye(3)[0]}
+    found = slope("mask", way, lambda measured: measured[1].loss)
+    np.testing.assert_allclose(reported.gradient["norm1"][0], found, rtol=1e-5)
+
+
+def test_the_penalty_is_the_squared_norm_over_all_masks():
+    def loss(values):
+        return (values["a"] ** 2).sum() + 3 * values["b"].sum(), "moved"
+
+    values = {"a": jnp.array([1.0, 2.0]), "b": jnp.array([5.0])}
+    received = {"a": jnp.array([1.0, 1.0]), "b": jnp.array([1.0])}
+    value, reported = align(loss, values, received, 0.5)
+    np.testing.assert_allclose(value, 20 + 0.5 * (1 + 9 + 4))
+    assert reported.moved == "moved"
+    slope = jax.grad(lambda v: align(loss, v, received, 0.5)[0])(values)
+    np.testing.assert_allclose(slope["a"], [2 + 0.5 * 2 * 1 * 2, 4 + 0.5 * 2 * 3 * 2])
+
+
+@cache
+def start():
+    return variables_of(NormNet())
+
+
+@cache
+def method_of(optimizer=SGD, epochs=1, **options):
+    """Each is compiled once."""
+    return fedcd(NormNet(), optimizer, local_epochs=epochs, **options)
+
+
+def two_rounds(rounds=2, batches=None, epochs=1, **options):
+    method = method_of(epochs=epochs, **options)
+    batches = batches_of(SIZES, epochs=epochs) if batches is None else batches
+    return run_rounds(method, start(), batches, rounds)
+
+
+@pytest.mark.parametrize("share", [everything, nothing])
+def test_without_penalty_with_fixed_masks_and_sizes_as_weights_it_is_fedavg(share):
+    state, metrics = two_rounds(lambda_sci=0.0, mask_optimizer=FROZEN, weigh=by_size, share=share)
+    other, theirs = run_rounds(fedavg(NormNet(), SGD, share=share), start(), batches_of(SIZES), 2)
+    ours, masks_ = masks.take(global_variables(state))
+    assert_close(ours, global_variables(other), rtol=1e-5, atol=1e-6)
+    assert_close(masks.take(client_variables(state))[0], client_variables(other), 1e-5, 1e-6)
+    np.testing.assert_array_equal(masks_["features"], np.ones(8))
+    np.testing.assert_allclose(metrics["loss"], theirs["loss"], rtol=1e-5)
+
+
+def test_with_eta_zero_the_weights_are_the_softmax_of_the_sizes_shares():
+    _, metrics = two_rounds(rounds=1, eta=0.0)
+    shares = np.exp(np.array(SIZES) / 19)
+    np.testing.assert_allclose(metrics["weights"], shares / shares.sum(), rtol=1e-6)
+
+
+def test_it_weighs_by_risk_extrapolation_unless_told():
+    _, metrics = two_rounds(rounds=1)
+    expected = risk_extrapolation(0.5)(jnp.asarray(SIZES), metrics["risk"])
+    np.testing.assert_allclose(metrics["weights"], expected, rtol=1e-6)
+    _, metrics = two_rounds(
+        rounds=1, batches=batches_of(SIZES, epochs=2), epochs=2, weigh=uniform, optimizer=STILL
+    )
+    np.testing.assert_allclose(metrics["weights"], 1 / 3, rtol=1e-6)
+
+
+def test_the_first_round_has_no_penalty_and_the_second_has():
+    first = [two_rounds(rounds=1, lambda_sci=value)[0] for value in (0.0, 0.7)]
+    assert_equal(first[0], first[1])
+    second = [two_rounds(rounds=2, lambda_sci=value) for value in (0.0, 0.7)]
+    gaps = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), second[0][0].shared, second[1][0].shared)
+    assert max(jax.tree.leaves(gaps)) > 1e-5
+    assert (second[0][1]["step_loss"][:, 0] < second[1][1]["step_loss"][:, 0]).all()
+
+
+def gradients_by_hand(variables, batches, epoch):
+    """g_e of a model that does not move, by client: the mean over the samples of one epoch."""
+    steps = batches["valid"].shape[1] // 2
+    means = []
+    for k in range(len(SIZES)):
+        total, count = 0, 0
+        for s in range(epoch * steps, (epoch + 1) * steps):
+            valid = batches["valid"][k, s]
+            if not valid.any():
+                continue
+
+            def loss(mask, k=k, s=s, valid=valid):
+                images = jnp.where(valid[:, None], batches["image"][k, s], 0)
+                held = {**variables, "mask": {"features": mask}}
+                with normalize_with(valid=valid):
+                    logits, _ = masks.apply(NormNet(), held, images, mutable=["batch_stats"])
+                logs = jax.nn.log_softmax(logits)[jnp.arange(4), batches["label"][k, s]]
+                return -jnp.where(valid, logs, 0).sum()
+
+            total = total + jax.grad(loss)(jnp.ones(8))
+            count += int(valid.sum())
+        means.append(total / count)
+    return np.stack(means)
+
+
+def test_the_server_averages_the_last_epochs_gradients_by_size_whatever_the_weights():
+    batches = batches_of(SIZES, epochs=2)
+    other = batches_of(SIZES, epochs=2, seed=1)  # so that the epochs differ
+    batches["image"] = jnp.concatenate([batches["image"][:, :3], other["image"][:, 3:]], 1)
+    batches["label"] = jnp.concatenate([batches["label"][:, :3], other["label"][:, 3:]], 1)
+    still = {"optimizer": STILL, "weigh": uniform}
+    state, _ = two_rounds(rounds=1, batches=batches, epochs=2, **still)
+    means = gradients_by_hand(start(), batches, epoch=1)
+    expected = np.average(means, axis=0, weights=SIZES)
+    np.testing.assert_allclose(state.server.gradient["features"], expected, rtol=2e-4, atol=1e-6)
+    some = batches | {"participates": jnp.asarray([True, False, True])}
+    state, _ = two_rounds(rounds=1, batches=some, epochs=2, **still)
+    expected = np.average(means[[0, 2]], axis=0, weights=[9, 6])
+    np.testing.assert_allclose(state.server.gradient["features"], expected, rtol=2e-4, atol=1e-6)
+
+
+def test_clients_that_keep_their_local_state_sum_up_gradients_anew_each_round():
+    still = {"optimizer": STILL, "keep_optimizer": True}
+    one, _ = two_rounds(rounds=1, **still)
+    three, _ = two_rounds(rounds=3, **still)
+    assert_close(three.server.gradient, one.server.gradient, rtol=1e-5)
+    np.testing.assert_array_equal(three.local.count, SIZES)
+    assert int(three.server.rounds) == 3
+
+
+def test_the_reported_loss_is_that_with_the_penalty():
+    batches = batches_of(SIZES)
+    method = method_of(STILL, lambda_sci=2.0)
+    state, first = run_rounds(method, start(), batches, 1)
+    received = np.asarray(state.server.gradient["features"])
+    _, second = method.round(state, batches, KEY)
+    assert (second["loss"] >= first["loss"] - 1e-6).all()
+    assert (second["loss"] > first["loss"]).any()
+    assert np.abs(received).max() > 0
+
+
+@pytest.mark.parametrize("share", [everything, nothing])
+def test_masks_stay_with_their_clients_and_an_unseen_one_gets_their_mean(share):
+    options = {"lambda_sci": 0.7} if share is everything else {"share": share}
+    state, metrics = two_rounds(**options)
+    assert state.shared["mask"] == {"features": None}
+    own = np.asarray(masks.client_masks(state)["features"])
+    assert np.abs(own[0] - own[1]).max() > 1e-4
+    served = global_variables(state)["mask"]["features"]
+    np.testing.assert_allclose(served, metrics["weights"] @ own, rtol=1e-5)
+    np.testing.assert_array_equal(client_variables(state)["mask"]["features"], own)
+
+
+def test_a_client_that_sits_out_or_is_not_finite_keeps_its_mask_and_gives_no_gradient():
+    batches = batches_of(SIZES) | {"participates": jnp.asarray([True, False, True])}
+    method = method_of()
+    state = method.init(KEY, start(), 3)
+    after, _ = method.round(state, batches, KEY)
+    own = masks.client_masks(after)["features"]
+    np.testing.assert_array_equal(own[1], np.ones(8))
+    poison = batches | {
+        "image": batches["image"].at[1].set(jnp.nan),
+        "participates": jnp.ones(3, bool),
+    }
+    poisoned, metrics = method.round(method.init(KEY, start(), 3), poison, KEY)
+    assert_equal(poisoned.server, after.server)
+    assert_equal(poisoned.shared, after.shared)
+    np.testing.assert_array_equal(metrics["finite"], [True, False, True])
+
+
+def test_every_client_strategy_and_order_of_clients_gives_the_same_numbers():
+    batches = batches_of(SIZES)
+    plain, _ = two_rounds(batches=batches)
+    other, _ = two_rounds(batches=batches, clients="vmap")
+    assert_close(other, plain, rtol=1e-4, atol=1e-5)
+    order = np.array([2, 0, 1])
+    permuted, _ = two_rounds(batches=jax.tree.map(lambda x: x[order], batches))
+    assert_close(permuted.shared, plain.shared, rtol=1e-4, atol=1e-5)
+    assert_close(permuted.server, plain.server, rtol=1e-4, atol=1e-5)
+    assert_close(client(permuted.personal, 1), client(plain.personal, 0), rtol=1e-4, atol=1e-5)
+
+
+def test_several_masks_train_and_align_together():
+    state, _ = two_rounds(names=("features", "a", "bn"), optimizer=optax.adam(0.01))
+    own = masks.client_masks(state)
+    assert {name: mask.shape for name, mask in own.items()} == {
+        "features": (3, 8),
+        "a": (3, 8),
+        "bn": (3, 8),
+    }
+    for name, mask in own.items():
+        assert np.abs(np.asarray(mask) - 1).max() > 1e-3, name
+        assert np.abs(state.server.gradient[name]).max() > 0, name
+
+
+def test_it_is_served_by_any_adaptation_with_the_mean_mask():
+    state, _ = two_rounds()
+    served = global_variables(state)
+    images = jax.random.normal(KEY, (4, 6))
+    dense = served["params"]["c"]
+    scaled = dense | {"kernel": dense["kernel"] * served["mask"]["features"][:, None]}
+    plain = {**masks.take(served)[0], "params": served["params"] | {"c": scaled}}
+    ours, _ = running(NormNet()).predict(served, (), images)
+    np.testing.assert_allclose(ours, NormNet().apply(plain, images), rtol=1e-5, atol=1e-6)
+
+
+def test_the_mask_of_a_model_that_shows_its_halves_trains_as_that_of_one_that_does_not():
+    class Hidden(nn.Module):
+        """The same layers as `MLP`, without methods."""
+
+        @nn.compact
+        def __call__(self, x):
+            return MLP(3, hidden=(8,), name="net")(x)
+
+    def shown():
+        net = MLP(3, hidden=(8,))
+        variables = variables_of(net)
+        return run_rounds(fedcd(net, SGD), variables, batches_of(SIZES), 2)[0], variables
+
+    state, variables = shown()
+    nested = {name: {"net": tree} for name, tree in variables.items()}
+    other, _ = run_rounds(fedcd(Hidden(), SGD), nested, batches_of(SIZES), 2)
+    assert_close(masks.client_masks(other), masks.client_masks(state), rtol=1e-5, atol=1e-6)
+    assert_close(other.shared["params"]["net"], state.shared["params"], rtol=1e-5, atol=1e-6)
+
+
+def test_in_float64_all_of_it_is_float64(x64):
+    variables = jax.tree.map(lambda x: x.astype(jnp.float64), start())
+    state, metrics = run_rounds(fedcd(NormNet(), SGD), variables, batches_of(SIZES))
+    leaves = jax.tree.leaves((state.shared, state.personal, state.server.gradient, metrics["loss"]))
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float64")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"lambda_sci": -1.0}, r"lambda_sci=-1\.0 must be finite and at least 0"),
+        ({"lambda_sci": float("nan")}, "lambda_sci=nan"),
+        ({"eta": -0.5}, r"eta=-0\.5"),
+        ({"names": ()}, "must name something"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        fedcd(NormNet(), SGD, **arguments)
+
+
+def test_a_name_that_is_nowhere_is_refused_at_the_start():
+    with pytest.raises(ValueError, match="no intermediate 'pool'"):
+        fedcd(NormNet(), SGD, names=("pool",)).init(KEY, start(), 3)
+
+
+def test_fedbn_as_its_sharing_rule_keeps_batch_norm_as_fedbn_does():
+    options = {"lambda_sci": 0.0, "mask_optimizer": FROZEN, "weigh": by_size}
+    state, _ = two_rounds(share=all_but_batch_norm, **options)
+    other, _ = run_rounds(fedbn(NormNet(), SGD), start(), batches_of(SIZES), 2)
+    ours = {name: tree for name, tree in state.personal.items() if name != "mask"}
+    assert_close(ours, other.personal, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A finished run by configuration, with its report."""
+    from fedjax_bn.report import write_report
+
+    folder = tmp_path_factory.mktemp("fedcd")
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch)
+        adaptations = ("running", "running:mask=False")
+        runs.run(folder, method="fedcd", rounds=4, adaptations=adaptations, fedcd__eta=3.0)
+    write_report(folder)
+    return folder
+
+
+def test_a_run_keeps_masks_their_mean_and_their_norm_of_every_round(folder):
+    lines = runs.lines(folder)
+    files = sorted((folder / "masks").iterdir())
+    assert [file.name for file in files] == ["0001.npz", "0002.npz", "0003.npz", "0004.npz"]
+    for line, file in zip(lines, files, strict=True):
+        with np.load(file) as stored:
+            own, mean = stored["features"], stored["features.mean"]
+            assert stored["clients"].tolist() == list(runs.NAMES[:3])
+        norms = dict(zip(runs.NAMES, np.abs(own).sum(1).tolist(), strict=False))
+        assert line["mask_l1"] == pytest.approx(norms | {"mean": np.mean(list(norms.values()))})
+        weights = [line["weights"][name] for name in runs.NAMES[:3]]
+        np.testing.assert_allclose(mean, weights @ own, rtol=1e-5)
+    assert lines[0]["mask_l1"] != lines[3]["mask_l1"]
+
+
+def test_a_run_draws_norms_weights_and_masked_features(folder):
+    page = (folder / "report.html").read_text()
+    for name in ("mask_l1", "weights", "masked_features"):
+        assert (folder / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "Features of two clients, before and behind their masks" in page
+
+
+def test_a_run_serves_the_unseen_client_with_the_mean_mask_and_without(folder):
+    served = runs.lines(folder)[-1]["unseen"]["dog"]
+    assert set(served) == {"running", "running:mask=False"}
+
+
+def test_runs_without_masks_keep_none(tmp_path, monkeypatch):
+    runs.install(monkeypatch)
+    runs.run(tmp_path, method="fedavg", rounds=1)
+    assert not (tmp_path / "masks").exists()
+    assert "mask_l1" not in runs.lines(tmp_path)[0]

@@ -1,0 +1,233 @@
+"""Masks: where they act in any model, how their size is found, who applies them."""
+
+from functools import cache
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import norm_nets as nets
+from federations import DropoutNet, NormNet, PlainNet, assert_equal
+from fedjax_bn import adaptation, masks
+from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.features import features_and_logits
+from fedjax_bn.halves import FeaturesOf, halves
+from fedjax_bn.models import (
+    MLP,
+    AlexNet,
+    DenseNet,
+    DigitCNN,
+    ResNet,
+    ResNet50,
+    SmallCNN,
+    TwoLayer,
+)
+from fedjax_bn.normalization import BatchNorm
+from small_oracle import SmallNet
+
+KEY = jax.random.key(3)
+
+
+class Flat(nn.Module):
+    """A convolution, a flattened map and the classifier: its features depend on the image size."""
+
+    @nn.compact
+    def __call__(self, images):
+        x = nn.relu(BatchNorm()(nn.Conv(3, (3, 3), strides=2)(images)))
+        return nn.Dense(5)(x.reshape(len(x), -1))
+
+
+class Bare(nn.Module):
+    """A classifier that is no `nn.Dense`."""
+
+    @nn.compact
+    def __call__(self, x):
+        return x @ self.param("w", nn.initializers.ones, (6, 3))
+
+
+class Norm(nn.Module):
+    """Batch norm meets the images first."""
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(4)(BatchNorm()(images).mean((1, 2)))
+
+
+MODELS = [
+    (SmallNet(), (12,), 16),
+    (NormNet(), (6,), 8),
+    (PlainNet(), (6,), 6),
+    (DropoutNet(), (6,), 8),
+    (nets.HandMade(), (6, 6, 3), None),
+    (Flat(), (9, 9, 2), 75),
+    (Norm(), (4, 4, 7), 7),
+    (MLP(3, hidden=(8, 5)), (2, 3), 5),
+    (TwoLayer(), (10,), 100),
+    (SmallCNN(widths=(4, 6)), (8, 8, 3), 6),
+    (DigitCNN(hidden=(32, 20)), (28, 28, 3), 20),
+    (ResNet((1, 1), width=4), (16, 16, 3), 8),
+    (ResNet50(width=4), (32, 32, 3), 128),
+    (DenseNet((1, 1)), (32, 32, 3), None),
+    (AlexNet(), (64, 64, 3), None),
+]
+
+
+@cache
+def start(index):
+    """A model, its variables and images; only shapes for the large ones."""
+    model, shape, _ = MODELS[index]
+    images = jax.random.normal(KEY, (4, *shape))
+    if index >= 10:
+        return model, jax.eval_shape(model.init, KEY, images), images
+    return model, model.init(KEY, images), images
+
+
+@cache
+def tiny():
+    """A network small enough to be compiled often."""
+    model, images = SmallCNN(3, widths=(4, 6)), jax.random.normal(KEY, (4, 6, 6, 3))
+    return model, model.init(KEY, images), images
+
+
+@pytest.mark.parametrize("index", range(len(MODELS)))
+def test_sizes_are_found_without_images_as_with_them(index):
+    model, variables, images = start(index)
+    ours = masks.channels(model, variables)
+    if isinstance(model, ResNet | DenseNet | SmallCNN | DigitCNN | AlexNet):
+        assert ours == masks.channels(model, variables, images)
+    features, _ = jax.eval_shape(
+        lambda v: model.apply(v, images, method=halves(model, v, images)), variables
+    )
+    assert ours["features"] == features.shape[-1]
+    assert MODELS[index][2] in (None, ours["features"])
+
+
+@pytest.mark.parametrize("index", range(10))
+def test_a_mask_multiplies_what_the_classifier_sees(index):
+    model, variables, images = start(index)
+    size = masks.channels(model, variables)["features"]
+    mask = jnp.linspace(0.2, 1.7, size)
+    ours = masks.apply(model, {**variables, "mask": {"features": mask}}, images)
+    features, _ = model.apply(variables, images, method=halves(model, variables, images))
+    if hasattr(model, "classify"):
+        theirs = model.apply(variables, features * mask, method="classify")
+    else:
+        (*_, name), _ = masks.last_dense(model, variables, images), None
+        dense = variables["params"][name]
+        theirs = (features * mask) @ dense["kernel"] + dense["bias"]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("index", range(10))
+def test_masks_of_ones_and_no_masks_change_nothing(index):
+    model, variables, images = start(index)
+    theirs = model.apply(variables, images)
+    assert_equal(masks.apply(model, variables, images), theirs)
+    assert_equal(masks.apply(model, masks.with_masks(model, variables), images), theirs)
+
+
+def test_a_mask_of_a_module_multiplies_its_output():
+    model, variables, images = start(0)
+    mask = jnp.linspace(0.5, 1.5, 16)
+    ours = masks.apply(model, {**variables, "mask": {"bn1": mask}}, images)
+    norm = variables["params"]["bn1"]
+    scaled = {name: leaf * mask for name, leaf in norm.items()}
+    params = variables["params"] | {"bn1": scaled}
+    np.testing.assert_allclose(ours, model.apply({**variables, "params": params}, images), 1e-5)
+
+
+def test_several_masks_act_at_once():
+    model, variables, images = start(9)
+    names = ("features", "conv1", "norm2")
+    several = masks.with_masks(model, variables, names)["mask"]
+    assert {name: mask.shape for name, mask in several.items()} == {
+        "features": (6,),
+        "conv1": (4,),
+        "norm2": (6,),
+    }
+    plain = model.apply(variables, images)
+    for name in names:
+        changed = several | {name: several[name].at[::2].set(0.3)}
+        ours = masks.apply(model, {**variables, "mask": changed}, images)
+        assert np.abs(ours - plain).max() > 1e-4, name
+
+
+def test_features_beside_a_mask_are_those_before_it():
+    for index in (0, 9):
+        model, variables, images = start(index)
+        masked = {
+            **variables,
+            "mask": {"features": jnp.zeros(masks.channels(*start(index)[:2])["features"])},
+        }
+        features, _ = model.apply(variables, images, method=halves(model, variables, images))
+        predict = adaptation.running(FeaturesOf(model)).predict
+        np.testing.assert_allclose(predict(masked, (), images)[0], features, rtol=1e-5)
+
+
+def test_names_that_are_nowhere_are_refused_with_those_that_are():
+    model, variables, _ = start(0)
+    with pytest.raises(
+        ValueError, match="no intermediate 'pool' to mask; valid are bn1, fc1, fc2, features"
+    ):
+        masks.with_masks(model, variables, ("pool",))
+
+
+def test_a_model_without_a_dense_classifier_is_refused_with_the_remedy():
+    variables = Bare().init(KEY, jnp.zeros((2, 6)))
+    with pytest.raises(ValueError, match=r"masks\.with_masks"):
+        masks.with_masks(Bare(), variables)
+    with pytest.raises(ValueError, match="no intermediate 'features'"):
+        masks.with_masks(Bare(), variables, images=jnp.zeros((2, 6)))
+    with pytest.raises(ValueError, match=r"does not end in an nn\.Dense"):
+        masks.apply(Bare(), variables | {"mask": {"features": jnp.ones(6)}}, jnp.zeros((2, 6)))
+
+
+def test_masks_that_are_there_stay():
+    model, variables, _ = start(0)
+    own = {**variables, "mask": {"features": jnp.full(16, 0.5)}}
+    assert_equal(masks.with_masks(model, own)["mask"], own["mask"])
+    both = masks.with_masks(model, own, ("features", "fc1"))["mask"]
+    assert set(both) == {"features", "fc1"}
+    assert_equal(both["features"], own["mask"]["features"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["running", "tsmobn", "random_alpha", "mixnorm:views=2"],
+)
+def test_every_adaptation_applies_the_masks_and_can_leave_them_out(text):
+    model, variables, images = tiny()
+    masked = {**variables, "mask": {"features": jnp.linspace(0, 1, 6)}}
+    scaled = dict(variables["params"])
+    scaled["head"] = scaled["head"] | {
+        "kernel": scaled["head"]["kernel"] * masked["mask"]["features"][:, None]
+    }
+
+    def logits(text, variables):
+        chosen = choose_adaptation(text, model).adaptation
+        return chosen.predict(variables, chosen.init(variables), images)[0]
+
+    np.testing.assert_allclose(
+        logits(text, masked), logits(text, {**variables, "params": scaled}), rtol=1e-4, atol=1e-5
+    )
+    assert_equal(logits(f"{text}:mask=False", masked), logits(text, variables))
+
+
+def test_the_ensemble_of_batch_norms_applies_the_mask():
+    model, variables, images = start(0)
+    clients = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), variables)
+    served = adaptation.with_clients({**variables, "mask": {"features": jnp.zeros(16)}}, clients)
+    logits, _ = adaptation.ensemble(model).predict(served, (), images)
+    bias = jax.nn.log_softmax(variables["params"]["fc2"]["bias"])
+    np.testing.assert_allclose(logits, jnp.broadcast_to(bias, logits.shape), atol=1e-6)
+
+
+def test_the_shown_halves_are_masked_in_one_pass():
+    model, variables, images = start(7)
+    mask = jnp.linspace(0.2, 1.7, 5)
+    with masks.multiply({"features": mask}, model, variables, images):
+        features, _ = model.apply(variables, images, method=features_and_logits)
+    plain, _ = model.apply(variables, images, method=features_and_logits)
+    np.testing.assert_allclose(features, plain * mask, rtol=1e-6)
