@@ -129,6 +129,28 @@ def adaptations(
     return ablation(values, label, baseline, logarithmic)
 
 
+def norm_curves(workdir: Path, methods: dict[str, Sequence[str]]) -> bytes | None:
+    """L1 norm of the clients' masks over rounds, the mean over clients and seeds of each line.
+
+    Args:
+      workdir: of the sweep.
+      methods: label -> names of its runs.
+    """
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.subplots()
+    for label, names in methods.items():
+        runs = _records(workdir, names)
+        if runs:
+            norms = np.array([[record["mask_l1"]["mean"] for record in run] for run in runs])
+            axes.plot(np.arange(1, norms.shape[1] + 1), norms.mean(0), label=label)
+    if not axes.lines:
+        return None
+    axes.set(xlabel="round", ylabel="L1 norm of the masks, mean")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    return png(figure)
+
+
 def _records(workdir: Path, names: Sequence[str]) -> list[list[dict[str, Any]]]:
     """The lines of metrics.jsonl of the finished runs."""
     return [

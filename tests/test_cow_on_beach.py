@@ -1,0 +1,61 @@
+"""The cow on the beach: what the colour tells, where, and that nothing else differs."""
+
+import numpy as np
+import pytest
+
+from fedjax_bn.data.cow_on_beach import COLOURS, PLACES, ground_of, grounds, load, paint
+from fedjax_bn.data.domain import check, whole
+from fedjax_bn.data.partition import generator
+from fedjax_bn.data.scanners import handwriting
+
+DATA = load(0)
+DOMAINS = {domain.name: whole(domain) for domain in DATA.domains}
+
+
+def share_of_own_ground(split, further=0):
+    return (ground_of(split.images) == (split.labels + further) % 10).mean()
+
+
+def test_the_dataset_is_sound_and_every_scan_is_owned_once():
+    check(DATA)
+    assert [domain.name for domain in DATA.domains] == [place.name for place in PLACES]
+    assert sum(len(split.labels) for split in DOMAINS.values()) == 1797
+    counts = sum(np.bincount(split.labels, minlength=10) for split in DOMAINS.values())
+    assert counts.tolist() == np.bincount(handwriting()[1]).tolist()
+    sizes = [len(split.labels) for split in DATA.domains[0][1:]]
+    assert sizes == [220, 30, 70]
+
+
+@pytest.mark.parametrize("place", PLACES[:4], ids=lambda place: place.name)
+def test_a_client_shows_a_digit_on_its_own_ground_as_often_as_stated(place):
+    expected = place.own + (1 - place.own) / 10
+    deviation = 4 * np.sqrt(expected * (1 - expected) / place.images)
+    assert abs(share_of_own_ground(DOMAINS[place.name]) - expected) < deviation
+
+
+def test_in_the_zoo_the_colour_tells_nothing_and_on_the_beach_it_tells_wrong():
+    assert 0.03 < share_of_own_ground(DOMAINS["zoo"]) < 0.18
+    assert share_of_own_ground(DOMAINS["beach"]) == 0
+    assert share_of_own_ground(DOMAINS["beach"], further=5) == 1
+
+
+@pytest.mark.parametrize("light", [0.55, 0.8, 1.0])
+def test_the_ground_is_read_back_in_any_light(light):
+    ink, _ = handwriting()
+    ground = np.arange(200) % 10
+    images = paint(ink[:200], ground, light, generator(1))
+    assert (ground_of(images) == ground).mean() > 0.99
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others():
+    again, other = load(0), load(1)
+    for one, two, three in zip(DATA.domains, again.domains, other.domains, strict=True):
+        np.testing.assert_array_equal(one.train.images, two.train.images)
+        assert not np.array_equal(one.train.images, three.train.images)
+
+
+def test_colours_are_ten_and_grounds_stay_among_them():
+    assert len(np.unique(np.round(COLOURS), axis=0)) == 10
+    for place in PLACES:
+        drawn = grounds(place, np.arange(1000) % 10, generator(2))
+        assert set(np.unique(drawn)) <= set(range(10))
