@@ -21,7 +21,7 @@ Record = dict[str, Any]
 SAMPLES = 256  # of a client, whose features are drawn
 
 
-def keep_masks(
+def log_masks(
     experiment: Experiment, folder: Path, state: FederatedState, last: bool = False
 ) -> Record:
     """Writes the masks of a round, and after the last one a picture of what they do.
@@ -41,7 +41,8 @@ def keep_masks(
     path = folder / "masks" / f"{int(state.round):04}.npz"
     write_atomically(path, packed(names, masks, np.asarray(state.weights)))
     if last and FEATURES in masks:
-        image = masked_features(features_of_two(experiment, state), masks[FEATURES][[0, -1]])
+        two = sorted({0, len(names) - 1})
+        image = masked_features(features_of(experiment, state, two), masks[FEATURES][two])
         write_atomically(folder / "plots" / "masked_features.png", image)
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0).tolist()
     return {"mask_l1": dict(zip(names, norms, strict=True)) | {"mean": float(np.mean(norms))}}
@@ -57,8 +58,10 @@ def packed(names: list[str], masks: dict[str, np.ndarray], weights: np.ndarray) 
     return buffer.getvalue()
 
 
-def features_of_two(experiment: Experiment, state: FederatedState) -> dict[str, np.ndarray]:
-    """Features f[N, F] before the mask of the first and the last client's own test images."""
+def features_of(
+    experiment: Experiment, state: FederatedState, clients: list[int]
+) -> dict[str, np.ndarray]:
+    """Name -> features f[N, F] before the mask, of some clients' own test images."""
     domains, variables = experiment.internal.domains, client_variables(state)
     adaptation = running(FeaturesOf(experiment.model))
     prepare: Prepare = experiment.prepare
@@ -68,13 +71,9 @@ def features_of_two(experiment: Experiment, state: FederatedState) -> dict[str, 
         images = prepare(images, parameter_dtype(variables))
         return adaptation.predict(take(variables)[0], (), images)[0]
 
-    count = min(SAMPLES, *(len(domains[k].test.labels) for k in (0, -1)))
-    return {
-        domains[k].name: np.asarray(
-            features(
-                jax.tree.map(lambda leaf, k=k: leaf[k], variables),
-                np.asarray(domains[k].test.images[:count]),
-            )
-        )
-        for k in (0, -1)
-    }
+    found = {}
+    for k in clients:
+        own = jax.tree.map(lambda leaf, k=k: leaf[k], variables)
+        images = np.asarray(domains[k].test.images[:SAMPLES])
+        found[domains[k].name] = np.asarray(features(own, images))
+    return found

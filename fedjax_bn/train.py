@@ -28,7 +28,7 @@ from fedjax_bn.experiment import (
 )
 from fedjax_bn.extrapolation import check_risks
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.mask_log import keep_masks
+from fedjax_bn.mask_log import log_masks
 from fedjax_bn.method_parts import with_method_parts
 from fedjax_bn.report import plots
 from fedjax_bn.rounds import open_rounds
@@ -193,7 +193,7 @@ def loop(
                 check_finite(record)
             check_weights(names, metrics, len(records) + 1)
             number, last = record["round"], record["round"] == config.rounds
-            record |= keep_masks(experiment, folder, state, last)
+            record |= log_masks(experiment, folder, state, last)
             if last or number % config.eval_every == 0:
                 record |= evaluate(state)
             records.append(record)
