@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pacs": {},
     "small": {
         **SMALL,
-        "rounds": 15,
+        "rounds": 8,
         "optimizer.momentum": 0.0,
         "data.image_size": 32,
         "data.fraction": 0.1,
