@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/cow_on_beach.py
 
-Four clients show digits on grounds whose colour tells the digit nearly always; in the zoo it tells
+Four clients show digits on grounds whose colour tells the digit mostly; in the zoo it tells
 nothing, on the beach it tells wrong (see fedjax_bn/data/cow_on_beach.py). How far a method falls
 from the clients' accuracy to theirs is how far it has learned the colour.
 
@@ -20,11 +20,12 @@ def get_config(changes: str = "") -> ConfigDict:
     config = base()
     config.method = "fedcd"
     config.model = "SmallCNN"
-    config.rounds = 40
+    config.rounds = 60
     config.local_epochs = 1
     config.batch_size = 16
-    config.optimizer.learning_rate = 0.05
+    config.optimizer.learning_rate = 0.1
     config.target = "zoo,beach"
     config.adaptations = ("running", "running:mask=False", "tsmobn")
+    config.eval_every = 10
     config.data.name = "cow_on_beach"
     return override(config, changes)

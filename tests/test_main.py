@@ -181,7 +181,7 @@ def test_the_report_needs_no_other_file_and_names_every_run(outcome):
     text = (outcome[0] / "report.html").read_text()
     page = References()
     page.feed(text)
-    assert len(page.found) == 5
+    assert len(page.found) == 6
     assert all(reference.startswith("data:image/png;base64,") for reference in page.found)
     assert "url(" not in text
     assert "@import" not in text
