@@ -7,8 +7,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_bn import evaluation, train, workdir
-from fedjax_bn.experiment import domain_names
-from fedjax_bn.method_parts import suits
+from fedjax_bn.configured_method import suits
+from fedjax_bn.datasets import domain_names
 from fedjax_bn.report import tables, write_report
 
 Record = dict[str, Any]

@@ -16,9 +16,10 @@ from ml_collections import ConfigDict
 from fedjax_bn import adaptation, train, workdir
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.config import assign, check, flatten, read
+from fedjax_bn.configured_method import check_adaptations
 from fedjax_bn.data.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, Split, whole
-from fedjax_bn.datasets import DATASETS
+from fedjax_bn.datasets import DATASETS, check_path, check_target
 from fedjax_bn.defaults import base
 from fedjax_bn.errors import ConfigError, WorkdirError
 from fedjax_bn.evaluate_run import (
@@ -32,11 +33,8 @@ from fedjax_bn.experiment import (
     Experiment,
     assemble,
     build,
-    check_path,
-    check_target,
 )
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.method_parts import check_adaptations
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.report import unseen
 

@@ -3,7 +3,6 @@
 The tables below are the only place where a name becomes a function.
 """
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -11,53 +10,34 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 from ml_collections import ConfigDict
 
-from fedjax_bn import aggregation, methods, models, sharing
+from fedjax_bn import models, sharing
 from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
 from fedjax_bn.clients import group_size
-from fedjax_bn.config import check, choose, nearest
+from fedjax_bn.config import check, choose
+from fedjax_bn.configured_method import (
+    METHODS,
+    check_adaptations,
+    local_epochs,
+    method_maker,
+)
 from fedjax_bn.data import augment
 from fedjax_bn.data.batches import by_epochs, by_steps
-from fedjax_bn.data.clients import make_clients
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.images import Prepare, standardize
-from fedjax_bn.data.pooled import pool_clients
 from fedjax_bn.data.source import Source
-from fedjax_bn.datasets import DATASETS, EMBEDDED, REDUCED, TFDS
+from fedjax_bn.datasets import DATASETS, check_image_size, check_path, divide
 from fedjax_bn.errors import ConfigError
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local import Load
-from fedjax_bn.method_parts import check_adaptations
 from fedjax_bn.models import pretrained
 from fedjax_bn.normalization import BatchNorm, normalize_with
 from fedjax_bn.personal import check_labelled
-from fedjax_bn.selection import Find, best_of_round, validation_accuracy
+from fedjax_bn.selection import Find
 from fedjax_bn.spelling import spelled_change
 
-METHODS = {name: getattr(methods, name) for name in methods.__all__}
 MODELS = {name: getattr(models, name) for name in models.__all__}
-SHARING = {
-    rule.__name__: rule
-    for rule in (
-        sharing.everything,
-        sharing.nothing,
-        sharing.all_but_batch_norm,
-        sharing.all_but_statistics,
-    )
-}
-WEIGHING = {
-    "by_size": lambda: aggregation.by_size,
-    "uniform": lambda: aggregation.uniform,
-    "risk_extrapolation": aggregation.risk_extrapolation,
-}
-OPTIMIZERS = {
-    "sgd": lambda config: optax.sgd(
-        config.learning_rate, config.momentum or None, nesterov=config.nesterov
-    ),
-    "adam": lambda config: optax.adam(config.learning_rate),
-}
 AUGMENTATIONS = {
     "none": lambda size: None,
     "domainbed": augment.domainbed,
@@ -167,141 +147,6 @@ def model_maker(config: ConfigDict) -> Callable[..., nn.Module]:
         raise ConfigError(str(error)) from error
 
 
-def divide(data: Source | Dataset, config: ConfigDict) -> tuple[Dataset, tuple[Domain, ...]]:
-    """The clients and the unseen domains, as `data.clients.make_clients` makes them.
-
-    With `data.partition="pooled"` one client owns all samples, and each domain's test samples are
-    an unseen domain's (FedBN, Table 12).
-    """
-    keys = config.data
-    check_target(data, config)
-    pooled = keys.partition == "pooled"
-    if pooled and config.target:
-        raise ConfigError(
-            f"config.target={config.target!r} does not go with config.data.partition='pooled', "
-            "which tests on every domain: leave target empty, or choose iid or dirichlet"
-        )
-    reduced = keys.name in REDUCED  # which have taken fraction and truncation already
-    internal, unseen = make_clients(
-        data,
-        target=config.target,
-        split=keys.split,
-        validation=keys.validation,
-        test=keys.test,
-        truncate=False if reduced else bool(keys.truncate),
-        fraction=1.0 if reduced or keys.fraction is None else keys.fraction,
-        partition="iid" if pooled else keys.partition,
-        num_clients=keys.num_clients,
-        alpha=keys.alpha,
-        clients_per_domain=keys.clients_per_domain,
-        sizes=keys.sizes,
-        seed=config.seed,
-    )
-    return pool_clients(internal) if pooled else (internal, unseen)
-
-
-def domain_names(config: ConfigDict) -> tuple[str, ...]:
-    """The names of all domains of the configured data, in order.
-
-    Raises:
-      ConfigError: the data are not there, or wrong.
-    """
-    load = choose(DATASETS, config.data.name, "data.name")
-    check_path(config)
-    with config.unlocked():
-        config = config.copy_and_resolve_references()
-    config.target = ""
-    try:
-        data = load(config)
-    except (ValueError, OSError, ImportError) as error:
-        raise ConfigError(str(error)) from error
-    return tuple(part.name for part in (data.pools if isinstance(data, Source) else data.domains))
-
-
-def check_target(data: Source | Dataset, config: ConfigDict) -> None:
-    """Raises ConfigError if a target is neither a domain nor a group of domains."""
-    domains = data.pools if isinstance(data, Source) else data.domains
-    valid = {domain.name for domain in domains}
-    valid |= set(data.groups) if isinstance(data, Source) else set()
-    if config.target in valid:
-        return
-    for name in filter(None, map(str.strip, config.target.split(","))):
-        if name not in valid:
-            raise ConfigError(
-                f"config.target={name!r} is no domain of {data.name}{nearest(name, valid)}"
-            )
-
-
-def check_path(config: ConfigDict) -> None:
-    """Raises ConfigError if a dataset that needs a path has none, or an embedded one has one."""
-    if config.data.name in EMBEDDED and config.data.path:
-        raise ConfigError(
-            f"config.data.path={config.data.path!r} is of no use, because config.data.name="
-            f"{config.data.name!r} is embedded: choose another data.name, or leave data.path empty"
-        )
-    if config.data.name not in EMBEDDED | TFDS and not config.data.path:
-        raise ConfigError(
-            f"config.data.name={config.data.name!r} is not embedded: give its file or folder, "
-            f"--config.data.path=PATH; {describe_folder(config)}"
-        )
-
-
-def describe_folder(config: ConfigDict) -> str:
-    """What the reader of a dataset says of a folder that is not there: the layout, and its home."""
-    with config.unlocked():
-        missing = config.copy_and_resolve_references()
-    missing.data.path = "PATH"
-    try:
-        DATASETS[config.data.name](missing)
-    except (ValueError, OSError) as error:
-        return str(error)
-    return "see the file of that name in fedjax_bn/data"
-
-
-def check_image_size(dataset: Dataset, config: ConfigDict) -> None:
-    """Raises ConfigError if the images have another size than the configuration says."""
-    images = dataset.domains[0].train.images
-    if images.ndim == 4 and images.shape[1] != config.data.image_size:
-        raise ConfigError(
-            f"config.data.image_size={config.data.image_size}, but images of {dataset.name} have "
-            f"{images.shape[1]} pixels a side: set it to {images.shape[1]}"
-        )
-
-
-def method_maker(
-    config: ConfigDict,
-) -> Callable[[nn.Module, Prepare, Load | None, Find | None], FederatedMethod]:
-    """Returns `make(model, prepare, load, find)` for the configured method.
-
-    A method's own arguments are the configuration's keys under its name, such as `fedprox.mu`;
-    FedIG-A has those of FedIG.
-    """
-    method = choose(METHODS, config.method, "method")
-    options = dict(config.get({"fediga": "fedig"}.get(config.method, config.method), {}))
-    if config.share:
-        options["share"] = choose(SHARING, config.share, "share")
-    if config.weigh:
-        options["weigh"] = choose_weighing(config.weigh)
-    make_optimizer = choose(OPTIMIZERS, config.optimizer.name, "optimizer.name")
-    optimizer = make_optimizer(config.optimizer)
-    if config.optimizer.weight_decay:
-        optimizer = optax.chain(optax.add_decayed_weights(config.optimizer.weight_decay), optimizer)
-    options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
-    if config.optimizer.keep:
-        options["keep_optimizer"] = True
-
-    def make(
-        model: nn.Module, prepare: Prepare, load: Load | None, find: Find | None
-    ) -> FederatedMethod:
-        train = {}
-        if config.local_selection:
-            score = validation_accuracy(model, prepare, find)
-            train["train"] = best_of_round(score, config.local_selection)
-        return method(model, optimizer, prepare=prepare, load=load, **train, **options)
-
-    return make
-
-
 def check_validation(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if clients are to select their best state and one has no validation."""
     without = [domain.name for domain in internal.domains if domain.validation is None]
@@ -311,21 +156,6 @@ def check_validation(internal: Dataset, config: ConfigDict) -> None:
             f"{without[0]!r} of {internal.name} has none: set config.data.validation above 0 (a "
             "dataset that comes divided may have none to give), or local_selection=0"
         )
-
-
-def choose_weighing(text: str) -> aggregation.WeighingRule:
-    """The rule that `name:key=value:key=value` spells, such as `risk_extrapolation:eta=0.3`.
-
-    Raises:
-      ValueError: an unknown name or key, or a value of the wrong type or out of its range.
-    """
-    name, *changes = text.split(":")
-    make = choose(WEIGHING, name, "weigh")
-    parameters = inspect.signature(make).parameters.items()
-    defaults = {key: parameter.default for key, parameter in parameters}
-    if changes and not defaults:
-        raise ConfigError(f"config.weigh={text!r}: {name} takes no arguments")
-    return make(**dict(spelled_change(f"config.weigh={text!r}", c, defaults) for c in changes))
 
 
 def check_clients(internal: Dataset, config: ConfigDict) -> None:
@@ -342,11 +172,6 @@ def check_clients(internal: Dataset, config: ConfigDict) -> None:
             f"config.clients_per_round={config.clients_per_round} is more than the {num_clients} "
             "clients there are: use 0 for all of them"
         )
-
-
-def local_epochs(config: ConfigDict) -> tuple[int, ...]:
-    """The local epochs of each client, or one number for all."""
-    return tuple(map(int, config.client_epochs)) or (config.local_epochs,)
 
 
 def sampler(config: ConfigDict, internal: Dataset) -> Callable:

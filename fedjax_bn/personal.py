@@ -22,7 +22,7 @@ from fedjax_bn.federation import FederatedState
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.sharing import Variables, join
 
-SAMPLES = 16  # for perfedavg: half a batch of 32, as in its training
+SAMPLES = {"perfedavg": 16}  # where nothing else is said; half a batch of 32, as in its training
 
 
 class Personalization(NamedTuple):
@@ -49,7 +49,7 @@ def choose_personalization(config: ConfigDict) -> Personalization | None:
     keys = config.personalize
     samples = keys.samples
     if samples is None:
-        samples = SAMPLES if config.method == "perfedavg" else 0
+        samples = SAMPLES.get(config.method, 0)
     rate = config.perfedavg.inner_rate if keys.rate is None else keys.rate
     return Personalization(samples, keys.steps, rate, config.seed) if samples else None
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_bn.experiment import Experiment, local_epochs
+from fedjax_bn.configured_method import local_epochs
+from fedjax_bn.experiment import Experiment
 
 Record = dict[str, Any]
 

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import checkpoint, logs, sharing, workdir
 from fedjax_bn.config import flatten
+from fedjax_bn.configured_method import with_method_parts
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.data.partition import fingerprint
 from fedjax_bn.errors import ConfigError, InterruptedRun, NotFiniteError, RiskError
@@ -29,7 +30,6 @@ from fedjax_bn.experiment import (
 from fedjax_bn.extrapolation import check_risks
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.mask_log import log_masks
-from fedjax_bn.method_parts import with_method_parts
 from fedjax_bn.report import plots
 from fedjax_bn.rounds import open_rounds
 from fedjax_bn.summary import Record, select_round, summarize

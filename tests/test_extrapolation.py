@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import runs
 from federations import NormNet, assert_close, assert_equal, batches_of, run_rounds, variables_of
-from fedjax_bn import experiment, methods, workdir
+from fedjax_bn import configured_method, methods, workdir
 from fedjax_bn.aggregation import by_size, needs_risks, risk_extrapolation
 from fedjax_bn.errors import ConfigError, RiskError
 from fedjax_bn.extrapolation import equal_risks, least_variance
@@ -232,14 +232,14 @@ def test_a_run_takes_the_rule_by_name_writes_its_weights_and_draws_them(tmp_path
 )
 def test_a_wrong_choice_in_a_configuration_is_one_sentence(text, said):
     with pytest.raises(ValueError, match=said) as caught:
-        experiment.choose_weighing(text)
+        configured_method.choose_weighing(text)
     assert isinstance(caught.value, ConfigError | ValueError)
 
 
 def test_no_choice_in_a_configuration_is_the_methods_own():
-    assert experiment.choose_weighing("by_size") is by_size
+    assert configured_method.choose_weighing("by_size") is by_size
     weights = [
-        experiment.choose_weighing(text)(jnp.asarray([3, 5]), jnp.asarray([0.2, 0.9]))
+        configured_method.choose_weighing(text)(jnp.asarray([3, 5]), jnp.asarray([0.2, 0.9]))
         for text in ("risk_extrapolation", "risk_extrapolation:eta=0.5:solver=slsqp")
     ]
     for one, other in itertools.pairwise(weights):
