@@ -68,7 +68,9 @@ def fedig(
         for what its features are.
       optimizer: the local optimizer.
       lambda_1: weight of CACL, at least 0.
-      lambda_2: weight of CAFL, at least 0.
+      lambda_2: weight of CAFL, at least 0. 4.0 is for networks that start from ImageNet's weights;
+        from random ones the features may collapse, and 4 / F, which makes CAFL a mean over the F
+        features, does well (docs/results.md).
       mixing: `mixing(key)` -> the rule of the second pass, or its text: MixIG with u ~ U(0, 1) by
         default, for others see `mixing.choose_mixing` (Tables 1, 3b and 6).
       adapter: whether the zero-shot adapter is trained.
