@@ -61,7 +61,9 @@ def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
 def evaluate(folder: Path, request: evaluation.Request) -> None:
     """Tests a finished run without training, and prints what was written."""
     result, files = evaluation.run(folder, request)
-    for key in ("unseen", "internal"):
-        if result[key]:
-            print(f"\n{tables.accuracies(result[key], f'{key}, accuracy %')}")
+    texts = dict.fromkeys(text for row in result["unseen"].values() for text in row)
+    outside = {text: {d: row[text] for d, row in result["unseen"].items()} for text in texts}
+    for rows, title in ((outside, "unseen"), (result["internal"], "internal")):
+        if rows:
+            print(f"\n{tables.accuracies(rows, f'{title}, accuracy %')}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")

@@ -119,7 +119,7 @@ def ablation(
             axes.axhline(baseline[name], color=color, linestyle=":")
     if logarithmic:
         axes.set_xscale("log", base=2)
-    axes.set(xlabel=label, ylabel="accuracy, %")
+    axes.set(xlabel=label, ylabel=ylabel(baseline))
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return png(figure)
@@ -151,7 +151,12 @@ def bars(
         if baseline and name in baseline:
             axes.plot([i - 0.45, i + 0.45], [baseline[name]] * 2, ":", color="black")
     axes.set_xticks(range(len(values)), list(values))
-    axes.set(ylabel="accuracy, %", title=label)
+    axes.set(ylabel=ylabel(baseline), title=label)
     axes.grid(axis="y", alpha=0.3)
     figure.legend(fontsize="small", loc="outside right upper")
     return png(figure)
+
+
+def ylabel(baseline: Mapping[str, float] | None) -> str:
+    """What the axis is, and what dotted lines are where there are any."""
+    return "accuracy, %" + (" (dotted: plain inference)" if baseline else "")

@@ -61,16 +61,16 @@ DIGITS_KEYS = {
     "checkpoint_every": 25,
 }
 PACS_KEYS = {
-    "model": "ResNet10:width=16",
-    "rounds": 15,
+    "model": "SmallCNN",
+    "rounds": 20,
     "local_steps": 40,
     "local_selection": 20,
     "batch_size": 32,
-    "optimizer.learning_rate": 0.02,
+    "optimizer.learning_rate": 0.03,
     "optimizer.momentum": 0.9,
-    "fedig.lambda_2": 4 / 128,
-    "eval_every": 3,
-    "checkpoint_every": 15,
+    "fedig.lambda_2": 4 / 64,
+    "eval_every": 4,
+    "checkpoint_every": 20,
     "data.image_size": 48,
 }
 
