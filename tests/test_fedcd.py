@@ -27,7 +27,7 @@ from fedjax_bn.adaptation import running
 from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.local import Received
-from fedjax_bn.methods import fedavg, fedbn, fedcd
+from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.methods.sci import Alignment, align, aligned_objective, mask_gradient
 from fedjax_bn.models import MLP, SmallCNN
 from fedjax_bn.normalization import normalize_with
@@ -231,10 +231,11 @@ def two_rounds(rounds=2, batches=None, epochs=1, **options):
     return run_rounds(method, start(), batches, rounds)
 
 
-@pytest.mark.parametrize("share", [everything, nothing])
-def test_without_penalty_with_fixed_masks_and_sizes_as_weights_it_is_fedavg(share):
+def test_without_penalty_with_fixed_masks_and_sizes_as_weights_it_is_the_plain_method():
+    """FedAvg by its sharing rule, and so FedBN by FedBN's."""
+    share = all_but_batch_norm
     state, metrics = two_rounds(lambda_sci=0.0, mask_optimizer=FROZEN, weigh=by_size, share=share)
-    other, theirs = run_rounds(fedavg(NormNet(), SGD, share=share), start(), batches_of(SIZES), 2)
+    other, theirs = run_rounds(fedbn(NormNet(), SGD), start(), batches_of(SIZES), 2)
     ours, masks_ = masks.take(global_variables(state))
     assert_close(ours, global_variables(other), rtol=1e-5, atol=1e-6)
     assert_close(masks.take(client_variables(state))[0], client_variables(other), 1e-5, 1e-6)
@@ -437,14 +438,6 @@ def test_wrong_arguments_are_refused(arguments, said):
 def test_a_name_that_is_nowhere_is_refused_at_the_start():
     with pytest.raises(ValueError, match="no intermediate 'pool'"):
         fedcd(NormNet(), SGD, names=("pool",)).init(KEY, start(), 3)
-
-
-def test_fedbn_as_its_sharing_rule_keeps_batch_norm_as_fedbn_does():
-    options = {"lambda_sci": 0.0, "mask_optimizer": FROZEN, "weigh": by_size}
-    state, _ = two_rounds(share=all_but_batch_norm, **options)
-    other, _ = run_rounds(fedbn(NormNet(), SGD), start(), batches_of(SIZES), 2)
-    ours = {name: tree for name, tree in state.personal.items() if name != "mask"}
-    assert_close(ours, other.personal, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,9 @@ from fedjax_bn.features import features_and_logits
 from fedjax_bn.halves import FeaturesOf, halves
 from fedjax_bn.models import (
     MLP,
-    AlexNet,
     DenseNet,
     DigitCNN,
     ResNet,
-    ResNet50,
     SmallCNN,
     TwoLayer,
 )
@@ -68,9 +66,7 @@ MODELS = [
     (SmallCNN(widths=(4, 6)), (8, 8, 3), 6),
     (DigitCNN(hidden=(32, 20)), (28, 28, 3), 20),
     (ResNet((1, 1), width=4), (16, 16, 3), 8),
-    (ResNet50(width=4), (32, 32, 3), 128),
     (DenseNet((1, 1)), (32, 32, 3), None),
-    (AlexNet(), (64, 64, 3), None),
 ]
 
 
@@ -79,7 +75,7 @@ def start(index):
     """A model, its variables and images; only shapes for the large ones."""
     model, shape, _ = MODELS[index]
     images = jax.random.normal(KEY, (4, *shape))
-    if index >= 10:
+    if index > 9:
         return model, jax.eval_shape(model.init, KEY, images), images
     return model, model.init(KEY, images), images
 
@@ -95,7 +91,7 @@ def tiny():
 def test_sizes_are_found_without_images_as_with_them(index):
     model, variables, images = start(index)
     ours = masks.channels(model, variables)
-    if isinstance(model, ResNet | DenseNet | SmallCNN | DigitCNN | AlexNet):
+    if isinstance(model, ResNet | DenseNet | SmallCNN | DigitCNN):
         assert ours == masks.channels(model, variables, images)
     features, _ = jax.eval_shape(
         lambda v: model.apply(v, images, method=halves(model, v, images)), variables
