@@ -44,6 +44,7 @@ FedCD's Table 1 (40 rounds of 5 epochs, batches of 16, learning rate 0.001):
 
     FedCD, in its own protocol        --config configs/pacs.py:method=fedcd
     another method in that protocol   --config configs/pacs.py:protocol=fedcd,method=fedavg
+    FedCD in FedIG's protocol         ...:protocol=fedig,method=fedcd,adaptations=running
     SCI alone, REA alone              ...:method=fedcd,weigh=by_size
                                       ...:protocol=fedcd,method=fedavg,weigh=risk_extrapolation
 
@@ -84,6 +85,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.data.split = "holdout"  # DomainBed's, not the authors' lists
     config.data.validation = 0.1
     config.data.augment = "domainbed"
-    if "fedcd" in re.findall(r"(?:^|,)(?:protocol|method)=(\w+)", changes):
+    named = dict(re.findall(r"(?:^|,)(protocol|method)=(\w+)", changes))
+    if named.get("protocol", named.get("method")) == "fedcd":
         override(config, FEDCD)
     return override(config, re.sub(r"(^|,)protocol=\w+", "", changes))

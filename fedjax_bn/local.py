@@ -27,6 +27,7 @@ import optax
 from fedjax_bn.data.images import Prepare, standardize
 from fedjax_bn.dtypes import promote
 from fedjax_bn.features import takes_train
+from fedjax_bn.masks import apply
 from fedjax_bn.normalization import normalize_with
 from fedjax_bn.sharing import STATISTICS, Variables
 
@@ -149,8 +150,14 @@ def forward(
     """
     options = takes_train(method or model.__call__, True)
     with normalize_with(valid=valid):
-        return model.apply(
-            variables, images, mutable=[STATISTICS], rngs={"dropout": key}, method=method, **options
+        return apply(
+            model,
+            variables,
+            images,
+            mutable=[STATISTICS],
+            rngs={"dropout": key},
+            method=method,
+            **options,
         )
 
 

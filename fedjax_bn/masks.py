@@ -2,23 +2,26 @@
 
 They are a collection of their own, `mask`, beside a model's: name -> f[C]. The name "features" is
 what the classifier sees (see `fedjax_bn.halves`), any other is the path of a module, such as
-"layer4_1", whose output is multiplied. The model needs no change: who predicts with `masks.apply`
-in place of `model.apply`, as all adaptations do, has them applied wherever the variables hold any.
+"layer4_1", whose output is multiplied. The model needs no change: who passes images with
+`masks.apply` in place of `model.apply`, as `local.forward` and all adaptations do, has them applied
+wherever the variables hold any.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.federation import FederatedState
 from fedjax_bn.halves import FeaturesOf, calls_dense, last_dense, shows_halves
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.sharing import STATISTICS, SharingRule, Variables
+
+if TYPE_CHECKING:
+    from fedjax_bn.federation import FederatedState
 
 PyTree = Any
 Masks = Mapping[str, jax.Array]
@@ -213,6 +216,6 @@ def keep_masks(share: SharingRule) -> SharingRule:
     return rule
 
 
-def client_masks(state: FederatedState) -> dict[str, jax.Array]:
+def client_masks(state: "FederatedState") -> dict[str, jax.Array]:
     """Name -> masks f[K, C] of the clients; {} where they have none."""
     return state.personal.get(COLLECTION, {})

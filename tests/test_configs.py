@@ -107,3 +107,21 @@ def test_every_ablation_of_tsmobn_varies_what_its_name_says(name):
     assert key == name
     amounts = {"batch_size": [2**n for n in range(1, 10)], "momentum": [n / 10 for n in range(10)]}
     assert list(values) == amounts.get(name, list(values))
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "epochs", "batch_size"),
+    [
+        ("", 200, 1, 64),
+        ("method=fedcd", 0, 5, 16),
+        ("protocol=fedcd,method=fedavg,weigh=risk_extrapolation", 0, 5, 16),
+        ("protocol=fedig,method=fedcd,adaptations=running", 200, 1, 64),
+        ("rounds=3,method=fedcd,batch_size=8", 0, 5, 8),
+    ],
+)
+def test_pacs_has_the_protocols_of_both_papers(changes, steps, epochs, batch_size):
+    config = read(f"configs/pacs.py:{changes}" if changes else "configs/pacs.py")
+    check(config)
+    assert (config.local_steps, config.local_epochs) == (steps, epochs)
+    assert config.batch_size == batch_size
+    assert config.optimizer.learning_rate == (0.001 if epochs == 5 else 0.01)

@@ -14,6 +14,7 @@ from fedjax_bn import adaptation, masks
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.features import features_and_logits
 from fedjax_bn.halves import FeaturesOf, halves
+from fedjax_bn.local import cross_entropy
 from fedjax_bn.models import (
     MLP,
     DenseNet,
@@ -227,3 +228,12 @@ def test_the_shown_halves_are_masked_in_one_pass():
         features, _ = model.apply(variables, images, method=features_and_logits)
     plain, _ = model.apply(variables, images, method=features_and_logits)
     np.testing.assert_allclose(features, plain * mask, rtol=1e-6)
+
+
+def test_training_and_personalization_pass_through_the_masks_that_are_there():
+    model, variables, images = tiny()
+    batch = {"image": images, "label": jnp.array([0, 1, 2, 1]), "valid": jnp.ones(4, bool)}
+    masked = {**variables, "mask": {"features": jnp.zeros(6)}}
+    value, _ = cross_entropy(model, lambda x, dtype: x)(masked, batch, None, KEY)
+    bias = jax.nn.log_softmax(variables["params"]["head"]["bias"])
+    np.testing.assert_allclose(value, -bias[batch["label"]].mean(), rtol=1e-5)
