@@ -192,7 +192,7 @@ def test_masks_that_are_there_stay():
 
 @pytest.mark.parametrize(
     "text",
-    ["running", "tsmobn", "random_alpha", "mixnorm:views=2"],
+    ["running", "tsmobn"],
 )
 def test_every_adaptation_applies_the_masks_and_can_leave_them_out(text):
     model, variables, images = tiny()

@@ -34,7 +34,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 PACS = {"P": "photo", "A": "art_painting", "C": "cartoon", "S": "sketch"}
 DIGITS = ("mnist", "svhn", "usps", "fonts", "mnist_m")
-BEACH = {"zoo (colour tells nothing)": "zoo", "beach (colour tells wrong)": "beach"}
+BEACH = {"zoo": "zoo", "beach": "beach"}  # the colour tells nothing; tells wrong
 LAMBDAS = (0.5, 0.7, 0.8, 0.9, 1.0)
 ETAS = (0.3, 0.5, 0.8)
 SEEDS = {"pacs": 1, "small": 2, "digits": 2, "beach": 3, "lambda": 2, "eta": 2}
