@@ -137,6 +137,7 @@ def test_gradients_of_a_training_step_equal_pytorch(name):
     ("model", "batch_norms", "parameters"),
     [
         (models.DigitCNN(), 5, 14_219_210),
+        (models.SmallCNN(), 3, 24_346),
         (models.AlexNet(), 7, 57_063_498),
         (models.ResNet18(1000), 20, 11_689_512),
         (models.ResNet50(1000), 53, 25_557_032),
