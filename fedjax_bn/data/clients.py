@@ -121,7 +121,7 @@ def left_out(
     left = named(names, groups, target, data)
     if len(left) == len(names):
         raise ValueError(
-            f"target {', '.join([target] if isinstance(target, str) else target)} leaves out every "
+            f"target {target if isinstance(target, str) else ','.join(target)} leaves out every "
             f"domain of {data}; none would train"
         )
     return left

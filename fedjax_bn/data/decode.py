@@ -194,7 +194,15 @@ def _block(files: Sequence[Path], size: int, root: Path) -> tuple[np.ndarray, Re
 
 
 def read_image(file: Path, size: int) -> tuple[np.ndarray, str]:
-    """One image as u8[size, size, 3], and the mode (Pillow's word) that it had in the file.
+    """`decode_image` of a file.
+
+    It is read as a whole: Pillow's many small reads would hand Python's lock to and fro.
+    """
+    return decode_image(file.read_bytes(), size)
+
+
+def decode_image(content: bytes, size: int) -> tuple[np.ndarray, str]:
+    """One image as u8[size, size, 3], and the mode (Pillow's word) that it had in its file.
 
     Grey becomes three equal channels; transparency is dropped, as by `convert("RGB")` in
     DomainBed's code; of 16 bits a pixel the upper eight are kept.
@@ -205,10 +213,8 @@ def read_image(file: Path, size: int) -> tuple[np.ndarray, str]:
     """
     from PIL import Image, UnidentifiedImageError
 
-    # Read as a whole: Pillow's many small reads would hand Python's lock to and fro.
-    content = io.BytesIO(file.read_bytes())
     try:
-        image = Image.open(content)
+        image = Image.open(io.BytesIO(content))
     except UnidentifiedImageError:
         raise ValueError("not an image of a known kind") from None
     mode = image.mode

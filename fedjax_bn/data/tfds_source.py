@@ -17,7 +17,6 @@ prepared without TensorFlow.
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ import numpy as np
 
 from fedjax_bn.data import cifar10, domainnet, office_caltech10, officehome, pacs, vlcs
 from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
-from fedjax_bn.data.decode import read_image
+from fedjax_bn.data.decode import decode_image
 from fedjax_bn.data.keep import bar, digest, keep
 from fedjax_bn.data.pools import PARTS
 from fedjax_bn.data.source import Pool, Source, check
@@ -235,7 +234,7 @@ def _decode(source: Any, rows: np.ndarray, size: int) -> np.ndarray:
     """Images u8[n, size, size, 3] of these rows; threads decode, since Pillow works unlocked."""
     records = source.__getitems__(rows.tolist())
     with ThreadPoolExecutor() as threads:
-        images = threads.map(lambda r: read_image(BytesIO(r["image"]), size)[0], records)
+        images = threads.map(lambda r: decode_image(r["image"], size)[0], records)
         return np.stack(list(images))
 
 
