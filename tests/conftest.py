@@ -1,6 +1,8 @@
 """Strict settings for every test: two virtual devices, strict promotion, warnings are errors."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -8,6 +10,12 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 # Nearly all of the suite's time is compilation of tiny programs; `make test-slow` optimizes.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and "XLA_FLAGS" not in os.environ:
+    flags = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false"}  # halves what is left
+    attempt = [sys.executable, "-c", "import jax; jax.devices()"]
+    # XLA ends a process that asks for a flag that this version does not know.
+    if subprocess.run(attempt, env=os.environ | flags, capture_output=True).returncode == 0:
+        os.environ.update(flags)
 
 import jax
 import pytest
@@ -20,6 +28,15 @@ def x64():
     """Runs one test in float64."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def optimized():
+    """Optimizes the programs of one test, where they run longer than they compile."""
+    usually = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", usually)
 
 
 @pytest.fixture(scope="session")

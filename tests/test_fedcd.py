@@ -225,22 +225,28 @@ def method_of(optimizer=SGD, epochs=1, **options):
     return fedcd(NormNet(), optimizer, local_epochs=epochs, **options)
 
 
-def two_rounds(rounds=2, batches=None, epochs=1, **options):
+def wide(variables):
+    """The same in float64."""
+    return jax.tree.map(lambda x: x.astype(jnp.float64), variables)
+
+
+def two_rounds(rounds=2, batches=None, epochs=1, start=start, **options):
     method = method_of(epochs=epochs, **options)
     batches = batches_of(SIZES, epochs=epochs) if batches is None else batches
     return run_rounds(method, start(), batches, rounds)
 
 
-def test_without_penalty_with_fixed_masks_and_sizes_as_weights_it_is_the_plain_method():
+def test_without_penalty_with_fixed_masks_and_sizes_as_weights_it_is_the_plain_method(x64):
     """FedAvg by its sharing rule, and so FedBN by FedBN's."""
     share = all_but_batch_norm
-    state, metrics = two_rounds(lambda_sci=0.0, mask_optimizer=FROZEN, weigh=by_size, share=share)
-    other, theirs = run_rounds(fedbn(NormNet(), SGD), start(), batches_of(SIZES), 2)
+    same = {"mask_optimizer": FROZEN, "weigh": by_size, "share": share}
+    state, metrics = two_rounds(lambda_sci=0.0, start=lambda: wide(start()), **same)
+    other, theirs = run_rounds(fedbn(NormNet(), SGD), wide(start()), batches_of(SIZES), 2)
     ours, masks_ = masks.take(global_variables(state))
-    assert_close(ours, global_variables(other), rtol=1e-5, atol=1e-6)
-    assert_close(masks.take(client_variables(state))[0], client_variables(other), 1e-5, 1e-6)
-    np.testing.assert_array_equal(masks_["features"], np.ones(8))
-    np.testing.assert_allclose(metrics["loss"], theirs["loss"], rtol=1e-5)
+    assert_close(ours, global_variables(other), rtol=1e-9, atol=1e-12)
+    assert_close(masks.take(client_variables(state))[0], client_variables(other), 1e-9, 1e-12)
+    np.testing.assert_allclose(masks_["features"], np.ones(8), rtol=1e-12)
+    np.testing.assert_allclose(metrics["loss"], theirs["loss"], rtol=1e-9)
 
 
 def test_with_eta_zero_the_weights_are_the_softmax_of_the_sizes_shares():
@@ -259,10 +265,11 @@ def test_it_weighs_by_risk_extrapolation_unless_told():
     np.testing.assert_allclose(metrics["weights"], 1 / 3, rtol=1e-6)
 
 
-def test_the_first_round_has_no_penalty_and_the_second_has():
-    first = [two_rounds(rounds=1, lambda_sci=value)[0] for value in (0.0, 0.7)]
-    assert_equal(first[0], first[1])
-    second = [two_rounds(rounds=2, lambda_sci=value) for value in (0.0, 0.7)]
+def test_the_first_round_has_no_penalty_and_the_second_has(x64):
+    begin = {"start": lambda: wide(start())}
+    first = [two_rounds(rounds=1, lambda_sci=value, **begin)[0] for value in (0.0, 0.7)]
+    assert_close(first[0], first[1], rtol=1e-9, atol=1e-12)
+    second = [two_rounds(rounds=2, lambda_sci=value, **begin) for value in (0.0, 0.7)]
     gaps = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), second[0][0].shared, second[1][0].shared)
     assert max(jax.tree.leaves(gaps)) > 1e-5
     assert (second[0][1]["step_loss"][:, 0] < second[1][1]["step_loss"][:, 0]).all()
@@ -415,7 +422,7 @@ def test_the_mask_of_a_model_that_shows_its_halves_trains_as_that_of_one_that_do
 
 
 def test_in_float64_all_of_it_is_float64(x64):
-    variables = jax.tree.map(lambda x: x.astype(jnp.float64), start())
+    variables = wide(start())
     state, metrics = run_rounds(fedcd(NormNet(), SGD), variables, batches_of(SIZES))
     leaves = jax.tree.leaves((state.shared, state.personal, state.server.gradient, metrics["loss"]))
     assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float64")}

@@ -17,7 +17,7 @@ __all__ = ["stored"]  # a fixture
 
 
 @pytest.mark.parametrize("make", [fedavg, fedbn])
-def test_the_unseen_stream_equals_pytorch(stored, x64, make):
+def test_the_unseen_stream_equals_pytorch(stored, x64, optimized, make):
     values, data = stored
     model, key = DigitCNN(), jax.random.key(0)
     method = make(model, optax.sgd(0.01), weigh=uniform)

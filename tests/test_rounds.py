@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import runs
+from federations import assert_close, assert_equal
 from fedjax_bn import experiment as module
 from fedjax_bn import rounds, train
 from fedjax_bn.config import check
@@ -62,13 +63,23 @@ def test_the_stream_holds_the_samples_that_the_device_gathers_in_their_order(ste
         assert number == 2
 
 
-def test_streamed_rounds_end_with_the_bits_of_resident_ones():
+def resident_and_streamed():
+    """The states after each of three rounds, both ways."""
     resident, note = first_rounds(runs.config(rounds=3), 3)
     assert "stay on the device" in note
     streamed, note = first_rounds(small_limit(runs.config(rounds=3)), 3)
     assert "are streamed" in note
-    for a, b in zip(resident, streamed, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, a, b)
+    return resident, streamed
+
+
+def test_streamed_rounds_end_where_resident_ones_do():
+    assert_close(*resident_and_streamed(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_streamed_rounds_end_with_the_bits_of_resident_ones():
+    """Both are programs of their own, and equal to the bit as XLA compiles them by default."""
+    assert_equal(*resident_and_streamed())
 
 
 def test_streamed_test_batches_are_the_resident_ones():
