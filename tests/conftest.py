@@ -1,5 +1,6 @@
 """Strict settings for every test: two virtual devices, strict promotion, warnings are errors."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+gc.set_threshold(100_000, 50, 50)  # a collection visits all that JAX remembers of every program
 
 
 @pytest.fixture
