@@ -15,7 +15,8 @@ import sys
 from functools import partial
 
 import figures
-from sweep import Cell, Figure, Run, Sweep, Table, main, seeds
+from plan import Cell, Figure, Run, Sweep, Table, seeds
+from sweep import main
 
 from fedjax_bn.report.published import published
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import figures
 import suppression
-from sweep import Cell, Figure, Run, Sweep, Table, main, seeds
+from plan import Cell, Figure, Run, Sweep, Table, seeds
+from sweep import main
 
 from fedjax_bn.report.published import published
 

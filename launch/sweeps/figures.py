@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from plan import Table, finished
 from report import accuracy, measured, read_summary
-from sweep import Table, finished
 
 from fedjax_bn.report.plots import png
 from fedjax_bn.report.unseen import ablation

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sweep import Cell, Run, Sweep, Table, finished, runs_of
+from plan import Cell, Run, Sweep, Table, finished, runs_of
 
 from fedjax_bn.workdir import write_atomically
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from sweep import finished
+from plan import finished
 
 from fedjax_bn.report.plots import png
 

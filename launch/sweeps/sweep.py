@@ -1,4 +1,4 @@
-"""What the sweeps share: a paper's runs as data, and the commands that list, run and report them.
+"""What the sweeps share: the commands that list, run and report the runs of a paper.
 
     python launch/sweeps/PAPER.py list   --workdir DIR [--only GLOB] [--data.NAME=PATH ...]
     python launch/sweeps/PAPER.py run    --workdir DIR [--only GLOB] [--data.NAME=PATH ...]
@@ -15,89 +15,13 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))
-
-
-class Run(NamedTuple):
-    """One call of fedjax_bn.main.
-
-    Attributes:
-      name: also its folder in the workdir, such as "digits/E1/fedbn/0".
-      config: the config file, from the repository's root.
-      changes: dotted key -> value, what differs from the config file.
-      data: which --data.NAME=PATH it needs; empty where the data are generated.
-    """
-
-    name: str
-    config: str
-    changes: dict[str, Any]
-    data: str = ""
-
-
-class Cell(NamedTuple):
-    """A number of a table: an accuracy in percent, as mean (std) over runs.
-
-    Attributes:
-      runs: names, usually one a seed.
-      domain: the client, or the unseen domain, that the accuracy is of; "mean" for that of all
-        clients, "unseen" for that of all unseen domains, of which every run may have its own.
-      published: mean and std as printed in the paper, None where it prints none.
-      adaptation: that of an unseen domain.
-    """
-
-    runs: tuple[str, ...]
-    domain: str
-    published: tuple[float, float | None] | None = None
-    adaptation: str = "running"
-
-
-class Table(NamedTuple):
-    """A table of the paper: row label -> one cell a column (None for an empty one)."""
-
-    name: str
-    title: str
-    columns: tuple[str, ...]
-    rows: dict[str, tuple[Cell | None, ...]]
-
-
-class Figure(NamedTuple):
-    """A figure of the paper.
-
-    Attributes:
-      name, title: as of a table.
-      runs: names of the runs that it shows.
-      draw: the workdir -> PNG bytes; None where none of its runs has finished.
-    """
-
-    name: str
-    title: str
-    runs: tuple[str, ...]
-    draw: Callable[[Path], bytes | None]
-
-
-class Sweep(NamedTuple):
-    """All runs of a paper, and what they are for; the latter are functions, made only if asked."""
-
-    paper: str
-    runs: tuple[Run, ...]
-    tables: Callable[[], Sequence[Table]]
-    figures: Callable[[], Sequence[Figure]]
-
-
-def seeds(count: int, name: str, config: str, changes: dict[str, Any], data: str) -> list[Run]:
-    """The same run with seeds 0 to count - 1, named NAME/SEED."""
-    return [Run(f"{name}/{s}", config, changes | {"seed": s}, data) for s in range(count)]
-
-
-def finished(workdir: Path, name: str) -> bool:
-    """Whether a run has ended."""
-    return (workdir / name / "summary.json").exists()
+from plan import ROOT, Run, Sweep, finished, runs_of
+from report import write_report
 
 
 def command(
@@ -133,14 +57,6 @@ def select(sweep: Sweep, only: str) -> list[Run]:
     if not chosen:
         raise SystemExit(f"--only={only} fits no run, table or figure; see `list` for all names")
     return chosen
-
-
-def runs_of(part: Table | Figure) -> list[str]:
-    """The names of the runs that a table or figure needs, each once."""
-    if isinstance(part, Figure):
-        return list(dict.fromkeys(part.runs))
-    cells = [cell for row in part.rows.values() for cell in row if cell]
-    return list(dict.fromkeys(name for cell in cells for name in cell.runs))
 
 
 def execute(chosen: list[Run], workdir: Path, data: dict[str, str], changes: list[str]) -> int:
@@ -192,8 +108,6 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
         known = sorted({run.data for run in sweep.runs} - {""})
         parser.error(f"there is no --data.{min(unknown)}: valid are {', '.join(known)}")
     if options.action == "report":
-        from report import write_report
-
         print(write_report(sweep, options.workdir))
         return 0
     chosen = select(sweep, options.only)

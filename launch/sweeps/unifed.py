@@ -23,7 +23,8 @@ import sys
 from functools import partial
 
 import figures
-from sweep import Cell, Figure, Run, Sweep, Table, main, seeds
+from plan import Cell, Figure, Run, Sweep, Table, seeds
+from sweep import main
 
 from fedjax_bn.data.corruptions import INTERNAL, TYPES
 from fedjax_bn.report.published import published

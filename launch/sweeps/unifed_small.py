@@ -9,7 +9,8 @@ internal protocol and one of the external.
 
 import sys
 
-from sweep import Sweep, main
+from plan import Sweep
+from sweep import main
 from unifed import cifar_runs, convergence, table2, table3
 
 RUNS = tuple(cifar_runs("configs/cifar10_c_small.py", 2, 1, "cifar10"))

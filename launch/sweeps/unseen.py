@@ -18,7 +18,8 @@ from functools import partial
 from typing import NamedTuple
 
 import figures
-from sweep import Cell, Figure, Run, Sweep, Table, main, seeds
+from plan import Cell, Figure, Run, Sweep, Table, seeds
+from sweep import main
 
 from fedjax_bn.report.published import published
 
@@ -61,15 +62,15 @@ DIGITS_KEYS = {
     "checkpoint_every": 25,
 }
 PACS_KEYS = {
-    "model": "SmallCNN",
+    "model": "ResNet10:width=32",
     "rounds": 20,
     "local_steps": 40,
     "local_selection": 20,
     "batch_size": 32,
     "optimizer.learning_rate": 0.03,
     "optimizer.momentum": 0.9,
-    "fedig.lambda_2": 4 / 64,
-    "eval_every": 4,
+    "fedig.lambda_2": 4 / 256,
+    "eval_every": 5,
     "checkpoint_every": 20,
     "data.image_size": 48,
 }
