@@ -4,7 +4,7 @@
 
 NAME is pacs or digits: what its config file takes as data.path. `pacs/*` is the paper's protocol, a
 ResNet-18 that needs a GPU. `digits/*` leaves one of five digit domains out, `small/*` one of PACS
-at 32x32 pixels with a tenth of the images, and `beach/*` is the cow on the beach
+at 32x32 pixels with three tenths of the images, and `beach/*` is the cow on the beach
 (configs/cow_on_beach.py), which needs no data; all three with SmallCNN.
 
 Every table reports the unseen domain. The paper prints results of the best lambda and eta only;
@@ -47,10 +47,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "small": {
         **SMALL,
         "rounds": 8,
-        "optimizer.learning_rate": 0.05,
-        "optimizer.momentum": 0.0,
+        "optimizer.learning_rate": 0.02,
+        "optimizer.momentum": 0.9,
         "data.image_size": 32,
-        "data.fraction": 0.1,
+        "data.fraction": 0.3,
         "data.augment": "none",
         "eval_every": 3,
     },
@@ -165,7 +165,7 @@ def tables() -> list[Table]:
     """Table 1 as printed and small, digits, the cow on the beach."""
     return [
         table1("pacs", "Table 1: PACS, ResNet-18"),
-        table1("small", "PACS at 32x32, a tenth of the images, SmallCNN"),
+        table1("small", "PACS at 32x32, three tenths of the images, SmallCNN"),
         digits(),
         *beach(),
     ]
