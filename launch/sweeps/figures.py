@@ -221,5 +221,5 @@ def accuracy_bars(workdir: Path, table: Table) -> bytes | None:
         axes.plot(place, [p[0] if p else np.nan for p in printed], "kx", markersize=4)
     axes.set_xticks(range(len(used)), [table.columns[i] for i in used])
     axes.set(ylabel="test accuracy, % (x: published)")
-    figure.legend(loc="outside upper center", ncols=min(4, len(values)), fontsize="small")
+    figure.legend(loc="outside upper center", ncols=min(3, len(values)), fontsize="small")
     return png(figure)
