@@ -3,13 +3,14 @@
     python benchmarks/adapter_time.py                        # ResNet-18, 64x64, batches of 64
     python benchmarks/adapter_time.py --size 224 --json      # and one JSON object as the last line
 
-All are timed in turn and their least times compared. The zero-shot adapter needs passes over every
-map for the samples' statistics, and two dense layers a batch norm; the claim is that it costs at
-most 5 % more than plain inference and those dense layers, which are timed by themselves.
+All are timed in turn and their medians compared. The zero-shot adapter needs passes over every map
+for the samples' statistics, and two dense layers a batch norm; the claim is that it costs at most
+5 % more than plain inference and those dense layers, which are timed by themselves.
 """
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable
 
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--model", default="ResNet18", choices=MODELS)
     parser.add_argument("--size", type=int, default=64, help="side of the images, pixels")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--inner", type=int, default=1, help="passes of one timing")
     parser.add_argument("--only", nargs="*", default=TIMED, choices=TIMED)
     parser.add_argument("--json", action="store_true")
@@ -42,8 +43,7 @@ def main() -> None:
     variables = jax.jit(lambda x: with_adapter(key, model, model.init(key, x), x))(images)
     functions = {name: predict(name, model) for name in options.only}
     functions["dense layers"] = dense_layers
-    seconds = time_in_turn(functions, (variables, images), options.repeats, options.inner)
-    report(seconds, options)
+    report(time_in_turn(functions, (variables, images), options.repeats, options.inner), options)
 
 
 def predict(name: str, model: ResNet18) -> Callable:
@@ -65,8 +65,8 @@ def dense_layers(variables: dict, images: jax.Array) -> jax.Array:
 
 def time_in_turn(
     functions: dict[str, Callable], arguments: tuple, repeats: int, inner: int
-) -> dict[str, float]:
-    """Least seconds of one call of each, which other programs disturb least."""
+) -> dict[str, list[float]]:
+    """Seconds of one call of each, `repeats` times."""
     compiled = {name: jax.jit(function) for name, function in functions.items()}
     for function in compiled.values():
         jax.block_until_ready(function(*arguments))
@@ -78,15 +78,18 @@ def time_in_turn(
                 result = function(*arguments)
             jax.block_until_ready(result)
             taken[name].append((time.perf_counter() - start) / inner)
-    return {name: min(values) for name, values in taken.items()}
+    return taken
 
 
-def report(seconds: dict[str, float], options: argparse.Namespace) -> None:
-    """Prints milliseconds and ratios to plain inference."""
+def report(taken: dict[str, list[float]], options: argparse.Namespace) -> None:
+    """Prints milliseconds, median [least, most], and ratios of medians to plain inference."""
     device = jax.devices()[0]
     print(f"{options.model} {options.size}x{options.size}, batch {options.batch}, {device}")
+    seconds = {name: statistics.median(values) for name, values in taken.items()}
     for name, value in seconds.items():
-        print(f"{name:<20} {1e3 * value:9.3f} ms   {value / seconds['running']:6.3f} of plain")
+        low, high = 1e3 * min(taken[name]), 1e3 * max(taken[name])
+        ratio = value / seconds["running"]
+        print(f"{name:<20}{1e3 * value:9.3f} ms [{low:.3f}, {high:.3f}]   {ratio:6.3f} of plain")
     if "zero_shot_adapter" in seconds:
         parts = seconds["running"] + seconds["dense layers"]
         ratio = seconds["zero_shot_adapter"] / parts

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.chunks import in_cache
 from fedjax_bn.masks import apply, take
 from fedjax_bn.normalization import (
     StatisticsRule,
@@ -35,7 +36,7 @@ class Adaptation(NamedTuple):
 
 def running(model: nn.Module) -> Adaptation:
     """Plain inference: the received running statistics normalize."""
-    return stateless(model, running_statistics)
+    return stateless(model, running_statistics, per_sample=True)
 
 
 def batch(model: nn.Module) -> Adaptation:
@@ -43,21 +44,39 @@ def batch(model: nn.Module) -> Adaptation:
     return stateless(model, batch_statistics)
 
 
-def stateless(model: nn.Module, statistics: StatisticsRule) -> Adaptation:
+def stateless(
+    model: nn.Module, statistics: StatisticsRule, *, per_sample: bool = False
+) -> Adaptation:
     """Predicts every batch by itself, normalized by a statistics rule.
 
     Args:
       model: linen module, images -> logits.
       statistics: the rule of all its batch norms.
+      per_sample: whether no sample's statistics depend on another's, so that a large batch may
+        pass in chunks (`chunks.in_cache`).
     """
 
     def predict(
         variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, PyTree]:
+        if per_sample:
+            return predict_each(model, statistics, variables, images), carry
         with normalize_with(statistics, valid):
             return apply(model, variables, images), carry
 
     return Adaptation(init=lambda variables: (), predict=predict)
+
+
+def predict_each(
+    model: nn.Module, statistics: StatisticsRule, variables: Variables, images: jax.Array
+) -> jax.Array:
+    """Logits f[B, classes] by a rule under which no sample's statistics depend on another's."""
+
+    def logits(chunk: jax.Array) -> jax.Array:
+        with normalize_with(statistics):
+            return apply(model, variables, chunk)
+
+    return in_cache(logits, images)
 
 
 def without_affine(adaptation: Adaptation) -> Adaptation:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 
-from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.adaptation.adaptation import Adaptation, predict_each
 from fedjax_bn.masks import apply
 from fedjax_bn.normalization import normalize_with
 from fedjax_bn.normalization.adapter import ALPHAS, COLLECTION, Adapter, adapted_statistics
@@ -22,8 +22,9 @@ def zero_shot_adapter(model: nn.Module) -> Adaptation:
     def predict(
         variables: Variables, carry: tuple, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, tuple]:
-        with normalize_with(adapted_statistics(adapter_of(variables)), valid):
-            return apply(model, variables, images), carry
+        del valid  # no sample sees another
+        statistics = adapted_statistics(adapter_of(variables))
+        return predict_each(model, statistics, variables, images), carry
 
     return Adaptation(lambda variables: (), predict)
 

@@ -4,9 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.masks import apply
-from fedjax_bn.normalization import normalize_with, running_statistics
+from fedjax_bn.adaptation.adaptation import Adaptation, predict_each
+from fedjax_bn.normalization import running_statistics
 from fedjax_bn.sharing import Variables, all_but_batch_norm, join, split
 
 COLLECTION = "clients"
@@ -23,6 +22,7 @@ def ensemble(model: nn.Module) -> Adaptation:
     def predict(
         variables: Variables, carry: tuple, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, tuple]:
+        del valid  # no sample sees another
         if COLLECTION not in variables:
             raise ValueError(
                 f"the variables have no collection {COLLECTION!r}: make them with "
@@ -34,8 +34,8 @@ def ensemble(model: nn.Module) -> Adaptation:
         others = {name: tree for name, tree in variables.items() if name not in clients}
 
         def member(own: Variables) -> jax.Array:
-            with normalize_with(running_statistics, valid):
-                return jax.nn.log_softmax(apply(model, others | join(own, received), images))
+            mine = others | join(own, received)
+            return jax.nn.log_softmax(predict_each(model, running_statistics, mine, images))
 
         logs = jax.lax.map(member, clients)
         return jax.nn.logsumexp(logs, axis=0) - jnp.log(len(logs)).astype(logs.dtype), carry

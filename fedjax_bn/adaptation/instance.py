@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation, stateless
 from fedjax_bn.masks import apply
@@ -20,9 +21,10 @@ def fixed_alpha(model: nn.Module, alpha: float | jax.Array = 0.5) -> Adaptation:
 
     Args:
       model: linen module, images -> logits.
-      alpha: weight of the sample's own statistics, in [0, 1].
+      alpha: weight of the sample's own statistics, in [0, 1]; f[B] for one of each sample.
     """
-    return stateless(model, sample_mixed_statistics(lambda layer, size, dtype: alpha))
+    rule = sample_mixed_statistics(lambda layer, size, dtype: alpha)
+    return stateless(model, rule, per_sample=jnp.ndim(alpha) == 0)
 
 
 def random_alpha(model: nn.Module, seed: int = 0) -> Adaptation:
@@ -48,7 +50,7 @@ def learned_alpha(model: nn.Module) -> Adaptation:
 
     The variables need the gates: see `normalization.gates.with_gates`.
     """
-    return stateless(model, gated_statistics)
+    return stateless(model, gated_statistics, per_sample=True)
 
 
 def iabn(model: nn.Module, strength: float = 4.0) -> Adaptation:
@@ -58,4 +60,4 @@ def iabn(model: nn.Module, strength: float = 4.0) -> Adaptation:
       model: linen module, images -> logits.
       strength: k, the standard errors that a deviation must exceed to count; at least 0.
     """
-    return stateless(model, instance_aware_statistics(strength))
+    return stateless(model, instance_aware_statistics(strength), per_sample=True)

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_bn.models.winograd import Padding, batched_product, constant_product, in_chunks
+from fedjax_bn.chunks import in_chunks
+from fedjax_bn.models.winograd import Padding, batched_product, constant_product
 
 CHUNK = 64  # images at a time: more no longer fit in the caches
 

@@ -12,7 +12,6 @@ row-major matrices, the one operation that XLA:CPU does at full speed everywhere
 `scan` and `map`; and so is every step of its gradients of any order.
 """
 
-from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from math import prod
@@ -21,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from fedjax_bn.chunks import in_chunks
 
 # Evaluation points, besides infinity, in the order of use. Small fractions whose differences are
 # far from 0 keep rounding small: with all seven a float32 result is within 1e-5 of the largest.
@@ -86,16 +87,6 @@ def winograd_convolution(
     ]
     filters = _transform_kernel(kernel, tile)
     return in_chunks(lambda images: _convolve(images, filters, axes), x, CHUNK)
-
-
-def in_chunks(function: Callable[[jax.Array], jax.Array], x: jax.Array, size: int) -> jax.Array:
-    """`function(x)` for x f[B, ...], with at most `size` samples at a time."""
-    if len(x) <= size:
-        return function(x)
-    whole = len(x) // size * size
-    y = lax.map(function, x[:whole].reshape(-1, size, *x.shape[1:]))
-    y = y.reshape(whole, *y.shape[2:])
-    return y if whole == len(x) else jnp.concatenate([y, function(x[whole:])])
 
 
 def _convolve(x: jax.Array, filters: jax.Array, axes: list[tuple[np.ndarray, ...]]) -> jax.Array:

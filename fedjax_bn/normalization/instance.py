@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fedjax_bn.dtypes import promote
 from fedjax_bn.normalization.batch_norm import BatchNorm
@@ -19,8 +20,23 @@ def instance_moments(x: jax.Array) -> Statistics:
       mean and variance, f[B, C] each, in at least float32.
     """
     x = x.reshape(x.shape[0], -1, x.shape[-1]).astype(promote(x.dtype, jnp.float32))
-    mean = x.mean(1)
-    return mean, jnp.square(x - mean[:, None]).mean(1)
+    mean = _means(x)
+    return mean, _means(jnp.square(x - mean[:, None]))
+
+
+@jax.custom_jvp
+def _means(x: jax.Array) -> jax.Array:
+    """Means over the positions, f[B, P, C] -> f[B, C]."""
+    if jax.default_backend() != "cpu":
+        return x.mean(1)
+    # XLA:CPU's sums over a middle axis take twice as long as a product with a constant row.
+    row = jnp.full((x.shape[0], 1, x.shape[1]), 1 / x.shape[1], x.dtype)
+    return lax.batch_matmul(row, x)[:, 0]
+
+
+@_means.defjvp
+def _means_jvp(x: tuple[jax.Array], dx: tuple[jax.Array]) -> Statistics:
+    return _means(*x), dx[0].mean(1)  # whose transpose is a broadcast, not a product
 
 
 def deviation(var: jax.Array, epsilon: float) -> jax.Array:

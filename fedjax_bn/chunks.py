@@ -1,0 +1,45 @@
+"""Large batches in chunks: less memory at a time, and on CPU data that stay in the caches."""
+
+from collections.abc import Callable
+from math import prod
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+CHUNK_VALUES = 2**18  # values of images at a time: 21 of 64 x 64 x 3
+MIN_CHUNK = 8  # images; fewer do not fill the matrix products
+
+
+def in_chunks(function: Callable[[jax.Array], jax.Array], x: jax.Array, size: int) -> jax.Array:
+    """`function(x)`, with at most `size` samples at a time, all chunks in one loop.
+
+    Args:
+      function: f[b, ...] -> array [b, ...], any b, each sample by itself.
+      x: [B, ...]. Where B is not a multiple of the number of chunks, zeros fill the last one.
+      size: samples at a time, positive.
+    """
+    count = -(-len(x) // size)
+    if count <= 1:
+        return function(x)
+    each = -(-len(x) // count)
+    filled = jnp.pad(x, [(0, count * each - len(x))] + [(0, 0)] * (x.ndim - 1))
+    y = lax.map(function, filled.reshape(count, each, *x.shape[1:]))
+    return y.reshape(count * each, *y.shape[2:])[: len(x)]
+
+
+def in_cache(function: Callable[[jax.Array], jax.Array], images: jax.Array) -> jax.Array:
+    """`function(images)`, on CPU in chunks whose maps stay in the caches, elsewhere at once.
+
+    With 64 images of 64 x 64 pixels ResNet-18 takes 0.6 of the time (`benchmarks/README.md`).
+
+    Args:
+      function: a network, f[b, H, W, C] -> f[b, ...], each sample by itself.
+      images: f[B, H, W, C]; samples of another form, whose networks read more weights than data,
+        are passed at once.
+    """
+    if jax.default_backend() != "cpu" or images.ndim != 4:
+        return function(images)
+    return in_chunks(
+        function, images, max(CHUNK_VALUES // max(prod(images.shape[1:]), 1), MIN_CHUNK)
+    )

@@ -1,0 +1,123 @@
+"""Batches in chunks are the same batches, and only where no sample needs another."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import norm_nets as nets
+from fedjax_bn import adaptation, chunks
+from fedjax_bn.adaptation import with_clients
+from fedjax_bn.chunks import in_cache, in_chunks
+from fedjax_bn.normalization import gates, normalize_with
+from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.normalization.mixig import sample_mixed_statistics
+
+KEY = jax.random.key(0)
+MODEL = nets.HandMade()
+PER_SAMPLE = {
+    "running": adaptation.running,
+    "fixed_alpha": lambda model: adaptation.fixed_alpha(model, 0.3),
+    "learned_alpha": adaptation.learned_alpha,
+    "iabn": lambda model: adaptation.iabn(model, 0.5),
+    "zero_shot_adapter": adaptation.zero_shot_adapter,
+    "ensemble": adaptation.ensemble,
+}
+
+
+@pytest.fixture
+def small_caches(monkeypatch):
+    """A machine whose caches hold three images."""
+    monkeypatch.setattr(chunks, "CHUNK_VALUES", 3 * 6 * 6 * 3)
+    monkeypatch.setattr(chunks, "MIN_CHUNK", 1)
+
+
+def variables_for(name, images):
+    variables = nets.variables_of(MODEL, images)
+    if name == "learned_alpha":
+        return gates.with_gates(variables)
+    if name == "zero_shot_adapter":
+        adapted = with_adapter(KEY, MODEL, variables, images)
+        seed = iter(range(100))
+        adapted["adapter"] = jax.tree.map(
+            lambda leaf: leaf + 0.1 * np.random.default_rng(next(seed)).standard_normal(leaf.shape),
+            adapted["adapter"],
+        )
+        return adapted
+    if name == "ensemble":
+        clients = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.5 * leaf]), variables)
+        return with_clients(variables, clients)
+    return variables
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 20])
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9])
+def test_chunks_are_the_whole_in_order_and_never_larger_than_asked(count, size):
+    x, seen = np.arange(count * 2.0).reshape(count, 2), []
+
+    def function(chunk):
+        seen.append(len(chunk))
+        return jnp.square(chunk).sum(1)
+
+    np.testing.assert_array_equal(in_chunks(function, jnp.asarray(x), size), (x**2).sum(1))
+    assert max(seen) <= size
+    assert len(set(seen)) == 1  # one program, whatever the remainder
+
+
+@pytest.mark.usefixtures("x64")
+def test_gradients_pass_through_chunks():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((7, 3)))
+    value = lambda x, size: (in_chunks(jnp.sin, x, size) * jnp.arange(21.0).reshape(7, 3)).sum()  # noqa: E731
+    np.testing.assert_allclose(jax.grad(value)(x, 3), jax.grad(value)(x, 7), rtol=1e-15)
+
+
+@pytest.mark.usefixtures("x64", "small_caches")
+@pytest.mark.parametrize("name", PER_SAMPLE)
+def test_a_batch_in_chunks_is_predicted_as_its_samples_are(name):
+    images = nets.images_of(8)
+    variables = variables_for(name, images)
+    adapt = PER_SAMPLE[name](MODEL)
+    logits, carry = jax.jit(adapt.predict)(variables, adapt.init(variables), images)
+    assert carry == ()
+    for i in range(8):
+        one, _ = adapt.predict(variables, (), images[i : i + 1])
+        np.testing.assert_allclose(logits[i], one[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64", "small_caches")
+def test_an_alpha_of_each_sample_finds_its_sample():
+    images, alpha = nets.images_of(8), jnp.linspace(0, 1, 8)
+    variables = nets.variables_of(MODEL, images)
+    logits, _ = adaptation.fixed_alpha(MODEL, alpha).predict(variables, (), images)
+    for i in range(8):
+        with normalize_with(sample_mixed_statistics(lambda layer, size, dtype, i=i: alpha[i])):
+            one = MODEL.apply(variables, images[i : i + 1])
+        np.testing.assert_allclose(logits[i], one[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64", "small_caches")
+@pytest.mark.parametrize("make", [adaptation.batch, lambda model: adaptation.tsmobn(model, 0.9)])
+def test_statistics_of_a_batch_are_those_of_the_whole_batch(make):
+    images = nets.images_of(8)
+    variables = nets.variables_of(MODEL, images)
+    adapt = make(MODEL)
+    logits, _ = adapt.predict(variables, adapt.init(variables), images)
+    parts = [
+        adapt.predict(variables, adapt.init(variables), x)[0] for x in (images[:4], images[4:])
+    ]
+    assert not np.allclose(logits, jnp.concatenate(parts), rtol=1e-3)
+
+
+@pytest.mark.usefixtures("small_caches")
+def test_samples_without_maps_and_other_machines_take_the_batch_at_once(monkeypatch):
+    lengths = []
+
+    def function(x):
+        lengths.append(len(x))
+        return x
+
+    in_cache(function, jnp.zeros((50, 6 * 6 * 3)))
+    in_cache(function, jnp.zeros((8, 6, 6, 3)))
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    in_cache(function, jnp.zeros((8, 6, 6, 3)))
+    assert lengths == [50, 3, 8]
