@@ -39,18 +39,19 @@ def convolution(
     On CPU a two-dimensional convolution in float32 or float64, in the order NHWC and HWIO, without
     dilation or groups, takes the algorithm that suits its static shapes (`choose_algorithm`).
     Anything else, and any other default backend when the function is traced, is
-    `lax.conv_general_dilated` itself. Forward and backward pass in a `scan`, ms, two AVX-512 cores,
-    jax 0.10.2, float32, beside PyTorch 2.13 in channels_last; * marks the choice:
+    `lax.conv_general_dilated` itself. Forward and backward pass in a `scan`, median ms of 9 in turn on
+    two shared AVX-512 cores, jax 0.10.2, float32, PyTorch 2.13 in channels_last; * is the choice:
 
         layer (kernel, images)              direct  patches  tiled  transformed  PyTorch
-        5x5       3 ->  64, 32 x 28 x 28       4.0     3.0*      -            -      2.2
-        5x5      64 ->  64, 32 x 14 x 14      18.0    23.0     8.8         6.2*      9.1
-        5x5      64 -> 128, 32 x  7 x  7       7.2     6.9     3.4         2.6*      3.8
-        7x7 / 2   3 ->  64, 16 x 64 x 64       4.4     3.9*      -            -      1.9
-        3x3      64 ->  64, 16 x 16 x 16       5.1     3.9     3.0*        4.1       2.2
-        3x3     256 -> 256, 16 x  4 x  4       4.8     2.9*    3.2         4.4       2.9
-        3x3     512 -> 512, 16 x  2 x  2       200     3.8*   14.5            -      6.6
-        3x3 / 2 256 -> 512, 16 x  4 x  4      45.0     1.6*      -            -      3.7
+        5x5       3 ->  64, 32 x 28 x 28       5.8     5.2*      -            -      3.7
+        5x5      64 ->  64, 32 x 14 x 14      26.8    34.9    16.5         9.3*     10.9
+        5x5      64 -> 128, 32 x  7 x  7      11.4     9.8     5.5         4.9*      6.1
+        7x7 / 2   3 ->  64, 16 x 64 x 64       5.5     4.7*      -            -      3.8
+        3x3      64 ->  64, 16 x 16 x 16       7.8     6.7     4.6*        6.1       4.8
+        3x3     256 -> 256, 16 x  4 x  4       6.4     3.5*    5.4         6.5       5.0
+        3x3     512 -> 512, 16 x  2 x  2       288     5.3*   21.6            -     11.0
+        3x3     512 -> 512, 64 x  2 x  2      1098    14.7*   46.1            -     25.2
+        3x3 / 2 256 -> 512, 16 x  4 x  4      68.5     2.2*      -            -      6.1
 
     Reverse-mode derivatives of any order, and forward over reverse.
 
@@ -156,16 +157,15 @@ def patches_convolution(
     """
     r, s, channels, features = kernel.shape
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-    high, wide = ((n - t) // d + 1 for n, t, d in zip(x.shape[1:3], (r, s), strides, strict=True))
-    windows = [
-        x[:, i : i + (high - 1) * strides[0] + 1 : strides[0]][
-            :, :, j : j + (wide - 1) * strides[1] + 1 : strides[1]
-        ]
-        for i in range(r)
-        for j in range(s)
-    ]
-    patches = jnp.concatenate(windows, axis=-1).reshape(-1, r * s * channels)
-    return (patches @ kernel.reshape(-1, features)).reshape(len(x), high, wide, features)
+    # Across first: the windows down are then few and long, which copies faster than r * s of them.
+    for axis, taps in ((2, s), (1, r)):
+        stride = strides[axis - 1]
+        reach = (x.shape[axis] - taps) // stride * stride + 1
+        windows = [lax.slice_in_dim(x, i, i + reach, stride, axis) for i in range(taps)]
+        x = jnp.concatenate(windows, axis=-1)
+    return (x.reshape(-1, r * s * channels) @ kernel.reshape(-1, features)).reshape(
+        *x.shape[:3], features
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
