@@ -3,13 +3,15 @@
     python benchmarks/adapter_time.py                        # ResNet-18, 64x64, batches of 64
     python benchmarks/adapter_time.py --size 224 --json      # and one JSON object as the last line
 
-All are timed in turn and their medians compared. The zero-shot adapter needs passes over every map
-for the samples' statistics, and two dense layers a batch norm; the claim is that it costs at most
-5 % more than plain inference and those dense layers, which are timed by themselves.
+All are timed in turn, each time in another order, and their medians compared. The zero-shot adapter
+needs passes over every map for the samples' statistics, and two dense layers a batch norm; the
+claim is that it costs at most 5 % more than plain inference and those dense layers, which are timed
+by themselves.
 """
 
 import argparse
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -71,8 +73,10 @@ def time_in_turn(
     for function in compiled.values():
         jax.block_until_ready(function(*arguments))
     taken = {name: [] for name in functions}
+    order, shuffle = list(compiled.items()), random.Random(0).shuffle
     for _ in range(repeats):
-        for name, function in compiled.items():
+        shuffle(order)  # what ran before leaves the caches in its own state
+        for name, function in order:
             start = time.perf_counter()
             for _ in range(inner):
                 result = function(*arguments)

@@ -39,8 +39,9 @@ def convolution(
     On CPU a two-dimensional convolution in float32 or float64, in the order NHWC and HWIO, without
     dilation or groups, takes the algorithm that suits its static shapes (`choose_algorithm`).
     Anything else, and any other default backend when the function is traced, is
-    `lax.conv_general_dilated` itself. Forward and backward pass in a `scan`, median ms of 9 in turn on
-    two shared AVX-512 cores, jax 0.10.2, float32, PyTorch 2.13 in channels_last; * is the choice:
+    `lax.conv_general_dilated` itself. Forward and backward pass in a `scan`, median ms of 9 in turn
+    on two shared AVX-512 cores, jax 0.10.2 and PyTorch 2.13 in channels_last, float32; * marks the
+    choice:
 
         layer (kernel, images)              direct  patches  tiled  transformed  PyTorch
         5x5       3 ->  64, 32 x 28 x 28       5.8     5.2*      -            -      3.7
