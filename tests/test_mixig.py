@@ -65,6 +65,28 @@ def test_instance_variance_is_safe_far_from_zero():
     np.testing.assert_allclose(var, x.astype(np.float64).var((1, 2)), rtol=1e-3)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 16, 49])
+def test_gradients_of_instance_moments_are_those_of_their_definition(x64, count):
+    x = jnp.asarray(np.random.default_rng(0).normal(3, 2, (2, count, 5)))
+
+    def definition(x):
+        mean = x.mean(1)
+        return mean, jnp.square(x - mean[:, None]).mean(1)
+
+    for derivative in (jax.jacfwd, jax.jacrev, jax.hessian):
+        for own, expected in zip(
+            derivative(instance_moments)(x), derivative(definition)(x), strict=True
+        ):
+            np.testing.assert_allclose(own, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_map_of_one_value_has_no_variance():
+    x = jnp.broadcast_to(jnp.float32([0.1, 1e4, -3.3e-5]), (2, 7, 9, 3))
+    mean, var = instance_moments(x)
+    np.testing.assert_array_equal(mean, x[:, 0, 0])
+    np.testing.assert_array_equal(var, np.zeros((2, 3)))
+
+
 def test_u_0_is_normalization_by_global_statistics(x64):
     layer, variables, x = layer_and_variables()
     ours = apply_with(mixed_statistics(KEY, constant(0.0)), layer, variables, x)

@@ -1,5 +1,7 @@
 """Statistics of single samples, and standard deviations in place of variances."""
 
+from math import gcd
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -11,7 +13,7 @@ Statistics = tuple[jax.Array, jax.Array]
 
 
 def instance_moments(x: jax.Array) -> Statistics:
-    """Mean and biased variance of every sample and channel over its positions, in two passes.
+    """Mean and biased variance of every sample and channel over its positions.
 
     Args:
       x: f[B, ..., C].
@@ -29,13 +31,15 @@ def _moments(x: jax.Array) -> Statistics:
     if jax.default_backend() != "cpu":
         mean = x.mean(1)
         return mean, jnp.square(x - mean[:, None]).mean(1)
-    # XLA:CPU is slow at sums over a middle axis and fast at products with a constant row. The
-    # squares, which would be written out, are added in four parts first.
-    row = jnp.full((samples, 1, positions), 1 / positions, x.dtype)
-    mean = lax.batch_matmul(row, x)
-    parts = jnp.split(x, 4 if positions % 4 == 0 else 1, axis=1)
-    squares = sum(jnp.square(part - mean) for part in parts)
-    return mean[:, 0], lax.batch_matmul(row[:, :, : squares.shape[1]], squares)[:, 0]
+    # XLA:CPU is slow at sums over a middle axis and fast at products with a constant row. What they
+    # would have to read is summed in four parts first: distances to one of the values, close
+    # enough to the mean for E[d^2] - E[d]^2, and their squares, which need not wait for the mean.
+    middle = x[:, positions // 2 :][:, :1]
+    distances = [part - middle for part in jnp.split(x, gcd(positions, 4), axis=1)]
+    row = jnp.full((samples, 1, distances[0].shape[1]), 1 / positions, x.dtype)
+    first = lax.batch_matmul(row, sum(distances))[:, 0]
+    second = lax.batch_matmul(row, sum(map(jnp.square, distances)))[:, 0]
+    return first + middle[:, 0], jnp.maximum(second - jnp.square(first), 0)
 
 
 @_moments.defjvp
