@@ -79,7 +79,7 @@ def test_a_batch_in_chunks_is_predicted_as_its_samples_are(name):
     adapt = PER_SAMPLE[name](MODEL)
     logits, carry = jax.jit(adapt.predict)(variables, adapt.init(variables), images)
     assert carry == ()
-    for i in range(8):
+    for i in (0, 3, 7):  # of each chunk one
         one, _ = adapt.predict(variables, (), images[i : i + 1])
         np.testing.assert_allclose(logits[i], one[0], rtol=1e-9, atol=1e-12)
 

@@ -65,7 +65,7 @@ def test_instance_variance_is_safe_far_from_zero():
     np.testing.assert_allclose(var, x.astype(np.float64).var((1, 2)), rtol=1e-3)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 16, 49])
+@pytest.mark.parametrize("count", [1, 8, 9])
 def test_gradients_of_instance_moments_are_those_of_their_definition(x64, count):
     x = jnp.asarray(np.random.default_rng(0).normal(3, 2, (2, count, 5)))
 
