@@ -1,7 +1,5 @@
 """Statistics of single samples, and standard deviations in place of variances."""
 
-from math import gcd
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -31,14 +29,21 @@ def _moments(x: jax.Array) -> Statistics:
     if jax.default_backend() != "cpu":
         mean = x.mean(1)
         return mean, jnp.square(x - mean[:, None]).mean(1)
-    # XLA:CPU is slow at sums over a middle axis and fast at products with a constant row. What they
-    # would have to read is summed in four parts first: distances to one of the values, close
-    # enough to the mean for E[d^2] - E[d]^2, and their squares, which need not wait for the mean.
+    # XLA:CPU is slow at sums over a middle axis. Neighbours are added up first: distances to one of
+    # the values, close enough to the mean for E[d^2] - E[d]^2, and their squares, which need not
+    # wait for the mean. Products with a constant row sum what is left.
     middle = x[:, positions // 2 :][:, :1]
-    distances = [part - middle for part in jnp.split(x, gcd(positions, 4), axis=1)]
-    row = jnp.full((samples, 1, distances[0].shape[1]), 1 / positions, x.dtype)
-    first = lax.batch_matmul(row, sum(distances))[:, 0]
-    second = lax.batch_matmul(row, sum(map(jnp.square, distances)))[:, 0]
+    few = positions if positions <= 16 else max(n for n in range(1, 9) if positions % n == 0)
+    neighbours = x.reshape(samples, positions // few, few, -1)
+    distances = [neighbours[:, :, i] - middle for i in range(few)]
+    first, second = sum(distances), sum(map(jnp.square, distances))
+    if few == positions:
+        # Else they would be summed anew for every position that the mean normalizes.
+        first, second = lax.optimization_barrier((first[:, 0], second[:, 0]))
+    else:
+        row = jnp.ones((samples, 1, positions // few), x.dtype)
+        first, second = (lax.batch_matmul(row, part)[:, 0] for part in (first, second))
+    first, second = first / positions, second / positions
     return first + middle[:, 0], jnp.maximum(second - jnp.square(first), 0)
 
 
