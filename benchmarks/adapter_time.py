@@ -28,7 +28,7 @@ from fedjax_bn.models import DigitCNN, ResNet18
 from fedjax_bn.normalization import BatchNorm, normalize_with, running_statistics
 from fedjax_bn.normalization.adapter import estimate, with_adapter
 from fedjax_bn.normalization.instance import Statistics
-from fedjax_bn.normalization.layer import name_of
+from fedjax_bn.normalization.layer import is_spatial, name_of
 
 MODELS = {"ResNet18": ResNet18, "DigitCNN": DigitCNN}
 TIMED = ("running", "batch", "tsmobn", "fixed_alpha", "iabn", "zero_shot_adapter", "mixnorm")
@@ -74,8 +74,9 @@ def plain_with_dense(model: ResNet18) -> Callable:
             results = []
 
             def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
-                some = x.reshape(len(x), -1)[:, : 2 * x.shape[-1]]
-                results.append(sum(estimate(adapter[name_of(layer)], some)))
+                if is_spatial(x):
+                    some = x.reshape(len(x), -1)[:, : 2 * x.shape[-1]]
+                    results.append(sum(estimate(adapter[name_of(layer)], some)))
                 return running_statistics(layer, x, valid)
 
             with normalize_with(rule):
