@@ -101,7 +101,7 @@ def at_once(model: ResNet18) -> Callable:
 def time_in_turn(
     functions: dict[str, Callable], variables: dict, images: jax.Array, repeats: int
 ) -> dict[str, list[float]]:
-    """Seconds of one batch by each, `repeats` times; a program takes several, as a test does."""
+    """Seconds of one batch by each, `repeats` times; a program takes all of `images`."""
 
     def loop(function: Callable) -> Callable:
         return jax.jit(lambda variables, images: jax.lax.map(partial(function, variables), images))

@@ -30,18 +30,18 @@ def _moments(x: jax.Array) -> Statistics:
         mean = x.mean(1)
         return mean, jnp.square(x - mean[:, None]).mean(1)
     # XLA:CPU is slow at sums over a middle axis. Neighbours are added up first: distances to one of
-    # the values, close enough to the mean for E[d^2] - E[d]^2, and their squares, which need not
-    # wait for the mean. Products with a constant row sum what is left.
+    # the values, which is within sqrt(positions) deviations of the mean, so that E[d^2] - E[d]^2
+    # loses little, and their squares. Products with a constant row sum what is left.
     middle = x[:, positions // 2 :][:, :1]
-    few = positions if positions <= 16 else max(n for n in range(1, 9) if positions % n == 0)
-    neighbours = x.reshape(samples, positions // few, few, -1)
-    distances = [neighbours[:, :, i] - middle for i in range(few)]
+    group = positions if positions <= 16 else max(n for n in range(1, 9) if positions % n == 0)
+    grouped = x.reshape(samples, positions // group, group, -1)
+    distances = [grouped[:, :, i] - middle for i in range(group)]
     first, second = sum(distances), sum(map(jnp.square, distances))
-    if few == positions:
+    if group == positions:
         # Else they would be summed anew for every position that the mean normalizes.
         first, second = lax.optimization_barrier((first[:, 0], second[:, 0]))
     else:
-        row = jnp.ones((samples, 1, positions // few), x.dtype)
+        row = jnp.ones((samples, 1, positions // group), x.dtype)
         first, second = (lax.batch_matmul(row, part)[:, 0] for part in (first, second))
     first, second = first / positions, second / positions
     return first + middle[:, 0], jnp.maximum(second - jnp.square(first), 0)
