@@ -23,8 +23,8 @@ import numpy as np
 from scipy import stats
 
 from fedjax_bn import adaptation
-from fedjax_bn.chunks import in_cache
 from fedjax_bn.models import DigitCNN, ResNet18
+from fedjax_bn.models.cpu.chunks import in_cache
 from fedjax_bn.normalization import BatchNorm, normalize_with, running_statistics
 from fedjax_bn.normalization.adapter import estimate, with_adapter
 from fedjax_bn.normalization.instance import Statistics

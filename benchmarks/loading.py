@@ -28,7 +28,7 @@ from PIL import Image
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from fedjax_bn.data import digits_dg, domainnet, office_caltech10, officehome, pacs, vlcs
+from fedjax_bn.data.sets import digits_dg, domainnet, office_caltech10, officehome, pacs, vlcs
 from fedjax_bn.data.source import Source
 
 READERS = {

@@ -32,11 +32,11 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))  # PyTorch's definitio
 
 from fedjax_bn.aggregation import uniform
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.images import standardize
-from fedjax_bn.evaluate import score_clients, stack_batches
+from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.methods import fedavg
 from fedjax_bn.models import DigitCNN, ResNet18
+from fedjax_bn.run.evaluate import score_clients, stack_batches
 
 LEARNING_RATE = 0.01
 

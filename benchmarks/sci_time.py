@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.features import features_and_logits
-from fedjax_bn.local import Received, cross_entropy, differentiate, forward, gradient_step
-from fedjax_bn.masks import with_masks
+from fedjax_bn.client import Received, cross_entropy, differentiate, forward, gradient_step
 from fedjax_bn.methods.fedcd import masked_step
 from fedjax_bn.methods.sci import Aligned, Alignment, aligned_objective, mask_gradient
 from fedjax_bn.models import DigitCNN, ResNet18, SmallCNN
+from fedjax_bn.models.features import features_and_logits
+from fedjax_bn.models.masks import with_masks
 
 MODELS = {"ResNet18": (ResNet18, 64), "DigitCNN": (DigitCNN, 28), "SmallCNN": (SmallCNN, 28)}
 

@@ -15,9 +15,9 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[1]))
 
 from configs.quickstart import get_config
-from fedjax_bn import train
-from fedjax_bn.commands import runs
-from fedjax_bn.report.tables import columns, grid
+from fedjax_bn.run import train
+from fedjax_bn.run.commands import runs
+from fedjax_bn.run.report.tables import columns, grid
 
 
 def main() -> None:

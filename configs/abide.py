@@ -3,8 +3,8 @@
     python -m fedjax_bn.main --config configs/abide.py --config.data.path=FOLDER
 
 FOLDER holds the phenotypic table and the regions' time series of one atlas, laid out as
-fedjax_bn/data/abide.py says; its docstring also says how much memory they take. Every window of 32
-frames is a sample; the accuracy is that of single windows of subjects that nobody trained on.
+fedjax_bn/data/sets/abide.py says; its docstring also says how much memory they take. Every window
+of 32 frames is a sample; the accuracy is that of single windows of subjects that nobody trained on.
 
 The paper's Table 1 (50 epochs, Harvard-Oxford atlas, 88 + 167 + 52 + 63 subjects, 5 runs), accuracy
 in percent:
@@ -20,7 +20,7 @@ in percent:
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

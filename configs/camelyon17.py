@@ -2,10 +2,10 @@
 
     python -m fedjax_bn.main --config configs/camelyon17.py --config.data.path=PATH
 
-PATH is the WILDS folder, laid out as fedjax_bn/data/camelyon17.py says. --config.data.cache=FOLDER
-keeps the decoded patches, 12.6 GB, of which training streams what does not fit on the device.
-Centers 0, 3 and 4 train a DenseNet-121; centers 1 and 2 ("unseen") are the papers' hospital4 and
-hospital5.
+PATH is the WILDS folder, laid out as fedjax_bn/data/sets/camelyon17.py says.
+--config.data.cache=FOLDER keeps the decoded patches, 12.6 GB, of which training streams what does
+not fit on the device. Centers 0, 3 and 4 train a DenseNet-121; centers 1 and 2 ("unseen") are the
+papers' hospital4 and hospital5.
 
 TsmoBN's Table E.7 (200 rounds, 3 runs; clients cut to the smallest), accuracy in percent:
 
@@ -30,7 +30,7 @@ Small: --config.data.fraction=0.01 --config.data.image_size=32 --config.rounds=3
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

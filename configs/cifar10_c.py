@@ -3,7 +3,7 @@
     python -m fedjax_bn.main --config configs/cifar10_c.py --config.data.path=PATH
 
 PATH is the published folder, or CIFAR-10 (cifar-10-batches-py, or a `.npz`), from which the
-corruptions are made, as fedjax_bn/data/cifar10_c.py says; frost needs `pip install
+corruptions are made, as fedjax_bn/data/sets/cifar10_c.py says; frost needs `pip install
 imagecorruptions-imaug`. Every one of the 15 common corruptions, at severity 1, is a client. Those
 of the target type, one of noise, blur, weather and digital, are unseen; TsmoBN normalizes them by
 statistics tracked on their own stream.
@@ -44,8 +44,8 @@ Small, on a CPU: --config.data.fraction=0.1 --config.rounds=3
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
 from fedjax_bn.data.corruptions import INTERNAL
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

@@ -15,8 +15,8 @@ docs/results.md has the numbers of 2,000.
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
 from fedjax_bn.data.corruptions import INTERNAL
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

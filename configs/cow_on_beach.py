@@ -3,8 +3,8 @@
     python -m fedjax_bn.main --config configs/cow_on_beach.py
 
 Four clients show digits on grounds whose colour tells the digit mostly; in the zoo it tells
-nothing, on the beach it tells wrong (see fedjax_bn/data/cow_on_beach.py). How far a method falls
-from the clients' accuracy to theirs is how far it has learned the colour.
+nothing, on the beach it tells wrong (see fedjax_bn/data/sets/cow_on_beach.py). How far a method
+falls from the clients' accuracy to theirs is how far it has learned the colour.
 
     SCI alone      --config.weigh=by_size
     REA alone      --config.method=fedavg --config.weigh=risk_extrapolation:eta=0.5
@@ -13,7 +13,7 @@ from the clients' accuracy to theirs is how far it has learned the colour.
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

@@ -2,8 +2,8 @@
 
     python -m fedjax_bn.main --config configs/digits.py --config.data.path=PATH
 
-PATH is a folder with the five original datasets, laid out as fedjax_bn/data/digits.py says, or an
-`.npz` with `DOMAIN__train_images`, `DOMAIN__train_labels` and the same for `test`.
+PATH is a folder with the five original datasets, laid out as fedjax_bn/data/sets/digits.py says, or
+an `.npz` with `DOMAIN__train_images`, `DOMAIN__train_labels` and the same for `test`.
 
 The paper's Table 11 (300 rounds, 743 training images a client, 5 runs), accuracy in percent:
 
@@ -24,7 +24,7 @@ Its other experiments are keys:
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

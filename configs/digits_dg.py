@@ -2,8 +2,8 @@
 
     python -m fedjax_bn.main --config configs/digits_dg.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/digits_dg.py says. The target, one of mnist, mnist_m, svhn and
-syn, is the unseen client; the others train, 4800 images each.
+PATH is laid out as fedjax_bn/data/sets/digits_dg.py says. The target, one of mnist, mnist_m, svhn
+and syn, is the unseen client; the others train, 4800 images each.
 
 Table E.5 (100 rounds), accuracy on the unseen client in percent; "running" statistics without, and
 "tsmobn" with the paper's adaptation at test time:
@@ -27,7 +27,7 @@ Small, on a CPU: --config.data.fraction=0.1 --config.rounds=3
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/domainnet.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/domainnet.py says; the decoded images take about 5 GB in the
+PATH is laid out as fedjax_bn/data/sets/domainnet.py says; the decoded images take about 5 GB in the
 folder config.data.cache. The official test lists test; every client has 105 training and 105
 validation images, a twentieth of the smallest domain's.
 
@@ -22,7 +22,7 @@ Small, on a CPU: --config.data.image_size=64 --config.rounds=3
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

@@ -2,8 +2,8 @@
 
     python -m fedjax_bn.main --config configs/office_caltech10.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/office_caltech10.py says; the decoded images take 0.5 GB in the
-folder config.data.cache. Of every domain a fifth tests; the others have 62 training and 50
+PATH is laid out as fedjax_bn/data/sets/office_caltech10.py says; the decoded images take 0.5 GB in
+the folder config.data.cache. Of every domain a fifth tests; the others have 62 training and 50
 validation images, as many as dslr.
 
 The paper's Table 1 (300 rounds, 5 runs), accuracy in percent:
@@ -23,7 +23,7 @@ Differs from the paper: its split is a list of its own, here it is drawn by the 
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

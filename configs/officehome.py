@@ -2,10 +2,10 @@
 
     python -m fedjax_bn.main --config configs/officehome.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/officehome.py says; the decoded images take 2.3 GB in the folder
-config.data.cache. The target, one of Art, Clipart, Product and Real World, is the unseen client;
-the others train a ResNet-18, from scratch. The papers start from ImageNet's weights, which are
-fetched once with --config.pretrained=timm/resnet18.tv_in1k, or come from a file.
+PATH is laid out as fedjax_bn/data/sets/officehome.py says; the decoded images take 2.3 GB in the
+folder config.data.cache. The target, one of Art, Clipart, Product and Real World, is the unseen
+client; the others train a ResNet-18, from scratch. The papers start from ImageNet's weights, which
+are fetched once with --config.pretrained=timm/resnet18.tv_in1k, or come from a file.
 
 Table 8 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client in percent:
 
@@ -27,7 +27,7 @@ Small, on a CPU: --config.data.image_size=64 --config.local_steps=10 --config.ro
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

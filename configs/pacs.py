@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/pacs.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/pacs.py says; the decoded images take 1.5 GB in the folder
+PATH is laid out as fedjax_bn/data/sets/pacs.py says; the decoded images take 1.5 GB in the folder
 config.data.cache. The target, one of photo, art_painting, cartoon and sketch, is the unseen client;
 the others train a ResNet-18, from scratch. The papers start from ImageNet's weights, which are
 fetched once with --config.pretrained=timm/resnet18.tv_in1k, or come from a file.
@@ -58,7 +58,7 @@ import re
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 FEDCD = (
     "local_steps=0,local_epochs=5,local_selection=0,batch_size=16,adaptations=running,"

@@ -26,7 +26,7 @@ Small, on a CPU: --config.data.image_size=64 --config.rounds=3
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

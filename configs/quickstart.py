@@ -7,7 +7,7 @@ Five scanners are clients, the sixth is the unseen client.
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

@@ -12,7 +12,7 @@ FedBN falls significantly faster (`loss` in metrics.jsonl, plots/loss.png).
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

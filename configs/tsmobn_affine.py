@@ -21,7 +21,7 @@ Small, on a CPU: --config.model=DigitCNN:width=16 --config.rounds=20
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

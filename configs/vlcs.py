@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/vlcs.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/vlcs.py says; the decoded images take 1.6 GB in the folder
+PATH is laid out as fedjax_bn/data/sets/vlcs.py says; the decoded images take 1.6 GB in the folder
 config.data.cache. The target, one of Caltech101, LabelMe, SUN09 and VOC2007, is the unseen client;
 the others train a ResNet-18, from scratch. The papers start from ImageNet's weights, which are
 fetched once with --config.pretrained=timm/resnet18.tv_in1k, or come from a file.
@@ -27,7 +27,7 @@ Small, on a CPU: --config.data.image_size=64 --config.local_steps=10 --config.ro
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 
 def get_config(changes: str = "") -> ConfigDict:

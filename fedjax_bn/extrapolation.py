@@ -35,7 +35,7 @@ def risk_extrapolation(
       A rule (sizes i32[K], risks f[K]) -> f[K] that sums to 1; all 0 if every size is 0. A risk of
       a client with samples that is not positive and finite is a ValueError that names the client;
       under `jit`, where no value is known, its weight is NaN, so that a round changes nothing and
-      `fedjax_bn.train` stops with that sentence.
+      `fedjax_bn.run.train` stops with that sentence.
 
     Raises:
       ValueError: `eta` is negative or not finite, or there is no such solver.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn import local
+from fedjax_bn import client as local
 from fedjax_bn.aggregation import (
     ServerUpdate,
     Uploads,
@@ -25,9 +25,9 @@ from fedjax_bn.aggregation import (
     weighted,
     weighted_mean,
 )
-from fedjax_bn.clients import group_size, map_and_sum
+from fedjax_bn.client import Load, LocalStep, Received, Trained, masked_mean, select
 from fedjax_bn.data.batches import Batches, blank_padding, check_batches
-from fedjax_bn.local import Load, LocalStep, Received, Trained, masked_mean, select
+from fedjax_bn.mapping import group_size, map_and_sum
 from fedjax_bn.sharing import SharingRule, Variables, everything, join, split, split_like
 
 PyTree = Any
@@ -152,7 +152,7 @@ def federate(
       finish: `finish(received, trained) -> (variables, memory, message)`, a client's last act of a
         round: the leaves it keeps and uploads, its new part of the method state, and a message to
         the server (a tree of arrays).
-      clients: how clients are mapped, see `fedjax_bn.clients`.
+      clients: how clients are mapped, see `fedjax_bn.mapping`.
       local_epochs: S steps are this many equal epochs; at least 1.
       keep_optimizer: whether clients keep the local step's state between rounds.
       load: `load(key, image)`, what every step does to `image` [B, ...] of its batch before all

@@ -12,8 +12,8 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from fedjax_bn.config import EXAMPLE, changes_of, read
-from fedjax_bn.errors import ConfigError, InterruptedRun, UserError
+from fedjax_bn.run.config import EXAMPLE, changes_of, read
+from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
 
 CONFIG = flags.DEFINE_string(
     "config",
@@ -51,7 +51,7 @@ def train(arguments: list[str]) -> None:
             raise ConfigError(f"--{flag.name} belongs to `evaluate`: leave it out to train")
     config = read_config(CONFIG.value, changes_of(arguments))
     # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
-    from fedjax_bn.commands import train_all
+    from fedjax_bn.run.commands import train_all
 
     train_all(config, Path(WORKDIR.value or f"runs/{Path(CONFIG.value.partition(':')[0]).stem}"))
 
@@ -61,8 +61,8 @@ def evaluate(arguments: list[str]) -> None:
     changes = changes_of(arguments)
     if not WORKDIR.value:
         raise ConfigError("evaluate needs the workdir of a finished run: --workdir DIR")
-    from fedjax_bn import commands
-    from fedjax_bn.evaluation import Request
+    from fedjax_bn.run import commands
+    from fedjax_bn.run.evaluation import Request
 
     request = Request(
         CONFIG.value or "", changes, NAME.value, INTERNAL.value, ALPHAS.value, TSNE.value

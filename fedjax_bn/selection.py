@@ -6,10 +6,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn import local
+from fedjax_bn import client as local
 from fedjax_bn.adaptation import running
-from fedjax_bn.data.images import Prepare
-from fedjax_bn.local import (
+from fedjax_bn.client import (
     Batch,
     Load,
     LocalStep,
@@ -19,6 +18,7 @@ from fedjax_bn.local import (
     parameter_dtype,
     select,
 )
+from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.sharing import Variables
 
 Train = Callable[..., Trained]

@@ -18,18 +18,11 @@ import jax
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
-from fedjax_bn.data import synthetic  # noqa: E402
-from fedjax_bn.report import theory as draw  # noqa: E402
-from fedjax_bn.theory import (  # noqa: E402
-    Data,
-    gram,
-    least_eigenvalue,
-    race,
-    same_client,
-    sampled_gram,
-)
-from fedjax_bn.theory_data import gaussian_clients, scanner_clients  # noqa: E402
-from fedjax_bn.workdir import write_atomically  # noqa: E402
+from fedjax_bn.data.sets import synthetic  # noqa: E402
+from fedjax_bn.run.workdir import write_atomically  # noqa: E402
+from fedjax_bn.theory import Data, gram, least_eigenvalue, race, same_client, sampled_gram  # noqa: E402
+from fedjax_bn.theory import figures as draw  # noqa: E402
+from fedjax_bn.theory.data import gaussian_clients, scanner_clients  # noqa: E402
 
 SAMPLES = 100_000  # of Monte Carlo
 

@@ -14,17 +14,18 @@ from absl import flags
 from absl.testing import flagsaver
 from ml_collections import ConfigDict
 
-from fedjax_bn import checkpoint, experiment, main, train
-from fedjax_bn.config import base
+from fedjax_bn import main
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.report import plots
+from fedjax_bn.run import checkpoint, experiment, train
+from fedjax_bn.run.config import base
+from fedjax_bn.run.report import plots
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("ant", "bee", "cow", "dog")
 
 # A run in a process of its own: rounds long enough to be killed within, validation, unseen client.
 CONFIG_FILE = """
-from fedjax_bn.config import base, override
+from fedjax_bn.run.config import base, override
 
 def get_config(changes=""):
     config = base()

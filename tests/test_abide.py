@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_bn.data import abide
-from fedjax_bn.data.clients import make_clients
-from fedjax_bn.data.connectome import connectomes, num_pairs, window_starts
+from fedjax_bn.data.division.clients import make_clients
+from fedjax_bn.data.sets import abide
+from fedjax_bn.data.sets.connectome import connectomes, num_pairs, window_starts
 from fedjax_bn.data.source import check
 
 SUBJECTS = {  # FILE_ID -> site, DX_GROUP, frames

@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.aggregation import (
-    Uploads,
-    averaging,
-    by_size,
-    normalize,
-    uniform,
-    weighted_mean,
-)
+from fedjax_bn.aggregation import Uploads, averaging, by_size, normalize, uniform, weighted_mean
 
 WEIGHTS = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=6).filter(lambda w: sum(w) > 1)
 

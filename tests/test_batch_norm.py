@@ -6,12 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_bn.normalization import (
-    BatchNorm,
-    batch_statistics,
-    normalize_with,
-    running_statistics,
-)
+from fedjax_bn.normalization import BatchNorm, batch_statistics, normalize_with, running_statistics
 
 SHAPES = [(7, 3), (5, 4, 6, 3), (2, 9, 3)]
 

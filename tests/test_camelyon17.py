@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_bn.data import camelyon17
+from fedjax_bn.data.sets import camelyon17
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 
 # patient, node, center, slide

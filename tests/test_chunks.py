@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import norm_nets as nets
-from fedjax_bn import adaptation, chunks
+from fedjax_bn import adaptation
 from fedjax_bn.adaptation import with_clients
-from fedjax_bn.chunks import in_cache, in_chunks
-from fedjax_bn.normalization import gates, normalize_with
+from fedjax_bn.models.cpu import chunks
+from fedjax_bn.models.cpu.chunks import in_cache, in_chunks
+from fedjax_bn.normalization import batch_instance, normalize_with
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.mixig import sample_mixed_statistics
 
@@ -35,7 +36,7 @@ def small_caches(monkeypatch):
 def variables_for(name, images):
     variables = nets.variables_of(MODEL, images)
     if name == "learned_alpha":
-        return gates.with_gates(variables)
+        return batch_instance.with_gates(variables)
     if name == "zero_shot_adapter":
         adapted = with_adapter(KEY, MODEL, variables, images)
         seed = iter(range(100))

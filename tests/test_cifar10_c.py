@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_bn.data import cifar10, cifar10_c
 from fedjax_bn.data.corruptions import CORRUPTIONS, EXTRA, TYPES, corrupt
+from fedjax_bn.data.sets import cifar10, cifar10_c
 from fedjax_bn.data.source import TEST, TRAIN
 
 COUNT = 20

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_bn.clients import group_size, map_clients
+from fedjax_bn.mapping import group_size, map_clients
 
 
 @pytest.mark.parametrize("clients", ["auto", "map", "vmap", "vmap:1", "vmap:2", "vmap:3", "vmap:5"])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedjax_bn.config import base, check, flatten, override, read
-from fedjax_bn.errors import ConfigError
+from fedjax_bn.run.config import base, check, flatten, override, read
+from fedjax_bn.run.errors import ConfigError
 
 VALID = [
     # text, key, value
@@ -73,7 +73,7 @@ def write(tmp_path, body: str) -> str:
     """A config file with this body of get_config, as `config.read` takes it."""
     file = tmp_path / "mine.py"
     indented = "\n".join("    " + line for line in body.splitlines())
-    head = "from fedjax_bn.config import base, override\n\n\ndef get_config(changes=''):\n"
+    head = "from fedjax_bn.run.config import base, override\n\n\ndef get_config(changes=''):\n"
     file.write_text(
         f"{head}    config = base()\n{indented}\n    return override(config, changes)\n"
     )
@@ -196,7 +196,7 @@ def test_a_file_without_get_config_is_told_what_it_lacks(tmp_path):
 
 def test_a_config_file_may_take_no_changes(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("from fedjax_bn.config import base as get_config\n")
+    file.write_text("from fedjax_bn.run.config import base as get_config\n")
     assert read(str(file)).rounds == base().rounds
     with pytest.raises(ConfigError, match="get_config\\(changes=''\\)"):
         read(f"{file}:rounds=3")

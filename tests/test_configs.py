@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.config import check, read
-from fedjax_bn.datasets import DATASETS
-from fedjax_bn.errors import ConfigError
-from fedjax_bn.experiment import build
+from fedjax_bn.run.config import check, read
+from fedjax_bn.run.datasets import DATASETS
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.experiment import build
 
 CONFIGS = sorted(Path("configs").glob("*.py"))
 

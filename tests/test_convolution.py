@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 from scipy.signal import correlate
 
-from fedjax_bn.models import convolution as module
-from fedjax_bn.models.convolution import (
+from fedjax_bn.models.cpu import convolution as module
+from fedjax_bn.models.cpu.convolution import (
     NHWC,
     choose_algorithm,
     convolution,
@@ -20,7 +20,7 @@ from fedjax_bn.models.convolution import (
     tiled_convolution,
     transformed_convolution,
 )
-from fedjax_bn.models.winograd import transforms
+from fedjax_bn.models.cpu.winograd import transforms
 
 UNIT_STRIDES = [tiled_convolution, transformed_convolution]
 ALGORITHMS = [direct_convolution, patches_convolution, *UNIT_STRIDES]

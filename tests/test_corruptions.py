@@ -8,7 +8,7 @@ from scipy import ndimage
 
 from fedjax_bn.data import corruptions
 from fedjax_bn.data.corruptions import CORRUPTIONS, EXTRA, INTERNAL, blur, digital, noise, weather
-from fedjax_bn.data.shares import generator
+from fedjax_bn.data.division.integer_shares import generator
 
 EXTRA_PACKAGE = {"frost": "imagecorruptions", "spatter": "cv2"}
 

@@ -8,14 +8,15 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import norm_nets as nets
-from fedjax_bn import adaptation, local
-from fedjax_bn.data.images import standardize
-from fedjax_bn.local import Received, cross_entropy
+from fedjax_bn import adaptation
+from fedjax_bn import client as local
+from fedjax_bn.client import Received, cross_entropy
+from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.methods import fedbn, fedig
 from fedjax_bn.methods.fedig import client_agnostic
 from fedjax_bn.normalization import (
+    batch_instance,
     batch_statistics,
-    gates,
     normalize_with,
     running_statistics,
 )
@@ -138,4 +139,4 @@ def test_mixig_of_one_u_is_a_fixed_alpha_in_spatial_layers_under_every_transform
 def test_adapter_and_gates_exclude_each_other():
     with pytest.raises(ValueError, match="adapter and gates exclude each other"):
         fedig(MODELS[0], optax.sgd(0.1), adapter=True, gates=True)
-    assert "gate" in gates.with_gates(ready(MODELS[0])[0])["params"]["middle"]
+    assert "gate" in batch_instance.with_gates(ready(MODELS[0])[0])["params"]["middle"]

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedjax_bn.data.cow_on_beach import COLOURS, PLACES, ground_of, grounds, load, paint
+from fedjax_bn.data.division.partition import generator
 from fedjax_bn.data.domain import check, whole
-from fedjax_bn.data.partition import generator
-from fedjax_bn.data.scanners import handwriting
+from fedjax_bn.data.sets.cow_on_beach import COLOURS, PLACES, ground_of, grounds, load, paint
+from fedjax_bn.data.sets.scanners import handwriting
 
 DATA = load(0)
 DOMAINS = {domain.name: whole(domain) for domain in DATA.domains}

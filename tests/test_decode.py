@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_bn.data import cache as cache_module
-from fedjax_bn.data.decode import decode, read_image
+from fedjax_bn.data.pixels import cache as cache_module
+from fedjax_bn.data.pixels.decode import decode, read_image
 
 RNG = np.random.default_rng(0)
 
@@ -147,7 +147,7 @@ def count_reads(monkeypatch) -> list[Path]:
         seen.append(file)
         return read_image(file, size)
 
-    monkeypatch.setattr("fedjax_bn.data.decode.read_image", read)
+    monkeypatch.setattr("fedjax_bn.data.pixels.decode.read_image", read)
     return seen
 
 
@@ -253,7 +253,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path, files, monkeypatch):
     def stop(file: Path, size: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedjax_bn.data.decode.read_image", stop)
+    monkeypatch.setattr("fedjax_bn.data.pixels.decode.read_image", stop)
     with pytest.raises(KeyboardInterrupt):
         load(files, cache=tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_bn.data import digits, morpho_mnist, scanners
 from fedjax_bn.data.domain import splits
+from fedjax_bn.data.sets import digits, morpho_mnist, scanners
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, check
 from tiny_digits import TEST as TESTING
 from tiny_digits import TRAIN as TRAINING

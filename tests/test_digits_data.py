@@ -9,15 +9,15 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from fedjax_bn.data import digits
+from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import Split, check
-from fedjax_bn.data.files import to_digits
-from fedjax_bn.data.idx import mnist, read_idx
-from fedjax_bn.data.mat import svhn, synth_digits
-from fedjax_bn.data.mnist_m import mnist_m
-from fedjax_bn.data.npz import from_npz
-from fedjax_bn.data.partition import fingerprint
-from fedjax_bn.data.usps import usps
+from fedjax_bn.data.sets import digits
+from fedjax_bn.data.sets.files import to_digits
+from fedjax_bn.data.sets.idx import mnist, read_idx
+from fedjax_bn.data.sets.mat import svhn, synth_digits
+from fedjax_bn.data.sets.mnist_m import mnist_m
+from fedjax_bn.data.sets.npz import from_npz
+from fedjax_bn.data.sets.usps import usps
 from tiny_digits import (
     TEST,
     TRAIN,

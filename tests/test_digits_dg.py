@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_bn.data import digits_dg
+from fedjax_bn.data.sets import digits_dg
 from trees import assert_in_place, write_tree
 
 DOMAINS = ("mnist", "mnist_m", "svhn", "syn")

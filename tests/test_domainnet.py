@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_bn.data import domainnet
-from fedjax_bn.data.domainnet import SIZES, TEN
+from fedjax_bn.data.sets import domainnet
+from fedjax_bn.data.sets.domainnet import SIZES, TEN
 from trees import assert_in_place, write_shade, write_tree
 
 DOMAINS = tuple(SIZES)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn import experiment, main, train, workdir
-from fedjax_bn.config import base
-from fedjax_bn.errors import NotFiniteError, WorkdirError
+from fedjax_bn import main
+from fedjax_bn.run import experiment, train, workdir
+from fedjax_bn.run.config import base
+from fedjax_bn.run.errors import NotFiniteError, WorkdirError
 
 QUICK = f"{runs.ROOT}/configs/quickstart.py"
 

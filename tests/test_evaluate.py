@@ -9,12 +9,12 @@ import pytest
 from fedjax_bn import adaptation, methods
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.images import standardize
-from fedjax_bn.evaluate import score_clients, score_unseen, stack_batches
+from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import MLP
 from fedjax_bn.normalization import BatchNorm
-from fedjax_bn.summary import select_round
+from fedjax_bn.run.evaluate import score_clients, score_unseen, stack_batches
+from fedjax_bn.run.summary import select_round
 
 FEATURES, CLASSES = 5, 3
 PREPARE = standardize()

@@ -6,22 +6,23 @@ import numpy as np
 import pytest
 
 import norm_nets as nets
-from fedjax_bn import adaptation, checkpoint
+from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.images import standardize
-from fedjax_bn.errors import CheckpointError
-from fedjax_bn.evaluate_run import (
+from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.federation import global_variables
+from fedjax_bn.methods import fedbn
+from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.run import checkpoint
+from fedjax_bn.run.errors import CheckpointError
+from fedjax_bn.run.evaluate_run import (
     alphas_of,
     features_of,
     restore_state,
     score_adaptations,
     stream,
 )
-from fedjax_bn.federation import global_variables
-from fedjax_bn.methods import fedbn
-from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.report import unseen
+from fedjax_bn.run.report import unseen
 
 MODEL = nets.HandMade()
 PREPARE = standardize()

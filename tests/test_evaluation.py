@@ -8,12 +8,13 @@ import pytest
 
 import norm_nets as nets
 import runs
-from fedjax_bn import commands, evaluation, experiment, main, workdir
+from fedjax_bn import main
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.config import flatten
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.evaluation import Request
-from fedjax_bn.report import unseen
+from fedjax_bn.run import commands, evaluation, experiment, workdir
+from fedjax_bn.run.config import flatten
+from fedjax_bn.run.evaluation import Request
+from fedjax_bn.run.report import unseen
 
 CLIENTS = ["ant", "bee", "cow"]
 

@@ -19,12 +19,11 @@ from federations import (
     run_rounds,
     variables_of,
 )
-from fedjax_bn import masks
 from fedjax_bn.adaptation import running
 from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
-from fedjax_bn.models import MLP
+from fedjax_bn.models import MLP, masks
 from fedjax_bn.normalization import normalize_with
 from fedjax_bn.sharing import all_but_batch_norm, everything, nothing
 
@@ -270,7 +269,7 @@ def test_a_name_that_is_nowhere_is_refused_at_the_start():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A finished run by configuration, with its report."""
-    from fedjax_bn.report import write_report
+    from fedjax_bn.run.report import write_report
 
     folder = tmp_path_factory.mktemp("fedcd")
     with pytest.MonkeyPatch.context() as patch:

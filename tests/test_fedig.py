@@ -11,15 +11,15 @@ import pytest
 
 import norm_nets as nets
 from federations import assert_close, assert_equal, client
-from fedjax_bn.data.images import standardize
-from fedjax_bn.features import features_and_logits
+from fedjax_bn.client import Received, cross_entropy
+from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
-from fedjax_bn.halves import halves
-from fedjax_bn.local import Received, cross_entropy
 from fedjax_bn.methods import fedbn
 from fedjax_bn.methods.fedig import adapter_loss, adapter_step, client_agnostic, fedig
 from fedjax_bn.models import MLP
-from fedjax_bn.normalization import BatchNorm, gates, normalize_with
+from fedjax_bn.models.features import features_and_logits
+from fedjax_bn.models.halves import halves
+from fedjax_bn.normalization import BatchNorm, batch_instance, normalize_with
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.mixig import constant, mixed_statistics, uniform
 from fedjax_bn.normalization.mixing import choose_mixing
@@ -105,7 +105,7 @@ def gradient_of(lambda_1, lambda_2, **options):
     """Gradients with respect to the parameters, and what moved, in float64."""
     with jax.enable_x64(True):
         variables, global_ = start()
-        variables = gates.with_gates(variables)
+        variables = batch_instance.with_gates(variables)
         objective = client_agnostic(MODEL, PREPARE, lambda_1, lambda_2, **options)
         received = Received({}, {}, server=global_)
 
@@ -139,7 +139,7 @@ def test_the_mixed_pass_moves_no_running_statistics(x64):
 
 
 @pytest.mark.parametrize(
-    "options", [{"mixing": mixstyle_statistics}, {"statistics": gates.gated_statistics}]
+    "options", [{"mixing": mixstyle_statistics}, {"statistics": batch_instance.gated_statistics}]
 )
 def test_variants_train_and_differ(options):
     plain, _ = gradient_of(0.0, 4.0)

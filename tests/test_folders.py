@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_bn.data.folders import domain_folders, find_root, is_image, list_domain, match
-from fedjax_bn.data.published import Published, spelled, to_source
+from fedjax_bn.data.sets.folders import domain_folders, find_root, is_image, list_domain, match
+from fedjax_bn.data.sets.published import Published, spelled, to_source
 from trees import assert_in_place, write_shade, write_tree
 
 DOMAINS, CLASSES = ("north", "Far South"), ("ant", "big_bee", "cow")

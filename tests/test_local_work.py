@@ -7,11 +7,11 @@ import optax
 import pytest
 
 import runs
-from fedjax_bn.configured_method import OPTIMIZERS, local_epochs
 from fedjax_bn.data.batches import by_epochs
-from fedjax_bn.errors import ConfigError
-from fedjax_bn.experiment import build, sampler
-from fedjax_bn.summary import summarize
+from fedjax_bn.run.configured_method import OPTIMIZERS, local_epochs
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.experiment import build, sampler
+from fedjax_bn.run.summary import summarize
 
 SIZES = jnp.asarray([5, 3, 4], jnp.int32)
 

@@ -14,8 +14,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 import runs
-from fedjax_bn import __version__, main, workdir
-from fedjax_bn.config import base, flatten
+from fedjax_bn import __version__, main
+from fedjax_bn.run import workdir
+from fedjax_bn.run.config import base, flatten
 
 METRICS = {"round", "loss", "weights", "seconds"}
 SUMMARY = {
@@ -120,7 +121,7 @@ def scalars(folder) -> dict[str, list[tuple[int, float]]]:
 
 
 def expected_scalars(folder) -> dict[str, list[tuple[int, float]]]:
-    from fedjax_bn.logs import scalars as flat
+    from fedjax_bn.run.logs import scalars as flat
 
     tags: dict[str, list] = {}
     for line in runs.lines(folder):
@@ -262,7 +263,7 @@ def test_clients_per_round_draws_that_many_and_gives_the_others_no_weight(tmp_pa
 
 
 def test_the_fraction_is_taken_from_the_clients_training_data():
-    from fedjax_bn.experiment import build
+    from fedjax_bn.run.experiment import build
 
     half = base()
     half.model, half.target, half.data.fraction = "MLP", "fax", 0.5

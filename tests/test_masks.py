@@ -10,19 +10,12 @@ import pytest
 
 import norm_nets as nets
 from federations import DropoutNet, NormNet, PlainNet, assert_equal
-from fedjax_bn import adaptation, masks
+from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import choose_adaptation
-from fedjax_bn.features import features_and_logits
-from fedjax_bn.halves import FeaturesOf, halves
-from fedjax_bn.local import cross_entropy
-from fedjax_bn.models import (
-    MLP,
-    DenseNet,
-    DigitCNN,
-    ResNet,
-    SmallCNN,
-    TwoLayer,
-)
+from fedjax_bn.client import cross_entropy
+from fedjax_bn.models import MLP, DenseNet, DigitCNN, ResNet, SmallCNN, TwoLayer, masks
+from fedjax_bn.models.features import features_and_logits
+from fedjax_bn.models.halves import FeaturesOf, halves
 from fedjax_bn.normalization import BatchNorm
 from small_oracle import SmallNet
 

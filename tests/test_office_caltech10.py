@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedjax_bn.data import office_caltech10
-from fedjax_bn.data.office_caltech10 import CLASSES
+from fedjax_bn.data.sets import office_caltech10
+from fedjax_bn.data.sets.office_caltech10 import CLASSES
 from trees import assert_in_place, write_shade, write_tree
 
 DOMAINS = ("amazon", "caltech", "dslr", "webcam")

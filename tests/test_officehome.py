@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedjax_bn.data import officehome
-from fedjax_bn.data.officehome import CLASSES, OFFICE_HOME
+from fedjax_bn.data.sets import officehome
+from fedjax_bn.data.sets.officehome import CLASSES, OFFICE_HOME
 from trees import assert_in_place, write_tree
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_bn.data import pacs
-from fedjax_bn.data.decode import decode
-from fedjax_bn.data.pacs import CLASSES, PACS
+from fedjax_bn.data.pixels.decode import decode
+from fedjax_bn.data.sets import pacs
+from fedjax_bn.data.sets.pacs import CLASSES, PACS
 from trees import assert_in_place, write_tree
 
 DOMAINS = tuple(PACS.domains)
@@ -159,7 +159,7 @@ def test_the_real_images_have_the_published_counts_and_lists(shared, monkeypatch
     def blank(files, size, **options):
         return np.zeros((len(files), size, size, 3), np.uint8), ()
 
-    monkeypatch.setattr("fedjax_bn.data.published.decode", blank)
+    monkeypatch.setattr("fedjax_bn.data.sets.published.decode", blank)
     source = pacs.load(shared / "data" / "pacs", image_size=1)
     assert {pool.name: len(pool.labels) for pool in source.pools} == PACS.counts
     assert [np.bincount(pool.parts).tolist() for pool in source.pools] == [

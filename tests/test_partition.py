@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.data.domain import Dataset, Domain, Split, check
-from fedjax_bn.data.partition import (
+from fedjax_bn.data.division.integer_shares import quantize
+from fedjax_bn.data.division.label_and_size_skew import MINIMUM, dirichlet_counts, raise_smallest
+from fedjax_bn.data.division.partition import (
     apportion,
     clients_of,
     fingerprint,
@@ -19,8 +20,7 @@ from fedjax_bn.data.partition import (
     take_fraction,
     truncate,
 )
-from fedjax_bn.data.shares import quantize
-from fedjax_bn.data.skew import MINIMUM, dirichlet_counts, raise_smallest
+from fedjax_bn.data.domain import Dataset, Domain, Split, check
 
 label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=80)
 seeds = st.integers(0, 2**32)

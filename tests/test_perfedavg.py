@@ -16,8 +16,8 @@ from federations import (
     batches_of,
     variables_of,
 )
+from fedjax_bn.client import Received, cross_entropy, differentiate
 from fedjax_bn.data.batches import blank_padding
-from fedjax_bn.local import Received, cross_entropy, differentiate
 from fedjax_bn.methods.perfedavg import halves, meta_gradient, personalize
 
 KEY = jax.random.key(0)

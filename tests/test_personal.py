@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn import evaluator, experiment
 from fedjax_bn.data.domain import Split, whole
-from fedjax_bn.errors import ConfigError
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods.perfedavg import personalize
-from fedjax_bn.personal import (
+from fedjax_bn.run import evaluator, experiment
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.personalization import (
     Personalization,
     check_labelled,
     choose_personalization,

@@ -7,12 +7,12 @@ import pytest
 
 import runs
 import tiny_digits
-from fedjax_bn import experiment
-from fedjax_bn.data import digits, digits_morpho
-from fedjax_bn.data.clients import make_clients
+from fedjax_bn.data.division.clients import make_clients
+from fedjax_bn.data.division.pooled import pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, Split, check
-from fedjax_bn.data.pooled import pool_clients
-from fedjax_bn.errors import ConfigError
+from fedjax_bn.data.sets import digits, digits_morpho
+from fedjax_bn.run import experiment
+from fedjax_bn.run.errors import ConfigError
 
 
 def split(size: int, first: int, named: bool = True) -> Split:

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from fedjax_bn.report.published import cells, published
+from fedjax_bn.run.report.published import cells, published
 
 
 def test_there_are_2037_numbers_of_five_papers():

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn import checkpoint, logs, main, train, workdir
-from fedjax_bn.config import read
-from fedjax_bn.errors import CheckpointError, InterruptedRun, WorkdirError
-from fedjax_bn.summary import select_round
+from fedjax_bn import main
+from fedjax_bn.run import checkpoint, logs, train, workdir
+from fedjax_bn.run.config import read
+from fedjax_bn.run.errors import CheckpointError, InterruptedRun, WorkdirError
+from fedjax_bn.run.summary import select_round
 
 
 class Killed(BaseException):

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 import norm_nets as nets
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.mixnorm import crop_and_flip
-from fedjax_bn.normalization import BatchNorm, adapter, gates, normalize_with
+from fedjax_bn.normalization import BatchNorm, adapter, batch_instance, normalize_with
 
 MODEL = nets.HandMade()
 LAYER = BatchNorm()
@@ -38,9 +38,9 @@ def served(model=MODEL, count=4, clients=3):
     images = nets.images_of(count)
     stacked = [nets.variables_of(model, images, seed) for seed in range(clients)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *stacked)
-    variables = gates.with_gates(jax.tree.map(lambda leaf: leaf[0], stacked))
+    variables = batch_instance.with_gates(jax.tree.map(lambda leaf: leaf[0], stacked))
     variables = adapter.with_adapter(jax.random.key(0), model, variables, images)
-    return adaptation.with_clients(variables, gates.with_gates(stacked)), images
+    return adaptation.with_clients(variables, batch_instance.with_gates(stacked)), images
 
 
 def predict(adapt, variables, images, valid=None):
@@ -173,9 +173,9 @@ def test_iabn_that_is_never_surprised_is_running(x64, strength, shape):
 @pytest.mark.parametrize("gate", [0.0, 0.4, 1.0])
 def test_gates_sum_batch_and_instance_normalization(x64, gate, training):
     variables, x = one_layer()
-    variables = gates.with_gates(variables)
+    variables = batch_instance.with_gates(variables)
     variables["params"]["gate"] = jnp.full(3, gate)
-    with normalize_with(gates.gated_statistics):
+    with normalize_with(batch_instance.gated_statistics):
         ours, moved = LAYER.apply(variables, x, mutable=["batch_stats"] if training else [])
     running, flat = variables["batch_stats"], np.asarray(x).reshape(-1, 3)
     pair = (flat.mean(0), flat.var(0)) if training else (running["mean"], running["var"])
@@ -191,7 +191,7 @@ def test_gates_sum_batch_and_instance_normalization(x64, gate, training):
 def test_gates_start_as_batch_norm_in_every_layer_and_stay_in_their_range():
     images = nets.images_of(4)
     plain = nets.variables_of(MODEL, images)
-    variables = gates.with_gates(plain)
+    variables = batch_instance.with_gates(plain)
     for layer in (
         variables["params"]["block"]["inner"],
         *(variables["params"][n] for n in ("middle", "last")),
@@ -200,7 +200,7 @@ def test_gates_start_as_batch_norm_in_every_layer_and_stay_in_their_range():
     ours = predict(adaptation.learned_alpha(MODEL), variables, images)
     np.testing.assert_allclose(ours, MODEL.apply(plain, images), rtol=1e-4, atol=1e-5)
 
-    optimizer = gates.keep_gates(optax.sgd(1.0))
+    optimizer = batch_instance.keep_gates(optax.sgd(1.0))
     params = variables["params"]
     for step in (5.0, 0.25, -3.0):
         gradients = jax.tree.map(lambda leaf, step=step: jnp.full_like(leaf, step), params)

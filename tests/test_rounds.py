@@ -6,13 +6,13 @@ import pytest
 
 import runs
 from federations import assert_close, assert_equal
-from fedjax_bn import experiment as module
-from fedjax_bn import rounds, train
-from fedjax_bn.config import check
 from fedjax_bn.data.batches import look_up, point_to, stack_clients
-from fedjax_bn.data.stream import stream_rounds, stream_tests
-from fedjax_bn.evaluate import stack_batches
-from fedjax_bn.evaluator import evaluator
+from fedjax_bn.run import experiment as module
+from fedjax_bn.run import rounds, train
+from fedjax_bn.run.config import check
+from fedjax_bn.run.evaluate import stack_batches
+from fedjax_bn.run.evaluator import evaluator
+from fedjax_bn.run.stream import stream_rounds, stream_tests
 
 
 @pytest.fixture(autouse=True)

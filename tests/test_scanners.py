@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from fedjax_bn.data import scanners
+from fedjax_bn.data.division.partition import fingerprint, generator, stratified_split
 from fedjax_bn.data.domain import check, splits, whole
-from fedjax_bn.data.partition import fingerprint, generator, stratified_split
+from fedjax_bn.data.sets import scanners
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,16 @@ import pytest
 
 import federations
 import runs
-from fedjax_bn import experiment, local, rounds, train
+from fedjax_bn import client as local
 from fedjax_bn.aggregation import uniform
+from fedjax_bn.client import LocalStep, Received
 from fedjax_bn.data.batches import point_to_validation
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.images import standardize
-from fedjax_bn.errors import ConfigError
+from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import client_variables
-from fedjax_bn.local import LocalStep, Received
 from fedjax_bn.methods import fedbn, scaffold
+from fedjax_bn.run import experiment, rounds, train
+from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.selection import best_of_round, validation_accuracy
 
 

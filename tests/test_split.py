@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.data.clients import left_out, make_clients
+from fedjax_bn.data.division.clients import left_out, make_clients
+from fedjax_bn.data.division.groups import first_samples, number_groups, samples_of
+from fedjax_bn.data.division.split import choose_parts, part_sizes
 from fedjax_bn.data.domain import splits
-from fedjax_bn.data.groups import first_samples, number_groups, samples_of
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check
-from fedjax_bn.data.split import choose_parts, part_sizes
 from sources import CLASSES, numbers, official, pool, sizes_of, toy
 
 seeds = st.integers(0, 2**32)

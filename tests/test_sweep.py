@@ -15,8 +15,8 @@ import fedbn  # noqa: E402
 import report  # noqa: E402
 import sweep  # noqa: E402
 
-from fedjax_bn.config import base, check_key, check_type, kind_of, parse  # noqa: E402
-from fedjax_bn.report.published import published  # noqa: E402
+from fedjax_bn.run.config import base, check_key, check_type, kind_of, parse  # noqa: E402
+from fedjax_bn.run.report.published import published  # noqa: E402
 
 DIGITS = ("mnist", "svhn", "usps", "synth_digits", "mnist_m")
 

@@ -12,8 +12,8 @@ import fedcd  # noqa: E402
 import suppression  # noqa: E402
 import sweep  # noqa: E402
 
-from fedjax_bn.config import base, check_key, check_type, kind_of, parse  # noqa: E402
-from fedjax_bn.report.published import published  # noqa: E402
+from fedjax_bn.run.config import base, check_key, check_type, kind_of, parse  # noqa: E402
+from fedjax_bn.run.report.published import published  # noqa: E402
 
 
 def test_runs_have_names_of_their_own_valid_keys_and_config_files_that_exist():

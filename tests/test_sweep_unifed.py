@@ -13,10 +13,10 @@ import unifed  # noqa: E402
 import unifed_small  # noqa: E402
 
 from fedjax_bn.adaptation.choice import choose_adaptation  # noqa: E402
-from fedjax_bn.config import base, check_key, check_type, kind_of, parse  # noqa: E402
 from fedjax_bn.data.corruptions import INTERNAL, TYPES  # noqa: E402
 from fedjax_bn.models import MLP  # noqa: E402
-from fedjax_bn.report.published import published  # noqa: E402
+from fedjax_bn.run.config import base, check_key, check_type, kind_of, parse  # noqa: E402
+from fedjax_bn.run.report.published import published  # noqa: E402
 from test_sweep import fabricate, section  # noqa: E402
 
 

@@ -14,7 +14,7 @@ import report  # noqa: E402
 import sweep  # noqa: E402
 import unseen  # noqa: E402
 
-from fedjax_bn.config import base, check, check_key, check_type, kind_of, parse  # noqa: E402
+from fedjax_bn.run.config import base, check, check_key, check_type, kind_of, parse  # noqa: E402
 
 
 def fabricate(workdir, run, unseen_accuracy) -> None:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_bn.data import synthetic
+from fedjax_bn.data.sets import synthetic
 from fedjax_bn.data.source import TEST, TRAIN, check
 from fedjax_bn.models.two_layer import TwoLayer
 

@@ -17,8 +17,8 @@ with warnings.catch_warnings():
     tfds = pytest.importorskip("tensorflow_datasets", exc_type=ImportError)
     pytest.importorskip("array_record", exc_type=ImportError)
 
-from fedjax_bn.data import office_caltech10, pacs, tfds_source
 from fedjax_bn.data.corruptions import CORRUPTIONS
+from fedjax_bn.data.sets import office_caltech10, pacs, tfds_source
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 from fedjax_bn.tfds.__main__ import main
 from fedjax_bn.tfds.builders import BUILDERS
@@ -248,7 +248,7 @@ def test_a_missing_copy_of_ours_says_how_to_prepare_it(tmp_path):
 
 
 def test_a_copy_that_cannot_be_made_says_why_and_how_to_make_it(tmp_path, monkeypatch):
-    from fedjax_bn.data import tfds_copy
+    from fedjax_bn.data.sets import tfds_copy
 
     monkeypatch.setattr(tfds_copy, "PREPARE", "raise OSError('no connection')")
     with pytest.raises(FileNotFoundError, match=r"OSError: no connection.*tfds build mnist"):

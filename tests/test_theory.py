@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.data import scanners
+from fedjax_bn.data.sets import scanners
 from fedjax_bn.theory import (
     Data,
     data_from,

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_bn.data.division.integer_shares import generator
+from fedjax_bn.data.division.partition import clients_of, fingerprint, truncate
 from fedjax_bn.data.domain import Dataset, Domain, Split, check, select, whole
-from fedjax_bn.data.partition import clients_of, fingerprint, truncate
-from fedjax_bn.data.shares import generator
-from fedjax_bn.data.view import Rows, blocks
+from fedjax_bn.data.rows import Rows, blocks
 
 BASE = np.arange(60, dtype=np.uint8).reshape(12, 1, 1, 5)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedjax_bn.data import vlcs
-from fedjax_bn.data.vlcs import CLASSES, VLCS
+from fedjax_bn.data.sets import vlcs
+from fedjax_bn.data.sets.vlcs import CLASSES, VLCS
 from trees import assert_in_place, write_shade, write_tree
 
 NUMBERS = tuple(map(str, range(5)))

@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.chunks import in_cache
-from fedjax_bn.masks import apply, take
+from fedjax_bn.models.cpu.chunks import in_cache
+from fedjax_bn.models.masks import apply, take
 from fedjax_bn.normalization import (
     StatisticsRule,
     batch_statistics,
@@ -103,7 +103,7 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
 
 
 def without_mask(adaptation: Adaptation) -> Adaptation:
-    """The adaptation of the received model without its masks (see `fedjax_bn.masks`)."""
+    """The adaptation of the received model without its masks (see `fedjax_bn.models.masks`)."""
 
     def predict(
         variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array | None = None

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_bn.adaptation.adaptation import Adaptation, predict_each
-from fedjax_bn.masks import apply
+from fedjax_bn.models.masks import apply
 from fedjax_bn.normalization import normalize_with
 from fedjax_bn.normalization.adapter import ALPHAS, COLLECTION, Adapter, adapted_statistics
 from fedjax_bn.normalization.layer import path_names

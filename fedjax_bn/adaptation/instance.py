@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation, stateless
-from fedjax_bn.masks import apply
+from fedjax_bn.models.masks import apply
 from fedjax_bn.normalization import normalize_with
-from fedjax_bn.normalization.gates import gated_statistics
+from fedjax_bn.normalization.batch_instance import gated_statistics
 from fedjax_bn.normalization.iabn import instance_aware_statistics
 from fedjax_bn.normalization.mixig import random_weights, sample_mixed_statistics
 from fedjax_bn.sharing import Variables

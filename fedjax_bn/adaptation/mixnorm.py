@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.masks import apply
+from fedjax_bn.models.masks import apply
 from fedjax_bn.normalization import normalize_with
-from fedjax_bn.normalization.views import view_statistics
+from fedjax_bn.normalization.mixnorm import view_statistics
 from fedjax_bn.sharing import Variables
 
 View = Callable[[jax.Array, jax.Array], jax.Array]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.masks import apply
+from fedjax_bn.models.masks import apply
 from fedjax_bn.normalization import normalize_with
 from fedjax_bn.normalization.tsmobn import About, tracked_statistics
 from fedjax_bn.sharing import STATISTICS, Variables

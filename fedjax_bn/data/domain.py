@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.view import Rows, blocks
+from fedjax_bn.data.rows import Rows, blocks
 
 
 class Split(NamedTuple):

@@ -5,9 +5,9 @@ from typing import Any
 import flax.linen as nn
 import optax
 
-from fedjax_bn.data.images import Prepare
+from fedjax_bn.client import cross_entropy, differentiate, gradient_step
+from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.local import cross_entropy, differentiate, gradient_step
 from fedjax_bn.sharing import SharingRule, everything
 
 

@@ -16,11 +16,11 @@ from fedjax_bn.aggregation import (
     risk_extrapolation,
     weighted_mean,
 )
-from fedjax_bn.data.images import Prepare, standardize
+from fedjax_bn.client import Batch, LocalStep, Received, Trained, wait_for_all
+from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.local import Batch, LocalStep, Received, Trained, wait_for_all
-from fedjax_bn.masks import COLLECTION, FEATURES, keep_masks, with_masks
 from fedjax_bn.methods.sci import Alignment, aligned_objective
+from fedjax_bn.models.masks import COLLECTION, FEATURES, keep_masks, with_masks
 from fedjax_bn.sharing import SharingRule, Variables, everything, join
 
 PyTree = Any
@@ -48,13 +48,13 @@ def fedcd(
     Every client keeps its mask, whatever `share` says: only gradients of masks travel. The
     reported loss, and so the risk in REA, is L_e.
 
-    The masks are the collection `mask`, which `init` adds (see `fedjax_bn.masks`); adaptations and
-    evaluation apply it, with the mean mask for an unseen client. The rows of Table 1 are
-    `weigh=by_size` (SCI alone) and `fedavg(..., weigh=risk_extrapolation(eta))` (REA alone). With
-    lambda = 0, `mask_optimizer=optax.set_to_zero()` and `weigh=by_size` it is FedAvg.
+    The masks are the collection `mask`, which `init` adds (see `fedjax_bn.models.masks`);
+    adaptations and evaluation apply it, with the mean mask for an unseen client. The rows of Table
+    1 are `weigh=by_size` (SCI alone) and `fedavg(..., weigh=risk_extrapolation(eta))` (REA alone).
+    With lambda = 0, `mask_optimizer=optax.set_to_zero()` and `weigh=by_size` it is FedAvg.
 
     Args:
-      model: linen module, images -> logits; see `fedjax_bn.halves` for what its features are.
+      model: linen module, images -> logits; `fedjax_bn.models.halves` says what its features are.
       optimizer: the local optimizer.
       lambda_sci: lambda, at least 0; the paper takes 0.5, 0.7, 0.8, 0.9 and 1.
       eta: as in `risk_extrapolation`; the paper takes 0.3, 0.5 and 0.8.

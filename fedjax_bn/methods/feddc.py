@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.data.images import Prepare
-from fedjax_bn.federation import FederatedMethod, Finish, federate
-from fedjax_bn.local import (
+from fedjax_bn.client import (
     Batch,
     Gradient,
     Received,
@@ -18,6 +16,8 @@ from fedjax_bn.local import (
     differentiate,
     gradient_step,
 )
+from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.federation import FederatedMethod, Finish, federate
 from fedjax_bn.methods.fedprox import proximal
 from fedjax_bn.methods.response import check_fresh
 from fedjax_bn.methods.scaffold import (

@@ -9,11 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import ServerUpdate, Uploads, averaging, weighted_mean
-from fedjax_bn.data.images import Prepare, standardize
-from fedjax_bn.features import takes_train
-from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.halves import halves
-from fedjax_bn.local import (
+from fedjax_bn.client import (
     Batch,
     LocalStep,
     Objective,
@@ -24,10 +20,14 @@ from fedjax_bn.local import (
     masked_mean,
     parameter_dtype,
 )
+from fedjax_bn.data.pixels.images import Prepare, standardize
+from fedjax_bn.federation import FederatedMethod, federate
+from fedjax_bn.models.features import takes_train
+from fedjax_bn.models.halves import halves
 from fedjax_bn.normalization import StatisticsRule, normalize_with
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
 from fedjax_bn.normalization.adapter import init as init_adapter
-from fedjax_bn.normalization.gates import gated_statistics, keep_gates, with_gates
+from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
 from fedjax_bn.normalization.layer import path_names
 from fedjax_bn.normalization.mixig import mixed_statistics
 from fedjax_bn.normalization.mixing import Mixing, choose_mixing
@@ -64,8 +64,8 @@ def fedig(
     only.
 
     Args:
-      model: linen module with at least one `BatchNorm`, images -> logits; see `fedjax_bn.halves`
-        for what its features are.
+      model: linen module with at least one `BatchNorm`, images -> logits;
+        `fedjax_bn.models.halves` says what its features are.
       optimizer: the local optimizer.
       lambda_1: weight of CACL, at least 0.
       lambda_2: weight of CAFL, at least 0. 4.0 is for networks that start from ImageNet's weights;

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import ServerUpdate, Uploads
+from fedjax_bn.client import Received, Trained
 from fedjax_bn.federation import FederatedMethod, Finish
-from fedjax_bn.local import Received, Trained
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.response import check_fresh, response
 from fedjax_bn.sharing import Variables, join, split_like

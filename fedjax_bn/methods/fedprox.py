@@ -7,16 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.data.images import Prepare
+from fedjax_bn.client import Batch, Objective, Received, cross_entropy, differentiate, gradient_step
+from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.local import (
-    Batch,
-    Objective,
-    Received,
-    cross_entropy,
-    differentiate,
-    gradient_step,
-)
 from fedjax_bn.sharing import SharingRule, Variables, everything, split_like
 
 

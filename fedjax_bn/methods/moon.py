@@ -7,10 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.data.images import Prepare, standardize
-from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.halves import halves
-from fedjax_bn.local import (
+from fedjax_bn.client import (
     Batch,
     Objective,
     Received,
@@ -21,6 +18,9 @@ from fedjax_bn.local import (
     masked_mean,
     parameter_dtype,
 )
+from fedjax_bn.data.pixels.images import Prepare, standardize
+from fedjax_bn.federation import FederatedMethod, federate
+from fedjax_bn.models.halves import halves
 from fedjax_bn.sharing import SharingRule, Variables, everything, join, split_like
 
 PyTree = Any
@@ -48,7 +48,7 @@ def moon(
 
     Args:
       model: linen module; one without `features` and `classify` has for features what its last
-        `nn.Dense` reads, see `fedjax_bn.halves`.
+        `nn.Dense` reads, see `fedjax_bn.models.halves`.
       optimizer: the local optimizer.
       mu: strength of the contrast, at least 0; 1 as in the paper's CIFAR-100 experiments.
       temperature: T, above 0.

@@ -7,10 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.data.batches import blank_padding
-from fedjax_bn.data.images import Prepare
-from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.local import (
+from fedjax_bn.client import (
     Batch,
     Gradient,
     Objective,
@@ -19,6 +16,9 @@ from fedjax_bn.local import (
     differentiate,
     gradient_step,
 )
+from fedjax_bn.data.batches import blank_padding
+from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.federation import FederatedMethod, federate
 from fedjax_bn.sharing import SharingRule, Variables, everything
 
 PyTree = Any

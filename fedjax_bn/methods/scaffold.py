@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import ServerUpdate, Uploads, weighted_mean
-from fedjax_bn.data.images import Prepare
-from fedjax_bn.federation import FederatedMethod, Finish, federate
-from fedjax_bn.local import (
+from fedjax_bn.client import (
     Batch,
     Gradient,
     Received,
@@ -20,6 +18,8 @@ from fedjax_bn.local import (
     gradient_step,
     select,
 )
+from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.federation import FederatedMethod, Finish, federate
 from fedjax_bn.methods.response import check_fresh, dtype_of, response
 from fedjax_bn.sharing import SharingRule, Variables, everything, join, split_like
 

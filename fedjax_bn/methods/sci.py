@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn import masks
-from fedjax_bn.data.images import Prepare
-from fedjax_bn.local import Batch, Received, forward, masked_mean, parameter_dtype
+from fedjax_bn.client import Batch, Received, forward, masked_mean, parameter_dtype
+from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.models import masks
 from fedjax_bn.sharing import Variables
 
 PyTree = Any

@@ -11,8 +11,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models import pooling
-from fedjax_bn.models.convolution import convolution
+from fedjax_bn.models.cpu import pooling
+from fedjax_bn.models.cpu.convolution import convolution
 
 Initializer = jax.nn.initializers.Initializer
 

@@ -4,12 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.normalization.batch_norm import BatchNorm, StatisticsRule, moments
-from fedjax_bn.normalization.instance import (
-    Statistics,
-    deviation,
-    handed_over,
-    instance_moments,
-)
+from fedjax_bn.normalization.instance import Statistics, deviation, handed_over, instance_moments
 from fedjax_bn.normalization.layer import is_spatial, key_for
 from fedjax_bn.normalization.mixig import mix_statistics
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from fedjax_bn.data import office_caltech10, officehome, pacs, vlcs
-from fedjax_bn.data.folders import find_root
-from fedjax_bn.data.published import Published
+from fedjax_bn.data.sets import office_caltech10, officehome, pacs, vlcs
+from fedjax_bn.data.sets.folders import find_root
+from fedjax_bn.data.sets.published import Published
 from fedjax_bn.data.source import Pool, Source
 
 NO_PART = -1
@@ -93,7 +93,7 @@ def encoded(file: Path) -> BytesIO:
 
 
 class Pacs(ImageFolders):
-    """PACS, see `fedjax_bn.data.pacs`."""
+    """PACS, see `fedjax_bn.data.sets.pacs`."""
 
     MANUAL_DOWNLOAD_INSTRUCTIONS = pacs.PACS.where
     published = pacs.PACS
@@ -101,7 +101,7 @@ class Pacs(ImageFolders):
 
 
 class Vlcs(ImageFolders):
-    """VLCS, see `fedjax_bn.data.vlcs`."""
+    """VLCS, see `fedjax_bn.data.sets.vlcs`."""
 
     MANUAL_DOWNLOAD_INSTRUCTIONS = vlcs.VLCS.where
     published = vlcs.VLCS
@@ -109,7 +109,7 @@ class Vlcs(ImageFolders):
 
 
 class Officehome(ImageFolders):
-    """OfficeHome, see `fedjax_bn.data.officehome`."""
+    """OfficeHome, see `fedjax_bn.data.sets.officehome`."""
 
     MANUAL_DOWNLOAD_INSTRUCTIONS = officehome.OFFICE_HOME.where
     published = officehome.OFFICE_HOME
@@ -117,7 +117,7 @@ class Officehome(ImageFolders):
 
 
 class OfficeCaltech10(ImageFolders):
-    """Office-Caltech10, see `fedjax_bn.data.office_caltech10`."""
+    """Office-Caltech10, see `fedjax_bn.data.sets.office_caltech10`."""
 
     MANUAL_DOWNLOAD_INSTRUCTIONS = office_caltech10.OFFICE_CALTECH10.where
     published = office_caltech10.OFFICE_CALTECH10

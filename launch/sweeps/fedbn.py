@@ -3,7 +3,7 @@
     python launch/sweeps/fedbn.py list|run|report --workdir DIR [--only GLOB] [--data.NAME=PATH ...]
 
 NAME is digits, office, domainnet or abide: what its config file takes as data.path; or morpho, the
-digits' folder with Morpho-MNIST in it, see fedjax_bn/data/digits_morpho.py.
+digits' folder with Morpho-MNIST in it, see fedjax_bn/data/sets/digits_morpho.py.
 
 Decisions where the paper is silent: T = 300 epochs whatever E, so T/E rounds (section 4.2), rounded
 up. One seed where the paper prints no standard deviation, five where it does. B = inf is one batch
@@ -18,7 +18,7 @@ import figures
 from plan import Cell, Figure, Run, Sweep, Table, seeds
 from sweep import main
 
-from fedjax_bn.report.published import published
+from fedjax_bn.run.report.published import published
 
 METHODS = {"SingleSet": "singleset", "FedAvg": "fedavg", "FedProx": "fedprox", "FedBN": "fedbn"}
 FEDERATED = ("FedAvg", "FedProx", "FedBN")

@@ -20,7 +20,7 @@ import suppression
 from plan import Cell, Figure, Run, Sweep, Table, seeds
 from sweep import main
 
-from fedjax_bn.report.published import published
+from fedjax_bn.run.report.published import published
 
 ADAPTER = ("running", "zero_shot_adapter")
 # row -> changes of a config

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from plan import Table, finished
 from report import accuracy, measured, read_summary
 
-from fedjax_bn.report.plots import png
-from fedjax_bn.report.unseen import ablation
+from fedjax_bn.run.report.plots import png
+from fedjax_bn.run.report.unseen import ablation
 
 STYLES = ("--o", "-s", ":^", "-.v")  # of methods
 

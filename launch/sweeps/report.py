@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from plan import Cell, Run, Sweep, Table, finished, runs_of
 
-from fedjax_bn.workdir import write_atomically
+from fedjax_bn.run.workdir import write_atomically
 
 UNSEEN = "unseen"  # in place of a domain: the mean over all unseen ones, by seed
 

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from plan import finished
 
-from fedjax_bn.report.plots import png
+from fedjax_bn.run.report.plots import png
 
 
 class Channels(NamedTuple):
@@ -62,13 +62,13 @@ def read_channels(folder: Path) -> Channels:
     """The channels of a finished run's selected round, with the features of the zoo."""
     import jax
 
-    from fedjax_bn import train, workdir
     from fedjax_bn.adaptation import running
-    from fedjax_bn.config import base
-    from fedjax_bn.data.cow_on_beach import ground_of
     from fedjax_bn.data.domain import whole
-    from fedjax_bn.evaluate_run import features_of, restore_state
+    from fedjax_bn.data.sets.cow_on_beach import ground_of
     from fedjax_bn.federation import global_variables
+    from fedjax_bn.run import train, workdir
+    from fedjax_bn.run.config import base
+    from fedjax_bn.run.evaluate_run import features_of, restore_state
 
     config = base()
     stored = workdir.read_json(folder / "config.json", ("config",))["config"]

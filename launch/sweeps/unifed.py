@@ -15,8 +15,8 @@ first. A run on Camelyon17 serves both: three hospitals train and test, two are 
 runs of its own, tested once, at their end.
 
 Decisions where the paper is silent: severity 1, as TsmoBN, whose numbers Table 3 repeats; the
-algorithms' own arguments are those of their papers (fedjax_bn/defaults.py); the columns A to O of
-Table 2 are the corruptions in the order of Table 3.
+algorithms' own arguments are those of their papers (fedjax_bn/run/defaults.py); the columns A to O
+of Table 2 are the corruptions in the order of Table 3.
 """
 
 import sys
@@ -27,7 +27,7 @@ from plan import Cell, Figure, Run, Sweep, Table, seeds
 from sweep import main
 
 from fedjax_bn.data.corruptions import INTERNAL, TYPES
-from fedjax_bn.report.published import published
+from fedjax_bn.run.report.published import published
 
 METHODS = {
     "FedAvg": "fedavg",

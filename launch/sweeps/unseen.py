@@ -21,7 +21,7 @@ import figures
 from plan import Cell, Figure, Run, Sweep, Table, seeds
 from sweep import main
 
-from fedjax_bn.report.published import published
+from fedjax_bn.run.report.published import published
 
 
 class Row(NamedTuple):

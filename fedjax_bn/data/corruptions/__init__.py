@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_bn.data.corruptions import blur, digital, noise, weather
-from fedjax_bn.data.shares import generator
+from fedjax_bn.data.division.integer_shares import generator
 
 # the four types that are left out in turn, as TsmoBN's and UniFed's tables head them (brightness is
 # "digital", so that 10 to 12 clients train), and the corruptions kept for the end

@@ -1,0 +1,1 @@
+"""Who owns which samples: splits, partitions, sizes, the clients of a federation."""

@@ -1,0 +1,192 @@
+"""From a dataset to a federation: who is left out, who trains on what."""
+
+from collections.abc import Mapping, Sequence
+
+from fedjax_bn.data import domain, source
+from fedjax_bn.data.division.integer_shares import ORDERING, generator
+from fedjax_bn.data.division.partition import clients_of
+from fedjax_bn.data.division.split import choose_parts, internal_domain, unseen_domain
+from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.data.source import Source
+
+
+def make_clients(
+    data: Source | Dataset,
+    *,
+    target: str | Sequence[str] = (),
+    split: str = "",
+    validation: float = 0.1,
+    test: float = 0.0,
+    truncate: bool = False,
+    fraction: float = 1.0,
+    partition: str = "iid",
+    num_clients: int = 0,
+    alpha: float = 0.5,
+    clients_per_domain: int = 1,
+    sizes: str | Sequence[int] = "",
+    seed: int = 0,
+) -> tuple[Dataset, tuple[Domain, ...]]:
+    """The clients of a federation and the unseen domains.
+
+    Unseen domains are left out whole; every other domain is divided into training, validation and
+    test samples; truncation and fraction reduce the training samples, and what remains is shared
+    out among the domain's clients.
+
+    Args:
+      data: a source; or a dataset with splits of its own, which `split`, `validation` and `test`
+        do not change.
+      target: the unseen domains: one name, several (or "a,b"), or a group of the source's, such as
+        "noise" of CIFAR-10-C; empty for none.
+      split: "official", "holdout" or "stratified", see `split`; "" for official where every domain
+        that trains has official lists, else stratified.
+      validation, test: shares of a domain's samples, see `split.choose_parts`. Where no sample is
+        kept for testing, internal clients are tested on their validation samples.
+      truncate, fraction, partition, num_clients, alpha, clients_per_domain, sizes: see
+        `partition.clients_of`.
+      seed: at least 0; the same seed gives the same clients on any machine.
+
+    Returns:
+      Dataset of K clients, and the unseen domains in the source's order.
+
+    Raises:
+      ValueError: naming the configuration key, or the sample, that is wrong.
+    """
+    if isinstance(data, Dataset):
+        if split:
+            raise ValueError(
+                f"data.split={split!r} is of no use, because {data.name} comes with splits of its "
+                "own: leave it empty"
+            )
+        left = left_out([d.name for d in data.domains], {}, target, data.name)
+        unseen = tuple(d for d in data.domains if d.name in left)
+        internal = data._replace(domains=tuple(d for d in data.domains if d.name not in left))
+    else:
+        internal, unseen = divide(data, target, split, validation, test, seed)
+    clients = clients_of(
+        internal,
+        clients_per_domain,
+        fraction,
+        seed,
+        truncate=truncate,
+        partition=partition,
+        num_clients=num_clients,
+        alpha=alpha,
+        sizes=sizes,
+    )
+    return clients, unseen
+
+
+def divide(
+    data: Source, target: str | Sequence[str], split: str, validation: float, test: float, seed: int
+) -> tuple[Dataset, tuple[Domain, ...]]:
+    """The domains that train, each with its splits, and the unseen ones, see `make_clients`."""
+    source.check(data)
+    left = left_out([pool.name for pool in data.pools], data.groups, target, data.name)
+    without = [p.name for p in data.pools if p.parts is None and p.name not in left]
+    if split == "official" and without:
+        raise ValueError(
+            f"data.split is 'official', but {data.name} has no official lists for "
+            f"{', '.join(without[:10])}; choose 'holdout' or 'stratified'"
+        )
+    split = split or ("stratified" if without else "official")
+    parts = choose_parts(data, split, validation, test, seed)
+    internal, unseen = [], []
+    for position, (pool, part) in enumerate(zip(data.pools, parts, strict=True)):
+        rng = generator(seed, 0, position, ORDERING)
+        if pool.name in left:
+            unseen.append(unseen_domain(pool, rng))
+        else:
+            internal.append(internal_domain(data, pool, part, rng))
+    domain.check(dataset_of(data, [*internal, *unseen]))
+    return dataset_of(data, internal), tuple(unseen)
+
+
+def left_out(
+    names: Sequence[str],
+    groups: Mapping[str, Sequence[str]],
+    target: str | Sequence[str],
+    data: str,
+) -> list[str]:
+    """The names of the unseen domains, in the order of `names`.
+
+    Args:
+      names: of all domains.
+      groups: names of several domains together; only those of which a domain is there count.
+      target: see `make_clients`.
+      data: the dataset's name, for errors.
+
+    Raises:
+      ValueError: a target is neither a domain nor a group, or no domain would be left to train on.
+    """
+    left = named(names, groups, target, data)
+    if len(left) == len(names):
+        raise ValueError(
+            f"target {target if isinstance(target, str) else ','.join(target)} leaves out every "
+            f"domain of {data}; none would train"
+        )
+    return left
+
+
+def named(
+    names: Sequence[str],
+    groups: Mapping[str, Sequence[str]],
+    target: str | Sequence[str],
+    data: str,
+) -> list[str]:
+    """The domains that a target means, in the order of `names`; see `left_out`."""
+    meant = {group: set(members) & set(names) for group, members in groups.items()}
+    meant = {group: members for group, members in meant.items() if members}
+    meant |= {name: {name} for name in names}
+    if isinstance(target, str):
+        parts = [part.strip() for part in target.split(",") if part.strip()]
+        target = [target] if target in meant else parts
+    for entry in target:
+        if entry not in meant:
+            choice = f"target {entry!r} is no domain of {data}; choose from {', '.join(names)}"
+            grouped = [group for group in meant if group not in names]
+            raise ValueError(choice + (f", or a group: {', '.join(grouped)}" if grouped else ""))
+    left = set().union(*(meant[entry] for entry in target))
+    return [name for name in names if name in left]
+
+
+def unseen_only(
+    data: Source | Dataset, *, target: str | Sequence[str] = (), seed: int = 0
+) -> Dataset:
+    """Domains that are tested whole and train nobody, each as `make_clients` leaves it out.
+
+    Args:
+      data: a source, or a dataset with splits of its own.
+      target: as in `make_clients`; empty for all domains.
+      seed: at least 0.
+
+    Raises:
+      ValueError: naming the target, or the sample, that is wrong.
+    """
+    if isinstance(data, Dataset):
+        names = [d.name for d in data.domains]
+        chosen = named(names, {}, target, data.name) or names
+        return domain.check(
+            data._replace(domains=tuple(d for d in data.domains if d.name in chosen))
+        )
+    source.check(data)
+    names = [pool.name for pool in data.pools]
+    chosen = named(names, data.groups, target, data.name) or names
+    domains = [
+        unseen_domain(pool, generator(seed, 0, position, ORDERING))
+        for position, pool in enumerate(data.pools)
+        if pool.name in chosen
+    ]
+    return domain.check(dataset_of(data, domains))
+
+
+def dataset_of(data: Source, domains: Sequence[Domain]) -> Dataset:
+    """Domains of a source as a dataset."""
+    return Dataset(
+        data.name,
+        len(data.classes),
+        tuple(domains),
+        data.mean,
+        data.std,
+        tuple(data.classes),
+        data.key,
+    )

@@ -1,0 +1,160 @@
+"""Clients that differ in labels (Dirichlet) or in size (log-normal, Dirichlet, or as listed).
+
+Reference for label skew: Hsu, Qi & Brown, "Measuring the effects of non-identical data distribution
+for federated visual classification", 2019; used by FedIG, appendix A.6.
+"""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from fedjax_bn.data.division.integer_shares import apportion, quantize
+
+MINIMUM = 10  # samples of the smallest client, where there are enough
+REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
+SIZES = "numbers such as 743,7943, or lognormal:SIGMA or dirichlet:ALPHA"
+
+
+def dirichlet_counts(
+    counts: np.ndarray, n: int, alpha: float, rng: np.random.Generator
+) -> np.ndarray:
+    """How many samples of each class each of n clients gets; nothing is left over.
+
+    For every class, shares p ~ Dirichlet(alpha, ..., alpha) over the clients are drawn, and its
+    samples are shared out by largest remainder. Then clients below min(MINIMUM, samples // n) are
+    raised to it, see `raise_smallest`.
+
+    Args:
+      counts: i64[C], samples of each class; together at least n.
+      n: clients, at least 1.
+      alpha: concentration, above 0: near 0 a class has one owner, at 100 all have nearly the same.
+      rng: draws the shares.
+
+    Returns:
+      i64[C, n].
+
+    Raises:
+      ValueError: alpha is not above 0, or there are fewer samples than clients.
+    """
+    if not 0 < alpha < np.inf:
+        raise ValueError(f"data.alpha is {alpha}; it must be a number above 0, such as 0.5")
+    if counts.sum() < n:
+        raise ValueError(f"{counts.sum()} samples are too few for {n} clients, one each; {REMEDY}")
+    draws = [rng.dirichlet(np.full(n, alpha, np.float64)) for _ in counts]
+    shared = [
+        apportion(quantize(draw), count) for draw, count in zip(draws, counts.tolist(), strict=True)
+    ]
+    return raise_smallest(np.array(shared), min(MINIMUM, int(counts.sum()) // n))
+
+
+def raise_smallest(counts: np.ndarray, minimum: int) -> np.ndarray:
+    """Moves samples until each client has `minimum`, one at a time, from the largest client.
+
+    The smallest client takes from the class of which the largest has most; of equals, the first.
+
+    Args:
+      counts: i64[C, n], samples of each class and client.
+      minimum: at most the mean size.
+
+    Returns:
+      i64[C, n] with the same sum in every class.
+    """
+    counts = counts.copy()
+    sizes = counts.sum(0)
+    while sizes.min() < minimum:
+        poor, rich = sizes.argmin(), sizes.argmax()
+        label = counts[:, rich].argmax()
+        counts[label, [poor, rich]] += [1, -1]
+        sizes[[poor, rich]] += [1, -1]
+    return counts
+
+
+def client_sizes(
+    sizes: str | Sequence[int],
+    available: Mapping[str, int],
+    clients: Sequence[int],
+    rng: np.random.Generator,
+) -> list[np.ndarray]:
+    """The training samples of each client, domain after domain.
+
+    Args:
+      sizes: whole numbers, one a client or one for all; or "lognormal:SIGMA" or "dirichlet:ALPHA".
+        Drawn sizes are proportional to K draws of exp(SIGMA * normal) or to one draw of
+        Dirichlet(ALPHA, ..., ALPHA), and as large as every domain's samples allow; but none is
+        below min(MINIMUM, its domain's samples // its domain's clients).
+      available: name of each domain -> its samples.
+      clients: number of clients of each domain.
+      rng: draws the sizes.
+
+    Returns:
+      For each domain, i64[its clients], together at most its samples.
+
+    Raises:
+      ValueError: the sizes are of no such form, too many or too few, or ask for more than there is;
+        or a domain has fewer samples than clients.
+    """
+    for (name, limit), n in zip(available.items(), clients, strict=True):
+        if limit < n:
+            raise ValueError(
+                f"{limit} training samples of {name!r} are too few for {n} clients, one each; "
+                f"{REMEDY}"
+            )
+    kind, _, number = sizes.partition(":") if isinstance(sizes, str) else ("", "", "")
+    borders = np.cumsum(clients)[:-1]
+    if kind in ("lognormal", "dirichlet"):
+        weights = _draw_weights(kind, _positive(number, sizes), sum(clients), rng)
+        return _largest_that_fit(np.split(weights, borders), list(available.values()))
+    parts = np.split(_listed(sizes, sum(clients)), borders)
+    for (name, limit), size in zip(available.items(), parts, strict=True):
+        if size.sum() > limit:
+            raise ValueError(
+                f"data.sizes asks for {size.sum()} training samples of {name!r}, which has {limit};"
+                " lower it or raise data.fraction"
+            )
+    return parts
+
+
+def _draw_weights(kind: str, spread: float, n: int, rng: np.random.Generator) -> np.ndarray:
+    if kind == "dirichlet":
+        draws = rng.dirichlet(np.full(n, spread, np.float64))
+    else:
+        logs = spread * rng.standard_normal(n)
+        draws = np.exp(logs - logs.max())
+    return np.maximum(quantize(draws / draws.max()), 1)
+
+
+def _largest_that_fit(weights: list[np.ndarray], available: Sequence[int]) -> list[np.ndarray]:
+    """Sizes proportional to weights over all domains, so large that one domain is used up."""
+    totals = [int(weight.sum()) for weight in weights]
+    scale = min(Fraction(count, total) for count, total in zip(available, totals, strict=True))
+    sizes = []
+    for weight, total, limit in zip(weights, totals, available, strict=True):
+        least = min(MINIMUM, limit // len(weight))
+        size = apportion(weight, max(int(scale * total), least * len(weight)))
+        sizes.append(raise_smallest(size[None], least)[0])
+    return sizes
+
+
+def _positive(number: str, sizes: str) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < np.inf:
+        raise ValueError(f"data.sizes is {sizes!r}; it must be {SIZES}, the number above 0")
+    return value
+
+
+def _listed(sizes: str | Sequence[int], n: int) -> np.ndarray:
+    entries = sizes.split(",") if isinstance(sizes, str) else sizes
+    try:
+        listed = np.array([int(entry) for entry in entries], np.int64)
+    except ValueError as error:
+        raise ValueError(f"data.sizes is {sizes!r}; it must be {SIZES}") from error
+    if len(listed) not in (1, n) or listed.min(initial=1) < 1:
+        raise ValueError(
+            f"data.sizes is {sizes!r}; it must have one number of at least 1 for all clients, or "
+            f"one for each of the {n}"
+        )
+    return np.broadcast_to(listed, n)

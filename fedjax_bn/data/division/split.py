@@ -1,0 +1,161 @@
+"""Training, validation and test samples of every domain of a source.
+
+    official    the authors' own lists; a part that they do not have is a share of their training
+                samples, stratified
+    holdout     random shares (DomainBed)
+    stratified  random shares in which every class has its part
+
+Samples with the same name are never separated, in whatever domains they are: windows of one
+recording, or all corruptions of one photograph, are all training, all validation, or all test.
+Shares count such groups, by the label of their first sample; where all names differ, they count
+samples.
+
+Reference: Gulrajani & Lopez-Paz, "In search of lost domain generalization", ICLR 2021.
+"""
+
+import numpy as np
+
+from fedjax_bn.data.division.by_class import stratified_split
+from fedjax_bn.data.division.groups import number_groups
+from fedjax_bn.data.division.integer_shares import DIVIDING, generator, share_size
+from fedjax_bn.data.domain import Domain, Split
+from fedjax_bn.data.rows import Rows
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source
+
+SPLITS = ("official", "holdout", "stratified")
+
+
+def choose_parts(
+    source: Source, split: str, validation: float, test: float, seed: int
+) -> list[np.ndarray]:
+    """Whether each sample trains, validates or tests.
+
+    A domain's parts do not depend on which other domain is left out.
+
+    Args:
+      source: domains, left out or not.
+      split: "official", "holdout" or "stratified"; a domain without official lists is all training
+        under "official".
+      validation: share of a domain's samples in [0, 1); floor(share * N), and one at least.
+      test: likewise, together below 1; N - floor((1 - share) * N), as in FedBN's 80 to 20.
+      seed: at least 0.
+
+    Returns:
+      For each pool i8[N], TRAIN, VALIDATION or TEST.
+
+    Raises:
+      ValueError: the split is unknown or a share out of range.
+    """
+    _check_shares(split, validation, test)
+    official = [_official(pool, split) for pool in source.pools]
+    names = np.concatenate([np.asarray(pool.names, np.str_) for pool in source.pools])
+    borders = np.cumsum([len(parts) for parts in official])[:-1]
+    groups = np.split(number_groups(names, len(names)), borders)
+    count = max(group.max() for group in groups) + 1
+    labels, found_in = np.zeros(count, np.int32), np.zeros((count, len(groups)), bool)
+    for position, (pool, parts, group) in enumerate(
+        zip(source.pools, official, groups, strict=True)
+    ):
+        found_in[group[parts == TRAIN], position] = True
+        if split != "holdout":
+            labels[group[::-1]] = pool.labels[::-1]  # the first sample of a group wins
+    shares = [_missing_shares(parts, validation, test) for parts in official]
+    drawn = _draw(labels, found_in, shares, seed)
+    return [
+        np.where(parts == TRAIN, drawn[group], parts)
+        for parts, group in zip(official, groups, strict=True)
+    ]
+
+
+def _draw(
+    labels: np.ndarray, found_in: np.ndarray, shares: list[tuple[float, float]], seed: int
+) -> np.ndarray:
+    """The part of each group, i8[G]; those found in the same domains are drawn together.
+
+    Thus every domain has its shares, and domains of the same samples have the same parts.
+    """
+    drawn = np.full(len(labels), TRAIN, np.int8)
+    kinds, kind = np.unique(found_in, axis=0, return_inverse=True)
+    for number, where in enumerate(kinds):
+        members = np.flatnonzero(kind == number)
+        sizes = part_sizes(len(members), *shares[where.argmax()]).tolist()
+        rng = generator(seed, 0, number, DIVIDING)
+        for part, index in enumerate(stratified_split(labels[members], sizes, rng)):
+            drawn[members[index]] = part
+    return drawn
+
+
+def _missing_shares(parts: np.ndarray, validation: float, test: float) -> tuple[float, float]:
+    """The shares, 0 for a part that the official lists have."""
+    return tuple(
+        0.0 if (parts == part).any() else share
+        for part, share in ((VALIDATION, validation), (TEST, test))
+    )
+
+
+def _official(pool: Pool, split: str) -> np.ndarray:
+    if split == "official" and pool.parts is not None:
+        return np.asarray(pool.parts, np.int8)
+    return np.full(len(pool.labels), TRAIN, np.int8)
+
+
+def part_sizes(count: int, validation: float, test: float) -> np.ndarray:
+    """How many of `count` train, validate and test: i64[3]; all train where that leaves none to."""
+    validating = max(1, share_size(count, validation)) if validation else 0
+    testing = count - share_size(count, 1 - test)
+    training = count - validating - testing
+    return np.array([training, validating, testing] if training > 0 else [count, 0, 0])
+
+
+def _check_shares(split: str, validation: float, test: float) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"data.split is {split!r}; it must be one of {', '.join(SPLITS)}")
+    if not (0 <= validation < 1 and 0 <= test < 1 and validation + test < 1):
+        raise ValueError(
+            f"data.validation is {validation} and data.test is {test}; they are shares of a "
+            "domain's samples, at least 0 and together below 1"
+        )
+
+
+def internal_domain(
+    source: Source, pool: Pool, parts: np.ndarray, rng: np.random.Generator
+) -> Domain:
+    """A domain that trains; its samples in random order.
+
+    Where no sample is kept for testing, the validation samples serve as test split too (the same
+    object): FedIG and DomainBed test on the unseen domain and keep a validation set only.
+
+    Raises:
+      ValueError: no sample trains, or none validates or tests.
+    """
+    train, validation, test = (
+        _split(pool, rng.permutation(np.flatnonzero(parts == part)))
+        for part in (TRAIN, VALIDATION, TEST)
+    )
+    place = f"{source.name}, {pool.name!r} ({len(pool.labels)} samples)"
+    if train is None:
+        raise ValueError(
+            f"{place} has no training samples in its official split; choose another data.split "
+            "('holdout' or 'stratified'), or make it a target"
+        )
+    if test is None and validation is None:
+        raise ValueError(
+            f"{place} has nothing to validate or test on; set data.validation or data.test above "
+            "0, such as 0.1, and give every domain enough samples to divide"
+        )
+    return Domain(pool.name, train, validation, test or validation)
+
+
+def unseen_domain(pool: Pool, rng: np.random.Generator) -> Domain:
+    """A domain that nobody trains on, tested whole.
+
+    Its samples come in random order: published class after class, they would make batches of one
+    class, which an adaptation to the stream (TsmoBN, batch statistics) would take for the domain.
+    """
+    return Domain(pool.name, None, None, _split(pool, rng.permutation(len(pool.labels))))
+
+
+def _split(pool: Pool, index: np.ndarray) -> Split | None:
+    if not len(index):
+        return None
+    return Split(Rows(pool.images, index), pool.labels[index], pool.names[index])

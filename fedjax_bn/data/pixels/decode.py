@@ -1,0 +1,228 @@
+"""Image files to pixels: in parallel, with progress, and kept for the next time."""
+
+import hashlib
+import io
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_bn.data.pixels.cache import stored
+
+BLOCK = 64  # images that a thread decodes at a time
+FORM = 1  # to be raised when the same files would give other pixels
+MODES = {  # Pillow's words in ours
+    "1": "black and white",
+    "L": "grey",
+    "LA": "grey with transparency",
+    "I;16": "16-bit grey",
+    "P": "a palette",
+    "RGBA": "RGB with transparency",
+}
+
+
+class Report(NamedTuple):
+    """What a thread says of the files that it decoded.
+
+    count: how many they were.
+    modes: of Pillow -> images that had to be converted from it.
+    faults: files that cannot be read, each with the reason.
+    """
+
+    count: int
+    modes: Counter
+    faults: list[str]
+
+
+def decode(
+    files: Sequence[Path],
+    size: int,
+    *,
+    root: Path,
+    cache: str | Path | None = None,
+    progress: bool = True,
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Images as RGB bytes, stretched to squares by Pillow's bilinear filter.
+
+    That is what `Resize((size, size))` of DomainBed's and FedBN's code does: the filter averages
+    where it shrinks, and an image of that size stays as it is. Threads decode, since Pillow works
+    outside Python's lock.
+
+    Args:
+      files: N of them, in or below `root`.
+      size: pixels a side, at least 1.
+      root: names of files count from here, so that a dataset may move without being decoded again.
+      cache: folder that keeps the pixels; they are decoded again when a file's name, size or time
+        of change, or `size`, differs. None to keep them in memory only.
+      progress: show a bar on stderr.
+
+    Returns:
+      u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and notes: how
+      many images had to be converted from grey, palettes, CMYK or transparency.
+
+    Raises:
+      ValueError: there are no files, or some cannot be read; the first ten are named.
+      OSError: the cache cannot be written, see `cache.stored`.
+    """
+    if not files or size < 1:
+        raise ValueError(
+            f"cannot decode {len(files)} files at size {size}; give at least 1 of each"
+        )
+    shape = (len(files), size, size, 3)
+    if cache is None:
+        images = np.empty(shape, np.uint8)
+
+        def keep(rows: np.ndarray, start: int) -> None:
+            images[start : start + len(rows)] = rows
+
+        return images, _decode_all(files, size, root, progress, keep)
+    name = f"{root.resolve().name or 'images'}-{size}-{digest(files, root, size)}"
+    return stored(
+        Path(cache), name, shape, lambda write: _decode_all(files, size, root, progress, write)
+    )
+
+
+def digest(files: Sequence[Path], root: Path, size: int, times: bool = True) -> str:
+    """Hexadecimal digits that change with any file's name or length, and with `size`.
+
+    With `times` they change with the times of change too; without, they are the same on any machine
+    that has the same files.
+    """
+    state = hashlib.sha256(f"{FORM} {size}\n".encode())
+    for name, file in zip(relative(files, root), files, strict=True):
+        try:
+            stat = os.stat(file)
+            about = f"{stat.st_size} {stat.st_mtime_ns if times else ''}"
+        except OSError:
+            about = "missing"  # decoding will name it, with all others
+        state.update(os.fsencode(f"{name}\0{about}\n"))
+    return state.hexdigest()[:20]
+
+
+def relative(files: Sequence[Path], root: Path) -> list[str]:
+    """The files' names as seen from `root`, with / on every system."""
+    prefix = os.path.join(root, "")
+    names = map(os.fspath, files)
+    inside = (  # there may be half a million files, and relpath is slow
+        name[len(prefix) :] if name.startswith(prefix) else os.path.relpath(name, root)
+        for name in names
+    )
+    return [name.replace(os.sep, "/") for name in inside]
+
+
+def _decode_all(
+    files: Sequence[Path],
+    size: int,
+    root: Path,
+    progress: bool,
+    write: Callable[[np.ndarray, int], None],
+) -> tuple[str, ...]:
+    """Hands all images to `write(rows, start)` in blocks; returns the notes."""
+    modes, faults = Counter(), []
+
+    def work(start: int) -> Report:
+        images, report = _block(files[start : start + BLOCK], size, root)
+        write(images, start)
+        return report
+
+    starts = range(0, len(files), BLOCK)
+    with (
+        _bar(len(files), progress) as bar,
+        ThreadPoolExecutor(_cores()) as threads,
+        closing(threads.map(work, starts)) as reports,  # on an error, what is not begun never is
+    ):
+        for report in reports:
+            modes += report.modes
+            faults += report.faults
+            bar.update(report.count)
+    if faults:
+        raise ValueError(_unreadable(faults, len(files), root))
+    counts = [f"{count} from {MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]
+    return (f"images converted to RGB: {', '.join(counts)}",) if counts else ()
+
+
+def _bar(total: int, progress: bool) -> Any:
+    from tqdm import tqdm
+
+    wait = 0.1 if sys.stderr.isatty() else 10.0  # seconds; a log file needs no more lines
+    return tqdm(total=total, desc="decoding", unit="image", disable=not progress, mininterval=wait)
+
+
+def _unreadable(faults: list[str], total: int, root: Path) -> str:
+    return (
+        f"{len(faults)} of {total} images in {root} cannot be read: {first_few(faults)}; fetch or "
+        "unpack them again, or delete them"
+    )
+
+
+def first_few(culprits: Sequence[str], most: int = 10) -> str:
+    """Culprits one after the other, and how many more there are than `most`."""
+    more = f" and {len(culprits) - most} more" if len(culprits) > most else ""
+    return ", ".join(culprits[:most]) + more
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _block(files: Sequence[Path], size: int, root: Path) -> tuple[np.ndarray, Report]:
+    """u8[n, size, size, 3], arbitrary where a file cannot be read, and what to report."""
+    images = np.empty((len(files), size, size, 3), np.uint8)
+    report = Report(len(files), Counter(), [])
+    for k, file in enumerate(files):
+        try:
+            images[k], mode = read_image(file, size)
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            reason = " ".join(reason.split())
+            report.faults.append(f"{relative([file], root)[0]} ({reason})")
+            continue
+        if mode != "RGB":
+            report.modes[mode] += 1
+    return images, report
+
+
+def read_image(file: Path, size: int) -> tuple[np.ndarray, str]:
+    """`decode_image` of a file.
+
+    It is read as a whole: Pillow's many small reads would hand Python's lock to and fro.
+    """
+    return decode_image(file.read_bytes(), size)
+
+
+def decode_image(content: bytes, size: int) -> tuple[np.ndarray, str]:
+    """One image as u8[size, size, 3], and the mode (Pillow's word) that it had in its file.
+
+    Grey becomes three equal channels; transparency is dropped, as by `convert("RGB")` in
+    DomainBed's code; of 16 bits a pixel the upper eight are kept.
+
+    Raises:
+      ValueError: the file is no image.
+      OSError, and whatever else Pillow raises on a damaged file.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(io.BytesIO(content))
+    except UnidentifiedImageError:
+        raise ValueError("not an image of a known kind") from None
+    mode = image.mode
+    if mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    image = image if image.mode == "RGB" else image.convert("RGB")
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image), mode

@@ -1,0 +1,198 @@
+"""Camelyon17 as WILDS publishes it: patches of lymph node sections from five hospitals.
+
+    metadata.csv   patient, node, x_coord, y_coord, tumor, slide, center, split, a row a patch
+    patches/patient_004_node_4/patch_patient_004_node_4_x_3328_y_21792.png
+
+The class is whether the middle 32x32 pixels of a patch of 96x96 hold tumour. A domain is a
+hospital, "center0" to "center4" by the column `center`: 59436, 34904, 85054, 129838 and 146722
+patches, 455,954 together, ten slides each.
+
+TsmoBN (section 4.1, E.1) and UniFed (section 4.2) train on three hospitals and test on two as
+unseen clients, "hospital4" and "hospital5", "following the source and target domains" of WILDS:
+these train on centers 0, 3 and 4, validate on center 1 and test on center 2. TsmoBN cuts every
+client to the size of the smallest (Table E.4 has it uncut) and divides each at random, patch by
+patch, 80 to 20 into training and validation.
+
+References: Bandi et al., "From detection of individual metastases to classification of lymph node
+status at the patient level: the CAMELYON17 challenge", IEEE TMI 2018; Koh et al., "WILDS: a
+benchmark of in-the-wild distribution shifts", ICML 2021.
+"""
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_bn.data.pixels.cached_blocks import digest
+from fedjax_bn.data.pixels.decode import decode, first_few
+from fedjax_bn.data.sets.published import IMAGENET
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check
+
+COUNTS = (59_436, 34_904, 85_054, 129_838, 146_722)
+COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
+SIZE = 96
+UNSEEN = ("center1", "center2")
+WHERE = (
+    "it must be the folder camelyon17_v1.0 of WILDS (wilds.stanford.edu, or "
+    "wilds.get_dataset('camelyon17', download=True)), with metadata.csv and patches/"
+)
+
+
+class Patch(NamedTuple):
+    """A row of the table: where the patch lies, and what the table says of it."""
+
+    path: str
+    tumor: int
+    slide: int
+    center: int
+    split: int
+
+
+def load(
+    path: str | Path,
+    *,
+    image_size: int = SIZE,
+    cache: Path | None = None,
+    together: str = "patch",
+    progress: bool = True,
+) -> Source:
+    """Camelyon17 as u8[N, 96, 96, 3], two classes, five domains.
+
+    Args:
+      path: WILDS' folder, or the one that holds its `camelyon17_v1.0`.
+      image_size: pixels a side; other than 96 is resized.
+      cache: folder for the decoded patches, 12.6 GB; without one they are held in memory.
+      together: what no split separates: "patch", each for itself, as in the papers; or "slide".
+        Patches of one slide look alike, so a validation set that shares its slides with the
+        training set tells little of other slides. A center has ten slides.
+      progress: show how far decoding is.
+
+    Returns:
+      Source "camelyon17"; the group "unseen" is centers 1 and 2. Parts are those of WILDS: of
+      centers 0, 3 and 4 by the column `split` (0 train, 1 validation), center 1 is validation and
+      center 2 test, whole. Names are paths of patches, or of slides.
+
+    Raises:
+      FileNotFoundError: the table or patches are missing; up to ten are named.
+      ValueError: the table is not of that form, or a patch cannot be read.
+    """
+    if together not in ("patch", "slide"):
+        raise ValueError(f"together is {together!r}; it must be 'patch' or 'slide'")
+    root = find_root(Path(path))
+    patches = read_table(root / "metadata.csv")
+    check_patches_exist(root, patches)
+    notes = _count_notes([patch.center for patch in patches], root)
+    pools = []
+    for center in sorted({patch.center for patch in patches}):
+        own = [patch for patch in patches if patch.center == center]
+        files = [root / patch.path for patch in own]
+        images, more = decode(files, image_size, root=root, cache=cache, progress=progress)
+        notes += [f"center{center}: {note}" for note in more]
+        pools.append(_pool(own, images, together))
+    unseen = tuple(pool.name for pool in pools if pool.name in UNSEEN)
+    return check(
+        Source(
+            name="camelyon17",
+            classes=("normal", "tumor"),
+            pools=tuple(pools),
+            mean=IMAGENET[0],  # as WILDS normalizes
+            std=IMAGENET[1],
+            notes=tuple(notes),
+            groups={"unseen": unseen} if unseen else {},
+            key=digest("camelyon17", patches),
+        )
+    )
+
+
+def find_root(path: Path) -> Path:
+    """The folder with metadata.csv: `path` or its `camelyon17_v1.0`.
+
+    Raises:
+      FileNotFoundError: neither has it.
+    """
+    for folder in (path, path / "camelyon17_v1.0"):
+        if (folder / "metadata.csv").is_file():
+            return folder
+    raise FileNotFoundError(f"{path / 'metadata.csv'} is missing; {WHERE}")
+
+
+def read_table(path: Path) -> list[Patch]:
+    """The rows of metadata.csv.
+
+    Raises:
+      ValueError: a column is missing, a number is none, or tumor, center or split is out of range.
+    """
+    with path.open(newline="") as file:
+        table = csv.DictReader(file)
+        lacking = [column for column in COLUMNS if column not in (table.fieldnames or ())]
+        if lacking:
+            raise ValueError(f"{path} lacks the columns {', '.join(lacking)}; {WHERE}")
+        patches = [_patch(row, path, number) for number, row in enumerate(table, start=2)]
+    if not patches:
+        raise ValueError(f"{path} has no rows; {WHERE}")
+    return patches
+
+
+def _patch(row: dict[str, str], path: Path, line: int) -> Patch:
+    try:
+        # patients are numbers of three digits, which a spreadsheet may have stripped of zeros
+        slide = f"patient_{int(row['patient']):03}_node_{int(row['node'])}"
+        place = f"x_{int(row['x_coord'])}_y_{int(row['y_coord'])}"
+        numbers = [int(row[column]) for column in ("tumor", "slide", "center", "split")]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}, line {line}, is no row of Camelyon17 ({error})") from error
+    patch = Patch(f"patches/{slide}/patch_{slide}_{place}.png", *numbers)
+    if patch.tumor not in (0, 1) or patch.center not in range(5) or patch.split not in (0, 1):
+        raise ValueError(
+            f"{path}, line {line}, has tumor {patch.tumor}, center {patch.center} and split "
+            f"{patch.split}; they must be in 0..1, 0..4 and 0..1"
+        )
+    return patch
+
+
+def check_patches_exist(root: Path, patches: list[Patch]) -> None:
+    """Raises FileNotFoundError that names up to ten patches of the table that are not there."""
+    slides = {patch.path.rpartition("/")[0] for patch in patches}
+    # listing a folder is much faster than asking for 455,954 files one by one
+    there = {
+        f"{slide}/{file.name}"
+        for slide in slides
+        if (root / slide).is_dir()
+        for file in (root / slide).iterdir()
+    }
+    missing = [patch.path for patch in patches if patch.path not in there]
+    if missing:
+        raise FileNotFoundError(
+            f"{root} lacks {len(missing)} patches of its metadata.csv: {first_few(missing)}; "
+            "unpack the archive again, or drop their rows"
+        )
+
+
+def _count_notes(centers: list[int], root: Path) -> list[str]:
+    counts = np.bincount(centers, minlength=5)
+    wrong = [k for k in range(5) if counts[k] != COUNTS[k]]
+    if not wrong:
+        return []
+    of_each = ", ".join(f"center{k} {counts[k]} of {COUNTS[k]}" for k in wrong)
+    kind = "a reduced copy" if counts.sum() < sum(COUNTS) else "another version"
+    return [
+        f"{root} has {counts.sum()} patches of Camelyon17's {sum(COUNTS)} ({of_each}): "
+        f"{kind} of the WILDS data"
+    ]
+
+
+def _pool(patches: list[Patch], images: np.ndarray, together: str) -> Pool:
+    center = patches[0].center
+    names = [
+        patch.path if together == "patch" else patch.path.rpartition("/")[0] for patch in patches
+    ]
+    whole = {1: VALIDATION, 2: TEST}.get(center)
+    parts = [(TRAIN, VALIDATION)[p.split] if whole is None else whole for p in patches]
+    return Pool(
+        name=f"center{center}",
+        images=images,
+        labels=np.array([patch.tumor for patch in patches], np.int32),
+        names=np.array(names),
+        parts=np.array(parts, np.int8),
+    )

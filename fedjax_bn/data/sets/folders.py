@@ -1,0 +1,198 @@
+"""Datasets of image folders, DOMAIN/CLASS/*.jpg: what lies there, checked against the publication.
+
+Folders may be spelled in any case and with or without spaces, - and _. Files that are no images
+(Thumbs.db, .DS_Store, notes) are left out and counted.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_bn.data.pixels.decode import first_few
+from fedjax_bn.data.sets.published import Listing, Published, Spellings, to_source
+from fedjax_bn.data.source import Source
+
+SUFFIXES = {"jpg", "jpeg", "png", "bmp", "ppm", "pgm", "tif", "tiff", "webp"}
+
+
+def plain(name: str) -> str:
+    """A name without what its spellings differ in."""
+    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
+
+
+def find_root(path: str | Path | None, dataset: Published) -> Path:
+    """The folder that holds the domains: `path`, or the one folder in it that does.
+
+    Raises:
+      ValueError: no path is given.
+      FileNotFoundError: there is no such folder, or no domain in it.
+    """
+    if not path:
+        raise ValueError(f"{dataset.name} needs data.path: {dataset.where}")
+    path = Path(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f"data.path {path} is no folder: {dataset.where}")
+    for folder in (path, *subfolders(path)):
+        if match(subfolders(folder), dataset.domains):
+            return folder
+    raise FileNotFoundError(f"data.path {path} has no domain of {dataset.name}: {dataset.where}")
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Its folders by name, hidden ones left out; none where it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names)]
+
+
+def match(folders: Sequence[Path], wanted: Spellings) -> dict[str, Path]:
+    """The folder of each wanted name, for those that have one; the usual spelling goes first.
+
+    Raises:
+      ValueError: two folders differ in spelling only, so that either may be meant.
+    """
+    found = {}
+    for name, others in wanted.items():
+        for spelling in (name, *others):
+            same = [folder for folder in folders if plain(folder.name) == plain(spelling)]
+            same = [folder for folder in same if folder.name == spelling] or same
+            if len(same) > 1:
+                raise ValueError(
+                    f"{' and '.join(map(str, same))} may both be {name!r}: rename or remove one"
+                )
+            if same:
+                found[name] = same[0]
+                break
+    return found
+
+
+def domain_folders(root: Path, dataset: Published) -> dict[str, Path]:
+    """The folder of every domain.
+
+    Raises:
+      FileNotFoundError: some have none; all are named.
+    """
+    found = match(subfolders(root), dataset.domains)
+    missing = [name for name in dataset.domains if name not in found]
+    if missing:
+        raise FileNotFoundError(
+            f"{root} lacks the folders {first_few(missing)} of {dataset.name}: {dataset.where}"
+        )
+    return found
+
+
+def list_domain(
+    name: str, folder: Path, dataset: Published, parts: Mapping[str, int] | None = None
+) -> Listing:
+    """The images of a domain, by class and name.
+
+    Args:
+      name: of the domain.
+      folder: holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31.
+      dataset: whose classes are looked for; other folders are left out.
+      parts: None; or folder -> part, for domains of the form PART/CLASS/*.jpg.
+
+    Raises:
+      ValueError: a class folder is empty, or a class has none; all are named.
+    """
+    if parts is None:
+        listing = _list_classes(name, _inner(folder, dataset.classes), dataset.classes)
+    else:
+        listing = _list_parts(name, folder, dataset.classes, parts)
+    present = set(listing.labels.tolist())
+    missing = [c for label, c in enumerate(dataset.classes) if label not in present]
+    if missing:
+        raise ValueError(
+            f"{dataset.name}, {name!r}: no images of {first_few(missing)} in {folder}; every class "
+            f"needs a folder with images: {dataset.where}"
+        )
+    return listing
+
+
+def _inner(folder: Path, classes: Spellings) -> Path:
+    inner = folder / "images"
+    return inner if inner.is_dir() and not match(subfolders(folder), classes) else folder
+
+
+def _list_parts(name: str, folder: Path, classes: Spellings, parts: Mapping[str, int]) -> Listing:
+    listings = [_list_classes(name, folder / part, classes) for part in parts]
+    sizes = [len(listing.files) for listing in listings]
+    return Listing(
+        name,
+        [file for listing in listings for file in listing.files],
+        np.concatenate([listing.labels for listing in listings]),
+        [file for listing in listings for file in listing.strays],
+        np.repeat(np.array(list(parts.values()), np.int8), sizes),
+    )
+
+
+def _list_classes(name: str, folder: Path, classes: Spellings) -> Listing:
+    inside = subfolders(folder)
+    found = match(inside, classes)
+    files, labels, empty = [], [], []
+    strays = [one for one in inside if one not in found.values()]
+    strays += list_files(folder)[1] + list_files(folder)[0]
+    for label, one in enumerate(classes):
+        if one not in found:
+            continue
+        images, others = list_files(found[one])
+        files += images
+        labels += [label] * len(images)
+        strays += others + subfolders(found[one])
+        if not images:
+            empty.append(str(found[one]))
+    if empty:
+        raise ValueError(
+            f"class folders without images: {first_few(empty)}; fetch or unpack them again"
+        )
+    return Listing(name, files, np.array(labels, np.int32), strays)
+
+
+def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """A folder's image files, and its other files, each by name; folders in it do not count."""
+    if not folder.is_dir():
+        return [], []
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_file())
+    images, others = [], []
+    for name in names:
+        (images if is_image(name) else others).append(folder / name)
+    return images, others
+
+
+def is_image(name: str) -> bool:
+    """Whether a file of this name is an image; macOS writes hidden companions `._NAME.jpg`."""
+    head, _, suffix = name.rpartition(".")
+    return bool(head) and not name.startswith(".") and suffix.lower() in SUFFIXES
+
+
+def load_folders(
+    dataset: Published,
+    path: str | Path | None,
+    image_size: int,
+    *,
+    cache: str | Path | None,
+    progress: bool,
+    parts: Mapping[str, int] | None = None,
+) -> Source:
+    """A dataset that is nothing but folders: all the steps above, and decoding.
+
+    Args:
+      dataset: what to look for.
+      path: the folder of its domains, or the folder around it.
+      image_size, cache, progress: see `decode`.
+      parts: see `list_domain`.
+
+    Raises:
+      FileNotFoundError, ValueError: something is missing, empty or unreadable.
+      OSError: the cache cannot be written.
+    """
+    root = find_root(path, dataset)
+    folders = domain_folders(root, dataset)
+    listings = [list_domain(name, one, dataset, parts) for name, one in folders.items()]
+    return to_source(dataset, root, listings, image_size, cache=cache, progress=progress)

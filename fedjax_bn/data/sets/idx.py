@@ -1,0 +1,72 @@
+"""MNIST in its idx format (LeCun et al., 1998).
+
+An idx file is a big-endian header, two zero bytes, a type (8 for u8) and the number of axes, then
+the length of each axis as u32, then the values.
+"""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_bn.data.sets.files import Original, checked_labels, corruption_named, find
+
+WHERE = (
+    "MNIST needs (train|t10k)-images-idx3-ubyte and (train|t10k)-labels-idx1-ubyte, "
+    "optionally .gz, from yann.lecun.com/exdb/mnist or any of its mirrors"
+)
+
+
+def mnist(folder: Path, where: str = WHERE) -> tuple[Original, Original]:
+    """Training and test split of MNIST in `folder`, or in its `raw` folder as torchvision has it.
+
+    Args:
+      folder: with the four files.
+      where: what belongs there and where to fetch it, for the error.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: a file is no idx file, is cut short, or its labels are no digits.
+    """
+    folder = folder / "raw" if (folder / "raw").is_dir() else folder
+    return _split(folder, "train", where), _split(folder, "t10k", where)
+
+
+def _split(folder: Path, name: str, where: str) -> Original:
+    image_path = _find(folder, f"{name}-images", "idx3-ubyte", where)
+    label_path = _find(folder, f"{name}-labels", "idx1-ubyte", where)
+    images, labels = read_idx(image_path, axes=3), read_idx(label_path, axes=1)
+    if len(images) != len(labels):
+        raise ValueError(
+            f"{image_path} has {len(images)} images but {label_path.name} {len(labels)} labels; "
+            "fetch both again"
+        )
+    return Original(checked_labels(labels, label_path), lambda index: images[index])
+
+
+def _find(folder: Path, stem: str, kind: str, where: str) -> Path:
+    names = [f"{stem}{joint}{kind}{end}" for end in ("", ".gz") for joint in ("-", ".")]
+    return find(folder, names, where)
+
+
+def read_idx(path: Path, axes: int) -> np.ndarray:
+    """The u8 array of an idx file with that number of axes, unzipped if its name ends in .gz.
+
+    Raises:
+      ValueError: the header is not that of such a file, or the values do not fill the shape.
+    """
+    with corruption_named(path):
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    expected = bytes([0, 0, 8, axes])
+    if raw[:4] != expected or len(raw) < 4 + 4 * axes:
+        raise ValueError(
+            f"{path} is no idx file of bytes with {axes} axes (it begins with {raw[:4].hex()}, "
+            f"not {expected.hex()}); fetch it again"
+        )
+    shape = tuple(int(side) for side in np.frombuffer(raw, ">u4", axes, offset=4))
+    values = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes)
+    if values.size != int(np.prod(shape, dtype=np.int64)):
+        raise ValueError(
+            f"{path} has {values.size} values where its header says {shape}; fetch it again"
+        )
+    return values.reshape(shape)

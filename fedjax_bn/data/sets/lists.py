@@ -1,0 +1,36 @@
+"""Text files that list a dataset's images, a line `FILE LABEL` each."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_bn.data.pixels.decode import first_few
+
+
+def read_list(path: Path) -> tuple[list[str], np.ndarray]:
+    """The files, with / in their names, and their labels i64[N] as written.
+
+    Raises:
+      FileNotFoundError: there is no such list.
+      ValueError: it is no text, or some lines are not of that form; the first ten are named.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"the list {path} is missing; fetch it again")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the list {path} is no text ({error}); fetch it again") from error
+    rows = [(number, line.rsplit(None, 1)) for number, line in enumerate(lines, 1) if line.strip()]
+    wrong = [str(number) for number, row in rows if len(row) != 2 or not row[1].isdecimal()]
+    if wrong:
+        raise ValueError(f"{path}: lines must be FILE LABEL, but these are not: {first_few(wrong)}")
+    if not rows:
+        raise ValueError(f"the list {path} is empty; fetch it again")
+    names = [row[0].strip().replace("\\", "/") for _, row in rows]
+    return names, np.array([int(row[1]) for _, row in rows], np.int64)
+
+
+def stem(name: str) -> str:
+    """The name without its suffix: copies of a dataset differ in the format of their images."""
+    head, dot, suffix = name.rpartition(".")
+    return head if dot and "/" not in suffix else name

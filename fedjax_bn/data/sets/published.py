@@ -1,0 +1,127 @@
+"""What a publication says of a dataset of image folders, and the source made of what is there."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_bn.data.pixels.decode import decode, digest, first_few, relative
+from fedjax_bn.data.source import Pool, Source, check
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation
+
+Spellings = Mapping[str, tuple[str, ...]]
+
+
+class Published(NamedTuple):
+    """What a dataset of image folders is, according to its publication.
+
+    Attributes:
+      name: of the dataset.
+      domains: name -> other names that the domain's folder has in some copies.
+      classes: likewise, in the order of the labels.
+      counts: images of each domain; empty where the publication does not say.
+      where: what the folder must look like and where to fetch it, to end a sentence with.
+      mean, std: as in `Source`.
+    """
+
+    name: str
+    domains: Spellings
+    classes: Spellings
+    counts: Mapping[str, int]
+    where: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Listing(NamedTuple):
+    """The image files of one domain.
+
+    Attributes:
+      name: of the domain.
+      files: N of them.
+      labels: i32[N], positions in the dataset's classes.
+      strays: files and folders that were left out.
+      parts: i8[N], as in `Pool`, or None.
+    """
+
+    name: str
+    files: list[Path]
+    labels: np.ndarray
+    strays: list[Path]
+    parts: np.ndarray | None = None
+
+
+def spelled(*names: str, **others: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Names without other spellings than case and separators, and those that have some."""
+    return {name: others.get(name, ()) for name in (*names, *others)}
+
+
+def to_source(
+    dataset: Published,
+    root: Path,
+    listings: Sequence[Listing],
+    image_size: int,
+    *,
+    cache: str | Path | None,
+    progress: bool,
+    notes: Sequence[str] = (),
+) -> Source:
+    """Decodes the images of all domains: u8[N, image_size, image_size, 3].
+
+    Names of samples are files as seen from `root`. Notes tell what was converted or left out, and
+    where a domain has another number of images than published.
+
+    Raises:
+      ValueError, OSError: see `decode`.
+    """
+    files = [file for listing in listings for file in listing.files]
+    images, converted = decode(files, image_size, root=root, cache=cache, progress=progress)
+    pools, start = [], 0
+    for listing in listings:
+        names = np.array(relative(listing.files, root))
+        stop = start + len(names)
+        pools.append(Pool(listing.name, images[start:stop], listing.labels, names, listing.parts))
+        start = stop
+    notes = (*notes, *count_notes(dataset, listings), *stray_notes(listings, root), *converted)
+    return check(
+        Source(
+            dataset.name,
+            tuple(dataset.classes),
+            tuple(pools),
+            dataset.mean,
+            dataset.std,
+            notes,
+            key=digest(files, root, image_size, times=False),
+        )
+    )
+
+
+def count_notes(dataset: Published, listings: Sequence[Listing]) -> list[str]:
+    """A sentence for every domain that has another number of images than published."""
+    notes = []
+    for listing in listings:
+        found, expected = len(listing.files), dataset.counts.get(listing.name)
+        if expected is None or found == expected:
+            continue
+        why = (
+            "a reduced copy, or files are missing: then fetch or unpack it again"
+            if found < expected
+            else "another edition, or files were added or unpacked twice"
+        )
+        notes.append(
+            f"{dataset.name}, {listing.name}: found {found} images, expected {expected} ({why})"
+        )
+    return notes
+
+
+def stray_notes(listings: Sequence[Listing], root: Path) -> list[str]:
+    """A sentence that counts what was left out, if anything was."""
+    strays = relative([stray for listing in listings for stray in listing.strays], root)
+    if not strays:
+        return []
+    return [
+        f"left out {len(strays)} files or folders that are no class's images: "
+        f"{first_few(strays, 3)}"
+    ]

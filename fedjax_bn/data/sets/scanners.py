@@ -1,0 +1,195 @@
+"""The embedded dataset: real handwritten digits seen through six simulated scanners.
+
+The handwriting is scikit-learn's copy of the UCI test set of optical digits (Alpaydin & Kaynak,
+1998): 1797 scans of 8x8 pixels in 17 grey levels, by 13 writers. Every scan belongs to one scanner
+only. A scanner decides how the paper looks, not what is written, so that clients differ in the
+distribution of features alone, which is the setting of FedBN (section 3).
+
+    flatbed    black ink on white paper, sharp, hardly any noise
+    blueprint  broad pale strokes on deep blue: inverted polarity
+    thermal    thin violet strokes on pink
+    microfilm  pale green on near black, half the resolution, noisy: inverted polarity
+    magazine   broad yellow strokes over a photograph: inverted polarity where that is dark
+    fax        dark green on pale green, half the resolution, the noisiest
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import ndimage
+
+from fedjax_bn.data.division.partition import generator, stratified_split
+from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.data.pools import as_source
+from fedjax_bn.data.source import Source
+
+Colour = tuple[int, int, int]
+
+SIZE, WRITING = 28, 24  # pixels a side: of an image, and of the writing in it
+TURN, MOVE = 15.0, 1.5  # degrees and pixels by which a sheet may lie askew
+TRAIN, VALIDATION = 180, 30
+
+
+class Scanner(NamedTuple):
+    """How one scanner shows ink on paper.
+
+    paper, ink: RGB in 0..255; light ink on dark paper is inverted polarity.
+    resolution: pixels a side that the sensor resolves; the image is enlarged from them to 28.
+    stroke: pixels of 28 by which pen strokes grow (grey dilation) or shrink (erosion, negative).
+    blur: standard deviation of the lens in pixels of 28.
+    photograph: share of a photograph in the paper, 0 for plain paper to 1 for nothing else; every
+      image has its own random crop.
+    noise: standard deviation of the sensor in grey levels, drawn for each pixel and channel.
+    """
+
+    name: str
+    paper: Colour
+    ink: Colour
+    resolution: int
+    stroke: int
+    blur: float
+    photograph: float
+    noise: float
+
+
+SCANNERS = (
+    # name, paper, ink, resolution, stroke, blur, photograph, noise
+    Scanner("flatbed", (250, 248, 240), (25, 25, 45), 28, 0, 0.0, 0.0, 4.0),
+    Scanner("blueprint", (20, 45, 120), (205, 220, 245), 28, 1, 0.6, 0.0, 10.0),
+    Scanner("thermal", (235, 200, 210), (60, 10, 80), 28, -1, 0.3, 0.0, 8.0),
+    Scanner("microfilm", (30, 34, 30), (195, 215, 175), 14, 0, 0.3, 0.0, 16.0),
+    Scanner("magazine", (128, 128, 128), (250, 240, 90), 28, 1, 0.3, 0.7, 6.0),
+    Scanner("fax", (200, 215, 185), (20, 70, 50), 14, 0, 0.4, 0.0, 20.0),
+)
+
+
+def load(seed: int = 0) -> Dataset:
+    """The six scanners as a dataset; each has every class and sees 299 or 300 scans of its own.
+
+    180 scans of a scanner train, 30 validate and the other 89 (the first three scanners: 90)
+    test, each stratified by class. By default five are clients and the last one, "fax", is the
+    unseen client; any other may take its place.
+
+    Args:
+      seed: at least 0; draws who owns which scan, the photograph's crops and the noise.
+
+    Returns:
+      Dataset "scanners": u8[N, 28, 28, 3] images, 10 classes. The same seed gives the same bytes.
+    """
+    ink, labels = handwriting()
+    photograph = background()
+    sizes = [len(labels) // 6 + (k < len(labels) % 6) for k in range(6)]
+    owners = stratified_split(labels, sizes, generator(seed, 0))
+    domains = []
+    for position, (scanner, owned) in enumerate(zip(SCANNERS, owners, strict=True)):
+        rng = generator(seed, 1, position)
+        images = scan(scanner, ink[owned], photograph, rng)
+        domains.append(_domain(scanner.name, Split(images, labels[owned]), rng))
+    return Dataset("scanners", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def source(seed: int = 0) -> Source:
+    """The same samples as a source; their parts are the splits of `load`."""
+    return as_source(load(seed))
+
+
+def _domain(name: str, owned: Split, rng: np.random.Generator) -> Domain:
+    rest = len(owned.labels) - TRAIN - VALIDATION
+    parts = stratified_split(owned.labels, [TRAIN, VALIDATION, rest], rng)
+    train, validation, test = (Split(owned.images[i], owned.labels[i]) for i in parts)
+    return Domain(name, train, validation, test)
+
+
+def handwriting() -> tuple[np.ndarray, np.ndarray]:
+    """Ink f64[1797, 8, 8] in [0, 1], 1 where the pen was, and labels i32[1797]."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return digits.images / 16.0, digits.target.astype(np.int32)
+
+
+def background() -> np.ndarray:
+    """scikit-learn's photograph of a temple, u8[H, W, 3] reduced four times by block means."""
+    from sklearn.datasets import load_sample_image
+
+    image = load_sample_image("china.jpg").astype(np.float64)
+    height, width = (side // 4 * 4 for side in image.shape[:2])
+    blocks = image[:height, :width].reshape(height // 4, 4, width // 4, 4, 3)
+    return to_pixels(blocks.mean(axis=(1, 3)))
+
+
+def scan(
+    scanner: Scanner, ink: np.ndarray, photograph: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """What a scanner makes of handwriting.
+
+    Args:
+      scanner: its properties.
+      ink: f64[N, h, h] in [0, 1], 1 where the pen was.
+      photograph: u8[H, W, 3], at least 28 a side.
+      rng: draws crops and noise.
+
+    Returns:
+      u8[N, 28, 28, 3].
+    """
+    ink = thicken(place(ink, rng), scanner.stroke)
+    ink = resolve(blur(ink, scanner.blur), scanner.resolution)[..., None]
+    crops = random_crops(photograph, len(ink), rng)
+    share = scanner.photograph
+    paper = share * crops + (1 - share) * np.array(scanner.paper, np.float64)
+    seen = ink * np.array(scanner.ink, np.float64) + (1 - ink) * paper
+    return to_pixels(seen + scanner.noise * rng.standard_normal(seen.shape))
+
+
+def place(ink: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Handwriting f64[N, h, h] laid on the glass, never quite straight: f64[N, 28, 28].
+
+    24 of the 28 pixels show the writing, turned by up to 15 degrees and moved by up to 1.5 pixels.
+    """
+    angles = np.deg2rad(rng.uniform(-TURN, TURN, len(ink)))
+    moves = rng.uniform(-MOVE, MOVE, (len(ink), 2))
+    return np.stack([_lay(one, a, m) for one, a, m in zip(ink, angles, moves, strict=True)])
+
+
+def _lay(ink: np.ndarray, angle: float, move: np.ndarray) -> np.ndarray:
+    cosine, sine = np.cos(angle), np.sin(angle)
+    matrix = np.array([[cosine, -sine], [sine, cosine]]) * (len(ink) / WRITING)
+    middle = np.full(2, (len(ink) - 1) / 2)
+    offset = middle - matrix @ (np.full(2, (SIZE - 1) / 2) + move)
+    placed = ndimage.affine_transform(ink, matrix, offset, (SIZE, SIZE), order=3, mode="constant")
+    return np.clip(placed, 0, 1)
+
+
+def resolve(ink: np.ndarray, resolution: int) -> np.ndarray:
+    """f64[N, 28, 28] as a sensor of `resolution` pixels a side sees it, shown at 28 again."""
+    return _zoom(_zoom(ink, resolution, order=1), SIZE, order=0)
+
+
+def _zoom(ink: np.ndarray, side: int, order: int) -> np.ndarray:
+    factors = (1, side / ink.shape[1], side / ink.shape[2])
+    return ndimage.zoom(ink, factors, order=order, mode="nearest", grid_mode=True)
+
+
+def thicken(ink: np.ndarray, pixels: int) -> np.ndarray:
+    """Pen strokes grown by `pixels` on every side (or shrunk, if negative): f64[N, 28, 28]."""
+    side = 2 * abs(pixels) + 1
+    change = ndimage.grey_dilation if pixels > 0 else ndimage.grey_erosion
+    return change(ink, size=(1, side, side))
+
+
+def blur(ink: np.ndarray, sigma: float) -> np.ndarray:
+    """Ink through a lens with a Gaussian point spread of sigma pixels: f64[N, 28, 28]."""
+    return ndimage.gaussian_filter(ink, (0, sigma, sigma), mode="nearest")
+
+
+def random_crops(photograph: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """`count` random squares of 28 pixels from u8[H, W, 3]: u8[count, 28, 28, 3]."""
+    windows = np.lib.stride_tricks.sliding_window_view(photograph, (SIZE, SIZE), axis=(0, 1))
+    top = rng.integers(windows.shape[0], size=count)
+    left = rng.integers(windows.shape[1], size=count)
+    return np.moveaxis(windows[top, left], 1, -1)
+
+
+def to_pixels(image: np.ndarray) -> np.ndarray:
+    """Grey levels rounded to u8; the shift keeps the last bits of a tie from deciding."""
+    return np.floor(np.clip(image, 0, 255) + (0.5 - 1e-6)).astype(np.uint8)

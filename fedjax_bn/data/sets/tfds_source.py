@@ -1,0 +1,257 @@
+"""Datasets that tensorflow-datasets has prepared, read without TensorFlow.
+
+    name         domains                                 builder of tensorflow-datasets
+    digits       mnist, svhn                             mnist, svhn_cropped
+    cifar10      cifar10                                 cifar10
+    cifar10_c    the 19 corruptions                      cifar10_corrupted/CORRUPTION_SEVERITY
+    domainnet    clipart, infograph, ... (six)           domainnet/DOMAIN
+    pacs, vlcs, officehome, office_caltech10             ours, see fedjax_bn/tfds
+
+Only copies in the format array_record can be read without TensorFlow (`as_data_source`). What is
+not prepared yet is prepared, if there is a connection, in a process of its own: the builders of
+MNIST, SVHN, CIFAR-10, CIFAR-10-C and DomainNet use TensorFlow to write their images, so it must be
+installed for that once, there or on another machine; this process never imports it. Ours are
+prepared without TensorFlow.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
+from fedjax_bn.data.pixels.cached_blocks import bar, digest, keep
+from fedjax_bn.data.pixels.decode import decode_image
+from fedjax_bn.data.pools import PARTS
+from fedjax_bn.data.sets import cifar10, domainnet, office_caltech10, officehome, pacs, vlcs
+from fedjax_bn.data.sets.tfds_copy import open_copy
+from fedjax_bn.data.source import Pool, Source, check
+
+OURS = {
+    "pacs": pacs.PACS,
+    "vlcs": vlcs.VLCS,
+    "officehome": officehome.OFFICE_HOME,
+    "office_caltech10": office_caltech10.OFFICE_CALTECH10,
+}
+NAMES = ("digits", "cifar10", "cifar10_c", "domainnet", *OURS)
+# where tensorflow-datasets has names of its own
+CORRUPTED = {"glass_blur": "frosted_glass_blur", "elastic_transform": "elastic"}
+BLOCK = 256  # images read and decoded at a time
+
+
+class Copy(NamedTuple):
+    """A prepared dataset that is a domain, or some splits of one that are.
+
+    domain: its name.
+    builder: NAME or NAME/CONFIG of tensorflow-datasets.
+    splits: which belong to the domain, in order; an empty tuple for train and test, if there.
+    """
+
+    domain: str
+    builder: str
+    splits: tuple[str, ...] = ()
+
+
+def load(
+    path: str | Path | None,
+    name: str,
+    *,
+    image_size: int,
+    domains: Sequence[str] = (),
+    classes: Sequence[str] = (),
+    severity: int = 1,
+    cache: Path | None = None,
+    download: bool = True,
+    progress: bool = True,
+) -> Source:
+    """A dataset from tensorflow-datasets as u8[N, image_size, image_size, 3].
+
+    Args:
+      path: its `data_dir`; None for the one that TFDS_DATA_DIR names, or ~/tensorflow_datasets.
+      name: one of `NAMES`.
+      image_size: pixels a side; images are stretched to it by Pillow's bilinear filter.
+      domains: which ones, in that order; empty for all.
+      classes: which ones, in that order, as in FedBN's ten of DomainNet; empty for all.
+      severity: of CIFAR-10-C, 1 to 5.
+      cache: folder for the decoded images; without one they are held in memory.
+      download: prepare what is not there. Ours cannot be fetched: see fedjax_bn/tfds.
+      progress: show how far reading is.
+
+    Returns:
+      Source; splits train, validation and test are the official parts. Samples are named by
+      their `name`, DOMAIN/`id`, or DOMAIN/SPLIT/NUMBER in the order of the copy. Photographs of
+      CIFAR-10-C have one name in all domains, such as "test/00017".
+
+    Raises:
+      ModuleNotFoundError: tensorflow-datasets is not installed.
+      FileNotFoundError: there is no prepared copy, and none could be made.
+      ValueError: an argument is unknown, or a copy is not in the format array_record.
+    """
+    if name not in NAMES:
+        raise ValueError(f"{name!r} is no dataset here; choose from {', '.join(NAMES)}")
+    folder = Path(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    opened = {}
+    for copy in copies_of(name, domains, severity):
+        how = how_to_prepare(copy.builder)
+        opened[copy] = open_copy(folder, copy.builder, how, download and name not in OURS)
+    known = class_names(next(iter(opened.values())))
+    classes = tuple(classes) or known
+    unknown = [one for one in classes if one not in known]
+    if unknown:
+        raise ValueError(f"{name} has no classes {unknown}; it has {', '.join(known)}")
+    chosen = np.array([known.index(one) for one in classes])
+    pools = tuple(
+        _pool(copy, builder, chosen, image_size, cache, progress)
+        for copy, builder in opened.items()
+    )
+    if name == "cifar10_c":
+        pools = _same_photographs(pools)
+    mean, std = constants(name)
+    groups = groups_of([pool.name for pool in pools]) if name == "cifar10_c" else {}
+    key = digest(*(part for pool in pools for part in (pool.labels, pool.names)))
+    return check(Source(name, classes, pools, mean, std, groups=groups, key=key))
+
+
+def copies_of(name: str, domains: Sequence[str], severity: int) -> list[Copy]:
+    """The copies that make up a dataset.
+
+    Raises:
+      ValueError: a domain or the severity is unknown.
+    """
+    if name == "digits":
+        copies = [Copy("mnist", "mnist"), Copy("svhn", "svhn_cropped", ("train", "test"))]
+    elif name == "cifar10":
+        copies = [Copy("cifar10", "cifar10")]
+    elif name == "cifar10_c":
+        if severity not in range(1, 6):
+            raise ValueError(f"severity is {severity}; it must be in 1..5")
+        copies = [
+            Copy(one, f"cifar10_corrupted/{CORRUPTED.get(one, one)}_{severity}", ("test",))
+            for one in CORRUPTIONS
+        ]
+    elif name == "domainnet":
+        copies = [Copy(domain, f"domainnet/{domain}") for domain in domainnet.DOMAINNET.domains]
+    else:
+        copies = [Copy(one, name, (one.replace(" ", "_"),)) for one in OURS[name].domains]
+    by_domain = {copy.domain: copy for copy in copies}
+    unknown = [domain for domain in domains if domain not in by_domain]
+    if unknown:
+        raise ValueError(f"{name} has no domains {unknown}; it has {', '.join(by_domain)}")
+    return [by_domain[domain] for domain in domains or by_domain]
+
+
+def constants(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation by which a dataset's images are normalized."""
+    if name == "digits":
+        return (0.5,) * 3, (0.5,) * 3
+    if name.startswith("cifar10"):
+        return cifar10.MEAN, cifar10.STD
+    published = {"domainnet": domainnet.DOMAINNET, **OURS}[name]
+    return published.mean, published.std
+
+
+def how_to_prepare(name: str) -> str:
+    """The command that makes a prepared copy, to end a sentence with."""
+    if name in OURS:
+        return (
+            f"prepare it from its images: python -m fedjax_bn.tfds {name} FOLDER_OF_THE_IMAGES "
+            "--data_dir=DIR"
+        )
+    return f"tfds build {name} --file_format=array_record (needs TensorFlow and a connection)"
+
+
+def class_names(builder: Any) -> tuple[str, ...]:
+    """The classes of a prepared dataset, in the order of its labels."""
+    return tuple(builder.info.features["label"].names)
+
+
+def _pool(
+    copy: Copy, builder: Any, chosen: np.ndarray, size: int, cache: Path | None, progress: bool
+) -> Pool:
+    """The samples of the chosen classes, whose labels become positions in `chosen`."""
+    import tensorflow_datasets as tfds
+
+    skip = {"image": tfds.decode.SkipDecoding()}
+    there = builder.info.splits
+    split_names = copy.splits or tuple(name for name in PARTS if name in there)
+    sources = [builder.as_data_source(name, decoders=skip) for name in split_names]
+    tables = [
+        _table(copy.domain, name, source) for name, source in zip(split_names, sources, strict=True)
+    ]
+    kept = [np.flatnonzero(np.isin(table.labels, chosen)) for table in tables]
+    shape = (sum(map(len, kept)), size, size, 3)
+
+    def blocks() -> Iterator[np.ndarray]:
+        with bar(shape[0], f"reading {copy.domain}", progress) as shown:
+            for source, rows in zip(sources, kept, strict=True):
+                for first in range(0, len(rows), BLOCK):
+                    block = rows[first : first + BLOCK]
+                    yield _decode(source, block, size)
+                    shown.update(len(block))
+
+    labels = np.concatenate([t.labels[rows] for t, rows in zip(tables, kept, strict=True)])
+    state = digest(
+        str(builder.info.version), labels, *(there[name].num_bytes for name in split_names)
+    )
+    file = f"tfds-{copy.builder.replace('/', '-')}-{copy.domain}-{size}-{state}"
+    position = np.full(chosen.max() + 1, -1)
+    position[chosen] = np.arange(len(chosen))
+    names, parts = (
+        np.concatenate([table[column][rows] for table, rows in zip(tables, kept, strict=True)])
+        for column in (1, 2)
+    )
+    images = keep(cache, file, shape, blocks)
+    divided = None if (parts < 0).any() else parts
+    return Pool(copy.domain, images, position[labels].astype(np.int32), names, divided)
+
+
+class Table(NamedTuple):
+    """What a split says of its samples beside their images: labels i64[N], names, parts i8[N]."""
+
+    labels: np.ndarray
+    names: np.ndarray
+    parts: np.ndarray
+
+
+def _table(domain: str, split: str, source: Sequence[dict[str, Any]]) -> Table:
+    """Read record by record: tensorflow-datasets has no labels apart from the images."""
+    labels, names, parts = [], [], []
+    for number, record in enumerate(source):
+        labels.append(int(record["label"]))
+        if "name" in record:
+            names.append(record["name"].decode())
+        else:
+            own = record["id"].decode() if "id" in record else f"{split}/{number:05}"
+            names.append(f"{domain}/{own}")
+        parts.append(int(record.get("part", PARTS.get(split, 0))))
+    return Table(np.array(labels), np.array(names), np.array(parts, np.int8))
+
+
+def _decode(source: Any, rows: np.ndarray, size: int) -> np.ndarray:
+    """Images u8[n, size, size, 3] of these rows; threads decode, since Pillow works unlocked."""
+    records = source.__getitems__(rows.tolist())
+    with ThreadPoolExecutor() as threads:
+        images = threads.map(lambda r: decode_image(r["image"], size)[0], records)
+        return np.stack(list(images))
+
+
+def _same_photographs(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+    """Gives the photographs of CIFAR-10-C one name in all domains.
+
+    tensorflow-datasets orders every copy by a hash of the number of the photograph, so they agree.
+
+    Raises:
+      ValueError: labels tell that they do not.
+    """
+    first = pools[0]
+    names = cifar10.sample_names("test", len(first.labels))
+    for pool in pools:
+        if not np.array_equal(pool.labels, first.labels):
+            raise ValueError(
+                f"{pool.name!r} and {first.name!r} of CIFAR-10-C have other photographs or another "
+                "order; prepare both again with one version of tensorflow-datasets"
+            )
+    return tuple(pool._replace(names=names, parts=None) for pool in pools)

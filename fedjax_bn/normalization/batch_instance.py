@@ -1,0 +1,80 @@
+"""Batch-instance normalization, BIN (Nam & Kim, NeurIPS 2018): a learned gate a channel."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.normalization.batch_norm import BatchNorm, batch_statistics, running_statistics
+from fedjax_bn.normalization.instance import Statistics, deviation, handed_over, instance_deviation
+from fedjax_bn.normalization.layer import is_spatial, name_of
+
+PyTree = Any
+GATE = "gate"
+
+
+def gated_statistics(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+    """The rule of scale (rho x_B + (1 - rho) x_I) + bias, rho f[C] in [0, 1] (BIN, Section 3).
+
+    x_B is normalized by the batch in a pass that may move `batch_stats` and by the running
+    statistics in any other, x_I by the sample's own. The sum is one normalization, with deviation
+    1 / (rho / std_B + (1 - rho) / std_I). A layer without spatial axes is a plain batch norm.
+
+    Raises:
+      ValueError: the variables have no gates, see `with_gates`.
+    """
+    training = layer.is_mutable_collection("batch_stats")
+    mean, var = (batch_statistics if training else running_statistics)(layer, x, valid)
+    if not is_spatial(x):
+        return mean, var
+    gate = layer.get_variable("params", GATE)
+    if gate is None:
+        raise ValueError(
+            f"batch norm {name_of(layer)!r} has no gate: make the variables with "
+            "fedjax_bn.normalization.batch_instance.with_gates(variables) before training"
+        )
+    own_mean, own_std = instance_deviation(layer, x)
+    # The value is clipped, the gradient is not: at its start, 1, a gate would learn nothing else.
+    gate = gate + jax.lax.stop_gradient(jnp.clip(gate, 0, 1) - gate)
+    gate = gate.astype(own_mean.dtype)
+    share = gate / deviation(var, layer.epsilon).astype(gate.dtype)
+    own_share = (1 - gate) / own_std
+    std = 1 / (share + own_share)
+    mixed = std * (share * mean.astype(gate.dtype) + own_share * own_mean)
+    return handed_over(mixed, std, layer, x)
+
+
+def with_gates(variables: dict[str, PyTree]) -> dict[str, PyTree]:
+    """The variables with a gate rho = 1 f[C], pure batch norm, beside every scale and bias.
+
+    Gates that are there already stay as they are.
+    """
+    params = add_gates(variables.get("params", {}), variables["batch_stats"])
+    return {**variables, "params": params}
+
+
+def add_gates(params: PyTree, statistics: PyTree) -> PyTree:
+    """Adds gates where `statistics` has a batch norm."""
+    params = dict(params)
+    for name, value in statistics.items():
+        if not isinstance(value, Mapping):  # the leaves of one batch norm
+            return {GATE: jnp.ones_like(statistics["mean"])} | params
+        params[name] = add_gates(params.get(name, {}), value)
+    return params
+
+
+def keep_gates(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, whose steps leave every gate in [0, 1] (BIN, Section 3)."""
+
+    def update(updates: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
+        updates, state = optimizer.update(updates, state, params)
+
+        def keep(path: tuple, step: jax.Array, leaf: jax.Array) -> jax.Array:
+            is_gate = getattr(path[-1], "key", None) == GATE
+            return jnp.clip(leaf + step, 0, 1) - leaf if is_gate else step
+
+        return jax.tree_util.tree_map_with_path(keep, updates, params), state
+
+    return optax.GradientTransformation(optimizer.init, update)

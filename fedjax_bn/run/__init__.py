@@ -1,0 +1,1 @@
+"""What the program needs to run: configurations, rounds, evaluation, files, report."""

@@ -1,0 +1,69 @@
+"""What the command line does: `train`, for one target or each in turn, and `evaluate`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from fedjax_bn.run import evaluation, train, workdir
+from fedjax_bn.run.configured_method import suits
+from fedjax_bn.run.datasets import domain_names
+from fedjax_bn.run.report import tables, write_report
+
+Record = dict[str, Any]
+EACH = "each"
+
+
+def train_all(config: ConfigDict, folder: Path) -> None:
+    """Trains, writes reports and prints tables; `target=each` leaves out every domain in turn.
+
+    Each target has a workdir of its own in `folder`, and `folder` a table of all, targets.json.
+    """
+    if config.target != EACH:
+        print(f"\n{tables.comparison(train_one(config, folder))}")
+        print(f"\nsummary.json, plots and report.html are in {folder}")
+        return
+    by_target = {}
+    for target in domain_names(config):
+        one = config.copy_and_resolve_references()
+        one.target = target
+        print(f"\ntarget {target}")
+        by_target[target] = train_one(one, folder / target)
+    rows = tables.by_target(by_target)
+    content = {
+        "targets": list(by_target),
+        "accuracy": [{"method": m, "adaptation": a, **row} for (m, a), row in rows.items()],
+    }
+    workdir.write_json(folder / "targets.json", content)
+    print(f"\n{tables.targets(rows)}")
+    print(f"\ntargets.json and a folder a target are in {folder}")
+
+
+def train_one(config: ConfigDict, folder: Path) -> list[Record]:
+    """Trains the method and its baselines for one target; returns their summaries."""
+    summaries = [train.run(one, place) for one, place in runs(config, folder)]
+    if not (folder / "report.html").exists():
+        write_report(folder)
+    return summaries
+
+
+def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
+    """The runs of one command: the method itself, then its baselines in folders of their own."""
+    yield config, folder
+    for method in config.baselines:
+        baseline = config.copy_and_resolve_references()
+        baseline.update(method=method, share="", baselines=())
+        baseline.adaptations = tuple(text for text in config.adaptations if suits(baseline, text))
+        yield baseline, folder / "baselines" / method
+
+
+def evaluate(folder: Path, request: evaluation.Request) -> None:
+    """Tests a finished run without training, and prints what was written."""
+    result, files = evaluation.run(folder, request)
+    texts = dict.fromkeys(text for row in result["unseen"].values() for text in row)
+    outside = {text: {d: row[text] for d, row in result["unseen"].items()} for text in texts}
+    for rows, title in ((outside, "unseen"), (result["internal"], "internal")):
+        if rows:
+            print(f"\n{tables.accuracies(rows, f'{title}, accuracy %')}")
+    print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")

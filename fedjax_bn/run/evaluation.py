@@ -1,0 +1,264 @@
+"""The command `evaluate`: a finished run on domains that it may never have heard of, no training.
+
+A run's config.json holds the form of its samples, so neither its training data nor their path are
+needed, but for its internal clients.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_bn import adaptation
+from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.data.division.clients import unseen_only
+from fedjax_bn.data.domain import Dataset, Domain, Split, whole
+from fedjax_bn.federation import FederatedState
+from fedjax_bn.normalization.adapter import COLLECTION
+from fedjax_bn.run import train, workdir
+from fedjax_bn.run.config import assign, check, flatten, read
+from fedjax_bn.run.configured_method import check_adaptations
+from fedjax_bn.run.datasets import DATASETS, check_path, check_target
+from fedjax_bn.run.defaults import base
+from fedjax_bn.run.errors import ConfigError, WorkdirError
+from fedjax_bn.run.evaluate_run import alphas_of, features_of, restore_state, served_variables
+from fedjax_bn.run.evaluator import internal_evaluator, unseen_evaluator
+from fedjax_bn.run.experiment import Experiment, assemble, build
+from fedjax_bn.run.report import unseen
+
+Record = dict[str, Any]
+
+
+class Request(NamedTuple):
+    """What to test.
+
+    Attributes:
+      source: a config file whose data and adaptations are taken; empty: the run's own.
+      changes: (key, text) pairs, changes of that configuration.
+      name: of the files that are written.
+      internal: whether the internal clients are tested too (FedIG, Table 12).
+      alphas: whether alphas are recorded and plotted (FedIG, Fig. 4a, 7 to 9).
+      tsne: whether features are plotted (FedIG, Fig. 4b).
+    """
+
+    source: str = ""
+    changes: Sequence[tuple[str, str]] = ()
+    name: str = "evaluation"
+    internal: bool = False
+    alphas: bool = False
+    tsne: bool = False
+
+
+def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> tuple[Record, list]:
+    """Tests a finished run and writes FOLDER/evaluations/NAME.json, and its plots beside it.
+
+    Args:
+      folder: the run's workdir.
+      request: what to test.
+      say: where messages go.
+
+    Returns:
+      The content of NAME.json, and the paths of all files written.
+
+    Raises:
+      WorkdirError, CheckpointError: the folder holds no finished run, or a damaged one.
+      ConfigError: a key, the data or an adaptation is wrong or does not suit the run.
+    """
+    about = read_run(folder)
+    own = configuration(about["config"])
+    config = wanted(own, request)
+    check_adaptations(own, config.adaptations)
+    try:
+        experiment, state, number = restore(folder, own, about["form"])
+        tested = tested_domains(config, own, request)
+        check_form(tested, about["form"])
+        experiment = experiment._replace(
+            unseen=tested.domains,
+            adaptations={
+                text: choose_adaptation(text, experiment.model, config.adapt_batch_size)
+                for text in config.adaptations
+            },
+        )
+        say(f"round {number} of {own.method} in {folder}")
+        scores = unseen_evaluator(config, experiment)(state).get("unseen", {})
+        inside = internal_scores(config, own, experiment, state, about) if request.internal else {}
+        place = folder / "evaluations" / request.name
+        pictures = dict(draw(config, experiment, state, tested, request, scores))
+    except (ValueError, OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+    result = {
+        "method": own.method,
+        "round": number,
+        "seed": own.seed,
+        "dataset": tested.name,
+        "samples": {domain.name: len(whole(domain).labels) for domain in tested.domains},
+        "unseen": scores,
+        "internal": inside,
+        "config": dict(flatten(config)),
+    }
+    files = []
+    for suffix, content in pictures.items():
+        files.append(place.with_name(place.name + suffix))
+        workdir.write_atomically(files[-1], content)
+    files.append(place.with_name(f"{place.name}.json"))
+    workdir.write_json(files[-1], result)
+    return result, files
+
+
+def read_run(folder: Path) -> Record:
+    """The content of a finished run's config.json.
+
+    Raises:
+      WorkdirError: there is no finished run.
+    """
+    about = workdir.read_json(folder / "config.json", ("config", "data", "form"))
+    if not (folder / "summary.json").exists():
+        raise WorkdirError(
+            f"{folder} holds a run that has not finished: give the command that started it again, "
+            "then evaluate"
+        )
+    return about
+
+
+def configuration(flat: Record) -> ConfigDict:
+    """The configuration that a config.json holds."""
+    config = base()
+    known = {k: tuple(v) if isinstance(v, list) else v for k, v in flat.items()}
+    with config.unlocked():
+        config.update_from_flattened_dict(known)
+    return config
+
+
+def wanted(own: ConfigDict, request: Request) -> ConfigDict:
+    """The configuration of the test: a file's or the run's own, with changes.
+
+    Raises:
+      ConfigError: as `config.read` and `config.check`.
+    """
+    if request.source:
+        config = read(request.source, request.changes)
+        config.method = own.method
+    else:
+        config = own.copy_and_resolve_references()
+        for key, text in request.changes:
+            assign(config, key, text)
+    check(config)
+    return config
+
+
+def restore(folder: Path, own: ConfigDict, form: Record) -> tuple[Experiment, FederatedState, int]:
+    """The run's model and method, the state of its selected round, and that round's number."""
+    sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), np.zeros(1, np.int32))
+    domains = [Domain(name, sample, sample, sample) for name in form["clients"]]
+    mean, std = tuple(form["mean"]), tuple(form["std"])
+    internal = Dataset(form["dataset"], form["num_classes"], tuple(domains), mean, std)
+    experiment = assemble(own, internal, ())
+    like = jax.eval_shape(train.starter(own, experiment, train.make_keys(own)))
+    return experiment, *restore_state(folder, like)
+
+
+def tested_domains(config: ConfigDict, own: ConfigDict, request: Request) -> Dataset:
+    """The domains to test, each whole: `target`, and of other data than the run's own all.
+
+    Raises:
+      ConfigError: there is nothing to test, or the data are not there.
+    """
+    same = all(config.data[key] == own.data[key] for key in ("name", "path"))
+    if same and not config.target:
+        if request.internal:
+            return Dataset(config.data.name, 0, (), (), ())
+        raise ConfigError(
+            "the run left no domain out, so there is nothing unseen to test: name a domain with "
+            "--config.target=NAME, new data with --config.data.path=PATH, or add --internal"
+        )
+    check_path(config)
+    data = DATASETS[config.data.name](config)
+    check_target(data, config)
+    return unseen_only(data, target=config.target, seed=config.seed)
+
+
+def check_form(tested: Dataset, form: Record) -> None:
+    """Raises ConfigError if samples to test have another form than those of the run."""
+    if not tested.domains:
+        return
+    images = next(iter(tested.domains)).test.images
+    given = (list(images.shape[1:]), str(images.dtype), tested.num_classes)
+    needed = (form["shape"], form["dtype"], form["num_classes"])
+    if given != needed:
+        raise ConfigError(
+            "the run was trained on samples of shape {} ({}) in {} classes".format(*needed)
+            + ", but {} has {} ({}) in {}".format(tested.name, *given)
+            + ": give data of the same form, such as by --config.data.image_size"
+        )
+
+
+def internal_scores(
+    config: ConfigDict,
+    own: ConfigDict,
+    experiment: Experiment,
+    state: FederatedState,
+    about: Record,
+) -> Record:
+    """Accuracy of the internal clients with their own and with the global model (Table 12).
+
+    Raises:
+      WorkdirError: the data are not those that the run was trained on.
+    """
+    theirs = own.copy_and_resolve_references()
+    for key in ("path", "cache"):
+        theirs.data[key] = config.data[key] if config.data.name == own.data.name else own.data[key]
+    built = build(theirs)
+    if train.data_hash(built) != about["data"]:
+        raise WorkdirError(
+            f"the data in {theirs.data.path or theirs.data.name} are not those of the run (their "
+            "hash differs): give --config.data.path of the data it was trained on"
+        )
+    domains = built.internal.domains
+    rows = {"own": internal_evaluator(theirs, built)(state)["accuracy"]}
+    # Clients of one domain have one test split, and the same global model.
+    tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
+    scores = unseen_evaluator(config, experiment._replace(unseen=tuple(tests.values())))(state)
+    by_split = {name: scores["unseen"][domain.name] for name, domain in tests.items()}
+    for text in config.adaptations:
+        row = {domain.name: by_split[id(domain.test)][text] for domain in domains}
+        rows[text] = row | {"mean": float(np.mean(list(row.values())))}
+    return rows
+
+
+def draw(
+    config: ConfigDict,
+    experiment: Experiment,
+    state: FederatedState,
+    tested: Dataset,
+    request: Request,
+    scores: Record,
+) -> Iterator[tuple[str, bytes]]:
+    """(end of the file's name, its bytes) of all that was asked for."""
+    yield from unseen.ablations(scores)
+    variables = served_variables(state, ())
+    adapted = COLLECTION in variables
+    if request.alphas and not adapted:
+        raise ConfigError(
+            "--alphas needs a zero-shot adapter, which this run has not: train with method=fediga"
+        )
+    model, prepare = experiment.model, experiment.prepare
+    for domain in tested.domains:
+        split, title = whole(domain), f"{config.data.name}, {domain.name}"
+        if request.alphas:
+            values = alphas_of(model, prepare, variables, split)
+            file = io.BytesIO()
+            np.savez_compressed(file, **values)
+            yield f"-alphas-{domain.name}.npz", file.getvalue()
+            yield f"-alphas-{domain.name}.png", unseen.alphas(values, title)
+        if request.tsne:
+            makers = [adaptation.running] + [adaptation.zero_shot_adapter] * adapted
+            features = {
+                make.__name__: features_of(make, model, prepare, variables, split)
+                for make in makers
+            }
+            picture = unseen.embeddings(features, split.labels, tested.classes)
+            yield f"-tsne-{domain.name}.png", picture

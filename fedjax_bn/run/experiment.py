@@ -1,0 +1,237 @@
+"""From a configuration to what it names: data, model, method, adaptations; all checks come here.
+
+The tables below are the only place where a name becomes a function.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from fedjax_bn import models, sharing
+from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
+from fedjax_bn.client import Load
+from fedjax_bn.data.batches import by_epochs, by_steps
+from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.data.pixels import augment
+from fedjax_bn.data.pixels.images import Prepare, standardize
+from fedjax_bn.data.source import Source
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.mapping import group_size
+from fedjax_bn.models import pretrained
+from fedjax_bn.normalization import BatchNorm, normalize_with
+from fedjax_bn.run.config import check, choose
+from fedjax_bn.run.configured_method import METHODS, check_adaptations, local_epochs, method_maker
+from fedjax_bn.run.datasets import DATASETS, check_image_size, check_path, divide
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.personalization import check_labelled
+from fedjax_bn.selection import Find
+from fedjax_bn.spelling import spelled_change
+
+MODELS = {name: getattr(models, name) for name in models.__all__}
+AUGMENTATIONS = {
+    "none": lambda size: None,
+    "domainbed": augment.domainbed,
+    "office": lambda size: augment.office(),
+}
+
+
+class Experiment(NamedTuple):
+    """Everything a run needs, built and checked.
+
+    Attributes:
+      model: the linen module.
+      method: the federated method, for batches that hold images.
+      method_with: `method_with(load, find)`, the same with what a step does to its images first,
+        and with what finds validation images by their numbers (None: the batches hold them).
+      internal: the clients, as the domains of a dataset.
+      unseen: the domains that train nobody.
+      prepare: stored images -> what the model reads.
+      augment: `augment(key, images)` of training images, or None.
+      adaptations: text -> how unseen clients predict.
+      notes: sentences for the user on the data.
+    """
+
+    model: nn.Module
+    method: FederatedMethod
+    method_with: Callable[[Load | None, Find | None], FederatedMethod]
+    internal: Dataset
+    unseen: tuple[Domain, ...]
+    prepare: Prepare
+    augment: Load | None
+    adaptations: dict[str, Choice]
+    notes: tuple[str, ...]
+
+
+def build(config: ConfigDict) -> Experiment:
+    """Builds what a configuration names; nothing is compiled yet.
+
+    Raises:
+      ConfigError: a key has an unknown name or an impossible value.
+      ValueError, FileNotFoundError: the data are missing, damaged or do not suit.
+    """
+    check(config)
+    load = choose(DATASETS, config.data.name, "data.name")
+    check_path(config)
+    for name in config.baselines:
+        choose(METHODS, name, "baselines")
+    make_model = model_maker(config)
+    choose(AUGMENTATIONS, config.data.augment, "data.augment")
+    method_maker(config)
+    for text in config.adaptations:  # before data are read
+        choose(ADAPTATIONS, text.partition(":")[0], "adaptations")
+        choose_adaptation(text, make_model(num_classes=2), config.adapt_batch_size)
+    check_adaptations(config, config.adaptations)
+    data = load(config)
+    internal, unseen = divide(data, config)
+    check_image_size(internal, config)
+    check_clients(internal, config)
+    check_labelled(config, internal, unseen)
+    check_validation(internal, config)
+    experiment = assemble(config, internal, unseen, data.notes if isinstance(data, Source) else ())
+    check_batch_sizes(experiment.model, internal, experiment.prepare, config)
+    return experiment
+
+
+def assemble(
+    config: ConfigDict, internal: Dataset, unseen: tuple[Domain, ...], notes: tuple[str, ...] = ()
+) -> Experiment:
+    """What a configuration names besides its data, for these clients and unseen domains.
+
+    Raises:
+      ConfigError, ValueError: as `build`.
+    """
+    model = model_maker(config)(num_classes=internal.num_classes)
+    prepare = standardize(internal.mean, internal.std)
+    make_method = method_maker(config)
+    make_augment = choose(AUGMENTATIONS, config.data.augment, "data.augment")
+    return Experiment(
+        model=model,
+        method=make_method(model, prepare, None, None),
+        method_with=partial(make_method, model, prepare),
+        internal=internal,
+        unseen=unseen,
+        prepare=prepare,
+        augment=make_augment(config.data.image_size),
+        adaptations={
+            text: choose_adaptation(text, model, config.adapt_batch_size)
+            for text in config.adaptations
+        },
+        notes=notes,
+    )
+
+
+def model_maker(config: ConfigDict) -> Callable[..., nn.Module]:
+    """The class or function that `config.model` names, such as `ResNet18` or `ResNet18:width=16`.
+
+    Raises:
+      ConfigError: there is no such model, or it has no such field.
+    """
+    name, *changes = config.model.split(":")
+    make = choose(MODELS, name, "model")
+    fields = vars(make(num_classes=2)).items()
+    numbers = {k: v for k, v in fields if isinstance(v, int) and k != "num_classes"}
+    what = f"config.model={config.model!r}"
+    try:
+        return partial(make, **dict(spelled_change(what, change, numbers) for change in changes))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_validation(internal: Dataset, config: ConfigDict) -> None:
+    """Raises ConfigError if clients are to select their best state and one has no validation."""
+    without = [domain.name for domain in internal.domains if domain.validation is None]
+    if config.local_selection and without:
+        raise ConfigError(
+            f"config.local_selection={config.local_selection} needs validation samples, but client "
+            f"{without[0]!r} of {internal.name} has none: set config.data.validation above 0 (a "
+            "dataset that comes divided may have none to give), or local_selection=0"
+        )
+
+
+def check_clients(internal: Dataset, config: ConfigDict) -> None:
+    """Raises ConfigError if a number of clients does not suit the federation."""
+    num_clients = len(internal.domains)
+    group_size(config.clients, num_clients)
+    if config.client_epochs and len(config.client_epochs) != num_clients:
+        raise ConfigError(
+            f"config.client_epochs has {len(config.client_epochs)} numbers for {num_clients} "
+            "clients: give one for each"
+        )
+    if config.clients_per_round > num_clients:
+        raise ConfigError(
+            f"config.clients_per_round={config.clients_per_round} is more than the {num_clients} "
+            "clients there are: use 0 for all of them"
+        )
+
+
+def sampler(config: ConfigDict, internal: Dataset) -> Callable:
+    """The function (sizes, longest, key) -> which samples a round trains on."""
+    if not config.local_steps:
+        return by_epochs(config.batch_size, local_epochs(config))
+    smallest = min(len(domain.train.labels) for domain in internal.domains)
+    return by_steps(config.batch_size, config.local_steps, smallest)
+
+
+def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:
+    """The common start of all clients, at random."""
+    return experiment.model.init(key, sample_input(experiment.internal, experiment.prepare, 2))
+
+
+def load_pretrained(
+    config: ConfigDict, experiment: Experiment
+) -> tuple[sharing.Variables | None, tuple[str, ...]]:
+    """What of the start comes from `config.pretrained`, None elsewhere, and sentences on it.
+
+    Raises:
+      ValueError, OSError, ImportError: the weights are missing or do not fit.
+    """
+    if not config.pretrained:
+        return None, ()
+    like = jax.eval_shape(lambda key: initial_variables(experiment, key), jax.random.key(0))
+    variables, notes = pretrained.load(config.pretrained, experiment.model, like)
+    fixed = jax.tree.map(
+        lambda leaf: None if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf),
+        variables,
+    )
+    return fixed, notes
+
+
+def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Array:
+    """Zeros in the form that the model reads, f[B, ...]."""
+    images = dataset.domains[0].train.images
+    return prepare(jnp.zeros((batch_size, *images.shape[1:]), images.dtype), jnp.float32)
+
+
+def check_batch_sizes(
+    model: nn.Module, internal: Dataset, prepare: Prepare, config: ConfigDict
+) -> None:
+    """Checks that no batch norm would see a single value a channel.
+
+    Raises:
+      ConfigError: a client has a batch of one sample and a batch norm sees one value of it.
+    """
+    batch_size = config.batch_size
+    for domain in internal.domains:
+        size = len(domain.train.labels)
+        last = batch_size if config.local_steps else (size % batch_size or batch_size)
+        if last == 1:
+            break
+    else:
+        return
+
+    def refuse_one(layer: BatchNorm, x: jax.Array, valid: None) -> tuple[jax.Array, jax.Array]:
+        if x.size == x.shape[-1]:
+            raise ConfigError(
+                f"client {domain.name!r} has {size} training samples, so with config.batch_size="
+                f"{batch_size} a batch holds one sample, which the batch norm "
+                f"{'/'.join(layer.path)!r} cannot normalize: choose another batch_size"
+            )
+        return layer.running()
+
+    with normalize_with(refuse_one):
+        jax.eval_shape(model.init, jax.random.key(0), sample_input(internal, prepare, 1))

@@ -1,0 +1,79 @@
+"""What a run keeps of its clients' masks, where they have any: arrays, norms, a picture."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_bn.adaptation import running
+from fedjax_bn.client import parameter_dtype
+from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.federation import FederatedState, client_variables
+from fedjax_bn.models.halves import FeaturesOf
+from fedjax_bn.models.masks import FEATURES, client_masks, take
+from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.report.features import masked_features
+from fedjax_bn.run.workdir import write_atomically
+
+Record = dict[str, Any]
+SAMPLES = 256  # of a client, whose features are drawn
+
+
+def log_masks(
+    experiment: Experiment, folder: Path, state: FederatedState, last: bool = False
+) -> Record:
+    """Writes the masks of a round, and after the last one a picture of what they do.
+
+    `masks/ROUND.npz` holds, for each mask, NAME f[K, C] and NAME.mean f[C], what an unseen client
+    receives, and the names of the clients. `plots/masked_features.png` shows the first and the last
+    client.
+
+    Returns:
+      {"mask_l1": {client: L1 norm, "mean": their mean}}, over several masks of a client their mean
+      (FedCD, Fig. 3); {} where there are no masks.
+    """
+    masks = jax.device_get(client_masks(state))
+    if not masks:
+        return {}
+    names = [domain.name for domain in experiment.internal.domains]
+    path = folder / "masks" / f"{int(state.round):04}.npz"
+    write_atomically(path, packed(names, masks, np.asarray(state.weights)))
+    if last and FEATURES in masks:
+        two = sorted({0, len(names) - 1})
+        image = masked_features(features_of(experiment, state, two), masks[FEATURES][two])
+        write_atomically(folder / "plots" / "masked_features.png", image)
+    norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0).tolist()
+    return {"mask_l1": dict(zip(names, norms, strict=True)) | {"mean": float(np.mean(norms))}}
+
+
+def packed(names: list[str], masks: dict[str, np.ndarray], weights: np.ndarray) -> bytes:
+    """The content of `masks/ROUND.npz`; weights f[K] are those of the round."""
+    arrays = {"clients": np.array(names)}
+    for name, mask in masks.items():
+        arrays |= {name: mask, f"{name}.mean": (weights[:, None] * mask).sum(0) / weights.sum()}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def features_of(
+    experiment: Experiment, state: FederatedState, clients: list[int]
+) -> dict[str, np.ndarray]:
+    """Name -> features f[N, F] before the mask, of some clients' own test images."""
+    domains, variables = experiment.internal.domains, client_variables(state)
+    adaptation = running(FeaturesOf(experiment.model))
+    prepare: Prepare = experiment.prepare
+
+    @jax.jit
+    def features(variables: Any, images: jax.Array) -> jax.Array:
+        images = prepare(images, parameter_dtype(variables))
+        return adaptation.predict(take(variables)[0], (), images)[0]
+
+    found = {}
+    for k in clients:
+        own = jax.tree.map(lambda leaf, k=k: leaf[k], variables)
+        images = np.asarray(domains[k].test.images[:SAMPLES])
+        found[domains[k].name] = np.asarray(features(own, images))
+    return found

@@ -1,0 +1,91 @@
+"""report.html: one page with the tables and plots of a run, no other file needed to read it."""
+
+import base64
+import html
+from pathlib import Path
+from typing import Any
+
+from fedjax_bn.run.report import plots, tables
+from fedjax_bn.run.report.unseen import ablations
+from fedjax_bn.run.workdir import read_json, read_lines, write_atomically
+
+Record = dict[str, Any]
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto }}
+pre {{ background: #f5f5f2; padding: 1rem; overflow-x: auto; font-size: 13px }}
+img {{ max-width: 100%; height: auto }}
+</style></head><body>
+<h1>{title}</h1>
+{body}
+</body></html>
+"""
+
+
+def write_report(folder: Path) -> None:
+    """Writes plots/*.png and report.html of a finished run, its finished baselines beside it.
+
+    Raises:
+      WorkdirError: the folder holds no finished run.
+    """
+    summary = read_json(folder / "summary.json")
+    records = read_lines(folder / "metrics.jsonl", summary["rounds"])
+    summaries = [summary, *baselines(folder)]
+    drawn = {
+        "methods": plots.methods(summaries),
+        "accuracy": plots.curves(records, "accuracy", "test accuracy, %"),
+        "loss": plots.curves(records, "loss", "training loss"),
+        "weights": plots.curves(records, "weights", "aggregation weight"),
+    }
+    unseen_scores = summary["accuracy"]["unseen"]
+    drawn |= {f"unseen{name.removesuffix('.png')}": i for name, i in ablations(unseen_scores)}
+    if "mask_l1" in records[-1]:
+        drawn["mask_l1"] = plots.curves(records, "mask_l1", "L1 norm of the mask")
+    for name, image in drawn.items():
+        write_atomically(folder / "plots" / f"{name}.png", image)
+    write_atomically(folder / "report.html", page(folder, summary, summaries))
+
+
+def baselines(folder: Path) -> list[Record]:
+    """The summaries of the finished baselines of a run."""
+    return [read_json(path) for path in sorted(folder.glob("baselines/*/summary.json"))]
+
+
+def page(folder: Path, summary: Record, summaries: list[Record]) -> str:
+    """The page as HTML."""
+    title = f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}"
+    facts = (
+        f"{summary['rounds']} rounds, accuracies of round {summary['selected_round']}; "
+        f"{summary['seconds_per_round']:.3g} s a round (median), "
+        f"{summary['samples_per_second']:,.0f} training samples a second, "
+        f"compiled in {summary['compile_seconds']:.3g} s"
+    )
+    parts = [f"<p>{html.escape(facts)}</p>", preformatted(tables.comparison(summaries))]
+    captions = {
+        "methods": "Test accuracy by client",
+        "accuracy": "Test accuracy over rounds",
+        "loss": "Training loss over rounds",
+        "weights": "Aggregation weights over rounds",
+        "mask_l1": "L1 norm of the clients' masks over rounds",
+        "masked_features": "Features of two clients, before and behind their masks",
+        "samples": "What the clients see",
+        "class_counts": "Training samples by class and client",
+    }
+    for path in sorted((folder / "plots").glob("unseen-*.png")):
+        captions[path.stem] = f"Unseen clients: {path.stem.removeprefix('unseen-')}"
+    for name, caption in captions.items():
+        path = folder / "plots" / f"{name}.png"
+        if path.exists():
+            data = base64.b64encode(path.read_bytes()).decode()
+            parts.append(
+                f'<h2>{caption}</h2><img alt="{caption}" src="data:image/png;base64,{data}">'
+            )
+    config = (folder / "config.json").read_text()
+    parts.append(f"<h2>Configuration</h2>{preformatted(config)}")
+    return PAGE.format(title=html.escape(title), body="\n".join(parts))
+
+
+def preformatted(text: str) -> str:
+    """Text as an HTML block that keeps its columns."""
+    return f"<pre>{html.escape(text)}</pre>"

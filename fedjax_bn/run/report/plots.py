@@ -1,0 +1,124 @@
+"""Plots of a run, as PNG bytes."""
+
+import io
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedjax_bn.data.domain import Dataset, Domain, splits
+from fedjax_bn.run.report.tables import columns
+
+Record = dict[str, Any]
+
+
+def curves(records: list[Record], key: str, label: str) -> bytes:
+    """One line a client of `key` (such as "loss") over rounds; the mean in black."""
+    records = [record for record in records if key in record]
+    rounds = [record["round"] for record in records]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for name in records[0][key]:
+        values = [np.nan if r[key][name] is None else r[key][name] for r in records]
+        style = {"color": "black", "linewidth": 2.5} if name == "mean" else {}
+        axes.plot(rounds, values, marker="." if len(rounds) < 50 else "", label=name, **style)
+    axes.set(xlabel="round", ylabel=label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    figure.legend(fontsize="small", loc="outside upper center", ncols=min(6, len(records[0][key])))
+    return png(figure)
+
+
+def methods(summaries: list[Record]) -> bytes:
+    """Bars of test accuracy by client (and unseen domain), one colour a method."""
+    rows = [columns(summary) for summary in summaries]
+    heads = list(rows[0])
+    width = 0.8 / len(rows)
+    figure = Figure(figsize=(max(7, 1.2 * len(heads)), 4), layout="constrained")
+    axes = figure.subplots()
+    for i, (row, summary) in enumerate(zip(rows, summaries, strict=True)):
+        place = np.arange(len(heads)) + (i - (len(rows) - 1) / 2) * width
+        bars = axes.bar(place, [row.get(h, np.nan) for h in heads], width, label=summary["method"])
+        axes.bar_label(bars, fmt="%.0f", fontsize=7)
+    axes.set_xticks(range(len(heads)), [head.replace(" ", "\n") for head in heads], fontsize=8)
+    axes.set(ylabel="test accuracy, %", ylim=(0, 105))
+    figure.legend(fontsize="small", loc="outside upper center", ncols=len(rows))
+    return png(figure)
+
+
+def samples(domains: list[Domain], count: int = 10) -> bytes:
+    """The first images of each client, a row each; features are drawn as a strip.
+
+    They are training images, but of an unseen client, which has none, test images.
+    """
+    figure = Figure(figsize=(count * 0.75 + 1.5, 0.8 * len(domains)), layout="constrained")
+    grid = figure.subplots(len(domains), count, squeeze=False)
+    for row, domain in zip(grid, domains, strict=True):
+        for axes in row:
+            axes.set(xticks=[], yticks=[])
+        for axes, image in zip(row, next(splits(domain))[1].images, strict=False):
+            strip = image[None] if image.ndim == 1 else image
+            axes.imshow(strip, cmap="gray", aspect="auto" if image.ndim == 1 else "equal")
+        row[0].set_ylabel(domain.name, rotation=0, ha="right", va="center", fontsize=9)
+    return png(figure)
+
+
+def class_counts(dataset: Dataset) -> bytes:
+    """Training samples of each class (rows) that each client (columns) owns, as FedIG's Fig. 10.
+
+    Clients of one domain stand together; numbers are written in where there is room for them.
+    """
+    domains = dataset.domains
+    counts = [np.bincount(d.train.labels, minlength=dataset.num_classes) for d in domains]
+    table = np.stack(counts, axis=1)  # [C, K]
+    classes, clients = table.shape
+    roomy = classes <= 20 and clients <= 40
+    size = (max(5, 2.5 + 0.42 * min(clients, 40)), max(3, 1.6 + 0.3 * min(classes, 20)))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    mesh = axes.pcolormesh(table, cmap="Blues", vmin=0, edgecolors="0.85", linewidth=0.5 * roomy)
+    figure.colorbar(mesh, label="training samples", pad=0.01)
+    if roomy:
+        for (row, column), count in np.ndenumerate(table):
+            color = "white" if count > 0.6 * table.max() else "black"
+            text = str(count or "")
+            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", size=7, color=color)
+    if classes <= 20:
+        axes.set_yticks(np.arange(classes) + 0.5, dataset.classes or range(classes), fontsize=8)
+    axes.invert_yaxis()
+    axes.set_ylabel("class")
+    _name_clients(axes, [domain.name.rpartition("/") for domain in domains])
+    return png(figure)
+
+
+def _name_clients(axes: Axes, names: list[tuple[str, str, str]]) -> None:
+    """Client numbers below the columns and, where domains have several, domains below those."""
+    places = np.arange(len(names)) + 0.5
+    shared = [domain for domain, _, _ in names]
+    if not any(shared):
+        axes.set_xticks(places, [name for *_, name in names], fontsize=8, rotation=30, ha="right")
+        return
+    if len(names) <= 40:
+        axes.set_xticks(places, [name for *_, name in names], fontsize=8)
+    else:
+        axes.set_xticks([])
+    starts = [k for k in range(len(names)) if k == 0 or shared[k] != shared[k - 1]]
+    for start, end in zip(starts, [*starts[1:], len(names)], strict=True):
+        axes.axvline(start, color="black", linewidth=1.2)
+        axes.annotate(
+            shared[start],
+            ((start + end) / 2, 0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, -18),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+        )
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as PNG, without the date, so that equal runs write equal bytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
+    return buffer.getvalue()

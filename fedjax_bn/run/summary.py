@@ -1,0 +1,59 @@
+"""From the records of a run to its summary, and which round is selected."""
+
+from statistics import median
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_bn.run.configured_method import local_epochs
+from fedjax_bn.run.experiment import Experiment
+
+Record = dict[str, Any]
+
+
+def select_round(records: list[Record]) -> int:
+    """The evaluated round with the best mean validation accuracy, the first of equals.
+
+    Without a validation split it is the last evaluated round.
+    """
+    evaluated = [record for record in records if "accuracy" in record]
+    best = evaluated[-1]
+    if "validation" in best:
+        best = max(evaluated, key=lambda record: record["validation"]["mean"])
+    return best["round"]
+
+
+def summarize(
+    config: ConfigDict, experiment: Experiment, records: list[Record], compile_seconds: float
+) -> Record:
+    """The content of summary.json; accuracies are percentages.
+
+    `seconds_per_round` is the median over all rounds, `samples_per_second` the training samples of
+    a round with all clients divided by it, `compile_seconds` those of the last start.
+    """
+    selected = select_round(records)
+    seconds = median(record["seconds"] for record in records)
+    domains = experiment.internal.domains
+    if config.local_steps:
+        samples = len(domains) * config.local_steps * config.batch_size
+    else:
+        sizes = [len(domain.train.labels) for domain in domains]
+        samples = int(np.dot(np.broadcast_to(local_epochs(config), len(sizes)), sizes))
+    return {
+        "method": config.method,
+        "dataset": experiment.internal.name,
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "selected_round": selected,
+        "accuracy": accuracies(records[selected - 1]),
+        "last_round": accuracies(records[-1]),
+        "seconds_per_round": seconds,
+        "compile_seconds": compile_seconds,
+        "samples_per_second": samples / seconds,
+    }
+
+
+def accuracies(record: Record) -> Record:
+    """The accuracies of one evaluated round: {"internal": ..., "unseen": ...}."""
+    return {"internal": record["accuracy"], "unseen": record.get("unseen", {})}

@@ -1,0 +1,35 @@
+"""What FedBN and UniFed prove, in numbers: kernels, eigenvalues, rates, and their figures."""
+
+from fedjax_bn.theory.convergence import (
+    Course,
+    Data,
+    Network,
+    data_from,
+    evolution,
+    gram,
+    initialize,
+    least_eigenvalue,
+    predict,
+    predicted,
+    race,
+    same_client,
+    sampled_gram,
+    train,
+)
+
+__all__ = [
+    "Course",
+    "Data",
+    "Network",
+    "data_from",
+    "evolution",
+    "gram",
+    "initialize",
+    "least_eigenvalue",
+    "predict",
+    "predicted",
+    "race",
+    "same_client",
+    "sampled_gram",
+    "train",
+]
