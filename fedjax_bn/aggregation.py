@@ -1,8 +1,9 @@
 """Aggregation: weighted means over clients, weighing rules, and the server's step.
 
 A weighing rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1. A client
-that does not count in a round (it sits out, or its update is not finite) enters with size 0 and
-risk 0 and gets weight 0.
+that does not count in a round (it sits out, or its update is not finite) gets weight 0; one that
+sits out enters with size 0, and into a rule that looks at the risks one that failed does too, with
+risk 0. A rule that remembers is a `Weighing`.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,20 @@ from fedjax_bn.extrapolation import risk_extrapolation as risk_extrapolation
 
 PyTree = Any
 WeighingRule = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class Weighing(NamedTuple):
+    """A weighing rule that may look at the clients' messages and remember.
+
+    Attributes:
+      init: `init(num_clients) -> state`, a tree of arrays [K, ...], a row a client.
+      weigh: `weigh(state, sizes, risks, messages) -> (weights f[C], state)`, where rows are the C
+        clients of the round and messages their stacked `LocalUpdate.message`; who does not count
+        has size and risk 0, and messages that mean nothing.
+    """
+
+    init: Callable[[int], PyTree]
+    weigh: Callable[[PyTree, jax.Array, jax.Array, PyTree], tuple[jax.Array, PyTree]]
 
 
 def by_size(sizes: jax.Array, risks: jax.Array) -> jax.Array:
@@ -113,49 +128,73 @@ def restore(total: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(cast, total, like)
 
 
-class Uploads(NamedTuple):
-    """What the server receives from its K clients.
+class Aggregate(NamedTuple):
+    """What the server knows of a round, after one reduction over its clients.
 
     Attributes:
       mean: the weighted mean of the shared leaves that the clients uploaded; None elsewhere.
-      messages: what the method's `finish` sends besides, [K, ...].
-      weights: f[K], the round's aggregation weights, which sum to 1.
-      counts: bool[K], whether a client counts: it took part and its update is finite. The others
-        have weight 0, and their messages mean nothing.
-      steps: i32[K], the clients' real numbers of steps tau_k.
-      sizes: i32[K], samples that the clients own; 0 for those who do not count.
+      message: the mean of their messages, with the weights that the server's step names.
+      share: f[], the part of the whole population that counts in the round.
     """
 
     mean: PyTree
-    messages: PyTree
-    weights: jax.Array
-    counts: jax.Array
-    steps: jax.Array
-    sizes: jax.Array
+    message: PyTree
+    share: jax.Array
+
+
+class ServerState(NamedTuple):
+    """The server's part of the method state.
+
+    Attributes:
+      sent: what clients receive besides the shared leaves, `Received.server`.
+      kept: what stays at the server, such as an optimizer's moments.
+    """
+
+    sent: PyTree = ()
+    kept: PyTree = ()
+
+
+# (weight f[], size i32[], counts bool[]) -> f[], with what a client's message enters its mean
+MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class ServerUpdate(NamedTuple):
     """The server's step, as a pair of pure functions.
 
     Attributes:
-      init: `init(shared, personal) -> state`, the server's part of the method state, from the
-        common start of all clients; `sharing.join(shared, personal)` are its variables.
-      update: `update(shared, uploads, state) -> (shared, state)`, with the shared leaves as the
-        clients received them.
+      init: `init(shared, personal) -> ServerState`, from the common start of all clients;
+        `sharing.join(shared, personal)` are its variables.
+      update: `update(shared, aggregate, state) -> (shared, ServerState)`, with the shared leaves
+        as the clients received them.
+      message_weight: with what weights the clients' messages are averaged.
     """
 
-    init: Callable[[PyTree, PyTree], PyTree]
-    update: Callable[[PyTree, Uploads, PyTree], tuple[PyTree, PyTree]]
+    init: Callable[[PyTree, PyTree], ServerState]
+    update: Callable[[PyTree, Aggregate, ServerState], tuple[PyTree, ServerState]]
+    message_weight: MessageWeight = lambda weight, size, counts: weight
+
+
+def equal_messages(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
+    """Messages of all clients that count are averaged alike."""
+    del size
+    return counts.astype(weight.dtype)
+
+
+def messages_by_size(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
+    """Messages are averaged by the clients' numbers of samples, whatever the weighing rule."""
+    return jnp.where(counts, size, 0).astype(weight.dtype)
 
 
 def averaging() -> ServerUpdate:
     """x' = sum_k p_k y_k (FedAvg): the weighted mean replaces the shared leaves."""
 
-    def update(shared: PyTree, uploads: Uploads, state: PyTree) -> tuple[PyTree, PyTree]:
+    def update(
+        shared: PyTree, aggregate: Aggregate, state: ServerState
+    ) -> tuple[PyTree, ServerState]:
         del shared
-        return uploads.mean, state
+        return aggregate.mean, state
 
-    return ServerUpdate(init=lambda shared, personal: (), update=update)
+    return ServerUpdate(init=lambda shared, personal: ServerState(), update=update)
 
 
 def server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
@@ -168,13 +207,23 @@ def server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
       optimizer: any optax transformation; `optax.sgd(1.0)` is `averaging`.
     """
 
-    def update(shared: PyTree, uploads: Uploads, state: PyTree) -> tuple[PyTree, PyTree]:
-        params = shared["params"]
-        gradient = jax.tree.map(jnp.subtract, params, uploads.mean["params"])
-        with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-            updates, state = optimizer.update(gradient, state, params)
-        return {**uploads.mean, "params": optax.apply_updates(params, updates)}, state
+    def init(shared: PyTree, personal: PyTree) -> ServerState:
+        del personal
+        return ServerState(kept=optimizer.init(shared["params"]))
 
-    return ServerUpdate(
-        init=lambda shared, personal: optimizer.init(shared["params"]), update=update
-    )
+    def update(
+        shared: PyTree, aggregate: Aggregate, state: ServerState
+    ) -> tuple[PyTree, ServerState]:
+        params = shared["params"]
+        gradient = jax.tree.map(jnp.subtract, params, aggregate.mean["params"])
+        with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
+            updates, kept = optimizer.update(gradient, state.kept, params)
+        params = optax.apply_updates(params, updates)
+        return {**aggregate.mean, "params": params}, ServerState(kept=kept)
+
+    return ServerUpdate(init, update)
+
+
+def cast_like(tree: PyTree, like: PyTree) -> PyTree:
+    """The tree in the dtypes of another one."""
+    return jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), tree, like)

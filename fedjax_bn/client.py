@@ -1,38 +1,39 @@
-"""Local training of one client as a pure function: a scan over its steps.
+"""What one client does in a round, as a pure function: a scan over its steps.
 
-Three seams, each a plain function or a pair of them, from the narrowest to the widest:
+Four seams, each a plain function or a pair of them, from the narrowest to the widest:
 
     objective(variables, batch, received, key) -> (value, (loss, moved))
     gradient(variables, batch, received, key) -> (gradients, (loss, moved))
     LocalStep: update(variables, state, batch, received, key) -> (variables, state, loss)
+    Client: run(received, batches, key) -> LocalUpdate
 
 An *objective* is what a client minimizes: it returns the value to differentiate, the loss to report
-(both f[], means over valid samples) and the collections that the forward pass moved, such as
-`batch_stats`. A *gradient* of the parameters is that of an objective by default (`differentiate`),
-and may be corrected or replaced. A *local step* is one descent along it by default
-(`gradient_step`), and may be several, with whatever state they carry from step to step.
+(both f[], means over valid samples) and the collections that the pass moved, such as `batch_stats`.
+A *gradient* is that of an objective by default (`differentiate`), with respect to `params` and
+perhaps other collections, and may be corrected or replaced. A *local step* is one descent along it
+by default (`gradient_step`), and may be several. A *client* makes local steps over the round's
+batches by default (`train_locally`).
 
-`batch` is {"image": [B, ...], "label": i32[B], "valid": bool[B], "last_epoch": bool[]}; the last
-says whether the step belongs to the client's last local epoch.
+`batch` is {"image": [B, ...], "label": i32[B] or a tree, "valid": bool[B], "last_epoch": bool[]};
+the last says whether the step belongs to the client's last local epoch.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.data.pixels.images import Prepare, standardize
-from fedjax_bn.dtypes import promote
-from fedjax_bn.models.features import takes_train
-from fedjax_bn.models.masks import apply
-from fedjax_bn.normalization import normalize_with
-from fedjax_bn.sharing import STATISTICS, Variables
+from fedjax_bn.backend import wait_for_all
+from fedjax_bn.batches import blank_padding
+from fedjax_bn.sharing import Variables, join
 
 PyTree = Any
-Batch = dict[str, jax.Array]
+Batch = dict[str, PyTree]
+# load(source, batch, key) -> batch: what a step does to its batch before all else
+Load = Callable[[PyTree, Batch, jax.Array], Batch]
+LOADING = 2**31  # what the key of a step is folded with for `load`
 
 
 class Received(NamedTuple):
@@ -41,8 +42,8 @@ class Received(NamedTuple):
     Attributes:
       shared: the shared leaves as the server sent them, None elsewhere.
       personal: the client's personal leaves at the start of the round, None elsewhere.
-      memory: the client's part of the method state.
-      server: the server's part of the method state, the same for all clients.
+      memory: what the method remembers of this client.
+      server: what the server sends besides the shared leaves.
       validation: the client's part of the round's `batches["validation"]`, () where there is none.
     """
 
@@ -93,125 +94,193 @@ class LocalStep(NamedTuple):
     ]
 
 
+class LocalUpdate(NamedTuple):
+    """A client's round.
+
+    Attributes:
+      variables: the leaves that it keeps and uploads.
+      memory: what it remembers.
+      message: what it uploads besides its shared leaves, a tree of arrays.
+      losses: f[S], the loss of each step; 0 for a step without valid samples.
+      counts: i32[S], valid samples of each step.
+    """
+
+    variables: Variables
+    memory: PyTree
+    message: PyTree
+    losses: jax.Array
+    counts: jax.Array
+
+
+class Client(NamedTuple):
+    """What a client remembers and does, as a pair of pure functions.
+
+    Attributes:
+      init: `init(shared, personal) -> memory`, before the first round, from the common start.
+      run: `run(received, batches, key) -> LocalUpdate`; batches are one client's, [S, B, ...],
+        with "last_epoch" bool[S].
+      epochs: S steps are this many equal local epochs.
+    """
+
+    init: Callable[[PyTree, PyTree], PyTree]
+    run: Callable[[Received, Batch, jax.Array], LocalUpdate]
+    epochs: int = 1
+
+
+class Memory(NamedTuple):
+    """What a client of `train_locally` remembers.
+
+    Attributes:
+      method: the method's own.
+      step: the state of the local step, () where it starts afresh each round.
+    """
+
+    method: PyTree
+    step: PyTree = ()
+
+
 Objective = Callable[
-    [Variables, Batch, Received, jax.Array], tuple[jax.Array, tuple[jax.Array, Variables]]
+    [Variables, Batch, Received, jax.Array], tuple[jax.Array, tuple[jax.Array, PyTree]]
 ]
-Load = Callable[[jax.Array, jax.Array], jax.Array]
-LOADING = 2**31  # what the key of a step is folded with for `load`
 Gradient = Callable[
-    [Variables, Batch, Received, jax.Array], tuple[PyTree, tuple[jax.Array, Variables]]
+    [Variables, Batch, Received, jax.Array], tuple[Variables, tuple[jax.Array, PyTree]]
 ]
+Finish = Callable[[Received, Trained], tuple[Variables, PyTree, PyTree]]
+Train = Callable[..., Trained]
 
 
-def cross_entropy(model: nn.Module, prepare: Prepare | None = None) -> Objective:
-    """The objective of FedAvg: mean cross entropy over the valid samples of a batch.
-
-    Args:
-      model: linen module, images f[B, ...] -> logits f[B, classes].
-      prepare: turns stored images into what the model reads, see `data.images.standardize`; by
-        default bytes are standardized with mean and standard deviation 0.5.
-    """
-    prepare = prepare or standardize()
-
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
-        del received
-        images = prepare(batch["image"], parameter_dtype(variables))
-        logits, moved = forward(model, variables, images, batch["valid"], key)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        loss = masked_mean(losses, batch["valid"])
-        return loss, (loss, moved)
-
-    return objective
-
-
-def forward(
-    model: nn.Module,
-    variables: Variables,
-    images: jax.Array,
-    valid: jax.Array,
-    key: jax.Array,
-    method: Callable[..., PyTree] | None = None,
-) -> tuple[PyTree, Variables]:
-    """One training pass: logits f[B, classes] and the moved `batch_stats`.
-
-    Batch norms see the valid samples only. A model whose `__call__` takes `train` is told so, and
-    `key` feeds its dropout.
-
-    Args:
-      model: linen module.
-      variables: its collections.
-      images: f[B, ...] as the model reads them.
-      valid: bool[B], the samples that count.
-      key: random key.
-      method: a function `(model, images)` to apply in place of `__call__`, whose result is then
-        returned in place of the logits, such as `halves.halves` makes.
-    """
-    options = takes_train(method or model.__call__, True)
-    with normalize_with(valid=valid):
-        return apply(
-            model,
-            variables,
-            images,
-            mutable=[STATISTICS],
-            rngs={"dropout": key},
-            method=method,
-            **options,
-        )
-
-
-def differentiate(objective: Objective) -> Gradient:
-    """The gradient of an objective with respect to all parameters, by reverse differentiation."""
+def differentiate(objective: Objective, collections: tuple[str, ...] = ("params",)) -> Gradient:
+    """The gradient of an objective with respect to whole collections, {collection: tree}."""
 
     def gradient(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[PyTree, tuple[jax.Array, Variables]]:
-        def value(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
-            return objective({**variables, "params": params}, batch, received, key)
+    ) -> tuple[Variables, tuple[jax.Array, PyTree]]:
+        def value(trained: Variables) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
+            return objective({**variables, **trained}, batch, received, key)
 
-        (_, reported), gradients = jax.value_and_grad(value, has_aux=True)(variables["params"])
+        trained = {name: variables[name] for name in collections}
+        (_, reported), gradients = jax.value_and_grad(value, has_aux=True)(trained)
         return gradients, reported
 
     return gradient
 
 
-def gradient_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> LocalStep:
-    """The step of FedAvg: the optimizer moves all parameters along their gradient.
+def gradient_step(
+    gradient: Gradient,
+    optimizer: optax.GradientTransformation,
+    collections: tuple[str, ...] = ("params",),
+) -> LocalStep:
+    """The step of FedAvg: the optimizer moves whole collections along their gradient.
 
     Args:
-      gradient: usually `differentiate(objective)`, perhaps corrected.
-      optimizer: any optax transformation.
+      gradient: usually `differentiate(objective, collections)`, perhaps corrected.
+      optimizer: any optax transformation, of {collection: tree}.
+      collections: those that the gradient is of.
     """
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
         gradients, (loss, moved) = gradient(variables, batch, received, key)
-        gradients, params = wait_for_all(gradients), variables["params"]
-        with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-            updates, state = optimizer.update(gradients, state, params)
-        return {**variables, **moved, "params": optax.apply_updates(params, updates)}, state, loss
+        trained, state = descend(optimizer, gradients, state, variables)
+        return {**variables, **moved, **trained}, state, loss
 
-    return LocalStep(init=lambda variables: optimizer.init(variables["params"]), update=update)
+    def init(variables: Variables) -> PyTree:
+        return optimizer.init({name: variables[name] for name in collections})
+
+    return LocalStep(init, update)
 
 
-def wait_for_all(gradients: PyTree) -> PyTree:
-    """The same gradients, none of which is ready before all are.
+def descend(
+    optimizer: optax.GradientTransformation,
+    gradients: Variables,
+    state: PyTree,
+    variables: Variables,
+) -> tuple[Variables, PyTree]:
+    """One step of an optimizer: the moved collections of `gradients`, and its new state."""
+    trained = {name: variables[name] for name in gradients}
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
+        updates, state = optimizer.update(wait_for_all(gradients), state, trained)
+    return optax.apply_updates(trained, updates), state
 
-    Without it XLA:CPU copies a large weight in every step, because its update might run before the
-    last reader of the old value (10 % of a step of DigitCNN, and 51 MB).
+
+def no_memory(shared: PyTree, personal: PyTree) -> PyTree:
+    """A client remembers nothing but its personal leaves."""
+    del shared, personal
+    return ()
+
+
+def plain_finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+    """A client uploads its trained leaves and nothing else; its memory stays as it was."""
+    return trained.variables, received.memory, ()
+
+
+def train_locally(
+    step: LocalStep,
+    *,
+    memory: Callable[[PyTree, PyTree], PyTree] = no_memory,
+    finish: Finish = plain_finish,
+    local_epochs: int = 1,
+    keep_optimizer: bool = False,
+    load: Load | None = None,
+    train: Train | None = None,
+) -> Client:
+    """The usual client: it trains for S steps, and then decides what it keeps and uploads.
+
+    Args:
+      step: the local step, usually a `gradient_step`.
+      memory: `memory(shared, personal)` -> what the method remembers of a client before the first
+        round, from the common start.
+      finish: `finish(received, trained) -> (variables, memory, message)`, a client's last act of a
+        round: the leaves that it keeps and uploads, its new memory, and a message to the server
+        (a tree of arrays).
+      local_epochs: S steps are this many equal epochs; at least 1.
+      keep_optimizer: whether clients keep the local step's state between rounds.
+      load: `load(source, batch, key) -> batch`, what every step does to its batch before all else:
+        it finds samples in the client's source, augments, and may move labels. By default
+        `look_up`.
+      train: local training over a round's steps, such as `selection.best_of_round(...)`.
+
+    Raises:
+      ValueError: `local_epochs` is below 1.
     """
-    floating = [g for g in jax.tree.leaves(gradients) if g.size]
-    if not floating:
-        return gradients
-    dtype = promote(*{g.dtype for g in floating})
-    largest = jnp.stack([g.ravel()[0].astype(dtype) for g in floating]).max()
-    never = largest > jnp.inf  # a comparison that no compiler folds, NaN included
-    return jax.tree.map(lambda g: jnp.where(never, 0, g), gradients)
+    if local_epochs < 1:
+        raise ValueError(f"local_epochs={local_epochs} must be at least 1")
+    train = train or run_steps
+
+    def init(shared: PyTree, personal: PyTree) -> Memory:
+        state = step.init(join(shared, personal)) if keep_optimizer else ()
+        return Memory(memory(shared, personal), state)
+
+    def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
+        own, received = received.memory, received._replace(memory=received.memory.method)
+        variables = join(received.shared, received.personal)
+        state = own.step if keep_optimizer else step.init(variables)
+        trained = train(step, received, variables, state, batches, key, load)
+        variables, mine, message = finish(received, trained)
+        kept = Memory(mine, trained.state if keep_optimizer else ())
+        return LocalUpdate(variables, kept, message, trained.losses, trained.counts)
+
+    return Client(init, run, local_epochs)
 
 
-def train(
+def look_up(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
+    """The batch; where there is a source [N, ...], its images are those of the batch's numbers."""
+    del key
+    return batch if source is None else batch | {"image": source[batch["image"]]}
+
+
+def augmenting(augment: Callable[[jax.Array, jax.Array], jax.Array] | None) -> Load:
+    """The `load` that looks samples up and changes their images by `augment(key, images)`."""
+
+    def load(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
+        batch = look_up(source, batch, key)
+        return batch if augment is None else batch | {"image": augment(key, batch["image"])}
+
+    return load
+
+
+def run_steps(
     step: LocalStep,
     received: Received,
     variables: Variables,
@@ -229,66 +298,26 @@ def train(
       received: what the client starts the round with.
       variables: the collections to train, usually `join(received.shared, received.personal)`.
       state: the local step's state before the first step.
-      batches: {"image": [S, B, ...], "label": i32[S, B], "valid": bool[S, B],
-        "last_epoch": bool[S]}.
-      key: random key of this client and round.
-      load: `load(key, image)`, what a step does to `image` [B, ...] of its batch before all else.
+      batches: {"image": [S, B, ...], "label": i32[S, B] or a tree, "valid": bool[S, B],
+        "last_epoch": bool[S]}, perhaps with "source" [N, ...].
+      key: random key of this client and round, or a key of each step [S].
+      load: as in `train_locally`.
     """
-    keys = jax.random.split(key, batches["valid"].shape[0])
-    return run_steps(step, received, variables, state, batches, keys, load)
-
-
-def run_steps(
-    step: LocalStep,
-    received: Received,
-    variables: Variables,
-    state: PyTree,
-    batches: Batch,
-    keys: jax.Array,
-    load: Load | None = None,
-) -> Trained:
-    """As `train`, with a random key for each step, [S]."""
+    load, source = load or look_up, batches.get("source")
+    steps = {name: leaf for name, leaf in batches.items() if name != "source"}
+    keys = key if key.ndim else jax.random.split(key, steps["valid"].shape[0])
 
     def scanned(carry: tuple, inputs: tuple) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
         batch, key = inputs
-        if load:
-            batch = batch | {"image": load(jax.random.fold_in(key, LOADING), batch["image"])}
+        batch = blank_padding(load(source, batch, jax.random.fold_in(key, LOADING)))
         *new, loss = step.update(*carry, batch, received, key)
         count = batch["valid"].sum(dtype=jnp.int32)
         return select(count > 0, tuple(new), carry), (jnp.where(count > 0, loss, 0), count)
 
-    (variables, state), (losses, counts) = jax.lax.scan(
-        scanned, (variables, state), (batches, keys)
-    )
+    (variables, state), (losses, counts) = jax.lax.scan(scanned, (variables, state), (steps, keys))
     return Trained(variables, state, losses, counts)
-
-
-def last_epoch(valid: jax.Array, local_epochs: int) -> jax.Array:
-    """bool[S]: the steps of a client's last local epoch, the last one with a valid sample.
-
-    A client that makes fewer local epochs than others has epochs without valid samples.
-
-    Args:
-      valid: bool[S, B], S steps of `local_epochs` equal epochs.
-      local_epochs: number of epochs.
-    """
-    real = valid.reshape(local_epochs, -1).any(1)
-    last = local_epochs - 1 - jnp.argmax(real[::-1])
-    return jnp.arange(valid.shape[0]) // (valid.shape[0] // local_epochs) == last
 
 
 def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """`yes` where the condition bool[] holds, else `no`, leaf by leaf."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
-
-
-def masked_mean(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Mean f[] of `values` f[N] with weights (or a mask) [N]; 0 where all weights are 0."""
-    weights = weights.astype(values.dtype)
-    values = jnp.where(weights > 0, values, 0)
-    return (values * weights).sum() / jnp.maximum(weights.sum(), 1)
-
-
-def parameter_dtype(variables: Variables) -> Any:
-    """The dtype of a model's parameters, in which it is fed."""
-    return promote(*{leaf.dtype for leaf in jax.tree.leaves(variables["params"])})

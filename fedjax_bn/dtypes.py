@@ -10,3 +10,8 @@ def promote(*dtypes: Any) -> jnp.dtype:
     """The smallest dtype that holds all of `dtypes`, such as float64 of float64 and float32."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*dtypes)
+
+
+def parameter_dtype(variables: dict[str, Any]) -> jnp.dtype:
+    """The dtype of a model's parameters, in which it is fed."""
+    return promote(*{leaf.dtype for leaf in jax.tree.leaves(variables["params"])})

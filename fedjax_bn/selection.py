@@ -1,42 +1,32 @@
 """Local selection of FedIG (A.2): a client uploads its best state of the round, not its last."""
 
 from collections.abc import Callable
+from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn import client as local
 from fedjax_bn.adaptation import running
-from fedjax_bn.client import (
-    Batch,
-    Load,
-    LocalStep,
-    PyTree,
-    Received,
-    Trained,
-    parameter_dtype,
-    select,
-)
+from fedjax_bn.client import Batch, Load, LocalStep, Received, Train, Trained, run_steps, select
 from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.sharing import Variables
+from fedjax_bn.task import Task, classification
 
-Train = Callable[..., Trained]
+PyTree = Any
 # score(variables, received) -> f[], the greater the better
 Score = Callable[[Variables, Received], jax.Array]
-# find(numbers i32[B]) -> images [B, ...]
-Find = Callable[[jax.Array], jax.Array]
 
 
 def best_of_round(score: Score, every: int = 20) -> Train:
-    """Local training that keeps the variables with the best score, in place of `local.train`.
+    """Local training that keeps the variables with the best score, in place of `client.run_steps`.
 
     The score is taken after every `every` steps and after the last one; the first of equals wins.
-    The steps are those of `local.train`; the local step's state, losses and counts are those of the
+    The steps are those of `run_steps`; the local step's state, losses and counts are those of the
     whole round, `Trained.chosen` are the steps behind the variables.
 
     Args:
-      score: usually `validation_accuracy`.
+      score: usually `validation_score`.
       every: steps between scores, at least 1.
 
     Raises:
@@ -58,17 +48,20 @@ def best_of_round(score: Score, every: int = 20) -> Train:
         chunks, rest = divmod(steps, every)
         worst = jnp.asarray(-jnp.inf, jnp.result_type(float))
         best = (variables, worst, jnp.zeros((), jnp.int32))
+        source = {name: leaf for name, leaf in batches.items() if name == "source"}
+        inputs = {name: leaf for name, leaf in batches.items() if name != "source"}
 
         def chunk(carry: tuple, inputs: tuple) -> tuple[tuple, tuple]:
             variables, state, best, passed = carry
-            done = local.run_steps(step, received, variables, state, *inputs, load)
+            some, keys = inputs
+            done = run_steps(step, received, variables, state, some | source, keys, load)
             passed += len(done.counts)
             value = score(done.variables, received).astype(worst.dtype)
             best = select(value > best[1], (done.variables, value, passed), best)
             return (done.variables, done.state, best, passed), (done.losses, done.counts)
 
         carry = (variables, state, best, jnp.zeros((), jnp.int32))
-        inputs = (batches, jax.random.split(key, steps))
+        inputs = (inputs, jax.random.split(key, steps))
         whole = jax.tree.map(
             lambda x: x[: chunks * every].reshape(chunks, every, *x.shape[1:]), inputs
         )
@@ -83,27 +76,25 @@ def best_of_round(score: Score, every: int = 20) -> Train:
     return train
 
 
-def validation_accuracy(model: nn.Module, prepare: Prepare, find: Find | None = None) -> Score:
-    """The client's accuracy f[] in [0, 1] on its own validation samples, its running statistics.
+def validation_score(model: Any, prepare: Prepare, task: Task | None = None) -> Score:
+    """The client's score f[] on its own validation samples, with its running statistics.
 
-    `received.validation` is {"image": [V, B, ...], "label": i32[V, B], "valid": bool[V, B]}, as
-    `data.batches.point_to_validation` makes it for all clients.
+    `received.validation` is {"image": [V, B, ...], "label": i32[V, B] or a tree, "valid":
+    bool[V, B]}, as `data.sampling.validation_batches` makes it for all clients.
 
     Args:
-      model: linen module, images -> logits.
+      model: images -> outputs.
       prepare: stored images -> what the model reads.
-      find: what turns "image" into stored images, where it holds numbers of samples.
+      task: whose score; `task.classification()`, with accuracy in percent, by default.
     """
-    adaptation, find = running(model), find or (lambda images: images)
+    adaptation, task = running(model), task or classification()
 
     def score(variables: Variables, received: Received) -> jax.Array:
-        def right(batch: Batch) -> jax.Array:
-            images = prepare(find(batch["image"]), parameter_dtype(variables))
-            logits, _ = adaptation.predict(variables, (), images)
-            hits = logits.argmax(-1).astype(batch["label"].dtype) == batch["label"]
-            return (hits & batch["valid"]).sum(dtype=jnp.int32)
+        def one(batch: Batch) -> PyTree:
+            images = prepare(batch["image"], parameter_dtype(variables))
+            outputs, _ = adaptation.predict(variables, (), images)
+            return task.score.of_batch(outputs, batch["label"], batch["valid"])
 
-        samples = received.validation["valid"].sum(dtype=jnp.int32)
-        return jax.lax.map(right, received.validation).sum() / jnp.maximum(samples, 1)
+        return task.score.of_all(jax.lax.map(one, received.validation))
 
     return score

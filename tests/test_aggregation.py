@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.aggregation import Uploads, averaging, by_size, normalize, uniform, weighted_mean
+from fedjax_bn.aggregation import Aggregate, averaging, by_size, uniform, weighted_mean
 
 WEIGHTS = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=6).filter(lambda w: sum(w) > 1)
 
@@ -74,7 +74,7 @@ def test_weighing_rules_sum_to_one_over_those_who_count(rule, sizes, expected):
 def test_averaging_replaces_shared_leaves_by_the_mean():
     server = averaging()
     mean = {"w": jnp.asarray([3.0]), "kept": None}
-    uploads = Uploads(mean, (), normalize(jnp.ones(2)), jnp.ones(2, bool), jnp.ones(2), jnp.ones(2))
+    uploads = Aggregate(mean, (), jnp.ones(()))
     start = {"w": jnp.zeros(1), "kept": None}
     shared, state = server.update(start, uploads, server.init(start, ()))
     np.testing.assert_allclose(shared["w"], [3.0])

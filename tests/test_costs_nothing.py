@@ -10,10 +10,10 @@ from jax.sharding import Mesh, PartitionSpec
 import norm_nets as nets
 from fedjax_bn import adaptation
 from fedjax_bn import client as local
-from fedjax_bn.client import Received, cross_entropy
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.client import Received
 from fedjax_bn.methods import fedbn, fedig
 from fedjax_bn.methods.fedig import client_agnostic
+from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.normalization import (
     batch_instance,
     batch_statistics,
@@ -76,7 +76,7 @@ def test_alphas_that_are_not_asked_for_are_not_returned():
 
 
 def test_fedig_without_its_losses_is_the_objective_of_fedbn():
-    model, prepare = MODELS[0], standardize()
+    model = MODELS[0]
     variables, images = ready(model)
     batch = {
         "image": images,
@@ -88,7 +88,8 @@ def test_fedig_without_its_losses_is_the_objective_of_fedbn():
         received = Received({}, {}, server=variables["batch_stats"])
         return program(lambda v, b, k: objective(v, b, received, k), variables, batch, KEY)
 
-    assert value(client_agnostic(model, prepare, 0.0, 0.0)) == value(cross_entropy(model, prepare))
+    learned, _ = learning(model)
+    assert value(client_agnostic(learned, 0.0, 0.0)) == value(supervised(learned))
 
 
 def test_plain_local_training_is_the_default_and_reads_no_validation():
@@ -101,7 +102,7 @@ def test_plain_local_training_is_the_default_and_reads_no_validation():
         "valid": jnp.ones(shape, bool),
     }
     texts = []
-    for options in ({}, {"train": local.train}):
+    for options in ({}, {"train": local.run_steps}):
         method = fedbn(model, optax.sgd(0.1), **options)
         state = method.init(KEY, variables, 2)
         texts.append(method.round.lower(state, batches, KEY).as_text())

@@ -128,27 +128,31 @@ def test_the_server_averages_the_last_epochs_gradients_by_size_whatever_the_weig
     state, _ = two_rounds(rounds=1, batches=batches, epochs=2, **still)
     means = gradients_by_hand(start(), batches, epoch=1)
     expected = np.average(means, axis=0, weights=SIZES)
-    np.testing.assert_allclose(state.server.gradient["features"], expected, rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        state.server.sent.gradient["features"], expected, rtol=2e-4, atol=1e-6
+    )
     some = batches | {"participates": jnp.asarray([True, False, True])}
     state, _ = two_rounds(rounds=1, batches=some, epochs=2, **still)
     expected = np.average(means[[0, 2]], axis=0, weights=[9, 6])
-    np.testing.assert_allclose(state.server.gradient["features"], expected, rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        state.server.sent.gradient["features"], expected, rtol=2e-4, atol=1e-6
+    )
 
 
 def test_clients_that_keep_their_local_state_sum_up_gradients_anew_each_round():
     still = {"optimizer": STILL, "keep_optimizer": True}
     one, _ = two_rounds(rounds=1, **still)
     three, _ = two_rounds(rounds=3, **still)
-    assert_close(three.server.gradient, one.server.gradient, rtol=1e-5)
-    np.testing.assert_array_equal(three.local.count, SIZES)
-    assert int(three.server.rounds) == 3
+    assert_close(three.server.sent.gradient, one.server.sent.gradient, rtol=1e-5)
+    np.testing.assert_array_equal(three.memory.step.count, SIZES)
+    assert int(three.server.sent.rounds) == 3
 
 
 def test_the_reported_loss_is_that_with_the_penalty():
     batches = batches_of(SIZES)
     method = method_of(STILL, lambda_sci=2.0)
     state, first = run_rounds(method, start(), batches, 1)
-    received = np.asarray(state.server.gradient["features"])
+    received = np.asarray(state.server.sent.gradient["features"])
     _, second = method.round(state, batches, KEY)
     assert (second["loss"] >= first["loss"] - 1e-6).all()
     assert (second["loss"] > first["loss"]).any()
@@ -160,7 +164,7 @@ def test_masks_stay_with_their_clients_and_an_unseen_one_gets_their_mean(share):
     options = {"lambda_sci": 0.7} if share is everything else {"share": share}
     state, metrics = two_rounds(**options)
     assert state.shared["mask"] == {"features": None}
-    own = np.asarray(masks.client_masks(state)["features"])
+    own = np.asarray(state.personal["mask"]["features"])
     assert np.abs(own[0] - own[1]).max() > 1e-4
     served = global_variables(state)["mask"]["features"]
     np.testing.assert_allclose(served, metrics["weights"] @ own, rtol=1e-5)
@@ -172,7 +176,7 @@ def test_a_client_that_sits_out_or_is_not_finite_keeps_its_mask_and_gives_no_gra
     method = method_of()
     state = method.init(KEY, start(), 3)
     after, _ = method.round(state, batches, KEY)
-    own = masks.client_masks(after)["features"]
+    own = after.personal["mask"]["features"]
     np.testing.assert_array_equal(own[1], np.ones(8))
     poison = batches | {
         "image": batches["image"].at[1].set(jnp.nan),
@@ -198,7 +202,7 @@ def test_every_client_strategy_and_order_of_clients_gives_the_same_numbers():
 
 def test_several_masks_train_and_align_together():
     state, _ = two_rounds(names=("features", "a", "bn"), optimizer=optax.adam(0.01))
-    own = masks.client_masks(state)
+    own = state.personal["mask"]
     assert {name: mask.shape for name, mask in own.items()} == {
         "features": (3, 8),
         "a": (3, 8),
@@ -206,7 +210,7 @@ def test_several_masks_train_and_align_together():
     }
     for name, mask in own.items():
         assert np.abs(np.asarray(mask) - 1).max() > 1e-3, name
-        assert np.abs(state.server.gradient[name]).max() > 0, name
+        assert np.abs(state.server.sent.gradient[name]).max() > 0, name
 
 
 def test_it_is_served_by_any_adaptation_with_the_mean_mask():
@@ -236,14 +240,16 @@ def test_the_mask_of_a_model_that_shows_its_halves_trains_as_that_of_one_that_do
     state, variables = shown()
     nested = {name: {"net": tree} for name, tree in variables.items()}
     other, _ = run_rounds(fedcd(Hidden(), SGD), nested, batches_of(SIZES), 2)
-    assert_close(masks.client_masks(other), masks.client_masks(state), rtol=1e-5, atol=1e-6)
+    assert_close(other.personal["mask"], state.personal["mask"], rtol=1e-5, atol=1e-6)
     assert_close(other.shared["params"]["net"], state.shared["params"], rtol=1e-5, atol=1e-6)
 
 
 def test_in_float64_all_of_it_is_float64(x64):
     variables = wide(start())
     state, metrics = run_rounds(fedcd(NormNet(), SGD), variables, batches_of(SIZES))
-    leaves = jax.tree.leaves((state.shared, state.personal, state.server.gradient, metrics["loss"]))
+    leaves = jax.tree.leaves(
+        (state.shared, state.personal, state.server.sent.gradient, metrics["loss"])
+    )
     assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float64")}
 
 

@@ -115,15 +115,17 @@ def test_order_of_clients_does_not_matter(name):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbn", "singleset"])
-def test_a_client_that_sits_out_keeps_what_is_its_own_and_has_no_weight(name):
+def test_a_client_that_sits_out_keeps_what_is_its_own_and_has_no_weight(x64, name):
+    # In float32 Adam would make steps of the rounding errors of biases in front of a batch norm.
     method = METHODS[name](NormNet(), optax.adam(0.01), keep_optimizer=True)
-    variables, batches, key = variables_of(NormNet()), batches_of(SIZES), jax.random.key(1)
+    variables = jax.tree.map(lambda x: x.astype(float), variables_of(NormNet()))
+    batches, key = batches_of(SIZES), jax.random.key(1)
     before, _ = run_rounds(method, variables, batches)
-    kept = jax.tree.map(np.array, (before.personal, before.local))
+    kept = jax.tree.map(np.array, (before.personal, before.memory))
     poisoned = batches | {"image": batches["image"].at[1].set(jnp.nan)}
     participates = {"participates": jnp.array([True, False, True])}
     after, metrics = method.round(before, poisoned | participates, key)
-    assert_equal(client((after.personal, after.local), 1), client(kept, 1))
+    assert_equal(client((after.personal, after.memory), 1), client(kept, 1))
     np.testing.assert_allclose(metrics["weights"], [0.6, 0, 0.4], rtol=1e-6)
     assert np.isnan(metrics["loss"][1])
     assert metrics["finite"].all()
@@ -133,7 +135,7 @@ def test_a_client_that_sits_out_keeps_what_is_its_own_and_has_no_weight(name):
     state, _ = run_rounds(method, variables, batches)
     subset = lambda tree: jax.tree.map(lambda x: x[np.array([0, 2])], tree)  # noqa: E731
     state = state._replace(
-        personal=subset(state.personal), local=subset(state.local), weights=jnp.full(2, 0.5)
+        personal=subset(state.personal), memory=subset(state.memory), weights=jnp.full(2, 0.5)
     )
     alone, _ = method.round(state, two, key)
     assert_close(alone.shared, after.shared, rtol=1e-5, atol=1e-6)

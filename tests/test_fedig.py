@@ -11,11 +11,11 @@ import pytest
 
 import norm_nets as nets
 from federations import assert_close, assert_equal, client
-from fedjax_bn.client import Received, cross_entropy
-from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.client import Received
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn
-from fedjax_bn.methods.fedig import adapter_loss, adapter_step, client_agnostic, fedig
+from fedjax_bn.methods.fedig import adapter_step, client_agnostic, fedig
+from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.models import MLP
 from fedjax_bn.models.features import features_and_logits
 from fedjax_bn.models.halves import halves
@@ -27,7 +27,7 @@ from fedjax_bn.normalization.mixstyle import mixstyle_statistics
 
 MODEL = nets.HandMade()
 KEY = jax.random.key(7)
-PREPARE = standardize()
+LEARNED, _ = learning(MODEL)
 
 
 class Tiny(nn.Module):
@@ -92,7 +92,7 @@ def test_the_objective_is_equations_2_to_6(x64, u):
     variables, global_ = start(Tiny())
     batch = batch_of()
     objective = client_agnostic(
-        Tiny(), PREPARE, 0.1, 4.0, lambda key: mixed_statistics(key, constant(u))
+        learning(Tiny())[0], 0.1, 4.0, lambda key: mixed_statistics(key, constant(u))
     )
     value, (loss, _) = objective(variables, batch, Received({}, {}, server=global_), KEY)
     error, agnostic, distance = tiny_numpy(variables, global_, batch, u)
@@ -106,7 +106,7 @@ def gradient_of(lambda_1, lambda_2, **options):
     with jax.enable_x64(True):
         variables, global_ = start()
         variables = batch_instance.with_gates(variables)
-        objective = client_agnostic(MODEL, PREPARE, lambda_1, lambda_2, **options)
+        objective = client_agnostic(LEARNED, lambda_1, lambda_2, **options)
         received = Received({}, {}, server=global_)
 
         def value(params):
@@ -134,7 +134,7 @@ def test_the_gradient_of_cafl_reaches_all_but_the_classifier(x64):
 def test_the_mixed_pass_moves_no_running_statistics(x64):
     _, moved = gradient_of(0.0, 4.0)
     variables, _ = start()
-    _, (_, local) = cross_entropy(MODEL, PREPARE)(variables, batch_of(), Received({}, {}), KEY)
+    _, (_, local) = supervised(LEARNED)(variables, batch_of(), Received({}, {}), KEY)
     assert_close(moved, local, 1e-12)
 
 
@@ -180,13 +180,13 @@ def test_the_server_sends_the_mean_statistics_of_the_last_round(x64):
     variables, _ = start()
     method = fedig(MODEL, optax.sgd(0.1))
     state = method.init(KEY, variables, 3)
-    assert_equal(state.server, variables["batch_stats"])
+    assert_equal(state.server.sent, variables["batch_stats"])
     batches = batches_of() | {"size": jnp.asarray([5, 1, 2]), "participates": jnp.arange(3) < 2}
     state, _ = method.round(state, batches, KEY)
-    assert_close(state.server, global_variables(state)["batch_stats"], 1e-12)
+    assert_close(state.server.sent, global_variables(state)["batch_stats"], 1e-12)
     own = client_variables(state)["batch_stats"]
     mean = jax.tree.map(lambda leaf: (5 * leaf[0] + leaf[1]) / 6, own)
-    assert_close(state.server, mean, 1e-12)
+    assert_close(state.server.sent, mean, 1e-12)
     assert_equal(client(own, 2), variables["batch_stats"])
 
 
@@ -225,7 +225,7 @@ def test_the_adapter_is_shared_and_averaged(trained):
 def test_an_adapters_step_moves_only_the_adapter(x64):
     variables, global_ = start()
     variables = with_adapter(KEY, MODEL, variables, nets.images_of(2))
-    step = adapter_step(adapter_loss(MODEL, PREPARE), optax.sgd(0.1))
+    step = adapter_step(LEARNED, optax.sgd(0.1))
     received = Received({}, {}, server=global_)
     state = step.init(variables)
     after, _, _ = jax.jit(step.update)(variables, state, batch_of(), received, KEY)

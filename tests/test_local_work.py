@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import runs
-from fedjax_bn.data.batches import by_epochs
+from fedjax_bn.data.sampling import by_epochs
 from fedjax_bn.run.configured_method import OPTIMIZERS, local_epochs
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build, sampler
@@ -89,4 +89,4 @@ def test_a_kept_optimizer_remembers_its_momentum(monkeypatch):
     )
     variables = {"params": {"w": jnp.ones(2)}, "batch_stats": {"norm": {"mean": jnp.ones(2)}}}
     states = [one.method.init(jax.random.key(0), variables, 3) for one in (kept, fresh)]
-    assert [len(jax.tree.leaves(state.local)) for state in states] == [1, 0]
+    assert [len(jax.tree.leaves(state.memory)) for state in states] == [1, 0]

@@ -12,7 +12,7 @@ import norm_nets as nets
 from federations import DropoutNet, NormNet, PlainNet, assert_equal
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import choose_adaptation
-from fedjax_bn.client import cross_entropy
+from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.models import MLP, DenseNet, DigitCNN, ResNet, SmallCNN, TwoLayer, masks
 from fedjax_bn.models.features import features_and_logits
 from fedjax_bn.models.halves import FeaturesOf, halves
@@ -227,6 +227,7 @@ def test_training_and_personalization_pass_through_the_masks_that_are_there():
     model, variables, images = tiny()
     batch = {"image": images, "label": jnp.array([0, 1, 2, 1]), "valid": jnp.ones(4, bool)}
     masked = {**variables, "mask": {"features": jnp.zeros(6)}}
-    value, _ = cross_entropy(model, lambda x, dtype: x)(masked, batch, None, KEY)
+    learned, _ = learning(model, prepare=lambda x, dtype: x)
+    value, _ = supervised(learned)(masked, batch, None, KEY)
     bias = jax.nn.log_softmax(variables["params"]["head"]["bias"])
     np.testing.assert_allclose(value, -bias[batch["label"]].mean(), rtol=1e-5)

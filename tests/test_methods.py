@@ -241,9 +241,9 @@ def test_feddc_without_correction_is_fedprox():
 @pytest.mark.parametrize("present", [[True, True, True], [True, False, True]])
 def test_the_mean_of_the_clients_variates_is_the_servers(name, present):
     (_, _, state), _ = rounds_of(name, "bn_local", batches_of(SIZES), present)
-    variates = state.memory if name == "scaffold" else state.memory.variate
+    variates = state.memory.method if name == "scaffold" else state.memory.method.variate
     mean = jax.tree.map(lambda x: np.mean(np.asarray(x, np.float64), 0), variates)
-    assert_close(state.server, mean, rtol=1e-4, atol=1e-6)
+    assert_close(state.server.sent, mean, rtol=1e-4, atol=1e-6)
     assert max(abs(leaf).max() for leaf in jax.tree.leaves(mean)) > 1e-3
 
 
@@ -258,13 +258,15 @@ def test_a_variate_after_one_step_is_the_clients_gradient(x64):
             logits = PlainNet().apply({"params": params}, x)
             return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
-        assert_close(client(state.memory, k), jax.grad(loss)(start["params"]), rtol=1e-9)
+        assert_close(client(state.memory.method, k), jax.grad(loss)(start["params"]), rtol=1e-9)
 
 
 def test_scaffold_takes_a_learning_rate_literally():
     batches = batches_of(EQUAL)
     found, given_, halved = (
-        run_rounds(scaffold(NET, optax.sgd(0.1), learning_rate=lr), variables(), batches)[0].server
+        run_rounds(scaffold(NET, optax.sgd(0.1), learning_rate=lr), variables(), batches)[
+            0
+        ].server.sent
         for lr in (None, 0.1, 0.05)
     )
     assert_close(found, given_, rtol=1e-5)
@@ -276,7 +278,7 @@ def test_variates_with_momentum_keep_the_scale_of_a_gradient(x64):
     batches = jax.tree.map(lambda x: jnp.concatenate(3 * [x], 1), batches_of((4, 4)))
     tiny = 1e-7  # so short a way that the loss is linear on it
     plain, heavy = (
-        run_rounds(scaffold(PlainNet(), optimizer), start, batches)[0].server
+        run_rounds(scaffold(PlainNet(), optimizer), start, batches)[0].server.sent
         for optimizer in (optax.sgd(tiny), optax.sgd(tiny, momentum=0.9))
     )
     assert_close(plain, heavy, rtol=1e-5, atol=1e-9)

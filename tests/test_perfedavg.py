@@ -1,4 +1,4 @@
-"""Per-FedAvg: halves of a batch, the second-order gradient, and testing by a few labels."""
+"""Per-FedAvg: split_valid of a batch, the second-order gradient, and testing by a few labels."""
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,10 @@ from federations import (
     batches_of,
     variables_of,
 )
-from fedjax_bn.client import Received, cross_entropy, differentiate
-from fedjax_bn.data.batches import blank_padding
-from fedjax_bn.methods.perfedavg import halves, meta_gradient, personalize
+from fedjax_bn.batches import blank_padding
+from fedjax_bn.client import Received, differentiate
+from fedjax_bn.methods.learning import learning, supervised
+from fedjax_bn.methods.perfedavg import meta_gradient, personalize, split_valid
 
 KEY = jax.random.key(0)
 
@@ -43,19 +44,23 @@ def test_the_first_half_of_the_valid_samples_adapts_and_the_other_judges(valid, 
         "valid": jnp.asarray(valid, bool),
         "last_epoch": jnp.ones((), bool),
     }
-    for half, expected in zip(halves(batch), (first, second), strict=True):
+    for half, expected in zip(split_valid(batch), (first, second), strict=True):
         assert half["label"][half["valid"]].tolist() == expected
         assert half["image"][half["valid"]][:, 0].tolist() == expected
         assert half["last_epoch"].ndim == 0
         assert len(half["label"]) <= (count + 1) // 2
 
 
+def objective_of(model):
+    return supervised(learning(model)[0])
+
+
 def test_second_order_gradient_is_the_first_order_one_times_one_minus_the_hessian(x64):
     start = jax.tree.map(lambda x: x.astype(float), variables_of(PlainNet()))
     batch = {name: value[0, 0] for name, value in batches_of((4,)).items()}
-    objective, received = cross_entropy(PlainNet()), Received((), ())
+    objective, received = objective_of(PlainNet()), Received((), ())
     flat, unravel = jax.flatten_util.ravel_pytree(start["params"])
-    first, _ = halves(batch)
+    first, _ = split_valid(batch)
 
     def loss(w):
         return objective({"params": unravel(w)}, first, received, KEY)[0]
@@ -74,9 +79,9 @@ def test_personalization_is_one_step_of_gradient_descent_on_the_labelled_samples
     start = jax.tree.map(lambda x: x.astype(float), variables_of(NormNet()))
     batch = {name: value[0, 0] for name, value in batches_of((3,)).items()}
     ours = personalize(NormNet(), start, *batch.values(), inner_rate=0.2)
-    gradient = differentiate(cross_entropy(NormNet()))
+    gradient = differentiate(objective_of(NormNet()))
     gradients, (_, moved) = gradient(start, blank_padding(batch), Received((), ()), KEY)
-    params = jax.tree.map(lambda w, g: w - 0.2 * g, start["params"], gradients)
+    params = jax.tree.map(lambda w, g: w - 0.2 * g, start["params"], gradients["params"])
     assert_close(ours, {"params": params, **moved}, rtol=1e-12)
     short = {name: value[:3] for name, value in batch.items()}
     theirs = personalize(NormNet(), start, short["image"], short["label"], inner_rate=0.2)

@@ -6,7 +6,7 @@ import pytest
 
 import runs
 from federations import assert_close, assert_equal
-from fedjax_bn.data.batches import look_up, point_to, stack_clients
+from fedjax_bn.data.sampling import point_to, rows_of, stack_clients
 from fedjax_bn.run import experiment as module
 from fedjax_bn.run import rounds, train
 from fedjax_bn.run.config import check
@@ -38,21 +38,24 @@ def small_limit(config):
     return config
 
 
-@pytest.mark.parametrize("steps", [0, 5])
-def test_the_stream_holds_the_samples_that_the_device_gathers_in_their_order(steps):
-    config = runs.config(local_steps=steps, rounds=3)
+@pytest.mark.parametrize(("steps", "cohort"), [(0, 0), (5, 0), (0, 2)])
+def test_the_stream_holds_the_samples_that_the_device_gathers_in_their_order(steps, cohort):
+    config = runs.config(local_steps=steps, rounds=3, clients_per_round=cohort)
     experiment, keys, _ = train.prepare(config)
     splits = [domain.train for domain in experiment.internal.domains]
     data = stack_clients(splits)
     longest = data.labels.shape[1]
 
     def draw(number):
-        return rounds.draw_round(config, experiment, longest, keys.data, number)
+        return rounds.draw_round(config, experiment, longest, keys, number)
 
     for first in (0, 2):
         for number, streamed in enumerate(stream_rounds(splits, draw, first, 3), first):
-            resident = point_to(data, draw(number))
-            images = look_up(data)(resident["image"])
+            client, chosen = draw(number)
+            resident = point_to(rows_of(data, client), chosen)
+            images = jax.vmap(lambda source, index: source[index])(
+                resident["source"], resident["image"]
+            )
             valid = np.asarray(resident["valid"])
             np.testing.assert_array_equal(streamed["valid"], valid)
             np.testing.assert_array_equal(streamed["size"], resident["size"])
@@ -101,10 +104,11 @@ def test_streamed_evaluation_counts_as_the_resident_one():
     assert evaluator(config, experiment)(state) == evaluator(small_limit(config), experiment)(state)
 
 
-def test_augmentation_changes_training_and_never_evaluation():
+def test_augmentation_changes_training_and_never_evaluation(monkeypatch):
     config = runs.config()
     plain, keys, start = train.prepare(config)
-    changed = plain._replace(augment=lambda key, images: images * 0)
+    monkeypatch.setitem(module.AUGMENTATIONS, "none", lambda size: lambda key, images: images * 0)
+    changed, _, _ = train.prepare(config)
     state = start()
     losses = []
     for experiment in (plain, changed):

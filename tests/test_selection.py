@@ -11,14 +11,14 @@ import runs
 from fedjax_bn import client as local
 from fedjax_bn.aggregation import uniform
 from fedjax_bn.client import LocalStep, Received
-from fedjax_bn.data.batches import point_to_validation
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.data.sampling import validation_batches
 from fedjax_bn.federation import client_variables
 from fedjax_bn.methods import fedbn, scaffold
 from fedjax_bn.run import experiment, rounds, train
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.selection import best_of_round, validation_accuracy
+from fedjax_bn.selection import best_of_round, validation_score
 
 
 def update(variables, state, batch, received, key):
@@ -73,7 +73,7 @@ def test_the_state_with_the_best_score_is_kept(target, every, steps, best):
 
 def test_a_rising_score_gives_plain_training():
     selected = select_by(lambda variables, received: variables["params"], 3, 8)
-    plain = local.train(
+    plain = local.run_steps(
         COUNTING, NOWHERE, START, jnp.zeros((), jnp.int32), batches(8), jax.random.key(0)
     )
     np.testing.assert_array_equal(selected.chosen, 8)
@@ -87,8 +87,11 @@ def test_the_steps_are_those_of_plain_training_with_the_same_keys_and_loads():
 
     step = LocalStep(COUNTING.init, noisy)
     arguments = (step, NOWHERE, START, jnp.zeros((), jnp.int32), batches(7), jax.random.key(1))
-    load = lambda key, image: image * jax.random.uniform(key)  # noqa: E731
-    plain = local.train(*arguments, load)
+
+    def load(source, batch, key):
+        return batch | {"image": batch["image"] * jax.random.uniform(key)}
+
+    plain = local.run_steps(*arguments, load)
     selected = best_of_round(lambda variables, received: 0.0 * variables["params"], 3)
     np.testing.assert_array_equal(selected(*arguments, load).losses, plain.losses)
     np.testing.assert_allclose(selected(*arguments, load).variables["params"], plain.losses[2])
@@ -102,7 +105,7 @@ def test_the_steps_behind_a_selected_state_are_counted_without_padding():
     np.testing.assert_array_equal(trained.variables["params"], 3)
     np.testing.assert_array_equal(trained.chosen, 4)
     np.testing.assert_array_equal(trained.steps, 3)
-    np.testing.assert_array_equal(local.train(*arguments).steps, 7)
+    np.testing.assert_array_equal(local.run_steps(*arguments).steps, 7)
 
 
 def test_each_client_selects_for_itself_under_vmap():
@@ -128,29 +131,24 @@ def splits_of(sizes):
     ]
 
 
-def test_validation_accuracy_is_the_share_of_right_answers_with_running_statistics():
+def test_validation_score_is_the_share_of_right_answers_with_running_statistics():
     model, splits = federations.NormNet(), splits_of([7, 3])
     variables, prepare = federations.variables_of(model), standardize()
-    images, validation = point_to_validation([*splits, splits[0]], batch_size=4)
-    assert len(images) == 10  # a split that two clients have is stored once
-    score = jax.jit(
-        lambda images, own: validation_accuracy(model, prepare, lambda numbers: images[numbers])(
-            variables, Received({}, {}, validation=own)
-        )
-    )
+    validation = validation_batches([*splits, splits[0]], batch_size=4)
+    measure = validation_score(model, prepare)
+    score = jax.jit(lambda own: measure(variables, Received({}, {}, validation=own)))
     for k, split in enumerate([*splits, splits[0]]):
         right = np.asarray(model.apply(variables, split.images)).argmax(-1) == split.labels
-        ours = score(images, federations.client(validation, k))
-        np.testing.assert_allclose(ours, right.mean(), rtol=1e-6)
+        ours = score(federations.client(validation, k))
+        np.testing.assert_allclose(ours, 100 * right.mean(), rtol=1e-6)
 
 
 def federation(make, clients="map", every=2, **options):
     """One round of three clients whose validation samples lie in the batches."""
     model = federations.NormNet()
-    images, validation = point_to_validation(splits_of([7, 3, 5]), batch_size=4)
-    validation["image"] = images[validation["image"]]
+    validation = validation_batches(splits_of([7, 3, 5]), batch_size=4)
     if every:
-        options["train"] = best_of_round(validation_accuracy(model, standardize()), every)
+        options["train"] = best_of_round(validation_score(model, standardize()), every)
     method = make(model, optax.sgd(0.5), clients=clients, **options)
     batches = federations.batches_of([20, 12, 16]) | {"validation": validation}
     state = method.init(jax.random.key(0), federations.variables_of(model), 3)
@@ -174,7 +172,7 @@ def test_scaffold_divides_by_the_steps_behind_what_is_uploaded():
     first = lambda variables, received: jnp.zeros(())  # noqa: E731
     (state, _), _ = federation(scaffold, every=0, train=best_of_round(first, 1), weigh=uniform)
     start = federations.variables_of(federations.NormNet())["params"]
-    variate = jax.tree.map(lambda leaf: leaf, state.server)
+    variate = jax.tree.map(lambda leaf: leaf, state.server.sent)
     moved = jax.tree.map(lambda x, y: (x - y) / 0.5, start, state.shared["params"])
     ours = jax.tree.leaves(variate)
     federations.assert_close(ours, jax.tree.leaves(moved), 1e-3, 1e-5)
@@ -215,7 +213,7 @@ def test_a_config_key_selects_with_resident_and_with_streamed_data_alike(tiny):
 def stream_of(config):
     """The first round of a run whose training data do not fit on the device."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "megabytes", lambda splits: 0)
+        patch.setattr(rounds, "check_validation_fits", lambda config, splits: None)
         config.data.device_megabytes = 0
         return first_round(config)
 

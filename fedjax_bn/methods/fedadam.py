@@ -15,7 +15,6 @@ statistics are plainly averaged.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -29,7 +28,7 @@ SecondMoment = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def fedadam(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     eta: float = 0.01,
@@ -41,7 +40,7 @@ def fedadam(
     """FedAvg with Adam at the server. With beta1 = 0, beta2 = 1 and eta = 2 tau it is FedAvg.
 
     Args:
-      model: linen module, images -> logits.
+      model: images -> outputs.
       optimizer: the local optimizer.
       eta: the server's learning rate, above 0.
       beta1: memory of the first moment, in [0, 1).
@@ -58,7 +57,7 @@ def fedadam(
 
 
 def fedyogi(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     eta: float = 0.01,
@@ -81,7 +80,7 @@ def fedyogi(
 
 
 def fedadagrad(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     eta: float = 0.01,

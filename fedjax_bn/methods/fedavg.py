@@ -2,32 +2,23 @@
 
 from typing import Any
 
-import flax.linen as nn
 import optax
 
-from fedjax_bn.client import cross_entropy, differentiate, gradient_step
-from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.sharing import SharingRule, everything
+from fedjax_bn.client import differentiate, gradient_step
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.learning import learning, method_of, supervised
 
 
-def fedavg(
-    model: nn.Module,
-    optimizer: optax.GradientTransformation,
-    *,
-    share: SharingRule = everything,
-    prepare: Prepare | None = None,
-    **options: Any,
-) -> FederatedMethod:
+def fedavg(model: Any, optimizer: optax.GradientTransformation, **options: Any) -> FederatedMethod:
     """x' = sum_k p_k y_k over all leaves, running statistics included.
 
     Args:
-      model: linen module, images -> logits.
+      model: images f[B, ...] -> logits f[B, classes], or what the task reads.
       optimizer: the local optimizer.
-      share: which leaves are averaged.
-      prepare: turns stored images into what the model reads; by default bytes are standardized
-        with mean and standard deviation 0.5.
-      **options: `weigh`, `clients`, `local_epochs` and the others of `federation.federate`.
+      **options: of every method. What is learned: `prepare`, `perturb`, `task`, see
+        `methods.learning.learning`. What a client does: `local_epochs`, `keep_optimizer`, `load`,
+        `train`, see `client.train_locally`. The federation: `share`, `weigh`, `server`, `clients`,
+        see `federation.federate`.
     """
-    gradient = differentiate(cross_entropy(model, prepare))
-    return federate(gradient_step(gradient, optimizer), share=share, **options)
+    learned, options = learning(model, **options)
+    return method_of(gradient_step(differentiate(supervised(learned)), optimizer), **options)

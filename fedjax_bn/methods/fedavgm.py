@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import flax.linen as nn
 import optax
 
 from fedjax_bn.aggregation import server_optimizer
@@ -11,7 +10,7 @@ from fedjax_bn.methods.fedavg import fedavg
 
 
 def fedavgm(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     eta: float = 1.0,
@@ -23,7 +22,7 @@ def fedavgm(
     v exists for shared parameters only; running statistics are plainly averaged.
 
     Args:
-      model: linen module, images -> logits.
+      model: images -> outputs.
       optimizer: the local optimizer.
       eta: the server's learning rate, above 0.
       beta: the server's momentum, in [0, 1).

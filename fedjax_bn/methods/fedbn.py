@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import flax.linen as nn
 import optax
 
 from fedjax_bn.federation import FederatedMethod
@@ -11,7 +10,7 @@ from fedjax_bn.sharing import SharingRule, all_but_batch_norm
 
 
 def fedbn(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     share: SharingRule = all_but_batch_norm,
@@ -20,7 +19,7 @@ def fedbn(
     """FedAvg over all leaves but scale, bias, mean and variance of batch norms (Algorithm 1).
 
     Args:
-      model: linen module with at least one `BatchNorm`, images -> logits.
+      model: one with at least one batch norm, images -> outputs.
       optimizer: the local optimizer.
       share: which leaves are averaged.
       **options: those of `fedavg`.

@@ -1,24 +1,25 @@
 """FedCD (Ma et al., ACM MM 2024): SCI's feature masks at the clients, REA at the server."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import (
+    Aggregate,
+    ServerState,
     ServerUpdate,
-    Uploads,
     WeighingRule,
     averaging,
+    cast_like,
+    messages_by_size,
     risk_extrapolation,
-    weighted_mean,
 )
-from fedjax_bn.client import Batch, LocalStep, Received, Trained, wait_for_all
-from fedjax_bn.data.pixels.images import Prepare, standardize
-from fedjax_bn.federation import FederatedMethod, federate
+from fedjax_bn.client import Batch, Gradient, LocalStep, Received, Trained, descend, differentiate
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.learning import learning, method_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.masks import COLLECTION, FEATURES, keep_masks, with_masks
 from fedjax_bn.sharing import SharingRule, Variables, everything, join
@@ -27,7 +28,7 @@ PyTree = Any
 
 
 def fedcd(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     lambda_sci: float = 0.7,
@@ -36,7 +37,6 @@ def fedcd(
     mask_optimizer: optax.GradientTransformation | None = None,
     share: SharingRule = everything,
     weigh: WeighingRule | None = None,
-    prepare: Prepare | None = None,
     **options: Any,
 ) -> FederatedMethod:
     """Clients minimize L_e = L + lambda ||g_e - g_g||^2 (SCI, Eq. 15), averaged by their risks.
@@ -54,7 +54,7 @@ def fedcd(
     With lambda = 0, `mask_optimizer=optax.set_to_zero()` and `weigh=by_size` it is FedAvg.
 
     Args:
-      model: linen module, images -> logits; `fedjax_bn.models.halves` says what its features are.
+      model: images -> outputs; `fedjax_bn.models.halves` says what its features are.
       optimizer: the local optimizer.
       lambda_sci: lambda, at least 0; the paper takes 0.5, 0.7, 0.8, 0.9 and 1.
       eta: as in `risk_extrapolation`; the paper takes 0.3, 0.5 and 0.8.
@@ -62,7 +62,6 @@ def fedcd(
       mask_optimizer: that of the masks; `optimizer` by default, with a state of its own.
       share: which leaves are averaged.
       weigh: the weighing rule; `risk_extrapolation(eta)` by default.
-      prepare: as in `fedavg`.
       **options: those of `fedavg` but `server`.
 
     Raises:
@@ -73,9 +72,13 @@ def fedcd(
         raise ValueError(f"fedcd: lambda_sci={lambda_sci} must be finite and at least 0")
     if not names:
         raise ValueError(f"fedcd: names={names!r} must name something to mask, such as 'features'")
-    objective = aligned_objective(model, prepare or standardize(), lambda_sci)
-    method = federate(
-        masked_step(objective, optimizer, mask_optimizer or optimizer),
+    learned, options = learning(model, **options)
+    trained = ("params", COLLECTION)
+    gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
+    optimizers = {"params": optimizer, COLLECTION: mask_optimizer or optimizer}
+    each = optax.multi_transform(optimizers, {name: name for name in trained})
+    method = method_of(
+        masked_step(gradient, each),
         share=keep_masks(share),
         weigh=weigh or risk_extrapolation(eta),
         server=averaging_gradients(),
@@ -93,50 +96,35 @@ class Progress(NamedTuple):
     """The state of the local step.
 
     Attributes:
-      params, masks: the optimizers' states.
+      optimizer: that of parameters and masks.
       total: sum of g_e over the valid samples of the last local epoch so far.
       count: i32[], how many these are.
       rounds: i32[], the server's `rounds` when the sum began.
     """
 
-    params: PyTree
-    masks: PyTree
+    optimizer: PyTree
     total: PyTree
     count: jax.Array
     rounds: jax.Array
 
 
-def masked_step(
-    objective: Callable[..., tuple[jax.Array, Any]],
-    optimizer: optax.GradientTransformation,
-    mask_optimizer: optax.GradientTransformation,
-) -> LocalStep:
+def masked_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> LocalStep:
     """One step of parameters and masks along the gradient of L_e; it sums up g_e."""
 
     def init(variables: Variables) -> Progress:
-        params, masks = variables["params"], variables[COLLECTION]
-        zero = jax.tree.map(jnp.zeros_like, masks)
+        trained = {name: variables[name] for name in ("params", COLLECTION)}
+        zero = jax.tree.map(jnp.zeros_like, variables[COLLECTION])
         none = jnp.zeros((), jnp.int32)
-        return Progress(optimizer.init(params), mask_optimizer.init(masks), zero, none, none)
+        return Progress(optimizer.init(trained), zero, none, none)
 
     def update(
         variables: Variables, state: Progress, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, Progress, jax.Array]:
-        def value(trained: Variables) -> tuple[jax.Array, Any]:
-            return objective({**variables, **trained}, batch, received, key)
-
-        trained = {name: variables[name] for name in ("params", COLLECTION)}
-        (loss, aligned), gradients = jax.value_and_grad(value, has_aux=True)(trained)
-        gradients = wait_for_all(gradients)
-        params, own = trained["params"], trained[COLLECTION]
-        with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-            step, state_of_params = optimizer.update(gradients["params"], state.params, params)
-            change, state_of_masks = mask_optimizer.update(gradients[COLLECTION], state.masks, own)
-        new = {"params": optax.apply_updates(params, step)}
-        new[COLLECTION] = optax.apply_updates(own, change)
-        total, count = add_gradient(state, aligned.gradient, batch, received.server.rounds)
-        state = Progress(state_of_params, state_of_masks, total, count, received.server.rounds)
-        return {**variables, **aligned.moved, **new}, state, loss
+        gradients, (loss, aligned) = gradient(variables, batch, received, key)
+        trained, kept = descend(optimizer, gradients, state.optimizer, variables)
+        rounds = received.server.rounds
+        total, count = add_gradient(state, aligned.gradient, batch, rounds)
+        return {**variables, **aligned.moved, **trained}, Progress(kept, total, count, rounds), loss
 
     return LocalStep(init, update)
 
@@ -165,15 +153,19 @@ def send_gradient(received: Received, trained: Trained) -> tuple[Variables, PyTr
 
 
 def averaging_gradients() -> ServerUpdate:
-    """Averaging whose state is g_g, the mean of the clients' g_e with the shares of their sizes."""
+    """Averaging that sends g_g, the mean of the clients' g_e with the shares of their sizes."""
     plain = averaging()
 
-    def init(shared: PyTree, personal: PyTree) -> Alignment:
+    def init(shared: PyTree, personal: PyTree) -> ServerState:
         own = join(shared, personal)[COLLECTION]
-        return Alignment(jax.tree.map(jnp.zeros_like, own), jnp.zeros((), jnp.int32))
+        zero = jax.tree.map(jnp.zeros_like, own)
+        return ServerState(sent=Alignment(zero, jnp.zeros((), jnp.int32)))
 
-    def update(shared: PyTree, uploads: Uploads, state: Alignment) -> tuple[PyTree, Alignment]:
-        mean, _ = plain.update(shared, uploads, ())
-        return mean, Alignment(weighted_mean(uploads.messages, uploads.sizes), state.rounds + 1)
+    def update(
+        shared: PyTree, aggregate: Aggregate, state: ServerState
+    ) -> tuple[PyTree, ServerState]:
+        mean, _ = plain.update(shared, aggregate, state)
+        gradient = cast_like(aggregate.message, state.sent.gradient)
+        return mean, ServerState(sent=Alignment(gradient, state.sent.rounds + 1))
 
-    return ServerUpdate(init, update)
+    return ServerUpdate(init, update, message_weight=messages_by_size)

@@ -2,23 +2,22 @@
 
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_bn.client import (
     Batch,
+    Finish,
     Gradient,
     Received,
     Trained,
-    cross_entropy,
     differentiate,
     gradient_step,
 )
-from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.federation import FederatedMethod, Finish, federate
+from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedprox import proximal
+from fedjax_bn.methods.learning import learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh
 from fedjax_bn.methods.scaffold import (
     averaging_with_variate,
@@ -26,7 +25,7 @@ from fedjax_bn.methods.scaffold import (
     correct,
     new_variate,
 )
-from fedjax_bn.sharing import SharingRule, Variables, everything, join, split_like
+from fedjax_bn.sharing import Variables, join, split_like
 
 PyTree = Any
 
@@ -44,14 +43,12 @@ class Drift(NamedTuple):
 
 
 def feddc(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     alpha: float = 0.1,
     correction: bool = True,
     learning_rate: float | None = None,
-    share: SharingRule = everything,
-    prepare: Prepare | None = None,
     **options: Any,
 ) -> FederatedMethod:
     """Clients minimize F_k(w) + alpha/2 ||w + h_k - x||^2 + <w, c - c_k> and send their drift.
@@ -64,14 +61,12 @@ def feddc(
     SCAFFOLD's, see `scaffold`. The reported loss is F_k alone.
 
     Args:
-      model: linen module, images -> logits.
+      model: images -> outputs.
       optimizer: the local optimizer, one that is linear in its gradients, such as SGD.
       alpha: strength of the penalty, at least 0; 0.1 as in the paper for CIFAR-10.
       correction: whether drifts h_k and variates c_k exist; without them it is FedProx with mu =
         alpha, and FedAvg where alpha = 0.
       learning_rate: as in `scaffold`.
-      share: which leaves are averaged.
-      prepare: as in `fedavg`.
       **options: those of `fedavg`.
 
     Raises:
@@ -83,13 +78,13 @@ def feddc(
     check_learning_rate("feddc", learning_rate)
     if correction and learning_rate is None:
         check_fresh("feddc", optimizer, options)
-    objective = cross_entropy(model, prepare)
+    learned, options = learning(model, **options)
+    objective = supervised(learned)
     if not correction:
         gradient = differentiate(proximal(objective, alpha))
-        return federate(gradient_step(gradient, optimizer), share=share, **options)
-    return federate(
+        return method_of(gradient_step(gradient, optimizer), **options)
+    return method_of(
         gradient_step(penalized(differentiate(objective), alpha), optimizer),
-        share=share,
         server=averaging_with_variate(),
         memory=no_drift,
         finish=renew_drift(optimizer, learning_rate),
@@ -109,15 +104,16 @@ def penalized(gradient: Gradient, alpha: float) -> Gradient:
 
     def wrapped(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[PyTree, tuple[jax.Array, Variables]]:
+    ) -> tuple[Variables, tuple[jax.Array, Variables]]:
         gradients, reported = gradient(variables, batch, received, key)
         own, start = received.memory, received.shared["params"]
         now, _ = split_like(variables["params"], start)
-        shared, personal = split_like(gradients, start)
+        shared, personal = split_like(gradients["params"], start)
         shared = jax.tree.map(
             lambda g, w, h, x: g + alpha * (w + h - x), shared, now, own.drift, start
         )
-        return correct(join(shared, personal), own.variate, received.server), reported
+        params = correct(join(shared, personal), own.variate, received.server)
+        return gradients | {"params": params}, reported
 
     return wrapped
 

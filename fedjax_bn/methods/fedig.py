@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import ServerUpdate, Uploads, averaging, weighted_mean
+from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, averaging, cast_like
 from fedjax_bn.client import (
     Batch,
     LocalStep,
@@ -17,14 +16,12 @@ from fedjax_bn.client import (
     Trained,
     differentiate,
     gradient_step,
-    masked_mean,
-    parameter_dtype,
 )
-from fedjax_bn.data.pixels.images import Prepare, standardize
-from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.models.features import takes_train
-from fedjax_bn.models.halves import halves
-from fedjax_bn.normalization import StatisticsRule, normalize_with
+from fedjax_bn.dtypes import parameter_dtype
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
+from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
 from fedjax_bn.normalization.adapter import init as init_adapter
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
@@ -32,12 +29,13 @@ from fedjax_bn.normalization.layer import path_names
 from fedjax_bn.normalization.mixig import mixed_statistics
 from fedjax_bn.normalization.mixing import Mixing, choose_mixing
 from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, all_but_batch_norm, join
+from fedjax_bn.task import masked_mean, require_classifier
 
 PyTree = Any
 
 
 def fedig(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     lambda_1: float = 0.1,
@@ -47,7 +45,6 @@ def fedig(
     adapter_optimizer: optax.GradientTransformation | None = None,
     gates: bool = False,
     share: SharingRule = all_but_batch_norm,
-    prepare: Prepare | None = None,
     **options: Any,
 ) -> FederatedMethod:
     """FedBN whose clients minimize L_CE + lambda_1 L_CACL + lambda_2 L_CAFL (Eq. 2 to 6).
@@ -64,7 +61,7 @@ def fedig(
     only.
 
     Args:
-      model: linen module with at least one `BatchNorm`, images -> logits;
+      model: one with at least one batch norm, images -> logits;
         `fedjax_bn.models.halves` says what its features are.
       optimizer: the local optimizer.
       lambda_1: weight of CACL, at least 0.
@@ -78,7 +75,6 @@ def fedig(
       gates: whether the local pass is batch-instance normalization with learned gates, for
         `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.
       share: which leaves are averaged.
-      prepare: as in `fedavg`.
       **options: those of `fedavg`.
 
     Raises:
@@ -91,25 +87,23 @@ def fedig(
             raise ValueError(f"fedig: {name}={value} must be at least 0 (0 leaves its loss out)")
     if adapter and gates:
         raise ValueError("fedig: adapter and gates exclude each other, both choose alpha: use one")
-    prepare = prepare or standardize()
+    learned, options = learning(model, **options)
+    require_classifier("fedig", learned.task)
     mixing = choose_mixing(mixing) if isinstance(mixing, str) else mixing
     if gates:
         optimizer = keep_gates(optimizer)
     rule = gated_statistics if gates else None
-    objective = client_agnostic(model, prepare, lambda_1, lambda_2, mixing, rule)
+    objective = client_agnostic(learned, lambda_1, lambda_2, mixing, rule)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
-        loss = adapter_loss(model, prepare)
-        step = alternate(step, adapter_step(loss, adapter_optimizer or optimizer))
-    method = federate(
+        step = alternate(step, adapter_step(learned, adapter_optimizer or optimizer))
+    method = method_of(
         step, share=share, server=averaging_statistics(), finish=send_statistics, **options
     )
     return method._replace(init=start_with(method.init, adapter=adapter, gates=gates))
 
 
-def fediga(
-    model: nn.Module, optimizer: optax.GradientTransformation, **options: Any
-) -> FederatedMethod:
+def fediga(model: Any, optimizer: optax.GradientTransformation, **options: Any) -> FederatedMethod:
     """FedIG-A: `fedig` with the zero-shot adapter, for `adaptation.zero_shot_adapter`.
 
     The main network is trained as if there were no adapter, so that the same federation tested with
@@ -122,8 +116,7 @@ def fediga(
 
 
 def client_agnostic(
-    model: nn.Module,
-    prepare: Prepare,
+    learned: Learning,
     lambda_1: float = 0.1,
     lambda_2: float = 4.0,
     mixing: Mixing = mixed_statistics,
@@ -135,74 +128,46 @@ def client_agnostic(
     valid samples. `statistics` is the rule of the local pass, by default the batch's own
     statistics. `received.server` holds the global `batch_stats`.
     """
+    if lambda_1 == lambda_2 == 0 and statistics is None:
+        return supervised(learned)
 
     def objective(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
-        images = prepare(batch["image"], parameter_dtype(variables))
-        valid = batch["valid"]
-
-        def both(
-            variables: Variables, rule: StatisticsRule | None, frozen: bool
-        ) -> tuple[tuple[jax.Array, jax.Array], Variables]:
-            method = halves(model, variables, images, frozen=frozen)
-            with normalize_with(rule, valid):
-                return model.apply(
-                    variables,
-                    images,
-                    mutable=[STATISTICS],
-                    rngs={"dropout": key},  # the same masks in both passes
-                    method=method,
-                    **takes_train(method, True),
-                )
-
-        def error(logits: jax.Array) -> jax.Array:
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-            return masked_mean(losses, valid)
-
-        (features, logits), moved = both(variables, statistics, frozen=False)
-        loss = error(logits)
+        images, valid = learned.read(variables, batch, key), batch["valid"]
+        # The same key in both passes: the same units are dropped.
+        again = {"train": True, "valid": valid, "key": key, "features": True}
+        local = forward(learned.model, variables, images, statistics=statistics, **again)
+        loss = learned.task.loss(local.outputs, batch["label"], valid)
         if lambda_1 == lambda_2 == 0:
-            return loss, (loss, moved)
-        mixed = mixing(jax.random.fold_in(key, 1))
-        (augmented, read), _ = both({**variables, STATISTICS: received.server}, mixed, frozen=True)
-        gaps = jnp.square(features - augmented).reshape(len(images), -1).sum(1)
-        value = loss + lambda_1 * error(read) + lambda_2 * masked_mean(gaps, valid)
-        return value, (loss, moved)
+            return loss, (loss, local.moved)
+        received_statistics = {**variables, STATISTICS: received.server}
+        rule = mixing(jax.random.fold_in(key, 1))
+        mixed = forward(
+            learned.model, received_statistics, images, statistics=rule, frozen=True, **again
+        )
+        gaps = jnp.square(local.features - mixed.features).reshape(len(images), -1).sum(1)
+        error = learned.task.loss(mixed.outputs, batch["label"], valid)
+        value = loss + lambda_1 * error + lambda_2 * masked_mean(gaps, valid)
+        return value, (loss, local.moved)
 
     return objective
 
 
-def adapter_loss(model: nn.Module, prepare: Prepare) -> Callable[..., jax.Array]:
-    """Returns `loss(adapter, variables, batch, global_, key) -> f[]`, Eq. 8 with alpha by Eq. 9."""
+def adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
+    """A step of the adapter alone along its gradient; the main network is frozen (Eq. 8, 9)."""
 
     def loss(
-        adapter: PyTree, variables: Variables, batch: Batch, global_: PyTree, key: jax.Array
-    ) -> jax.Array:
-        images = prepare(batch["image"], parameter_dtype(variables))
-        with normalize_with(adapted_statistics(adapter, key), batch["valid"]):
-            logits = model.apply({**variables, STATISTICS: global_}, images)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        return masked_mean(losses, batch["valid"])
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+        images, valid = learned.read(variables, batch, key), batch["valid"]
+        rule = adapted_statistics(variables[COLLECTION], jax.random.fold_in(key, 2))
+        received_statistics = {**variables, STATISTICS: received.server}
+        out = forward(learned.model, received_statistics, images, statistics=rule, valid=valid)
+        value = learned.task.loss(out.outputs, batch["label"], valid)
+        return value, (value, {})
 
-    return loss
-
-
-def adapter_step(
-    loss: Callable[..., jax.Array], optimizer: optax.GradientTransformation
-) -> LocalStep:
-    """A step of the adapter alone along its gradient; the main network is frozen."""
-
-    def update(
-        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, PyTree, jax.Array]:
-        adapter, key = variables[COLLECTION], jax.random.fold_in(key, 2)
-        value, gradients = jax.value_and_grad(loss)(adapter, variables, batch, received.server, key)
-        with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-            updates, state = optimizer.update(gradients, state, adapter)
-        return {**variables, COLLECTION: optax.apply_updates(adapter, updates)}, state, value
-
-    return LocalStep(init=lambda variables: optimizer.init(variables[COLLECTION]), update=update)
+    return gradient_step(differentiate(loss, (COLLECTION,)), optimizer, (COLLECTION,))
 
 
 def alternate(first: LocalStep, second: LocalStep) -> LocalStep:
@@ -221,18 +186,20 @@ def alternate(first: LocalStep, second: LocalStep) -> LocalStep:
 
 
 def averaging_statistics() -> ServerUpdate:
-    """Averaging whose state is the global `batch_stats`, the mean of all that clients sent.
+    """Averaging that sends the global `batch_stats`, the mean of all that clients sent.
 
     Before the first round they are the initial model's.
     """
     plain = averaging()
 
-    def init(shared: PyTree, personal: PyTree) -> PyTree:
-        return join(shared, personal)[STATISTICS]
+    def init(shared: PyTree, personal: PyTree) -> ServerState:
+        return ServerState(sent=join(shared, personal)[STATISTICS])
 
-    def update(shared: PyTree, uploads: Uploads, state: PyTree) -> tuple[PyTree, PyTree]:
-        mean, _ = plain.update(shared, uploads, ())
-        return mean, weighted_mean(uploads.messages, uploads.weights)
+    def update(
+        shared: PyTree, aggregate: Aggregate, state: ServerState
+    ) -> tuple[PyTree, ServerState]:
+        mean, _ = plain.update(shared, aggregate, state)
+        return mean, ServerState(sent=cast_like(aggregate.message, state.sent))
 
     return ServerUpdate(init, update)
 

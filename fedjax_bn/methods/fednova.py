@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import ServerUpdate, Uploads
-from fedjax_bn.client import Received, Trained
-from fedjax_bn.federation import FederatedMethod, Finish
+from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate
+from fedjax_bn.client import Finish, Received, Trained
+from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.response import check_fresh, response
 from fedjax_bn.sharing import Variables, join, split_like
@@ -18,7 +17,7 @@ PyTree = Any
 
 
 def fednova(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     momentum: float | None = None,
@@ -32,7 +31,7 @@ def fednova(
     normalized, running statistics plainly averaged with p_k. With equal steps it is FedAvg.
 
     Args:
-      model: linen module, images -> logits.
+      model: images -> outputs.
       optimizer: the local optimizer.
       momentum: rho of the local SGD, in [0, 1). By default a_k is the optimizer's response (see
         `methods.response`): the same for SGD, and right for Nesterov's momentum and schedules too.
@@ -87,14 +86,15 @@ def momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
 def normalized_averaging() -> ServerUpdate:
     """FedNova's server (Eq. 6): x + tau_eff times the mean direction; statistics by their mean."""
 
-    def update(shared: PyTree, uploads: Uploads, state: PyTree) -> tuple[PyTree, PyTree]:
-        counting = uploads.weights > 0
-        effective = jnp.where(counting, uploads.weights * uploads.messages, 0).sum()
+    def update(
+        shared: PyTree, aggregate: Aggregate, state: ServerState
+    ) -> tuple[PyTree, ServerState]:
+        effective = aggregate.message  # sum_k p_k a_k
         params = jax.tree.map(
             lambda x, d: x + effective.astype(x.dtype) * d,
             shared["params"],
-            uploads.mean["params"],
+            aggregate.mean["params"],
         )
-        return {**uploads.mean, "params": params}, state
+        return {**aggregate.mean, "params": params}, state
 
-    return ServerUpdate(init=lambda shared, personal: (), update=update)
+    return ServerUpdate(init=lambda shared, personal: ServerState(), update=update)

@@ -2,36 +2,27 @@
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.client import Batch, Objective, Received, cross_entropy, differentiate, gradient_step
-from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.sharing import SharingRule, Variables, everything, split_like
+from fedjax_bn.client import Batch, Objective, Received, differentiate, gradient_step
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.learning import learning, method_of, supervised
+from fedjax_bn.sharing import Variables, split_like
 
 
 def fedprox(
-    model: nn.Module,
-    optimizer: optax.GradientTransformation,
-    *,
-    mu: float = 0.01,
-    share: SharingRule = everything,
-    prepare: Prepare | None = None,
-    **options: Any,
+    model: Any, optimizer: optax.GradientTransformation, *, mu: float = 0.01, **options: Any
 ) -> FederatedMethod:
     """Clients minimize F_k(w) + mu/2 ||w - w_received||^2 over the shared parameters.
 
     With mu = 0 it is FedAvg. The reported loss is F_k alone.
 
     Args:
-      model: linen module, images -> logits.
+      model: images -> outputs.
       optimizer: the local optimizer.
       mu: strength of the proximal term, at least 0; 0.01 as in FedBN's experiments.
-      share: which leaves are averaged.
-      prepare: as in `fedavg`.
       **options: those of `fedavg`.
 
     Raises:
@@ -39,8 +30,9 @@ def fedprox(
     """
     if not mu >= 0:
         raise ValueError(f"fedprox: mu={mu} must be at least 0 (FedAvg is mu=0)")
-    gradient = differentiate(proximal(cross_entropy(model, prepare), mu))
-    return federate(gradient_step(gradient, optimizer), share=share, **options)
+    learned, options = learning(model, **options)
+    gradient = differentiate(proximal(supervised(learned), mu))
+    return method_of(gradient_step(gradient, optimizer), **options)
 
 
 def proximal(objective: Objective, mu: float) -> Objective:

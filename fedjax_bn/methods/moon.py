@@ -2,38 +2,26 @@
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.client import (
-    Batch,
-    Objective,
-    Received,
-    Trained,
-    differentiate,
-    forward,
-    gradient_step,
-    masked_mean,
-    parameter_dtype,
-)
-from fedjax_bn.data.pixels.images import Prepare, standardize
-from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.models.halves import halves
-from fedjax_bn.sharing import SharingRule, Variables, everything, join, split_like
+from fedjax_bn.client import Batch, Objective, Received, Trained, differentiate, gradient_step
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.models.forward import forward
+from fedjax_bn.sharing import Variables, join, split_like
+from fedjax_bn.task import masked_mean, require_classifier
 
 PyTree = Any
 
 
 def moon(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     mu: float = 1.0,
     temperature: float = 0.5,
-    share: SharingRule = everything,
-    prepare: Prepare | None = None,
     **options: Any,
 ) -> FederatedMethod:
     """Clients minimize cross entropy + mu * contrast, which pulls features to the received model's.
@@ -47,56 +35,53 @@ def moon(
     mu = 0 it is FedAvg.
 
     Args:
-      model: linen module; one without `features` and `classify` has for features what its last
-        `nn.Dense` reads, see `fedjax_bn.models.halves`.
+      model: images -> logits; `fedjax_bn.models.halves` says what its features are.
       optimizer: the local optimizer.
       mu: strength of the contrast, at least 0; 1 as in the paper's CIFAR-100 experiments.
       temperature: T, above 0.
-      share: which leaves are averaged.
-      prepare: as in `fedavg`.
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: `mu` or `temperature` is out of its range; at `round`, where the model shows no
-        features and does not end in an `nn.Dense`.
+      ValueError: `mu` or `temperature` is out of its range, or the task is not classification; at
+        `round`, where the model shows no features and does not end in a dense layer.
     """
     if not mu >= 0:
         raise ValueError(f"moon: mu={mu} must be at least 0 (FedAvg is mu=0)")
     if not temperature > 0:
         raise ValueError(f"moon: temperature={temperature} must be above 0")
-    objective = contrastive(model, prepare or standardize(), mu, temperature)
-    return federate(
+    learned, options = learning(model, **options)
+    require_classifier("moon", learned.task)
+    objective = contrastive(learned, mu, temperature)
+    return method_of(
         gradient_step(differentiate(objective), optimizer),
-        share=share,
         memory=lambda shared, personal: shared,
         finish=remember_shared,
         **options,
     )
 
 
-def contrastive(model: nn.Module, prepare: Prepare, mu: float, temperature: float) -> Objective:
+def contrastive(learned: Learning, mu: float, temperature: float) -> Objective:
     """Cross entropy + mu * contrast, see `moon`; the client's memory is its previous shared part.
 
     Its previous personal leaves are those with which it starts the round.
     """
+    model = learned.model
 
     def objective(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
-        images = prepare(batch["image"], parameter_dtype(variables))
-        both = halves(model, variables, images)
-        (z, logits), moved = forward(model, variables, images, batch["valid"], key, both)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        loss = masked_mean(losses, batch["valid"])
+        images, valid = learned.read(variables, batch, key), batch["valid"]
+        out = forward(model, variables, images, train=True, valid=valid, key=key, features=True)
+        loss = learned.task.loss(out.outputs, batch["label"], valid)
 
         def similarity(shared: PyTree) -> jax.Array:
             # Nothing here depends on the parameters being trained: no gradient.
-            other, _ = model.apply(join(shared, received.personal), images, method=both)
-            return cosine(z, other) / temperature
+            other = forward(model, join(shared, received.personal), images, features=True)
+            return cosine(out.features, other.features) / temperature
 
         pair = jnp.stack([similarity(received.shared), similarity(received.memory)], -1)
-        contrast = masked_mean(-jax.nn.log_softmax(pair)[:, 0], batch["valid"])
-        return loss + mu * contrast, (loss, moved)
+        contrast = masked_mean(-jax.nn.log_softmax(pair)[:, 0], valid)
+        return loss + mu * contrast, (loss, out.moved)
 
     return objective
 

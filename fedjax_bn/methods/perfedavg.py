@@ -2,36 +2,32 @@
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.batches import blank_padding
 from fedjax_bn.client import (
     Batch,
     Gradient,
     Objective,
     Received,
-    cross_entropy,
     differentiate,
     gradient_step,
 )
-from fedjax_bn.data.batches import blank_padding
-from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.sharing import SharingRule, Variables, everything
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.learning import learning, method_of, supervised
+from fedjax_bn.sharing import Variables
 
 PyTree = Any
 
 
 def perfedavg(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     inner_rate: float = 0.01,
     second_order: bool = False,
-    share: SharingRule = everything,
-    prepare: Prepare | None = None,
     **options: Any,
 ) -> FederatedMethod:
     """Clients minimize F_k(w - inner_rate grad F_k(w)), each F_k by a half of the batch.
@@ -42,33 +38,31 @@ def perfedavg(
     reported loss is the second half's at the adapted point. Test it with `personalize`.
 
     Args:
-      model: linen module, images -> logits.
+      model: images -> outputs.
       optimizer: the local optimizer, which applies the gradient.
       inner_rate: learning rate of the adapting step, at least 0, alpha in the paper.
       second_order: whether to differentiate through the adapting step (the paper's Eq. 6).
-      share: which leaves are averaged.
-      prepare: as in `fedavg`.
       **options: those of `fedavg`.
 
     Raises:
       ValueError: `inner_rate` is negative.
     """
     check_inner_rate("perfedavg", inner_rate)
-    gradient = meta_gradient(cross_entropy(model, prepare), inner_rate, second_order)
-    return federate(gradient_step(gradient, optimizer), share=share, **options)
+    learned, options = learning(model, **options)
+    gradient = meta_gradient(supervised(learned), inner_rate, second_order)
+    return method_of(gradient_step(gradient, optimizer), **options)
 
 
 def personalize(
-    model: nn.Module,
+    model: Any,
     variables: Variables,
     images: jax.Array,
-    labels: jax.Array,
+    labels: PyTree,
     valid: jax.Array | None = None,
     *,
     inner_rate: float = 0.01,
     steps: int = 1,
-    prepare: Prepare | None = None,
-    key: jax.Array | None = None,
+    **options: Any,
 ) -> Variables:
     """Adapts a model to a client, internal or external, by a few of its labelled samples.
 
@@ -76,16 +70,15 @@ def personalize(
     gradient: in training mode, and the running statistics move.
 
     Args:
-      model: linen module, images -> logits.
+      model: images -> outputs.
       variables: the received model, such as `global_variables(state)`, or one client's of
         `client_variables(state)`.
       images: u8|f[B, ...] as they are stored.
-      labels: i32[B].
+      labels: i32[B], or a tree of arrays [B, ...].
       valid: bool[B], the samples that count; all by default.
       inner_rate: learning rate, at least 0.
       steps: number of steps, at least 0.
-      prepare: as in `fedavg`.
-      key: random key, for a model with dropout.
+      **options: `prepare` and `task` as in `fedavg`, and `key`, for a model with dropout.
 
     Returns:
       The adapted collections.
@@ -94,9 +87,13 @@ def personalize(
       ValueError: `inner_rate` is negative.
     """
     check_inner_rate("personalize", inner_rate)
-    valid = jnp.ones(labels.shape, bool) if valid is None else valid
+    key = options.pop("key", None)
+    learned, unknown = learning(model, **options)
+    if unknown:
+        raise TypeError(f"personalize has no arguments {', '.join(unknown)}")
+    valid = jnp.ones(len(images), bool) if valid is None else valid
     batch = blank_padding({"image": images, "label": labels, "valid": valid})
-    gradient = differentiate(cross_entropy(model, prepare))
+    gradient = differentiate(supervised(learned))
     keys = jax.random.split(jax.random.key(0) if key is None else key, steps)
     for i in range(steps):
         variables = adapt(gradient, inner_rate, variables, batch, Received((), ()), keys[i])
@@ -119,7 +116,7 @@ def adapt(
 ) -> Variables:
     """One step of gradient descent over all parameters; moved collections move."""
     gradients, (_, moved) = gradient(variables, batch, received, key)
-    params = jax.tree.map(lambda w, g: w - inner_rate * g, variables["params"], gradients)
+    params = jax.tree.map(lambda w, g: w - inner_rate * g, variables["params"], gradients["params"])
     return {**variables, **moved, "params": params}
 
 
@@ -130,13 +127,13 @@ def meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -
     def inner(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, Batch, jax.Array]:
-        first, second = halves(batch)
+        first, second = split_valid(batch)
         ours, theirs = jax.random.split(key)
         return adapt(gradient, inner_rate, variables, first, received, ours), second, theirs
 
     def first_order(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[PyTree, tuple[jax.Array, Variables]]:
+    ) -> tuple[Variables, tuple[jax.Array, Variables]]:
         point, second, key = inner(variables, batch, received, key)
         return gradient(point, second, received, key)
 
@@ -149,7 +146,7 @@ def meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -
     return differentiate(adapted) if second_order else first_order
 
 
-def halves(batch: Batch) -> tuple[Batch, Batch]:
+def split_valid(batch: Batch) -> tuple[Batch, Batch]:
     """The first ceil(n/2) of the n valid samples, and the others, as batches of half the size.
 
     Where n is 1, the sample is in both.
@@ -162,7 +159,9 @@ def halves(batch: Batch) -> tuple[Batch, Batch]:
     def part(start: jax.Array | int, end: jax.Array, length: int) -> Batch:
         position = start + jnp.arange(length, dtype=jnp.int32)
         index = order[jnp.minimum(position, size - 1)]
-        chosen = {"image": batch["image"][index], "label": batch["label"][index]}
+        chosen = jax.tree.map(
+            lambda x: x[index], {name: batch[name] for name in ("image", "label")}
+        )
         return batch | chosen | {"valid": position < end}
 
     first = part(0, middle, (size + 1) // 2)

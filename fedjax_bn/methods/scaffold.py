@@ -2,37 +2,34 @@
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import ServerUpdate, Uploads, weighted_mean
+from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, equal_messages
 from fedjax_bn.client import (
     Batch,
+    Finish,
     Gradient,
     Received,
     Trained,
-    cross_entropy,
     differentiate,
     gradient_step,
     select,
 )
-from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.federation import FederatedMethod, Finish, federate
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.learning import learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, dtype_of, response
-from fedjax_bn.sharing import SharingRule, Variables, everything, join, split_like
+from fedjax_bn.sharing import Variables, join, split_like
 
 PyTree = Any
 
 
 def scaffold(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     learning_rate: float | None = None,
-    share: SharingRule = everything,
-    prepare: Prepare | None = None,
     **options: Any,
 ) -> FederatedMethod:
     """Every local gradient is corrected, and every client estimates its own anew (option II).
@@ -49,11 +46,9 @@ def scaffold(
     gradient, where tau_k lr would make it up to 1 / (1 - momentum) times as large.
 
     Args:
-      model: linen module, images -> logits.
+      model: images -> outputs.
       optimizer: the local optimizer, one that is linear in its gradients, such as SGD.
       learning_rate: lr as in the equation; by default found by the optimizer's response.
-      share: which leaves are averaged.
-      prepare: as in `fedavg`.
       **options: those of `fedavg`.
 
     Raises:
@@ -62,10 +57,10 @@ def scaffold(
     check_learning_rate("scaffold", learning_rate)
     if learning_rate is None:
         check_fresh("scaffold", optimizer, options)
-    gradient = corrected(differentiate(cross_entropy(model, prepare)))
-    return federate(
+    learned, options = learning(model, **options)
+    gradient = corrected(differentiate(supervised(learned)))
+    return method_of(
         gradient_step(gradient, optimizer),
-        share=share,
         server=averaging_with_variate(),
         memory=lambda shared, personal: jax.tree.map(jnp.zeros_like, shared["params"]),
         finish=renew_variate(optimizer, learning_rate),
@@ -87,9 +82,10 @@ def corrected(gradient: Gradient) -> Gradient:
 
     def wrapped(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[PyTree, tuple[jax.Array, Variables]]:
+    ) -> tuple[Variables, tuple[jax.Array, Variables]]:
         gradients, reported = gradient(variables, batch, received, key)
-        return correct(gradients, received.memory, received.server), reported
+        params = correct(gradients["params"], received.memory, received.server)
+        return gradients | {"params": params}, reported
 
     return wrapped
 
@@ -136,19 +132,25 @@ def renew_variate(optimizer: optax.GradientTransformation, learning_rate: float 
 
 
 def averaging_with_variate() -> ServerUpdate:
-    """Averages the shared leaves with the round's weights, and moves c by what clients send."""
+    """Averages the shared leaves with the round's weights, and moves c, which it sends.
 
-    def update(shared: PyTree, uploads: Uploads, variate: PyTree) -> tuple[PyTree, PyTree]:
+    c' = c + 1/K sum_k (c_k' - c_k) over the clients that count; the messages are the differences.
+    """
+
+    def init(shared: PyTree, personal: PyTree) -> ServerState:
+        del personal
+        return ServerState(sent=jax.tree.map(jnp.zeros_like, shared["params"]))
+
+    def update(
+        shared: PyTree, aggregate: Aggregate, state: ServerState
+    ) -> tuple[PyTree, ServerState]:
         del shared
-        return uploads.mean, move_variate(variate, uploads)
+        share = aggregate.share
+        variate = jax.tree.map(
+            lambda c, d: c + (d * share.astype(d.dtype)).astype(c.dtype),
+            state.sent,
+            aggregate.message,
+        )
+        return aggregate.mean, ServerState(sent=variate)
 
-    return ServerUpdate(
-        init=lambda shared, personal: jax.tree.map(jnp.zeros_like, shared["params"]), update=update
-    )
-
-
-def move_variate(variate: PyTree, uploads: Uploads) -> PyTree:
-    """c' = c + 1/K sum_k (c_k' - c_k) over the clients that count; the messages are differences."""
-    share = uploads.counts.mean(dtype=jnp.result_type(float))
-    change = weighted_mean(uploads.messages, uploads.counts)
-    return jax.tree.map(lambda c, d: c + d * share.astype(c.dtype), variate, change)
+    return ServerUpdate(init, update, message_weight=equal_messages)

@@ -12,14 +12,13 @@ differentiated through: with respect to weights and mask, g_e is a function of b
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
-from fedjax_bn.client import Batch, Received, forward, masked_mean, parameter_dtype
-from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.models import masks
+from fedjax_bn.client import Batch, Received
+from fedjax_bn.methods.learning import Learning
+from fedjax_bn.models.forward import forward
+from fedjax_bn.models.masks import COLLECTION
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
@@ -76,33 +75,32 @@ def align(
 
 
 def aligned_objective(
-    model: nn.Module, prepare: Prepare, strength: float
-) -> Callable[..., tuple[jax.Array, Aligned]]:
-    """Returns `objective(variables, batch, received, key) -> (L_e f[], Aligned)`.
+    learned: Learning, strength: float
+) -> Callable[..., tuple[jax.Array, tuple[jax.Array, Aligned]]]:
+    """Returns `objective(variables, batch, received, key) -> (L_e f[], (L_e, Aligned))`.
 
-    L is the mean cross entropy over valid samples of the masked model. `received.server` is an
-    `Alignment`; as long as it holds no round there is no penalty.
+    L is the task's loss of the masked model. `received.server` is an `Alignment`; as long as it
+    holds no round there is no penalty.
 
     Args:
-      model: linen module, images -> logits.
-      prepare: stored images -> what the model reads.
+      learned: what is learned.
       strength: lambda, at least 0.
     """
 
     def objective(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, Aligned]:
-        images = prepare(batch["image"], parameter_dtype(variables))
-        plain, own = masks.take(variables)
+    ) -> tuple[jax.Array, tuple[jax.Array, Aligned]]:
+        images, valid = learned.read(variables, batch, key), batch["valid"]
 
-        def loss(own: Masks) -> tuple[jax.Array, Variables]:
-            with masks.multiply(own, model, plain, images):
-                logits, moved = forward(model, plain, images, batch["valid"], key)
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-            return masked_mean(losses, batch["valid"]), moved
+        def loss(masks: Masks) -> tuple[jax.Array, Variables]:
+            masked = {**variables, COLLECTION: masks}
+            out = forward(learned.model, masked, images, train=True, valid=valid, key=key)
+            return learned.task.loss(out.outputs, batch["label"], valid), out.moved
 
         server = received.server
-        return align(loss, own, server.gradient, jnp.where(server.rounds > 0, strength, 0.0))
+        strong = jnp.where(server.rounds > 0, strength, 0.0)
+        value, aligned = align(loss, variables[COLLECTION], server.gradient, strong)
+        return value, (value, aligned)
 
     return objective
 

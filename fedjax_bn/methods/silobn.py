@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import flax.linen as nn
 import optax
 
 from fedjax_bn.federation import FederatedMethod
@@ -11,7 +10,7 @@ from fedjax_bn.sharing import SharingRule, all_but_statistics
 
 
 def silobn(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     share: SharingRule = all_but_statistics,
@@ -20,7 +19,7 @@ def silobn(
     """FedAvg over all leaves but the mean and variance of batch norms.
 
     Args:
-      model: linen module with at least one `BatchNorm`, images -> logits.
+      model: one with at least one batch norm, images -> outputs.
       optimizer: the local optimizer.
       share: which leaves are averaged.
       **options: those of `fedavg`.

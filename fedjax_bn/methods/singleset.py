@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import flax.linen as nn
 import optax
 
 from fedjax_bn.federation import FederatedMethod
@@ -11,7 +10,7 @@ from fedjax_bn.sharing import SharingRule, nothing
 
 
 def singleset(
-    model: nn.Module,
+    model: Any,
     optimizer: optax.GradientTransformation,
     *,
     share: SharingRule = nothing,
@@ -20,7 +19,7 @@ def singleset(
     """FedAvg that shares no leaf; an unseen client receives the mean of the clients' models.
 
     Args:
-      model: linen module, images -> logits.
+      model: images -> outputs.
       optimizer: the local optimizer.
       share: which leaves are averaged.
       **options: those of `fedavg`.

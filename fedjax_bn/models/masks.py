@@ -9,7 +9,7 @@ wherever the variables hold any.
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import flax.errors
 import flax.linen as nn
@@ -19,9 +19,6 @@ import jax.numpy as jnp
 from fedjax_bn.models.halves import FeaturesOf, calls_dense, last_dense, shows_halves
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.sharing import STATISTICS, SharingRule, Variables
-
-if TYPE_CHECKING:
-    from fedjax_bn.federation import FederatedState
 
 PyTree = Any
 Masks = Mapping[str, jax.Array]
@@ -214,8 +211,3 @@ def keep_masks(share: SharingRule) -> SharingRule:
         return {**share(plain), COLLECTION: dict.fromkeys(masks, False)}
 
     return rule
-
-
-def client_masks(state: "FederatedState") -> dict[str, jax.Array]:
-    """Name -> masks f[K, C] of the clients; {} where they have none."""
-    return state.personal.get(COLLECTION, {})

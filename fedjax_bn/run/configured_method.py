@@ -15,7 +15,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.run.config import choose
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.selection import Find, best_of_round, validation_accuracy
+from fedjax_bn.selection import best_of_round, validation_score
 from fedjax_bn.sharing import Variables
 from fedjax_bn.spelling import spelled_change
 
@@ -54,8 +54,8 @@ SERVES = {
 
 def method_maker(
     config: ConfigDict,
-) -> Callable[[nn.Module, Prepare, Load | None, Find | None], FederatedMethod]:
-    """Returns `make(model, prepare, load, find)` for the configured method.
+) -> Callable[[nn.Module, Prepare, Load], FederatedMethod]:
+    """Returns `make(model, prepare, load)` for the configured method.
 
     A method's own arguments are the configuration's keys under its name, such as `fedprox.mu`;
     FedIG-A has those of FedIG.
@@ -74,12 +74,10 @@ def method_maker(
     if config.optimizer.keep:
         options["keep_optimizer"] = True
 
-    def make(
-        model: nn.Module, prepare: Prepare, load: Load | None, find: Find | None
-    ) -> FederatedMethod:
+    def make(model: nn.Module, prepare: Prepare, load: Load) -> FederatedMethod:
         train = {}
         if config.local_selection:
-            score = validation_accuracy(model, prepare, find)
+            score = validation_score(model, prepare)
             train["train"] = best_of_round(score, config.local_selection)
         return method(model, optimizer, prepare=prepare, load=load, **train, **options)
 

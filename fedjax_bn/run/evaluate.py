@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.adaptation import Adaptation, running
-from fedjax_bn.client import parameter_dtype
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.sharing import Variables, join
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from fedjax_bn.adaptation import Adaptation, ensemble, record_alphas, with_clients
 from fedjax_bn.adaptation.choice import choose_adaptation
-from fedjax_bn.client import parameter_dtype
 from fedjax_bn.data.domain import Split, select
 from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.models.halves import FeaturesOf
 from fedjax_bn.run import checkpoint

@@ -14,11 +14,11 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
 from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
-from fedjax_bn.client import Load
-from fedjax_bn.data.batches import by_epochs, by_steps
+from fedjax_bn.client import augmenting
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.pixels import augment
 from fedjax_bn.data.pixels.images import Prepare, standardize
+from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.data.source import Source
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.mapping import group_size
@@ -29,7 +29,6 @@ from fedjax_bn.run.configured_method import METHODS, check_adaptations, local_ep
 from fedjax_bn.run.datasets import DATASETS, check_image_size, check_path, divide
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.personalization import check_labelled
-from fedjax_bn.selection import Find
 from fedjax_bn.spelling import spelled_change
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
@@ -45,24 +44,19 @@ class Experiment(NamedTuple):
 
     Attributes:
       model: the linen module.
-      method: the federated method, for batches that hold images.
-      method_with: `method_with(load, find)`, the same with what a step does to its images first,
-        and with what finds validation images by their numbers (None: the batches hold them).
+      method: the federated method, whose batches hold images or numbers of samples in a source.
       internal: the clients, as the domains of a dataset.
       unseen: the domains that train nobody.
       prepare: stored images -> what the model reads.
-      augment: `augment(key, images)` of training images, or None.
       adaptations: text -> how unseen clients predict.
       notes: sentences for the user on the data.
     """
 
     model: nn.Module
     method: FederatedMethod
-    method_with: Callable[[Load | None, Find | None], FederatedMethod]
     internal: Dataset
     unseen: tuple[Domain, ...]
     prepare: Prepare
-    augment: Load | None
     adaptations: dict[str, Choice]
     notes: tuple[str, ...]
 
@@ -109,14 +103,13 @@ def assemble(
     prepare = standardize(internal.mean, internal.std)
     make_method = method_maker(config)
     make_augment = choose(AUGMENTATIONS, config.data.augment, "data.augment")
+    load = augmenting(make_augment(config.data.image_size))
     return Experiment(
         model=model,
-        method=make_method(model, prepare, None, None),
-        method_with=partial(make_method, model, prepare),
+        method=make_method(model, prepare, load),
         internal=internal,
         unseen=unseen,
         prepare=prepare,
-        augment=make_augment(config.data.image_size),
         adaptations={
             text: choose_adaptation(text, model, config.adapt_batch_size)
             for text in config.adaptations
@@ -169,8 +162,8 @@ def check_clients(internal: Dataset, config: ConfigDict) -> None:
         )
 
 
-def sampler(config: ConfigDict, internal: Dataset) -> Callable:
-    """The function (sizes, longest, key) -> which samples a round trains on."""
+def sampler(config: ConfigDict, internal: Dataset) -> Sampler:
+    """Which samples a round trains on."""
     if not config.local_steps:
         return by_epochs(config.batch_size, local_epochs(config))
     smallest = min(len(domain.train.labels) for domain in internal.domains)

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 from fedjax_bn.adaptation import running
-from fedjax_bn.client import parameter_dtype
 from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, client_variables
 from fedjax_bn.models.halves import FeaturesOf
-from fedjax_bn.models.masks import FEATURES, client_masks, take
+from fedjax_bn.models.masks import COLLECTION, FEATURES, take
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.report.features import masked_features
 from fedjax_bn.run.workdir import write_atomically
@@ -34,7 +34,7 @@ def log_masks(
       {"mask_l1": {client: L1 norm, "mean": their mean}}, over several masks of a client their mean
       (FedCD, Fig. 3); {} where there are no masks.
     """
-    masks = jax.device_get(client_masks(state))
+    masks = jax.device_get(state.personal.get(COLLECTION, {}))
     if not masks:
         return {}
     names = [domain.name for domain in experiment.internal.domains]

@@ -8,22 +8,24 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_bn.client import Load
-from fedjax_bn.data.batches import (
-    Batches,
+from fedjax_bn.batches import Batches
+from fedjax_bn.data.domain import Split
+from fedjax_bn.data.sampling import (
+    ClientData,
     Draw,
-    look_up,
     point_to,
-    point_to_validation,
+    rows_of,
     stack_clients,
+    validation_batches,
 )
-from fedjax_bn.federation import FederatedState
+from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import Experiment, sampler
 from fedjax_bn.run.stream import megabytes, stream_rounds
-from fedjax_bn.selection import Find
 
 Round = Callable[[FederatedState], tuple[FederatedState, dict[str, jax.Array]]]
+# feed(number, data, keys) -> the batches of a round, of all clients or of its cohort
+Feed = Callable[[jax.Array, Any, Any], Batches]
 
 
 class Rounds(NamedTuple):
@@ -31,11 +33,13 @@ class Rounds(NamedTuple):
 
     Attributes:
       note: a sentence on which way was taken, and why.
+      batches: the form of one client's batches, `jax.ShapeDtypeStruct`s [S, B, ...].
       compile: `compile(state) -> round`, where `round(state) -> (state, metrics)` is the next round
         and donates the state.
     """
 
     note: str
+    batches: Batches
     compile: Callable[[FederatedState], Round]
 
 
@@ -54,124 +58,171 @@ def open_rounds(
     """
     splits = [domain.train for domain in experiment.internal.domains]
     longest = max(len(split.labels) for split in splits)
-    row = splits[0].images[:1].nbytes / 2**20
-    padded, limit = row * longest * len(splits), config.data.device_megabytes
+    padded, limit = padded_megabytes(splits), config.data.device_megabytes
     size = f"{megabytes(splits):.0f} MB of training samples"
+    kept = validation_data(config, experiment)
+    program = partial(compile_round, config, experiment, keys, kept)
     if padded <= limit:
+        data = stack_clients(splits)
         note = f"{size} stay on the device (data.device_megabytes={limit})"
-        return Rounds(note, partial(resident_round, config, experiment, keys))
-    draw = partial(
-        jax.jit(partial(draw_round, config, experiment), static_argnums=0), longest, keys.data
-    )
-    batches = row * jax.eval_shape(draw, state.round).index.size
+        feed = partial(resident_batches, config, experiment, longest)
+        like = jax.eval_shape(feed, state.round, data, keys) | kept
+        return Rounds(note, one_client(like), partial(resident_rounds, program, feed, data))
+    draw = partial(jax.jit(partial(draw_round, config, experiment, longest)), keys)
+    index, images = jax.eval_shape(draw, state.round)[1].index, splits[0].images
     note = (
         f"{size} are streamed, because {padded:.0f} MB pass data.device_megabytes={limit}; "
-        f"a round's batches take {batches:.0f} MB of the device"
+        f"a round's batches take {images[:1].nbytes * index.size / 2**20:.0f} MB of the device"
     )
     rounds = stream_rounds(splits, draw, int(state.round), config.rounds)
-    return Rounds(note, partial(streamed_round, config, experiment, keys, rounds))
+    image = jax.ShapeDtypeStruct(
+        (*index.shape, *splits[0].images.shape[1:]), splits[0].images.dtype
+    )
+    like = {"image": image, "label": index, "valid": jax.ShapeDtypeStruct(index.shape, bool)} | kept
+    return Rounds(note, one_client(like), partial(streamed_rounds, program, rounds))
+
+
+def one_client(batches: Batches) -> Batches:
+    """The form of batches without their leading axis."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batches)
 
 
 def draw_round(
-    config: ConfigDict, experiment: Experiment, longest: int, key: jax.Array, number: jax.Array
-) -> Draw:
-    """Which samples a round trains on; the same on the device and for a stream."""
+    config: ConfigDict, experiment: Experiment, longest: int, keys: Any, number: jax.Array
+) -> tuple[jax.Array, Draw]:
+    """Who takes part in a round and on which samples; the same on the device and for a stream."""
     splits = [domain.train for domain in experiment.internal.domains]
     sizes = jnp.asarray([len(split.labels) for split in splits], jnp.int32)
-    return sampler(config, experiment.internal)(sizes, longest, jax.random.fold_in(key, number))
+    client = choose_cohort(config, keys, number, len(splits))
+    client = jnp.arange(len(splits), dtype=jnp.int32) if client is None else client
+    key = jax.random.fold_in(keys.data, number)
+    return client, sampler(config, experiment.internal)(sizes[client], client, longest, key)
 
 
-def resident_round(
-    config: ConfigDict, experiment: Experiment, keys: Any, state: FederatedState
-) -> Round:
-    """Sampling, look-up, augmentation and the method's round as one program."""
-    data = stack_clients([domain.train for domain in experiment.internal.domains])
-    longest, kept = data.labels.shape[1], validation_data(config, experiment)
-
-    @partial(jax.jit, donate_argnums=0)
-    def round(state: FederatedState, data: Any, kept: Any, keys: Any) -> tuple:
-        draw = sampler(config, experiment.internal)
-        key = jax.random.fold_in(keys.data, state.round)
-        batches = point_to(data, draw(data.sizes, longest, key))
-        batches |= choose_participants(config, keys, state)
-        images, (find, validation) = look_up(data), find_validation(kept)
-        method = experiment.method_with(
-            lambda key, numbers: augmented(experiment.augment, key, images(numbers)), find
-        )
-        return method.round(state, batches | validation, keys.method)
-
-    # Keys are arguments: runs with other seeds find this program in JAX's compilation cache.
-    compiled = round.lower(state, data, kept, keys).compile()
-    return lambda state: compiled(state, data, kept, keys)
+def choose_cohort(
+    config: ConfigDict, keys: Any, number: jax.Array, num_clients: int
+) -> jax.Array | None:
+    """i32[C], the numbers of the clients that take part in a round; None where all do."""
+    if not 0 < config.clients_per_round < num_clients:
+        return None
+    key = jax.random.fold_in(keys.participation, number)
+    order = jax.random.permutation(key, num_clients).astype(jnp.int32)
+    return jnp.sort(jnp.argsort(order)[: config.clients_per_round]).astype(jnp.int32)
 
 
-def streamed_round(
+def resident_batches(
+    config: ConfigDict,
+    experiment: Experiment,
+    longest: int,
+    number: jax.Array,
+    data: ClientData,
+    keys: Any,
+) -> Batches:
+    """The batches of a round, numbers of samples in the data that lie on the device."""
+    _, draw = draw_round(config, experiment, longest, keys, number)
+    client = choose_cohort(config, keys, number, len(data.sizes))
+    return point_to(rows_of(data, client), draw)
+
+
+def compile_round(
     config: ConfigDict,
     experiment: Experiment,
     keys: Any,
-    batches: Iterator[Batches],
+    kept: Batches,
+    feed: Feed,
     state: FederatedState,
-) -> Round:
-    """Augmentation and the method's round as one program; the batches come from the host."""
-    kept = validation_data(config, experiment)
+    data: Any,
+) -> Callable[[FederatedState, Any], tuple]:
+    """Sampling, look-up, augmentation and the method's round as one program of (state, data)."""
+    num_clients = len(experiment.internal.domains)
 
     @partial(jax.jit, donate_argnums=0)
-    def round(state: FederatedState, batches: Batches, kept: Any, keys: Any) -> tuple:
-        find, validation = find_validation(kept)
-        batches = batches | choose_participants(config, keys, state) | validation
-        method = experiment.method_with(experiment.augment, find)
-        return method.round(state, batches, keys.method)
+    def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
+        client = choose_cohort(config, keys, state.round, num_clients)
+        batches = feed(state.round, data, keys) | rows_of(kept, client)
+        return run_cohort(experiment.method, state, batches, client, keys.method)
 
+    # Keys are arguments: runs with other seeds find this program in JAX's compilation cache.
+    compiled = round.lower(state, data, kept, keys).compile()
+    return lambda state, data: compiled(state, data, kept, keys)
+
+
+def run_cohort(
+    method: FederatedMethod,
+    state: FederatedState,
+    batches: Batches,
+    client: jax.Array | None,
+    key: jax.Array,
+) -> tuple[FederatedState, dict[str, jax.Array]]:
+    """A round over a cohort, with state and metrics of all clients [K, ...].
+
+    Args:
+      method: the method.
+      state: of all K clients.
+      batches: of the cohort, [C, ...].
+      client: i32[C], who it is; None for all.
+      key: the run's.
+    """
+    if client is None:
+        return method.round(state, batches, key)
+    population = state.weights.shape[0]
+    cohort = take_rows(state, client)
+    who = {"client": client, "population": jnp.asarray(population, jnp.int32)}
+    after, metrics = method.round(cohort, batches | who, key)
+    absent = {"loss": jnp.nan, "risk": 0.0, "weights": 0.0, "finite": True}
+    metrics = {
+        name: jnp.full(population, value, metrics[name].dtype).at[client].set(metrics[name])
+        for name, value in absent.items()
+    }
+    return put_rows(state, after, client), metrics
+
+
+def resident_rounds(program: Callable, feed: Feed, data: Any, state: FederatedState) -> Round:
+    """Rounds whose data lie on the device."""
+    run = program(feed, state, data)
+    return lambda state: run(state, data)
+
+
+def streamed_rounds(program: Callable, batches: Iterator[Batches], state: FederatedState) -> Round:
+    """Rounds whose batches come from the host."""
     first = next(batches, None)
     if first is None:  # the last round is done
         return lambda state: (state, {})
-    compiled = round.lower(state, first, kept, keys).compile()
+    run = program(lambda number, data, keys: data, state, first)
     waiting = [first]
 
-    def run(state: FederatedState) -> tuple:
+    def round(state: FederatedState) -> tuple:
         one = waiting.pop() if waiting else next(batches)
-        return compiled(state, jax.device_put(one), kept, keys)
+        return run(state, jax.device_put(one))
 
-    return run
+    return round
 
 
-def validation_data(config: ConfigDict, experiment: Experiment) -> Any:
-    """The clients' validation samples on the device, where they select by them; else ().
+def validation_data(config: ConfigDict, experiment: Experiment) -> Batches:
+    """{"validation": the clients' samples on the device}, where they select by them; else {}.
 
     Raises:
       ConfigError: they do not fit.
     """
     if not config.local_selection:
-        return ()
+        return {}
     splits = [domain.validation for domain in experiment.internal.domains]
-    size, limit = megabytes(splits), config.data.device_megabytes
+    check_validation_fits(config, splits)
+    return {"validation": validation_batches(splits, config.eval_batch_size)}
+
+
+def check_validation_fits(config: ConfigDict, splits: list[Split]) -> None:
+    """Raises ConfigError where the clients' validation samples do not fit on the device."""
+    size, limit = padded_megabytes(splits), config.data.device_megabytes
     if size > limit:
         raise ConfigError(
             f"config.local_selection={config.local_selection} keeps the clients' {size:.0f} MB of "
             f"validation samples on the device, more than config.data.device_megabytes={limit}: "
             "raise it, lower config.data.validation, or set local_selection=0"
         )
-    return point_to_validation(splits, config.eval_batch_size)
 
 
-def find_validation(kept: Any) -> tuple[Find | None, Batches]:
-    """What finds validation images by their numbers, and {"validation": the clients' batches}."""
-    if not kept:
-        return None, {}
-    images, batches = kept
-    return lambda numbers: images[numbers], {"validation": batches}
-
-
-def augmented(augment: Load | None, key: jax.Array, images: jax.Array) -> jax.Array:
-    """The images, changed where there is an augmentation."""
-    return augment(key, images) if augment else images
-
-
-def choose_participants(config: ConfigDict, keys: Any, state: FederatedState) -> Batches:
-    """{"participates": bool[K]} where not all clients take part in a round, else {}."""
-    num_clients = state.weights.shape[0]
-    if not 0 < config.clients_per_round < num_clients:
-        return {}
-    key = jax.random.fold_in(keys.participation, state.round)
-    order = jax.random.permutation(key, num_clients)
-    return {"participates": order < config.clients_per_round}
+def padded_megabytes(splits: list[Split]) -> float:
+    """Memory of the samples of all splits, each padded to the largest."""
+    longest = max(len(split.labels) for split in splits)
+    return splits[0].images[:1].nbytes * longest * len(splits) / 2**20

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_bn.data.batches import Batches, Draw
+from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Split
+from fedjax_bn.data.sampling import Draw
 from fedjax_bn.run.evaluate import TestData, batch_places, read_batch
 
 THREADS = 8
@@ -40,7 +41,7 @@ def megabytes(splits: Sequence[Split]) -> float:
 
 def stream_rounds(
     splits: Sequence[Split],
-    draw: Callable[[int], Draw],
+    draw: Callable[[int], tuple[jax.Array, Draw]],
     first: int,
     rounds: int,
 ) -> Iterator[Batches]:
@@ -51,34 +52,36 @@ def stream_rounds(
 
     Args:
       splits: training samples of the K clients.
-      draw: `draw(round)` says which samples, see `batches.by_epochs`.
+      draw: `draw(round) -> (client i32[C], Draw)` says which samples of which clients, see
+        `data.sampling`.
       first: rounds already done.
       rounds: of the whole run.
 
     Yields:
-      {"image": [K, S, B, ...], "label": i32[K, S, B], "valid": bool[K, S, B], "size": i32[K]}.
+      {"image": [C, S, B, ...], "label": i32[C, S, B], "valid": bool[C, S, B], "size": i32[C]}.
     """
     grain = import_grain()
     drawn = lru_cache(2)(lambda number: jax.tree.map(np.asarray, draw(number)))
-    num_clients, steps, _ = drawn(first).index.shape
+    rows, steps, _ = drawn(first)[1].index.shape
     sizes = np.array([len(split.labels) for split in splits], np.int32)
 
     def read(place: int) -> dict[str, np.ndarray]:
-        number, rest = divmod(place, num_clients * steps)
-        client, step = divmod(rest, steps)
-        index, valid = (part[client, step] for part in drawn(number))
-        split, index = splits[client], np.where(valid, index, 0)
+        number, rest = divmod(place, rows * steps)
+        row, step = divmod(rest, steps)
+        client, draw = drawn(number)
+        index, valid = draw.index[row, step], draw.valid[row, step]
+        split, index = splits[client[row]], np.where(valid, index, 0)
         labels = np.where(valid, split.labels[index], 0).astype(np.int32)
         images = np.asarray(split.images[index])
         return {"image": images, "label": labels, "valid": valid}
 
-    places = grain.MapDataset.range(first * num_clients * steps, rounds * num_clients * steps)
-    batches = places.map(read).batch(num_clients * steps)
-    options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=2 * num_clients * steps)
-    for one in batches.to_iter_dataset(options):
-        yield {
-            key: leaf.reshape(num_clients, steps, *leaf.shape[1:]) for key, leaf in one.items()
-        } | {"size": sizes}
+    places = grain.MapDataset.range(first * rows * steps, rounds * rows * steps)
+    batches = places.map(read).batch(rows * steps)
+    options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=2 * rows * steps)
+    for number, one in enumerate(batches.to_iter_dataset(options), first):
+        yield {key: leaf.reshape(rows, steps, *leaf.shape[1:]) for key, leaf in one.items()} | {
+            "size": sizes[drawn(number)[0]]
+        }
 
 
 def stream_tests(

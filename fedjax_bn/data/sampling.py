@@ -1,0 +1,169 @@
+"""Training data of all clients on the device, and which of them a round trains on.
+
+A `Sampler` is `draw(sizes i32[C], client i32[C], longest, key) -> Draw`, of the clients with these
+numbers; `sizes` are theirs, `longest` the largest of all clients, N.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_bn.data.domain import Split
+
+PyTree = Any
+
+
+class ClientData(NamedTuple):
+    """Training data of K clients, padded to the largest.
+
+    Attributes:
+      images: u8[K, N, H, W, C] or f32[K, N, F].
+      labels: i32[K, N].
+      sizes: i32[K], samples that each client really has.
+    """
+
+    images: jax.Array
+    labels: jax.Array
+    sizes: jax.Array
+
+
+def stack_clients(splits: Sequence[Split], longest: int | None = None) -> ClientData:
+    """Puts the clients' splits on the device as one array, zeros behind the shorter ones.
+
+    Args:
+      splits: of the K clients.
+      longest: N, by default the number of samples of the largest.
+    """
+    longest = longest or max(len(split.labels) for split in splits)
+    first = splits[0].images
+    images = np.zeros((len(splits), longest, *first.shape[1:]), first.dtype)
+    labels = np.zeros((len(splits), longest), np.int32)
+    for k, split in enumerate(splits):
+        images[k, : len(split.labels)] = np.asarray(split.images)
+        labels[k, : len(split.labels)] = split.labels
+    sizes = jnp.asarray([len(split.labels) for split in splits], jnp.int32)
+    return ClientData(jnp.asarray(images), jnp.asarray(labels), sizes)
+
+
+class Draw(NamedTuple):
+    """Which samples a round trains on.
+
+    Attributes:
+      index: i32[K, S, B], numbers among the client's samples; any where `valid` is False.
+      valid: bool[K, S, B].
+    """
+
+    index: jax.Array
+    valid: jax.Array
+
+
+Sampler = Callable[[jax.Array, jax.Array, int, jax.Array], Draw]
+
+
+def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
+    """A sampler of S = max(epochs) * ceil(N / B) steps.
+
+    Each epoch, reshuffled, holds every sample of a client once; its last batch is short, and
+    clients with fewer samples end it with empty batches (`valid` is False there). A client that
+    makes fewer epochs than others has empty ones behind them.
+
+    Args:
+      batch_size: B.
+      epochs: of each client, or one number for all; each at least 1.
+    """
+    most = max(epochs)
+
+    def draw(sizes: jax.Array, client: jax.Array, longest: int, key: jax.Array) -> Draw:
+        steps = math.ceil(longest / batch_size)
+        orders = _orders(key, sizes, client, longest, most)
+        padding = steps * batch_size - longest
+        orders = jnp.pad(orders, ((0, 0), (0, 0), (0, padding)))
+        own = jnp.asarray(epochs, jnp.int32)[client if len(epochs) > 1 else jnp.zeros_like(client)]
+        valid = jnp.arange(steps * batch_size) < sizes[:, None, None]
+        valid &= jnp.arange(most)[:, None] < own[:, None, None]
+        shape = (sizes.shape[0], most * steps, batch_size)
+        valid = jnp.broadcast_to(valid, orders.shape).reshape(shape)
+        return Draw(orders.reshape(shape), valid)
+
+    return draw
+
+
+def by_steps(batch_size: int, steps: int, smallest: int) -> Sampler:
+    """A sampler of S = steps full batches for every client.
+
+    A client runs through its reshuffled samples as often as needed (FedBN, Appendix E.6: clients
+    with less data repeat sampling).
+
+    Args:
+      batch_size: B.
+      steps: S.
+      smallest: samples of the smallest client.
+    """
+    epochs = math.ceil(steps * batch_size / smallest)
+
+    def draw(sizes: jax.Array, client: jax.Array, longest: int, key: jax.Array) -> Draw:
+        orders = _orders(key, sizes, client, longest, epochs)
+        position = jnp.arange(steps * batch_size)
+        epoch, offset = jnp.divmod(position, sizes[:, None])
+        index = jax.vmap(lambda order, e, o: order[e, o])(orders, epoch, offset)
+        shape = (sizes.shape[0], steps, batch_size)
+        return Draw(index.reshape(shape), jnp.ones(shape, bool))
+
+    return draw
+
+
+def rows_of(data: PyTree, client: jax.Array | None) -> PyTree:
+    """Arrays [K, ...] of some clients i32[C] only; as they are for None."""
+    return data if client is None else jax.tree.map(lambda leaf: leaf[client], data)
+
+
+def point_to(data: ClientData, draw: Draw) -> dict[str, jax.Array]:
+    """Batches whose `image` i32[C, S, B] are numbers among a client's samples, its `source`.
+
+    So a round holds the images of one step at a time, not of all its steps.
+    """
+    return {
+        "image": draw.index,
+        "label": jax.vmap(lambda labels, index: labels[index])(data.labels, draw.index),
+        "valid": draw.valid,
+        "size": data.sizes,
+        "source": data.images,
+    }
+
+
+def validation_batches(splits: Sequence[Split], batch_size: int) -> dict[str, jax.Array]:
+    """The clients' validation samples in order, as batches, zeros behind the last.
+
+    Args:
+      splits: of the K clients.
+      batch_size: B at most.
+
+    Returns:
+      {"image": [K, V, B, ...], "label": i32[K, V, B], "valid": bool[K, V, B]}.
+    """
+    longest = max(len(split.labels) for split in splits)
+    batch_size = min(batch_size, longest)
+    count = math.ceil(longest / batch_size)
+    data = stack_clients(splits, count * batch_size)
+    valid = jnp.arange(count * batch_size) < data.sizes[:, None]
+
+    def cut(leaf: jax.Array) -> jax.Array:
+        return leaf.reshape(len(splits), count, batch_size, *leaf.shape[2:])
+
+    return {"image": cut(data.images), "label": cut(data.labels), "valid": cut(valid)}
+
+
+def _orders(
+    key: jax.Array, sizes: jax.Array, client: jax.Array, longest: int, epochs: int
+) -> jax.Array:
+    """i32[C, epochs, N]: random orders in which every client's real samples come first."""
+
+    def order(size: jax.Array, client: jax.Array) -> jax.Array:
+        draws = jax.random.uniform(jax.random.fold_in(key, client), (epochs, longest))
+        return jnp.argsort(jnp.where(jnp.arange(longest) < size, draws, 2), axis=-1)
+
+    return jax.vmap(order)(sizes, client)

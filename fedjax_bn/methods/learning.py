@@ -1,0 +1,113 @@
+"""What all methods share: how a batch is read, the loss of a task, and a method of one local step.
+
+`learning` and `method_of` take their part of a method's options and leave the rest, so that every
+method has the options of all of them, and states only its own.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_bn.client import (
+    Batch,
+    Finish,
+    LocalStep,
+    Objective,
+    Received,
+    no_memory,
+    plain_finish,
+    train_locally,
+)
+from fedjax_bn.data.pixels.images import Prepare, standardize
+from fedjax_bn.dtypes import parameter_dtype
+from fedjax_bn.federation import FederatedMethod, federate
+from fedjax_bn.models.forward import forward
+from fedjax_bn.sharing import Variables
+from fedjax_bn.task import Task, classification
+
+PyTree = Any
+# perturb(key, x f[B, ...], valid bool[B]) -> x: what training does to what the model reads
+Perturb = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+PERTURBING = 2**31 + 1  # what the key of a step is folded with for `perturb`
+
+
+class Learning(NamedTuple):
+    """What is learned, and from what.
+
+    Attributes:
+      model: images -> outputs, see `models.forward`.
+      prepare: stored images -> what the model reads.
+      perturb: what training does to that, or None.
+      task: the loss and the score.
+    """
+
+    model: Any
+    prepare: Prepare
+    perturb: Perturb | None
+    task: Task
+
+    def read(self, variables: Variables, batch: Batch, key: jax.Array) -> jax.Array:
+        """The batch as the model reads it in training, f[B, ...]."""
+        images = self.prepare(batch["image"], parameter_dtype(variables))
+        if self.perturb is None:
+            return images
+        return self.perturb(jax.random.fold_in(key, PERTURBING), images, batch["valid"])
+
+
+def learning(
+    model: Any,
+    *,
+    prepare: Prepare | None = None,
+    perturb: Perturb | None = None,
+    task: Task | None = None,
+    **options: Any,
+) -> tuple[Learning, dict[str, Any]]:
+    """What is learned, and the options that are left.
+
+    Args:
+      model: images -> outputs.
+      prepare: turns stored images into what the model reads; by default bytes are standardized
+        with mean and standard deviation 0.5.
+      perturb: `perturb(key, x f[B, ...], valid bool[B]) -> x`, between `prepare` and the model, in
+        training only.
+      task: the loss to train by; `task.classification()` by default.
+      **options: anything else.
+    """
+    return Learning(model, prepare or standardize(), perturb, task or classification()), options
+
+
+def method_of(
+    step: LocalStep,
+    *,
+    memory: Callable[[PyTree, PyTree], PyTree] = no_memory,
+    finish: Finish = plain_finish,
+    **options: Any,
+) -> FederatedMethod:
+    """The method whose clients make one kind of local step.
+
+    Args:
+      step: the local step.
+      memory, finish: as in `client.train_locally`.
+      **options: `local_epochs`, `keep_optimizer`, `load` and `train` as in `client.train_locally`;
+        `share`, `weigh`, `server` and `clients` as in `federation.federate`.
+    """
+    names = inspect.signature(train_locally).parameters
+    local = {name: options.pop(name) for name in names if name in options}
+    return federate(train_locally(step, memory=memory, finish=finish, **local), **options)
+
+
+def supervised(learned: Learning) -> Objective:
+    """The objective of FedAvg: the task's loss, a mean over the valid samples of a batch."""
+
+    def objective(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+        del received
+        images, valid = learned.read(variables, batch, key), batch["valid"]
+        out = forward(learned.model, variables, images, train=True, valid=valid, key=key)
+        loss = learned.task.loss(out.outputs, batch["label"], valid)
+        return loss, (loss, out.moved)
+
+    return objective

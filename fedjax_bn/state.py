@@ -1,0 +1,157 @@
+"""What a federation remembers between rounds, what travels, and the rows of a cohort."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.aggregation import ServerState, weighted_mean
+from fedjax_bn.sharing import Variables, join
+
+PyTree = Any
+
+
+class Broadcast(NamedTuple):
+    """What the server sends to every client of a round.
+
+    Attributes:
+      round: i32[], rounds finished.
+      shared: the shared leaves, one copy; None where a leaf is personal.
+      message: what the server's step sends besides.
+    """
+
+    round: jax.Array
+    shared: PyTree
+    message: PyTree
+
+
+class Own(NamedTuple):
+    """What stays with a client.
+
+    Attributes:
+      personal: its personal leaves; None where a leaf is shared.
+      memory: what it remembers, see `client.Client`.
+    """
+
+    personal: PyTree
+    memory: PyTree
+
+
+class Upload(NamedTuple):
+    """What a client sends back.
+
+    Attributes:
+      shared: its trained shared leaves; None where a leaf is personal.
+      message: what the method sends besides.
+      size: i32[], samples that it owns.
+      risk: f[], mean loss over the valid samples of its last local epoch.
+      loss: f[], mean loss over all valid samples.
+      finite: bool[], whether its update is finite.
+      participates: bool[], whether it takes part; a client that sits out sends nothing that counts.
+      client: i32[], who it is.
+      population: i32[], how many clients there are in all; None where nobody said.
+    """
+
+    shared: PyTree
+    message: PyTree
+    size: jax.Array
+    risk: jax.Array
+    loss: jax.Array
+    finite: jax.Array
+    participates: jax.Array
+    client: jax.Array
+    population: jax.Array | None = None
+
+
+class FederatedState(NamedTuple):
+    """All that a federation remembers between rounds.
+
+    Attributes:
+      round: i32[], rounds finished.
+      shared: the shared leaves, one copy; None where a leaf is personal.
+      server: the server's part of the method state.
+      weights: f[K], aggregation weights of the last round (before the first: uniform).
+      weighing: what the weighing rule remembers, [K, ...].
+      personal: the personal leaves [K, ...]; None where a leaf is shared.
+      memory: the clients' part of the method state, [K, ...].
+    """
+
+    round: jax.Array
+    shared: PyTree
+    server: ServerState
+    weights: jax.Array
+    weighing: PyTree
+    personal: PyTree
+    memory: PyTree
+
+
+def broadcast_of(state: FederatedState) -> Broadcast:
+    """What the server sends to every client of the next round."""
+    return Broadcast(state.round, state.shared, state.server.sent)
+
+
+def own_of(state: FederatedState, k: jax.Array | int) -> Own:
+    """What row k of the state holds of its client."""
+    return jax.tree.map(lambda leaf: leaf[k], Own(state.personal, state.memory))
+
+
+def with_own(state: FederatedState, k: jax.Array | int, own: Own) -> FederatedState:
+    """The state with another row k."""
+    stacked = Own(state.personal, state.memory)
+    personal, memory = jax.tree.map(lambda rows, new: rows.at[k].set(new), stacked, own)
+    return state._replace(personal=personal, memory=memory)
+
+
+def client_variables(state: FederatedState) -> Variables:
+    """The model that each internal client would use now: collections with leading axis K."""
+    num_clients = state.weights.shape[0]
+    return join(stack(state.shared, num_clients), jax.tree.map(jnp.copy, state.personal))
+
+
+def global_variables(state: FederatedState) -> Variables:
+    """The model that an unseen client receives: one copy of the collections.
+
+    Personal leaves enter as their mean with the last round's weights, so that batch norm is
+    averaged too (FedBN, Appendix G); the clients' own are not touched.
+    """
+    personal = weighted_mean(state.personal, state.weights)
+    return join(jax.tree.map(jnp.copy, state.shared), personal)
+
+
+def take_rows(state: FederatedState, client: jax.Array) -> FederatedState:
+    """The state of a cohort: the clients' own part of some rows, all else as it is.
+
+    Args:
+      state: of all K clients.
+      client: i32[C], their numbers; a number from K on makes a padding row, which must not
+        participate.
+    """
+    rows = (state.weighing, state.personal, state.memory)
+    weighing, personal, memory = jax.tree.map(lambda leaf: leaf[client], rows)
+    weights = jnp.zeros(client.shape, state.weights.dtype)
+    return state._replace(weights=weights, weighing=weighing, personal=personal, memory=memory)
+
+
+def put_rows(state: FederatedState, cohort: FederatedState, client: jax.Array) -> FederatedState:
+    """The state of all clients after a round of a cohort, which `take_rows` made.
+
+    Args:
+      state: of all K clients, before the round.
+      cohort: after the round.
+      client: i32[C], as in `take_rows`; rows from K on are dropped.
+    """
+
+    def put(rows: jax.Array, new: jax.Array) -> jax.Array:
+        return rows.at[client].set(new, mode="drop")
+
+    ours, theirs = ((s.weighing, s.personal, s.memory) for s in (state, cohort))
+    weighing, personal, memory = jax.tree.map(put, ours, theirs)
+    weights = put(jnp.zeros_like(state.weights), cohort.weights)
+    # Where nobody counts, the last weights stay.
+    weights = jnp.where(cohort.weights.sum() > 0, weights, state.weights)
+    return cohort._replace(weights=weights, weighing=weighing, personal=personal, memory=memory)
+
+
+def stack(tree: PyTree, num_clients: int) -> PyTree:
+    """The same tree for every client, [K, ...]."""
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], num_clients, axis=0), tree)

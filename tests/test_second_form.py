@@ -1,0 +1,179 @@
+"""A method is a client and a server, and a round is over a cohort: the same numbers every way."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from federations import CLASSES, assert_close, batches_of, variables_of
+from fedjax_bn import methods
+from fedjax_bn.aggregation import Weighing, risk_extrapolation
+from fedjax_bn.federation import broadcast_of, own_of, put_rows, take_rows, traffic, with_own
+from fedjax_bn.methods import fedavg
+from fedjax_bn.normalization import BatchNorm
+
+KEY = jax.random.key(3)
+SIZES = (9, 4, 6, 5)
+EVERYBODY, PRESENT = jnp.ones(4, bool), jnp.asarray([True, False, True, True])
+SGD = optax.sgd(0.1, momentum=0.5)
+
+
+class MapNet(nn.Module):
+    """A batch norm that sees a map of three positions, dropout, and a classifier."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.relu(BatchNorm(name="norm")(x.reshape(-1, 3, 2))).mean(1)
+        x = nn.Dropout(0.2)(nn.Dense(4, name="dense")(x), deterministic=not train)
+        return nn.Dense(CLASSES, name="out")(x)
+
+
+def remembering():
+    """Weights by size over the mean of all risks so far: mixed-up rows would show."""
+
+    def init(num_clients):
+        return {"total": jnp.zeros(num_clients), "count": jnp.zeros(num_clients)}
+
+    def weigh(state, sizes, risks, messages):
+        state = {"total": state["total"] + risks, "count": state["count"] + (sizes > 0)}
+        mean = state["total"] / jnp.maximum(state["count"], 1)
+        return sizes / jnp.maximum(mean, 1e-3), state
+
+    return Weighing(init, weigh)
+
+
+OPTIONS = {
+    "fedavg, kept momentum": {"keep_optimizer": True},
+    "fedbn, by risks": {"weigh": risk_extrapolation(0.8)},
+    "fedbn, remembering": {"weigh": remembering()},
+}
+NAMES = [*methods.__all__, *OPTIONS]
+
+
+def method_of(name, clients="map"):
+    make = getattr(methods, name.partition(",")[0])
+    return make(MapNet(), SGD, clients=clients, local_epochs=2, **OPTIONS.get(name, {}))
+
+
+def unequal_batches():
+    """Two local epochs, of which the third client makes one."""
+    batches = batches_of(SIZES, epochs=2)
+    half = batches["valid"].shape[1] // 2
+    return batches | {"valid": batches["valid"].at[2, half:].set(False)}
+
+
+def after_one_round(method):
+    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(MapNet()))
+    state = jax.jit(method.init, static_argnums=2)(KEY, variables, 4)
+    state, _ = method.round(state, unequal_batches() | {"participates": EVERYBODY}, KEY)
+    return state
+
+
+def uploads_of(method, state, batches):
+    """Every client by itself: the state with their own parts, and their uploads."""
+    state, batches = jax.device_get((state, batches))  # indexing NumPy compiles nothing
+    after, uploads = state, []
+    for k in range(4):
+        one = jax.tree.map(lambda x, k=k: x[k], batches) | {"client": jnp.asarray(k, jnp.int32)}
+        own, upload = method.client(broadcast_of(state), own_of(state, k), one, KEY)
+        after = put(after, k, own)
+        uploads.append(jax.device_get(upload))
+    return after, uploads
+
+
+put, take, put_back = jax.jit(with_own), jax.jit(take_rows), jax.jit(put_rows)
+
+
+def stacked(uploads):
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *uploads)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_clients_one_by_one_and_the_server_are_the_round_and_so_is_a_cohort(x64, name):
+    """In the second round a client sits out; the cohort holds the others, and a row of padding."""
+    method = method_of(name)
+    state, batches = after_one_round(method), unequal_batches()
+    some = batches | {"participates": PRESENT}
+    after, uploads = uploads_of(method, state, some)
+    alone = method.server(after, stacked(uploads))
+
+    client = jnp.asarray([3, 0, 2, 4], jnp.int32)
+    rows = jax.tree.map(lambda x: np.asarray(x)[np.minimum(client, 3)], batches) | {
+        "participates": client < 4
+    }
+    rows |= {"client": client, "population": jnp.asarray(4, jnp.int32)}
+    cohort, seen = method.round(take(state, client), rows, KEY)
+    cohort = put_back(state, cohort, client)
+
+    expected, metrics = method.round(state, some, KEY)
+    assert_close(alone, expected, rtol=1e-12, atol=1e-12)
+    assert_close(cohort, expected, rtol=1e-12, atol=1e-12)
+    for key in ("loss", "risk", "weights"):
+        np.testing.assert_allclose(seen[key][:3], metrics[key][client[:3]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedcd", "fedbn, remembering"])
+def test_a_cohort_under_vmap_gives_what_it_gives_one_after_another(x64, name):
+    state, batches = after_one_round(method_of(name)), unequal_batches()
+    client = jnp.asarray([1, 3], jnp.int32)
+    rows = jax.tree.map(lambda x: np.asarray(x)[np.minimum(client, 3)], batches)
+    rows |= {"client": client, "population": jnp.asarray(4, jnp.int32)}
+    ways = [
+        method_of(name, clients).round(take(state, client), rows, KEY)
+        for clients in ("map", "vmap")
+    ]
+    assert_close(*ways, rtol=1e-9, atol=1e-12)
+
+
+def test_uploads_may_come_in_any_order_and_from_some_clients_only(x64):
+    method = method_of("fedbn, remembering")
+    state = after_one_round(method)
+    after, uploads = uploads_of(method, state, unequal_batches())
+    in_order = method.server(after, stacked(uploads))
+    turned = method.server(after, stacked(uploads[::-1]))
+    assert_close(turned, in_order, rtol=1e-12, atol=1e-14)
+    some = method.server(after, stacked([uploads[2], uploads[0]]))
+    np.testing.assert_array_equal(some.weights[1::2], 0)
+    np.testing.assert_array_equal(some.weighing["count"], [2, 1, 2, 1])
+
+
+def test_a_variate_moves_by_its_share_of_the_whole_population(x64):
+    """SCAFFOLD: c' = c + 1/N sum (c_k' - c_k), where N counts those who are not in the cohort."""
+    method = method_of("scaffold")
+    state, batches = after_one_round(method), unequal_batches()
+    client = jnp.asarray([0, 2], jnp.int32)
+    rows = jax.tree.map(lambda x: np.asarray(x)[np.minimum(client, 3)], batches)
+    moves = []
+    for population in (4, 8):
+        who = {"client": client, "population": jnp.asarray(population, jnp.int32)}
+        cohort, _ = method.round(take(state, client), rows | who, KEY)
+        moves.append(jax.tree.map(jnp.subtract, cohort.server.sent, state.server.sent))
+    assert_close(moves[1], jax.tree.map(lambda move: move / 2, moves[0]), rtol=1e-9, atol=1e-15)
+
+
+def test_a_cohort_needs_to_know_how_many_there_are():
+    method = fedavg(MapNet(), SGD)
+    state = method.init(KEY, variables_of(MapNet()), 2)
+    batches = batches_of((4, 4)) | {"client": jnp.asarray([5, 7], jnp.int32)}
+    with pytest.raises(ValueError, match=r"batches\['population'\]"):
+        method.round(state, batches, KEY)
+
+
+def test_traffic_is_what_travels():
+    """FedBN sends no batch norm, SCAFFOLD a variate each way, FedAdam's moments stay."""
+    variables, one = variables_of(MapNet()), {k: v[0] for k, v in batches_of((4,)).items()}
+    sizes = {k: sum(x.nbytes for x in jax.tree.leaves(v)) for k, v in variables.items()}
+    sent = {}
+    for name in ("fedavg", "fedadam", "fedbn", "scaffold", "singleset"):
+        method = getattr(methods, name)(MapNet(), SGD)
+        sent[name] = traffic(method, method.init(KEY, variables, 3), one)
+    number, report = 4, 4 + 4 + 4 + 1 + 1 + 4  # size, risk, loss, two flags, client
+    whole, norm = sum(sizes.values()), sizes["batch_stats"] + 2 * 2 * 4
+    assert sent["fedavg"] == {"down": whole + number, "up": whole + report}
+    assert sent["fedadam"] == sent["fedavg"]
+    assert sent["fedbn"] == {"down": whole - norm + number, "up": whole - norm + report}
+    variate = sizes["params"]
+    assert sent["scaffold"] == {"down": whole + variate + number, "up": whole + variate + report}
+    assert sent["singleset"] == {"down": number, "up": report}
