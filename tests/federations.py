@@ -67,7 +67,7 @@ def batches_of(sizes, batch=4, epochs=1, seed=0, steps=None):
 def run_rounds(method, variables, batches, rounds=1, key=None):
     """The state and the last metrics after some rounds."""
     key = jax.random.key(1) if key is None else key
-    state = method.init(key, variables, batches["label"].shape[0])
+    state = method.init(key, variables, len(batches["valid"]))
     for _ in range(rounds):
         state, metrics = method.round(state, batches, key)
     return state, metrics
