@@ -44,7 +44,6 @@ def main() -> None:
     here = announce(
         f"{options.model} {options.size}x{options.size}, batches of {options.batch}: inference by "
         f"adaptation beside plain inference (running), on {jax.devices()[0]}",
-        *("jax", "jaxlib", "flax"),
     )
 
     model = MODELS[options.model](num_classes=7)

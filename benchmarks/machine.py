@@ -33,9 +33,9 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return platform.processor() or platform.machine()
 
 
-def announce(compared: str, *packages: str) -> dict[str, Any]:
-    """Prints what is compared, the command and the machine; returns `describe(...)`."""
-    here = describe(*packages)
+def announce(compared: str, *others: str) -> dict[str, Any]:
+    """Prints what is compared, the command and the machine, which it returns as `describe`."""
+    here = describe("jax", "jaxlib", "flax", *others)
     print(compared)
     print("command: " + shlex.join(["python", *sys.argv]))
     print("; ".join(f"{name} {value}" for name, value in here.items()))

@@ -55,7 +55,7 @@ def main() -> None:
         "DigitCNN and ResNet18 in fedjax_bn (ours) and in PyTorch eager, all settings in turn; "
         f"ratio = PyTorch / ours: median of pairs [{CONFIDENCE:.0%} interval], above 1 ours is "
         "faster; user and system are medians of CPU seconds on all cores",
-        *("jax", "jaxlib", "flax", "torch"),
+        "torch",
     )
     results: dict[str, Any] = {}
     for part in PARTS:

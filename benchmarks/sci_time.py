@@ -43,7 +43,6 @@ def main() -> None:
     here = announce(
         f"{options.model} {size}x{size}, batches of {options.batch}: a step with SCI's penalty "
         f"beside a plain step, on {jax.devices()[0]}",
-        *("jax", "jaxlib", "flax"),
     )
     model, key = make(num_classes=7), jax.random.key(0)
     shape = (options.batch, size, size, 3)
