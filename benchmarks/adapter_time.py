@@ -3,24 +3,18 @@
     python benchmarks/adapter_time.py                        # ResNet-18, 64x64, batches of 64
     python benchmarks/adapter_time.py --size 224 --json      # and one JSON object as the last line
 
-All are timed in turn, each time in another order; a ratio is the median of the repeats' ratios,
-[low, high] that median's interval at 95 %. The zero-shot adapter needs passes over every map for
+All are timed in turn (see `interleave`). The zero-shot adapter needs passes over every map for
 the samples' statistics, and two dense layers a batch norm; the claim is that it costs at most 5 %
 more than plain inference with those dense layers in every batch norm, timed as one program.
 """
 
 import argparse
 import json
-import random
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
-from scipy import stats
 
 from fedjax_bn import adaptation
 from fedjax_bn.models import DigitCNN, ResNet18
@@ -29,6 +23,8 @@ from fedjax_bn.normalization import BatchNorm, normalize_with, running_statistic
 from fedjax_bn.normalization.adapter import estimate, with_adapter
 from fedjax_bn.normalization.instance import Statistics
 from fedjax_bn.normalization.layer import is_spatial, name_of
+from interleave import Samples, conclude, figures, interleave, paired_ratio, show
+from machine import announce
 
 MODELS = {"ResNet18": ResNet18, "DigitCNN": DigitCNN}
 TIMED = ("running", "batch", "tsmobn", "fixed_alpha", "iabn", "zero_shot_adapter", "mixnorm")
@@ -36,25 +32,31 @@ TIMED = ("running", "batch", "tsmobn", "fixed_alpha", "iabn", "zero_shot_adapter
 
 def main() -> None:
     """Times, prints a table and perhaps JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="ResNet18", choices=MODELS)
     parser.add_argument("--size", type=int, default=64, help="side of the images, pixels")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--inner", type=int, default=1, help="batches in one program")
     parser.add_argument("--only", nargs="*", default=TIMED, choices=TIMED)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse_args()
+    here = announce(
+        f"{options.model} {options.size}x{options.size}, batches of {options.batch}: inference by "
+        f"adaptation beside plain inference (running), on {jax.devices()[0]}",
+    )
 
     model = MODELS[options.model](num_classes=7)
     key = jax.random.key(0)
     shape = (options.inner, options.batch, options.size, options.size, 3)
     images = jax.random.normal(key, shape)
     variables = jax.jit(lambda x: with_adapter(key, model, model.init(key, x), x))(images[0])
-    functions = {name: predict(name, model) for name in options.only}
+    functions = {name: predict(name, model) for name in dict.fromkeys(("running", *options.only))}
     functions["running and dense"] = plain_with_dense(model)
     functions["running at once"] = at_once(model)
-    report(time_in_turn(functions, variables, images, options.repeats), options)
+    results = report(time_in_turn(functions, variables, images, options.repeats))
+    if options.json:
+        print(json.dumps({"machine": here, **vars(options), "results": results}))
 
 
 def predict(name: str, model: ResNet18) -> Callable:
@@ -100,59 +102,27 @@ def at_once(model: ResNet18) -> Callable:
 
 def time_in_turn(
     functions: dict[str, Callable], variables: dict, images: jax.Array, repeats: int
-) -> dict[str, list[float]]:
-    """Seconds of one batch by each, `repeats` times; a program takes all of `images`."""
+) -> dict[str, Samples]:
+    """Times of one batch by each; a program takes all of `images`."""
 
-    def loop(function: Callable) -> Callable:
-        return jax.jit(lambda variables, images: jax.lax.map(partial(function, variables), images))
+    def loop(function: Callable) -> Callable[[], object]:
+        run = jax.jit(lambda variables, images: jax.lax.map(partial(function, variables), images))
+        return lambda: jax.block_until_ready(run(variables, images))
 
-    compiled = {name: loop(function) for name, function in functions.items()}
-    for run in compiled.values():
-        jax.block_until_ready(run(variables, images))
-    taken = {name: [] for name in functions}
-    order, shuffle = list(compiled.items()), random.Random(0).shuffle
-    for _ in range(repeats):
-        shuffle(order)  # what ran before leaves the caches in its own state
-        for name, run in order:
-            start = time.perf_counter()
-            jax.block_until_ready(run(variables, images))
-            taken[name].append((time.perf_counter() - start) / len(images))
-    return taken
+    runs = {name: loop(function) for name, function in functions.items()}
+    taken = interleave(runs, repeats)
+    return {name: samples.per(len(images)) for name, samples in taken.items()}
 
 
-def report(taken: dict[str, list[float]], options: argparse.Namespace) -> None:
-    """Prints milliseconds, median [least, most], and ratios to plain inference."""
-    device = jax.devices()[0]
-    print(f"{options.model} {options.size}x{options.size}, batch {options.batch}, {device}")
-    ratios = {name: ratio(values, taken["running"]) for name, values in taken.items()}
-    for name, values in taken.items():
-        middle, low, high = (1e3 * f(values) for f in (statistics.median, min, max))
-        times = f"{middle:9.3f} ms [{low:.3f}, {high:.3f}]"
-        print(f"{name:<20}{times}   {ratios[name]} of plain")
+def report(taken: dict[str, Samples]) -> dict[str, Any]:
+    """Prints times and ratios to plain inference; returns them for JSON."""
+    show(taken, "running")
+    results = figures(taken, "running")
     if "zero_shot_adapter" in taken:
-        ratios["claim"] = ratio(taken["zero_shot_adapter"], taken["running and dense"])
-        print(f"adapter / plain with dense layers = {ratios['claim']}")
-    if options.json:
-        print(json.dumps({"device": str(device), **vars(options), "ratios": ratios}))
-
-
-class Ratio(NamedTuple):
-    """A median and the interval in which it is with 95 %."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        """As it is printed."""
-        return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
-
-def ratio(values: list[float], to: list[float]) -> Ratio:
-    """Median of the ratios, each of two times of one repeat."""
-    ratios = np.array(values) / np.array(to)
-    interval = stats.quantile_test(ratios).confidence_interval()
-    return Ratio(*map(float, (np.median(ratios), interval.low, interval.high)))
+        claim = paired_ratio(taken["zero_shot_adapter"], taken["running and dense"])
+        conclude("adapter / plain with dense layers", claim)
+        results["claim"] = claim.figures()
+    return results
 
 
 if __name__ == "__main__":

@@ -10,21 +10,19 @@ labels and lists; from cache it lists, checks that no file has changed, and maps
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 
 import numpy as np
-import PIL
 from PIL import Image
+
+from interleave import Samples, conclude, fastest, figures, interleave, paired_ratio, show
+from machine import CORES, announce
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -39,7 +37,6 @@ READERS = {
     "domainnet": domainnet.load,
     "digits_dg": digits_dg.load,
 }
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def pillow(work: tuple[Sequence[Path], int]) -> int:
@@ -57,41 +54,22 @@ def pillow_alone(workers: Executor, files: Sequence[Path], size: int) -> None:
     assert sum(workers.map(pillow, blocks)) == len(files)
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Wall time of one call."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def measure(
-    runs: dict[str, Callable[[], object]], before: Callable[[str], None], repeats: int
-) -> dict[str, float]:
-    """Medians of all runs, which take turns after a warm-up; prints them with their spread."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats + 1):
-        for name, run in runs.items():
-            before(name)
-            times[name].append(seconds(run))
-    for name, column in times.items():
-        least, *_, most = sorted(column[1:])
-        print(f"{name:<24}{median(column[1:]):7.2f} s [{least:.2f}, {most:.2f}]")
-    return {name: median(column[1:]) for name, column in times.items()}
-
-
-def compare(name: str, path: Path, size: int, repeats: int, cache: Path) -> dict[str, float]:
-    """Measures decoding, caching and opening one dataset; returns the figures of `--json`."""
+def measure(name: str, path: Path, size: int, repeats: int, cache: Path) -> dict[str, Samples]:
+    """Times decoding, caching and opening one dataset, and Pillow alone."""
 
     def load() -> Source:
         return READERS[name](path, image_size=size, cache=cache, progress=False)
 
     def before(run: str) -> None:
-        if run == "decoding and caching":  # so this run finds no cache, and the next one finds it
+        if run == "decoding and caching":  # so this run finds no cache, and the other one finds it
             shutil.rmtree(cache, ignore_errors=True)
+        elif run == "from cache":
+            load()
 
     pools = load().pools
     root = next(base for base in (path, *path.iterdir()) if (base / pools[0].names[0]).exists())
     files = [root / name for pool in pools for name in pool.names]
+    print(f"{len(files)} images")
     spawn = get_context("spawn")
     with ProcessPoolExecutor(CORES, spawn) as processes, ThreadPoolExecutor(CORES) as threads:
         runs = {
@@ -100,16 +78,7 @@ def compare(name: str, path: Path, size: int, repeats: int, cache: Path) -> dict
             "decoding and caching": load,
             "from cache": load,
         }
-        figures = measure(runs, before, repeats)
-    alone = min(figures["Pillow, processes"], figures["Pillow, threads"])
-    fresh = figures["decoding and caching"]
-    return {
-        "images": len(files),
-        "pillow_seconds": round(alone, 3),
-        "decode_and_cache_seconds": round(fresh, 3),
-        "from_cache_seconds": round(figures["from cache"], 3),
-        "ratio_to_pillow": round(fresh / alone, 3),
-    }
+        return interleave(runs, repeats, before=before)
 
 
 def main() -> None:
@@ -118,23 +87,23 @@ def main() -> None:
     parser.add_argument("--name", choices=READERS, default="pacs")
     parser.add_argument("--path", type=Path, default=Path("../shared/data/pacs"))
     parser.add_argument("--image-size", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse_args()
-    print(
-        f"{platform.machine()}, {CORES} cores, Pillow {PIL.__version__}, {options.name} at "
-        f"{options.image_size}; median [min, max] of {options.repeats}"
+    here = announce(
+        f"{options.name} at {options.image_size} pixels beside Pillow alone on {CORES} cores; CPU "
+        "seconds are this process's, without those of Pillow's processes",
+        "pillow",
     )
     with tempfile.TemporaryDirectory() as folder:
-        figures = compare(
-            options.name, options.path, options.image_size, options.repeats, Path(folder, "cache")
-        )
-    print(
-        f"{figures['images']} images: decoding and caching takes {figures['ratio_to_pillow']:.2f} "
-        "times what Pillow alone needs (target: at most 2; from cache below 2 s)"
-    )
+        cache = Path(folder, "cache")
+        taken = measure(options.name, options.path, options.image_size, options.repeats, cache)
+    alone = fastest(taken, ("Pillow, processes", "Pillow, threads"))
+    show(taken, alone)
+    ratio = paired_ratio(taken["decoding and caching"], taken[alone])
+    conclude(f"decoding and caching / {alone} (at most 2; from cache below 2 s)", ratio)
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps({"machine": here, "results": figures(taken, alone)}))
 
 
 if __name__ == "__main__":

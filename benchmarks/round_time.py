@@ -1,329 +1,195 @@
 """Time of a federated round and of evaluation, beside PyTorch eager in the same run.
 
-    python benchmarks/round_time.py            # a table
-    python benchmarks/round_time.py --json     # and one JSON object as the last line
+    python benchmarks/round_time.py                          # all parts, some minutes
+    python benchmarks/round_time.py --only digits --repeats 40 --json
 
 Both programs train the same network on the same batches with the same plain SGD, clients one after
-another, and average the models at the end (weights 1/K, everything shared). PyTorch runs at the
-best of its settings here: 1 or 2 threads, contiguous or channels_last, found first by a short
-trial. The two are then timed in turn, and every ratio is PyTorch's median over ours, so above 1
-ours is faster. Needs torch (CPU build), which only this benchmark uses.
+another, and average the models at the end (weights 1/K, everything shared). Ours and PyTorch at
+every one of its settings (1 or all threads; contiguous or channels_last; in evaluation several
+sizes of batches) take turns in short pieces. Ratios are PyTorch's wall time over ours, so above 1
+ours is faster; the headline is beside PyTorch's fastest setting by all pieces, a choice that by
+chance favours PyTorch. Needs torch (CPU build), which only this benchmark uses.
 """
 
 import argparse
-import copy
 import json
-import os
 import platform
+import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))  # PyTorch's definitions live there
+import in_jax
+from interleave import (
+    CONFIDENCE,
+    Ratio,
+    Samples,
+    conclude,
+    fastest,
+    figures,
+    interleave,
+    paired_ratio,
+    show,
+    spend,
+)
+from machine import announce
+from tasks import DIGITS, RESNET, Task
 
-from fedjax_bn.aggregation import uniform
-from fedjax_bn.data.domain import Split
-from fedjax_bn.data.pixels.images import standardize
-from fedjax_bn.federation import FederatedState
-from fedjax_bn.methods import fedavg
-from fedjax_bn.models import DigitCNN, ResNet18
-from fedjax_bn.run.evaluate import score_clients, stack_batches
-
-LEARNING_RATE = 0.01
-
-
-class Task(NamedTuple):
-    """A round to time.
-
-    gigaflops: of one training sample forward (a multiplication and an addition are two), counted
-      by hand from the layers; training costs three times as much.
-    """
-
-    name: str
-    model: Any
-    side: int
-    clients: int
-    samples: int
-    batch: int
-    gigaflops: float
+REST = 0.3  # OpenMP's threads spin for up to 0.2 s after their work
 
 
-DIGITS = Task("DigitCNN", DigitCNN(), 28, 5, 743, 32, 0.0955)
-RESNET = Task("ResNet18", ResNet18(num_classes=10), 64, 3, 128, 16, 0.2956)
-
-
-def make_batches(task: Task, clients: int | None = None) -> dict[str, np.ndarray]:
-    """Random images as bytes, in batches; the last one of an epoch is short."""
-    clients = clients or task.clients
-    random = np.random.default_rng(0)
-    steps = -(-task.samples // task.batch)
-    shape = (clients, steps, task.batch)
-    image = random.integers(0, 256, (*shape, task.side, task.side, 3), dtype=np.uint8)
-    valid = (np.arange(steps * task.batch) < task.samples).reshape(steps, task.batch)
-    label = random.integers(0, 10, shape).astype(np.int32)
-    return {"image": image, "label": label, "valid": np.broadcast_to(valid, shape)}
-
-
-def our_round(task: Task, clients: int | None = None) -> tuple[Callable[[], None], float]:
-    """Our round as a function without arguments, and the seconds its compilation took."""
-    batches = jax.tree.map(jnp.asarray, make_batches(task, clients))
-    key = jax.random.key(0)
-    method = fedavg(task.model, optax.sgd(LEARNING_RATE), weigh=uniform)
-
-    @jax.jit
-    def begin() -> FederatedState:
-        variables = task.model.init(key, jnp.zeros((2, task.side, task.side, 3)))
-        return method.init(key, variables, len(batches["label"]))
-
-    state = begin()
-    start = time.perf_counter()
-    compiled = method.round.lower(state, batches, key).compile()
-    compile_seconds = time.perf_counter() - start
-
-    def run() -> None:
-        nonlocal state
-        state, metrics = compiled(state, batches, key)
-        jax.block_until_ready((state, metrics))
-
-    return run, compile_seconds
-
-
-def torch_network(task: Task) -> Any:
-    """PyTorch's module for a task; its forward returns (features, logits)."""
-    import torch_models
-
-    if task.name == "DigitCNN":
-        return torch_models.DigitCNN()
-    return torch_models.ResNet(torch_models.BasicBlock, (2, 2, 2, 2))
-
-
-def their_round(
-    task: Task, threads: int, channels_last: bool, steps: int | None = None
-) -> Callable[[], None]:
-    """PyTorch's loop over clients at one setting, of `steps` steps a client (default: all)."""
-    import torch
-
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    server = torch_network(task).to(memory_format=layout)
-    batches = make_batches(task)
-    images = torch.from_numpy(batches["image"]).permute(0, 1, 2, 5, 3, 4)
-
-    def batch(k: int, s: int) -> tuple[Any, Any]:
-        n = int(batches["valid"][k, s].sum())
-        labels = torch.from_numpy(batches["label"][k, s, :n]).long()
-        return images[k, s, :n].contiguous(memory_format=layout), labels
-
-    data = [[batch(k, s) for s in range(images.shape[1])[:steps]] for k in range(task.clients)]
-
-    def train(client: list[tuple[Any, Any]]) -> dict[str, Any]:
-        network = copy.deepcopy(server).train()
-        optimizer = torch.optim.SGD(network.parameters(), LEARNING_RATE)
-        for x, y in client:
-            optimizer.zero_grad()
-            _, logits = network((x.float() / 255 - 0.5) / 0.5)
-            torch.nn.functional.cross_entropy(logits, y).backward()
-            optimizer.step()
-        return network.state_dict()
-
-    def run() -> None:
-        torch.set_num_threads(threads)
-        trained = [train(client) for client in data]
-        with torch.no_grad():
-            for name, value in server.state_dict().items():
-                value.copy_(torch.stack([one[name].float() for one in trained]).mean(0))
-
-    return run
-
-
-SETTINGS = [(threads, last) for threads in (1, os.cpu_count()) for last in (False, True)]
-
-
-def fastest(runs: dict[tuple, Callable[[], None]]) -> tuple:
-    """The setting whose run is fastest, by the minimum of two after a warm-up."""
-    times = {}
-    for setting, run in runs.items():
-        run()
-        times[setting] = min(seconds(run) for _ in range(2))
-    return min(times, key=times.get)
-
-
-def seconds(run: Callable[[], None]) -> float:
-    """Wall time of one call; a pause before it lets the other program's threads go to sleep."""
-    time.sleep(0.3)
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def compare(
-    name: str, ours: Callable[[], None], theirs: Callable[[], None], repeats: int
-) -> tuple[float, float]:
-    """Times both in turn, prints median and spread; returns (our median, ratio)."""
-    ours(), theirs()
-    pairs = [(seconds(ours), seconds(theirs)) for _ in range(repeats)]
-    a, b = (sorted(column) for column in zip(*pairs, strict=True))
-    ratio = median(b) / median(a)
-    print(
-        f"{name:<36} ours {median(a):7.3f} s [{a[0]:.3f}, {a[-1]:.3f}]   "
-        f"PyTorch {median(b):7.3f} s [{b[0]:.3f}, {b[-1]:.3f}]   ratio {ratio:.2f}"
+def main() -> None:
+    """Runs the parts asked for, prints them; status 1 where no ratio could be measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--repeats", type=int, default=15, help="pieces of each program; default %(default)s")
+    add("--only", nargs="*", default=list(PARTS), choices=PARTS, help="default: all")
+    add("--samples", type=int, help="images of a client in a round; default: the task's own")
+    add("--json", action="store_true", help="print a JSON object as the last line")
+    options = parser.parse_args()
+    jax.config.update("jax_enable_compilation_cache", False)  # compile time is measured
+    here = announce(
+        "DigitCNN and ResNet18 in fedjax_bn (ours) and in PyTorch eager, all settings in turn; "
+        f"ratio = PyTorch / ours: median of pairs [{CONFIDENCE:.0%} interval], above 1 ours is "
+        "faster; user and system are medians of CPU seconds on all cores",
+        "torch",
     )
-    return median(a), ratio
+    results: dict[str, Any] = {}
+    for part in PARTS:
+        if part in options.only:
+            results |= PARTS[part](options)
+    if options.json:
+        print(json.dumps({"machine": here, "repeats": options.repeats, **results}))
+    ratios = [value for name, value in results.items() if name.endswith("_ratio")]
+    if ratios and all(ratio is None for ratio in ratios):
+        sys.exit(1)
 
 
-def compare_rounds(task: Task, repeats: int, rate: float) -> tuple[float, float]:
-    """A round of all clients; returns (ratio, compile seconds)."""
-    ours, compile_seconds = our_round(task)
-    setting = fastest({setting: their_round(task, *setting, steps=2) for setting in SETTINGS})
-    theirs = their_round(task, *setting)
-    wall, ratio = compare(f"{task.name} round, K={task.clients}", ours, theirs, repeats)
-    work = 3 * task.gigaflops * task.clients * task.samples
-    print(
-        f"    compiled in {compile_seconds:.1f} s; PyTorch at {setting[0]} threads, "
-        f"{'channels_last' if setting[1] else 'contiguous'}; "
-        f"{work / wall:.0f} Gflop/s of direct convolution, {work / wall / rate:.0%} of the "
-        "machine's matrix product"
-    )
-    return ratio, compile_seconds
+def digits(options: argparse.Namespace) -> dict[str, Any]:
+    """A round of DigitCNN; its compile time."""
+    return compare_rounds(DIGITS, "digit_cnn", options)
 
 
-def our_evaluation(images: int, batch: int) -> Callable[[], None]:
-    """Accuracy of DigitCNN on random images, in batches."""
-    method = fedavg(DIGITS.model, optax.sgd(LEARNING_RATE))
-    variables = jax.jit(DIGITS.model.init)(jax.random.key(0), jnp.zeros((2, 28, 28, 3)))
-    state = method.init(jax.random.key(0), variables, 1)
-    data = stack_batches([evaluation_data(images)], batch)
-    score = score_clients(DIGITS.model, standardize(), 1)
-    return lambda: score(state, data).block_until_ready()
+def resnet(options: argparse.Namespace) -> dict[str, Any]:
+    """A round of ResNet18; its compile time."""
+    return compare_rounds(RESNET, "resnet18", options)
 
 
-def their_evaluation(
-    images: int, batch: int, threads: int, channels_last: bool
-) -> Callable[[], None]:
-    """The same in PyTorch's inference mode at one setting."""
-    import torch
+def compare_rounds(task: Task, label: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A round beside PyTorch's."""
+    import in_torch  # here, because torch must not count into `peak_memory`
 
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    network = torch_network(DIGITS).to(memory_format=layout).eval()
-    data = evaluation_data(images)
-    pixels, labels = torch.from_numpy(data.images), torch.from_numpy(data.labels)
-    pixels = pixels.permute(0, 3, 1, 2).contiguous(memory_format=layout)
-
-    def run() -> None:
-        torch.set_num_threads(threads)
-        right = 0
-        with torch.inference_mode():
-            for i in range(0, images, batch):
-                _, logits = network((pixels[i : i + batch].float() / 255 - 0.5) / 0.5)
-                right += (logits.argmax(1) == labels[i : i + batch]).sum()
-        right.item()
-
-    return run
+    task = task._replace(samples=options.samples or task.samples)
+    print(f"\n{task.name} round, {task.clients} clients of {task.samples} images")
+    compile_round, repeat = in_jax.a_round(task)
+    wall, cpu = least_compile_time(compile_round)
+    print(f"compiled in {wall:.1f} s, {cpu:.1f} s of CPU, the least of three")
+    runs = {"ours": repeat(compile_round())} | in_torch.rounds(task)
+    samples = interleave(runs, options.repeats, rest=REST)
+    show(samples, "ours")
+    ratio = headline(samples, [name for name in samples if name != "ours"])
+    show_rate(3 * task.gigaflops * task.clients * task.samples, samples["ours"])
+    return {
+        f"{label}_ratio": number(ratio),
+        f"{label}_compile_seconds": round(wall, 2),
+        f"{label}_compile_cpu_seconds": round(cpu, 2),
+        f"{label}_round": figures(samples, "ours"),
+    }
 
 
-def evaluation_data(images: int) -> Split:
-    """Random images and labels."""
-    random = np.random.default_rng(0)
-    pixels = random.integers(0, 256, (images, 28, 28, 3), dtype=np.uint8)
-    return Split(pixels, random.integers(0, 10, images).astype(np.int32))
+def least_compile_time(compile_round: Callable[[], Any]) -> tuple[float, float]:
+    """Least wall and CPU seconds of three compilations, each with empty caches."""
+    spent = []
+    for _ in range(3):
+        jax.clear_caches()
+        spent.append(spend(compile_round))
+    return min(wall for wall, _, _ in spent), min(user + system for _, user, system in spent)
 
 
-def compare_evaluation(repeats: int, images: int = 10_000, batch: int = 500) -> tuple[float, float]:
-    """Accuracy on 10,000 images in the default batches, and beside PyTorch's best batches.
+def evaluation(options: argparse.Namespace, images: int = 1_000, batch: int = 500) -> dict:
+    """Accuracy of DigitCNN in our default batches, beside the same and other ones of PyTorch."""
+    import in_torch
 
-    Returns:
-      The ratio where both take the same batches, and where PyTorch takes those that suit it best.
-    """
-    ours = our_evaluation(images, batch)
-
-    def against(sizes: Sequence[int], name: str) -> float:
-        settings = [(size, *setting) for size in sizes for setting in SETTINGS]
-        best = fastest({setting: their_evaluation(1_000, *setting) for setting in settings})
-        ratio = compare(name, ours, their_evaluation(images, *best), repeats)[1]
-        print(
-            f"    batches of {batch}; PyTorch of {best[0]} at {best[1]} threads, "
-            f"{'channels_last' if best[2] else 'contiguous'}"
-        )
-        return ratio
-
-    name = f"DigitCNN evaluation, {images:,} images"
-    return against([batch], name), against([50, 100, 250], "the same, PyTorch's best batches")
+    print(f"\nDigitCNN evaluation, {images:,} images, ours in batches of {batch}")
+    theirs = in_torch.evaluations(DIGITS, images, (50, 100, 250, batch))
+    runs = {name: run for by_setting in theirs.values() for name, run in by_setting.items()}
+    runs["ours"] = in_jax.evaluation(DIGITS, images, batch)
+    samples = interleave(runs, options.repeats, rest=REST)
+    show(samples, "ours")
+    same = headline(samples, theirs[batch])
+    best = headline(samples, [name for name in samples if name != "ours"])
+    return {
+        "evaluation_ratio": number(same),
+        "evaluation_best_batch_ratio": number(best),
+        "evaluation": figures(samples, "ours"),
+    }
 
 
-def matrix_rate(size: int = 2048) -> float:
-    """Gflop/s of a float32 matrix product of this machine in JAX, the best of ten."""
-    a = jnp.ones((size, size))
-    product = jax.jit(jnp.dot)
-    product(a, a).block_until_ready()
-    return (
-        2e-9 * size**3 / min(seconds(lambda: product(a, a).block_until_ready()) for _ in range(10))
-    )
+def headline(samples: Mapping[str, Samples], names: Iterable[str]) -> Ratio:
+    """Prints and returns the ratio of the fastest of `names` to ours."""
+    best = fastest(samples, names)
+    ratio = paired_ratio(samples[best], samples["ours"])
+    conclude(f"{best} / ours", ratio)
+    return ratio
 
 
-def scaling(repeats: int) -> None:
-    """Time of a round by the number of clients, 96 images each."""
-    task = DIGITS._replace(samples=96)
-    for clients in (5, 10, 20):
-        ours, _ = our_round(task, clients)
-        ours()
-        wall = median(seconds(ours) for _ in range(repeats))
-        print(f"DigitCNN round, K={clients:<3} {wall:7.3f} s, {wall / clients:.3f} s a client")
+def number(ratio: Ratio) -> float | None:
+    """The median for JSON, none where it was not measured."""
+    return round(ratio.median, 3) if ratio.measured else None
 
 
-def peak_memory_mb() -> float:
+def show_rate(gigaflop: float, ours: Samples) -> None:
+    """Prints our arithmetic a second, and the machine's in a plain matrix product."""
+    product, work = in_jax.matrix_product()
+    machine = work / interleave({"product": product}, 10)["product"].wall.min()
+    rate = gigaflop / ours.wall.min()
+    print(f"{rate:.0f} Gflop/s of direct convolution at best; matrix product {machine:.0f} Gflop/s")
+
+
+def scaling(options: argparse.Namespace) -> dict[str, Any]:
+    """Time a client by the number of clients, 96 images each."""
+    print("\nDigitCNN round of 96 images a client, time a client by the number of clients")
+    counts = {f"K={k}": k for k in (5, 10, 20)}
+    tasks = {name: DIGITS._replace(samples=96, clients=k) for name, k in counts.items()}
+    runs = {name: compiled_round(task) for name, task in tasks.items()}
+    timed = interleave(runs, options.repeats)
+    samples = {name: timed[name].per(k) for name, k in counts.items()}
+    show(samples, "K=5")
+    return {"scaling": figures(samples, "K=5")}
+
+
+def compiled_round(task: Task) -> Callable[[], None]:
+    """Our round, ready to run."""
+    compile_round, repeat = in_jax.a_round(task)
+    return repeat(compile_round())
+
+
+def memory(options: argparse.Namespace) -> dict[str, Any]:
     """Peak resident memory of a fresh process that runs DigitCNN rounds with K = 5."""
-    import resource
+    del options
+    command = [sys.executable, __file__, "peak-memory"]
+    peak = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    print(f"\npeak memory of DigitCNN rounds, K=5: {peak:.0f} MB")
+    return {"peak_memory_mb": round(peak, 1)}
 
-    if "--memory" not in sys.argv:
-        command = [sys.executable, __file__, "--memory"]
-        return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    ours, _ = our_round(DIGITS)
+
+def peak_memory() -> float:
+    """MB that this process has had at most, after two rounds."""
+    run = compiled_round(DIGITS._replace(clients=5))
     for _ in range(2):
-        ours()
+        run()
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
-def main() -> None:
-    """Runs all comparisons and prints them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7, help="timed pairs of each comparison")
-    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
-    parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.memory:
-        print(peak_memory_mb())
-        return
-    memory = peak_memory_mb()  # first: Linux counts the parent's own peak at the fork as well
-    rate = matrix_rate()
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, jax {jax.__version__}, "
-        f"matrix product {rate:.0f} Gflop/s; median [min, max] of {options.repeats}"
-    )
-    digits, compile_seconds = compare_rounds(DIGITS, options.repeats, rate)
-    resnet, _ = compare_rounds(RESNET, options.repeats, rate)
-    evaluation, best_batch = compare_evaluation(options.repeats)
-    scaling(3)
-    print(f"peak memory of DigitCNN rounds, K=5: {memory:.0f} MB")
-    if options.json:
-        results = {
-            "digit_cnn_ratio": round(digits, 3),
-            "resnet18_ratio": round(resnet, 3),
-            "evaluation_ratio": round(evaluation, 3),
-            "evaluation_ratio_best_batch": round(best_batch, 3),
-            "compile_seconds": round(compile_seconds, 2),
-            "peak_memory_mb": round(memory, 1),
-        }
-        print(json.dumps(results))
-
+# Memory first: Linux counts the parent's own peak at the fork as well.
+PARTS = {f.__name__: f for f in (memory, digits, resnet, evaluation, scaling)}
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["peak-memory"]:
+        print(peak_memory())
+    else:
+        main()

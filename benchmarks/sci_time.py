@@ -6,13 +6,12 @@
 A step is the gradient of all parameters (and of the mask) and SGD's move. "autodiff" is what the
 library does: the inner gradient by reverse differentiation, which with one mask before the
 classifier reaches the classifier alone. "closed form" writes that gradient down from the
-classifier's weights and the softmax residual. All are timed in turn; medians are compared.
+classifier's weights and the softmax residual. All are timed in turn (see
+`interleave`).
 """
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,20 +25,25 @@ from fedjax_bn.methods.sci import Aligned, Alignment, aligned_objective, mask_gr
 from fedjax_bn.models import DigitCNN, ResNet18, SmallCNN
 from fedjax_bn.models.features import features_and_logits
 from fedjax_bn.models.masks import with_masks
+from interleave import Samples, conclude, figures, interleave, paired_ratio, show
+from machine import announce
 
 MODELS = {"ResNet18": (ResNet18, 64), "DigitCNN": (DigitCNN, 28), "SmallCNN": (SmallCNN, 28)}
 
 
 def main() -> None:
     """Times, prints a table and perhaps JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="ResNet18", choices=MODELS)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse_args()
-
     make, size = MODELS[options.model]
+    here = announce(
+        f"{options.model} {size}x{size}, batches of {options.batch}: a step with SCI's penalty "
+        f"beside a plain step, on {jax.devices()[0]}",
+    )
     model, key = make(num_classes=7), jax.random.key(0)
     shape = (options.batch, size, size, 3)
     batch = {
@@ -50,14 +54,12 @@ def main() -> None:
     }
     variables = with_masks(model, jax.jit(model.init)(key, batch["image"]))
     steps = timed_steps(model, variables)
-    seconds = time_in_turn(steps, variables, batch, options.repeats)
-    plain = seconds["plain"]
-    print(f"{options.model} {size}x{size}, batch {options.batch}, {jax.devices()[0]}")
-    for name, value in seconds.items():
-        print(f"{name:<12} {1e3 * value:9.2f} ms   {value / plain:6.3f} of plain")
+    taken = time_in_turn(steps, variables, batch, options.repeats)
+    show(taken, "plain")
+    for name in ("autodiff", "closed form"):
+        conclude(f"{name} / plain", paired_ratio(taken[name], taken["plain"]))
     if options.json:
-        ratios = {name: value / plain for name, value in seconds.items()}
-        print(json.dumps({"model": options.model, "batch": options.batch, "ratio": ratios}))
+        print(json.dumps({"machine": here, **vars(options), "results": figures(taken, "plain")}))
 
 
 def timed_steps(model: Any, variables: dict) -> dict[str, Callable]:
@@ -108,25 +110,18 @@ def closed_form_objective(model: Any, strength: float) -> Callable:
 
 def time_in_turn(
     steps: dict[str, Callable], variables: dict, batch: dict, repeats: int
-) -> dict[str, float]:
-    """Median seconds of one step of each, inside a loop as local training has it."""
+) -> dict[str, Samples]:
+    """Times of one step of each, inside a loop as local training has it."""
 
-    def three(step: Callable) -> Callable:
+    def three(step: Callable) -> Callable[[], object]:
+        @jax.jit
         def run(variables: dict, batch: dict) -> dict:
             return jax.lax.fori_loop(0, 3, lambda _, v: step(v, batch), variables)
 
-        return jax.jit(run)
+        return lambda: jax.block_until_ready(run(variables, batch))
 
-    compiled = {name: three(step) for name, step in steps.items()}
-    for run in compiled.values():
-        jax.block_until_ready(run(variables, batch))
-    taken = {name: [] for name in steps}
-    for _ in range(repeats):
-        for name, run in compiled.items():
-            start = time.perf_counter()
-            jax.block_until_ready(run(variables, batch))
-            taken[name].append((time.perf_counter() - start) / 3)
-    return {name: statistics.median(values) for name, values in taken.items()}
+    taken = interleave({name: three(step) for name, step in steps.items()}, repeats)
+    return {name: samples.per(3) for name, samples in taken.items()}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,184 @@
+"""Times programs in turn, in many short pieces, and says how much they differ, or refuses to.
+
+A machine that others use too is fast in one minute and slow in the next. So every repetition runs
+each program once, in an order drawn anew, and what is compared are two times of one repetition. A
+ratio that the repetitions leave open is not printed.
+"""
+
+import math
+import random
+import resource
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+FEWEST = math.ceil(1 - math.log2(1 - CONFIDENCE))  # the range of fewer values covers less often
+WIDEST = 0.1
+
+Run = Callable[[], object]
+
+
+class Samples(NamedTuple):
+    """Seconds of one program's R pieces.
+
+    Attributes:
+      wall: f64[R], as a clock on the wall has them.
+      user: f64[R], of all cores in this process's own code.
+      system: f64[R], of all cores in the system on behalf of this process.
+    """
+
+    wall: np.ndarray
+    user: np.ndarray
+    system: np.ndarray
+
+    def per(self, count: float) -> "Samples":
+        """The same for one of `count` equal parts of a piece."""
+        return Samples(*(seconds / count for seconds in self))
+
+
+class Ratio(NamedTuple):
+    """How many times as long one program takes as another.
+
+    Attributes:
+      of_minima: ratio of the shortest pieces.
+      median: of the ratios, each of two pieces of one repetition.
+      low: lower end of that median's interval at 95 %.
+      high: its upper end.
+      repeats: number of ratios.
+    """
+
+    of_minima: float
+    median: float
+    low: float
+    high: float
+    repeats: int
+
+    @property
+    def width(self) -> float:
+        """The interval's width as a fraction of the median; NaN where there is no interval."""
+        return (self.high - self.low) / self.median
+
+    @property
+    def measured(self) -> bool:
+        """Whether the interval is narrow enough to show the ratio."""
+        return self.width <= WIDEST
+
+    @property
+    def refusal(self) -> str:
+        """Why the ratio is not shown, and what to do; empty where it is."""
+        if self.measured:
+            return ""
+        if self.repeats < FEWEST:
+            return f"{self.repeats} repetitions give no interval: --repeats {FEWEST} or more"
+        enough = math.ceil(self.repeats * (self.width / WIDEST) ** 2)
+        return (
+            f"the interval is {self.width:.0%} wide, more than {WIDEST:.0%}: "
+            f"a quieter machine, or about --repeats {enough}"
+        )
+
+    def __str__(self) -> str:
+        """The ratio, or that it is not measured."""
+        if not self.measured:
+            return "not measured"
+        interval = f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return f"{interval}, of minima {self.of_minima:.3f}"
+
+    def figures(self) -> dict[str, Any]:
+        """What JSON shows: the numbers, or why there are none."""
+        return self._asdict() if self.measured else {"not_measured": self.refusal}
+
+
+def spend(run: Run) -> tuple[float, float, float]:
+    """Runs once; returns wall, user and system seconds.
+
+    Child processes are not in user and system: the system counts them only once they have ended.
+    """
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    start = time.perf_counter()
+    run()
+    wall = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return wall, after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+
+
+def interleave(
+    runs: Mapping[str, Run],
+    repeats: int,
+    *,
+    before: Callable[[str], object] = lambda name: None,
+    rest: float = 0.0,
+    seed: int = 0,
+) -> dict[str, Samples]:
+    """Times all programs, each once a repetition, after one run of each that does not count.
+
+    Args:
+      runs: name -> a function that returns when its work is done.
+      repeats: R, at least 1.
+      before: called with the name before each run, outside the time.
+      rest: seconds of sleep before each run, in which the last one's threads stop spinning.
+      seed: of the orders.
+
+    Raises:
+      ValueError: `repeats` is below 1.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats={repeats} must be at least 1")
+    order, shuffle = list(runs), random.Random(seed).shuffle
+    spent: dict[str, list[tuple[float, float, float]]] = {name: [] for name in runs}
+    for _ in range(repeats + 1):
+        shuffle(order)  # what ran before leaves the caches in its own state
+        for name in order:
+            before(name)
+            time.sleep(rest)
+            spent[name].append(spend(runs[name]))
+    return {name: Samples(*np.array(values[1:]).T) for name, values in spent.items()}
+
+
+def paired_ratio(samples: Samples, to: Samples) -> Ratio:
+    """Wall time over wall time, repetition by repetition.
+
+    The median's interval lies between two of the sorted ratios (order statistics), so it supposes
+    no distribution; it holds for this process, and another one may lie elsewhere.
+    """
+    ratios = samples.wall / to.wall
+    interval = stats.quantile_test(ratios).confidence_interval(CONFIDENCE)
+    numbers = (samples.wall.min() / to.wall.min(), np.median(ratios), interval.low, interval.high)
+    return Ratio(*map(float, numbers), repeats=len(ratios))
+
+
+def fastest(samples: Mapping[str, Samples], names: Iterable[str]) -> str:
+    """That of `names` with the least median wall time."""
+    return min(names, key=lambda name: np.median(samples[name].wall))
+
+
+def show(samples: Mapping[str, Samples], base: str) -> None:
+    """Prints times of all programs, and ratios of wall time to that of `base`."""
+    head = ("least", "median", "user", "system")
+    width = max(map(len, samples)) + 2
+    print(f"{'milliseconds':<{width}}" + "".join(f"{name:>11}" for name in head) + f"   / {base}")
+    for name, own in samples.items():
+        columns = (own.wall.min(), *map(np.median, own))
+        times = "".join(f"{1e3 * value:11.2f}" for value in columns)
+        ratio = "1" if name == base else paired_ratio(own, samples[base])
+        print(f"{name:<{width}}{times}   {ratio}")
+
+
+def conclude(claim: str, ratio: Ratio) -> None:
+    """Prints a ratio, or why there is none and what to do."""
+    print(f"=> {claim}: {ratio}" + (f" ({ratio.refusal})" if ratio.refusal else ""))
+
+
+def figures(samples: Mapping[str, Samples], base: str) -> dict[str, Any]:
+    """As `show`, for JSON: by name, seconds and the ratio to `base`."""
+    return {
+        name: {
+            "least": float(own.wall.min()),
+            "median": {kind: float(np.median(values)) for kind, values in own._asdict().items()},
+            f"ratio to {base}": paired_ratio(own, samples[base]).figures(),
+        }
+        for name, own in samples.items()
+    }
