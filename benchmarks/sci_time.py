@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.client import Received, cross_entropy, differentiate, forward, gradient_step
+from fedjax_bn.client import Received, differentiate, gradient_step
 from fedjax_bn.methods.fedcd import masked_step
+from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.methods.sci import Aligned, Alignment, aligned_objective, mask_gradient
 from fedjax_bn.models import DigitCNN, ResNet18, SmallCNN
-from fedjax_bn.models.features import features_and_logits
+from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import with_masks
 from interleave import Samples, conclude, figures, interleave, paired_ratio, show
 from machine import announce
@@ -71,12 +72,14 @@ def timed_steps(model: Any, variables: dict) -> dict[str, Callable]:
     def read(images: jax.Array, dtype: Any) -> jax.Array:
         return images.astype(dtype)
 
+    learned, _ = learning(model, prepare=read)
     objectives = {
-        "autodiff": aligned_objective(model, read, 0.7),
+        "autodiff": aligned_objective(learned, 0.7),
         "closed form": closed_form_objective(model, 0.7),
     }
-    locals_ = {"plain": gradient_step(differentiate(cross_entropy(model, read)), optimizer)}
-    locals_ |= {n: masked_step(o, optimizer, optimizer) for n, o in objectives.items()}
+    masked = {name: differentiate(one, ("params", "mask")) for name, one in objectives.items()}
+    locals_ = {"plain": gradient_step(differentiate(supervised(learned)), optimizer)}
+    locals_ |= {name: masked_step(gradient, optimizer) for name, gradient in masked.items()}
 
     def step(local: Any, variables: dict, batch: dict) -> dict:
         return local.update(variables, local.init(variables), batch, received, key)[0]
@@ -92,18 +95,19 @@ def closed_form_objective(model: Any, strength: float) -> Callable:
 
     def objective(
         variables: dict, batch: dict, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, Aligned]:
+    ) -> tuple[jax.Array, tuple[jax.Array, Aligned]]:
         mask, head = variables["mask"]["features"], variables["params"]["head"]
         plain = {name: variables[name] for name in ("params", "batch_stats")}
-        (features, _), moved = forward(
-            model, plain, batch["image"], batch["valid"], key, features_and_logits
-        )
+        passed = {"train": True, "valid": batch["valid"], "key": key, "features": True}
+        out = forward(model, plain, batch["image"], **passed)
+        features = out.features
         kernel, bias, labels = head["kernel"], head["bias"], batch["label"]
         gradient = mask_gradient(features, mask, kernel, bias, labels, batch["valid"])
         logits = (features * mask) @ kernel + bias
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
         gap = jnp.square(gradient - received.server.gradient["features"]).sum()
-        return loss + strength * gap, Aligned(loss, {"features": gradient}, moved)
+        value = loss + strength * gap
+        return value, (value, Aligned(loss, {"features": gradient}, out.moved))
 
     return objective
 
