@@ -24,12 +24,11 @@ from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod, federate
 from fedjax_bn.models.forward import forward
+from fedjax_bn.perturb import Perturb
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, classification
 
 PyTree = Any
-# perturb(key, x f[B, ...], valid bool[B]) -> x: what training does to what the model reads
-Perturb = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 PERTURBING = 2**31 + 1  # what the key of a step is folded with for `perturb`
 
 
@@ -71,7 +70,7 @@ def learning(
       prepare: turns stored images into what the model reads; by default bytes are standardized
         with mean and standard deviation 0.5.
       perturb: `perturb(key, x f[B, ...], valid bool[B]) -> x`, between `prepare` and the model, in
-        training only.
+        training only; see `fedjax_bn.perturb`.
       task: the loss to train by; `task.classification()` by default.
       **options: anything else.
     """
