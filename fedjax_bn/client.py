@@ -26,10 +26,8 @@ import optax
 
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.dtypes import promote
-from fedjax_bn.models.features import takes_train
-from fedjax_bn.models.masks import apply
-from fedjax_bn.normalization import normalize_with
-from fedjax_bn.sharing import STATISTICS, Variables
+from fedjax_bn.models.forward import forward
+from fedjax_bn.sharing import Variables
 
 PyTree = Any
 Batch = dict[str, jax.Array]
@@ -118,47 +116,12 @@ def cross_entropy(model: nn.Module, prepare: Prepare | None = None) -> Objective
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         del received
         images = prepare(batch["image"], parameter_dtype(variables))
-        logits, moved = forward(model, variables, images, batch["valid"], key)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        output = forward(model, variables, images, train=True, valid=batch["valid"], key=key)
+        losses = optax.softmax_cross_entropy_with_integer_labels(output.outputs, batch["label"])
         loss = masked_mean(losses, batch["valid"])
-        return loss, (loss, moved)
+        return loss, (loss, output.moved)
 
     return objective
-
-
-def forward(
-    model: nn.Module,
-    variables: Variables,
-    images: jax.Array,
-    valid: jax.Array,
-    key: jax.Array,
-    method: Callable[..., PyTree] | None = None,
-) -> tuple[PyTree, Variables]:
-    """One training pass: logits f[B, classes] and the moved `batch_stats`.
-
-    Batch norms see the valid samples only. A model whose `__call__` takes `train` is told so, and
-    `key` feeds its dropout.
-
-    Args:
-      model: linen module.
-      variables: its collections.
-      images: f[B, ...] as the model reads them.
-      valid: bool[B], the samples that count.
-      key: random key.
-      method: a function `(model, images)` to apply in place of `__call__`, whose result is then
-        returned in place of the logits, such as `halves.halves` makes.
-    """
-    options = takes_train(method or model.__call__, True)
-    with normalize_with(valid=valid):
-        return apply(
-            model,
-            variables,
-            images,
-            mutable=[STATISTICS],
-            rngs={"dropout": key},
-            method=method,
-            **options,
-        )
 
 
 def differentiate(objective: Objective) -> Gradient:

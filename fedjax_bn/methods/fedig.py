@@ -22,9 +22,8 @@ from fedjax_bn.client import (
 )
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.models.features import takes_train
-from fedjax_bn.models.halves import halves
-from fedjax_bn.normalization import StatisticsRule, normalize_with
+from fedjax_bn.models.forward import Output, forward
+from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
 from fedjax_bn.normalization.adapter import init as init_adapter
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
@@ -65,7 +64,7 @@ def fedig(
 
     Args:
       model: linen module with at least one `BatchNorm`, images -> logits;
-        `fedjax_bn.models.halves` says what its features are.
+        `fedjax_bn.models.features` says what its features are.
       optimizer: the local optimizer.
       lambda_1: weight of CACL, at least 0.
       lambda_2: weight of CAFL, at least 0. 4.0 is for networks that start from ImageNet's weights;
@@ -142,30 +141,29 @@ def client_agnostic(
         images = prepare(batch["image"], parameter_dtype(variables))
         valid = batch["valid"]
 
-        def both(
-            variables: Variables, rule: StatisticsRule | None, frozen: bool
-        ) -> tuple[tuple[jax.Array, jax.Array], Variables]:
-            method = halves(model, variables, images, frozen=frozen)
-            with normalize_with(rule, valid):
-                return model.apply(
-                    variables,
-                    images,
-                    mutable=[STATISTICS],
-                    rngs={"dropout": key},  # the same masks in both passes
-                    method=method,
-                    **takes_train(method, True),
-                )
+        def both(variables: Variables, rule: StatisticsRule | None, frozen: bool) -> Output:
+            return forward(
+                model,
+                variables,
+                images,
+                train=True,
+                statistics=rule,
+                valid=valid,
+                key=key,  # the same masks in both passes
+                features=True,
+                frozen=frozen,
+            )
 
         def error(logits: jax.Array) -> jax.Array:
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
             return masked_mean(losses, valid)
 
-        (features, logits), moved = both(variables, statistics, frozen=False)
+        logits, features, moved = both(variables, statistics, frozen=False)
         loss = error(logits)
         if lambda_1 == lambda_2 == 0:
             return loss, (loss, moved)
         mixed = mixing(jax.random.fold_in(key, 1))
-        (augmented, read), _ = both({**variables, STATISTICS: received.server}, mixed, frozen=True)
+        read, augmented, _ = both({**variables, STATISTICS: received.server}, mixed, frozen=True)
         gaps = jnp.square(features - augmented).reshape(len(images), -1).sum(1)
         value = loss + lambda_1 * error(read) + lambda_2 * masked_mean(gaps, valid)
         return value, (loss, moved)
@@ -180,8 +178,9 @@ def adapter_loss(model: nn.Module, prepare: Prepare) -> Callable[..., jax.Array]
         adapter: PyTree, variables: Variables, batch: Batch, global_: PyTree, key: jax.Array
     ) -> jax.Array:
         images = prepare(batch["image"], parameter_dtype(variables))
-        with normalize_with(adapted_statistics(adapter, key), batch["valid"]):
-            logits = model.apply({**variables, STATISTICS: global_}, images)
+        rule = adapted_statistics(adapter, key)
+        received = {**variables, STATISTICS: global_}
+        logits = forward(model, received, images, statistics=rule, valid=batch["valid"]).outputs
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         return masked_mean(losses, batch["valid"])
 

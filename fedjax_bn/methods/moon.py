@@ -13,14 +13,13 @@ from fedjax_bn.client import (
     Received,
     Trained,
     differentiate,
-    forward,
     gradient_step,
     masked_mean,
     parameter_dtype,
 )
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.models.halves import halves
+from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import SharingRule, Variables, everything, join, split_like
 
 PyTree = Any
@@ -48,7 +47,7 @@ def moon(
 
     Args:
       model: linen module; one without `features` and `classify` has for features what its last
-        `nn.Dense` reads, see `fedjax_bn.models.halves`.
+        `nn.Dense` reads, see `fedjax_bn.models.features`.
       optimizer: the local optimizer.
       mu: strength of the contrast, at least 0; 1 as in the paper's CIFAR-100 experiments.
       temperature: T, above 0.
@@ -84,14 +83,15 @@ def contrastive(model: nn.Module, prepare: Prepare, mu: float, temperature: floa
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         images = prepare(batch["image"], parameter_dtype(variables))
-        both = halves(model, variables, images)
-        (z, logits), moved = forward(model, variables, images, batch["valid"], key, both)
+        logits, z, moved = forward(
+            model, variables, images, train=True, valid=batch["valid"], key=key, features=True
+        )
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         loss = masked_mean(losses, batch["valid"])
 
         def similarity(shared: PyTree) -> jax.Array:
             # Nothing here depends on the parameters being trained: no gradient.
-            other, _ = model.apply(join(shared, received.personal), images, method=both)
+            other = forward(model, join(shared, received.personal), images, features=True).features
             return cosine(z, other) / temperature
 
         pair = jnp.stack([similarity(received.shared), similarity(received.memory)], -1)

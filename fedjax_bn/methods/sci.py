@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.client import Batch, Received, forward, masked_mean, parameter_dtype
+from fedjax_bn.client import Batch, Received, masked_mean, parameter_dtype
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.models import masks
+from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
@@ -96,8 +97,10 @@ def aligned_objective(
         plain, own = masks.take(variables)
 
         def loss(own: Masks) -> tuple[jax.Array, Variables]:
-            with masks.multiply(own, model, plain, images):
-                logits, moved = forward(model, plain, images, batch["valid"], key)
+            masked = {**plain, masks.COLLECTION: own}
+            logits, _, moved = forward(
+                model, masked, images, train=True, valid=batch["valid"], key=key
+            )
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
             return masked_mean(losses, batch["valid"]), moved
 
