@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.client import Received, cross_entropy, differentiate, forward, gradient_step
+from fedjax_bn.client import Received, cross_entropy, differentiate, gradient_step
 from fedjax_bn.methods.fedcd import masked_step
 from fedjax_bn.methods.sci import Aligned, Alignment, aligned_objective, mask_gradient
 from fedjax_bn.models import DigitCNN, ResNet18, SmallCNN
-from fedjax_bn.models.features import features_and_logits
+from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import with_masks
 
 MODELS = {"ResNet18": (ResNet18, 64), "DigitCNN": (DigitCNN, 28), "SmallCNN": (SmallCNN, 28)}
@@ -93,8 +93,8 @@ def closed_form_objective(model: Any, strength: float) -> Callable:
     ) -> tuple[jax.Array, Aligned]:
         mask, head = variables["mask"]["features"], variables["params"]["head"]
         plain = {name: variables[name] for name in ("params", "batch_stats")}
-        (features, _), moved = forward(
-            model, plain, batch["image"], batch["valid"], key, features_and_logits
+        _, features, moved = forward(
+            model, plain, batch["image"], train=True, valid=batch["valid"], key=key, features=True
         )
         kernel, bias, labels = head["kernel"], head["bias"], batch["label"]
         gradient = mask_gradient(features, mask, kernel, bias, labels, batch["valid"])

@@ -8,8 +8,8 @@ import pytest
 import norm_nets as nets
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation import with_clients
-from fedjax_bn.models.cpu import chunks
-from fedjax_bn.models.cpu.chunks import in_cache, in_chunks
+from fedjax_bn.models.cpu import chunks, in_cache
+from fedjax_bn.models.cpu.chunks import in_chunks
 from fedjax_bn.normalization import batch_instance, normalize_with
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.mixig import sample_mixed_statistics
