@@ -196,7 +196,9 @@ def test_every_client_strategy_and_order_of_clients_gives_the_same_numbers():
 
 
 def test_several_masks_train_and_align_together():
-    state, _ = two_rounds(names=("features", "a", "bn"), optimizer=optax.adam(0.01))
+    names = ("features", "a", "bn")
+    masked = masks.with_masks(NormNet(), start(), names, jnp.zeros((2, 6)))
+    state, _ = two_rounds(start=lambda: masked, names=names, optimizer=optax.adam(0.01))
     own = masks.client_masks(state)
     assert {name: mask.shape for name, mask in own.items()} == {
         "features": (3, 8),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_bn.normalization.calls import takes_train
-from fedjax_bn.normalization.flax_nnx import Recorded, watch
+from fedjax_bn.normalization.flax_nnx import Recorded, set_value, watch
 from fedjax_bn.normalization.layer import RECORDED
 from fedjax_bn.sharing import STATISTICS, Variables
 
@@ -157,7 +157,7 @@ def _fill(net: nnx.Module, variables: Variables) -> None:
                         f"the variables lack {'/'.join((collection, *path))} of "
                         f"{type(net).__name__}: make them with init of the same model"
                     )
-                leaf[...] = rest.pop((collection, *path))
+                set_value(leaf, rest.pop((collection, *path)))
     modules = {tuple(map(str, path)): node for path, node in nnx.iter_graph(net)}
     for (collection, *path, name), value in rest.items():
         if not isinstance(modules.get(tuple(path)), nnx.Module) or collection != "params":
@@ -173,5 +173,6 @@ def _reseed(net: nnx.Module, key: jax.Array) -> None:
     for path, stream in list(nnx.iter_graph(net)):
         if isinstance(stream, nnx.RngStream):
             own = jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))
-            stream.key[...] = jax.random.split(own, stream.key.shape) if stream.key.shape else own
-            stream.count[...] = jnp.zeros_like(stream.count[...])
+            shape = stream.key[...].shape
+            set_value(stream.key, jax.random.split(own, shape) if shape else own)
+            set_value(stream.count, jnp.zeros(shape, jnp.uint32))

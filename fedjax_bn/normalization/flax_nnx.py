@@ -82,10 +82,19 @@ def _layer_of(module: nnx.BatchNorm, path: Path, moving: bool) -> Layer:
 
 def _store(module: nnx.BatchNorm, given: Statistics, *, moving: bool, recording: bool) -> None:
     if given.moved is not None and moving:
-        module.mean[...], module.var[...] = given.moved
+        set_value(module.mean, given.moved[0])
+        set_value(module.var, given.moved[1])
     if recording:
         for name, value in (given.recorded or {}).items():
             setattr(module, name, Recorded(value))
+
+
+def set_value(variable: nnx.Variable, value: jax.Array) -> None:
+    """Gives a variable another array, of any dtype; flax 0.11 has no `Variable.set_value`."""
+    if hasattr(variable, "set_value"):
+        variable.set_value(value)
+    else:
+        variable.value = value
 
 
 def _value(variable: nnx.Variable | None) -> jax.Array | None:
