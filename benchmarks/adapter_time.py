@@ -18,11 +18,10 @@ import jax
 
 from fedjax_bn import adaptation
 from fedjax_bn.models import DigitCNN, ResNet18
-from fedjax_bn.models.cpu.chunks import in_cache
-from fedjax_bn.normalization import BatchNorm, normalize_with, running_statistics
+from fedjax_bn.models.cpu import in_cache
+from fedjax_bn.normalization import Layer, Statistics, normalize_with, running_statistics
 from fedjax_bn.normalization.adapter import estimate, with_adapter
-from fedjax_bn.normalization.instance import Statistics
-from fedjax_bn.normalization.layer import is_spatial, name_of
+from fedjax_bn.normalization.layer import is_spatial
 from interleave import Samples, conclude, figures, interleave, paired_ratio, show
 from machine import announce
 
@@ -75,10 +74,10 @@ def plain_with_dense(model: ResNet18) -> Callable:
         def logits(chunk: jax.Array) -> jax.Array:
             results = []
 
-            def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+            def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
                 if is_spatial(x):
                     some = x.reshape(len(x), -1)[:, : 2 * x.shape[-1]]
-                    results.append(sum(estimate(adapter[name_of(layer)], some)))
+                    results.append(sum(estimate(adapter[layer.name], some)))
                 return running_statistics(layer, x, valid)
 
             with normalize_with(rule):

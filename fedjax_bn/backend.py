@@ -1,4 +1,8 @@
-"""What differs by backend: asked in one place, when a program is traced."""
+"""The one place that asks which machine a program is traced for.
+
+Code made for CPU (`models.cpu`, `normalization.instance`, `wait_for_all`) asks here and is plain
+XLA on any other backend.
+"""
 
 from typing import Any
 

@@ -9,7 +9,8 @@ import norm_nets as nets
 from fedjax_bn import adaptation
 from fedjax_bn.models import ResNet18
 from fedjax_bn.normalization import BatchNorm, adapter, normalize_with
-from fedjax_bn.normalization.layer import spatial_layers
+from fedjax_bn.normalization.calls import spatial_layers
+from fedjax_bn.normalization.layer import RECORDED
 
 MODEL = nets.HandMade()
 KEY = jax.random.key(5)
@@ -130,8 +131,8 @@ def test_alpha_in_training_is_reparameterized():
     x = nets.images_of(4000, shape=(2, 2, 3)).astype(jnp.float32)
     variables = nets.variables_of(layer, x)
     with normalize_with(adapter.adapted_statistics(parameters, KEY)):
-        _, seen = layer.apply(variables, x, mutable=[adapter.ALPHAS])
-    alpha = np.asarray(seen[adapter.ALPHAS]["alpha"])
+        _, seen = layer.apply(variables, x, mutable=[RECORDED])
+    alpha = np.asarray(seen[RECORDED]["alpha"])
     np.testing.assert_allclose([alpha.mean(), alpha.std()], [0.5, 0.05], rtol=0.05)
 
 
@@ -170,7 +171,7 @@ def test_recording_changes_no_prediction(x64):
     variables, images = ready()
     plain = predict(adaptation.zero_shot_adapter(MODEL), variables, images)
     with normalize_with(adapter.adapted_statistics(variables["adapter"])):
-        recorded, _ = MODEL.apply(variables, images, mutable=[adapter.ALPHAS])
+        recorded, _ = MODEL.apply(variables, images, mutable=[RECORDED])
     np.testing.assert_array_equal(plain, recorded)
 
 

@@ -119,7 +119,7 @@ def test_statistics_reach_every_layer_and_mixed_passes_move_nothing():
     seen = []
 
     def rule(layer, x, valid):
-        seen.append("/".join(layer.path))
+        seen.append(layer.name)
         return jnp.full(3, 2.0), jnp.full((x.shape[0], 3), 4.0 - layer.epsilon)
 
     x = data((5, 3), dtype=np.float32)

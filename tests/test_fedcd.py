@@ -24,7 +24,7 @@ from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP, masks
-from fedjax_bn.normalization import normalize_with
+from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import all_but_batch_norm, everything, nothing
 
 KEY = jax.random.key(5)
@@ -108,8 +108,7 @@ def gradients_by_hand(variables, batches, epoch):
             def loss(mask, k=k, s=s, valid=valid):
                 images = jnp.where(valid[:, None], batches["image"][k, s], 0)
                 held = {**variables, "mask": {"features": mask}}
-                with normalize_with(valid=valid):
-                    logits, _ = masks.apply(NormNet(), held, images, mutable=["batch_stats"])
+                logits = forward(NormNet(), held, images, train=True, valid=valid).outputs
                 logs = jax.nn.log_softmax(logits)[jnp.arange(4), batches["label"][k, s]]
                 return -jnp.where(valid, logs, 0).sum()
 
@@ -201,7 +200,9 @@ def test_every_client_strategy_and_order_of_clients_gives_the_same_numbers():
 
 
 def test_several_masks_train_and_align_together():
-    state, _ = two_rounds(names=("features", "a", "bn"), optimizer=optax.adam(0.01))
+    names = ("features", "a", "bn")
+    masked = masks.with_masks(NormNet(), start(), names, jnp.zeros((2, 6)))
+    state, _ = two_rounds(start=lambda: masked, names=names, optimizer=optax.adam(0.01))
     own = state.personal["mask"]
     assert {name: mask.shape for name, mask in own.items()} == {
         "features": (3, 8),
@@ -224,7 +225,7 @@ def test_it_is_served_by_any_adaptation_with_the_mean_mask():
     np.testing.assert_allclose(ours, NormNet().apply(plain, images), rtol=1e-5, atol=1e-6)
 
 
-def test_the_mask_of_a_model_that_shows_its_halves_trains_as_that_of_one_that_does_not():
+def test_the_mask_of_a_model_that_shows_its_features_trains_as_that_of_one_that_does_not():
     class Hidden(nn.Module):
         """The same layers as `MLP`, without methods."""
 

@@ -17,8 +17,7 @@ from fedjax_bn.methods import fedbn
 from fedjax_bn.methods.fedig import adapter_step, client_agnostic, fedig
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.models import MLP
-from fedjax_bn.models.features import features_and_logits
-from fedjax_bn.models.halves import halves
+from fedjax_bn.models.features import features_method
 from fedjax_bn.normalization import BatchNorm, batch_instance, normalize_with
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.mixig import constant, mixed_statistics, uniform
@@ -292,24 +291,28 @@ def test_a_negative_lambda_is_an_error(name):
         fedig(MODEL, optax.sgd(0.1), **{name: -1})
 
 
-def test_halves_of_a_hand_made_model_are_around_its_last_dense_layer(x64):
+def test_features_of_a_hand_made_model_are_what_its_last_dense_layer_reads(x64):
     variables, _ = start()
     images = nets.images_of(3)
-    features, logits = MODEL.apply(variables, images, method=halves(MODEL, variables, images))
+    features, logits = MODEL.apply(
+        variables, images, method=features_method(MODEL, variables, images)
+    )
     np.testing.assert_array_equal(logits, MODEL.apply(variables, images))
     out = variables["params"]["out"]
     np.testing.assert_allclose(features @ out["kernel"] + out["bias"], logits, rtol=1e-12)
 
 
-def test_halves_of_our_models_are_their_own():
+def test_features_of_our_models_are_their_own():
     model, images = MLP(hidden=(8,)), jnp.zeros((2, 5))
     variables = model.init(KEY, images)
-    ours = model.apply(variables, images, method=halves(model, variables, images))
-    theirs = model.apply(variables, images, method=features_and_logits)
-    assert_equal(ours, theirs)
+    features, logits = model.apply(
+        variables, images, method=features_method(model, variables, images)
+    )
+    assert_equal(features, model.apply(variables, images, method="features"))
+    assert_equal(logits, model.apply(variables, images))
 
 
 def test_a_model_without_a_dense_end_is_an_error():
     layer, x = BatchNorm(), jnp.zeros((2, 3))
     with pytest.raises(ValueError, match=r"does not end in an nn\.Dense"):
-        halves(layer, layer.init(KEY, x), x)
+        features_method(layer, layer.init(KEY, x), x)

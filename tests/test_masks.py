@@ -14,8 +14,8 @@ from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.models import MLP, DenseNet, DigitCNN, ResNet, SmallCNN, TwoLayer, masks
-from fedjax_bn.models.features import features_and_logits
-from fedjax_bn.models.halves import FeaturesOf, halves
+from fedjax_bn.models.features import FeaturesOf, features_method, last_dense
+from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import BatchNorm
 from small_oracle import SmallNet
 
@@ -82,29 +82,51 @@ def tiny():
 
 
 @pytest.mark.parametrize("index", range(len(MODELS)))
-def test_sizes_are_found_without_images_as_with_them(index):
+def test_the_number_of_features_is_found_without_images_as_with_them(index):
     model, variables, images = start(index)
-    ours = masks.channels(model, variables)
-    if isinstance(model, ResNet | DenseNet | SmallCNN | DigitCNN):
-        assert ours == masks.channels(model, variables, images)
+    found = [masks.with_masks(model, variables, images=x)["mask"] for x in (None, images)]
+    assert found[0]["features"].shape == found[1]["features"].shape
     features, _ = jax.eval_shape(
-        lambda v: model.apply(v, images, method=halves(model, v, images)), variables
+        lambda v: model.apply(v, images, method=features_method(model, v, images)), variables
     )
-    assert ours["features"] == features.shape[-1]
-    assert MODELS[index][2] in (None, ours["features"])
+    assert found[0]["features"].shape == features.shape[1:]
+    assert MODELS[index][2] in (None, features.shape[1])
+
+
+def test_a_size_that_kernels_do_not_tell_needs_images():
+    class Ring(nn.Module):
+        """Each dense layer could be the last."""
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(4)(nn.Dense(6, name="first")(x))
+
+    model, images = Ring(), jnp.zeros((2, 4))
+    variables = model.init(KEY, images)
+    for names in (("features",), ("first",)):
+        with pytest.raises(ValueError, match=r"not found without images: .*masks\.with_masks"):
+            masks.with_masks(model, variables, names)
+    both = masks.with_masks(model, variables, ("features", "first"), images)["mask"]
+    assert {name: mask.shape for name, mask in both.items()} == {"features": (6,), "first": (6,)}
+
+
+def test_a_mask_of_another_size_is_refused_with_the_remedy():
+    model, variables, images = tiny()
+    wrong = {**variables, "mask": {"features": jnp.ones(1)}}
+    with pytest.raises(ValueError, match=r"mask of shape \(1,\) meets .* 6 channels.*with_masks"):
+        forward(model, wrong, images)
 
 
 @pytest.mark.parametrize("index", range(10))
 def test_a_mask_multiplies_what_the_classifier_sees(index):
     model, variables, images = start(index)
-    size = masks.channels(model, variables)["features"]
-    mask = jnp.linspace(0.2, 1.7, size)
-    ours = masks.apply(model, {**variables, "mask": {"features": mask}}, images)
-    features, _ = model.apply(variables, images, method=halves(model, variables, images))
+    features, _ = model.apply(variables, images, method=features_method(model, variables, images))
+    mask = jnp.linspace(0.2, 1.7, features.shape[1])
+    ours = forward(model, {**variables, "mask": {"features": mask}}, images).outputs
     if hasattr(model, "classify"):
         theirs = model.apply(variables, features * mask, method="classify")
     else:
-        (*_, name), _ = masks.last_dense(model, variables, images), None
+        (*_, name), _ = last_dense(model, variables, images), None
         dense = variables["params"][name]
         theirs = (features * mask) @ dense["kernel"] + dense["bias"]
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -114,14 +136,14 @@ def test_a_mask_multiplies_what_the_classifier_sees(index):
 def test_masks_of_ones_and_no_masks_change_nothing(index):
     model, variables, images = start(index)
     theirs = model.apply(variables, images)
-    assert_equal(masks.apply(model, variables, images), theirs)
-    assert_equal(masks.apply(model, masks.with_masks(model, variables), images), theirs)
+    assert_equal(forward(model, variables, images).outputs, theirs)
+    assert_equal(forward(model, masks.with_masks(model, variables), images).outputs, theirs)
 
 
 def test_a_mask_of_a_module_multiplies_its_output():
     model, variables, images = start(0)
     mask = jnp.linspace(0.5, 1.5, 16)
-    ours = masks.apply(model, {**variables, "mask": {"bn1": mask}}, images)
+    ours = forward(model, {**variables, "mask": {"bn1": mask}}, images).outputs
     norm = variables["params"]["bn1"]
     scaled = {name: leaf * mask for name, leaf in norm.items()}
     params = variables["params"] | {"bn1": scaled}
@@ -131,7 +153,7 @@ def test_a_mask_of_a_module_multiplies_its_output():
 def test_several_masks_act_at_once():
     model, variables, images = start(9)
     names = ("features", "conv1", "norm2")
-    several = masks.with_masks(model, variables, names)["mask"]
+    several = masks.with_masks(model, variables, names, images)["mask"]
     assert {name: mask.shape for name, mask in several.items()} == {
         "features": (6,),
         "conv1": (4,),
@@ -140,28 +162,26 @@ def test_several_masks_act_at_once():
     plain = model.apply(variables, images)
     for name in names:
         changed = several | {name: several[name].at[::2].set(0.3)}
-        ours = masks.apply(model, {**variables, "mask": changed}, images)
+        ours = forward(model, {**variables, "mask": changed}, images).outputs
         assert np.abs(ours - plain).max() > 1e-4, name
 
 
 def test_features_beside_a_mask_are_those_before_it():
     for index in (0, 9):
         model, variables, images = start(index)
-        masked = {
-            **variables,
-            "mask": {"features": jnp.zeros(masks.channels(*start(index)[:2])["features"])},
-        }
-        features, _ = model.apply(variables, images, method=halves(model, variables, images))
+        method = features_method(model, variables, images)
+        features, _ = model.apply(variables, images, method=method)
+        masked = {**variables, "mask": {"features": jnp.zeros(features.shape[1])}}
         predict = adaptation.running(FeaturesOf(model)).predict
         np.testing.assert_allclose(predict(masked, (), images)[0], features, rtol=1e-5)
 
 
 def test_names_that_are_nowhere_are_refused_with_those_that_are():
-    model, variables, _ = start(0)
+    model, variables, images = start(0)
     with pytest.raises(
         ValueError, match="no intermediate 'pool' to mask; valid are bn1, fc1, fc2, features"
     ):
-        masks.with_masks(model, variables, ("pool",))
+        masks.with_masks(model, variables, ("pool",), images)
 
 
 def test_a_model_without_a_dense_classifier_is_refused_with_the_remedy():
@@ -171,14 +191,14 @@ def test_a_model_without_a_dense_classifier_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match="no intermediate 'features'"):
         masks.with_masks(Bare(), variables, images=jnp.zeros((2, 6)))
     with pytest.raises(ValueError, match=r"does not end in an nn\.Dense"):
-        masks.apply(Bare(), variables | {"mask": {"features": jnp.ones(6)}}, jnp.zeros((2, 6)))
+        forward(Bare(), variables | {"mask": {"features": jnp.ones(6)}}, jnp.zeros((2, 6)))
 
 
 def test_masks_that_are_there_stay():
-    model, variables, _ = start(0)
+    model, variables, images = start(0)
     own = {**variables, "mask": {"features": jnp.full(16, 0.5)}}
     assert_equal(masks.with_masks(model, own)["mask"], own["mask"])
-    both = masks.with_masks(model, own, ("features", "fc1"))["mask"]
+    both = masks.with_masks(model, own, ("features", "fc1"), images)["mask"]
     assert set(both) == {"features", "fc1"}
     assert_equal(both["features"], own["mask"]["features"])
 
@@ -214,12 +234,13 @@ def test_the_ensemble_of_batch_norms_applies_the_mask():
     np.testing.assert_allclose(logits, jnp.broadcast_to(bias, logits.shape), atol=1e-6)
 
 
-def test_the_shown_halves_are_masked_in_one_pass():
-    model, variables, images = start(7)
-    mask = jnp.linspace(0.2, 1.7, 5)
-    with masks.multiply({"features": mask}, model, variables, images):
-        features, _ = model.apply(variables, images, method=features_and_logits)
-    plain, _ = model.apply(variables, images, method=features_and_logits)
+@pytest.mark.parametrize("index", [0, 7])
+def test_features_of_a_pass_are_those_behind_their_mask(index):
+    model, variables, images = start(index)
+    plain = forward(model, variables, images, features=True).features
+    mask = jnp.linspace(0.2, 1.7, plain.shape[1])
+    masked = {**variables, "mask": {"features": mask}}
+    features = forward(model, masked, images, features=True).features
     np.testing.assert_allclose(features, plain * mask, rtol=1e-6)
 
 

@@ -3,20 +3,15 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.cpu.chunks import in_cache
-from fedjax_bn.models.masks import apply, take
-from fedjax_bn.normalization import (
-    StatisticsRule,
-    batch_statistics,
-    normalize_with,
-    running_statistics,
-)
-from fedjax_bn.normalization.layer import path_names
-from fedjax_bn.sharing import Variables, batch_norm_layers
+from fedjax_bn.models.cpu import in_cache
+from fedjax_bn.models.forward import forward
+from fedjax_bn.models.masks import take
+from fedjax_bn.normalization import StatisticsRule, batch_statistics
+from fedjax_bn.normalization.layer import batch_norm_paths, path_names
+from fedjax_bn.sharing import Variables
 
 PyTree = Any
 
@@ -34,26 +29,30 @@ class Adaptation(NamedTuple):
     predict: Callable[..., tuple[jax.Array, PyTree]]
 
 
-def running(model: nn.Module) -> Adaptation:
-    """Plain inference: the received running statistics normalize."""
-    return stateless(model, running_statistics, per_sample=True)
+def running(model: Any) -> Adaptation:
+    """Plain inference: the received running statistics normalize, where there are any."""
+    return stateless(model, None, per_sample=True)
 
 
-def batch(model: nn.Module) -> Adaptation:
+def batch(model: Any) -> Adaptation:
     """The received affine with the client's own statistics, batch by batch (FedBN, Appendix G)."""
     return stateless(model, batch_statistics)
 
 
 def stateless(
-    model: nn.Module, statistics: StatisticsRule, *, per_sample: bool = False
+    model: Any, statistics: StatisticsRule | None, *, per_sample: bool = False
 ) -> Adaptation:
     """Predicts every batch by itself, normalized by a statistics rule.
 
     Args:
-      model: linen module, images -> logits.
-      statistics: the rule of all its batch norms.
+      model: a linen module or `models.from_nnx` of an nnx module, images -> logits.
+      statistics: the rule of all its batch norms; None for the running statistics.
       per_sample: whether no sample's statistics depend on another's, so that a large batch may
-        pass in chunks (`chunks.in_cache`).
+        pass in chunks (`models.cpu.in_cache`).
+
+    Raises:
+      ValueError: at `predict`, where there is a rule and the model has no batch norm, or one that
+        no rule reaches.
     """
 
     def predict(
@@ -61,29 +60,36 @@ def stateless(
     ) -> tuple[jax.Array, PyTree]:
         if per_sample:
             return predict_each(model, statistics, variables, images), carry
-        with normalize_with(statistics, valid):
-            return apply(model, variables, images), carry
+        return forward(model, variables, images, statistics=statistics, valid=valid).outputs, carry
 
     return Adaptation(init=lambda variables: (), predict=predict)
 
 
 def predict_each(
-    model: nn.Module, statistics: StatisticsRule, variables: Variables, images: jax.Array
+    model: Any, statistics: StatisticsRule | None, variables: Variables, images: jax.Array
 ) -> jax.Array:
     """Logits f[B, classes] by a rule under which no sample's statistics depend on another's."""
 
     def logits(chunk: jax.Array) -> jax.Array:
-        with normalize_with(statistics):
-            return apply(model, variables, chunk)
+        return forward(model, variables, chunk, statistics=statistics).outputs
 
     return in_cache(logits, images)
 
 
 def without_affine(adaptation: Adaptation) -> Adaptation:
-    """The adaptation with every batch norm's scale 1 and bias 0 (TsmoBN, Fig. 3d)."""
+    """The adaptation with every batch norm's scale 1 and bias 0 (TsmoBN, Fig. 3d).
+
+    Raises:
+      ValueError: at `init`, where the model has no batch norm.
+    """
 
     def plain(variables: Variables) -> Variables:
-        layers = batch_norm_layers(variables)
+        layers = batch_norm_paths(variables)
+        if not layers:
+            raise ValueError(
+                "without_affine resets the scale and bias of batch norms, and the model has none: "
+                "use the adaptation with its affine"
+            )
 
         def reset(path: tuple, leaf: jax.Array) -> jax.Array:
             *module, name = path_names(path)

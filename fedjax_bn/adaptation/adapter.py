@@ -1,19 +1,18 @@
 """Inference of FedIG-A: the zero-shot adapter (Eq. 7, Table 14), and a record of its alphas."""
 
 from collections.abc import Callable
+from typing import Any
 
-import flax.linen as nn
 import jax
 
 from fedjax_bn.adaptation.adaptation import Adaptation, predict_each
-from fedjax_bn.models.masks import apply
-from fedjax_bn.normalization import normalize_with
-from fedjax_bn.normalization.adapter import ALPHAS, COLLECTION, Adapter, adapted_statistics
-from fedjax_bn.normalization.layer import path_names
+from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization.adapter import COLLECTION, Adapter, adapted_statistics
+from fedjax_bn.normalization.layer import RECORDED, path_names
 from fedjax_bn.sharing import Variables
 
 
-def zero_shot_adapter(model: nn.Module) -> Adaptation:
+def zero_shot_adapter(model: Any) -> Adaptation:
     """Every batch norm mixes each sample's statistics into the global ones by a learned alpha.
 
     The variables need the collection `adapter`, which `methods.fedig(..., adapter=True)` trains.
@@ -23,28 +22,28 @@ def zero_shot_adapter(model: nn.Module) -> Adaptation:
         variables: Variables, carry: tuple, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, tuple]:
         del valid  # no sample sees another
-        statistics = adapted_statistics(adapter_of(variables))
+        statistics = adapted_statistics(_adapter_of(variables))
         return predict_each(model, statistics, variables, images), carry
 
     return Adaptation(lambda variables: (), predict)
 
 
-def record_alphas(model: nn.Module) -> Callable[[Variables, jax.Array], dict[str, jax.Array]]:
+def record_alphas(model: Any) -> Callable[[Variables, jax.Array], dict[str, jax.Array]]:
     """Returns `record(variables, images) -> {layer name: alpha f[B]}` (FedIG, Fig. 4a, 7 to 9).
 
     Layers are in the order in which the model's variables list them.
     """
 
     def record(variables: Variables, images: jax.Array) -> dict[str, jax.Array]:
-        with normalize_with(adapted_statistics(adapter_of(variables))):
-            _, seen = apply(model, variables, images, mutable=[ALPHAS])
-        leaves = jax.tree_util.tree_leaves_with_path(seen[ALPHAS])
+        statistics = adapted_statistics(_adapter_of(variables))
+        moved = forward(model, variables, images, statistics=statistics, record=True).moved
+        leaves = jax.tree_util.tree_leaves_with_path(moved[RECORDED])
         return {"/".join(path_names(path[:-1])): alpha for path, alpha in leaves}
 
     return record
 
 
-def adapter_of(variables: Variables) -> Adapter:
+def _adapter_of(variables: Variables) -> Adapter:
     """The adapter's parameters.
 
     Raises:

@@ -5,8 +5,6 @@ import inspect
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
-
 from fedjax_bn.adaptation.adaptation import Adaptation, batch, running, without_affine, without_mask
 from fedjax_bn.adaptation.adapter import zero_shot_adapter
 from fedjax_bn.adaptation.ensemble import ensemble
@@ -47,7 +45,7 @@ class Choice(NamedTuple):
     order: int
 
 
-def choose_adaptation(text: str, model: nn.Module, batch_size: int = 32) -> Choice:
+def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
     """Builds what `name:key=value:key=value` spells, such as `tsmobn:momentum=0.5:order=3`.
 
     Keys are the adaptation's own arguments (`momentum`, `about`, `alpha`, `strength`, `weight`,
@@ -56,7 +54,7 @@ def choose_adaptation(text: str, model: nn.Module, batch_size: int = 32) -> Choi
 
     Args:
       text: the choice; the name alone takes all defaults.
-      model: linen module, images -> logits.
+      model: as in `adaptation.stateless`, images -> logits.
       batch_size: the default one.
 
     Raises:

@@ -1,37 +1,37 @@
 """Rivals of the zero-shot adapter that mix a sample's own statistics in (FedIG, Table 3c)."""
 
-import flax.linen as nn
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation, stateless
-from fedjax_bn.models.masks import apply
-from fedjax_bn.normalization import normalize_with
+from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.batch_instance import gated_statistics
 from fedjax_bn.normalization.iabn import instance_aware_statistics
 from fedjax_bn.normalization.mixig import random_weights, sample_mixed_statistics
 from fedjax_bn.sharing import Variables
 
 
-def fixed_alpha(model: nn.Module, alpha: float | jax.Array = 0.5) -> Adaptation:
+def fixed_alpha(model: Any, alpha: float | jax.Array = 0.5) -> Adaptation:
     """Eq. 7 with one alpha for all samples and layers; 0 is `running`, 1 instance normalization.
 
     After You et al. 2021 (Test-time batch statistics calibration for covariate shift). Differs
     from it: the sample's statistics are mixed in, not the batch's, as FedIG's comparison does.
 
     Args:
-      model: linen module, images -> logits.
+      model: as in `adaptation.stateless`, images -> logits.
       alpha: weight of the sample's own statistics, in [0, 1]; f[B] for one of each sample.
     """
     rule = sample_mixed_statistics(lambda layer, size, dtype: alpha)
     return stateless(model, rule, per_sample=jnp.ndim(alpha) == 0)
 
 
-def random_alpha(model: nn.Module, seed: int = 0) -> Adaptation:
+def random_alpha(model: Any, seed: int = 0) -> Adaptation:
     """Eq. 7 with alpha ~ U(0, 1), drawn anew for every sample and layer (FedIG, Table 3c).
 
     Args:
-      model: linen module, images -> logits.
+      model: as in `adaptation.stateless`, images -> logits.
       seed: of the random key that the carry holds.
     """
 
@@ -39,25 +39,25 @@ def random_alpha(model: nn.Module, seed: int = 0) -> Adaptation:
         variables: Variables, key: jax.Array, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
         key, now = jax.random.split(key)
-        with normalize_with(sample_mixed_statistics(random_weights(now)), valid):
-            return apply(model, variables, images), key
+        rule = sample_mixed_statistics(random_weights(now))
+        return forward(model, variables, images, statistics=rule, valid=valid).outputs, key
 
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 
 
-def learned_alpha(model: nn.Module) -> Adaptation:
+def learned_alpha(model: Any) -> Adaptation:
     """Batch-instance normalization (Nam & Kim, NeurIPS 2018), its gates learned in training.
 
-    The variables need the gates: see `normalization.gates.with_gates`.
+    The variables need the gates: see `normalization.batch_instance.with_gates`.
     """
     return stateless(model, gated_statistics, per_sample=True)
 
 
-def iabn(model: nn.Module, strength: float = 4.0) -> Adaptation:
+def iabn(model: Any, strength: float = 4.0) -> Adaptation:
     """Instance-aware batch norm of NOTE (Gong et al., NeurIPS 2022), on the trained model.
 
     Args:
-      model: linen module, images -> logits.
+      model: as in `adaptation.stateless`, images -> logits.
       strength: k, the standard errors that a deviation must exceed to count; at least 0.
     """
     return stateless(model, instance_aware_statistics(strength), per_sample=True)

@@ -1,14 +1,13 @@
 """MixNorm (Hu et al. 2021): statistics over augmented views of the sample."""
 
 from collections.abc import Callable
+from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.models.masks import apply
-from fedjax_bn.normalization import normalize_with
+from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.mixnorm import view_statistics
 from fedjax_bn.sharing import Variables
 
@@ -16,7 +15,7 @@ View = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def mixnorm(
-    model: nn.Module,
+    model: Any,
     weight: float = 0.05,
     *,
     views: int = 5,
@@ -28,8 +27,8 @@ def mixnorm(
     The prediction is the original's. One pass over `views` times as many images.
 
     Args:
-      model: linen module, images f[B, H, W, C] -> logits.
-      weight: m of `normalization.views.view_statistics`, in [0, 1].
+      model: as in `adaptation.stateless`, images f[B, H, W, C] -> logits.
+      weight: m of `normalization.mixnorm.view_statistics`, in [0, 1].
       views: number of views with the original; FedIG takes 5.
       view: (key, images) -> augmented images of the same shape; `crop_and_flip` by default.
       seed: of the random key that the carry holds.
@@ -42,8 +41,9 @@ def mixnorm(
         del valid  # no sample sees another
         key, *keys = jax.random.split(key, views)
         stacked = jnp.concatenate([images, *(view(now, images) for now in keys)])
-        with normalize_with(view_statistics(views, weight)):
-            return apply(model, variables, stacked)[: len(images)], key
+        rule = view_statistics(views, weight)
+        logits = forward(model, variables, stacked, statistics=rule).outputs
+        return logits[: len(images)], key
 
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 

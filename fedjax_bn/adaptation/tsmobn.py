@@ -1,14 +1,12 @@
 """TsmoBN at test time (Jiang et al. 2021; UniFed's client-specific batch norm)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.models.masks import apply
-from fedjax_bn.normalization import normalize_with
+from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.tsmobn import About, tracked_statistics
 from fedjax_bn.sharing import STATISTICS, Variables
 
@@ -26,7 +24,7 @@ class Tracked(NamedTuple):
 
 
 def tsmobn(
-    model: nn.Module, momentum: float | jax.Array = 0.9, *, about: About = "tracked"
+    model: Any, momentum: float | jax.Array = 0.9, *, about: About = "tracked"
 ) -> Adaptation:
     """The client's own statistics, tracked with momentum over its batches (Algorithm 1, Eq. 4).
 
@@ -35,12 +33,21 @@ def tsmobn(
     gives its own statistics, so momentum 0 is `batch`, and a single batch is too.
 
     Args:
-      model: linen module, images -> logits.
+      model: as in `adaptation.stateless`, images -> logits.
       momentum: tau, the weight of the past, in [0, 1]; it may be traced.
       about: as in `normalization.tsmobn.update`.
+
+    Raises:
+      ValueError: at `init`, where the model has no batch norm; at `predict`, where it has one that
+        no rule reaches.
     """
 
     def init(variables: Variables) -> Tracked:
+        if STATISTICS not in variables:
+            raise ValueError(
+                f"tsmobn tracks the statistics of batch norms, of which {type(model).__name__} has "
+                "none: use the adaptation running"
+            )
         return Tracked(variables[STATISTICS], jnp.zeros((), bool))
 
     def predict(
@@ -48,9 +55,9 @@ def tsmobn(
     ) -> tuple[jax.Array, Tracked]:
         now = jnp.where(carry.started, momentum, 0)
         tracking = {**variables, STATISTICS: carry.statistics}
-        with normalize_with(tracked_statistics(now, about=about), valid):
-            logits, moved = apply(model, tracking, images, mutable=[STATISTICS])
+        rule = tracked_statistics(now, about=about)
+        output = forward(model, tracking, images, statistics=rule, valid=valid, move=True)
         some = jnp.ones((), bool) if valid is None else valid.any()
-        return logits, Tracked(moved[STATISTICS], carry.started | some)
+        return output.outputs, Tracked(output.moved[STATISTICS], carry.started | some)
 
     return Adaptation(init, predict)

@@ -54,7 +54,7 @@ def fedcd(
     With lambda = 0, `mask_optimizer=optax.set_to_zero()` and `weigh=by_size` it is FedAvg.
 
     Args:
-      model: images -> outputs; `fedjax_bn.models.halves` says what its features are.
+      model: images -> outputs; `fedjax_bn.models.features` says what its features are.
       optimizer: the local optimizer.
       lambda_sci: lambda, at least 0; the paper takes 0.5, 0.7, 0.8, 0.9 and 1.
       eta: as in `risk_extrapolation`; the paper takes 0.3, 0.5 and 0.8.

@@ -62,7 +62,7 @@ def fedig(
 
     Args:
       model: one with at least one batch norm, images -> logits;
-        `fedjax_bn.models.halves` says what its features are.
+        `fedjax_bn.models.features` says what its features are.
       optimizer: the local optimizer.
       lambda_1: weight of CACL, at least 0.
       lambda_2: weight of CAFL, at least 0. 4.0 is for networks that start from ImageNet's weights;

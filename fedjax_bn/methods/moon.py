@@ -35,7 +35,7 @@ def moon(
     mu = 0 it is FedAvg.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.halves` says what its features are.
+      model: images -> logits; `fedjax_bn.models.features` says what its features are.
       optimizer: the local optimizer.
       mu: strength of the contrast, at least 0; 1 as in the paper's CIFAR-100 experiments.
       temperature: T, above 0.

@@ -1,8 +1,11 @@
-"""The networks of the papers, in linen with our `BatchNorm`.
+"""The networks of the papers, in linen with our `BatchNorm`, and a user's own.
 
-Each maps images f[B, H, W, C] to logits f[B, num_classes] and shows its two halves as methods,
-`features(images) -> f[B, F]` and `classify(features) -> f[B, num_classes]`.
+Each maps images f[B, H, W, C] to logits f[B, num_classes] and shows its features as methods,
+`features(images) -> f[B, F]` and `classify(features) -> f[B, num_classes]`. Any linen module does
+in their place, and by `from_nnx` any nnx module.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from fedjax_bn.models.alexnet import AlexNet
 from fedjax_bn.models.densenet import DenseNet, DenseNet121
@@ -11,6 +14,9 @@ from fedjax_bn.models.mlp import MLP
 from fedjax_bn.models.resnet import ResNet, ResNet10, ResNet18, ResNet50
 from fedjax_bn.models.small_cnn import SmallCNN
 from fedjax_bn.models.two_layer import TwoLayer
+
+if TYPE_CHECKING:
+    from fedjax_bn.models.nnx_model import from_nnx as from_nnx
 
 __all__ = [
     "MLP",
@@ -25,3 +31,12 @@ __all__ = [
     "SmallCNN",
     "TwoLayer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`from_nnx`; nnx is imported for those who use it."""
+    if name == "from_nnx":
+        from fedjax_bn.models.nnx_model import from_nnx
+
+        return from_nnx
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,36 +1,130 @@
-"""The two halves of a model: features before the classifier, and the classifier.
+"""The features of any model: what its classifier reads.
 
 A model shows them as methods, `features(images) -> f[B, F]` and `classify(features) -> f[B,
-classes]`, such that its `__call__` is one after the other.
+classes]`, such that its `__call__` is one after the other. Of any other model the classifier is the
+last dense layer that a pass calls (`nn.Dense`, `nnx.Linear`), and the features are its input.
 """
 
-import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 
+from fedjax_bn.normalization import normalize_with, running_statistics
+from fedjax_bn.normalization.calls import Call, intercepting, shapes_of, takes_train
 
-def features_and_logits(
-    model: nn.Module, images: jax.Array, train: bool = False
-) -> tuple[jax.Array, jax.Array]:
-    """Both halves in one pass, to be applied in place of `__call__`.
+# method(model, images, train=False) -> (features f[B, F], outputs), in place of `__call__`
+FeaturesMethod = Callable[..., tuple[jax.Array, Any]]
 
-        features, logits = model.apply(variables, images, method=features_and_logits)
+
+class FeaturesOf(NamedTuple):
+    """A model in the place of another one, whose outputs are the other's features f[B, F].
+
+    `adaptation.running(FeaturesOf(model))` predicts features where that of the model predicts
+    logits. They are those before their own mask.
+    """
+
+    model: Any
+
+
+def features_method(
+    model: Any,
+    variables: dict[str, Any],
+    images: jax.Array,
+    *,
+    frozen: bool = False,
+    mask: jax.Array | None = None,
+) -> FeaturesMethod:
+    """A function to be applied in place of `__call__` that returns (features, outputs).
+
+        method = features_method(model, variables, images)
+        features, logits = model.apply(variables, images, method=method)
 
     Args:
-      model: linen module with `features` and `classify`.
-      images: f[B, ...].
-      train: handed to the halves that take it.
+      model: a linen module, or what `from_nnx` makes.
+      variables: its collections; only shapes count.
+      images: f[B, ...]; only the shape counts.
+      frozen: whether the gradient of the outputs stops at the features.
+      mask: f[F], what multiplies the features; None for nothing.
 
-    Returns:
-      features f[B, F] and logits f[B, classes].
+    Raises:
+      ValueError: the model shows no features and does not end in a dense layer.
     """
-    features = model.features(images, **takes_train(model.features, train))
-    return features, model.classify(features, **takes_train(model.classify, train))
+
+    def masked(features: jax.Array) -> jax.Array:
+        return features if mask is None else times(features, mask)
+
+    stop = jax.lax.stop_gradient if frozen else lambda x: x
+    if shows_features(model):
+
+        def shown(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
+            features = masked(model.features(images, **takes_train(model.features, train)))
+            return features, model.classify(stop(features), **takes_train(model.classify, train))
+
+        return shown
+
+    classifier = last_dense(model, variables, images)
+
+    def found(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
+        seen = []
+
+        def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+            if not _calls_dense(call) or call.path != classifier:
+                return function(*args, **kwargs)
+            seen.append(masked(args[0]))
+            return function(stop(seen[-1]), *args[1:], **kwargs)
+
+        with intercepting(note):
+            outputs = model(images, **takes_train(model.__call__, train))
+        return seen[-1], outputs
+
+    return found
 
 
-def takes_train(function: Callable[..., Any], train: bool) -> dict[str, bool]:
-    """{"train": train} for a function that has such a parameter, else {}."""
-    return {"train": train} if "train" in inspect.signature(function).parameters else {}
+def times(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """x f[..., C] times a mask f[C], in the dtype of x.
+
+    Raises:
+      ValueError: the mask has another size.
+    """
+    if mask.shape != x.shape[-1:]:
+        raise ValueError(
+            f"a mask of shape {mask.shape} meets an intermediate of {x.shape[-1]} channels: add "
+            "masks by fedjax_bn.models.masks.with_masks(model, variables, images=images)"
+        )
+    return x * mask.astype(x.dtype)
+
+
+def last_dense(model: Any, variables: dict[str, Any], images: jax.Array) -> tuple[str, ...]:
+    """The path of the last dense layer that a pass calls, whose output has the outputs' shape.
+
+    Raises:
+      ValueError: there is none, or the model's output has another shape than its output.
+    """
+    called = []
+
+    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        output = function(*args, **kwargs)
+        if _calls_dense(call):
+            called.append((call.path, output.shape))
+        return output
+
+    with intercepting(note), normalize_with(running_statistics):
+        outputs = shapes_of(model, variables, images)
+    if not called or called[-1][1] != getattr(outputs, "shape", None):
+        raise ValueError(
+            f"the features before the classifier are needed, but {type(model).__name__} does not "
+            "end in an nn.Dense or nnx.Linear: split its __call__ into methods features(images) -> "
+            "f[B, F] and classify(features) -> f[B, classes], as the networks of fedjax_bn.models "
+            "do"
+        )
+    return called[-1][0]
+
+
+def shows_features(model: Any) -> bool:
+    """Whether a model has the methods `features` and `classify`."""
+    return hasattr(model, "features") and hasattr(model, "classify")
+
+
+def _calls_dense(call: Call) -> bool:
+    return call.kernel is not None and call.method == "__call__"

@@ -1,18 +1,19 @@
 """One pass of a model: the only place where methods and adaptations meet its framework.
 
-A model is what initializes variables and computes outputs; whether it shows its features, carries
-masks or is told that it trains is settled here.
+A model is what initializes variables and computes outputs: a linen module, or an nnx module by
+`models.from_nnx`. Whether it shows its features, carries masks or is told that it trains is settled
+here.
 """
 
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 
 from fedjax_bn.models import masks
-from fedjax_bn.models.features import takes_train
-from fedjax_bn.models.halves import halves
+from fedjax_bn.models.features import FeaturesOf, features_method
 from fedjax_bn.normalization import StatisticsRule, normalize_with
+from fedjax_bn.normalization.calls import SERVED, takes_train
+from fedjax_bn.normalization.layer import RECORDED, batch_norm_paths
 from fedjax_bn.sharing import STATISTICS, Variables
 
 PyTree = Any
@@ -24,7 +25,8 @@ class Output(NamedTuple):
     Attributes:
       outputs: what the model returns, such as logits f[B, classes].
       features: f[B, F], what the classifier reads, behind their mask; None where not asked for.
-      moved: the collections that the pass moved, {"batch_stats": ...}; {} unless it trains.
+      moved: the collections that the pass moved, {"batch_stats": ...}; {} unless it trains. Where
+        asked for, also {"recorded": ...}, what the statistics rule recorded, by layer and name.
     """
 
     outputs: PyTree
@@ -33,7 +35,7 @@ class Output(NamedTuple):
 
 
 def forward(
-    model: nn.Module,
+    model: Any,
     variables: Variables,
     images: jax.Array,
     *,
@@ -43,11 +45,13 @@ def forward(
     key: jax.Array | None = None,
     features: bool = False,
     frozen: bool = False,
+    move: bool | None = None,
+    record: bool = False,
 ) -> Output:
     """Passes a batch through a model; masks among the variables are applied.
 
     Args:
-      model: images f[B, ...] -> outputs.
+      model: images f[B, ...] -> outputs; a linen module, or what `from_nnx` makes.
       variables: its collections, perhaps with `mask` (see `models.masks`).
       images: f[B, ...] as the model reads them.
       train: whether running statistics move and the model is told that it trains.
@@ -57,17 +61,46 @@ def forward(
       key: random key of dropout, in training.
       features: whether features are wanted besides.
       frozen: whether the gradient of the outputs stops at the features.
+      move: whether running statistics move; as `train` by default.
+      record: whether what the rule records is wanted.
 
     Raises:
-      ValueError: features are asked for, or to be frozen, and the model has none to show.
+      ValueError: features are asked for, or to be frozen, and the model has none to show; a
+        statistics rule is given, and the model has no batch norm, or one that no rule reaches; the
+        model is an nnx module without `from_nnx`.
     """
-    plain, _ = masks.take(variables)
-    method = halves(model, plain, images, frozen=frozen) if features or frozen else None
+    plain, own = masks.take(variables)
+    if instead := isinstance(model, FeaturesOf):
+        model, features = model.model, True
+        own = {name: mask for name, mask in own.items() if name != masks.FEATURES}
+    owners = batch_norm_paths(plain) if statistics is not None else frozenset()
+    _check(model, statistics, owners)
+    method, mask = None, own.get(masks.FEATURES)
+    if features or frozen or mask is not None:
+        method = features_method(model, plain, images, frozen=frozen, mask=mask)
     options = takes_train(method or model.__call__, train)
-    if train:
-        options |= {"mutable": [STATISTICS], "rngs": {} if key is None else {"dropout": key}}
-    with normalize_with(statistics, valid):
-        result = masks.apply(model, variables, images, method=method, **options)
-    out, moved = result if train else (result, {})
+    mutable = [STATISTICS] * (train if move is None else move) + [RECORDED] * record
+    if mutable:
+        options["mutable"] = mutable
+    if train and key is not None:
+        options["rngs"] = {"dropout": key}
+    with masks.multiply(own), normalize_with(statistics, valid, owners=owners):
+        result = model.apply(plain, images, method=method, **options)
+    out, moved = result if mutable else (result, {})
     found, outputs = out if method else (None, out)
-    return Output(outputs, found, moved)
+    return Output(found if instead else outputs, found if features else None, moved)
+
+
+def _check(model: Any, statistics: StatisticsRule | None, owners: frozenset) -> None:
+    """Raises ValueError for what no pass and no statistics rule can serve."""
+    if not hasattr(model, "apply"):
+        raise ValueError(
+            f"{type(model).__name__} has no method apply: a model is a linen module, or "
+            "fedjax_bn.models.from_nnx(net) of an nnx module with its weights"
+        )
+    if statistics is not None and not owners:
+        raise ValueError(
+            f"the statistics of batch norms are to be chosen, but the variables of "
+            f"{type(model).__name__} have no batch norm: build the model with {SERVED}, or use a "
+            "method that needs none, such as fedavg, and the adaptation running"
+        )

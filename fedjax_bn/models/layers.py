@@ -11,8 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.cpu import pooling
-from fedjax_bn.models.cpu.convolution import convolution
+from fedjax_bn.models import cpu
 
 Initializer = jax.nn.initializers.Initializer
 
@@ -74,7 +73,7 @@ def conv(
         kernel_init=kernel_init,
         bias_init=fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
         param_dtype=param_dtype,
-        conv_general_dilated_cls=lambda: convolution,
+        conv_general_dilated_cls=lambda: cpu.convolve,
         name=name,
     )
     return layer(x)
@@ -101,7 +100,7 @@ def max_pool(x: jax.Array, window: int, strides: int, padding: int = 0) -> jax.A
     """
     _check_window(x, window, padding, "max-pooling")
     sides = ((padding, padding), (padding, padding))
-    return pooling.max_pool(x, (window, window), (strides, strides), sides)
+    return cpu.max_pool(x, (window, window), (strides, strides), sides)
 
 
 def average_pool(x: jax.Array, window: int) -> jax.Array:

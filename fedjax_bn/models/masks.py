@@ -1,51 +1,29 @@
 """Feature masks: arrays that multiply intermediates of any model, channel by channel.
 
 They are a collection of their own, `mask`, beside a model's: name -> f[C]. The name "features" is
-what the classifier sees (see `fedjax_bn.models.halves`), any other is the path of a module, such as
-"layer4_1", whose output is multiplied. The model needs no change: who passes images with
-`masks.apply` in place of `model.apply`, as `local.forward` and all adaptations do, has them applied
-wherever the variables hold any.
+what the classifier reads (see `fedjax_bn.models.features`), any other is the path of a module, such
+as "layer4_1", whose output is multiplied. The model needs no change: `models.forward.forward`,
+through which all methods and adaptations pass, applies them wherever the variables hold any.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import flax.errors
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.halves import FeaturesOf, calls_dense, last_dense, shows_halves
-from fedjax_bn.normalization import BatchNorm
-from fedjax_bn.sharing import STATISTICS, SharingRule, Variables
+from fedjax_bn.models.features import features_method, shows_features, times
+from fedjax_bn.normalization import normalize_with, running_statistics
+from fedjax_bn.normalization.calls import Call, intercepting, shapes_of
+from fedjax_bn.normalization.layer import path_names
+from fedjax_bn.sharing import SharingRule, Variables
 
 PyTree = Any
 Masks = Mapping[str, jax.Array]
 
 COLLECTION = "mask"
 FEATURES = "features"
-GUESSES = ((2, 224, 224, 3), (2, 16), (2, 16, 16))  # forms of images that a model may expect
-
-
-def apply(
-    model: nn.Module | FeaturesOf, variables: Variables, images: jax.Array, **options: Any
-) -> Any:
-    """`model.apply`, with the masks among the variables, if there are any.
-
-    Args:
-      model: linen module; of `FeaturesOf` the features are those before their own mask.
-      variables: its collections, perhaps with `mask`.
-      images: f[B, ...] as the model reads them.
-      **options: of `model.apply`.
-    """
-    plain, masks = take(variables)
-    if isinstance(model, FeaturesOf):
-        masks = {name: mask for name, mask in masks.items() if name != FEATURES}
-        with multiply(masks, model.model, plain, images):
-            return model.apply(plain, images, **options)
-    with multiply(masks, model, plain, images):
-        return model.apply(plain, images, **options)
 
 
 def take(variables: Variables) -> tuple[Variables, Masks]:
@@ -54,46 +32,24 @@ def take(variables: Variables) -> tuple[Variables, Masks]:
     return plain, variables.get(COLLECTION, {})
 
 
-def multiply(
-    masks: Masks, model: nn.Module, variables: Variables, images: jax.Array
-) -> AbstractContextManager:
-    """A context in which passes of the model are masked; it acts while they are traced.
+def multiply(masks: Masks) -> AbstractContextManager:
+    """A context in which the outputs of modules are masked; it acts while they are traced.
 
     Args:
-      masks: name -> f[C].
-      model: linen module.
-      variables: its collections; only shapes count.
-      images: f[B, ...]; only the shape counts.
-
-    Raises:
-      ValueError: the features are masked and the model does not end in an `nn.Dense`.
+      masks: name -> f[C]; that of the features is applied by `features_method`.
     """
-    shown = shows_halves(model)
-    classifier = None if shown or FEATURES not in masks else last_dense(model, variables, images)
 
-    def masked(
-        call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext
-    ) -> Any:
-        path, method = context.module.path, context.method_name
-        if path == classifier and calls_dense(context):
-            args = (times(args[0], masks[FEATURES]), *args[1:])
-        output = call(*args, **kwargs)
-        if shown and FEATURES in masks and (path, method) == ((), "features"):
-            return times(output, masks[FEATURES])
-        name = "/".join(path)
-        is_output = method == "__call__" and name != FEATURES and name in masks
+    def masked(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        output = function(*args, **kwargs)
+        name = "/".join(call.path)
+        is_output = call.method == "__call__" and name != FEATURES and name in masks
         return times(output, masks[name]) if is_output else output
 
-    return nn.intercept_methods(masked)
-
-
-def times(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """x f[..., C] times a mask f[C], in the dtype of x."""
-    return x * mask.astype(x.dtype)
+    return intercepting(masked)
 
 
 def with_masks(
-    model: nn.Module,
+    model: Any,
     variables: Variables,
     names: Iterable[str] = (FEATURES,),
     images: jax.Array | None = None,
@@ -101,106 +57,101 @@ def with_masks(
     """The variables with masks of ones; masks that are there already stay as they are.
 
     Args:
-      model: linen module.
+      model: a linen module, or what `from_nnx` makes.
       variables: its collections, arrays or `jax.ShapeDtypeStruct`.
       names: "features", or paths of modules.
-      images: f[B, ...]; only the shape counts. Without them, shapes are found as in `channels`.
+      images: f[B, ...] as the model reads them, of which only the shape counts. Without them the
+        number of features is read from the kernels: it is the inputs of the dense layer in
+        `classify`, or of the only dense layer whose outputs no other one reads.
 
     Raises:
       ValueError: there is no intermediate of such a name, or its size cannot be found.
     """
     plain, old = take(variables)
-    found = channels(model, plain, images)
-    for name in names:
+    wanted = [name for name in names if name not in old]
+    if images is not None:
+        found = channels(model, plain, images)
+    else:
+        found = {FEATURES: _features_by_kernels(model, plain)} if FEATURES in wanted else {}
+    for name in wanted:
+        if images is None and found.get(name) is None:
+            raise ValueError(
+                f"the number of channels of {name!r} in {type(model).__name__} is not found "
+                "without images: give variables to which fedjax_bn.models.masks.with_masks(model, "
+                "variables, names, images=images) has added the masks"
+            )
         if name not in found:
             raise ValueError(
                 f"{type(model).__name__} has no intermediate {name!r} to mask; valid are "
                 f"{', '.join(sorted(found))}"
             )
     dtype = jax.tree.leaves(plain["params"])[0].dtype
-    new = {name: jnp.ones(found[name], dtype) for name in names}
-    return {**plain, COLLECTION: {**new, **old}}
+    return {**plain, COLLECTION: {name: jnp.ones(found[name], dtype) for name in wanted} | old}
 
 
-def channels(
-    model: nn.Module, variables: Variables, images: jax.Array | None = None
-) -> dict[str, int]:
+def channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, int]:
     """Name -> channels of every intermediate that can be masked; nothing is computed.
 
-    Without images a pass is tried with some of a usual form, in which every layer whose kernel
-    asks for another input gets one of that shape.
-
     Args:
-      model: linen module.
+      model: a linen module, or what `from_nnx` makes.
       variables: its collections; only shapes count.
       images: f[B, ...]; only the shape counts.
-
-    Raises:
-      ValueError: no pass could be made.
     """
-    shapes = GUESSES if images is None else (images.shape,)
-    dtype = jax.tree.leaves(variables["params"])[0].dtype
-    for shape in shapes:
-        try:
-            return _note_channels(model, variables, jax.ShapeDtypeStruct(shape, dtype))
-        except (flax.errors.FlaxError, ValueError, TypeError, IndexError) as error:
-            reason = error
-    raise ValueError(
-        f"the number of features of {type(model).__name__} was not found "
-        f"({' '.join(str(reason).split())}): give variables to which "
-        "fedjax_bn.models.masks.with_masks(model, variables, images=images) has added the masks"
-    )
+    found = {}
 
-
-def _note_channels(
-    model: nn.Module, variables: Variables, images: jax.ShapeDtypeStruct
-) -> dict[str, int]:
-    found, dense, inside = {}, [], []
-
-    def note(
-        call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext
-    ) -> Any:
-        path, method = context.module.path, context.method_name
-        if (path, method) == ((), "classify"):
-            inside.append(True)
-        if method == "__call__" and args:
-            args = (_fitting(context.module, args[0]), *args[1:])
-        if calls_dense(context):
-            dense.append(args[0].shape[-1])
-            if inside:
-                found.setdefault(FEATURES, dense[-1])
-        output = call(*args, **kwargs)
-        if method == "__call__" and path and hasattr(output, "shape"):
-            found["/".join(path)] = output.shape[-1]
-        elif (path, method) == ((), "features"):
-            found[""] = output.shape[-1]
+    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        output = function(*args, **kwargs)
+        if call.method == "__call__" and call.path and hasattr(output, "shape"):
+            found["/".join(call.path)] = output.shape[-1]
         return output
 
-    with nn.intercept_methods(note):
-        jax.eval_shape(lambda v, x: model.apply(v, x, mutable=True)[0], variables, images)
-    width = found.pop("", None)
-    if shows_halves(model):
-        found.setdefault(FEATURES, width)
-    elif dense:
-        found[FEATURES] = dense[-1]
-    return found
+    with intercepting(note), normalize_with(running_statistics):
+        shapes_of(model, variables, images)
+    try:
+        method = features_method(model, variables, images)
+    except ValueError:  # no dense layer at the end: other names remain
+        return found
+    features, _ = jax.eval_shape(
+        lambda variables, images: model.apply(variables, images, method=method), variables, images
+    )
+    return found | {FEATURES: features.shape[-1]}
 
 
-def _fitting(layer: nn.Module, x: jax.Array) -> jax.Array:
-    """`x`, or zeros of a shape that the layer's variables allow."""
-    middle = x.shape[1:-1]
-    if isinstance(layer, BatchNorm):
-        wanted = layer.get_variable(STATISTICS, "mean").shape[0]
-    elif isinstance(layer, nn.Dense):
-        wanted = layer.get_variable("params", "kernel").shape[0]
-    elif isinstance(layer, nn.Conv):
-        kernel = layer.get_variable("params", "kernel")
-        wanted = kernel.shape[-2] * layer.feature_group_count
-        middle = middle if x.ndim == kernel.ndim else (64,) * (kernel.ndim - 2)
-    else:
-        return x
-    shape = (x.shape[0], *middle, wanted)
-    return x if x.shape == shape else jnp.zeros(shape, x.dtype)
+def _features_by_kernels(model: Any, variables: Variables) -> int | None:
+    """The inputs of the dense layer in `classify`, or of the one that no other one reads."""
+    if shows_features(model):
+        return _inputs_of_classify(model, variables)
+    leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
+    kernels = [k for path, k in leaves if path_names(path)[-1] == "kernel" and k.ndim == 2]
+    last = [
+        kernel
+        for kernel in kernels
+        if not any(other.shape[0] == kernel.shape[1] for other in kernels if other is not kernel)
+    ]
+    return last[0].shape[0] if len(last) == 1 else None
+
+
+def _inputs_of_classify(model: Any, variables: Variables) -> int | None:
+    """What the first dense layer reads that `classify` calls."""
+    found = []
+
+    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        if call.kernel is not None and call.method == "__call__" and not found:
+            found.append(call.kernel.shape[0])
+            args = (jnp.zeros((1, found[0]), call.kernel.dtype),)
+        return function(*args, **kwargs)
+
+    def classify(model: Any, features: jax.Array) -> Any:
+        return model.classify(features)
+
+    with intercepting(note), normalize_with(running_statistics):
+        dtype = jax.tree.leaves(variables["params"])[0].dtype
+        jax.eval_shape(
+            lambda variables, x: model.apply(variables, x, method=classify),
+            variables,
+            jax.ShapeDtypeStruct((1, 1), dtype),
+        )
+    return found[0] if found else None
 
 
 def keep_masks(share: SharingRule) -> SharingRule:

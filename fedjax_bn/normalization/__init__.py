@@ -1,15 +1,19 @@
-"""Batch normalization whose statistics are a choice: one module, one file an idea."""
+"""Batch normalization whose statistics are a choice: rules over arrays, one file an idea."""
 
-from fedjax_bn.normalization.batch_norm import (
-    BatchNorm,
+from fedjax_bn.normalization.batch_norm import BatchNorm
+from fedjax_bn.normalization.calls import normalize_with
+from fedjax_bn.normalization.layer import (
+    Layer,
+    Statistics,
     StatisticsRule,
     batch_statistics,
-    normalize_with,
     running_statistics,
 )
 
 __all__ = [
     "BatchNorm",
+    "Layer",
+    "Statistics",
     "StatisticsRule",
     "batch_statistics",
     "normalize_with",

@@ -6,22 +6,23 @@ collection `adapter` beside a model's own and needs no change of the model.
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.normalization.batch_norm import BatchNorm, StatisticsRule
-from fedjax_bn.normalization.instance import (
+from fedjax_bn.normalization.calls import spatial_layers
+from fedjax_bn.normalization.instance import handed_over, instance_deviation, running_deviation
+from fedjax_bn.normalization.layer import (
+    Layer,
     Statistics,
-    handed_over,
-    instance_deviation,
-    running_deviation,
+    StatisticsRule,
+    is_spatial,
+    key_for,
+    running_statistics,
 )
-from fedjax_bn.normalization.layer import is_spatial, key_for, name_of, spatial_layers
 from fedjax_bn.normalization.mixig import mix_statistics
 
 COLLECTION = "adapter"
-ALPHAS = "alphas"
+ALPHA = "alpha"
 REDUCTION = 16
 START = (0.1, 0.1)  # delta and epsilon: inside (0, 1), where the clamp passes gradients
 
@@ -34,13 +35,13 @@ def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Ad
 
     Args:
       key: random key.
-      layers: layer name -> channels C, as `layer.spatial_layers` lists them.
+      layers: layer name -> channels C, as `calls.spatial_layers` lists them.
       dtype: dtype of the parameters.
 
     Returns:
       By layer: `hidden` with kernel f[2C, max(C / 16, 1)], `out` with kernel f[.., 2], and biases.
     """
-    kernel = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # PyTorch's
+    kernel = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # PyTorch's
     adapter = {}
     for i, (name, channels) in enumerate(layers.items()):
         width = max(channels // REDUCTION, 1)
@@ -55,13 +56,13 @@ def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Ad
 
 
 def with_adapter(
-    key: jax.Array, model: nn.Module, variables: dict[str, Any], images: jax.Array
+    key: jax.Array, model: Any, variables: dict[str, Any], images: jax.Array
 ) -> dict[str, Any]:
     """The variables with the collection `adapter`, an adapter for every spatial batch norm.
 
     Args:
       key: random key.
-      model: any linen module with our `BatchNorm`.
+      model: a model whose batch norms are served (see `calls`).
       variables: its collections.
       images: f[B, ...] as the model reads them; only the shape counts.
 
@@ -87,7 +88,7 @@ def estimate(adapter: dict[str, Dense], distance: jax.Array) -> tuple[jax.Array,
     """
     adapter = jax.tree.map(lambda leaf: leaf.astype(distance.dtype), adapter)
     hidden, out = adapter["hidden"], adapter["out"]
-    features = nn.relu(distance @ hidden["kernel"] + hidden["bias"])
+    features = jax.nn.relu(distance @ hidden["kernel"] + hidden["bias"])
     # Two columns: sums, which XLA fuses with what is around them, take less time than a product.
     delta, epsilon = ((features * column).sum(-1) for column in out["kernel"].T)
     return delta + out["bias"][0], epsilon + out["bias"][1]
@@ -98,8 +99,7 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
 
     alpha = clip(delta z + epsilon, 0, 1) with z ~ N(0, 1) a sample and layer in training (Eq. 9),
     clip(epsilon, 0, 1) at test. The running statistics of the model are taken as the global ones.
-    Where the pass asks for the collection `alphas` (mutable), every layer leaves its alpha f[B]
-    there. A layer without spatial axes keeps the running statistics.
+    Every layer records its `alpha` f[B]. A layer without spatial axes keeps the running statistics.
 
     Args:
       adapter: parameters as from `init`.
@@ -109,24 +109,23 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
       ValueError: at use, where a spatial layer has no adapter.
     """
 
-    def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         del valid
         if not is_spatial(x):
-            return layer.running()
-        if name_of(layer) not in adapter:
+            return running_statistics(layer, x)
+        if layer.name not in adapter:
             raise ValueError(
-                f"batch norm {name_of(layer)!r} has no zero-shot adapter, only "
+                f"batch norm {layer.name!r} has no zero-shot adapter, only "
                 f"{', '.join(sorted(adapter)) or 'no layer'} have one: make them with "
                 "fedjax_bn.normalization.adapter.with_adapter for this model and image size"
             )
         instance, received = instance_deviation(layer, x), running_deviation(layer)
         differences = [own - all_ for own, all_ in zip(instance, received, strict=True)]
-        delta, epsilon = estimate(adapter[name_of(layer)], jnp.concatenate(differences, axis=-1))
+        delta, epsilon = estimate(adapter[layer.name], jnp.concatenate(differences, axis=-1))
         if key is not None:
             epsilon += delta * jax.random.normal(key_for(layer, key), delta.shape, delta.dtype)
         alpha = jnp.clip(epsilon, 0, 1)
-        layer.sow(ALPHAS, "alpha", alpha, reduce_fn=lambda old, new: new, init_fn=lambda: None)
         mean, std = mix_statistics(instance, received, alpha[:, None])
-        return handed_over(mean, std, layer, x)
+        return handed_over(mean, std, layer, x)._replace(recorded={ALPHA: alpha})
 
     return rule

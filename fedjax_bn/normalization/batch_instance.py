@@ -7,15 +7,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.normalization.batch_norm import BatchNorm, batch_statistics, running_statistics
-from fedjax_bn.normalization.instance import Statistics, deviation, handed_over, instance_deviation
-from fedjax_bn.normalization.layer import is_spatial, name_of
+from fedjax_bn.normalization.instance import deviation, handed_over, instance_deviation
+from fedjax_bn.normalization.layer import Layer, Statistics, is_spatial, statistics_of
 
 PyTree = Any
 GATE = "gate"
 
 
-def gated_statistics(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
     """The rule of scale (rho x_B + (1 - rho) x_I) + bias, rho f[C] in [0, 1] (BIN, Section 3).
 
     x_B is normalized by the batch in a pass that may move `batch_stats` and by the running
@@ -25,16 +24,15 @@ def gated_statistics(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) ->
     Raises:
       ValueError: the variables have no gates, see `with_gates`.
     """
-    training = layer.is_mutable_collection("batch_stats")
-    mean, var = (batch_statistics if training else running_statistics)(layer, x, valid)
+    plain = statistics_of(None, layer, x, valid)
     if not is_spatial(x):
-        return mean, var
-    gate = layer.get_variable("params", GATE)
-    if gate is None:
+        return plain
+    if layer.gate is None:
         raise ValueError(
-            f"batch norm {name_of(layer)!r} has no gate: make the variables with "
+            f"batch norm {layer.name!r} has no gate: make the variables with "
             "fedjax_bn.normalization.batch_instance.with_gates(variables) before training"
         )
+    (mean, var), gate = plain[:2], layer.gate
     own_mean, own_std = instance_deviation(layer, x)
     # The value is clipped, the gradient is not: at its start, 1, a gate would learn nothing else.
     gate = gate + jax.lax.stop_gradient(jnp.clip(gate, 0, 1) - gate)
@@ -43,7 +41,7 @@ def gated_statistics(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) ->
     own_share = (1 - gate) / own_std
     std = 1 / (share + own_share)
     mixed = std * (share * mean.astype(gate.dtype) + own_share * own_mean)
-    return handed_over(mixed, std, layer, x)
+    return handed_over(mixed, std, layer, x)._replace(moved=plain.moved)
 
 
 def with_gates(variables: dict[str, PyTree]) -> dict[str, PyTree]:
@@ -51,17 +49,17 @@ def with_gates(variables: dict[str, PyTree]) -> dict[str, PyTree]:
 
     Gates that are there already stay as they are.
     """
-    params = add_gates(variables.get("params", {}), variables["batch_stats"])
+    params = _add_gates(variables.get("params", {}), variables["batch_stats"])
     return {**variables, "params": params}
 
 
-def add_gates(params: PyTree, statistics: PyTree) -> PyTree:
+def _add_gates(params: PyTree, statistics: PyTree) -> PyTree:
     """Adds gates where `statistics` has a batch norm."""
     params = dict(params)
     for name, value in statistics.items():
         if not isinstance(value, Mapping):  # the leaves of one batch norm
             return {GATE: jnp.ones_like(statistics["mean"])} | params
-        params[name] = add_gates(params.get(name, {}), value)
+        params[name] = _add_gates(params.get(name, {}), value)
     return params
 
 

@@ -3,9 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.normalization.batch_norm import BatchNorm, StatisticsRule
-from fedjax_bn.normalization.instance import Statistics, instance_moments, positioned
-from fedjax_bn.normalization.layer import is_spatial
+from fedjax_bn.normalization.instance import instance_moments, positioned
+from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, is_spatial
 
 
 def soft_shrinkage(x: jax.Array, threshold: jax.Array) -> jax.Array:
@@ -24,18 +23,18 @@ def instance_aware_statistics(strength: float = 4.0) -> StatisticsRule:
       strength: k, how many standard errors are believed to be chance; at least 0.
     """
 
-    def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         del valid
-        mean, var = layer.running()
+        mean, var = layer.mean, layer.var
         n = x[0, ..., 0].size
         if not is_spatial(x) or n == 1:
-            return mean, var
+            return Statistics(mean, var)
         own_mean, own_var = instance_moments(x)
         own_var = own_var * (n / (n - 1))
         mean, var = mean.astype(own_mean.dtype), var.astype(own_var.dtype)
         floor = var + layer.epsilon
         mean = mean + soft_shrinkage(own_mean - mean, strength * jnp.sqrt(floor / n))
         var = var + soft_shrinkage(own_var - var, strength * floor * (2 / (n - 1)) ** 0.5)
-        return positioned(mean, x), positioned(jnp.maximum(var, 0), x)
+        return Statistics(positioned(mean, x), positioned(jnp.maximum(var, 0), x))
 
     return rule

@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_bn.backend import on_cpu
 from fedjax_bn.dtypes import promote
-from fedjax_bn.normalization.batch_norm import BatchNorm
+from fedjax_bn.normalization.layer import Layer, Statistics
 
-Statistics = tuple[jax.Array, jax.Array]
+Pair = tuple[jax.Array, jax.Array]  # mean and variance, or mean and standard deviation
 
 
-def instance_moments(x: jax.Array) -> Statistics:
+def instance_moments(x: jax.Array) -> Pair:
     """Mean and biased variance of every sample and channel over its positions.
 
     Args:
@@ -23,10 +24,10 @@ def instance_moments(x: jax.Array) -> Statistics:
 
 
 @jax.custom_jvp
-def _moments(x: jax.Array) -> Statistics:
+def _moments(x: jax.Array) -> Pair:
     """Mean and biased variance over the positions, f[B, P, C] -> f[B, C] each."""
     samples, positions, _ = x.shape
-    if jax.default_backend() != "cpu":
+    if not on_cpu():
         mean = x.mean(1)
         return mean, jnp.square(x - mean[:, None]).mean(1)
     # XLA:CPU is slow at sums over a middle axis. Neighbours are added up first: distances to one of
@@ -48,7 +49,7 @@ def _moments(x: jax.Array) -> Statistics:
 
 
 @_moments.defjvp
-def _moments_jvp(x: tuple[jax.Array], dx: tuple[jax.Array]) -> tuple[Statistics, Statistics]:
+def _moments_jvp(x: tuple[jax.Array], dx: tuple[jax.Array]) -> tuple[Pair, Pair]:
     mean, var = _moments(*x)
     change = 2 * (x[0] - mean[:, None]) * dx[0]  # the mean's own change adds up to 0
     return (mean, var), (dx[0].mean(1), change.mean(1))
@@ -59,9 +60,7 @@ def deviation(var: jax.Array, epsilon: float) -> jax.Array:
     return jnp.sqrt(var + epsilon)
 
 
-def handed_over(
-    mean: jax.Array, std: jax.Array, layer: BatchNorm, x: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def handed_over(mean: jax.Array, std: jax.Array, layer: Layer, x: jax.Array) -> Statistics:
     """What a rule returns so that `layer` computes (x - mean) / std.
 
     Args:
@@ -74,7 +73,7 @@ def handed_over(
       mean and variance f[B, 1, ..., C].
     """
     var = jnp.maximum(jnp.square(jnp.maximum(std, 0)) - layer.epsilon, 0)
-    return positioned(mean, x), positioned(var, x)
+    return Statistics(positioned(mean, x), positioned(var, x))
 
 
 def positioned(statistic: jax.Array, x: jax.Array) -> jax.Array:
@@ -82,13 +81,13 @@ def positioned(statistic: jax.Array, x: jax.Array) -> jax.Array:
     return statistic.reshape(x.shape[0], *(1,) * (x.ndim - 2), x.shape[-1])
 
 
-def running_deviation(layer: BatchNorm) -> Statistics:
+def running_deviation(layer: Layer) -> Pair:
     """The layer's running mean and standard deviation, f[C] each, in at least float32."""
-    mean, var = (leaf.astype(promote(leaf.dtype, jnp.float32)) for leaf in layer.running())
+    mean, var = (leaf.astype(promote(leaf.dtype, jnp.float32)) for leaf in (layer.mean, layer.var))
     return mean, deviation(var, layer.epsilon)
 
 
-def instance_deviation(layer: BatchNorm, x: jax.Array) -> Statistics:
+def instance_deviation(layer: Layer, x: jax.Array) -> Pair:
     """Mean and standard deviation of every sample of `x`, f[B, C] each."""
     mean, var = instance_moments(x)
     return mean, deviation(var, layer.epsilon)

@@ -1,26 +1,157 @@
-"""What statistics rules need to know of the layer they serve: its name, a key, its axes."""
+"""A batch norm as statistics rules see it: arrays, and no module of any framework.
+
+A *statistics rule* is a function `rule(layer, x, valid) -> Statistics`. Two are here, the batch's
+own statistics and the running ones; every paper's idea is one more function in a file of its own.
+A rule changes nothing: what it moved or recorded it returns, and the module that applied it stores
+it (a rule that does neither may return a plain pair). So one rule serves our `BatchNorm`, flax's
+`nn.BatchNorm` and `nnx.BatchNorm` (see `calls`).
+"""
 
 import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
-from fedjax_bn.normalization.batch_norm import BatchNorm, normalize_with
+from fedjax_bn.dtypes import promote
 
-
-def name_of(layer: BatchNorm) -> str:
-    """The layer's path in its model, such as `layer1_0/norm1`."""
-    return "/".join(layer.path)
+RECORDED = "recorded"  # the collection of what rules recorded
 
 
-def path_names(path: tuple) -> tuple[str, ...]:
-    """The names along a leaf's path in a tree of dicts."""
-    return tuple(str(getattr(entry, "key", entry)) for entry in path)
+class Layer(NamedTuple):
+    """One batch norm in one pass.
+
+    Attributes:
+      path: the names of the modules that lead to it, such as ("layer1_0", "norm1").
+      mean: running mean f[C].
+      var: running variance f[C].
+      epsilon: what is added to a variance, at least 0.
+      momentum: weight of the old value in the running statistics, in [0, 1].
+      training: whether this pass may move the running statistics.
+      unbiased: whether the running variance takes the batch's unbiased variance, as PyTorch's does,
+        or the biased one, as flax's does.
+      gate: f[C], the gate of batch-instance normalization; None where there is none.
+    """
+
+    path: tuple[str, ...]
+    mean: jax.Array
+    var: jax.Array
+    epsilon: float
+    momentum: float
+    training: bool
+    unbiased: bool = True
+    gate: jax.Array | None = None
+
+    @property
+    def name(self) -> str:
+        """The path in one word, such as `layer1_0/norm1`."""
+        return "/".join(self.path)
 
 
-def key_for(layer: BatchNorm, key: jax.Array) -> jax.Array:
+class Statistics(NamedTuple):
+    """What a rule gives.
+
+    Attributes:
+      mean: f[C], or what broadcasts against x f[B, ..., C].
+      var: likewise.
+      moved: the new running mean and variance f[C], stored in a pass that may move them; None where
+        they stay.
+      recorded: name -> array to be shown to who asks for the collection `recorded`; None for none.
+    """
+
+    mean: jax.Array
+    var: jax.Array
+    moved: tuple[jax.Array, jax.Array] | None = None
+    recorded: Mapping[str, jax.Array] | None = None
+
+
+StatisticsRule = Callable[[Layer, jax.Array, jax.Array | None], Statistics]
+
+
+def running_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
+    """The layer's running mean and variance, f[C] each: the usual rule at test time."""
+    del x, valid
+    return Statistics(layer.mean, layer.var)
+
+
+def batch_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
+    """Mean and biased variance of the batch, f[C] each; moves the running statistics.
+
+    Where `layer.unbiased`, the running variance takes the unbiased variance, n / (n - 1) times the
+    biased one; with n = 1 it takes the biased one, which is 0.
+    """
+    mean, var, count = moments(x, valid)
+    spread = var * (count / jnp.maximum(count - 1, 1)) if layer.unbiased else var
+    moved = [
+        layer.momentum * old + (1 - layer.momentum) * new.astype(old.dtype)
+        for old, new in ((layer.mean, mean), (layer.var, spread))
+    ]
+    return Statistics(mean, var, tuple(moved) if layer.training else None)
+
+
+def statistics_of(
+    rule: StatisticsRule | None, layer: Layer, x: jax.Array, valid: jax.Array | None
+) -> Statistics:
+    """What a rule gives; None is `batch_statistics` in training, else `running_statistics`."""
+    if rule is None:
+        rule = batch_statistics if layer.training else running_statistics
+    return Statistics(*rule(layer, x, valid))
+
+
+def normalize(
+    x: jax.Array,
+    statistics: Statistics,
+    epsilon: float,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+) -> jax.Array:
+    """scale * (x - mean) / sqrt(var + epsilon) + bias, in the dtype of x and mean together.
+
+    Args:
+      x: f[B, ..., C].
+      statistics: mean and variance.
+      epsilon: added to the variance.
+      scale: f[C]; None for 1.
+      bias: f[C]; None for 0.
+    """
+    mean, var = statistics.mean, statistics.var
+    dtype = promote(x.dtype, mean.dtype)
+    factor = jax.lax.rsqrt(var.astype(dtype) + jnp.asarray(epsilon, dtype))
+    if scale is not None:
+        factor = factor * scale.astype(dtype)
+    y = (x.astype(dtype) - mean.astype(dtype)) * factor
+    return y if bias is None else y + bias.astype(dtype)
+
+
+def moments(x: jax.Array, valid: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Mean, biased variance and count over all axes but the last, in two passes.
+
+    Args:
+      x: f[B, ..., C].
+      valid: bool[B], the samples that count; None for all.
+
+    Returns:
+      mean f[C], variance f[C] and the number n f[] of values behind each, in at least float32.
+      Without any valid sample mean and variance are 0.
+    """
+    x = x.astype(promote(x.dtype, jnp.float32))
+    axes = tuple(range(x.ndim - 1))
+    per_sample = x[0, ..., 0].size
+    if valid is None:
+        keep, count = None, jnp.asarray(x.shape[0] * per_sample, x.dtype)
+    else:
+        keep = valid.reshape(-1, *[1] * (x.ndim - 1))
+        count = valid.sum(dtype=x.dtype) * per_sample
+    inverse = 1 / jnp.maximum(count, 1)
+    mean = jnp.sum(x, axes, where=keep) * inverse
+    var = jnp.sum(jnp.square(x - mean), axes, where=keep) * inverse
+    return mean, var, count
+
+
+def key_for(layer: Layer, key: jax.Array) -> jax.Array:
     """A random key of this layer, the same wherever the layer stands in the order of calls."""
-    return jax.random.fold_in(key, zlib.crc32(name_of(layer).encode()))
+    return jax.random.fold_in(key, zlib.crc32(layer.name.encode()))
 
 
 def is_spatial(x: jax.Array) -> bool:
@@ -28,22 +159,12 @@ def is_spatial(x: jax.Array) -> bool:
     return x.ndim > 2
 
 
-def spatial_layers(model: nn.Module, variables: dict, images: jax.Array) -> dict[str, int]:
-    """Name -> channels C of every batch norm that sees spatial axes; nothing is computed.
+def path_names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """The names along a leaf's path in a tree of dicts."""
+    return tuple(str(getattr(entry, "key", entry)) for entry in path)
 
-    Args:
-      model: any linen module with our `BatchNorm`.
-      variables: its collections, arrays or `jax.ShapeDtypeStruct`.
-      images: f[B, ...] as the model reads them, an array or a `jax.ShapeDtypeStruct`.
-    """
-    found = {}
 
-    def note(layer: BatchNorm, x: jax.Array, valid: None) -> tuple[jax.Array, jax.Array]:
-        del valid
-        if is_spatial(x):
-            found[name_of(layer)] = x.shape[-1]
-        return layer.running()
-
-    with normalize_with(note):
-        jax.eval_shape(model.apply, variables, images)
-    return found
+def batch_norm_paths(variables: Mapping[str, Any]) -> frozenset[tuple[str, ...]]:
+    """The paths of the modules that own running statistics; none for a model without batch norm."""
+    leaves = jax.tree_util.tree_leaves_with_path(variables.get("batch_stats", {}))
+    return frozenset(path_names(path[:-1]) for path, _ in leaves)

@@ -7,22 +7,29 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.dtypes import promote
-from fedjax_bn.normalization.batch_norm import BatchNorm, StatisticsRule, moments
 from fedjax_bn.normalization.instance import (
-    Statistics,
+    Pair,
     handed_over,
     instance_deviation,
     running_deviation,
 )
-from fedjax_bn.normalization.layer import is_spatial, key_for
+from fedjax_bn.normalization.layer import (
+    Layer,
+    Statistics,
+    StatisticsRule,
+    is_spatial,
+    key_for,
+    moments,
+    running_statistics,
+)
 
 # weights(layer, batch size, dtype) -> alpha, a number or f[B]
-Weights = Callable[[BatchNorm, int, Any], jax.Array | float]
+Weights = Callable[[Layer, int, Any], jax.Array | float]
 # draw(key, shape, dtype) -> u of that shape
 Draw = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
 
-def mix_statistics(instance: Statistics, global_: Statistics, u: jax.Array) -> Statistics:
+def mix_statistics(instance: Pair, global_: Pair, u: jax.Array) -> Pair:
     """mean = u mean_i + (1 - u) mean_G and std = u std_i + (1 - u) std_G (FedIG, Eq. 3 and 7).
 
     Args:
@@ -72,9 +79,9 @@ def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule
     """
     draw = draw or uniform()
 
-    def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if not is_spatial(x):
-            return moments(x, valid)[:2]
+            return Statistics(*moments(x, valid)[:2])
         instance = instance_deviation(layer, x)
         u = draw(key_for(layer, key), x.shape[-1:], instance[0].dtype)
         mean, std = mix_statistics(instance, running_deviation(layer), u)
@@ -92,10 +99,10 @@ def sample_mixed_statistics(weights: Weights) -> StatisticsRule:
       weights: gives alpha, one number or f[B], for a layer and a batch.
     """
 
-    def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         del valid
         if not is_spatial(x):
-            return layer.running()
+            return running_statistics(layer, x)
         instance = instance_deviation(layer, x)
         dtype = instance[0].dtype
         alpha = jnp.asarray(weights(layer, x.shape[0], dtype), dtype).reshape(-1, 1)
@@ -108,7 +115,7 @@ def sample_mixed_statistics(weights: Weights) -> StatisticsRule:
 def random_weights(key: jax.Array) -> Weights:
     """alpha ~ U(0, 1) f[B], one of each sample and layer."""
 
-    def weights(layer: BatchNorm, size: int, dtype: Any) -> jax.Array:
+    def weights(layer: Layer, size: int, dtype: Any) -> jax.Array:
         return jax.random.uniform(key_for(layer, key), (size,), dtype)
 
     return weights

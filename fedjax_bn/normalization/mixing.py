@@ -5,7 +5,7 @@ from functools import partial
 
 import jax
 
-from fedjax_bn.normalization.batch_norm import StatisticsRule
+from fedjax_bn.normalization.layer import StatisticsRule
 from fedjax_bn.normalization.mixig import constant, mixed_statistics, uniform
 from fedjax_bn.normalization.mixstyle import mixstyle_statistics
 from fedjax_bn.spelling import spelled_change

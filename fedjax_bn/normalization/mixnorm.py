@@ -3,9 +3,14 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.normalization.batch_norm import BatchNorm, StatisticsRule, moments
-from fedjax_bn.normalization.instance import Statistics, positioned
-from fedjax_bn.normalization.layer import is_spatial
+from fedjax_bn.normalization.instance import positioned
+from fedjax_bn.normalization.layer import (
+    Layer,
+    Statistics,
+    StatisticsRule,
+    is_spatial,
+    moments,
+)
 
 
 def view_statistics(views: int, weight: float = 0.05) -> StatisticsRule:
@@ -22,15 +27,15 @@ def view_statistics(views: int, weight: float = 0.05) -> StatisticsRule:
       weight: m, weight of the sample's own statistics, in [0, 1].
     """
 
-    def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         del valid
-        mean, var = layer.running()
+        mean, var = layer.mean, layer.var
         if not is_spatial(x):
-            return mean, var
+            return Statistics(mean, var)
         samples = x.reshape(views, -1, *x.shape[1:]).swapaxes(0, 1)
         own_mean, own_var, _ = jax.vmap(moments)(samples)
         mean = weight * own_mean + (1 - weight) * mean.astype(own_mean.dtype)
         var = weight * own_var + (1 - weight) * var.astype(own_var.dtype)
-        return tuple(positioned(jnp.tile(value, (views, 1)), x) for value in (mean, var))
+        return Statistics(*(positioned(jnp.tile(value, (views, 1)), x) for value in (mean, var)))
 
     return rule

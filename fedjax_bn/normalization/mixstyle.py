@@ -3,9 +3,15 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.normalization.batch_norm import BatchNorm, StatisticsRule, moments
-from fedjax_bn.normalization.instance import Statistics, deviation, handed_over, instance_moments
-from fedjax_bn.normalization.layer import is_spatial, key_for
+from fedjax_bn.normalization.instance import deviation, handed_over, instance_moments
+from fedjax_bn.normalization.layer import (
+    Layer,
+    Statistics,
+    StatisticsRule,
+    is_spatial,
+    key_for,
+    moments,
+)
 from fedjax_bn.normalization.mixig import mix_statistics
 
 
@@ -28,9 +34,9 @@ def mixstyle_statistics(
       probability: chance that a layer mixes, in [0, 1].
     """
 
-    def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if not is_spatial(x):
-            return moments(x, valid)[:2]
+            return Statistics(*moments(x, valid)[:2])
         own_mean, own_var = instance_moments(x)
         own = jax.lax.stop_gradient((own_mean, deviation(own_var, layer.epsilon)))
         keys = jax.random.split(key_for(layer, key), 3)

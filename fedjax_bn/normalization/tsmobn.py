@@ -5,20 +5,20 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.normalization.batch_norm import BatchNorm, StatisticsRule, moments
-from fedjax_bn.normalization.instance import Statistics
+from fedjax_bn.normalization.instance import Pair
+from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, moments
 
 About = Literal["tracked", "batch"]
 
 
 def update(
-    tracked: Statistics | None,
+    tracked: Pair | None,
     x: jax.Array,
     momentum: float | jax.Array,
     valid: jax.Array | None = None,
     *,
     about: About = "tracked",
-) -> Statistics:
+) -> Pair:
     """One step of Algorithm 1 (Eq. 4; UniFed, Eq. 3 and 4).
 
     mean <- tau mean + (1 - tau) mean_b, then var <- tau var + (1 - tau) E_b (x - mean)^2 about the
@@ -53,13 +53,12 @@ def update(
 def tracked_statistics(momentum: float | jax.Array, *, about: About = "tracked") -> StatisticsRule:
     """The rule that keeps the tracked pair where the running one was, and moves it.
 
-    The model must be applied with the tracked statistics as its `batch_stats`, and these mutable.
+    The model must be applied with the tracked statistics as its `batch_stats`, in a pass that may
+    move them.
     """
 
-    def rule(layer: BatchNorm, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        mean, var = update(layer.running(), x, momentum, valid, about=about)
-        layer.put_variable("batch_stats", "mean", mean)
-        layer.put_variable("batch_stats", "var", var)
-        return mean, var
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        mean, var = update((layer.mean, layer.var), x, momentum, valid, about=about)
+        return Statistics(mean, var, moved=(mean, var))
 
     return rule

@@ -14,7 +14,7 @@ from fedjax_bn.data.domain import Split, select
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
-from fedjax_bn.models.halves import FeaturesOf
+from fedjax_bn.models.features import FeaturesOf
 from fedjax_bn.run import checkpoint
 from fedjax_bn.run.errors import CheckpointError
 from fedjax_bn.run.evaluate import TestData, score_unseen, stack_batches

@@ -23,7 +23,7 @@ from fedjax_bn.data.source import Source
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.mapping import group_size
 from fedjax_bn.models import pretrained
-from fedjax_bn.normalization import BatchNorm, normalize_with
+from fedjax_bn.normalization import Layer, Statistics, normalize_with
 from fedjax_bn.run.config import check, choose
 from fedjax_bn.run.configured_method import METHODS, check_adaptations, local_epochs, method_maker
 from fedjax_bn.run.datasets import DATASETS, check_image_size, check_path, divide
@@ -217,14 +217,14 @@ def check_batch_sizes(
     else:
         return
 
-    def refuse_one(layer: BatchNorm, x: jax.Array, valid: None) -> tuple[jax.Array, jax.Array]:
+    def refuse_one(layer: Layer, x: jax.Array, valid: None) -> Statistics:
         if x.size == x.shape[-1]:
             raise ConfigError(
                 f"client {domain.name!r} has {size} training samples, so with config.batch_size="
                 f"{batch_size} a batch holds one sample, which the batch norm "
-                f"{'/'.join(layer.path)!r} cannot normalize: choose another batch_size"
+                f"{layer.name!r} cannot normalize: choose another batch_size"
             )
-        return layer.running()
+        return Statistics(layer.mean, layer.var)
 
     with normalize_with(refuse_one):
         jax.eval_shape(model.init, jax.random.key(0), sample_input(internal, prepare, 1))

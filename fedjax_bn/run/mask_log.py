@@ -11,7 +11,7 @@ from fedjax_bn.adaptation import running
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState, client_variables
-from fedjax_bn.models.halves import FeaturesOf
+from fedjax_bn.models.features import FeaturesOf
 from fedjax_bn.models.masks import COLLECTION, FEATURES, take
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.report.features import masked_features

@@ -1,1 +1,64 @@
-"""Convolution and pooling for CPU, where XLA's own are slow inside loops."""
+"""Kernels for CPU behind one seam: on any other backend every function here is plain XLA.
+
+XLA:CPU is slow at convolutions and windows inside loops and at maps that leave the caches. What
+goes around that lies in this folder and is reached through these functions only, which ask
+`fedjax_bn.backend.on_cpu` while a program is traced:
+
+    function     on CPU                                                     elsewhere
+    convolve     matrix products, tiles or transforms (`convolution`)       lax.conv_general_dilated
+    max_pool     comparisons of shifted maps (`pooling`)                    lax.reduce_window
+    in_cache     a batch in chunks (`chunks`)                               the batch at once
+
+Two more places ask the same question, each in a line of its own: the moments of single samples in
+`fedjax_bn.normalization.instance` and the step of `fedjax_bn.client`, which avoids a copy.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax import lax
+
+from fedjax_bn.backend import on_cpu
+from fedjax_bn.models.cpu import chunks, convolution, pooling
+
+
+def convolve(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    **options: Any,
+) -> jax.Array:
+    """`lax.conv_general_dilated`, in the order NHWC by default, as `nn.Conv` takes it.
+
+    On CPU a usual convolution is computed by the algorithm that suits its shapes; the arguments are
+    those of `convolution.convolution`.
+    """
+    if on_cpu():
+        return convolution.convolution(lhs, rhs, window_strides, padding, **options)
+    options = {"dimension_numbers": convolution.NHWC} | options
+    return lax.conv_general_dilated(lhs, rhs, window_strides, padding, **options)
+
+
+def max_pool(
+    x: jax.Array,
+    window: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]] = ((0, 0), (0, 0)),
+) -> jax.Array:
+    """Maximum over windows of f[B, H, W, C]; the padding never wins; see `pooling.max_pool`."""
+    if on_cpu():
+        return pooling.max_pool(x, window, strides, padding)
+    return nn.max_pool(x, tuple(window), tuple(strides), tuple(padding))
+
+
+def in_cache(function: Callable[[jax.Array], jax.Array], images: jax.Array) -> jax.Array:
+    """`function(images)`, on CPU in chunks whose maps stay in the caches, elsewhere at once.
+
+    Args:
+      function: a network, f[b, H, W, C] -> f[b, ...], each sample by itself.
+      images: f[B, ...].
+    """
+    return chunks.in_cache(function, images) if on_cpu() else function(images)

@@ -29,7 +29,7 @@ def in_chunks(function: Callable[[jax.Array], jax.Array], x: jax.Array, size: in
 
 
 def in_cache(function: Callable[[jax.Array], jax.Array], images: jax.Array) -> jax.Array:
-    """`function(images)`, on CPU in chunks whose maps stay in the caches, elsewhere at once.
+    """`function(images)` in chunks whose maps stay in the caches of a CPU.
 
     ResNet-18 takes 0.7 to 0.9 of the time for 64 images of 64 x 64 pixels.
 
@@ -38,7 +38,7 @@ def in_cache(function: Callable[[jax.Array], jax.Array], images: jax.Array) -> j
       images: f[B, H, W, C]; samples of another form, whose networks read more weights than data,
         are passed at once.
     """
-    if jax.default_backend() != "cpu" or images.ndim != 4:
+    if images.ndim != 4:
         return function(images)
     return in_chunks(
         function, images, max(CHUNK_VALUES // max(prod(images.shape[1:]), 1), MIN_CHUNK)

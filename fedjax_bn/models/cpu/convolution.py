@@ -1,4 +1,4 @@
-"""Convolution that is fast on CPU, where XLA's own is not; plain XLA everywhere else.
+"""Convolution that is fast on CPU, where XLA's own is not.
 
 XLA:CPU runs matrix products at full speed on all cores, its convolutions at less than half of that,
 and gradient convolutions inside a loop at a fifteenth. So most layers become matrix products here.
@@ -34,14 +34,13 @@ def convolution(
     feature_group_count: int = 1,
     **options: Any,
 ) -> jax.Array:
-    """Drop-in for `jax.lax.conv_general_dilated`, as `nn.Conv(conv_general_dilated=convolution)`.
+    """Drop-in for `jax.lax.conv_general_dilated` on CPU; layers call `models.cpu.convolve`.
 
-    On CPU a two-dimensional convolution in float32 or float64, in the order NHWC and HWIO, without
+    A two-dimensional convolution in float32 or float64, in the order NHWC and HWIO, without
     dilation or groups, takes the algorithm that suits its static shapes (`choose_algorithm`).
-    Anything else, and any other default backend when the function is traced, is
-    `lax.conv_general_dilated` itself. Forward and backward pass in a `scan`, median ms of 9 in turn
-    on two shared AVX-512 cores, jax 0.10.2 and PyTorch 2.13 in channels_last, float32; * marks the
-    choice:
+    Anything else is `lax.conv_general_dilated` itself. Forward and backward pass in a `scan`,
+    median ms of 9 in turn on two shared AVX-512 cores, jax 0.10.2 and PyTorch 2.13 in
+    channels_last, float32; * marks the choice:
 
         layer (kernel, images)              direct  patches  tiled  transformed  PyTorch
         5x5       3 ->  64, 32 x 28 x 28       5.8     5.2*      -            -      3.7
@@ -72,7 +71,7 @@ def convolution(
     """
     plain = {"lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation, **options}
     plain |= {"dimension_numbers": dimension_numbers, "feature_group_count": feature_group_count}
-    if jax.default_backend() != "cpu" or not _is_usual(lhs, rhs, **plain):
+    if not _is_usual(lhs, rhs, **plain):
         return lax.conv_general_dilated(lhs, rhs, window_strides, padding, **plain)
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(lhs.shape[1:3], rhs.shape[:2], window_strides, padding)

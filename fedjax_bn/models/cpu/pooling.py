@@ -1,4 +1,4 @@
-"""Max-pooling that is fast on CPU, in a training step and inside loops.
+"""Max-pooling that is fast on CPU, in a training step and inside loops; see `models.cpu`.
 
 XLA:CPU spends a third of a ResNet's step on `reduce_window` and its gradient. Here the forward pass
 compares shifted copies of the map and remembers which won; the backward pass is a few selects.

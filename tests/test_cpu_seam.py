@@ -1,0 +1,89 @@
+"""What is made for CPU acts on CPU alone; any other backend gets plain XLA."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_bn
+from fedjax_bn.models import cpu, layers
+from fedjax_bn.models.small_cnn import SmallCNN
+from fedjax_bn.normalization.instance import instance_moments
+
+KEY = jax.random.key(0)
+MAPS = jnp.asarray(np.random.default_rng(0).normal(size=(4, 8, 8, 16)), jnp.float32)
+KERNEL = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3, 16, 16)), jnp.float32)
+
+# What a function of a map runs elsewhere, by the names of its primitives.
+PLAIN = {
+    "convolve": (lambda x: cpu.convolve(x, KERNEL, (1, 1), "SAME"), {"conv_general_dilated"}),
+    "max_pool": (lambda x: cpu.max_pool(x, (3, 3), (2, 2)), {"reduce_window_max"}),
+    "in_cache": (lambda x: cpu.in_cache(lambda x: x + 1, jnp.tile(x, (200, 1, 1, 1))), {"add"}),
+    "moments": (instance_moments, {"reduce_sum", "sub", "square", "div"}),
+}
+# What it runs on CPU and nowhere else.
+MADE_FOR_CPU = {
+    "convolve": "dot_general",
+    "max_pool": "custom_vjp_call",
+    "in_cache": "scan",
+    "moments": "dot_general",
+}
+
+
+@pytest.fixture
+def other_backend(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+def primitives(function, *arguments):
+    """The names of all primitives, those of inner programs too; traced anew in every call."""
+    text = str(jax.make_jaxpr(lambda *arguments: function(*arguments))(*arguments))
+    return set(re.findall(r" = (\w+)", text))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_on_cpu_the_kernel_is_taken(name):
+    assert MADE_FOR_CPU[name] in primitives(PLAIN[name][0], MAPS)
+
+
+@pytest.mark.usefixtures("other_backend")
+@pytest.mark.parametrize("name", PLAIN)
+def test_elsewhere_plain_xla_is_taken(name):
+    function, plain = PLAIN[name]
+    ours = primitives(function, MAPS)
+    assert plain <= ours
+    assert MADE_FOR_CPU[name] not in ours
+
+
+@pytest.mark.usefixtures("other_backend")
+def test_gradients_elsewhere_are_those_of_plain_xla():
+    model, images = SmallCNN(3, widths=(16, 16)), jnp.zeros((2, 8, 8, 3), jnp.float32)
+    variables = model.init(KEY, images)
+
+    def loss(variables, images):
+        return model.apply(variables, layers.max_pool(images, 3, 2, 1)).sum()
+
+    ours = primitives(jax.grad(loss, argnums=(0, 1)), variables, images)
+    assert {"conv_general_dilated", "select_and_scatter_add"} <= ours
+    assert "optimization_barrier" not in ours
+
+
+@pytest.mark.parametrize("window", [2, 3])
+def test_pooling_gives_the_same_on_every_backend(monkeypatch, window):
+    here = cpu.max_pool(MAPS, (window, window), (2, 2), ((1, 0), (0, 1)))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    there = cpu.max_pool(MAPS, (window, window), (2, 2), ((1, 0), (0, 1)))
+    np.testing.assert_array_equal(here, there)
+
+
+def test_one_module_asks_for_the_backend_of_a_kernel():
+    root = Path(fedjax_bn.__file__).parent
+    asking = {
+        path.relative_to(root).as_posix()
+        for path in (*root.glob("models/**/*.py"), *root.glob("normalization/*.py"))
+        if "default_backend" in path.read_text()
+    }
+    assert asking == set()

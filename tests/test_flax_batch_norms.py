@@ -1,0 +1,252 @@
+"""Flax's own batch norms, linen's and nnx's, are served as ours are."""
+
+from functools import cache, partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import flax_nets as nets
+from federations import assert_close, assert_equal
+from fedjax_bn import adaptation
+from fedjax_bn.adaptation.choice import ADAPTATIONS
+from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.methods import fedbn, fedcd, fedig
+from fedjax_bn.models import from_nnx
+from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization import batch_instance, batch_statistics
+from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.normalization.flax_nnx import set_value
+from fedjax_bn.sharing import all_but_batch_norm, all_but_statistics
+
+KEY = jax.random.key(3)
+SGD = optax.sgd(0.1)
+METHODS = {
+    "fedbn": partial(fedbn, optimizer=SGD),
+    "fediga": partial(fedig, optimizer=SGD, adapter=True),
+    "fedcd": partial(fedcd, optimizer=SGD, share=all_but_batch_norm),
+}
+
+
+@cache
+def trained(method, name):
+    """All that two rounds leave, in float64."""
+    method = METHODS[method](nets.MODELS[name], clients="map")
+    state = method.init(KEY, nets.variables_of(), 2)
+    for _ in range(2):
+        state, metrics = method.round(state, nets.batches_of(), KEY)
+    return client_variables(state), global_variables(state), metrics
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", nets.THEIRS)
+@pytest.mark.parametrize("method", METHODS)
+def test_two_rounds_are_those_of_our_batch_norm(method, name):
+    assert_close(trained(method, name), trained(method, "ours"), rtol=1e-12, atol=1e-12)
+
+
+def prepared(adapt, images):
+    variables = nets.variables_of()
+    if adapt == "learned_alpha":
+        gated = batch_instance.with_gates(variables)
+        for layer in ("first", "last"):
+            gated["params"][layer]["gate"] *= 0.4
+        return gated
+    if adapt == "zero_shot_adapter":
+        return with_adapter(KEY, nets.Ours(), variables, images)
+    if adapt == "ensemble":
+        clients = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.5 * leaf]), variables)
+        return adaptation.with_clients(variables, clients)
+    return variables
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("adapt", ADAPTATIONS)
+def test_every_adaptation_predicts_as_with_our_batch_norm(adapt):
+    images, valid = nets.images_of(6), jnp.arange(6) < 5
+    variables = prepared(adapt, images)
+    found = {}
+    for name, model in nets.MODELS.items():
+        made = ADAPTATIONS[adapt](model)
+        predict, carry = jax.jit(made.predict), made.init(variables)
+        for _ in range(2):  # the second batch meets a carry
+            logits, carry = predict(variables, carry, images, valid)
+        found[name] = logits[:5], jax.tree.leaves(carry)[:-1]
+    for name in nets.THEIRS:
+        assert_close(found[name], found["ours"], rtol=1e-12, atol=1e-12)
+    if adapt not in ("running", "ensemble"):
+        plain = adaptation.running(nets.Ours()).predict(variables, (), images)[0]
+        assert np.abs(found["nnx"][0] - plain[:5]).max() > 1e-3
+
+
+def by_flax(name, variables, images):
+    """A training pass that flax makes alone: outputs and moved statistics."""
+    if name == "linen":
+        return nets.Linen().apply(variables, images, True, mutable=["batch_stats"])
+    net = nets.Nnx(nnx.Rngs(0))
+    for path, leaf in list(nnx.iter_graph(net)):
+        if isinstance(leaf, nnx.Param | nnx.BatchStat):
+            collection = "params" if isinstance(leaf, nnx.Param) else "batch_stats"
+            set_value(leaf, variables[collection][path[0]][path[1]])
+    outputs = net(images)
+    moved = {
+        norm: {"mean": getattr(net, norm).mean[...], "var": getattr(net, norm).var[...]}
+        for norm in ("first", "last")
+    }
+    return outputs, {"batch_stats": moved}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", nets.THEIRS)
+def test_a_training_pass_is_flaxs_own_where_no_sample_is_padding(name):
+    """Running variances of flax are biased, its momentum is kept."""
+    variables, images = nets.variables_of(), nets.images_of(6)
+    ours = forward(nets.MODELS[name], variables, images, train=True)
+    with jax.numpy_dtype_promotion("standard"):  # flax's own needs it
+        outputs, moved = by_flax(name, variables, images)
+    assert_close(ours.outputs, outputs, rtol=1e-5)
+    assert_close(ours.moved, moved, rtol=1e-5)
+    x = np.asarray(images @ variables["params"]["conv"]["kernel"])
+    x = x + np.asarray(variables["params"]["conv"]["bias"])
+    biased = 0.8 * variables["batch_stats"]["first"]["var"] + 0.2 * x.var((0, 1, 2))
+    np.testing.assert_allclose(ours.moved["batch_stats"]["first"]["var"], biased, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", nets.THEIRS)
+@pytest.mark.parametrize("rule", [all_but_batch_norm, all_but_statistics])
+def test_sharing_rules_find_their_layers_as_ours(rule, name):
+    model = nets.MODELS[name]
+    options = {"train": False} if name == "linen" else {}
+    variables = model.init(KEY, nets.images_of(2).astype(jnp.float32), **options)
+    assert rule(variables) == rule(nets.variables_of())
+
+
+class Dropping(nnx.Module):
+    """Dropout, told by nothing but the mode, in a list of layers."""
+
+    def __init__(self, rngs):
+        self.body = nnx.Sequential(
+            nnx.Linear(3, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        )
+
+    def __call__(self, x):
+        return self.body(x)
+
+
+def test_dropout_of_nnx_draws_from_the_key_of_the_pass_and_not_in_evaluation():
+    model, x = from_nnx(Dropping(nnx.Rngs(0))), jnp.ones((4, 3)) * jnp.arange(4.0)[:, None]
+    variables = model.init(KEY, x)
+
+    def dropped(seed):
+        key = jax.random.key(seed)
+        return np.asarray(forward(model, variables, x, train=True, key=key).outputs) == 0
+
+    np.testing.assert_array_equal(dropped(0), dropped(0))
+    assert (dropped(0) != dropped(1)).any()
+    assert 0.2 < dropped(0).mean() < 0.8
+    plain = forward(model, variables, x).outputs
+    np.testing.assert_array_equal(plain, forward(model, variables, x).outputs)
+    assert (plain[1:] != 0).all()
+    assert set(variables["batch_stats"]["body"]["layers"]) == {"1"}
+
+
+def test_a_pass_leaves_the_users_nnx_model_as_it_was():
+    net = Dropping(nnx.Rngs(0))
+    before = jax.tree.map(np.asarray, from_nnx(net).init(KEY, None))
+    model, x = from_nnx(net), jnp.ones((4, 3))
+    variables = jax.tree.map(lambda leaf: leaf + 1, model.init(KEY, x))
+    jax.jit(partial(forward, model, train=True))(variables, x, key=KEY)
+    assert_equal(from_nnx(net).init(KEY, None), before)
+    assert_equal(model.init(KEY, None), before)
+    assert type(net.body.layers[1]) is nnx.BatchNorm
+    assert type(model.net.body.layers[1]) is nnx.BatchNorm
+
+
+class OwnNorm(nn.Module):
+    """Running statistics in a module that is no batch norm we know."""
+
+    @nn.compact
+    def __call__(self, x):
+        mean = self.variable("batch_stats", "mean", jnp.zeros, x.shape[-1:])
+        return x - mean.value
+
+
+class OwnLinen(nn.Module):
+    """It stands among others."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(OwnNorm(name="mine")(nn.BatchNorm(use_running_average=True)(x)))
+
+
+class OwnNnxNorm(nnx.BatchNorm):
+    """A batch norm that does something of its own."""
+
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+class OwnNnx(nnx.Module):
+    """It stands alone."""
+
+    def __init__(self, rngs):
+        self.mine = OwnNnxNorm(3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.mine(x)
+
+
+@pytest.mark.parametrize("model", [OwnLinen(), from_nnx(OwnNnx(nnx.Rngs(0)))], ids=["linen", "nnx"])
+@pytest.mark.parametrize("adapt", ["batch", "tsmobn", "iabn"])
+def test_running_statistics_that_no_rule_reaches_are_refused_by_name(model, adapt):
+    x = jnp.ones((2, 3))
+    variables = model.init(KEY, x)
+    made = ADAPTATIONS[adapt](model)
+    with pytest.raises(ValueError, match="'mine' has running statistics of its own"):
+        made.predict(variables, made.init(variables), x)
+    assert adaptation.running(model).predict(variables, (), x)[0].shape[0] == 2
+
+
+class Odd(nn.Module):
+    """One batch norm with unusual options."""
+
+    options: tuple = ()
+    mask: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        norm = nn.BatchNorm(use_running_average=True, name="odd", **dict(self.options))
+        return norm(x, mask=x > 0) if self.mask else norm(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Odd((("axis", 1),)), "'odd' with axis=1: put the channels last"),
+        (Odd((("axis_name", "data"),)), "'odd' with axis_name='data'"),
+        (Odd(mask=True), "'odd' with a mask of its own"),
+    ],
+)
+def test_options_that_rules_do_not_know_are_refused(model, said):
+    x = jnp.ones((2, 3, 4))
+    variables = model.init(KEY, x)
+    with pytest.raises(ValueError, match=said):
+        forward(model, variables, x, statistics=batch_statistics)
+
+
+def test_a_bare_nnx_module_and_a_class_are_refused_with_the_remedy():
+    net, x = OwnNnx(nnx.Rngs(0)), jnp.ones((2, 3))
+    with pytest.raises(ValueError, match=r"from_nnx\(net\) of an nnx module"):
+        forward(net, {}, x)
+    with pytest.raises(ValueError, match=r"such as Net\(rngs=nnx\.Rngs\(0\)\)"):
+        from_nnx(OwnNnx)
+    with pytest.raises(ValueError, match="lack params/mine/"):
+        forward(from_nnx(net), {"params": {}}, x)
+    more = from_nnx(net).init(KEY, x)
+    more["params"]["yours"] = {"kernel": x}
+    with pytest.raises(ValueError, match="has no params/yours/kernel"):
+        forward(from_nnx(net), more, x)

@@ -1,0 +1,104 @@
+"""Models without batch norm: with group norm, with layer norm, with none."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from federations import CLASSES, FEATURES, assert_close, batches_of, variables_of
+from fedjax_bn import adaptation, methods
+from fedjax_bn.adaptation.choice import ADAPTATIONS
+from fedjax_bn.federation import global_variables
+from fedjax_bn.models import from_nnx
+
+KEY = jax.random.key(2)
+NEED_BATCH_NORM = {"fedbn", "silobn", "fedig", "fediga"}
+OTHERS = sorted(set(methods.__all__) - NEED_BATCH_NORM)
+
+
+class Net(nn.Module):
+    """A hidden layer and what normalizes it."""
+
+    norm: str
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(8)(x)
+        if self.norm == "layer":
+            x = nn.LayerNorm()(x)
+        return nn.Dense(CLASSES)(nn.relu(x))
+
+
+class Grouped(nnx.Module):
+    """In nnx, with group norm."""
+
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(FEATURES, 8, rngs=rngs)
+        self.norm = nnx.GroupNorm(8, num_groups=2, rngs=rngs)
+        self.out = nnx.Linear(8, CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(nnx.relu(self.norm(self.hidden(x))))
+
+
+NETS = {"none": Net("none"), "layer": Net("layer"), "group": from_nnx(Grouped(nnx.Rngs(0)))}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_method_that_needs_no_batch_norm_takes_any_norm(name):
+    batches = batches_of((4, 3))
+    for net in NETS.values():
+        method = getattr(methods, name)(net, optax.sgd(0.1), clients="map")
+        state = method.init(KEY, variables_of(net), 2)
+        new, metrics = jax.eval_shape(method.round, state, batches, KEY)
+        assert jax.tree.map(jnp.shape, new) == jax.tree.map(jnp.shape, state)
+        assert metrics["loss"].shape == (2,)
+
+
+@pytest.mark.parametrize("norm", NETS)
+def test_a_round_of_one_client_is_a_step_along_its_gradient(norm):
+    net, batches = NETS[norm], batches_of((4,))
+    variables = variables_of(net)
+    method = methods.fedavg(net, optax.sgd(0.1))
+    state, _ = method.round(method.init(KEY, variables, 1), batches, KEY)
+
+    def loss(params):
+        logits = net.apply({"params": params}, batches["image"][0, 0])
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits, batches["label"][0, 0]
+        ).mean()
+
+    step = jax.tree.map(
+        lambda w, g: w - 0.1 * g, variables["params"], jax.grad(loss)(variables["params"])
+    )
+    assert_close(global_variables(state)["params"], step, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(NEED_BATCH_NORM))
+def test_a_method_that_keeps_batch_norms_refuses_a_model_without_any(name):
+    for net in NETS.values():
+        with pytest.raises(ValueError, match="the model has no batch norm"):
+            getattr(methods, name)(net, optax.sgd(0.1)).init(KEY, variables_of(net), 2)
+
+
+@pytest.mark.parametrize("name", sorted(set(ADAPTATIONS) - {"running", "ensemble"}))
+def test_an_adaptation_of_batch_norms_refuses_a_model_without_any(name):
+    x = jnp.zeros((2, FEATURES))
+    for net in NETS.values():
+        options = {"view": lambda key, x: x} if name == "mixnorm" else {}
+        adapt, variables = ADAPTATIONS[name](net, **options), variables_of(net)
+        with pytest.raises(ValueError, match=r"no batch norm|batch norms, of which|'adapter'"):
+            adapt.predict(variables, adapt.init(variables), x)
+
+
+@pytest.mark.parametrize("norm", NETS)
+def test_plain_inference_serves_any_model(norm):
+    net, x = NETS[norm], jnp.ones((2, FEATURES))
+    variables = variables_of(net)
+    logits, _ = adaptation.running(net).predict(variables, (), x)
+    np.testing.assert_array_equal(logits, net.apply(variables, x))
+    with pytest.raises(ValueError, match="the model has none"):
+        adaptation.without_affine(adaptation.running(net)).init(variables)
