@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.backend import on_cpu
+
 PyTree = Any
 
 
@@ -85,7 +87,7 @@ def group_size(clients: str, num_clients: int) -> int:
       ValueError: an unknown strategy, or more clients at once than there are.
     """
     if clients == "auto":
-        clients = "map" if jax.default_backend() == "cpu" else "vmap"
+        clients = "map" if on_cpu() else "vmap"
     if clients == "map":
         return 1
     if clients == "vmap":
