@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.sets import abide
 from fedjax_bn.data.sets.connectome import connectomes, num_pairs, window_starts
-from fedjax_bn.data.source import check
+from fedjax_bn.data.source import check_source
 
 SUBJECTS = {  # FILE_ID -> site, DX_GROUP, frames
     "NYU_1": ("NYU", 1, 40),
@@ -59,7 +59,7 @@ def reference(window: np.ndarray) -> np.ndarray:
 
 
 def test_every_window_is_the_upper_triangle_of_its_correlation_matrix(folder):
-    source = check(abide.load(folder))
+    source = check_source(abide.load(folder))
     assert [pool.name for pool in source.pools] == ["NYU", "UM_1"]
     for pool, names in zip(source.pools, (("NYU_1", "NYU_2"), ("UM_1_3", "UM_1_4")), strict=True):
         expected = [
@@ -302,7 +302,7 @@ def test_correlations_do_not_depend_on_scale_or_offset(scale):
 
 
 def test_real_series_of_four_sites_agree_with_numpy(shared):
-    source = check(abide.load(shared / "data" / "abide", windows_per_subject=2))
+    source = check_source(abide.load(shared / "data" / "abide", windows_per_subject=2))
     assert [pool.name for pool in source.pools] == ["NYU", "UCLA_1", "UM_1", "USM"]
     for pool in source.pools:
         assert pool.images.shape == (40, 19900)

@@ -46,7 +46,7 @@ def write_npz(path: Path, **changes) -> Path:
 
 def write_batches(folder: Path, count: int = 6) -> Path:
     folder.mkdir()
-    for k, name in enumerate((*cifar10.BATCHES[TRAIN], *cifar10.BATCHES[TEST])):
+    for k, name in enumerate((*cifar10._BATCHES[TRAIN], *cifar10._BATCHES[TEST])):
         pixels = np.ascontiguousarray(photographs(count, k).transpose(0, 3, 1, 2))
         content = {b"data": pixels.reshape(count, -1), b"labels": list(range(count))}
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
@@ -188,7 +188,7 @@ def test_made_images_are_kept_and_made_anew_for_another_seed(archive, tmp_path):
 
 
 def test_the_original_batches_are_read_in_their_order(tmp_path):
-    folder = write_batches(tmp_path / cifar10.FOLDER)
+    folder = write_batches(tmp_path / cifar10._FOLDER)
     train, notes = cifar10.read(tmp_path, TRAIN)
     assert len(train.labels) == 30
     np.testing.assert_array_equal(train.images[12:18], photographs(6, 2))
@@ -199,7 +199,7 @@ def test_the_original_batches_are_read_in_their_order(tmp_path):
 
 
 def test_missing_batches_are_all_named(tmp_path):
-    folder = write_batches(tmp_path / cifar10.FOLDER)
+    folder = write_batches(tmp_path / cifar10._FOLDER)
     for name in ("data_batch_2", "data_batch_4"):
         (folder / name).unlink()
     with pytest.raises(FileNotFoundError, match=r"data_batch_2, data_batch_4; .*kriz/cifar"):
@@ -222,7 +222,7 @@ class Evil:
     ],
 )
 def test_a_spoiled_batch_is_refused_naming_it_and_runs_no_code(tmp_path, content, sentence, capsys):
-    folder = write_batches(tmp_path / cifar10.FOLDER)
+    folder = write_batches(tmp_path / cifar10._FOLDER)
     raw = content if isinstance(content, bytes) else pickle.dumps(content, protocol=2)
     (folder / "test_batch").write_bytes(raw)
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:

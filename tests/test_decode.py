@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from fedjax_bn.data.pixels import cache as cache_module
-from fedjax_bn.data.pixels.decode import decode, read_image
+from fedjax_bn.data.pixels.decode import _read_image, decode
 
 RNG = np.random.default_rng(0)
 
@@ -145,9 +145,9 @@ def count_reads(monkeypatch) -> list[Path]:
 
     def read(file: Path, size: int) -> tuple[np.ndarray, str]:
         seen.append(file)
-        return read_image(file, size)
+        return _read_image(file, size)
 
-    monkeypatch.setattr("fedjax_bn.data.pixels.decode.read_image", read)
+    monkeypatch.setattr("fedjax_bn.data.pixels.decode._read_image", read)
     return seen
 
 
@@ -253,7 +253,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path, files, monkeypatch):
     def stop(file: Path, size: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedjax_bn.data.pixels.decode.read_image", stop)
+    monkeypatch.setattr("fedjax_bn.data.pixels.decode._read_image", stop)
     with pytest.raises(KeyboardInterrupt):
         load(files, cache=tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
@@ -262,8 +262,8 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path, files, monkeypatch):
 SLOW = """
 import sys, time
 from pathlib import Path
-from fedjax_bn.data import decode
-real = decode.read_image
+from fedjax_bn.data.pixels import decode
+real = decode._read_image
 def read(file, size):
     if sys.argv[2] == "hang":
         print("writing", flush=True)
@@ -271,7 +271,7 @@ def read(file, size):
     time.sleep(0.1)
     print("decoded", flush=True)
     return real(file, size)
-decode.read_image = read
+decode._read_image = read
 files = sorted(Path(sys.argv[1], "set").iterdir())
 root = Path(sys.argv[1], "set")
 images, _ = decode.decode(files, 8, root=root, cache=Path(sys.argv[1], "cache"), progress=False)
@@ -340,6 +340,6 @@ def test_rows_are_kept_in_order_or_at_their_place(tmp_path):
         return ()
 
     for name, make in (("a", in_order), ("b", placed)):
-        kept, notes = cache_module.stored(tmp_path, name, (6, 4), make)
+        kept, notes = cache_module.cached_array(tmp_path, name, (6, 4), make)
         np.testing.assert_array_equal(kept, rows)
         assert notes == (("a note",) if name == "a" else ())

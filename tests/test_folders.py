@@ -5,7 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_bn.data.sets.folders import domain_folders, find_root, is_image, list_domain, match
+from fedjax_bn.data.sets.folders import (
+    _is_image,
+    domain_folders,
+    find_root,
+    list_domain,
+    match_folders,
+)
 from fedjax_bn.data.sets.published import Published, spelled, to_source
 from trees import assert_in_place, write_shade, write_tree
 
@@ -92,7 +98,7 @@ def test_stray_files_are_left_out_and_counted(tree):
     [("a.JPG", True), ("a.b.jpeg", True), ("a.webp", True), (".a.jpg", False), ("jpg", False)],
 )
 def test_images_are_told_by_their_suffix(name, image):
-    assert is_image(name) == image
+    assert _is_image(name) == image
 
 
 @pytest.mark.parametrize(("extra", "why"), [(1, "added"), (-1, "missing")])
@@ -142,9 +148,9 @@ def test_no_path_says_what_it_must_be(path):
 def test_folders_that_differ_in_spelling_only_are_refused(tmp_path):
     folders = [tmp_path / "Far_South", tmp_path / "far south"]
     with pytest.raises(ValueError, match="may both be 'Far South': rename or remove one"):
-        match(folders, PETS.domains)
+        match_folders(folders, PETS.domains)
     exact = [*folders, tmp_path / "Far South"]
-    assert match(exact, PETS.domains) == {"Far South": exact[2]}
+    assert match_folders(exact, PETS.domains) == {"Far South": exact[2]}
 
 
 def test_parts_come_from_the_folders_of_that_name(tmp_path):

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.data.division.clients import left_out, make_clients
+from fedjax_bn.data.division.clients import _left_out, make_clients
 from fedjax_bn.data.division.groups import first_samples, number_groups, samples_of
-from fedjax_bn.data.division.split import choose_parts, part_sizes
+from fedjax_bn.data.division.split import _part_sizes, choose_parts
 from fedjax_bn.data.domain import splits
-from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 from sources import CLASSES, numbers, official, pool, sizes_of, toy
 
 seeds = st.integers(0, 2**32)
@@ -68,7 +68,7 @@ def test_stratified_parts_have_the_promised_sizes_and_proportions(labels, valida
     source = Source("any", CLASSES, (pool("a", labels),), (0.5,), (0.5,))
     (parts,) = choose_parts(source, "stratified", validation, test, seed)
     sizes = np.bincount(parts, minlength=3)
-    assert sizes.tolist() == part_sizes(len(labels), validation, test).tolist()
+    assert sizes.tolist() == _part_sizes(len(labels), validation, test).tolist()
     of_class = np.bincount(labels, minlength=4)
     for part in (TRAIN, VALIDATION, TEST):
         share = of_class * sizes[part] / len(labels)
@@ -88,7 +88,7 @@ def test_stratified_parts_have_the_promised_sizes_and_proportions(labels, valida
     ],
 )
 def test_sizes_of_parts_are_those_of_the_papers(count, validation, test, sizes):
-    assert part_sizes(count, validation, test).tolist() == sizes
+    assert _part_sizes(count, validation, test).tolist() == sizes
 
 
 def test_all_corruptions_of_a_photograph_are_in_the_same_part():
@@ -153,7 +153,7 @@ def test_unseen_domains_are_whole_whatever_else_is_asked(target):
     dataset, unseen = make_clients(
         source, target=target, truncate=True, fraction=0.3, clients_per_domain=1, seed=2
     )
-    names = left_out("abc", source.groups, target, "toy")
+    names = _left_out("abc", source.groups, target, "toy")
     assert [domain.name for domain in unseen] == names
     assert [domain.name for domain in dataset.domains] == [n for n in "abc" if n not in names]
     for domain in unseen:
@@ -224,9 +224,9 @@ def test_a_domain_without_training_samples_in_its_lists_is_an_error_unless_it_is
 )
 def test_check_names_what_is_wrong_with_a_source(spoil, sentence):
     source = toy()
-    assert check(source) is source
+    assert check_source(source) is source
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        check(source._replace(pools=(spoil(source.pools[0]), *source.pools[1:])))
+        check_source(source._replace(pools=(spoil(source.pools[0]), *source.pools[1:])))
 
 
 def test_a_label_out_of_range_is_found_before_any_client_trains():

@@ -105,7 +105,7 @@ def test_our_copy_holds_what_the_folders_hold(office):
 
 
 def test_our_builders_are_known_to_tensorflow_datasets_and_read_by_data_source(office):
-    assert set(BUILDERS) == set(tfds_source.OURS)
+    assert set(BUILDERS) == set(tfds_source._OURS)
     source = tfds.data_source("office_caltech10", data_dir=office[1], split="dslr")
     assert len(source) == 20
     assert source[0]["image"].shape == (13, 12, 3)
@@ -118,7 +118,7 @@ def test_preparing_and_reading_import_no_tensorflow(office, tmp_path):
     program = (
         "import sys\n"
         "from fedjax_bn.tfds.__main__ import main\n"
-        "from fedjax_bn.data import tfds_source\n"
+        "from fedjax_bn.data.sets import tfds_source\n"
         "name, images, copies = 'office_caltech10', *sys.argv[1:]\n"
         "assert main([name, images, '--data_dir', copies]) == 0\n"
         "s = tfds_source.load(copies, name, image_size=8)\n"
@@ -222,7 +222,7 @@ def test_all_corruptions_have_a_builder_of_their_name():
     ours = {
         copy.builder.removeprefix("cifar10_corrupted/")
         for severity in range(1, 6)
-        for copy in tfds_source.copies_of("cifar10_c", (), severity)
+        for copy in tfds_source._copies_of("cifar10_c", (), severity)
     }
     assert ours == theirs
     assert len(ours) == 5 * len(CORRUPTIONS)
@@ -250,7 +250,7 @@ def test_a_missing_copy_of_ours_says_how_to_prepare_it(tmp_path):
 def test_a_copy_that_cannot_be_made_says_why_and_how_to_make_it(tmp_path, monkeypatch):
     from fedjax_bn.data.sets import tfds_copy
 
-    monkeypatch.setattr(tfds_copy, "PREPARE", "raise OSError('no connection')")
+    monkeypatch.setattr(tfds_copy, "_PREPARE", "raise OSError('no connection')")
     with pytest.raises(FileNotFoundError, match=r"OSError: no connection.*tfds build mnist"):
         tfds_source.load(tmp_path, "digits", image_size=8)
 

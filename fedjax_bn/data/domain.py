@@ -106,7 +106,7 @@ def form_of(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def check(dataset: Dataset) -> Dataset:
+def check_dataset(dataset: Dataset) -> Dataset:
     """Returns the dataset if it is sound, so that no fault is found only after compilation.
 
     Raises:

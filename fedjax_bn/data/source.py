@@ -59,7 +59,7 @@ class Source(NamedTuple):
     key: str = ""
 
 
-def check(source: Source) -> Source:
+def check_source(source: Source) -> Source:
     """Returns the source if its pools are sound.
 
     Raises:

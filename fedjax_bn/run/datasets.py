@@ -31,7 +31,7 @@ from fedjax_bn.run.config import choose, nearest
 from fedjax_bn.run.errors import ConfigError
 
 
-def read_images(load: Callable[..., Source], *own: str) -> Callable[[ConfigDict], Source]:
+def _read_images(load: Callable[..., Source], *own: str) -> Callable[[ConfigDict], Source]:
     """Returns `read(config)` for a dataset whose images are decoded to `data.image_size`.
 
     Args:
@@ -42,12 +42,12 @@ def read_images(load: Callable[..., Source], *own: str) -> Callable[[ConfigDict]
     def read(config: ConfigDict) -> Source:
         data = config.data
         options: dict[str, Any] = {key: data[key] for key in own if data[key]}
-        return load(data.path, image_size=data.image_size, cache=cache_folder(config), **options)
+        return load(data.path, image_size=data.image_size, cache=_cache_folder(config), **options)
 
     return read
 
 
-def read_digits(config: ConfigDict) -> Dataset:
+def _read_digits(config: ConfigDict) -> Dataset:
     """The digits benchmark, which takes its own fraction."""
     data = config.data
     targets = tuple(name.strip() for name in config.target.split(",") if name.strip())
@@ -56,17 +56,17 @@ def read_digits(config: ConfigDict) -> Dataset:
     )
 
 
-def read_abide(config: ConfigDict) -> Source:
+def _read_abide(config: ConfigDict) -> Source:
     """ABIDE's connectomes; its own keys are the group `abide`."""
-    return abide.load(config.data.path, cache=cache_folder(config), **config.abide)
+    return abide.load(config.data.path, cache=_cache_folder(config), **config.abide)
 
 
-def read_cifar10_c(config: ConfigDict) -> Source:
+def _read_cifar10_c(config: ConfigDict) -> Source:
     """CIFAR-10-C as published, or made from CIFAR-10."""
-    return read_images(cifar10_c.load, "corruptions", "severities")(config)
+    return _read_images(cifar10_c.load, "corruptions", "severities")(config)
 
 
-def read_tfds(name: str) -> Callable[[ConfigDict], Source]:
+def _read_tfds(name: str) -> Callable[[ConfigDict], Source]:
     """Returns `read(config)` for a dataset that tensorflow-datasets has prepared.
 
     `data.path` is its data_dir; empty for the usual one.
@@ -81,42 +81,44 @@ def read_tfds(name: str) -> Callable[[ConfigDict], Source]:
             domains=data.corruptions if name == "cifar10_c" else (),
             classes=data.classes or (domainnet.TEN if name == "domainnet" else ()),
             severity=int(data.severities[0]) if data.severities else 1,
-            cache=cache_folder(config),
+            cache=_cache_folder(config),
         )
 
     return read
 
 
-def cache_folder(config: ConfigDict) -> Path | None:
+def _cache_folder(config: ConfigDict) -> Path | None:
     """Where decoded images are kept; None where nowhere."""
     return Path(config.data.cache).expanduser() if config.data.cache else None
 
 
-EMBEDDED = {
+_EMBEDDED = {
     "cow_on_beach": lambda config: cow_on_beach.load(seed=config.seed),
     "scanners": lambda config: scanners.load(seed=config.seed),
     "synthetic": lambda config: synthetic.load(seed=config.seed),
 }
-DATASETS: dict[str, Callable[[ConfigDict], Source | Dataset]] = EMBEDDED | {
-    "abide": read_abide,
-    "camelyon17": read_images(camelyon17.load),
-    "cifar10_c": read_cifar10_c,
-    "digits": read_digits,
-    "digits_dg": read_images(digits_dg.load),
-    "domainnet": read_images(domainnet.load, "classes"),
+DATASETS: dict[str, Callable[[ConfigDict], Source | Dataset]] = _EMBEDDED | {
+    "abide": _read_abide,
+    "camelyon17": _read_images(camelyon17.load),
+    "cifar10_c": _read_cifar10_c,
+    "digits": _read_digits,
+    "digits_dg": _read_images(digits_dg.load),
+    "domainnet": _read_images(domainnet.load, "classes"),
     "morpho_mnist": lambda config: morpho_mnist.load(config.data.path),
-    "office_caltech10": read_images(office_caltech10.load),
-    "officehome": read_images(officehome.load),
-    "pacs": read_images(pacs.load),
-    "vlcs": read_images(vlcs.load),
+    "office_caltech10": _read_images(office_caltech10.load),
+    "officehome": _read_images(officehome.load),
+    "pacs": _read_images(pacs.load),
+    "vlcs": _read_images(vlcs.load),
 }
-TFDS = {f"tfds_{name}": read_tfds(name) for name in tfds_source.NAMES}
-DATASETS |= TFDS
+_TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
+DATASETS |= _TFDS
 # Datasets that have taken truncation and fraction themselves.
-REDUCED = ("digits",)
+_REDUCED = ("digits",)
 
 
-def divide(data: Source | Dataset, config: ConfigDict) -> tuple[Dataset, tuple[Domain, ...]]:
+def configured_clients(
+    data: Source | Dataset, config: ConfigDict
+) -> tuple[Dataset, tuple[Domain, ...]]:
     """The clients and the unseen domains, as `data.clients.make_clients` makes them.
 
     With `data.partition="pooled"` one client owns all samples, and each domain's test samples are
@@ -130,7 +132,7 @@ def divide(data: Source | Dataset, config: ConfigDict) -> tuple[Dataset, tuple[D
             f"config.target={config.target!r} does not go with config.data.partition='pooled', "
             "which tests on every domain: leave target empty, or choose iid or dirichlet"
         )
-    reduced = keys.name in REDUCED  # which have taken fraction and truncation already
+    reduced = keys.name in _REDUCED  # which have taken fraction and truncation already
     internal, unseen = make_clients(
         data,
         target=config.target,
@@ -183,19 +185,19 @@ def check_target(data: Source | Dataset, config: ConfigDict) -> None:
 
 def check_path(config: ConfigDict) -> None:
     """Raises ConfigError if a dataset that needs a path has none, or an embedded one has one."""
-    if config.data.name in EMBEDDED and config.data.path:
+    if config.data.name in _EMBEDDED and config.data.path:
         raise ConfigError(
             f"config.data.path={config.data.path!r} is of no use, because config.data.name="
             f"{config.data.name!r} is embedded: choose another data.name, or leave data.path empty"
         )
-    if config.data.name not in EMBEDDED | TFDS and not config.data.path:
+    if config.data.name not in _EMBEDDED | _TFDS and not config.data.path:
         raise ConfigError(
             f"config.data.name={config.data.name!r} is not embedded: give its file or folder, "
-            f"--config.data.path=PATH; {describe_folder(config)}"
+            f"--config.data.path=PATH; {_describe_folder(config)}"
         )
 
 
-def describe_folder(config: ConfigDict) -> str:
+def _describe_folder(config: ConfigDict) -> str:
     """What the reader of a dataset says of a folder that is not there: the layout, and its home."""
     with config.unlocked():
         missing = config.copy_and_resolve_references()

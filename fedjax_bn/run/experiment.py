@@ -26,7 +26,7 @@ from fedjax_bn.models import pretrained
 from fedjax_bn.normalization import BatchNorm, normalize_with
 from fedjax_bn.run.config import check, choose
 from fedjax_bn.run.configured_method import METHODS, check_adaptations, local_epochs, method_maker
-from fedjax_bn.run.datasets import DATASETS, check_image_size, check_path, divide
+from fedjax_bn.run.datasets import DATASETS, check_image_size, check_path, configured_clients
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.personalization import check_labelled
 from fedjax_bn.selection import Find
@@ -87,7 +87,7 @@ def build(config: ConfigDict) -> Experiment:
         choose_adaptation(text, make_model(num_classes=2), config.adapt_batch_size)
     check_adaptations(config, config.adaptations)
     data = load(config)
-    internal, unseen = divide(data, config)
+    internal, unseen = configured_clients(data, config)
     check_image_size(internal, config)
     check_clients(internal, config)
     check_labelled(config, internal, unseen)

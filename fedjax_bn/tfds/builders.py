@@ -18,10 +18,10 @@ from fedjax_bn.data.sets.folders import find_root
 from fedjax_bn.data.sets.published import Published
 from fedjax_bn.data.source import Pool, Source
 
-NO_PART = -1
+_NO_PART = -1
 
 
-class ImageFolders(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class _ImageFolders(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """What the four have in common, as tensorflow-datasets wants it; `manual_dir` has the images.
 
     Attributes:
@@ -55,32 +55,32 @@ class ImageFolders(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         # images of one pixel: this lists all and finds every one that cannot be read
         source = type(self).read(folder, image_size=1)
         root = find_root(folder, self.published)
-        return {split_name(pool.name): examples(pool, root) for pool in source.pools}
+        return {_split_name(pool.name): _examples(pool, root) for pool in source.pools}
 
     def _generate_examples(self, **_: Any) -> Iterator:
         raise NotImplementedError("splits have generators of their own")
 
 
-def split_name(domain: str) -> str:
+def _split_name(domain: str) -> str:
     """The name of a domain's split: tensorflow-datasets allows no spaces."""
     return domain.replace(" ", "_")
 
 
-def examples(pool: Pool, root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _examples(pool: Pool, root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(name, example) for all images of a domain."""
     for k, name in enumerate(map(str, pool.names)):
         yield (
             name,
             {
-                "image": encoded(root / name),
+                "image": _encoded(root / name),
                 "label": int(pool.labels[k]),
                 "name": name,
-                "part": NO_PART if pool.parts is None else int(pool.parts[k]),
+                "part": _NO_PART if pool.parts is None else int(pool.parts[k]),
             },
         )
 
 
-def encoded(file: Path) -> BytesIO:
+def _encoded(file: Path) -> BytesIO:
     """The file as it is, if it is a JPEG or PNG in RGB; otherwise as PNG in RGB."""
     from PIL import Image
 
@@ -92,7 +92,7 @@ def encoded(file: Path) -> BytesIO:
         return BytesIO(content.getvalue())
 
 
-class Pacs(ImageFolders):
+class Pacs(_ImageFolders):
     """PACS, see `fedjax_bn.data.sets.pacs`."""
 
     MANUAL_DOWNLOAD_INSTRUCTIONS = pacs.PACS.where
@@ -100,7 +100,7 @@ class Pacs(ImageFolders):
     read = staticmethod(pacs.load)
 
 
-class Vlcs(ImageFolders):
+class Vlcs(_ImageFolders):
     """VLCS, see `fedjax_bn.data.sets.vlcs`."""
 
     MANUAL_DOWNLOAD_INSTRUCTIONS = vlcs.VLCS.where
@@ -108,7 +108,7 @@ class Vlcs(ImageFolders):
     read = staticmethod(vlcs.load)
 
 
-class Officehome(ImageFolders):
+class Officehome(_ImageFolders):
     """OfficeHome, see `fedjax_bn.data.sets.officehome`."""
 
     MANUAL_DOWNLOAD_INSTRUCTIONS = officehome.OFFICE_HOME.where
@@ -116,7 +116,7 @@ class Officehome(ImageFolders):
     read = staticmethod(officehome.load)
 
 
-class OfficeCaltech10(ImageFolders):
+class OfficeCaltech10(_ImageFolders):
     """Office-Caltech10, see `fedjax_bn.data.sets.office_caltech10`."""
 
     MANUAL_DOWNLOAD_INSTRUCTIONS = office_caltech10.OFFICE_CALTECH10.where

@@ -22,11 +22,11 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-Write = Callable[..., None]
+_Write = Callable[..., None]
 
 
-def stored(
-    folder: Path, name: str, shape: Sequence[int], make: Callable[[Write], Sequence[str]]
+def cached_array(
+    folder: Path, name: str, shape: Sequence[int], make: Callable[[_Write], Sequence[str]]
 ) -> tuple[np.memmap, tuple[str, ...]]:
     """The array of that name in the cache, made first if it is not there.
 
@@ -75,7 +75,7 @@ def _read(path: Path, shape: Sequence[int]) -> tuple[np.memmap, tuple[str, ...]]
     return np.memmap(path, np.uint8, "r", offset, found), notes
 
 
-def _make(path: Path, shape: tuple[int, ...], make: Callable[[Write], Sequence[str]]) -> None:
+def _make(path: Path, shape: tuple[int, ...], make: Callable[[_Write], Sequence[str]]) -> None:
     """Writes the array unless another process has done so in the meantime."""
     folder, size = path.parent, int(np.prod(shape, dtype=np.int64))
     with _writing(folder, size):
@@ -98,7 +98,7 @@ def _fill(
     folder: Path,
     shape: tuple[int, ...],
     size: int,
-    make: Callable[[Write], Sequence[str]],
+    make: Callable[[_Write], Sequence[str]],
 ) -> None:
     """Writes header, array and notes to an empty file."""
     header = io.BytesIO()

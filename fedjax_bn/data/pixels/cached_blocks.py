@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_bn.data.pixels.cache import stored
+from fedjax_bn.data.pixels.cache import cached_array
 
 
-def keep(
+def array_of_blocks(
     cache: Path | None, name: str, shape: Sequence[int], blocks: Callable[[], Iterable[np.ndarray]]
 ) -> np.ndarray:
     """The array that the blocks, one after the other, make up.
 
     Args:
       cache: folder for it, or None to keep it in memory.
-      name: tells the array from all others in the cache, see `cache.stored`.
+      name: tells the array from all others in the cache, see `cache.cached_array`.
       shape: of the whole.
       blocks: `blocks()` yields u8[n, ...]; called only if the cache does not have the array.
 
@@ -40,7 +40,7 @@ def keep(
             write(block)
         return ()
 
-    return stored(cache, name, shape, make)[0]
+    return cached_array(cache, name, shape, make)[0]
 
 
 def resized(blocks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
@@ -55,7 +55,7 @@ def resized(blocks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
         yield np.stack([np.asarray(i.resize((size, size), Image.BILINEAR)) for i in images])
 
 
-def digest(*content: object) -> str:
+def hash_of(*content: object) -> str:
     """Twenty hexadecimal digits that change with any array's bytes or other value's `repr`."""
     state = hashlib.sha256()
     for one in content:
@@ -68,7 +68,7 @@ def digest(*content: object) -> str:
     return state.hexdigest()[:20]
 
 
-def bar(total: int, description: str, progress: bool) -> Any:
+def progress_bar(total: int, description: str, progress: bool) -> Any:
     """A progress bar on stderr; into a log file it writes a line every ten seconds at most."""
     from tqdm import tqdm
 

@@ -7,13 +7,13 @@ are those of Pillow's `ImageEnhance` and of torchvision, before rounding to byte
 import jax
 import jax.numpy as jnp
 
-LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2, as Pillow's mode "L"
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2, as Pillow's mode "L"
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
 
 def grey(image: jax.Array) -> jax.Array:
     """f[H, W, 3] -> f[H, W, 1], 0.299 red + 0.587 green + 0.114 blue."""
-    red, green, blue = (image[..., i : i + 1] * LUMA[i] for i in range(3))
+    red, green, blue = (image[..., i : i + 1] * _LUMA[i] for i in range(3))
     return red + green + blue
 
 
@@ -37,7 +37,7 @@ def _blend(image: jax.Array, other: jax.Array, factor: jax.Array | float) -> jax
     return jnp.clip(factor * image + (1 - factor) * other, 0, 1)
 
 
-def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
+def _shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
     """Moves hue around the circle of HSV; saturation and value stay.
 
     Args:
@@ -81,5 +81,5 @@ def jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.Ar
         shade = grey(image)
         other = jnp.where(which == SATURATION, shade, shade.mean())
         other = jnp.where(which == BRIGHTNESS, 0, other)
-        image = jnp.where(which == HUE, shift_hue(image, turns), _blend(image, other, factor))
+        image = jnp.where(which == HUE, _shift_hue(image, turns), _blend(image, other, factor))
     return image

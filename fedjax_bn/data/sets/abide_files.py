@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
-LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
-REMEDY = (
+_COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
+_LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
+_REMEDY = (
     "fetch the table and one atlas' series from preprocessed-connectomes-project.org/abide, as "
     "fedjax_bn/data/sets/abide.py says"
 )
-Table = dict[str, tuple[str, str]]
+_Table = dict[str, tuple[str, str]]
 
 
 class Subject(NamedTuple):
@@ -33,7 +33,7 @@ def find_series(path: Path, atlas: str = "") -> dict[str, Path]:
       ValueError: there are several atlases and none is named, or two series of one subject.
     """
     if not path.is_dir():
-        raise FileNotFoundError(f"data.path {path} is no folder; {REMEDY}")
+        raise FileNotFoundError(f"data.path {path} is no folder; {_REMEDY}")
     files: dict[str, Path] = {}
     twice, atlases = [], set()
     pattern = f"*_rois_{atlas or '*'}.1D"
@@ -45,7 +45,7 @@ def find_series(path: Path, atlas: str = "") -> dict[str, Path]:
         files[name] = file
     if not files:
         wanted = f"FILE_ID_rois_{atlas or 'ATLAS'}.1D"
-        raise FileNotFoundError(f"{path} has no {wanted} in or below it; {REMEDY}")
+        raise FileNotFoundError(f"{path} has no {wanted} in or below it; {_REMEDY}")
     if len(atlases) > 1:
         raise ValueError(
             f"{path} has series of several atlases, {', '.join(sorted(atlases))}; say which with "
@@ -58,7 +58,7 @@ def find_series(path: Path, atlas: str = "") -> dict[str, Path]:
     return files
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> _Table:
     """FILE_ID -> (SITE_ID, DX_GROUP) of the one table in a folder that has these columns.
 
     Raises:
@@ -69,11 +69,11 @@ def read_table(path: Path) -> Table:
     for file in sorted(path.glob("*.csv")):
         with open(file, newline="", encoding="utf-8-sig", errors="replace") as lines:
             reader = csv.DictReader(lines)
-            if set(COLUMNS) <= set(reader.fieldnames or ()):
-                tables[file] = [[(row[c] or "").strip() for c in COLUMNS] for row in reader]
+            if set(_COLUMNS) <= set(reader.fieldnames or ()):
+                tables[file] = [[(row[c] or "").strip() for c in _COLUMNS] for row in reader]
     if not tables:
         raise FileNotFoundError(
-            f"{path} has no .csv with the columns {', '.join(COLUMNS)}; {REMEDY}"
+            f"{path} has no .csv with the columns {', '.join(_COLUMNS)}; {_REMEDY}"
         )
     if len(tables) > 1:
         raise ValueError(
@@ -81,7 +81,7 @@ def read_table(path: Path) -> Table:
             "keep one"
         )
     ((file, rows),) = tables.items()
-    found: Table = {}
+    found: _Table = {}
     differ = []
     for name, site, group in rows:
         if name in ("", "no_filename"):
@@ -94,7 +94,7 @@ def read_table(path: Path) -> Table:
     return found
 
 
-def choose(files: dict[str, Path], table: Table, sites: Sequence[str]) -> dict[str, Path]:
+def series_of_sites(files: dict[str, Path], table: _Table, sites: Sequence[str]) -> dict[str, Path]:
     """The series of the sites (of all, if none is given), every one with a row and a diagnosis.
 
     Raises:
@@ -114,7 +114,7 @@ def choose(files: dict[str, Path], table: Table, sites: Sequence[str]) -> dict[s
             f"{', '.join(known)}"
         )
     chosen = {name: f for name, f in files.items() if not sites or table[name][0] in sites}
-    odd = [f"{name} ({table[name][1]!r})" for name in chosen if table[name][1] not in LABELS]
+    odd = [f"{name} ({table[name][1]!r})" for name in chosen if table[name][1] not in _LABELS]
     if odd:
         raise ValueError(
             f"the phenotypic table has a DX_GROUP other than 1 (patient) and 2 (control) for "
@@ -123,7 +123,7 @@ def choose(files: dict[str, Path], table: Table, sites: Sequence[str]) -> dict[s
     return chosen
 
 
-def read_subjects(files: dict[str, Path], table: Table, window: int) -> list[Subject]:
+def read_subjects(files: dict[str, Path], table: _Table, window: int) -> list[Subject]:
     """All series, parsed; all files are read before a fault is reported.
 
     Raises:
@@ -132,12 +132,12 @@ def read_subjects(files: dict[str, Path], table: Table, window: int) -> list[Sub
     subjects, faults = [], []
     for name, file in files.items():
         try:
-            series = read_series(file)
+            series = _read_series(file)
         except ValueError as error:
             faults.append(f"{file.name} ({error})")
             continue
         site, group = table[name]
-        subjects.append(Subject(name, site, LABELS[group], series))
+        subjects.append(Subject(name, site, _LABELS[group], series))
     if faults:
         raise ValueError(f"cannot read the series {some(faults)}; fetch them again")
     widths = [subject.series.shape[1] for subject in subjects]
@@ -161,7 +161,7 @@ def read_subjects(files: dict[str, Path], table: Table, window: int) -> list[Sub
     return subjects
 
 
-def read_series(path: Path) -> np.ndarray:
+def _read_series(path: Path) -> np.ndarray:
     """One `.1D` file, a header line and T rows of R numbers, as f64[T, R].
 
     Raises:

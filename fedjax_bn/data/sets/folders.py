@@ -14,10 +14,10 @@ from fedjax_bn.data.pixels.decode import first_few
 from fedjax_bn.data.sets.published import Listing, Published, Spellings, to_source
 from fedjax_bn.data.source import Source
 
-SUFFIXES = {"jpg", "jpeg", "png", "bmp", "ppm", "pgm", "tif", "tiff", "webp"}
+_SUFFIXES = {"jpg", "jpeg", "png", "bmp", "ppm", "pgm", "tif", "tiff", "webp"}
 
 
-def plain(name: str) -> str:
+def _plain(name: str) -> str:
     """A name without what its spellings differ in."""
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
@@ -35,7 +35,7 @@ def find_root(path: str | Path | None, dataset: Published) -> Path:
     if not path.is_dir():
         raise FileNotFoundError(f"data.path {path} is no folder: {dataset.where}")
     for folder in (path, *subfolders(path)):
-        if match(subfolders(folder), dataset.domains):
+        if match_folders(subfolders(folder), dataset.domains):
             return folder
     raise FileNotFoundError(f"data.path {path} has no domain of {dataset.name}: {dataset.where}")
 
@@ -50,7 +50,7 @@ def subfolders(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def match(folders: Sequence[Path], wanted: Spellings) -> dict[str, Path]:
+def match_folders(folders: Sequence[Path], wanted: Spellings) -> dict[str, Path]:
     """The folder of each wanted name, for those that have one; the usual spelling goes first.
 
     Raises:
@@ -59,7 +59,7 @@ def match(folders: Sequence[Path], wanted: Spellings) -> dict[str, Path]:
     found = {}
     for name, others in wanted.items():
         for spelling in (name, *others):
-            same = [folder for folder in folders if plain(folder.name) == plain(spelling)]
+            same = [folder for folder in folders if _plain(folder.name) == _plain(spelling)]
             same = [folder for folder in same if folder.name == spelling] or same
             if len(same) > 1:
                 raise ValueError(
@@ -77,7 +77,7 @@ def domain_folders(root: Path, dataset: Published) -> dict[str, Path]:
     Raises:
       FileNotFoundError: some have none; all are named.
     """
-    found = match(subfolders(root), dataset.domains)
+    found = match_folders(subfolders(root), dataset.domains)
     missing = [name for name in dataset.domains if name not in found]
     if missing:
         raise FileNotFoundError(
@@ -116,7 +116,7 @@ def list_domain(
 
 def _inner(folder: Path, classes: Spellings) -> Path:
     inner = folder / "images"
-    return inner if inner.is_dir() and not match(subfolders(folder), classes) else folder
+    return inner if inner.is_dir() and not match_folders(subfolders(folder), classes) else folder
 
 
 def _list_parts(name: str, folder: Path, classes: Spellings, parts: Mapping[str, int]) -> Listing:
@@ -133,7 +133,7 @@ def _list_parts(name: str, folder: Path, classes: Spellings, parts: Mapping[str,
 
 def _list_classes(name: str, folder: Path, classes: Spellings) -> Listing:
     inside = subfolders(folder)
-    found = match(inside, classes)
+    found = match_folders(inside, classes)
     files, labels, empty = [], [], []
     strays = [one for one in inside if one not in found.values()]
     strays += list_files(folder)[1] + list_files(folder)[0]
@@ -161,14 +161,14 @@ def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
         names = sorted(entry.name for entry in entries if entry.is_file())
     images, others = [], []
     for name in names:
-        (images if is_image(name) else others).append(folder / name)
+        (images if _is_image(name) else others).append(folder / name)
     return images, others
 
 
-def is_image(name: str) -> bool:
+def _is_image(name: str) -> bool:
     """Whether a file of this name is an image; macOS writes hidden companions `._NAME.jpg`."""
     head, _, suffix = name.rpartition(".")
-    return bool(head) and not name.startswith(".") and suffix.lower() in SUFFIXES
+    return bool(head) and not name.startswith(".") and suffix.lower() in _SUFFIXES
 
 
 def load_folders(

@@ -5,7 +5,7 @@ from zipfile import is_zipfile
 
 import numpy as np
 
-from fedjax_bn.data.domain import Dataset, Domain, Split, check
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.sets.files import SIZE, corruption_named
 
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -36,7 +36,7 @@ def from_npz(path: Path) -> Dataset:
         raise ValueError(f"{path} holds no arrays; it needs DOMAIN__PART, PART of {PARTS}")
     domains = tuple(_domain(arrays, name, path) for name in names)
     try:
-        return check(Dataset("digits", 10, domains, mean=(0.5,) * 3, std=(0.5,) * 3))
+        return check_dataset(Dataset("digits", 10, domains, mean=(0.5,) * 3, std=(0.5,) * 3))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from fedjax_bn.data.pixels.decode import first_few
 from fedjax_bn.data.sets.folders import domain_folders, find_root, list_domain
-from fedjax_bn.data.sets.lists import read_list, stem
+from fedjax_bn.data.sets.lists import read_list, without_suffix
 from fedjax_bn.data.sets.published import IMAGENET, Listing, Published, spelled, to_source
 from fedjax_bn.data.source import TRAIN, VALIDATION, Source
 
@@ -124,7 +124,7 @@ def divide(listing: Listing, lists: Path, notes: list[str]) -> Listing:
 
 def _canonical(file: Path, domain: str) -> str:
     """DOMAIN/CLASS/NAME as the lists spell it, without suffix."""
-    return stem(f"{domain}/{file.parent.name.lower()}/{file.name}")
+    return without_suffix(f"{domain}/{file.parent.name.lower()}/{file.name}")
 
 
 def read_places(path: Path, listing: Listing, places: dict[str, int]) -> list[int]:
@@ -135,13 +135,13 @@ def read_places(path: Path, listing: Listing, places: dict[str, int]) -> list[in
       ValueError: its labels do not count from 1 or are not those of the class folders.
     """
     names, labels = read_list(path)
-    missing = [name for name in names if stem(name) not in places]
+    missing = [name for name in names if without_suffix(name) not in places]
     if missing:
         raise FileNotFoundError(
             f"{path} names {len(missing)} images that are missing: {first_few(missing)}; fetch "
             "them, or move the lists away to do without"
         )
-    found = [places[stem(name)] for name in names]
+    found = [places[without_suffix(name)] for name in names]
     right = listing.labels[found] + 1
     if (labels == right - 1).all():
         raise ValueError(

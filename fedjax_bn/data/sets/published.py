@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.pixels.decode import decode, digest, first_few, relative
-from fedjax_bn.data.source import Pool, Source, check
+from fedjax_bn.data.pixels.decode import decode, first_few, hash_of_files, relative_names
+from fedjax_bn.data.source import Pool, Source, check_source
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation
 
@@ -80,12 +80,12 @@ def to_source(
     images, converted = decode(files, image_size, root=root, cache=cache, progress=progress)
     pools, start = [], 0
     for listing in listings:
-        names = np.array(relative(listing.files, root))
+        names = np.array(relative_names(listing.files, root))
         stop = start + len(names)
         pools.append(Pool(listing.name, images[start:stop], listing.labels, names, listing.parts))
         start = stop
-    notes = (*notes, *count_notes(dataset, listings), *stray_notes(listings, root), *converted)
-    return check(
+    notes = (*notes, *_count_notes(dataset, listings), *_stray_notes(listings, root), *converted)
+    return check_source(
         Source(
             dataset.name,
             tuple(dataset.classes),
@@ -93,12 +93,12 @@ def to_source(
             dataset.mean,
             dataset.std,
             notes,
-            key=digest(files, root, image_size, times=False),
+            key=hash_of_files(files, root, image_size, times=False),
         )
     )
 
 
-def count_notes(dataset: Published, listings: Sequence[Listing]) -> list[str]:
+def _count_notes(dataset: Published, listings: Sequence[Listing]) -> list[str]:
     """A sentence for every domain that has another number of images than published."""
     notes = []
     for listing in listings:
@@ -116,9 +116,9 @@ def count_notes(dataset: Published, listings: Sequence[Listing]) -> list[str]:
     return notes
 
 
-def stray_notes(listings: Sequence[Listing], root: Path) -> list[str]:
+def _stray_notes(listings: Sequence[Listing], root: Path) -> list[str]:
     """A sentence that counts what was left out, if anything was."""
-    strays = relative([stray for listing in listings for stray in listing.strays], root)
+    strays = relative_names([stray for listing in listings for stray in listing.strays], root)
     if not strays:
         return []
     return [

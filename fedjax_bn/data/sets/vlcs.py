@@ -20,7 +20,13 @@ generalization", ICLR 2021.
 
 from pathlib import Path
 
-from fedjax_bn.data.sets.folders import domain_folders, find_root, list_domain, match, subfolders
+from fedjax_bn.data.sets.folders import (
+    domain_folders,
+    find_root,
+    list_domain,
+    match_folders,
+    subfolders,
+)
 from fedjax_bn.data.sets.published import IMAGENET, Listing, Published, to_source
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
@@ -78,7 +84,7 @@ def load(
 def _listing(name: str, folder: Path) -> Listing:
     """One domain in whichever form it is there."""
     inside = {one.name.lower(): one for one in subfolders(folder)}
-    if match(list(inside.values()), VLCS.classes) or not {"train", "full"} & set(inside):
+    if match_folders(list(inside.values()), VLCS.classes) or not {"train", "full"} & set(inside):
         return list_domain(name, folder, VLCS)
     if "train" not in inside:
         return list_domain(name, inside["full"], VLCS)
