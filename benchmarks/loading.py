@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -28,17 +29,11 @@ from PIL import Image
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from fedjax_bn.data.sets import digits_dg, domainnet, office_caltech10, officehome, pacs, vlcs
+from fedjax_bn.data.sets import domainnet
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS, load
 from fedjax_bn.data.source import Source
 
-READERS = {
-    "pacs": pacs.load,
-    "vlcs": vlcs.load,
-    "officehome": officehome.load,
-    "office_caltech10": office_caltech10.load,
-    "domainnet": domainnet.load,
-    "digits_dg": digits_dg.load,
-}
+READERS = {name: partial(load, name) for name in IMAGE_FOLDERS} | {"domainnet": domainnet.load}
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -82,14 +77,14 @@ def measure(
 def compare(name: str, path: Path, size: int, repeats: int, cache: Path) -> dict[str, float]:
     """Measures decoding, caching and opening one dataset; returns the figures of `--json`."""
 
-    def load() -> Source:
+    def read() -> Source:
         return READERS[name](path, image_size=size, cache=cache, progress=False)
 
     def before(run: str) -> None:
         if run == "decoding and caching":  # so this run finds no cache, and the next one finds it
             shutil.rmtree(cache, ignore_errors=True)
 
-    pools = load().pools
+    pools = read().pools
     root = next(base for base in (path, *path.iterdir()) if (base / pools[0].names[0]).exists())
     files = [root / name for pool in pools for name in pool.names]
     spawn = get_context("spawn")
@@ -97,8 +92,8 @@ def compare(name: str, path: Path, size: int, repeats: int, cache: Path) -> dict
         runs = {
             "Pillow, processes": lambda: pillow_alone(processes, files, size),
             "Pillow, threads": lambda: pillow_alone(threads, files, size),
-            "decoding and caching": load,
-            "from cache": load,
+            "decoding and caching": read,
+            "from cache": read,
         }
         figures = measure(runs, before, repeats)
     alone = min(figures["Pillow, processes"], figures["Pillow, threads"])

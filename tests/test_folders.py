@@ -18,6 +18,8 @@ from trees import assert_in_place, write_shade, write_tree
 DOMAINS, CLASSES = ("north", "Far South"), ("ant", "big_bee", "cow")
 PETS = Published(
     name="pets",
+    title="Pets",
+    about="small and large",
     domains=spelled("north", **{"Far South": ("south",)}),
     classes=spelled("ant", "big_bee", cow=("0",)),
     counts={"north": 6, "Far South": 6},
@@ -156,6 +158,7 @@ def test_folders_that_differ_in_spelling_only_are_refused(tmp_path):
 def test_parts_come_from_the_folders_of_that_name(tmp_path):
     for part, count in (("train", 3), ("val", 1)):
         write_tree(tmp_path / "north", [part], CLASSES, count)
-    listing = list_domain("north", tmp_path / "north", PETS, parts={"train": 0, "val": 1})
+    pets = PETS._replace(parts={"train": 0, "val": 1}, always_divided=True)
+    listing = list_domain("north", tmp_path / "north", pets)
     np.testing.assert_array_equal(listing.parts, [0] * 9 + [1] * 3)
     assert listing.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 1, 2]

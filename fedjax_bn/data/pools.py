@@ -36,12 +36,16 @@ def as_source(dataset: Dataset) -> Source:
 
 
 def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:
-    """str[N]: names such as "mnist/train/00017" for parts of these sizes, one after the other."""
+    """str[N]: names such as "mnist/train/00017" for parts of these sizes, one after the other.
+
+    The part "" leaves no trace: "mnist/00017".
+    """
 
     def names() -> Iterator[str]:
         for part, size in sizes.items():
+            prefix = f"{domain}/{part}/" if part else f"{domain}/"
             for number in range(size):
-                yield f"{domain}/{part}/{number:05}"
+                yield f"{prefix}{number:05}"
 
     return np.array(list(names()))
 

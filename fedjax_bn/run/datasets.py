@@ -1,7 +1,9 @@
 """What `data.*` and `target` of a configuration name: datasets by name, and their clients."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -15,23 +17,24 @@ from fedjax_bn.data.sets import (
     cifar10_c,
     cow_on_beach,
     digits,
-    digits_dg,
+    digits_morpho,
     domainnet,
+    image_folders,
     morpho_mnist,
-    office_caltech10,
-    officehome,
-    pacs,
+    npz,
+    own_folders,
     scanners,
     synthetic,
     tfds_source,
-    vlcs,
 )
 from fedjax_bn.data.source import Source
 from fedjax_bn.run.config import choose, nearest
 from fedjax_bn.run.errors import ConfigError
 
+Read = Callable[[ConfigDict], Source | Dataset]
 
-def _read_images(load: Callable[..., Source], *own: str) -> Callable[[ConfigDict], Source]:
+
+def _read_images(load: Callable[..., Source], *own: str) -> Read:
     """Returns `read(config)` for a dataset whose images are decoded to `data.image_size`.
 
     Args:
@@ -47,13 +50,25 @@ def _read_images(load: Callable[..., Source], *own: str) -> Callable[[ConfigDict
     return read
 
 
+def _digits_options(config: ConfigDict) -> dict[str, Any]:
+    """What the digits benchmark takes of a configuration, its own fraction included."""
+    return {
+        "seed": config.seed,
+        "fraction": config.data.fraction,
+        "truncate": config.data.truncate,
+    }
+
+
+def _targets(config: ConfigDict) -> tuple[str, ...]:
+    return tuple(name.strip() for name in config.target.split(",") if name.strip())
+
+
 def _read_digits(config: ConfigDict) -> Dataset:
-    """The digits benchmark, which takes its own fraction."""
-    data = config.data
-    targets = tuple(name.strip() for name in config.target.split(",") if name.strip())
-    return digits.load(
-        data.path, seed=config.seed, fraction=data.fraction, truncate=data.truncate, whole=targets
-    )
+    return digits.load(config.data.path, whole=_targets(config), **_digits_options(config))
+
+
+def _read_digits_morpho(config: ConfigDict) -> Dataset:
+    return digits_morpho.load(config.data.path, target=_targets(config), **_digits_options(config))
 
 
 def _read_abide(config: ConfigDict) -> Source:
@@ -61,12 +76,7 @@ def _read_abide(config: ConfigDict) -> Source:
     return abide.load(config.data.path, cache=_cache_folder(config), **config.abide)
 
 
-def _read_cifar10_c(config: ConfigDict) -> Source:
-    """CIFAR-10-C as published, or made from CIFAR-10."""
-    return _read_images(cifar10_c.load, "corruptions", "severities")(config)
-
-
-def _read_tfds(name: str) -> Callable[[ConfigDict], Source]:
+def _read_tfds(name: str) -> Read:
     """Returns `read(config)` for a dataset that tensorflow-datasets has prepared.
 
     `data.path` is its data_dir; empty for the usual one.
@@ -78,7 +88,7 @@ def _read_tfds(name: str) -> Callable[[ConfigDict], Source]:
             data.path or None,
             name,
             image_size=data.image_size,
-            domains=data.corruptions if name == "cifar10_c" else (),
+            domains=data.domains or data.corruptions,
             classes=data.classes or (domainnet.TEN if name == "domainnet" else ()),
             severity=int(data.severities[0]) if data.severities else 1,
             cache=_cache_folder(config),
@@ -92,28 +102,60 @@ def _cache_folder(config: ConfigDict) -> Path | None:
     return Path(config.data.cache).expanduser() if config.data.cache else None
 
 
-_EMBEDDED = {
+_EMBEDDED: dict[str, Read] = {
     "cow_on_beach": lambda config: cow_on_beach.load(seed=config.seed),
     "scanners": lambda config: scanners.load(seed=config.seed),
     "synthetic": lambda config: synthetic.load(seed=config.seed),
 }
-DATASETS: dict[str, Callable[[ConfigDict], Source | Dataset]] = _EMBEDDED | {
+_TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
+DATASETS: dict[str, Read] = {
+    **_EMBEDDED,
+    **{
+        name: _read_images(partial(image_folders.load, name))
+        for name in image_folders.IMAGE_FOLDERS
+    },
     "abide": _read_abide,
     "camelyon17": _read_images(camelyon17.load),
-    "cifar10_c": _read_cifar10_c,
+    "cifar10_c": _read_images(cifar10_c.load, "corruptions", "severities"),
     "digits": _read_digits,
-    "digits_dg": _read_images(digits_dg.load),
+    "digits_morpho": _read_digits_morpho,
     "domainnet": _read_images(domainnet.load, "classes"),
+    "folders": _read_images(own_folders.load, "domains", "classes"),
     "morpho_mnist": lambda config: morpho_mnist.load(config.data.path),
-    "office_caltech10": _read_images(office_caltech10.load),
-    "officehome": _read_images(officehome.load),
-    "pacs": _read_images(pacs.load),
-    "vlcs": _read_images(vlcs.load),
+    "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
+    **_TFDS,
 }
-_TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
-DATASETS |= _TFDS
+_MODULES: dict[str, ModuleType] = {
+    "abide": abide,
+    "camelyon17": camelyon17,
+    "cifar10_c": cifar10_c,
+    "cow_on_beach": cow_on_beach,
+    "digits": digits,
+    "digits_morpho": digits_morpho,
+    "domainnet": domainnet,
+    "folders": own_folders,
+    "morpho_mnist": morpho_mnist,
+    "npz": npz,
+    "scanners": scanners,
+    "synthetic": synthetic,
+}
 # Datasets that have taken truncation and fraction themselves.
-_REDUCED = ("digits",)
+_REDUCED = ("digits", "digits_morpho")
+# Keys of `data` that choose something, and the datasets that have it to choose.
+_CHOICES = {
+    "domains": {"folders", "npz", *_TFDS},
+    "classes": {"domainnet", "folders", *_TFDS},
+    "corruptions": {"cifar10_c", "tfds_cifar10_c"},
+    "severities": {"cifar10_c", "tfds_cifar10_c"},
+}
+
+
+def describe_datasets() -> dict[str, str]:
+    """What each name of `DATASETS` is, in one line."""
+    lines = {name: f"{row.title}: {row.about}" for name, row in image_folders.IMAGE_FOLDERS.items()}
+    lines |= {name: module.__doc__.splitlines()[0] for name, module in _MODULES.items()}
+    lines |= {name: f"{name[5:]} as tensorflow-datasets has prepared it" for name in _TFDS}
+    return {name: lines[name].rstrip(".") for name in sorted(lines)}
 
 
 def configured_clients(
@@ -158,7 +200,7 @@ def domain_names(config: ConfigDict) -> tuple[str, ...]:
       ConfigError: the data are not there, or wrong.
     """
     load = choose(DATASETS, config.data.name, "data.name")
-    check_path(config)
+    check_data_keys(config)
     with config.unlocked():
         config = config.copy_and_resolve_references()
     config.target = ""
@@ -183,18 +225,30 @@ def check_target(data: Source | Dataset, config: ConfigDict) -> None:
             )
 
 
-def check_path(config: ConfigDict) -> None:
-    """Raises ConfigError if a dataset that needs a path has none, or an embedded one has one."""
-    if config.data.name in _EMBEDDED and config.data.path:
+def check_data_keys(config: ConfigDict) -> None:
+    """Checks what can be said of `data` before anything is read.
+
+    Raises:
+      ConfigError: a dataset that needs a path has none, an embedded one has one, or a key chooses
+        among what the dataset does not have.
+    """
+    name = config.data.name
+    if name in _EMBEDDED and config.data.path:
         raise ConfigError(
             f"config.data.path={config.data.path!r} is of no use, because config.data.name="
-            f"{config.data.name!r} is embedded: choose another data.name, or leave data.path empty"
+            f"{name!r} is embedded: choose another data.name, or leave data.path empty"
         )
-    if config.data.name not in _EMBEDDED | _TFDS and not config.data.path:
+    if name not in _EMBEDDED | _TFDS and not config.data.path:
         raise ConfigError(
-            f"config.data.name={config.data.name!r} is not embedded: give its file or folder, "
+            f"config.data.name={name!r} is not embedded: give its file or folder, "
             f"--config.data.path=PATH; {_describe_folder(config)}"
         )
+    for key, able in _CHOICES.items():
+        if config.data[key] and name not in able:
+            raise ConfigError(
+                f"config.data.{key}={','.join(config.data[key])} is of no use with "
+                f"config.data.name={name!r}: leave it empty; it is for {', '.join(sorted(able))}"
+            )
 
 
 def _describe_folder(config: ConfigDict) -> str:
@@ -206,7 +260,7 @@ def _describe_folder(config: ConfigDict) -> str:
         DATASETS[config.data.name](missing)
     except (ValueError, OSError) as error:
         return str(error)
-    return "see the file of that name in fedjax_bn/data"
+    return "see the file of that name in fedjax_bn/data/sets"
 
 
 def check_image_size(dataset: Dataset, config: ConfigDict) -> None:

@@ -79,7 +79,8 @@ def data_keys() -> ConfigDict:
             "alpha": 0.5,  # of dirichlet; the smaller, the more unequal
             "sizes": "",  # of the clients: numbers, lognormal:SIGMA, dirichlet:ALPHA
             "augment": "none",  # none, domainbed, office
-            "classes": (),  # domainnet: which; empty: the ten most frequent
+            "domains": (),  # folders, npz, tfds_*: which; empty: all
+            "classes": (),  # domainnet, folders, tfds_*: which; empty: all, of domainnet ten
             "corruptions": (),  # cifar10_c: which; empty: all 19
             "severities": (),  # cifar10_c: of 1 to 5; empty: all
         }

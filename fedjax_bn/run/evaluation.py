@@ -22,7 +22,7 @@ from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.run import train, workdir
 from fedjax_bn.run.config import assign, check, flatten, read
 from fedjax_bn.run.configured_method import check_adaptations
-from fedjax_bn.run.datasets import DATASETS, check_path, check_target
+from fedjax_bn.run.datasets import DATASETS, check_data_keys, check_target
 from fedjax_bn.run.defaults import base
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluate_run import alphas_of, features_of, restore_state, served_variables
@@ -175,7 +175,7 @@ def tested_domains(config: ConfigDict, own: ConfigDict, request: Request) -> Dat
             "the run left no domain out, so there is nothing unseen to test: name a domain with "
             "--config.target=NAME, new data with --config.data.path=PATH, or add --internal"
         )
-    check_path(config)
+    check_data_keys(config)
     data = DATASETS[config.data.name](config)
     check_target(data, config)
     return unseen_only(data, target=config.target, seed=config.seed)

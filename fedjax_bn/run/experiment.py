@@ -26,7 +26,7 @@ from fedjax_bn.models import pretrained
 from fedjax_bn.normalization import BatchNorm, normalize_with
 from fedjax_bn.run.config import check, choose
 from fedjax_bn.run.configured_method import METHODS, check_adaptations, local_epochs, method_maker
-from fedjax_bn.run.datasets import DATASETS, check_image_size, check_path, configured_clients
+from fedjax_bn.run.datasets import DATASETS, check_data_keys, check_image_size, configured_clients
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.personalization import check_labelled
 from fedjax_bn.selection import Find
@@ -76,7 +76,7 @@ def build(config: ConfigDict) -> Experiment:
     """
     check(config)
     load = choose(DATASETS, config.data.name, "data.name")
-    check_path(config)
+    check_data_keys(config)
     for name in config.baselines:
         choose(METHODS, name, "baselines")
     make_model = model_maker(config)

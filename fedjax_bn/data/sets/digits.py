@@ -26,11 +26,11 @@ from fedjax_bn.data.pixels import decode
 from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, hash_of, progress_bar
 from fedjax_bn.data.pools import as_source, numbered_names, parts_of
 from fedjax_bn.data.seeds import generator
+from fedjax_bn.data.sets.digits_npz import from_npz
 from fedjax_bn.data.sets.files import SIZE, Original, to_digits
 from fedjax_bn.data.sets.idx import mnist
 from fedjax_bn.data.sets.mat import svhn, synth_digits
 from fedjax_bn.data.sets.mnist_m import mnist_m
-from fedjax_bn.data.sets.npz import from_npz
 from fedjax_bn.data.sets.usps import usps
 from fedjax_bn.data.source import Pool, Source
 

@@ -49,6 +49,8 @@ TEN = (  # the most frequent, as FedBN's code numbers them
 _ALL = ("all",)
 DOMAINNET = Published(
     name="domainnet",
+    title="DomainNet",
+    about="drawings, paintings and photographs of up to 345 classes",
     domains=spelled(*SIZES),
     classes={},
     counts={},
@@ -59,6 +61,7 @@ DOMAINNET = Published(
     ),
     mean=(0.0, 0.0, 0.0),
     std=(1.0, 1.0, 1.0),
+    image_size=256,
 )
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.pixels.decode import first_few
-from fedjax_bn.data.sets.published import Listing, Published, Spellings, to_source
-from fedjax_bn.data.source import Source
+from fedjax_bn.data.sets.published import Listing, Published, Spellings
 
 _SUFFIXES = {"jpg", "jpeg", "png", "bmp", "ppm", "pgm", "tif", "tiff", "webp"}
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """A name without what its spellings differ in."""
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
@@ -59,7 +58,7 @@ def match_folders(folders: Sequence[Path], wanted: Spellings) -> dict[str, Path]
     found = {}
     for name, others in wanted.items():
         for spelling in (name, *others):
-            same = [folder for folder in folders if _plain(folder.name) == _plain(spelling)]
+            same = [folder for folder in folders if plain_name(folder.name) == plain_name(spelling)]
             same = [folder for folder in same if folder.name == spelling] or same
             if len(same) > 1:
                 raise ValueError(
@@ -86,24 +85,19 @@ def domain_folders(root: Path, dataset: Published) -> dict[str, Path]:
     return found
 
 
-def list_domain(
-    name: str, folder: Path, dataset: Published, parts: Mapping[str, int] | None = None
-) -> Listing:
+def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
     """The images of a domain, by class and name.
 
     Args:
       name: of the domain.
-      folder: holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31.
+      folder: holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31, or PART/CLASS/*.jpg where
+        the dataset has parts.
       dataset: whose classes are looked for; other folders are left out.
-      parts: None; or folder -> part, for domains of the form PART/CLASS/*.jpg.
 
     Raises:
       ValueError: a class folder is empty, or a class has none; all are named.
     """
-    if parts is None:
-        listing = _list_classes(name, _inner(folder, dataset.classes), dataset.classes)
-    else:
-        listing = _list_parts(name, folder, dataset.classes, parts)
+    listing = _list_in_its_form(name, folder, dataset)
     present = set(listing.labels.tolist())
     missing = [c for label, c in enumerate(dataset.classes) if label not in present]
     if missing:
@@ -112,6 +106,19 @@ def list_domain(
             f"needs a folder with images: {dataset.where}"
         )
     return listing
+
+
+def _list_in_its_form(name: str, folder: Path, dataset: Published) -> Listing:
+    """One domain in whichever form it is there, divided by folders or not."""
+    classes, parts = dataset.classes, dataset.parts
+    inside = {one.name.lower(): one.name for one in subfolders(folder)}
+    has_classes = bool(match_folders(subfolders(folder), classes))
+    if dataset.always_divided or (next(iter(parts), "") in inside and not has_classes):
+        there = {inside.get(part, part): number for part, number in parts.items()}
+        return _list_parts(name, folder, classes, there)
+    if dataset.whole in inside and not has_classes:
+        return _list_classes(name, folder / inside[dataset.whole], classes)
+    return _list_classes(name, _inner(folder, classes), classes)
 
 
 def _inner(folder: Path, classes: Spellings) -> Path:
@@ -169,30 +176,3 @@ def _is_image(name: str) -> bool:
     """Whether a file of this name is an image; macOS writes hidden companions `._NAME.jpg`."""
     head, _, suffix = name.rpartition(".")
     return bool(head) and not name.startswith(".") and suffix.lower() in _SUFFIXES
-
-
-def load_folders(
-    dataset: Published,
-    path: str | Path | None,
-    image_size: int,
-    *,
-    cache: str | Path | None,
-    progress: bool,
-    parts: Mapping[str, int] | None = None,
-) -> Source:
-    """A dataset that is nothing but folders: all the steps above, and decoding.
-
-    Args:
-      dataset: what to look for.
-      path: the folder of its domains, or the folder around it.
-      image_size, cache, progress: see `decode`.
-      parts: see `list_domain`.
-
-    Raises:
-      FileNotFoundError, ValueError: something is missing, empty or unreadable.
-      OSError: the cache cannot be written.
-    """
-    root = find_root(path, dataset)
-    folders = domain_folders(root, dataset)
-    listings = [list_domain(name, one, dataset, parts) for name, one in folders.items()]
-    return to_source(dataset, root, listings, image_size, cache=cache, progress=progress)

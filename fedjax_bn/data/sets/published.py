@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -14,25 +15,58 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard d
 Spellings = Mapping[str, tuple[str, ...]]
 
 
+class Lists(NamedTuple):
+    """Text files DOMAIN_PART_kfold.txt that divide a dataset's domains, as PACS has them.
+
+    Attributes:
+      folders: where they lie in some copies, seen from the dataset's folder.
+      train, validation: their PART for training and for validation.
+      whole: the PART that names all images of the domain.
+      first_label: the number of the first class.
+      slips: image -> the wrong label that it has in the published lists.
+    """
+
+    folders: tuple[str, ...]
+    train: str
+    validation: str
+    whole: str
+    first_label: int
+    slips: Mapping[str, int] = MappingProxyType({})
+
+
 class Published(NamedTuple):
     """What a dataset of image folders is, according to its publication.
 
     Attributes:
-      name: of the dataset.
+      name: of the dataset, as in `data.name`.
+      title: its name in the publication.
+      about: what it shows, in a few words.
       domains: name -> other names that the domain's folder has in some copies.
       classes: likewise, in the order of the labels.
       counts: images of each domain; empty where the publication does not say.
       where: what the folder must look like and where to fetch it, to end a sentence with.
       mean, std: as in `Source`.
+      image_size: pixels a side, as the methods' papers have it.
+      parts: folder -> part, in copies of the form DOMAIN/FOLDER/CLASS/*.jpg.
+      whole: in such a copy, the folder of a domain that is not divided.
+      always_divided: every copy has that form.
+      lists: the authors' lists, or None.
     """
 
     name: str
+    title: str
+    about: str
     domains: Spellings
     classes: Spellings
     counts: Mapping[str, int]
     where: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    image_size: int = 224
+    parts: Mapping[str, int] = MappingProxyType({})
+    whole: str = ""
+    always_divided: bool = False
+    lists: Lists | None = None
 
 
 class Listing(NamedTuple):

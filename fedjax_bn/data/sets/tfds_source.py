@@ -26,16 +26,12 @@ from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
 from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, hash_of, progress_bar
 from fedjax_bn.data.pixels.decode import decode_image
 from fedjax_bn.data.pools import PARTS
-from fedjax_bn.data.sets import cifar10, domainnet, office_caltech10, officehome, pacs, vlcs
+from fedjax_bn.data.sets import cifar10, domainnet
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.sets.tfds_copy import open_copy
 from fedjax_bn.data.source import Pool, Source, check_source
 
-_OURS = {
-    "pacs": pacs.PACS,
-    "vlcs": vlcs.VLCS,
-    "officehome": officehome.OFFICE_HOME,
-    "office_caltech10": office_caltech10.OFFICE_CALTECH10,
-}
+_OURS = {name: IMAGE_FOLDERS[name] for name in ("pacs", "vlcs", "officehome", "office_caltech10")}
 NAMES = ("digits", "cifar10", "cifar10_c", "domainnet", *_OURS)
 # where tensorflow-datasets has names of its own
 _CORRUPTED = {"glass_blur": "frosted_glass_blur", "elastic_transform": "elastic"}
