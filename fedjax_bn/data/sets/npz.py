@@ -57,9 +57,7 @@ def load(path: str | Path | None, *, domains: Sequence[str] = ()) -> Source:
         is none of the classes'.
     """
     if not path or not Path(path).is_file():
-        raise FileNotFoundError(
-            f"data.path {str(path)!r} is no file; it must be a .npz with {_FORM}"
-        )
+        raise FileNotFoundError(f"data.path {path} is no file; it must be a .npz with {_FORM}")
     path = Path(path)
     parts, classes = read_archive(path, domains)
     _check_alike(parts, path)
