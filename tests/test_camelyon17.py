@@ -95,7 +95,7 @@ def test_images_are_resized_and_kept_in_the_cache(folder, tmp_path):
     first = load(folder, image_size=32, cache=tmp_path)
     assert first.pools[0].images.shape == (8, 32, 32, 3)
     assert isinstance(first.pools[0].images, np.memmap)
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.glob("*.npy"))) == 5
 
 
 def test_patients_without_leading_zeros_are_the_same_patients(folder, tmp_path):

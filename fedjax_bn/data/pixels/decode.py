@@ -3,17 +3,17 @@
 import hashlib
 import io
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.pixels.cache import cached_array
+from fedjax_bn.data.messages import first_few, progress_bar
+from fedjax_bn.data.pixels.cache import Write, cached_array
 
 _BLOCK = 64  # images that a thread decodes at a time
 _FORM = 1  # to be raised when the same files would give other pixels
@@ -75,16 +75,12 @@ def decode(
             f"cannot decode {len(files)} files at size {size}; give at least 1 of each"
         )
     shape = (len(files), size, size, 3)
-    if cache is None:
-        images = np.empty(shape, np.uint8)
-
-        def keep(rows: np.ndarray, start: int) -> None:
-            images[start : start + len(rows)] = rows
-
-        return images, _decode_all(files, size, root, progress, keep)
-    name = f"{root.resolve().name or 'images'}-{size}-{hash_of_files(files, root, size)}"
+    folder, name = None, ""
+    if cache is not None:
+        name = f"{root.resolve().name or 'images'}-{size}-{hash_of_files(files, root, size)}"
+        folder = Path(cache)
     return cached_array(
-        Path(cache), name, shape, lambda write: _decode_all(files, size, root, progress, write)
+        folder, name, shape, lambda write: _decode_all(files, size, root, progress, write)
     )
 
 
@@ -121,7 +117,7 @@ def _decode_all(
     size: int,
     root: Path,
     progress: bool,
-    write: Callable[[np.ndarray, int], None],
+    write: Write,
 ) -> tuple[str, ...]:
     """Hands all images to `write(rows, start)` in blocks; returns the notes."""
     modes, faults = Counter(), []
@@ -133,7 +129,7 @@ def _decode_all(
 
     starts = range(0, len(files), _BLOCK)
     with (
-        _bar(len(files), progress) as bar,
+        progress_bar(len(files), "decoding", progress) as bar,
         ThreadPoolExecutor(_cores()) as threads,
         closing(threads.map(work, starts)) as reports,  # on an error, what is not begun never is
     ):
@@ -147,24 +143,11 @@ def _decode_all(
     return (f"images converted to RGB: {', '.join(counts)}",) if counts else ()
 
 
-def _bar(total: int, progress: bool) -> Any:
-    from tqdm import tqdm
-
-    wait = 0.1 if sys.stderr.isatty() else 10.0  # seconds; a log file needs no more lines
-    return tqdm(total=total, desc="decoding", unit="image", disable=not progress, mininterval=wait)
-
-
 def _unreadable(faults: list[str], total: int, root: Path) -> str:
     return (
         f"{len(faults)} of {total} images in {root} cannot be read: {first_few(faults)}; fetch or "
         "unpack them again, or delete them"
     )
-
-
-def first_few(culprits: Sequence[str], most: int = 10) -> str:
-    """Culprits one after the other, and how many more there are than `most`."""
-    more = f" and {len(culprits) - most} more" if len(culprits) > most else ""
-    return ", ".join(culprits[:most]) + more
 
 
 def _cores() -> int:

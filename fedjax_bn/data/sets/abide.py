@@ -21,21 +21,20 @@ section 5.2 and appendix D.4.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.pixels.cache import cached_array
-from fedjax_bn.data.pixels.cached_blocks import progress_bar
+from fedjax_bn.data.messages import first_few, progress_bar
+from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.sets.abide_files import (
     Subject,
     find_series,
     read_subjects,
     read_table,
     series_of_sites,
-    some,
 )
 from fedjax_bn.data.sets.connectome import connectomes, num_pairs, window_starts
 from fedjax_bn.data.source import Pool, Source
@@ -99,7 +98,7 @@ def load(
         mean=(0.0,),
         std=(1.0,),
         notes=_notes(flat, len(table.keys() - files.keys())),
-        key=_digest(subjects, how),
+        key=_hash_of_subjects(subjects, how),
     )
 
 
@@ -131,7 +130,7 @@ def _pool(
     counts = [len(part) for part in starts]
     features = num_pairs(subjects[0].series.shape[1])
 
-    def make(write: Callable[[np.ndarray], None]) -> tuple[str, ...]:
+    def make(write: Write) -> tuple[str, ...]:
         flat = []
         with progress_bar(sum(counts), f"connectomes of {site}", progress) as shown:
             for subject, part in zip(subjects, starts, strict=True):
@@ -141,34 +140,20 @@ def _pool(
                 shown.update(len(part))
         return tuple(flat)
 
-    name, shape = f"abide-{_digest(subjects, how)[:20]}", (sum(counts), 4 * features)
-    rows, flat = cached_array(cache, name, shape, make) if cache else _in_memory(shape, make)
+    name, shape = f"abide-{_hash_of_subjects(subjects, how)[:20]}", (sum(counts), 4 * features)
+    rows, flat = cached_array(cache, name, shape, make)
     images = rows.view(np.float32)
     labels = np.repeat(np.array([s.label for s in subjects], np.int32), counts)
     return Pool(site, images, labels, np.repeat([s.name for s in subjects], counts)), flat
 
 
-def _in_memory(
-    shape: tuple[int, int], make: Callable[[Callable[[np.ndarray], None]], tuple[str, ...]]
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """As `cache.cached_array`, u8[shape] and notes, but in memory."""
-    array, first = np.empty(shape, np.uint8), 0
-
-    def write(rows: np.ndarray) -> None:
-        nonlocal first
-        array[first : first + len(rows)] = rows
-        first += len(rows)
-
-    return array, make(write)
-
-
-def _digest(subjects: list[Subject], how: _Windows) -> str:
+def _hash_of_subjects(subjects: list[Subject], how: _Windows) -> str:
     """SHA-256 of what the samples are computed from."""
-    digest = hashlib.sha256(repr(tuple(how)).encode())
+    state = hashlib.sha256(repr(tuple(how)).encode())
     for subject in subjects:
-        digest.update(repr((*subject[:3], subject.series.shape)).encode())
-        digest.update(subject.series.astype("<f8").tobytes())
-    return digest.hexdigest()
+        state.update(repr((*subject[:3], subject.series.shape)).encode())
+        state.update(subject.series.astype("<f8").tobytes())
+    return state.hexdigest()
 
 
 def _notes(flat: list[str], absent: int) -> tuple[str, ...]:
@@ -176,7 +161,7 @@ def _notes(flat: list[str], absent: int) -> tuple[str, ...]:
     if flat:
         notes.append(
             f"abide: {len(flat)} subjects have regions that do not vary within a window, which "
-            f"correlate 0 with all others there: {some(flat)}"
+            f"correlate 0 with all others there: {first_few(flat)}"
         )
     if absent:
         notes.append(f"abide: {absent} subjects of the phenotypic table have no series here")

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.messages import first_few
+
 _COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
 _LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
 _REMEDY = (
@@ -53,7 +55,7 @@ def find_series(path: Path, atlas: str = "") -> dict[str, Path]:
         )
     if twice:
         raise ValueError(
-            f"{path} has two series of one subject ({some(twice)}); keep those of one pipeline"
+            f"{path} has two series of one subject ({first_few(twice)}); keep those of one pipeline"
         )
     return files
 
@@ -90,7 +92,7 @@ def read_table(path: Path) -> _Table:
         if found.setdefault(name, (site, group)) != (site, group):
             differ.append(name)
     if differ:
-        raise ValueError(f"{file} contradicts itself on {some(differ)}; fetch it again")
+        raise ValueError(f"{file} contradicts itself on {first_few(differ)}; fetch it again")
     return found
 
 
@@ -103,8 +105,8 @@ def series_of_sites(files: dict[str, Path], table: _Table, sites: Sequence[str])
     lost = [name for name in files if name not in table]
     if lost:
         raise ValueError(
-            f"the phenotypic table has no row for {some(lost)}, whose series are there; add rows "
-            "with their FILE_ID, SITE_ID and DX_GROUP, or move the series away"
+            f"the phenotypic table has no row for {first_few(lost)}, whose series are there; add "
+            "rows with their FILE_ID, SITE_ID and DX_GROUP, or move the series away"
         )
     known = sorted({table[name][0] for name in files})
     unknown = [site for site in sites if site not in known]
@@ -118,7 +120,7 @@ def series_of_sites(files: dict[str, Path], table: _Table, sites: Sequence[str])
     if odd:
         raise ValueError(
             f"the phenotypic table has a DX_GROUP other than 1 (patient) and 2 (control) for "
-            f"{some(odd)}; correct it, or move their series away"
+            f"{first_few(odd)}; correct it, or move their series away"
         )
     return chosen
 
@@ -139,7 +141,7 @@ def read_subjects(files: dict[str, Path], table: _Table, window: int) -> list[Su
         site, group = table[name]
         subjects.append(Subject(name, site, _LABELS[group], series))
     if faults:
-        raise ValueError(f"cannot read the series {some(faults)}; fetch them again")
+        raise ValueError(f"cannot read the series {first_few(faults)}; fetch them again")
     widths = [subject.series.shape[1] for subject in subjects]
     usual = max(sorted(set(widths)), key=widths.count)
     odd = [
@@ -150,13 +152,13 @@ def read_subjects(files: dict[str, Path], table: _Table, window: int) -> list[Su
     if odd:
         raise ValueError(
             f"series must have the {usual} regions that most have, but others have "
-            f"{some(odd)}; take all series of one atlas"
+            f"{first_few(odd)}; take all series of one atlas"
         )
     short = [f"{s.name} ({len(s.series)})" for s in subjects if len(s.series) < window]
     if short:
         raise ValueError(
-            f"windows of {window} frames do not fit into {some(short)}; choose a smaller window, "
-            "or 0 for whole series"
+            f"windows of {window} frames do not fit into {first_few(short)}; choose a smaller "
+            "window, or 0 for whole series"
         )
     return subjects
 
@@ -192,9 +194,3 @@ def _are_numbers(words: list[str]) -> bool:
     except ValueError:
         return False
     return True
-
-
-def some(names: Sequence[str], most: int = 10) -> str:
-    """Up to ten names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -24,8 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.pixels.cached_blocks import hash_of
-from fedjax_bn.data.pixels.decode import decode, first_few
+from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pixels.decode import decode
 from fedjax_bn.data.sets.published import IMAGENET
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 

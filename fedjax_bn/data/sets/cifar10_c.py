@@ -24,7 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.corruptions import CORRUPTIONS, SEVERITIES, groups_of
-from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, hash_of, progress_bar, resized
+from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.messages import progress_bar
+from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, resized
 from fedjax_bn.data.sets import cifar10
 from fedjax_bn.data.sets.cifar10 import CLASSES, MEAN, SHAPE, STD, sample_names
 from fedjax_bn.data.sets.cifar10_corrupted import BLOCK, make_pools, read_photographs

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.corruptions import CHUNK, corrupt
-from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, hash_of, progress_bar, resized
+from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.messages import progress_bar
+from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, resized
 from fedjax_bn.data.sets import cifar10
 from fedjax_bn.data.source import Pool
 

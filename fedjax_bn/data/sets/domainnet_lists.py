@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.pixels.decode import first_few
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.lists import read_list
 from fedjax_bn.data.source import TEST, TRAIN
 

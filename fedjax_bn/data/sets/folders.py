@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.pixels.decode import first_few
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.published import Listing, Published, Spellings
 
 _SUFFIXES = {"jpg", "jpeg", "png", "bmp", "ppm", "pgm", "tif", "tiff", "webp"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.pixels.decode import first_few
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.lists import read_list, without_suffix
 from fedjax_bn.data.sets.published import Listing, Published
 from fedjax_bn.data.source import TRAIN, VALIDATION

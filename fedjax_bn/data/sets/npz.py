@@ -17,8 +17,8 @@ from zipfile import ZipFile, is_zipfile
 
 import numpy as np
 
-from fedjax_bn.data.pixels.cached_blocks import hash_of
-from fedjax_bn.data.pixels.decode import first_few
+from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pools import PARTS, numbered_names, parts_of
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import Pool, Source, check_source

@@ -11,7 +11,7 @@ in any case and with or without spaces, - and _.
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedjax_bn.data.pixels.decode import first_few
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets import image_folders
 from fedjax_bn.data.sets.folders import match_folders, plain_name, subfolders
 from fedjax_bn.data.sets.published import IMAGENET, Published, spelled

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.pixels.decode import decode, first_few, hash_of_files, relative_names
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
 from fedjax_bn.data.source import Pool, Source, check_source
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation

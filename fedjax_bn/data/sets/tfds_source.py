@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
-from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, hash_of, progress_bar
+from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.messages import progress_bar
+from fedjax_bn.data.pixels.cached_blocks import array_of_blocks
 from fedjax_bn.data.pixels.decode import decode_image
 from fedjax_bn.data.pools import PARTS
 from fedjax_bn.data.sets import cifar10, domainnet
