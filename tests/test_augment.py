@@ -19,7 +19,7 @@ PHOTOGRAPHS = [image[40:340:2, 100:500:2] for image in load_sample_images().imag
 BOXES = [(0, 0, 150, 200, 150), (10, 31, 97, 120, 128), (3, 5, 140, 190, 40), (60, 80, 7, 5, 16)]
 crop_and_resize = jax.jit(geometry.crop_and_resize, static_argnums=5)
 rotate = jax.jit(geometry.rotate)
-shift_hue = jax.jit(color._shift_hue)
+shift_hue = jax.jit(color.shift_hue)
 FACTORS = [0.0, 0.7, 1.0, 1.3, 2.5]
 ENHANCERS = {
     color.brightness: ImageEnhance.Brightness,
@@ -148,7 +148,7 @@ def test_jitter_applies_the_four_changes_in_every_given_order():
         partial(color.brightness, factor=factors[0]),
         partial(color.contrast, factor=factors[1]),
         partial(color.saturation, factor=factors[2]),
-        partial(color._shift_hue, turns=turns),
+        partial(color.shift_hue, turns=turns),
     ]
     orders = np.array(list(permutations(range(4))), np.int32)
     ours = jax.jit(jax.vmap(lambda order: color.jitter(image, factors, turns, order)))(orders)

@@ -7,9 +7,9 @@ import pytest
 
 from fedjax_bn.data.sets import npz, own_folders
 from fedjax_bn.run.config import base
-from fedjax_bn.run.datasets import DATASETS, describe_datasets
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build
+from fedjax_bn.run.readers import DATASETS, describe_datasets
 from trees import shade_of, write_shade, write_tree
 
 DOMAINS, CLASSES = ("day", "dusk", "night"), ("ant", "bee")

@@ -63,7 +63,7 @@ def data_keys() -> ConfigDict:
     """The keys under `data`: what is read, how it is split and shared out."""
     return ConfigDict(
         {
-            "name": "scanners",  # a name in fedjax_bn.run.datasets
+            "name": "scanners",  # a name in fedjax_bn.run.readers
             "path": "",  # file or folder of a dataset that is not embedded
             "image_size": 28,  # side of the square images, pixels
             "cache": "~/.cache/fedjax_bn",  # folder for decoded images; empty: none is kept

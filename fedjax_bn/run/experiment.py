@@ -26,9 +26,10 @@ from fedjax_bn.models import pretrained
 from fedjax_bn.normalization import BatchNorm, normalize_with
 from fedjax_bn.run.config import check, choose
 from fedjax_bn.run.configured_method import METHODS, check_adaptations, local_epochs, method_maker
-from fedjax_bn.run.datasets import DATASETS, check_data_keys, check_image_size, configured_clients
+from fedjax_bn.run.datasets import check_data_keys, check_image_size, configured_clients
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.personalization import check_labelled
+from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.selection import Find
 from fedjax_bn.spelling import spelled_change
 

@@ -37,7 +37,7 @@ def _blend(image: jax.Array, other: jax.Array, factor: jax.Array | float) -> jax
     return jnp.clip(factor * image + (1 - factor) * other, 0, 1)
 
 
-def _shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
+def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
     """Moves hue around the circle of HSV; saturation and value stay.
 
     Args:
@@ -81,5 +81,5 @@ def jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.Ar
         shade = grey(image)
         other = jnp.where(which == SATURATION, shade, shade.mean())
         other = jnp.where(which == BRIGHTNESS, 0, other)
-        image = jnp.where(which == HUE, _shift_hue(image, turns), _blend(image, other, factor))
+        image = jnp.where(which == HUE, shift_hue(image, turns), _blend(image, other, factor))
     return image

@@ -30,6 +30,7 @@ from fedjax_bn.data.pools import as_source, numbered_names, parts_of
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.digits_npz import from_npz
 from fedjax_bn.data.sets.files import SIZE, Original, to_digits
+from fedjax_bn.data.sets.folders import match_folders, subfolders
 from fedjax_bn.data.sets.idx import mnist
 from fedjax_bn.data.sets.mat import svhn, synth_digits
 from fedjax_bn.data.sets.mnist_m import mnist_m
@@ -216,14 +217,10 @@ def _read(split: Original, index: np.ndarray) -> Split:
 
 def _folder(path: Path, name: str) -> Path:
     """The folder of that name, in whatever case and with or without - and _."""
-    for folder in sorted(path.iterdir()):
-        if folder.is_dir() and _plain(folder.name) == _plain(name):
-            return folder
-    raise FileNotFoundError(f"{path / name} is missing; data.path must be {_choices()}")
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
+    found = match_folders(subfolders(path), {name: ()})
+    if name not in found:
+        raise FileNotFoundError(f"{path / name} is missing; data.path must be {_choices()}")
+    return found[name]
 
 
 def _pool(train: Original, test: Original, resplit: bool) -> tuple[Original, Original]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.sets.files import SIZE
-from fedjax_bn.data.sets.npz import Part, read_archive
+from fedjax_bn.data.sets.npz_archive import Part, read_archive
 
 _PARTS = ("train", "test")
 

@@ -11,13 +11,13 @@ import numpy as np
 
 from fedjax_bn.data.sets.files import Original, checked_labels, corruption_named, first_existing
 
-WHERE = (
+_WHERE = (
     "MNIST needs (train|t10k)-images-idx3-ubyte and (train|t10k)-labels-idx1-ubyte, "
     "optionally .gz, from yann.lecun.com/exdb/mnist or any of its mirrors"
 )
 
 
-def mnist(folder: Path, where: str = WHERE) -> tuple[Original, Original]:
+def mnist(folder: Path, where: str = _WHERE) -> tuple[Original, Original]:
     """Training and test split of MNIST in `folder`, or in its `raw` folder as torchvision has it.
 
     Args:

@@ -95,7 +95,7 @@ def load(
     for copy in _copies_of(name, domains, severity):
         how = _how_to_prepare(copy.builder)
         opened[copy] = open_copy(folder, copy.builder, how, download and name not in _OURS)
-    known = _class_names(next(iter(opened.values())))
+    known = tuple(next(iter(opened.values())).info.features["label"].names)
     classes = tuple(classes) or known
     unknown = [one for one in classes if one not in known]
     if unknown:
@@ -159,11 +159,6 @@ def _how_to_prepare(name: str) -> str:
             "--data_dir=DIR"
         )
     return f"tfds build {name} --file_format=array_record (needs TensorFlow and a connection)"
-
-
-def _class_names(builder: Any) -> tuple[str, ...]:
-    """The classes of a prepared dataset, in the order of its labels."""
-    return tuple(builder.info.features["label"].names)
 
 
 def _pool(
