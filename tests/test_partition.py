@@ -14,7 +14,7 @@ from fedjax_bn.data.division.by_class import (
     take_fraction,
 )
 from fedjax_bn.data.division.integer_shares import apportion, fraction_size, quantize
-from fedjax_bn.data.division.label_and_size_skew import _MINIMUM, _raise_smallest, dirichlet_counts
+from fedjax_bn.data.division.label_and_size_skew import _raise_smallest, dirichlet_counts
 from fedjax_bn.data.division.partition import fingerprint, share_out_domains
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.seeds import generator
@@ -127,7 +127,7 @@ def test_dirichlet_counts_use_up_every_class_and_reach_the_minimum(counts, n, al
     table = dirichlet_counts(counts, n, alpha, generator(seed))
     assert (table >= 0).all()
     assert table.sum(1).tolist() == counts.tolist()
-    assert table.sum(0).min() >= min(_MINIMUM, counts.sum() // n)
+    assert table.sum(0).min() >= min(10, counts.sum() // n)
 
 
 def test_dirichlet_counts_are_the_draws_rounded_by_largest_remainder():
