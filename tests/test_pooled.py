@@ -11,8 +11,10 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.pooled import pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.sets import digits, digits_morpho
-from fedjax_bn.run import experiment
+from fedjax_bn.run import defaults, experiment
+from fedjax_bn.run.datasets import configured_clients
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.readers import DATASETS
 
 
 def split(size: int, first: int, named: bool = True) -> Split:
@@ -89,6 +91,19 @@ def test_morpho_mnist_is_unseen_and_has_its_test_part_alone(folder):
     for one, two in zip(internal.domains, plain.domains, strict=True):
         np.testing.assert_array_equal(np.sort(one.train.labels), np.sort(two.train.labels))
         np.testing.assert_array_equal(one.test.images, two.test.images)
+
+
+def test_a_configuration_names_the_digits_with_morpho_mnist(folder):
+    config = defaults.base()
+    config.data.name, config.data.path = "digits_morpho", str(folder)
+    config.data.fraction, config.data.truncate = 0.5, False
+    config.target = ",".join(digits_morpho._UNSEEN)
+    data = DATASETS["digits_morpho"](config)
+    internal, unseen = configured_clients(data, config)
+    plain = digits.load(folder, fraction=0.5, truncate=False)
+    sizes = [len(domain.train.labels) for domain in plain.domains]
+    assert [len(domain.train.labels) for domain in internal.domains] == sizes
+    assert [domain.name for domain in unseen] == list(digits_morpho._UNSEEN)
 
 
 def test_morpho_mnist_must_be_a_target(folder):

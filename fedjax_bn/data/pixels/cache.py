@@ -116,7 +116,7 @@ def _write_whole(
     folder, first, row = partial.parent, header.tell(), size // shape[0]
     with _faults_named(folder, size):
         _check_space(folder, size)
-        file = open(partial, "wb")  # noqa: SIM115 since errors on closing it are named below
+        file = open(partial, "wb")  # noqa: SIM115, closed below whatever happens
     try:
         put = _putter(file, folder, size)
         put(header.getvalue(), 0)
@@ -126,7 +126,7 @@ def _write_whole(
             file.flush()
             os.fsync(file.fileno())
     finally:
-        with suppress(OSError):  # which has been reported already
+        with suppress(OSError):  # a fault has been raised already, and is to be seen
             file.close()
 
 
