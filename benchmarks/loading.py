@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -26,17 +27,11 @@ from machine import CORES, announce
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from fedjax_bn.data.sets import digits_dg, domainnet, office_caltech10, officehome, pacs, vlcs
+from fedjax_bn.data.sets import domainnet
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS, load
 from fedjax_bn.data.source import Source
 
-READERS = {
-    "pacs": pacs.load,
-    "vlcs": vlcs.load,
-    "officehome": officehome.load,
-    "office_caltech10": office_caltech10.load,
-    "domainnet": domainnet.load,
-    "digits_dg": digits_dg.load,
-}
+READERS = {name: partial(load, name) for name in IMAGE_FOLDERS} | {"domainnet": domainnet.load}
 
 
 def pillow(work: tuple[Sequence[Path], int]) -> int:
@@ -57,16 +52,16 @@ def pillow_alone(workers: Executor, files: Sequence[Path], size: int) -> None:
 def measure(name: str, path: Path, size: int, repeats: int, cache: Path) -> dict[str, Samples]:
     """Times decoding, caching and opening one dataset, and Pillow alone."""
 
-    def load() -> Source:
+    def read() -> Source:
         return READERS[name](path, image_size=size, cache=cache, progress=False)
 
     def before(run: str) -> None:
         if run == "decoding and caching":  # so this run finds no cache, and the other one finds it
             shutil.rmtree(cache, ignore_errors=True)
         elif run == "from cache":
-            load()
+            read()
 
-    pools = load().pools
+    pools = read().pools
     root = next(base for base in (path, *path.iterdir()) if (base / pools[0].names[0]).exists())
     files = [root / name for pool in pools for name in pool.names]
     print(f"{len(files)} images")
@@ -75,8 +70,8 @@ def measure(name: str, path: Path, size: int, repeats: int, cache: Path) -> dict
         runs = {
             "Pillow, processes": lambda: pillow_alone(processes, files, size),
             "Pillow, threads": lambda: pillow_alone(threads, files, size),
-            "decoding and caching": load,
-            "from cache": load,
+            "decoding and caching": read,
+            "from cache": read,
         }
         return interleave(runs, repeats, before=before)
 

@@ -2,7 +2,7 @@
 
     python -m fedjax_bn.main --config configs/officehome.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/sets/officehome.py says; the decoded images take 2.3 GB in the
+PATH is laid out as fedjax_bn/data/sets/image_folders.py says; the decoded images take 2.3 GB in the
 folder config.data.cache. The target, one of Art, Clipart, Product and Real World, is the unseen
 client; the others train a ResNet-18, from scratch. The papers start from ImageNet's weights, which
 are fetched once with --config.pretrained=timm/resnet18.tv_in1k, or come from a file.

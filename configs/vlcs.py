@@ -2,10 +2,10 @@
 
     python -m fedjax_bn.main --config configs/vlcs.py --config.data.path=PATH
 
-PATH is laid out as fedjax_bn/data/sets/vlcs.py says; the decoded images take 1.6 GB in the folder
-config.data.cache. The target, one of Caltech101, LabelMe, SUN09 and VOC2007, is the unseen client;
-the others train a ResNet-18, from scratch. The papers start from ImageNet's weights, which are
-fetched once with --config.pretrained=timm/resnet18.tv_in1k, or come from a file.
+PATH is laid out as fedjax_bn/data/sets/image_folders.py says; the decoded images take 1.6 GB in the
+folder config.data.cache. The target, one of Caltech101, LabelMe, SUN09 and VOC2007, is the unseen
+client; the others train a ResNet-18, from scratch. The papers start from ImageNet's weights, which
+are fetched once with --config.pretrained=timm/resnet18.tv_in1k, or come from a file.
 
 Table 7 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client in percent:
 

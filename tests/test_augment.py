@@ -188,7 +188,7 @@ def test_a_whole_chain_on_pacs_is_within_two_levels_of_pillow(shared):
 
 
 def boxes(count, height, width, scale, ratio):
-    draw = partial(augment.crop_box, height=height, width=width, scale=scale, ratio=ratio)
+    draw = partial(augment._crop_box, height=height, width=width, scale=scale, ratio=ratio)
     return [np.asarray(values) for values in jax.jit(jax.vmap(draw))(keys(count))]
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.run.config import check, read
-from fedjax_bn.run.datasets import DATASETS
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build
+from fedjax_bn.run.readers import DATASETS
 
 CONFIGS = sorted(Path("configs").glob("*.py"))
 

@@ -8,7 +8,7 @@ from scipy import ndimage
 
 from fedjax_bn.data import corruptions
 from fedjax_bn.data.corruptions import CORRUPTIONS, EXTRA, INTERNAL, blur, digital, noise, weather
-from fedjax_bn.data.division.integer_shares import generator
+from fedjax_bn.data.seeds import generator
 
 EXTRA_PACKAGE = {"frost": "imagecorruptions", "spatter": "cv2"}
 
@@ -112,10 +112,10 @@ def test_a_drag_along_the_columns_is_half_a_gaussian_and_keeps_plain_images():
 
 
 def test_a_disk_of_radius_one_is_a_cross_and_all_disks_weigh_one():
-    cross = blur.disk(1, 1e-3)[1:-1, 1:-1] * 5
+    cross = blur._disk(1, 1e-3)[1:-1, 1:-1] * 5
     np.testing.assert_allclose(cross, [[0, 1, 0], [1, 1, 1], [0, 1, 0]], atol=1e-12)
     for radius, smooth in ((0.3, 0.4), (1.5, 0.1), (3, 0.1)):
-        assert blur.disk(radius, smooth).sum() == pytest.approx(1)
+        assert blur._disk(radius, smooth).sum() == pytest.approx(1)
 
 
 def test_magnifying_by_one_changes_nothing_and_keeps_the_middle_otherwise():
@@ -137,7 +137,7 @@ def test_glass_takes_every_colour_from_its_neighbourhood():
 
 
 def test_fog_is_a_cloud_from_nought_to_one_that_differs_between_images():
-    clouds = weather.plasma(3, 32, 2.0, generator(0))
+    clouds = weather._plasma(3, 32, 2.0, generator(0))
     np.testing.assert_array_equal(clouds.min(axis=(1, 2)), 0)
     np.testing.assert_array_equal(clouds.max(axis=(1, 2)), 1)
     assert (clouds[0] != clouds[1]).any()
@@ -152,12 +152,12 @@ def test_elastic_with_no_strength_at_all_changes_nothing():
 def test_looking_at_shifted_places_moves_the_picture():
     images = photographs(1) / 255
     places = np.stack(np.meshgrid(np.arange(32), np.arange(32), indexing="ij"))[:, None] + 1.0
-    moved = digital.look_at(images, places, "mirror")
+    moved = digital._look_at(images, places, "mirror")
     np.testing.assert_allclose(moved[:, :-1, :-1], images[:, 1:, 1:], atol=1e-12)
 
 
 def test_frost_without_its_photographs_says_what_to_install(monkeypatch):
-    weather.frost_photographs.cache_clear()
+    weather._frost_photographs.cache_clear()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"'frost' needs .*pip install imagecorruptions"):
         corruptions.corrupt(photographs(1), "frost", 1)
@@ -199,5 +199,5 @@ def test_corruptions_agree_with_imagecorruptions_at_the_same_draws_and_strengths
         np.random.seed(1)
         expected = package.corrupt(image, severity=2, corruption_name=name)
         np.random.seed(1)
-        seen = corruptions.to_bytes(change(image[None] / 255, GlobalDraws, *PACKAGE[name]))[0]
+        seen = corruptions._to_bytes(change(image[None] / 255, GlobalDraws, *PACKAGE[name]))[0]
         assert np.abs(seen.astype(int) - expected.astype(int)).max() <= 1

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedjax_bn.data.division.partition import generator
-from fedjax_bn.data.domain import check, whole
-from fedjax_bn.data.sets.cow_on_beach import COLOURS, PLACES, ground_of, grounds, load, paint
+from fedjax_bn.data.domain import check_dataset, whole
+from fedjax_bn.data.seeds import generator
+from fedjax_bn.data.sets.cow_on_beach import _COLOURS, _PLACES, _grounds, _paint, ground_of, load
 from fedjax_bn.data.sets.scanners import handwriting
 
 DATA = load(0)
@@ -17,8 +17,8 @@ def share_of_own_ground(split, further=0):
 
 
 def test_the_dataset_is_sound_and_every_scan_is_owned_once():
-    check(DATA)
-    assert [domain.name for domain in DATA.domains] == [place.name for place in PLACES]
+    check_dataset(DATA)
+    assert [domain.name for domain in DATA.domains] == [place.name for place in _PLACES]
     assert sum(len(split.labels) for split in DOMAINS.values()) == 1797
     counts = sum(np.bincount(split.labels, minlength=10) for split in DOMAINS.values())
     assert counts.tolist() == np.bincount(handwriting()[1]).tolist()
@@ -26,7 +26,7 @@ def test_the_dataset_is_sound_and_every_scan_is_owned_once():
     assert sizes == [220, 30, 70]
 
 
-@pytest.mark.parametrize("place", PLACES[:4], ids=lambda place: place.name)
+@pytest.mark.parametrize("place", _PLACES[:4], ids=lambda place: place.name)
 def test_a_client_shows_a_digit_on_its_own_ground_as_often_as_stated(place):
     expected = place.own + (1 - place.own) / 10
     deviation = 4 * np.sqrt(expected * (1 - expected) / place.images)
@@ -43,7 +43,7 @@ def test_in_the_zoo_the_colour_tells_nothing_and_on_the_beach_it_tells_wrong():
 def test_the_ground_is_read_back_in_any_light(light):
     ink, _ = handwriting()
     ground = np.arange(200) % 10
-    images = paint(ink[:200], ground, light, generator(1))
+    images = _paint(ink[:200], ground, light, generator(1))
     assert (ground_of(images) == ground).mean() > 0.99
 
 
@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others():
 
 
 def test_colours_are_ten_and_grounds_stay_among_them():
-    assert len(np.unique(np.round(COLOURS), axis=0)) == 10
-    for place in PLACES:
-        drawn = grounds(place, np.arange(1000) % 10, generator(2))
+    assert len(np.unique(np.round(_COLOURS), axis=0)) == 10
+    for place in _PLACES:
+        drawn = _grounds(place, np.arange(1000) % 10, generator(2))
         assert set(np.unique(drawn)) <= set(range(10))

@@ -1,11 +1,15 @@
 """Decoding and its cache: pixels as Pillow's, faults named together, nothing half-written."""
 
 import errno
+import fcntl
 import os
+import resource
 import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +17,7 @@ import pytest
 from PIL import Image
 
 from fedjax_bn.data.pixels import cache as cache_module
-from fedjax_bn.data.pixels.decode import decode, read_image
+from fedjax_bn.data.pixels.decode import _read_image, decode
 
 RNG = np.random.default_rng(0)
 
@@ -36,6 +40,12 @@ def pillow(path: Path, size: int) -> np.ndarray:
     """The transform of DomainBed and FedBN, in Pillow's own words."""
     with Image.open(path) as image:
         return np.asarray(image.convert("RGB").resize((size, size), Image.BILINEAR))
+
+
+def kept_in(cache: Path) -> list[Path]:
+    """What the cache holds besides the locks, which are empty and stay."""
+    assert all(not lock.stat().st_size for lock in cache.glob("*.lock"))
+    return [path for path in cache.iterdir() if path.suffix != ".lock"]
 
 
 def load(files: list[Path], size: int = 8, cache: Path | None = None):
@@ -108,7 +118,7 @@ def test_all_unreadable_files_are_named_in_one_sentence(tmp_path, files):
         assert name in str(error.value)
     assert "\n" not in str(error.value)
     assert "fetch or unpack them again" in str(error.value)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert kept_in(tmp_path / "cache") == []
 
 
 def test_at_most_ten_unreadable_files_are_named(tmp_path):
@@ -145,9 +155,9 @@ def count_reads(monkeypatch) -> list[Path]:
 
     def read(file: Path, size: int) -> tuple[np.ndarray, str]:
         seen.append(file)
-        return read_image(file, size)
+        return _read_image(file, size)
 
-    monkeypatch.setattr("fedjax_bn.data.pixels.decode.read_image", read)
+    monkeypatch.setattr("fedjax_bn.data.pixels.decode._read_image", read)
     return seen
 
 
@@ -207,23 +217,31 @@ def test_a_damaged_cache_is_decoded_anew(tmp_path, files, damage):
     np.testing.assert_array_equal(again, first)
 
 
-def test_a_full_disk_in_the_middle_is_one_sentence_and_leaves_nothing(tmp_path, files, monkeypatch):
-    real, calls = os.pwrite, []
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The system refuses to write more into any file, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    def pwrite(handle: int, data: bytes, place: int) -> int:
-        calls.append(place)
-        if len(calls) == 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(handle, data, place)
 
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    with pytest.raises(OSError, match=r"cannot keep 0\.0 MB .*No space left on device") as error:
+@pytest.mark.parametrize("size", [100, 600, 1089])
+def test_a_full_disk_in_the_middle_is_one_sentence_and_leaves_nothing(tmp_path, files, size):
+    """5 images of 8x8x3 bytes behind a header of 128, and two bytes of notes, are 1090."""
+    with (
+        files_of_at_most(size),
+        pytest.raises(OSError, match=r"cannot keep 0\.0 MB .*File too large") as error,
+    ):
         load(files, cache=tmp_path / "cache")
     assert "give another data.cache" in str(error.value)
     assert str(tmp_path / "cache") in str(error.value)
-    assert list((tmp_path / "cache").iterdir()) == []
-    monkeypatch.undo()
+    assert kept_in(tmp_path / "cache") == []
     assert len(load(files, cache=tmp_path / "cache")[0]) == 5
+    (whole,) = kept_in(tmp_path / "cache")
+    assert whole.stat().st_size == 1090
 
 
 def test_a_disk_too_small_from_the_start_is_noticed_before_decoding(tmp_path, files, monkeypatch):
@@ -233,14 +251,7 @@ def test_a_disk_too_small_from_the_start_is_noticed_before_decoding(tmp_path, fi
     with pytest.raises(OSError, match="its disk is full"):
         load(files, cache=tmp_path / "cache")
     assert seen == []
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_short_writes_are_continued(tmp_path, files, monkeypatch):
-    real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda handle, data, place: real(handle, data[:50], place))
-    images, _ = load(files, cache=tmp_path / "cache")
-    np.testing.assert_array_equal(images, [pillow(file, 8) for file in files])
+    assert kept_in(tmp_path / "cache") == []
 
 
 def test_a_cache_that_is_a_file_is_named(tmp_path, files):
@@ -253,17 +264,17 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path, files, monkeypatch):
     def stop(file: Path, size: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedjax_bn.data.pixels.decode.read_image", stop)
+    monkeypatch.setattr("fedjax_bn.data.pixels.decode._read_image", stop)
     with pytest.raises(KeyboardInterrupt):
         load(files, cache=tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert kept_in(tmp_path / "cache") == []
 
 
 SLOW = """
 import sys, time
 from pathlib import Path
-from fedjax_bn.data import decode
-real = decode.read_image
+from fedjax_bn.data.pixels import decode
+real = decode._read_image
 def read(file, size):
     if sys.argv[2] == "hang":
         print("writing", flush=True)
@@ -271,7 +282,7 @@ def read(file, size):
     time.sleep(0.1)
     print("decoded", flush=True)
     return real(file, size)
-decode.read_image = read
+decode._read_image = read
 files = sorted(Path(sys.argv[1], "set").iterdir())
 root = Path(sys.argv[1], "set")
 images, _ = decode.decode(files, 8, root=root, cache=Path(sys.argv[1], "cache"), progress=False)
@@ -289,9 +300,9 @@ def test_what_a_killed_process_leaves_is_removed_and_harms_nobody(tmp_path, file
     assert process.stdout.readline() == "writing\n"
     process.kill()
     process.communicate()
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".partial"]
+    assert [path.suffix for path in kept_in(tmp_path / "cache")] == [".partial"]
     load(files, cache=tmp_path / "cache")
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".npy"]
+    assert [path.suffix for path in kept_in(tmp_path / "cache")] == [".npy"]
 
 
 def test_partial_files_of_other_sources_are_swept_unless_their_writer_lives(tmp_path, files):
@@ -311,19 +322,29 @@ def test_of_two_processes_one_decodes_and_both_read_the_same(tmp_path, files):
     assert sum(line.count("decoded") for line in lines) == len(files)
     expected = f"sum {sum(int(pillow(file, 8).sum()) for file in files)}"
     assert all(expected in line for line in lines)
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert len(kept_in(tmp_path / "cache")) == 1
 
 
-def test_without_file_locks_each_process_writes_a_file_of_its_own(tmp_path, files, monkeypatch):
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_folder_without_file_locks_serves_too(tmp_path, files, monkeypatch):
     def flock(handle: int, operation: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(cache_module.fcntl, "flock", flock)
-    other = spoil(tmp_path / "cache" / "set.7.partial", b"another process writes this")
-    images, _ = load(files, cache=tmp_path / "cache")
-    np.testing.assert_array_equal(images, [pillow(file, 8) for file in files])
-    assert other.exists()
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for _ in range(2):
+        images, _ = load(files, cache=tmp_path / "cache")
+        np.testing.assert_array_equal(images, [pillow(file, 8) for file in files])
+    assert len(kept_in(tmp_path / "cache")) == 1
+
+
+def test_what_the_disk_does_not_take_for_certain_gets_no_final_name(tmp_path, files, monkeypatch):
+    def fsync(handle: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=r"cannot keep .*Input/output error"):
+        load(files, cache=tmp_path / "cache")
+    assert kept_in(tmp_path / "cache") == []
 
 
 def test_rows_are_kept_in_order_or_at_their_place(tmp_path):
@@ -340,6 +361,6 @@ def test_rows_are_kept_in_order_or_at_their_place(tmp_path):
         return ()
 
     for name, make in (("a", in_order), ("b", placed)):
-        kept, notes = cache_module.stored(tmp_path, name, (6, 4), make)
+        kept, notes = cache_module.cached_array(tmp_path, name, (6, 4), make)
         np.testing.assert_array_equal(kept, rows)
         assert notes == (("a note",) if name == "a" else ())

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.sets import digits, morpho_mnist, scanners
-from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, check
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, check_source
 from tiny_digits import TEST as TESTING
 from tiny_digits import TRAIN as TRAINING
 from tiny_digits import archive, labels_of, write_mnist, write_originals
@@ -22,7 +22,7 @@ def originals(tmp_path_factory) -> Path:
 
 
 def test_the_benchmark_as_a_source_has_all_samples_with_their_published_parts(originals):
-    source = check(digits.source(originals, progress=False))
+    source = check_source(digits.load_source(originals, progress=False))
     assert [pool.name for pool in source.pools] == list(SIZES)
     for pool in source.pools:
         training = TRAINING + SIZES[pool.name]
@@ -36,7 +36,7 @@ def test_the_benchmark_as_a_source_has_all_samples_with_their_published_parts(or
 
 
 def test_the_benchmark_source_holds_the_images_that_load_divides(originals):
-    source = digits.source(originals, progress=False)
+    source = digits.load_source(originals, progress=False)
     dataset = digits.load(originals, fraction=1.0, truncate=False)
     for pool, domain in zip(source.pools, dataset.domains, strict=True):
         loaded = np.concatenate([split.images for _, split in splits(domain)])
@@ -45,25 +45,25 @@ def test_the_benchmark_source_holds_the_images_that_load_divides(originals):
 
 
 def test_originals_are_read_once_and_kept_in_the_cache(originals, tmp_path):
-    first = digits.source(originals, cache=tmp_path, progress=False)
-    times = [file.stat().st_mtime_ns for file in sorted(tmp_path.iterdir())]
-    again = digits.source(originals, cache=tmp_path, progress=False)
+    first = digits.load_source(originals, cache=tmp_path, progress=False)
+    times = [file.stat().st_mtime_ns for file in sorted(tmp_path.glob("*.npy"))]
+    again = digits.load_source(originals, cache=tmp_path, progress=False)
     assert len(times) == 5
-    assert [file.stat().st_mtime_ns for file in sorted(tmp_path.iterdir())] == times
+    assert [file.stat().st_mtime_ns for file in sorted(tmp_path.glob("*.npy"))] == times
     for one, two in zip(first.pools, again.pools, strict=True):
         np.testing.assert_array_equal(one.images, two.images)
     assert first.key == again.key
 
 
 def test_an_archive_as_a_source_has_its_domains_and_parts(tmp_path):
-    source = digits.source(archive(tmp_path / "a.npz"))
+    source = digits.load_source(archive(tmp_path / "a.npz"))
     assert [pool.name for pool in source.pools] == ["zeta", "alpha"]
     np.testing.assert_array_equal(source.pools[1].parts, np.repeat([TRAIN, TEST], [20, 20]))
     assert source.pools[1].names[20] == "alpha/test/00000"
 
 
 def test_scanners_as_a_source_have_the_samples_of_load():
-    source, dataset = scanners.source(seed=3), scanners.load(seed=3)
+    source, dataset = scanners.load_source(seed=3), scanners.load(seed=3)
     for pool, domain in zip(source.pools, dataset.domains, strict=True):
         assert np.bincount(pool.parts).tolist()[:2] == [180, 30]
         for part, (_, split) in zip((TRAIN, VALIDATION, TEST), splits(domain), strict=True):
@@ -75,7 +75,7 @@ def test_scanners_as_a_source_have_the_samples_of_load():
 @pytest.mark.parametrize("path", [None, "nowhere"])
 def test_a_missing_path_is_named_by_the_source_too(path):
     with pytest.raises((ValueError, FileNotFoundError), match=r"data\.path"):
-        digits.source(path)
+        digits.load_source(path)
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedjax_bn.data.division.partition import fingerprint
-from fedjax_bn.data.domain import Split, check
+from fedjax_bn.data.domain import Split, check_dataset
 from fedjax_bn.data.sets import digits
+from fedjax_bn.data.sets.digits_npz import from_npz
 from fedjax_bn.data.sets.files import to_digits
-from fedjax_bn.data.sets.idx import mnist, read_idx
+from fedjax_bn.data.sets.idx import _read_idx, mnist
 from fedjax_bn.data.sets.mat import svhn, synth_digits
 from fedjax_bn.data.sets.mnist_m import mnist_m
-from fedjax_bn.data.sets.npz import from_npz
 from fedjax_bn.data.sets.usps import usps
 from tiny_digits import (
     TEST,
@@ -101,7 +101,7 @@ def test_resizing_is_pillows_bilinear_and_grey_becomes_three_equal_channels():
 
 
 def test_five_clients_in_the_order_of_the_authors_code(originals):
-    dataset = check(digits.load(originals, fraction=1.0))
+    dataset = check_dataset(digits.load(originals, fraction=1.0))
     assert [domain.name for domain in dataset.domains] == NAMES
     assert all(domain.validation is None for domain in dataset.domains)
 
@@ -126,7 +126,7 @@ def test_the_resplit_of_usps_has_the_7438_samples_of_the_paper():
     two = digits.Original(labels[7291:], lambda index: index + 7291)
     train, test = digits._pool(one, two, resplit=True)
     assert len(train.labels) == 7438
-    assert digits.training_sizes({"a": 7438, "b": 79431}, 0.1, truncate=True) == [743, 743]
+    assert digits._training_sizes({"a": 7438, "b": 79431}, 0.1, truncate=True) == [743, 743]
     both = np.concatenate([part.read(np.arange(len(part.labels))) for part in (train, test)])
     np.testing.assert_array_equal(np.sort(both), np.arange(9298))
     order = np.arange(len(train.labels))[::-7]
@@ -189,7 +189,7 @@ def test_the_shared_archive_loads_whole(shared):
     ("changes", "sentence"),
     [
         ({"zeta__test_labels": None}, "lacks the array zeta__test_labels"),
-        ({"zeta_train": np.zeros(3)}, "has an array 'zeta_train'; allowed are DOMAIN__PART"),
+        ({"zeta_train": np.zeros(3)}, "has an array 'zeta_train'; allowed are DOMAIN__images"),
         ({"zeta__train_images": np.zeros((30, 28, 28, 3))}, "zeta__train_images is float64"),
         (
             {"zeta__train_images": np.zeros((30, 32, 32, 3), np.uint8)},
@@ -278,14 +278,14 @@ def test_a_fraction_out_of_range_is_refused(originals, fraction):
 def test_a_bad_idx_file_is_refused_naming_the_fault(tmp_path, raw, sentence):
     (tmp_path / "images").write_bytes(raw)
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        read_idx(tmp_path / "images", axes=3)
+        _read_idx(tmp_path / "images", axes=3)
 
 
 def test_a_bad_gzip_is_refused_naming_the_file(tmp_path):
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(idx_bytes(shades(3, 28, 28)))[:-9])
     with pytest.raises(ValueError, match=r"images\.gz cannot be read"):
-        read_idx(path, axes=3)
+        _read_idx(path, axes=3)
 
 
 SPOILED = {

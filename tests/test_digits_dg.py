@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_bn.data.sets import digits_dg
+from fedjax_bn.data.sets import image_folders
 from trees import assert_in_place, write_tree
 
 DOMAINS = ("mnist", "mnist_m", "svhn", "syn")
@@ -17,7 +17,7 @@ def tree(root):
 
 
 def load(path):
-    return digits_dg.load(path, image_size=6, progress=False)
+    return image_folders.load("digits_dg", path, image_size=6, progress=False)
 
 
 def test_train_and_val_become_training_and_validation_parts(tmp_path):

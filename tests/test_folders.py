@@ -5,13 +5,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_bn.data.sets.folders import domain_folders, find_root, is_image, list_domain, match
+from fedjax_bn.data.sets.folders import (
+    _is_image,
+    domain_folders,
+    find_root,
+    list_domain,
+    match_folders,
+)
 from fedjax_bn.data.sets.published import Published, spelled, to_source
 from trees import assert_in_place, write_shade, write_tree
 
 DOMAINS, CLASSES = ("north", "Far South"), ("ant", "big_bee", "cow")
 PETS = Published(
     name="pets",
+    title="Pets",
+    about="small and large",
     domains=spelled("north", **{"Far South": ("south",)}),
     classes=spelled("ant", "big_bee", cow=("0",)),
     counts={"north": 6, "Far South": 6},
@@ -92,7 +100,7 @@ def test_stray_files_are_left_out_and_counted(tree):
     [("a.JPG", True), ("a.b.jpeg", True), ("a.webp", True), (".a.jpg", False), ("jpg", False)],
 )
 def test_images_are_told_by_their_suffix(name, image):
-    assert is_image(name) == image
+    assert _is_image(name) == image
 
 
 @pytest.mark.parametrize(("extra", "why"), [(1, "added"), (-1, "missing")])
@@ -142,14 +150,15 @@ def test_no_path_says_what_it_must_be(path):
 def test_folders_that_differ_in_spelling_only_are_refused(tmp_path):
     folders = [tmp_path / "Far_South", tmp_path / "far south"]
     with pytest.raises(ValueError, match="may both be 'Far South': rename or remove one"):
-        match(folders, PETS.domains)
+        match_folders(folders, PETS.domains)
     exact = [*folders, tmp_path / "Far South"]
-    assert match(exact, PETS.domains) == {"Far South": exact[2]}
+    assert match_folders(exact, PETS.domains) == {"Far South": exact[2]}
 
 
 def test_parts_come_from_the_folders_of_that_name(tmp_path):
     for part, count in (("train", 3), ("val", 1)):
         write_tree(tmp_path / "north", [part], CLASSES, count)
-    listing = list_domain("north", tmp_path / "north", PETS, parts={"train": 0, "val": 1})
+    pets = PETS._replace(parts={"train": 0, "val": 1}, always_divided=True)
+    listing = list_domain("north", tmp_path / "north", pets)
     np.testing.assert_array_equal(listing.parts, [0] * 9 + [1] * 3)
     assert listing.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 1, 2]

@@ -2,15 +2,15 @@
 
 import pytest
 
-from fedjax_bn.data.sets import office_caltech10
-from fedjax_bn.data.sets.office_caltech10 import CLASSES
+from fedjax_bn.data.sets import image_folders
 from trees import assert_in_place, write_shade, write_tree
 
+CLASSES = tuple(image_folders.IMAGE_FOLDERS["office_caltech10"].classes)
 DOMAINS = ("amazon", "caltech", "dslr", "webcam")
 
 
 def load(path):
-    return office_caltech10.load(path, image_size=6, progress=False)
+    return image_folders.load("office_caltech10", path, image_size=6, progress=False)
 
 
 def test_domains_and_classes_are_in_fedbns_order_without_normalization(tmp_path):

@@ -2,13 +2,15 @@
 
 import pytest
 
-from fedjax_bn.data.sets import officehome
-from fedjax_bn.data.sets.officehome import CLASSES, OFFICE_HOME
+from fedjax_bn.data.sets import image_folders
 from trees import assert_in_place, write_tree
+
+OFFICE_HOME = image_folders.IMAGE_FOLDERS["officehome"]
+CLASSES = tuple(OFFICE_HOME.classes)
 
 
 def load(path):
-    return officehome.load(path, image_size=6, progress=False)
+    return image_folders.load(OFFICE_HOME, path, image_size=6, progress=False)
 
 
 def test_sixty_five_classes_are_numbered_as_domainbed_sorts_them():

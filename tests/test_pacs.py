@@ -7,11 +7,11 @@ import pytest
 from PIL import Image
 
 from fedjax_bn.data.pixels.decode import decode
-from fedjax_bn.data.sets import pacs
-from fedjax_bn.data.sets.pacs import CLASSES, PACS
+from fedjax_bn.data.sets import image_folders
 from trees import assert_in_place, write_tree
 
-DOMAINS = tuple(PACS.domains)
+PACS = image_folders.IMAGE_FOLDERS["pacs"]
+DOMAINS, CLASSES = tuple(PACS.domains), tuple(PACS.classes)
 PUBLISHED = "Train val splits and h5py files pre-read"
 
 
@@ -36,7 +36,7 @@ def tree(tmp_path) -> Path:
 
 
 def load(path: Path):
-    return pacs.load(path, image_size=6, progress=False)
+    return image_folders.load(PACS, path, image_size=6, progress=False)
 
 
 def replace(path: Path, old: str, new: str) -> None:
@@ -160,7 +160,7 @@ def test_the_real_images_have_the_published_counts_and_lists(shared, monkeypatch
         return np.zeros((len(files), size, size, 3), np.uint8), ()
 
     monkeypatch.setattr("fedjax_bn.data.sets.published.decode", blank)
-    source = pacs.load(shared / "data" / "pacs", image_size=1)
+    source = image_folders.load(PACS, shared / "data" / "pacs", image_size=1)
     assert {pool.name: len(pool.labels) for pool in source.pools} == PACS.counts
     assert [np.bincount(pool.parts).tolist() for pool in source.pools] == [
         [1499, 171],

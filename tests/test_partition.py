@@ -7,20 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.data.division.integer_shares import quantize
-from fedjax_bn.data.division.label_and_size_skew import MINIMUM, dirichlet_counts, raise_smallest
-from fedjax_bn.data.division.partition import (
-    apportion,
-    clients_of,
-    fingerprint,
-    fraction_size,
-    generator,
+from fedjax_bn.data.division.by_class import (
     split_clients,
+    stratified_sample,
     stratified_split,
     take_fraction,
-    truncate,
 )
-from fedjax_bn.data.domain import Dataset, Domain, Split, check
+from fedjax_bn.data.division.integer_shares import apportion, fraction_size, quantize
+from fedjax_bn.data.division.label_and_size_skew import _raise_smallest, dirichlet_counts
+from fedjax_bn.data.division.partition import fingerprint, share_out_domains
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
+from fedjax_bn.data.seeds import generator
 
 label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=80)
 seeds = st.integers(0, 2**32)
@@ -100,12 +97,12 @@ def test_clients_of_a_domain_are_disjoint_and_alike(labels, n, seed):
 
 def test_the_same_seed_gives_the_same_samples_and_another_seed_others():
     split = numbered(np.arange(100) % 10)
-    draw = [numbers(truncate(split, 30, generator(seed))) for seed in (3, 3, 4)]
+    draw = [numbers(stratified_sample(split, 30, generator(seed))) for seed in (3, 3, 4)]
     assert draw[0] == draw[1] != draw[2]
 
 
 def test_samples_drawn_from_a_seed_are_these_on_any_machine():
-    drawn = truncate(numbered(np.arange(20) % 4), 6, generator(0))
+    drawn = stratified_sample(numbered(np.arange(20) % 4), 6, generator(0))
     assert drawn.images[:, 0].astype(int).tolist() == [15, 2, 17, 16, 5, 8]
 
 
@@ -130,7 +127,7 @@ def test_dirichlet_counts_use_up_every_class_and_reach_the_minimum(counts, n, al
     table = dirichlet_counts(counts, n, alpha, generator(seed))
     assert (table >= 0).all()
     assert table.sum(1).tolist() == counts.tolist()
-    assert table.sum(0).min() >= min(MINIMUM, counts.sum() // n)
+    assert table.sum(0).min() >= min(10, counts.sum() // n)
 
 
 def test_dirichlet_counts_are_the_draws_rounded_by_largest_remainder():
@@ -143,7 +140,7 @@ def test_dirichlet_counts_are_the_draws_rounded_by_largest_remainder():
 
 def test_small_clients_are_raised_by_the_largest_one():
     counts = np.array([[9, 0, 0], [4, 1, 0]])
-    assert raise_smallest(counts, 3).tolist() == [[4, 2, 3], [4, 1, 0]]
+    assert _raise_smallest(counts, 3).tolist() == [[4, 2, 3], [4, 1, 0]]
     assert counts.tolist() == [[9, 0, 0], [4, 1, 0]]
 
 
@@ -163,12 +160,12 @@ def test_a_tenth_of_7438_is_743_as_in_fedbn():
 
 def test_truncate_leaves_a_smaller_split_alone():
     split = numbered([0, 1, 0])
-    assert truncate(split, 3, generator(0)) is split
+    assert stratified_sample(split, 3, generator(0)) is split
 
 
 def test_clients_share_training_samples_only_and_are_named_after_their_domain():
     dataset = toy()
-    clients = clients_of(dataset, clients_per_domain=2, fraction=0.5, seed=1)
+    clients = share_out_domains(dataset, clients_per_domain=2, fraction=0.5, seed=1)
     names = [client.name for client in clients.domains]
     assert names == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1"]
     assert [len(client.train.labels) for client in clients.domains] == [5] * 6
@@ -178,7 +175,7 @@ def test_clients_share_training_samples_only_and_are_named_after_their_domain():
 
 def test_one_client_a_domain_is_the_domain_itself():
     dataset = toy()
-    assert clients_of(dataset) == dataset
+    assert share_out_domains(dataset) == dataset
 
 
 def test_fingerprint_depends_on_every_byte_and_name_but_not_on_memory_layout():
@@ -210,15 +207,21 @@ def _with_train(dataset: Dataset, train: Split) -> Dataset:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda d: clients_of(d, fraction=0.0), "data.fraction is 0.0; it must be above 0"),
-        (lambda d: clients_of(d, fraction=1.5), "data.fraction is 1.5; it must be above 0"),
-        (lambda d: clients_of(d, clients_per_domain=0), "clients_per_domain is 0; it must be at"),
+        (lambda d: share_out_domains(d, fraction=0.0), "data.fraction is 0.0; it must be above 0"),
+        (lambda d: share_out_domains(d, fraction=1.5), "data.fraction is 1.5; it must be above 0"),
         (
-            lambda d: clients_of(d, clients_per_domain=11),
+            lambda d: share_out_domains(d, clients_per_domain=0),
+            "clients_per_domain is 0; it must be at",
+        ),
+        (
+            lambda d: share_out_domains(d, clients_per_domain=11),
             "toy, 'a': cannot share out 10 training samples of class 0 among 11 clients; lower",
         ),
-        (lambda d: clients_of(d, seed=-1), "seed is -1; it must be an integer of at least 0"),
-        (lambda d: truncate(d.domains[0].train, 0, generator(0)), "keep at least 1"),
+        (
+            lambda d: share_out_domains(d, seed=-1),
+            "seed is -1; it must be an integer of at least 0",
+        ),
+        (lambda d: stratified_sample(d.domains[0].train, 0, generator(0)), "keep at least 1"),
         (
             lambda d: stratified_split(d.domains[0].train.labels, [15, 6], generator(0)),
             "cannot split 20 samples into parts of [15, 6]",
@@ -268,9 +271,9 @@ def _images(dataset, images):
 )
 def test_check_names_what_is_wrong_with_a_dataset_and_where(spoil, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        check(spoil(toy()))
+        check_dataset(spoil(toy()))
 
 
 def test_check_returns_a_sound_dataset():
     dataset = toy()
-    assert check(dataset) is dataset
+    assert check_dataset(dataset) is dataset

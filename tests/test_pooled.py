@@ -9,10 +9,12 @@ import runs
 import tiny_digits
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.pooled import pool_clients
-from fedjax_bn.data.domain import Dataset, Domain, Split, check
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.sets import digits, digits_morpho
-from fedjax_bn.run import experiment
+from fedjax_bn.run import defaults, experiment
+from fedjax_bn.run.datasets import configured_clients
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.readers import DATASETS
 
 
 def split(size: int, first: int, named: bool = True) -> Split:
@@ -31,14 +33,14 @@ def dataset(validation: bool = True, named: bool = True) -> Dataset:
         )
         for k, name in enumerate(("ant", "bee", "cow"))
     )
-    return check(Dataset("tiny", 2, domains, (0.0,), (1.0,)))
+    return check_dataset(Dataset("tiny", 2, domains, (0.0,), (1.0,)))
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_the_pooled_client_has_every_sample_of_every_client_once(named):
     data = dataset(named=named)
     pooled, _ = pool_clients(data)
-    (client,) = check(pooled).domains
+    (client,) = check_dataset(pooled).domains
     for part in ("train", "validation", "test"):
         own, parts = getattr(client, part), [getattr(d, part) for d in data.domains]
         np.testing.assert_array_equal(own.images, np.concatenate([p.images for p in parts]))
@@ -78,9 +80,9 @@ def folder(tmp_path):
 
 
 def test_morpho_mnist_is_unseen_and_has_its_test_part_alone(folder):
-    data = digits_morpho.load(folder, target=digits_morpho.UNSEEN, fraction=0.5)
-    internal, unseen = make_clients(data, target=digits_morpho.UNSEEN)
-    assert [d.name for d in internal.domains] == list(digits.ORIGINALS)
+    data = digits_morpho.load(folder, target=digits_morpho._UNSEEN, fraction=0.5)
+    internal, unseen = make_clients(data, target=digits_morpho._UNSEEN)
+    assert [d.name for d in internal.domains] == list(digits._ORIGINALS)
     assert [d.name for d in unseen] == ["morpho_global", "morpho_local"]
     for domain in unseen:
         assert domain.test.images[:, 0, 0, 0].tolist() == list(range(200, 206))
@@ -91,6 +93,19 @@ def test_morpho_mnist_is_unseen_and_has_its_test_part_alone(folder):
         np.testing.assert_array_equal(one.test.images, two.test.images)
 
 
+def test_a_configuration_names_the_digits_with_morpho_mnist(folder):
+    config = defaults.base()
+    config.data.name, config.data.path = "digits_morpho", str(folder)
+    config.data.fraction, config.data.truncate = 0.5, False
+    config.target = ",".join(digits_morpho._UNSEEN)
+    data = DATASETS["digits_morpho"](config)
+    internal, unseen = configured_clients(data, config)
+    plain = digits.load(folder, fraction=0.5, truncate=False)
+    sizes = [len(domain.train.labels) for domain in plain.domains]
+    assert [len(domain.train.labels) for domain in internal.domains] == sizes
+    assert [domain.name for domain in unseen] == list(digits_morpho._UNSEEN)
+
+
 def test_morpho_mnist_must_be_a_target(folder):
     with pytest.raises(ValueError, match=r"config\.target=morpho_global,morpho_local"):
         digits_morpho.load(folder, target=("morpho_global",))
@@ -99,7 +114,7 @@ def test_morpho_mnist_must_be_a_target(folder):
 def test_a_missing_morpho_mnist_is_said(folder):
     (folder / "Morpho-MNIST" / "local").rename(folder / "elsewhere")
     with pytest.raises(FileNotFoundError, match="lacks the folders local"):
-        digits_morpho.load(folder, target=digits_morpho.UNSEEN)
+        digits_morpho.load(folder, target=digits_morpho._UNSEEN)
 
 
 def test_a_configuration_pools_the_clients_and_tests_on_every_domain(monkeypatch):

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from fedjax_bn.data.division.partition import fingerprint, generator, stratified_split
-from fedjax_bn.data.domain import check, splits, whole
+from fedjax_bn.data.division.by_class import stratified_split
+from fedjax_bn.data.division.partition import fingerprint
+from fedjax_bn.data.domain import check_dataset, splits, whole
+from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets import scanners
 
 
@@ -22,7 +24,7 @@ def test_six_scanners_own_the_documented_numbers_of_images(dataset):
 
 
 def test_the_dataset_is_sound_and_images_are_bytes_of_28_by_28(dataset):
-    check(dataset)
+    check_dataset(dataset)
     assert dataset.domains[0].train.images.dtype == np.uint8
     assert dataset.domains[0].train.images.shape == (180, 28, 28, 3)
     assert dataset.num_classes == 10
@@ -47,7 +49,7 @@ def test_every_source_image_is_used_exactly_once(monkeypatch):
     _, labels = scanners.handwriting()
     numbers = np.broadcast_to(np.arange(1797)[:, None, None] / 4096, (1797, 8, 8))
     monkeypatch.setattr(scanners, "handwriting", lambda: (numbers, labels))
-    monkeypatch.setattr(scanners, "scan", show_number)
+    monkeypatch.setattr(scanners, "_scan", show_number)
     parts = [whole(domain) for domain in scanners.load(seed=5).domains]
     corners = np.concatenate([part.images[:, 0, 0].astype(int) for part in parts])
     used = corners[:, 0] * 256 + corners[:, 1]
@@ -76,7 +78,7 @@ def test_polarity_is_inverted_where_ink_is_lighter_than_paper():
 def test_ink_is_shown_in_its_colour_on_paper_in_its_colour():
     plain = scanners.Scanner("plain", (200, 150, 100), (10, 20, 30), 28, 0, 0.0, 0.0, 0.0)
     photograph = np.zeros((40, 40, 3), np.uint8)
-    image = scanners.scan(plain, np.ones((2, 8, 8)), photograph, generator(0))
+    image = scanners._scan(plain, np.ones((2, 8, 8)), photograph, generator(0))
     np.testing.assert_array_equal(image[:, 14, 14], [[10, 20, 30]] * 2)
     np.testing.assert_array_equal(image[:, 0, 0], [[200, 150, 100]] * 2)
 
@@ -84,23 +86,23 @@ def test_ink_is_shown_in_its_colour_on_paper_in_its_colour():
 def test_strokes_grow_and_shrink_by_whole_pixels():
     ink = np.zeros((1, 28, 28))
     ink[0, 10:15, 10:15] = 1
-    assert [scanners.thicken(ink, p).sum() for p in (-1, 0, 1)] == [9, 25, 49]
+    assert [scanners._thicken(ink, p).sum() for p in (-1, 0, 1)] == [9, 25, 49]
 
 
 def test_blur_keeps_the_amount_of_ink_and_zero_blur_every_pixel():
     ink = np.zeros((1, 28, 28))
     ink[0, 12:16, 12:16] = 1
-    assert scanners.blur(ink, 1.0).sum() == pytest.approx(16, rel=1e-9)
-    assert scanners.blur(ink, 1.0).max() < 1
-    np.testing.assert_array_equal(scanners.blur(ink, 0.0), ink)
+    assert scanners._blur(ink, 1.0).sum() == pytest.approx(16, rel=1e-9)
+    assert scanners._blur(ink, 1.0).max() < 1
+    np.testing.assert_array_equal(scanners._blur(ink, 0.0), ink)
 
 
 def test_resolution_14_shows_block_means_of_two_by_two():
     ink = generator(0).random((3, 28, 28))
     blocks = ink.reshape(3, 14, 2, 14, 2).mean(axis=(2, 4))
     expected = blocks.repeat(2, axis=1).repeat(2, axis=2)
-    np.testing.assert_allclose(scanners.resolve(ink, 14), expected, atol=1e-12)
-    np.testing.assert_allclose(scanners.resolve(ink, 28), ink, atol=1e-12)
+    np.testing.assert_allclose(scanners._resolve(ink, 14), expected, atol=1e-12)
+    np.testing.assert_allclose(scanners._resolve(ink, 28), ink, atol=1e-12)
 
 
 def test_a_sheet_lies_askew_but_its_writing_stays_in_the_picture():
@@ -115,7 +117,7 @@ def test_a_sheet_lies_askew_but_its_writing_stays_in_the_picture():
 
 def test_crops_are_windows_of_the_photograph_and_differ():
     photograph = generator(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
-    crops = scanners.random_crops(photograph, 5, generator(1))
+    crops = scanners._random_crops(photograph, 5, generator(1))
     windows = {photograph[y : y + 28, x : x + 28].tobytes() for y in range(13) for x in range(23)}
     assert crops.shape == (5, 28, 28, 3)
     assert {crop.tobytes() for crop in crops} <= windows
@@ -129,7 +131,7 @@ def test_ties_round_the_same_way_whatever_their_last_bits():
 
 def test_noise_has_the_documented_deviation():
     noisy = scanners.Scanner("noisy", (128, 128, 128), (0, 0, 0), 28, 0, 0.0, 0.0, 10.0)
-    image = scanners.scan(
+    image = scanners._scan(
         noisy, np.zeros((40, 8, 8)), np.zeros((28, 28, 3), np.uint8), generator(0)
     )
     assert image.astype(float).std() == pytest.approx(10, rel=0.02)

@@ -1,20 +1,31 @@
 """Which samples train, validate and test, for any labels and names; who is left out."""
 
 import re
+from fractions import Fraction
+from math import floor
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.data.division.clients import left_out, make_clients
+from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.groups import first_samples, number_groups, samples_of
-from fedjax_bn.data.division.split import choose_parts, part_sizes
+from fedjax_bn.data.division.split import choose_parts
 from fedjax_bn.data.domain import splits
-from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 from sources import CLASSES, numbers, official, pool, sizes_of, toy
 
 seeds = st.integers(0, 2**32)
+
+
+def expected_sizes(count: int, validation: float, test: float) -> list[int]:
+    """floor(share * N) validate, one at least; N - floor((1 - share) * N) test; in fractions."""
+    share, kept = Fraction(str(validation)), 1 - Fraction(str(test))
+    validating = max(1, floor(share * count)) if validation else 0
+    testing = count - floor(kept * count)
+    training = count - validating - testing
+    return [training, validating, testing] if training > 0 else [count, 0, 0]
 
 
 @st.composite
@@ -60,15 +71,15 @@ def test_parts_are_disjoint_and_complete_and_never_separate_a_name(source, split
 @settings(deadline=None, max_examples=60)
 @given(
     labels=st.lists(st.integers(0, 3), min_size=20, max_size=120),
-    validation=st.floats(0, 0.5),
-    test=st.floats(0, 0.4),
+    validation=st.integers(0, 500).map(lambda k: k / 1000),
+    test=st.integers(0, 400).map(lambda k: k / 1000),
     seed=seeds,
 )
 def test_stratified_parts_have_the_promised_sizes_and_proportions(labels, validation, test, seed):
     source = Source("any", CLASSES, (pool("a", labels),), (0.5,), (0.5,))
     (parts,) = choose_parts(source, "stratified", validation, test, seed)
     sizes = np.bincount(parts, minlength=3)
-    assert sizes.tolist() == part_sizes(len(labels), validation, test).tolist()
+    assert sizes.tolist() == expected_sizes(len(labels), validation, test)
     of_class = np.bincount(labels, minlength=4)
     for part in (TRAIN, VALIDATION, TEST):
         share = of_class * sizes[part] / len(labels)
@@ -88,7 +99,11 @@ def test_stratified_parts_have_the_promised_sizes_and_proportions(labels, valida
     ],
 )
 def test_sizes_of_parts_are_those_of_the_papers(count, validation, test, sizes):
-    assert part_sizes(count, validation, test).tolist() == sizes
+    source = Source("any", CLASSES, (pool("a", np.arange(count) % 4),), (0.5,), (0.5,))
+    for split in ("holdout", "stratified"):
+        (parts,) = choose_parts(source, split, validation, test, 0)
+        assert np.bincount(parts, minlength=3).tolist() == sizes
+    assert expected_sizes(count, validation, test) == sizes
 
 
 def test_all_corruptions_of_a_photograph_are_in_the_same_part():
@@ -147,14 +162,23 @@ def test_official_lists_are_followed_and_missing_parts_taken_from_training():
     ]
 
 
-@pytest.mark.parametrize("target", ["b", ("b",), "a, c", ("noise",), "noise", ("b", "noise")])
-def test_unseen_domains_are_whole_whatever_else_is_asked(target):
+@pytest.mark.parametrize(
+    ("target", "names"),
+    [
+        ("b", "b"),
+        (("b",), "b"),
+        ("a, c", "ac"),
+        (("noise",), "a"),
+        ("noise", "a"),
+        (("b", "noise"), "ab"),
+    ],
+)
+def test_unseen_domains_are_whole_whatever_else_is_asked(target, names):
     source = toy(groups={"noise": ("a", "elsewhere")}, parts=official)
     dataset, unseen = make_clients(
         source, target=target, truncate=True, fraction=0.3, clients_per_domain=1, seed=2
     )
-    names = left_out("abc", source.groups, target, "toy")
-    assert [domain.name for domain in unseen] == names
+    assert [domain.name for domain in unseen] == list(names)
     assert [domain.name for domain in dataset.domains] == [n for n in "abc" if n not in names]
     for domain in unseen:
         assert (domain.train, domain.validation) == (None, None)
@@ -224,9 +248,9 @@ def test_a_domain_without_training_samples_in_its_lists_is_an_error_unless_it_is
 )
 def test_check_names_what_is_wrong_with_a_source(spoil, sentence):
     source = toy()
-    assert check(source) is source
+    assert check_source(source) is source
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        check(source._replace(pools=(spoil(source.pools[0]), *source.pools[1:])))
+        check_source(source._replace(pools=(spoil(source.pools[0]), *source.pools[1:])))
 
 
 def test_a_label_out_of_range_is_found_before_any_client_trains():

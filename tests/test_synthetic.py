@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from fedjax_bn.data.sets import synthetic
-from fedjax_bn.data.source import TEST, TRAIN, check
+from fedjax_bn.data.source import TEST, TRAIN, check_source
 from fedjax_bn.models.two_layer import TwoLayer
 
 
 def test_classes_lie_around_minus_one_and_one_with_the_covariance_of_the_client():
-    source = check(synthetic.load(samples=40000, correlation=-0.5))
+    source = check_source(synthetic.load(samples=40000, correlation=-0.5))
     distance = np.abs(np.subtract.outer(np.arange(10), np.arange(10)))
     expected = {"identity": np.eye(10), "correlated": (-0.5) ** distance}
     for pool in source.pools:

@@ -18,11 +18,13 @@ with warnings.catch_warnings():
     pytest.importorskip("array_record", exc_type=ImportError)
 
 from fedjax_bn.data.corruptions import CORRUPTIONS
-from fedjax_bn.data.sets import office_caltech10, pacs, tfds_source
+from fedjax_bn.data.sets import image_folders, tfds_source
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 from fedjax_bn.tfds.__main__ import main
 from fedjax_bn.tfds.builders import BUILDERS
 
+PACS = image_folders.IMAGE_FOLDERS["pacs"]
+OFFICE = image_folders.IMAGE_FOLDERS["office_caltech10"]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
@@ -82,7 +84,7 @@ def example(level: int, label: int, mode: str = "RGB", **more) -> dict:
 def office(tmp_path_factory) -> tuple[Path, Path]:
     """Folders of the images and of the prepared copy of Office-Caltech10."""
     images = tmp_path_factory.mktemp("office") / "office_caltech10"
-    write_images(images, office_caltech10.OFFICE_CALTECH10)
+    write_images(images, OFFICE)
     copies = tmp_path_factory.mktemp("copies")
     assert main(["office_caltech10", str(images), "--data_dir", str(copies)]) == 0
     return images, copies
@@ -94,7 +96,7 @@ def by_name(pool) -> dict:
 
 def test_our_copy_holds_what_the_folders_hold(office):
     images, copies = office
-    direct = office_caltech10.load(images, image_size=10, progress=False)
+    direct = image_folders.load(OFFICE, images, image_size=10, progress=False)
     copy = tfds_source.load(copies, "office_caltech10", image_size=10, progress=False)
     assert copy.classes == direct.classes
     assert (copy.mean, copy.std) == (direct.mean, direct.std)
@@ -105,7 +107,7 @@ def test_our_copy_holds_what_the_folders_hold(office):
 
 
 def test_our_builders_are_known_to_tensorflow_datasets_and_read_by_data_source(office):
-    assert set(BUILDERS) == set(tfds_source.OURS)
+    assert set(BUILDERS) == set(tfds_source._OURS)
     source = tfds.data_source("office_caltech10", data_dir=office[1], split="dslr")
     assert len(source) == 20
     assert source[0]["image"].shape == (13, 12, 3)
@@ -118,7 +120,7 @@ def test_preparing_and_reading_import_no_tensorflow(office, tmp_path):
     program = (
         "import sys\n"
         "from fedjax_bn.tfds.__main__ import main\n"
-        "from fedjax_bn.data import tfds_source\n"
+        "from fedjax_bn.data.sets import tfds_source\n"
         "name, images, copies = 'office_caltech10', *sys.argv[1:]\n"
         "assert main([name, images, '--data_dir', copies]) == 0\n"
         "s = tfds_source.load(copies, name, image_size=8)\n"
@@ -130,12 +132,12 @@ def test_preparing_and_reading_import_no_tensorflow(office, tmp_path):
 
 
 def test_official_parts_classes_and_domains_come_through_a_copy(tmp_path):
-    images = write_images(tmp_path / "pacs", pacs.PACS)
+    images = write_images(tmp_path / "pacs", PACS)
     lists = images / "splits"
     lists.mkdir()
-    for domain in pacs.PACS.domains:
+    for domain in PACS.domains:
         lines = [
-            [f"{domain}/{one}/{k}.png {label}" for label, one in enumerate(pacs.CLASSES, 1)]
+            [f"{domain}/{one}/{k}.png {label}" for label, one in enumerate(PACS.classes, 1)]
             for k in range(2)
         ]
         for part, own in zip(("train", "crossval"), lines, strict=True):
@@ -160,7 +162,7 @@ def test_official_parts_classes_and_domains_come_through_a_copy(tmp_path):
 
 
 def test_files_that_are_no_rgb_are_kept_as_png_in_rgb(tmp_path):
-    images = write_images(tmp_path / "office", office_caltech10.OFFICE_CALTECH10, each=1)
+    images = write_images(tmp_path / "office", OFFICE, each=1)
     Image.new("CMYK", (9, 9), (0, 255, 255, 0)).save(images / "dslr" / "mug" / "0.jpg")
     (images / "dslr" / "mug" / "0.png").unlink()
     assert main(["office_caltech10", str(images), "--data_dir", str(tmp_path / "copies")]) == 0
@@ -171,7 +173,7 @@ def test_files_that_are_no_rgb_are_kept_as_png_in_rgb(tmp_path):
 
 
 def test_unreadable_images_are_all_named_and_nothing_is_prepared(tmp_path, capsys):
-    images = write_images(tmp_path / "office", office_caltech10.OFFICE_CALTECH10, each=1)
+    images = write_images(tmp_path / "office", OFFICE, each=1)
     for domain in ("amazon", "webcam"):
         (images / domain / "mug" / "0.png").write_bytes(b"\x89PNG")
     assert main(["office_caltech10", str(images), "--data_dir", str(tmp_path / "copies")]) == 1
@@ -222,7 +224,7 @@ def test_all_corruptions_have_a_builder_of_their_name():
     ours = {
         copy.builder.removeprefix("cifar10_corrupted/")
         for severity in range(1, 6)
-        for copy in tfds_source.copies_of("cifar10_c", (), severity)
+        for copy in tfds_source._copies_of("cifar10_c", (), severity)
     }
     assert ours == theirs
     assert len(ours) == 5 * len(CORRUPTIONS)
@@ -250,7 +252,7 @@ def test_a_missing_copy_of_ours_says_how_to_prepare_it(tmp_path):
 def test_a_copy_that_cannot_be_made_says_why_and_how_to_make_it(tmp_path, monkeypatch):
     from fedjax_bn.data.sets import tfds_copy
 
-    monkeypatch.setattr(tfds_copy, "PREPARE", "raise OSError('no connection')")
+    monkeypatch.setattr(tfds_copy, "_PREPARE", "raise OSError('no connection')")
     with pytest.raises(FileNotFoundError, match=r"OSError: no connection.*tfds build mnist"):
         tfds_source.load(tmp_path, "digits", image_size=8)
 

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_bn.data.division.integer_shares import generator
-from fedjax_bn.data.division.partition import clients_of, fingerprint, truncate
-from fedjax_bn.data.domain import Dataset, Domain, Split, check, select, whole
+from fedjax_bn.data.division.by_class import stratified_sample
+from fedjax_bn.data.division.partition import fingerprint, share_out_domains
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, select, whole
 from fedjax_bn.data.rows import Rows, blocks
+from fedjax_bn.data.seeds import generator
 
 BASE = np.arange(60, dtype=np.uint8).reshape(12, 1, 1, 5)
 
@@ -110,10 +111,15 @@ def big(names: bool = True) -> Dataset:
 
 
 def test_nothing_is_read_to_check_split_and_hash_named_samples():
-    dataset = clients_of(check(big()), clients_per_domain=4, fraction=0.5, seed=3)
+    dataset = share_out_domains(check_dataset(big()), clients_per_domain=4, fraction=0.5, seed=3)
     assert [len(client.train.images) for client in dataset.domains] == [500] * 4
     assert len(whole(big().domains[0]).images) == 6000
-    assert truncate(whole(big().domains[0]), 7, generator(0)).images.shape == (7, 10**6, 10**6, 3)
+    assert stratified_sample(whole(big().domains[0]), 7, generator(0)).images.shape == (
+        7,
+        10**6,
+        10**6,
+        3,
+    )
     assert fingerprint(dataset) == fingerprint(dataset) != fingerprint(big())
 
 
@@ -161,4 +167,4 @@ def test_features_that_are_not_finite_are_found_in_rows_and_named():
     split = Split(Rows(features, np.arange(2000)[::-1]), np.zeros(2000, np.int32))
     dataset = Dataset("toy", 1, (Domain("a", None, None, split),), (0.5,), (0.5,))
     with pytest.raises(ValueError, match=r"sample 499, feature 1: inf"):
-        check(dataset)
+        check_dataset(dataset)

@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 
-from fedjax_bn.data.sets import vlcs
-from fedjax_bn.data.sets.vlcs import CLASSES, VLCS
+from fedjax_bn.data.sets import image_folders
 from trees import assert_in_place, write_shade, write_tree
 
+VLCS = image_folders.IMAGE_FOLDERS["vlcs"]
+CLASSES = tuple(VLCS.classes)
 NUMBERS = tuple(map(str, range(5)))
 AUTHORS = ("CALTECH", "LABELME", "SUN", "PASCAL")
 
 
 def load(path):
-    return vlcs.load(path, image_size=6, progress=False)
+    return image_folders.load(VLCS, path, image_size=6, progress=False)
 
 
 def test_domainbeds_form_has_no_parts(tmp_path):

@@ -1,6 +1,18 @@
 """Data: where it comes from, who owns which part of it, and how it looks to a model.
 
-A file NAME.py reads the dataset NAME, `load(path, ...) -> source.Source`; `clients.make_clients`
-makes of it the clients of a federation and the unseen ones, a `domain.Dataset`. `batches` keeps
-their samples on the device, `stream` on the host; `augment` changes them, `images` normalizes them.
+    source, domain   what a reader gives (pools of named samples), and what a run has (domains with
+                     training, validation and test samples); both check themselves
+    rows, pools      chosen rows of an array larger than memory; divided datasets as a source
+    seeds, hashes, messages    random numbers and digests that are the same on any machine; what the
+                     user is told
+    pixels/          image files decoded and kept, changed at random in training, normalized
+    corruptions/     those of CIFAR-10-C
+    division/        splits, partitions, sizes: `clients.make_clients` makes of a source the clients
+                     of a federation and the unseen domains
+    sets/            the readers, a `load(path, ...)` each; `image_folders` is a table of those that
+                     are nothing but folders, `own_folders` and `npz` read a user's own data
+    batches          the samples of all clients on the device, and what a round draws of them
+
+Each imports only from those above it, `batches` from `domain` alone. `run/readers.py` says how a
+configuration names a dataset; `run/stream.py` reads from the host what the device cannot hold.
 """

@@ -11,8 +11,8 @@ from fedjax_bn.data.rows import Rows, blocks
 class Split(NamedTuple):
     """Samples and their labels.
 
-    images: u8[N, H, W, C], or f32[N, F] for features that are no images; an array, or rows of a
-      larger one that are gathered when they are used.
+    images: u8[N, H, W, C], or f32[N, ...] for features, or images that are no bytes; an array, or
+      rows of a larger one that are gathered when they are used.
     labels: i32[N], in [0, num_classes).
     names: str[N], where each sample comes from; samples with the same name belong together. None
       where the source names none.
@@ -106,7 +106,7 @@ def form_of(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def check(dataset: Dataset) -> Dataset:
+def check_dataset(dataset: Dataset) -> Dataset:
     """Returns the dataset if it is sound, so that no fault is found only after compilation.
 
     Raises:
@@ -142,11 +142,11 @@ def _check_counts(split: Split, place: str) -> None:
 
 def _check_form(split: Split, first: np.ndarray | Rows, place: str) -> None:
     images, labels = split.images, split.labels
-    form = (str(images.dtype), images.ndim)
-    if form not in {("uint8", 4), ("float32", 2)}:
+    bytes_of_images = images.dtype == np.uint8 and images.ndim == 4
+    if not (bytes_of_images or (images.dtype == np.float32 and images.ndim >= 2)):
         raise ValueError(
             f"{place} has images of dtype {images.dtype} and shape {images.shape}; "
-            "allowed are uint8 [N, H, W, C] and float32 [N, F]"
+            "allowed are uint8 [N, H, W, C] and float32 [N, ...]"
         )
     if images.dtype != first.dtype or images.shape[1:] != first.shape[1:]:
         raise ValueError(
@@ -166,10 +166,10 @@ def _check_finite(images: np.ndarray | Rows, place: str) -> None:
     start = 0
     for block in blocks(images):
         if not np.isfinite(block).all():
-            row, column = np.argwhere(~np.isfinite(block))[0]
+            row, *feature = np.argwhere(~np.isfinite(block))[0].tolist()
             raise ValueError(
                 f"{place} has a feature that is not finite (sample {start + row}, feature "
-                f"{column}: {block[row, column]}); drop or impute it"
+                f"{', '.join(map(str, feature))}: {block[row, *feature]}); drop or impute it"
             )
         start += len(block)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedjax_bn.data.domain import Dataset, splits
-from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
@@ -27,21 +27,25 @@ def as_source(dataset: Dataset) -> Source:
                 name=domain.name,
                 images=np.concatenate([np.asarray(split.images) for _, split in owned]),
                 labels=np.concatenate([split.labels for _, split in owned]),
-                names=numbered(domain.name, sizes) if names is None else names,
+                names=numbered_names(domain.name, sizes) if names is None else names,
                 parts=parts_of(sizes),
             )
         )
     classes = dataset.classes or tuple(map(str, range(dataset.num_classes)))
-    return check(Source(dataset.name, classes, tuple(pools), dataset.mean, dataset.std))
+    return check_source(Source(dataset.name, classes, tuple(pools), dataset.mean, dataset.std))
 
 
-def numbered(domain: str, sizes: dict[str, int]) -> np.ndarray:
-    """str[N]: names such as "mnist/train/00017" for parts of these sizes, one after the other."""
+def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:
+    """str[N]: names such as "mnist/train/00017" for parts of these sizes, one after the other.
+
+    The part "" leaves no trace: "mnist/00017".
+    """
 
     def names() -> Iterator[str]:
         for part, size in sizes.items():
+            prefix = f"{domain}/{part}/" if part else f"{domain}/"
             for number in range(size):
-                yield f"{domain}/{part}/{number:05}"
+                yield f"{prefix}{number:05}"
 
     return np.array(list(names()))
 

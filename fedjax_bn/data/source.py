@@ -18,8 +18,8 @@ class Pool(NamedTuple):
 
     Attributes:
       name: of the domain.
-      images: u8[N, H, W, C], or f32[N, F] for features that are no images; may be memory-mapped,
-        so take rows, not the whole, where few are needed.
+      images: u8[N, H, W, C], or f32[N, ...] for features, or images that are no bytes; may be
+        memory-mapped, so take rows, not the whole, where few are needed.
       labels: i32[N], indices into the source's classes.
       names: str[N], where each sample comes from, such as its path in the dataset's folder, with /
         on every system. Samples with the same name (windows of one recording, corruptions of one
@@ -59,7 +59,7 @@ class Source(NamedTuple):
     key: str = ""
 
 
-def check(source: Source) -> Source:
+def check_source(source: Source) -> Source:
     """Returns the source if its pools are sound.
 
     Raises:

@@ -1,122 +1,29 @@
 """What `data.*` and `target` of a configuration name: datasets by name, and their clients."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 from ml_collections import ConfigDict
 
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.pooled import pool_clients
 from fedjax_bn.data.domain import Dataset, Domain
-from fedjax_bn.data.sets import (
-    abide,
-    camelyon17,
-    cifar10_c,
-    cow_on_beach,
-    digits,
-    digits_dg,
-    domainnet,
-    morpho_mnist,
-    office_caltech10,
-    officehome,
-    pacs,
-    scanners,
-    synthetic,
-    tfds_source,
-    vlcs,
-)
 from fedjax_bn.data.source import Source
 from fedjax_bn.run.config import choose, nearest
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.readers import DATASETS, EMBEDDED, TFDS
 
-
-def read_images(load: Callable[..., Source], *own: str) -> Callable[[ConfigDict], Source]:
-    """Returns `read(config)` for a dataset whose images are decoded to `data.image_size`.
-
-    Args:
-      load: the reader.
-      *own: keys of `data` that are arguments of this reader alone, given where they are not empty.
-    """
-
-    def read(config: ConfigDict) -> Source:
-        data = config.data
-        options: dict[str, Any] = {key: data[key] for key in own if data[key]}
-        return load(data.path, image_size=data.image_size, cache=cache_folder(config), **options)
-
-    return read
-
-
-def read_digits(config: ConfigDict) -> Dataset:
-    """The digits benchmark, which takes its own fraction."""
-    data = config.data
-    targets = tuple(name.strip() for name in config.target.split(",") if name.strip())
-    return digits.load(
-        data.path, seed=config.seed, fraction=data.fraction, truncate=data.truncate, whole=targets
-    )
-
-
-def read_abide(config: ConfigDict) -> Source:
-    """ABIDE's connectomes; its own keys are the group `abide`."""
-    return abide.load(config.data.path, cache=cache_folder(config), **config.abide)
-
-
-def read_cifar10_c(config: ConfigDict) -> Source:
-    """CIFAR-10-C as published, or made from CIFAR-10."""
-    return read_images(cifar10_c.load, "corruptions", "severities")(config)
-
-
-def read_tfds(name: str) -> Callable[[ConfigDict], Source]:
-    """Returns `read(config)` for a dataset that tensorflow-datasets has prepared.
-
-    `data.path` is its data_dir; empty for the usual one.
-    """
-
-    def read(config: ConfigDict) -> Source:
-        data = config.data
-        return tfds_source.load(
-            data.path or None,
-            name,
-            image_size=data.image_size,
-            domains=data.corruptions if name == "cifar10_c" else (),
-            classes=data.classes or (domainnet.TEN if name == "domainnet" else ()),
-            severity=int(data.severities[0]) if data.severities else 1,
-            cache=cache_folder(config),
-        )
-
-    return read
-
-
-def cache_folder(config: ConfigDict) -> Path | None:
-    """Where decoded images are kept; None where nowhere."""
-    return Path(config.data.cache).expanduser() if config.data.cache else None
-
-
-EMBEDDED = {
-    "cow_on_beach": lambda config: cow_on_beach.load(seed=config.seed),
-    "scanners": lambda config: scanners.load(seed=config.seed),
-    "synthetic": lambda config: synthetic.load(seed=config.seed),
-}
-DATASETS: dict[str, Callable[[ConfigDict], Source | Dataset]] = EMBEDDED | {
-    "abide": read_abide,
-    "camelyon17": read_images(camelyon17.load),
-    "cifar10_c": read_cifar10_c,
-    "digits": read_digits,
-    "digits_dg": read_images(digits_dg.load),
-    "domainnet": read_images(domainnet.load, "classes"),
-    "morpho_mnist": lambda config: morpho_mnist.load(config.data.path),
-    "office_caltech10": read_images(office_caltech10.load),
-    "officehome": read_images(officehome.load),
-    "pacs": read_images(pacs.load),
-    "vlcs": read_images(vlcs.load),
-}
-TFDS = {f"tfds_{name}": read_tfds(name) for name in tfds_source.NAMES}
-DATASETS |= TFDS
 # Datasets that have taken truncation and fraction themselves.
-REDUCED = ("digits",)
+_REDUCED = ("digits", "digits_morpho")
+# Keys of `data` that choose something, and the datasets that have it to choose.
+_CHOICES = {
+    "domains": {"folders", "npz", *TFDS},
+    "classes": {"domainnet", "folders", *TFDS},
+    "corruptions": {"cifar10_c", "tfds_cifar10_c"},
+    "severities": {"cifar10_c", "tfds_cifar10_c"},
+}
 
 
-def divide(data: Source | Dataset, config: ConfigDict) -> tuple[Dataset, tuple[Domain, ...]]:
+def configured_clients(
+    data: Source | Dataset, config: ConfigDict
+) -> tuple[Dataset, tuple[Domain, ...]]:
     """The clients and the unseen domains, as `data.clients.make_clients` makes them.
 
     With `data.partition="pooled"` one client owns all samples, and each domain's test samples are
@@ -130,7 +37,7 @@ def divide(data: Source | Dataset, config: ConfigDict) -> tuple[Dataset, tuple[D
             f"config.target={config.target!r} does not go with config.data.partition='pooled', "
             "which tests on every domain: leave target empty, or choose iid or dirichlet"
         )
-    reduced = keys.name in REDUCED  # which have taken fraction and truncation already
+    reduced = keys.name in _REDUCED  # which have taken fraction and truncation already
     internal, unseen = make_clients(
         data,
         target=config.target,
@@ -156,7 +63,7 @@ def domain_names(config: ConfigDict) -> tuple[str, ...]:
       ConfigError: the data are not there, or wrong.
     """
     load = choose(DATASETS, config.data.name, "data.name")
-    check_path(config)
+    check_data_keys(config)
     with config.unlocked():
         config = config.copy_and_resolve_references()
     config.target = ""
@@ -181,21 +88,33 @@ def check_target(data: Source | Dataset, config: ConfigDict) -> None:
             )
 
 
-def check_path(config: ConfigDict) -> None:
-    """Raises ConfigError if a dataset that needs a path has none, or an embedded one has one."""
-    if config.data.name in EMBEDDED and config.data.path:
+def check_data_keys(config: ConfigDict) -> None:
+    """Checks what can be said of `data` before anything is read.
+
+    Raises:
+      ConfigError: a dataset that needs a path has none, an embedded one has one, or a key chooses
+        among what the dataset does not have.
+    """
+    name = config.data.name
+    if name in EMBEDDED and config.data.path:
         raise ConfigError(
             f"config.data.path={config.data.path!r} is of no use, because config.data.name="
-            f"{config.data.name!r} is embedded: choose another data.name, or leave data.path empty"
+            f"{name!r} is embedded: choose another data.name, or leave data.path empty"
         )
-    if config.data.name not in EMBEDDED | TFDS and not config.data.path:
+    if name not in EMBEDDED | TFDS and not config.data.path:
         raise ConfigError(
-            f"config.data.name={config.data.name!r} is not embedded: give its file or folder, "
-            f"--config.data.path=PATH; {describe_folder(config)}"
+            f"config.data.name={name!r} is not embedded: give its file or folder, "
+            f"--config.data.path=PATH; {_describe_folder(config)}"
         )
+    for key, able in _CHOICES.items():
+        if config.data[key] and name not in able:
+            raise ConfigError(
+                f"config.data.{key}={','.join(config.data[key])} is of no use with "
+                f"config.data.name={name!r}: leave it empty; it is for {', '.join(sorted(able))}"
+            )
 
 
-def describe_folder(config: ConfigDict) -> str:
+def _describe_folder(config: ConfigDict) -> str:
     """What the reader of a dataset says of a folder that is not there: the layout, and its home."""
     with config.unlocked():
         missing = config.copy_and_resolve_references()
@@ -204,7 +123,7 @@ def describe_folder(config: ConfigDict) -> str:
         DATASETS[config.data.name](missing)
     except (ValueError, OSError) as error:
         return str(error)
-    return "see the file of that name in fedjax_bn/data"
+    return "see the file of that name in fedjax_bn/data/sets"
 
 
 def check_image_size(dataset: Dataset, config: ConfigDict) -> None:

@@ -63,7 +63,7 @@ def data_keys() -> ConfigDict:
     """The keys under `data`: what is read, how it is split and shared out."""
     return ConfigDict(
         {
-            "name": "scanners",  # a name in fedjax_bn.run.datasets
+            "name": "scanners",  # a name in fedjax_bn.run.readers
             "path": "",  # file or folder of a dataset that is not embedded
             "image_size": 28,  # side of the square images, pixels
             "cache": "~/.cache/fedjax_bn",  # folder for decoded images; empty: none is kept
@@ -79,7 +79,8 @@ def data_keys() -> ConfigDict:
             "alpha": 0.5,  # of dirichlet; the smaller, the more unequal
             "sizes": "",  # of the clients: numbers, lognormal:SIGMA, dirichlet:ALPHA
             "augment": "none",  # none, domainbed, office
-            "classes": (),  # domainnet: which; empty: the ten most frequent
+            "domains": (),  # folders, npz, tfds_*: which; empty: all
+            "classes": (),  # domainnet, folders, tfds_*: which; empty: all, of domainnet ten
             "corruptions": (),  # cifar10_c: which; empty: all 19
             "severities": (),  # cifar10_c: of 1 to 5; empty: all
         }

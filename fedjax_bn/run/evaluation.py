@@ -22,12 +22,13 @@ from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.run import train, workdir
 from fedjax_bn.run.config import assign, check, flatten, read
 from fedjax_bn.run.configured_method import check_adaptations
-from fedjax_bn.run.datasets import DATASETS, check_path, check_target
+from fedjax_bn.run.datasets import check_data_keys, check_target
 from fedjax_bn.run.defaults import base
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluate_run import alphas_of, features_of, restore_state, served_variables
 from fedjax_bn.run.evaluator import internal_evaluator, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment, assemble, build
+from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.run.report import unseen
 
 Record = dict[str, Any]
@@ -175,7 +176,7 @@ def tested_domains(config: ConfigDict, own: ConfigDict, request: Request) -> Dat
             "the run left no domain out, so there is nothing unseen to test: name a domain with "
             "--config.target=NAME, new data with --config.data.path=PATH, or add --internal"
         )
-    check_path(config)
+    check_data_keys(config)
     data = DATASETS[config.data.name](config)
     check_target(data, config)
     return unseen_only(data, target=config.target, seed=config.seed)

@@ -26,9 +26,10 @@ from fedjax_bn.models import pretrained
 from fedjax_bn.normalization import Layer, Statistics, normalize_with
 from fedjax_bn.run.config import check, choose
 from fedjax_bn.run.configured_method import METHODS, check_adaptations, local_epochs, method_maker
-from fedjax_bn.run.datasets import DATASETS, check_image_size, check_path, divide
+from fedjax_bn.run.datasets import check_data_keys, check_image_size, configured_clients
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.personalization import check_labelled
+from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.spelling import spelled_change
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
@@ -70,7 +71,7 @@ def build(config: ConfigDict) -> Experiment:
     """
     check(config)
     load = choose(DATASETS, config.data.name, "data.name")
-    check_path(config)
+    check_data_keys(config)
     for name in config.baselines:
         choose(METHODS, name, "baselines")
     make_model = model_maker(config)
@@ -81,7 +82,7 @@ def build(config: ConfigDict) -> Experiment:
         choose_adaptation(text, make_model(num_classes=2), config.adapt_batch_size)
     check_adaptations(config, config.adaptations)
     data = load(config)
-    internal, unseen = divide(data, config)
+    internal, unseen = configured_clients(data, config)
     check_image_size(internal, config)
     check_clients(internal, config)
     check_labelled(config, internal, unseen)

@@ -5,7 +5,7 @@ PNG in RGB), `label`, `name` (the file as seen from the dataset's folder) and `p
 1 validation, 2 test of the official lists; -1 where there are none).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,23 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from fedjax_bn.data.sets import office_caltech10, officehome, pacs, vlcs
 from fedjax_bn.data.sets.folders import find_root
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS, load
 from fedjax_bn.data.sets.published import Published
-from fedjax_bn.data.source import Pool, Source
+from fedjax_bn.data.source import Pool
 
-NO_PART = -1
+_NO_PART = -1
 
 
-class ImageFolders(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class _ImageFolders(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """What the four have in common, as tensorflow-datasets wants it; `manual_dir` has the images.
 
     Attributes:
       published: what the publication says of the dataset.
-      read: `read(path, image_size=...) -> Source`, the reader of `fedjax_bn.data`.
     """
 
     VERSION = tfds.core.Version("1.0.0")
     published: Published
-    read: Callable[..., Source]
 
     def __init__(self, *, file_format: str = "array_record", **options: Any):
         super().__init__(file_format=file_format, **options)
@@ -53,34 +51,34 @@ class ImageFolders(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator]:
         folder = Path(dl_manager.manual_dir)
         # images of one pixel: this lists all and finds every one that cannot be read
-        source = type(self).read(folder, image_size=1)
+        source = load(self.published, folder, image_size=1)
         root = find_root(folder, self.published)
-        return {split_name(pool.name): examples(pool, root) for pool in source.pools}
+        return {_split_name(pool.name): _examples(pool, root) for pool in source.pools}
 
     def _generate_examples(self, **_: Any) -> Iterator:
         raise NotImplementedError("splits have generators of their own")
 
 
-def split_name(domain: str) -> str:
+def _split_name(domain: str) -> str:
     """The name of a domain's split: tensorflow-datasets allows no spaces."""
     return domain.replace(" ", "_")
 
 
-def examples(pool: Pool, root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _examples(pool: Pool, root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(name, example) for all images of a domain."""
     for k, name in enumerate(map(str, pool.names)):
         yield (
             name,
             {
-                "image": encoded(root / name),
+                "image": _encoded(root / name),
                 "label": int(pool.labels[k]),
                 "name": name,
-                "part": NO_PART if pool.parts is None else int(pool.parts[k]),
+                "part": _NO_PART if pool.parts is None else int(pool.parts[k]),
             },
         )
 
 
-def encoded(file: Path) -> BytesIO:
+def _encoded(file: Path) -> BytesIO:
     """The file as it is, if it is a JPEG or PNG in RGB; otherwise as PNG in RGB."""
     from PIL import Image
 
@@ -92,36 +90,32 @@ def encoded(file: Path) -> BytesIO:
         return BytesIO(content.getvalue())
 
 
-class Pacs(ImageFolders):
-    """PACS, see `fedjax_bn.data.sets.pacs`."""
+class Pacs(_ImageFolders):
+    """PACS, see `fedjax_bn.data.sets.image_folders`."""
 
-    MANUAL_DOWNLOAD_INSTRUCTIONS = pacs.PACS.where
-    published = pacs.PACS
-    read = staticmethod(pacs.load)
-
-
-class Vlcs(ImageFolders):
-    """VLCS, see `fedjax_bn.data.sets.vlcs`."""
-
-    MANUAL_DOWNLOAD_INSTRUCTIONS = vlcs.VLCS.where
-    published = vlcs.VLCS
-    read = staticmethod(vlcs.load)
+    published = IMAGE_FOLDERS["pacs"]
+    MANUAL_DOWNLOAD_INSTRUCTIONS = published.where
 
 
-class Officehome(ImageFolders):
-    """OfficeHome, see `fedjax_bn.data.sets.officehome`."""
+class Vlcs(_ImageFolders):
+    """VLCS, see `fedjax_bn.data.sets.image_folders`."""
 
-    MANUAL_DOWNLOAD_INSTRUCTIONS = officehome.OFFICE_HOME.where
-    published = officehome.OFFICE_HOME
-    read = staticmethod(officehome.load)
+    published = IMAGE_FOLDERS["vlcs"]
+    MANUAL_DOWNLOAD_INSTRUCTIONS = published.where
 
 
-class OfficeCaltech10(ImageFolders):
-    """Office-Caltech10, see `fedjax_bn.data.sets.office_caltech10`."""
+class Officehome(_ImageFolders):
+    """OfficeHome, see `fedjax_bn.data.sets.image_folders`."""
 
-    MANUAL_DOWNLOAD_INSTRUCTIONS = office_caltech10.OFFICE_CALTECH10.where
-    published = office_caltech10.OFFICE_CALTECH10
-    read = staticmethod(office_caltech10.load)
+    published = IMAGE_FOLDERS["officehome"]
+    MANUAL_DOWNLOAD_INSTRUCTIONS = published.where
+
+
+class OfficeCaltech10(_ImageFolders):
+    """Office-Caltech10, see `fedjax_bn.data.sets.image_folders`."""
+
+    published = IMAGE_FOLDERS["office_caltech10"]
+    MANUAL_DOWNLOAD_INSTRUCTIONS = published.where
 
 
 BUILDERS = {builder.name: builder for builder in (Pacs, Vlcs, Officehome, OfficeCaltech10)}

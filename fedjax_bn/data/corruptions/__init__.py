@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_bn.data.corruptions import blur, digital, noise, weather
-from fedjax_bn.data.division.integer_shares import generator
+from fedjax_bn.data.seeds import generator
 
 # the four types that are left out in turn, as TsmoBN's and UniFed's tables head them (brightness is
 # "digital", so that 10 to 12 clients train), and the corruptions kept for the end
@@ -31,7 +31,7 @@ INTERNAL = tuple(name for names in TYPES.values() for name in names)
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 SEVERITIES = (1, 2, 3, 4, 5)
 
-Corruption = Callable[..., np.ndarray]
+_Corruption = Callable[..., np.ndarray]
 
 
 def _zooms(*ends: float) -> tuple[tuple[np.ndarray], ...]:
@@ -43,7 +43,7 @@ def _singles(*values: float) -> tuple[tuple[float], ...]:
 
 
 # each with its arguments at severity 1 to 5
-CORRUPTIONS: dict[str, tuple[Corruption, tuple[tuple[Any, ...], ...]]] = {
+CORRUPTIONS: dict[str, tuple[_Corruption, tuple[tuple[Any, ...], ...]]] = {
     "gaussian_noise": (noise.gaussian_noise, _singles(0.04, 0.06, 0.08, 0.09, 0.10)),
     "shot_noise": (noise.shot_noise, _singles(500, 250, 100, 75, 50)),
     "impulse_noise": (noise.impulse_noise, _singles(0.01, 0.02, 0.03, 0.05, 0.07)),
@@ -127,9 +127,9 @@ def corrupt(
         raise ValueError(f"severity is {severity}; it must be one of {SEVERITIES}")
     change, strengths = CORRUPTIONS[name]
     rng = generator(seed, 3, list(CORRUPTIONS).index(name), severity, chunk)
-    return to_bytes(change(images / 255, rng, *strengths[severity - 1]))
+    return _to_bytes(change(images / 255, rng, *strengths[severity - 1]))
 
 
-def to_bytes(images: np.ndarray) -> np.ndarray:
+def _to_bytes(images: np.ndarray) -> np.ndarray:
     """Values of [0, 1], cut to that range, as u8; a hair is added so that k/255 stays k."""
     return (np.clip(images, 0, 1) * 255 + 1e-6).astype(np.uint8)

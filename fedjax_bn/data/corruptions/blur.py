@@ -41,11 +41,11 @@ def defocus_blur(
     images: np.ndarray, rng: np.random.Generator, radius: float, smooth: float
 ) -> np.ndarray:
     """A disk of that radius in pixels as point spread, its edge smoothed over 3x3 pixels."""
-    kernel = disk(radius, smooth)
+    kernel = _disk(radius, smooth)
     return ndimage.correlate(images, kernel[None, :, :, None], mode="mirror")
 
 
-def disk(radius: float, smooth: float) -> np.ndarray:
+def _disk(radius: float, smooth: float) -> np.ndarray:
     """f64[2r+3, 2r+3], r = floor(radius): a disk through a 3x3 Gaussian of deviation `smooth`."""
     reach = np.arange(-int(radius) - 1, int(radius) + 2)
     inside = (reach[:, None] ** 2 + reach**2 <= radius**2).astype(np.float64)

@@ -82,16 +82,16 @@ def elastic_transform(
     system = np.concatenate([moved, np.ones((count, 3, 1))], axis=-1)
     affine = np.linalg.solve(system, np.broadcast_to(corners, moved.shape))
     points = np.concatenate([grid, np.ones((1, side, side))])
-    images = look_at(images, np.einsum("nka,kyx->anyx", affine, points), "mirror")
+    images = _look_at(images, np.einsum("nka,kyx->anyx", affine, points), "mirror")
     fields = [rng.uniform(-1, 1, (count, side, side)) for _ in range(2)]
     across, down = (
         ndimage.gaussian_filter(field, (0, sigma, sigma), mode="reflect", truncate=3) * alpha
         for field in fields
     )
-    return look_at(images, grid[:, None] + np.stack([down, across]), "reflect")
+    return _look_at(images, grid[:, None] + np.stack([down, across]), "reflect")
 
 
-def look_at(images: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
+def _look_at(images: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
     """Images f64[N, H, W, C] read at places f64[2, N, H, W] (row, column), linearly interpolated.
 
     Args:

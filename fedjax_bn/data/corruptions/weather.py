@@ -9,8 +9,8 @@ from scipy import ndimage
 
 from fedjax_bn.data.corruptions.blur import drag, magnify
 
-NEEDS = "install fedjax_bn with its corruptions extra (pip install imagecorruptions-imaug)"
-GREY = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601
+_NEEDS = "install fedjax_bn with its corruptions extra (pip install imagecorruptions-imaug)"
+_GREY = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601
 WATER, MUD = np.array([175, 238, 238]) / 255, np.array([63, 42, 20]) / 255
 
 
@@ -40,7 +40,7 @@ def snow(
     flakes = np.floor(np.clip(np.where(flakes < least, 0, flakes), 0, 1) * 255) / 255
     flakes = drag(flakes, rng.uniform(-135, -45, len(images)), radius, sigma)
     flakes = np.rint(flakes * 255) / 255
-    white = np.maximum(images, (images @ GREY)[..., None] * 1.5 + 0.5)
+    white = np.maximum(images, (images @ _GREY)[..., None] * 1.5 + 0.5)
     return keep * images + (1 - keep) * white + flakes + flakes[:, ::-1, ::-1]
 
 
@@ -50,7 +50,7 @@ def frost(images: np.ndarray, rng: np.random.Generator, keep: float, share: floa
     Raises:
       ModuleNotFoundError: the package that has the photographs is not installed.
     """
-    photographs = frost_photographs()
+    photographs = _frost_photographs()
     frosted = np.empty_like(images)
     height, width = images.shape[1:3]
     for k, image in enumerate(images):
@@ -62,7 +62,7 @@ def frost(images: np.ndarray, rng: np.random.Generator, keep: float, share: floa
 
 
 @cache
-def frost_photographs() -> tuple[np.ndarray, ...]:
+def _frost_photographs() -> tuple[np.ndarray, ...]:
     """Six photographs of frost, f64[h, w, 3] in [0, 1], a fifth of their size a side.
 
     They are files of the package imagecorruptions-imaug, which is not imported.
@@ -74,10 +74,10 @@ def frost_photographs() -> tuple[np.ndarray, ...]:
 
     package = importlib.util.find_spec("imagecorruptions")
     if package is None or package.origin is None:
-        raise ModuleNotFoundError(f"the corruption 'frost' needs photographs of frost: {NEEDS}")
+        raise ModuleNotFoundError(f"the corruption 'frost' needs photographs of frost: {_NEEDS}")
     files = sorted((Path(package.origin).parent / "frost").glob("frost[1-6].*"))
     if len(files) != 6:
-        raise ModuleNotFoundError(f"{package.origin} lacks its frost photographs: {NEEDS}")
+        raise ModuleNotFoundError(f"{package.origin} lacks its frost photographs: {_NEEDS}")
     # every fifth pixel: linear interpolation at a fifth of the size meets pixel centres
     return tuple(np.asarray(Image.open(file).convert("RGB"))[2::5, 2::5] / 255 for file in files)
 
@@ -85,11 +85,11 @@ def frost_photographs() -> tuple[np.ndarray, ...]:
 def fog(images: np.ndarray, rng: np.random.Generator, share: float, decay: float) -> np.ndarray:
     """A cloud laid over each image, which then is darkened to its own brightest value again."""
     brightest = images.max(axis=(1, 2, 3), keepdims=True)
-    cloud = plasma(len(images), images.shape[1], decay, rng)[..., None]
+    cloud = _plasma(len(images), images.shape[1], decay, rng)[..., None]
     return (images + share * cloud) * brightest / (brightest + share)
 
 
-def plasma(count: int, side: int, decay: float, rng: np.random.Generator) -> np.ndarray:
+def _plasma(count: int, side: int, decay: float, rng: np.random.Generator) -> np.ndarray:
     """Random clouds f64[count, side, side] in [0, 1] by the diamond-square algorithm, on a torus.
 
     Args:
@@ -151,11 +151,11 @@ def spatter(
         cover = ndimage.gaussian_filter(cover, (0, strength, strength), mode="nearest")
         cover = np.where(cover < 0.8, 0, cover)[..., None]
         return images * (1 - cover) + MUD * cover
-    light = np.stack([water_light(drops) for drops in (layer * 255).astype(np.uint8)])
+    light = np.stack([_water_light(drops) for drops in (layer * 255).astype(np.uint8)])
     return images + strength * light[..., None] * WATER
 
 
-def water_light(drops: np.ndarray) -> np.ndarray:
+def _water_light(drops: np.ndarray) -> np.ndarray:
     """f32[H, W] in [0, 1]: how drops u8[H, W] shine, most on one side of their edges.
 
     Raises:
@@ -165,7 +165,7 @@ def water_light(drops: np.ndarray) -> np.ndarray:
         import cv2
     except ImportError as error:
         raise ModuleNotFoundError(
-            f"the corruption 'spatter' needs OpenCV ({error}): {NEEDS}"
+            f"the corruption 'spatter' needs OpenCV ({error}): {_NEEDS}"
         ) from error
     away = cv2.distanceTransform(255 - cv2.Canny(drops, 50, 150), cv2.DIST_L2, 5)
     shade = cv2.equalizeHist(cv2.blur(np.minimum(away, 20), (3, 3)).astype(np.uint8))

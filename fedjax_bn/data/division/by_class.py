@@ -50,7 +50,7 @@ def stratified_split(
     return parts
 
 
-def truncate(split: Split, size: int, rng: np.random.Generator) -> Split:
+def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Split:
     """A random sample of `size` samples, stratified; the split itself if it has no more than that.
 
     Every class that the split has stays, with one sample at least, if `size` allows it.
@@ -69,7 +69,7 @@ def truncate(split: Split, size: int, rng: np.random.Generator) -> Split:
 
 
 def take_fraction(split: Split, fraction: float, rng: np.random.Generator) -> Split:
-    """A stratified random fraction of a split, see `truncate`.
+    """A stratified random fraction of a split, see `stratified_sample`.
 
     Args:
       split: N samples.
@@ -79,7 +79,7 @@ def take_fraction(split: Split, fraction: float, rng: np.random.Generator) -> Sp
     Raises:
       ValueError: fraction is outside (0, 1].
     """
-    return truncate(split, fraction_size(len(split.labels), fraction), rng)
+    return stratified_sample(split, fraction_size(len(split.labels), fraction), rng)
 
 
 def split_clients(

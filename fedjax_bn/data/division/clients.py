@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from fedjax_bn.data import domain, source
-from fedjax_bn.data.division.integer_shares import ORDERING, generator
-from fedjax_bn.data.division.partition import clients_of
+from fedjax_bn.data.division.integer_shares import ORDERING
+from fedjax_bn.data.division.partition import share_out_domains
 from fedjax_bn.data.division.split import choose_parts, internal_domain, unseen_domain
 from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import Source
 
 
@@ -42,7 +43,7 @@ def make_clients(
       validation, test: shares of a domain's samples, see `split.choose_parts`. Where no sample is
         kept for testing, internal clients are tested on their validation samples.
       truncate, fraction, partition, num_clients, alpha, clients_per_domain, sizes: see
-        `partition.clients_of`.
+        `partition.share_out_domains`.
       seed: at least 0; the same seed gives the same clients on any machine.
 
     Returns:
@@ -57,12 +58,12 @@ def make_clients(
                 f"data.split={split!r} is of no use, because {data.name} comes with splits of its "
                 "own: leave it empty"
             )
-        left = left_out([d.name for d in data.domains], {}, target, data.name)
+        left = _left_out([d.name for d in data.domains], {}, target, data.name)
         unseen = tuple(d for d in data.domains if d.name in left)
         internal = data._replace(domains=tuple(d for d in data.domains if d.name not in left))
     else:
-        internal, unseen = divide(data, target, split, validation, test, seed)
-    clients = clients_of(
+        internal, unseen = _divide_domains(data, target, split, validation, test, seed)
+    clients = share_out_domains(
         internal,
         clients_per_domain,
         fraction,
@@ -76,12 +77,12 @@ def make_clients(
     return clients, unseen
 
 
-def divide(
+def _divide_domains(
     data: Source, target: str | Sequence[str], split: str, validation: float, test: float, seed: int
 ) -> tuple[Dataset, tuple[Domain, ...]]:
     """The domains that train, each with its splits, and the unseen ones, see `make_clients`."""
-    source.check(data)
-    left = left_out([pool.name for pool in data.pools], data.groups, target, data.name)
+    source.check_source(data)
+    left = _left_out([pool.name for pool in data.pools], data.groups, target, data.name)
     without = [p.name for p in data.pools if p.parts is None and p.name not in left]
     if split == "official" and without:
         raise ValueError(
@@ -97,11 +98,11 @@ def divide(
             unseen.append(unseen_domain(pool, rng))
         else:
             internal.append(internal_domain(data, pool, part, rng))
-    domain.check(dataset_of(data, [*internal, *unseen]))
-    return dataset_of(data, internal), tuple(unseen)
+    domain.check_dataset(_dataset_of(data, [*internal, *unseen]))
+    return _dataset_of(data, internal), tuple(unseen)
 
 
-def left_out(
+def _left_out(
     names: Sequence[str],
     groups: Mapping[str, Sequence[str]],
     target: str | Sequence[str],
@@ -118,7 +119,7 @@ def left_out(
     Raises:
       ValueError: a target is neither a domain nor a group, or no domain would be left to train on.
     """
-    left = named(names, groups, target, data)
+    left = _named(names, groups, target, data)
     if len(left) == len(names):
         raise ValueError(
             f"target {target if isinstance(target, str) else ','.join(target)} leaves out every "
@@ -127,13 +128,13 @@ def left_out(
     return left
 
 
-def named(
+def _named(
     names: Sequence[str],
     groups: Mapping[str, Sequence[str]],
     target: str | Sequence[str],
     data: str,
 ) -> list[str]:
-    """The domains that a target means, in the order of `names`; see `left_out`."""
+    """The domains that a target means, in the order of `names`; see `_left_out`."""
     meant = {group: set(members) & set(names) for group, members in groups.items()}
     meant = {group: members for group, members in meant.items() if members}
     meant |= {name: {name} for name in names}
@@ -164,22 +165,22 @@ def unseen_only(
     """
     if isinstance(data, Dataset):
         names = [d.name for d in data.domains]
-        chosen = named(names, {}, target, data.name) or names
-        return domain.check(
+        chosen = _named(names, {}, target, data.name) or names
+        return domain.check_dataset(
             data._replace(domains=tuple(d for d in data.domains if d.name in chosen))
         )
-    source.check(data)
+    source.check_source(data)
     names = [pool.name for pool in data.pools]
-    chosen = named(names, data.groups, target, data.name) or names
+    chosen = _named(names, data.groups, target, data.name) or names
     domains = [
         unseen_domain(pool, generator(seed, 0, position, ORDERING))
         for position, pool in enumerate(data.pools)
         if pool.name in chosen
     ]
-    return domain.check(dataset_of(data, domains))
+    return domain.check_dataset(_dataset_of(data, domains))
 
 
-def dataset_of(data: Source, domains: Sequence[Domain]) -> Dataset:
+def _dataset_of(data: Source, domains: Sequence[Domain]) -> Dataset:
     """Domains of a source as a dataset."""
     return Dataset(
         data.name,

@@ -1,26 +1,12 @@
-"""Seeds and integer shares: what makes a split the same on any machine.
+"""Shares in whole numbers: what makes a split the same on any machine.
 
-Counts are worked out in integers, and every draw comes from PCG64, so that nothing depends on how
-a machine rounds.
+Counts are worked out in integers, so that nothing depends on how a machine rounds.
 """
 
 import numpy as np
 
-# Last entries of the path (0, position, USE) of a generator, see `generator`
+# Last entries of the path (0, position, USE) of a generator, see `seeds.generator`
 DIVIDING, ORDERING, TRUNCATING, SIZING = 1, 2, 3, 4
-
-
-def generator(seed: int, *path: int) -> np.random.Generator:
-    """A PCG64 generator for one use of a seed: other paths give independent streams.
-
-    Paths are padded with zeros: (1,) and (1, 0) give the same stream.
-
-    Raises:
-      ValueError: the seed is negative.
-    """
-    if seed < 0:
-        raise ValueError(f"seed is {seed}; it must be an integer of at least 0")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *path])))
 
 
 def share_size(count: int, share: float) -> int:

@@ -11,9 +11,9 @@ import numpy as np
 
 from fedjax_bn.data.division.integer_shares import apportion, quantize
 
-MINIMUM = 10  # samples of the smallest client, where there are enough
+_MINIMUM = 10  # samples of the smallest client, where there are enough
 REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
-SIZES = "numbers such as 743,7943, or lognormal:SIGMA or dirichlet:ALPHA"
+_SIZES = "numbers such as 743,7943, or lognormal:SIGMA or dirichlet:ALPHA"
 
 
 def dirichlet_counts(
@@ -23,7 +23,7 @@ def dirichlet_counts(
 
     For every class, shares p ~ Dirichlet(alpha, ..., alpha) over the clients are drawn, and its
     samples are shared out by largest remainder. Then clients below min(MINIMUM, samples // n) are
-    raised to it, see `raise_smallest`.
+    raised to it, see `_raise_smallest`.
 
     Args:
       counts: i64[C], samples of each class; together at least n.
@@ -45,10 +45,10 @@ def dirichlet_counts(
     shared = [
         apportion(quantize(draw), count) for draw, count in zip(draws, counts.tolist(), strict=True)
     ]
-    return raise_smallest(np.array(shared), min(MINIMUM, int(counts.sum()) // n))
+    return _raise_smallest(np.array(shared), min(_MINIMUM, int(counts.sum()) // n))
 
 
-def raise_smallest(counts: np.ndarray, minimum: int) -> np.ndarray:
+def _raise_smallest(counts: np.ndarray, minimum: int) -> np.ndarray:
     """Moves samples until each client has `minimum`, one at a time, from the largest client.
 
     The smallest client takes from the class of which the largest has most; of equals, the first.
@@ -130,9 +130,9 @@ def _largest_that_fit(weights: list[np.ndarray], available: Sequence[int]) -> li
     scale = min(Fraction(count, total) for count, total in zip(available, totals, strict=True))
     sizes = []
     for weight, total, limit in zip(weights, totals, available, strict=True):
-        least = min(MINIMUM, limit // len(weight))
+        least = min(_MINIMUM, limit // len(weight))
         size = apportion(weight, max(int(scale * total), least * len(weight)))
-        sizes.append(raise_smallest(size[None], least)[0])
+        sizes.append(_raise_smallest(size[None], least)[0])
     return sizes
 
 
@@ -142,7 +142,7 @@ def _positive(number: str, sizes: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < np.inf:
-        raise ValueError(f"data.sizes is {sizes!r}; it must be {SIZES}, the number above 0")
+        raise ValueError(f"data.sizes is {sizes!r}; it must be {_SIZES}, the number above 0")
     return value
 
 
@@ -151,7 +151,7 @@ def _listed(sizes: str | Sequence[int], n: int) -> np.ndarray:
     try:
         listed = np.array([int(entry) for entry in entries], np.int64)
     except ValueError as error:
-        raise ValueError(f"data.sizes is {sizes!r}; it must be {SIZES}") from error
+        raise ValueError(f"data.sizes is {sizes!r}; it must be {_SIZES}") from error
     if len(listed) not in (1, n) or listed.min(initial=1) < 1:
         raise ValueError(
             f"data.sizes is {sizes!r}; it must have one number of at least 1 for all clients, or "

@@ -7,38 +7,20 @@ import numpy as np
 
 from fedjax_bn.data.division.by_class import (
     split_clients,
-    stratified_split,
+    stratified_sample,
     take_fraction,
-    truncate,
 )
 from fedjax_bn.data.division.groups import number_groups
-from fedjax_bn.data.division.integer_shares import (
-    SIZING,
-    TRUNCATING,
-    apportion,
-    fraction_size,
-    generator,
-)
+from fedjax_bn.data.division.integer_shares import SIZING, TRUNCATING
 from fedjax_bn.data.division.label_and_size_skew import client_sizes
 from fedjax_bn.data.domain import Dataset, Domain, Split, splits
 from fedjax_bn.data.rows import Rows, blocks
+from fedjax_bn.data.seeds import generator
 
-__all__ = [
-    "apportion",
-    "clients_of",
-    "fingerprint",
-    "fraction_size",
-    "generator",
-    "split_clients",
-    "stratified_split",
-    "take_fraction",
-    "truncate",
-]
-
-PARTITIONS = ("iid", "dirichlet")
+_PARTITIONS = ("iid", "dirichlet")
 
 
-def clients_of(
+def share_out_domains(
     dataset: Dataset,
     clients_per_domain: int = 1,
     fraction: float = 1.0,
@@ -68,7 +50,7 @@ def clients_of(
       num_clients: of all domains together, in place of `clients_per_domain`; the domains have
         equally many, the larger ones one more where that does not go out even. 0 for none.
       alpha: concentration of "dirichlet", above 0. FedIG, A.6, has 0.5 and 0.1.
-      sizes: of the clients' training sets, iid only, see `skew.client_sizes`; "" for what the
+      sizes: of the clients' training sets, iid only, see `client_sizes`; "" for what the
         partition gives. Where samples share names, sizes count the names.
 
     Raises:
@@ -105,9 +87,9 @@ def clients_of(
 
 
 def _check_partition(partition: str, alpha: float, sizes: str | Sequence[int]) -> None:
-    if partition not in PARTITIONS:
+    if partition not in _PARTITIONS:
         raise ValueError(
-            f"data.partition is {partition!r}; it must be one of {', '.join(PARTITIONS)}"
+            f"data.partition is {partition!r}; it must be one of {', '.join(_PARTITIONS)}"
         )
     if partition == "dirichlet" and len(sizes):
         raise ValueError(
@@ -151,9 +133,9 @@ def _truncate_all(dataset: Dataset, seed: int) -> Dataset:
         rng = generator(seed, 0, position, TRUNCATING)
         train, validation, test = domain[1:]
         if validation is not None:
-            validation = truncate(validation, validating, rng)
+            validation = stratified_sample(validation, validating, rng)
             test = validation if domain.test is domain.validation else test
-        train = truncate(train, training, rng)
+        train = stratified_sample(train, training, rng)
         domains.append(Domain(domain.name, train, validation, test))
     return dataset._replace(domains=tuple(domains))
 

@@ -17,12 +17,13 @@ import numpy as np
 
 from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.division.groups import number_groups
-from fedjax_bn.data.division.integer_shares import DIVIDING, generator, share_size
+from fedjax_bn.data.division.integer_shares import DIVIDING, share_size
 from fedjax_bn.data.domain import Domain, Split
 from fedjax_bn.data.rows import Rows
+from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source
 
-SPLITS = ("official", "holdout", "stratified")
+_SPLITS = ("official", "holdout", "stratified")
 
 
 def choose_parts(
@@ -78,7 +79,7 @@ def _draw(
     kinds, kind = np.unique(found_in, axis=0, return_inverse=True)
     for number, where in enumerate(kinds):
         members = np.flatnonzero(kind == number)
-        sizes = part_sizes(len(members), *shares[where.argmax()]).tolist()
+        sizes = _part_sizes(len(members), *shares[where.argmax()]).tolist()
         rng = generator(seed, 0, number, DIVIDING)
         for part, index in enumerate(stratified_split(labels[members], sizes, rng)):
             drawn[members[index]] = part
@@ -99,7 +100,7 @@ def _official(pool: Pool, split: str) -> np.ndarray:
     return np.full(len(pool.labels), TRAIN, np.int8)
 
 
-def part_sizes(count: int, validation: float, test: float) -> np.ndarray:
+def _part_sizes(count: int, validation: float, test: float) -> np.ndarray:
     """How many of `count` train, validate and test: i64[3]; all train where that leaves none to."""
     validating = max(1, share_size(count, validation)) if validation else 0
     testing = count - share_size(count, 1 - test)
@@ -108,8 +109,8 @@ def part_sizes(count: int, validation: float, test: float) -> np.ndarray:
 
 
 def _check_shares(split: str, validation: float, test: float) -> None:
-    if split not in SPLITS:
-        raise ValueError(f"data.split is {split!r}; it must be one of {', '.join(SPLITS)}")
+    if split not in _SPLITS:
+        raise ValueError(f"data.split is {split!r}; it must be one of {', '.join(_SPLITS)}")
     if not (0 <= validation < 1 and 0 <= test < 1 and validation + test < 1):
         raise ValueError(
             f"data.validation is {validation} and data.test is {test}; they are shares of a "

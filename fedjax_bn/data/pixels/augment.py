@@ -23,9 +23,9 @@ from fedjax_bn.data.pixels import color, geometry
 
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
 Transform = Callable[[jax.Array, jax.Array], jax.Array]
-Interval = tuple[float, float]
+_Interval = tuple[float, float]
 
-ATTEMPTS = 10  # torchvision's, before it takes the middle of the image
+_ATTEMPTS = 10  # torchvision's, before it takes the middle of the image
 
 
 def domainbed(size: int) -> Augment:
@@ -79,9 +79,9 @@ def compose(*transforms: Transform) -> Augment:
 
 
 def random_resized_crop(
-    size: int, scale: Interval = (0.08, 1.0), ratio: Interval = (3 / 4, 4 / 3)
+    size: int, scale: _Interval = (0.08, 1.0), ratio: _Interval = (3 / 4, 4 / 3)
 ) -> Transform:
-    """A random box resized to `size` pixels a side, see `crop_box` and `crop_and_resize`.
+    """A random box resized to `size` pixels a side, see `_crop_box` and `crop_and_resize`.
 
     Raises:
       ValueError: `size` is below 1, or an interval is empty or not positive.
@@ -95,14 +95,14 @@ def random_resized_crop(
         raise ValueError(f"random_resized_crop: scale={scale} must not exceed 1, the whole image")
 
     def transform(key: jax.Array, image: jax.Array) -> jax.Array:
-        box = crop_box(key, *image.shape[:2], scale, ratio)
+        box = _crop_box(key, *image.shape[:2], scale, ratio)
         return geometry.crop_and_resize(image, *box, size)
 
     return transform
 
 
-def crop_box(
-    key: jax.Array, height: int, width: int, scale: Interval, ratio: Interval
+def _crop_box(
+    key: jax.Array, height: int, width: int, scale: _Interval, ratio: _Interval
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """torchvision's random box: top, left, height, width, i32[] each.
 
@@ -110,9 +110,9 @@ def crop_box(
     its place uniform. The first of ten draws that fits is taken; if none does, the largest box in
     the middle whose ratio is allowed.
     """
-    draws = jax.random.uniform(key, (2 * ATTEMPTS + 2,))  # one call, because each takes compiling
-    area = height * width * _between(draws[:ATTEMPTS], *scale)
-    aspect = jnp.exp(_between(draws[ATTEMPTS:-2], math.log(ratio[0]), math.log(ratio[1])))
+    draws = jax.random.uniform(key, (2 * _ATTEMPTS + 2,))  # one call, because each takes compiling
+    area = height * width * _between(draws[:_ATTEMPTS], *scale)
+    aspect = jnp.exp(_between(draws[_ATTEMPTS:-2], math.log(ratio[0]), math.log(ratio[1])))
     high, wide = (jnp.round(jnp.sqrt(x)).astype(jnp.int32) for x in (area / aspect, area * aspect))
     fits = (high > 0) & (high <= height) & (wide > 0) & (wide <= width)
     first, any_fits = fits.argmax(), fits.any()

@@ -1,9 +1,8 @@
-"""Arrays kept on disk, made once: memory-mapped, never seen half-written.
+"""Arrays of bytes that are made once: kept in a folder and memory-mapped, or in memory.
 
-An array is written to NAME.partial, which its process holds locked, and renamed when it is whole.
-A second process waits for the first and reads what it made. A killed process leaves its partial
-file unlocked: whoever comes next removes it. In network folders without file locks every process
-writes a file of its own, and the last one stays.
+An array is written to NAME.partial and renamed when it is whole, under a lock of its name: a second
+process waits for the first and reads what it made. A killed process leaves a partial file, which
+whoever comes next removes.
 """
 
 import io
@@ -14,24 +13,22 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
+from typing import BinaryIO
 
 import numpy as np
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from filelock import FileLock, Timeout
 
 Write = Callable[..., None]
 
 
-def stored(
-    folder: Path, name: str, shape: Sequence[int], make: Callable[[Write], Sequence[str]]
-) -> tuple[np.memmap, tuple[str, ...]]:
+def cached_array(
+    folder: Path | None, name: str, shape: Sequence[int], make: Callable[[Write], Sequence[str]]
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """The array of that name in the cache, made first if it is not there.
 
     Args:
-      folder: the cache; it is created if need be.
+      folder: the cache, created if need be; None to keep the array in memory only.
       name: tells the array from all others, so a digest of what it was made from belongs in it.
       shape: of the whole array of bytes.
       make: `make(write) -> notes`, called only if the array is not there yet; hands all rows to
@@ -39,16 +36,19 @@ def stored(
         from any thread. Whatever it raises leaves nothing behind.
 
     Returns:
-      u8[shape], memory-mapped for reading, and the notes that `make` gave when it was made.
+      u8[shape], memory-mapped for reading if it is in a folder, and the notes that `make` gave when
+      it was made.
 
     Raises:
-      OSError: the disk is full, the folder cannot be written to, or the system (Windows) has no
-        file locks of this kind.
+      OSError: the disk is full, or the folder cannot be written to.
     """
-    if fcntl is None:
-        raise OSError(
-            "a cache needs file locks as Linux and macOS have them: leave data.cache empty"
-        )
+    if folder is None:
+        array = np.empty(shape, np.uint8)
+
+        def put(rows: np.ndarray, start: int) -> None:
+            array[start : start + len(rows)] = rows
+
+        return array, tuple(make(_in_order(put)))
     path = folder / f"{name}.npy"
     found = _read(path, shape)
     if found is None:
@@ -57,6 +57,19 @@ def stored(
     if found is None:
         raise OSError(f"{path} vanished or changed while it was opened; run again")
     return found
+
+
+def _in_order(put: Callable[[np.ndarray, int], None]) -> Write:
+    """`put(rows, start)` with a start that, if not given, is where the last rows ended."""
+    after = 0
+
+    def write(rows: np.ndarray, start: int | None = None) -> None:
+        nonlocal after
+        start = after if start is None else start
+        after = start + len(rows)
+        put(rows, start)
+
+    return write
 
 
 def _read(path: Path, shape: Sequence[int]) -> tuple[np.memmap, tuple[str, ...]] | None:
@@ -78,52 +91,60 @@ def _read(path: Path, shape: Sequence[int]) -> tuple[np.memmap, tuple[str, ...]]
 def _make(path: Path, shape: tuple[int, ...], make: Callable[[Write], Sequence[str]]) -> None:
     """Writes the array unless another process has done so in the meantime."""
     folder, size = path.parent, int(np.prod(shape, dtype=np.int64))
-    with _writing(folder, size):
+    partial = path.with_suffix(".partial")
+    with _faults_named(folder, size):
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
-        partial, handle = _claim(path.with_suffix(".partial"))
+        _remove_left_over(folder)
+        lock = _locked(partial)
     try:
         if _read(path, shape) is None:
-            _fill(handle, folder, shape, size, make)
-            with _writing(folder, size):
+            _write_whole(partial, shape, size, make)
+            with _faults_named(folder, size):
                 os.replace(partial, path)
     finally:
-        if _is_at(partial, handle):  # else it is renamed, and a file of that name another's
-            partial.unlink()
-        os.close(handle)
+        partial.unlink(missing_ok=True)
+        lock.release()
 
 
-def _fill(
-    handle: int,
-    folder: Path,
-    shape: tuple[int, ...],
-    size: int,
-    make: Callable[[Write], Sequence[str]],
+def _write_whole(
+    partial: Path, shape: tuple[int, ...], size: int, make: Callable[[Write], Sequence[str]]
 ) -> None:
-    """Writes header, array and notes to an empty file."""
+    """Writes header, array and notes to a new file, and waits until the disk has them."""
     header = io.BytesIO()
     about = {"descr": "|u1", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, about)
-    first, row = header.tell(), size // shape[0]
-    after = 0
-
-    def write(rows: np.ndarray, start: int | None = None) -> None:
-        nonlocal after
-        start = after if start is None else start
-        after = start + len(rows)
-        with _writing(folder, size):
-            _put(handle, first + start * row, np.ascontiguousarray(rows))
-
-    with _writing(folder, size):
+    folder, first, row = partial.parent, header.tell(), size // shape[0]
+    with _faults_named(folder, size):
         _check_space(folder, size)
-        _put(handle, 0, header.getvalue())
-    notes = make(write)
-    with _writing(folder, size):
-        _put(handle, first + size, json.dumps(list(notes)).encode())
+        file = open(partial, "wb")  # noqa: SIM115, closed below whatever happens
+    try:
+        put = _putter(file, folder, size)
+        put(header.getvalue(), 0)
+        notes = make(_in_order(lambda rows, start: put(rows, first + start * row)))
+        put(json.dumps(list(notes)).encode(), first + size)
+        with _faults_named(folder, size):
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        with suppress(OSError):  # a fault has been raised already, and is to be seen
+            file.close()
+
+
+def _putter(file: BinaryIO, folder: Path, size: int) -> Callable[[np.ndarray | bytes, int], None]:
+    """Returns `put(data, place)`, which any thread may call."""
+    one_at_a_time = Lock()
+
+    def put(data: np.ndarray | bytes, place: int) -> None:
+        content = np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data
+        with one_at_a_time, _faults_named(folder, size):
+            file.seek(place)
+            file.write(content)
+
+    return put
 
 
 @contextmanager
-def _writing(folder: Path, size: int) -> Iterator[None]:
+def _faults_named(folder: Path, size: int) -> Iterator[None]:
     """Turns the system's error on writing into a sentence for the user."""
     try:
         yield
@@ -142,59 +163,24 @@ def _check_space(folder: Path, size: int) -> None:
         raise OSError(f"its disk is full, with {usage.free / 1e6:.1f} MB left")
 
 
-def _put(handle: int, place: int, data: np.ndarray | bytes) -> None:
-    """Puts bytes at a place of the file; other threads may write elsewhere at the same time."""
-    view = memoryview(data).cast("B")
-    while view:
-        written = os.pwrite(handle, view, place)
-        view, place = view[written:], place + written
+def _lock_of(partial: Path) -> FileLock:
+    return FileLock(partial.with_suffix(".lock"))
 
 
-def _claim(partial: Path) -> tuple[Path, int]:
-    """An empty file that no other process writes to, and its handle; waits for one that does."""
-    while True:
-        handle = os.open(partial, os.O_RDWR | os.O_CREAT, 0o666)
-        locked = _lock(handle, wait=False)
-        if locked is None:  # no locks here: a file of our own
-            partial.unlink(missing_ok=True)
-            os.close(handle)
-            own = partial.with_suffix(f".{os.getpid()}.partial")
-            return own, os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-        if not locked:
-            print(f"waiting for another process that writes {partial}", file=sys.stderr)
-            _lock(handle, wait=True)
-        if _is_at(partial, handle):
-            if os.fstat(handle).st_size:  # ext4 flushes on closing what was ever truncated
-                os.ftruncate(handle, 0)
-            return partial, handle
-        os.close(handle)  # the other process has renamed or removed it
-
-
-def _lock(handle: int, wait: bool) -> bool | None:
-    """Whether the file is ours now; None where its folder has no locks."""
+def _locked(partial: Path) -> FileLock:
+    """The lock of an array, held; waits for another process that writes it."""
+    lock = _lock_of(partial)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
+        lock.acquire(blocking=False)
+    except Timeout:
+        print(f"waiting for another process that writes {partial}", file=sys.stderr)
+        lock.acquire()
+    return lock
 
 
-def _is_at(path: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _sweep(folder: Path) -> None:
+def _remove_left_over(folder: Path) -> None:
     """Removes partial files that no living process writes to."""
     for partial in folder.glob("*.partial"):
-        with suppress(OSError):
-            handle = os.open(partial, os.O_RDWR)
-            try:
-                if _lock(handle, wait=False) and _is_at(partial, handle):
-                    partial.unlink()
-            finally:
-                os.close(handle)
+        # one that another process holds raises Timeout, which is an OSError
+        with suppress(OSError), _lock_of(partial).acquire(blocking=False):
+            partial.unlink(missing_ok=True)

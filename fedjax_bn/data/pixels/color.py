@@ -7,13 +7,13 @@ are those of Pillow's `ImageEnhance` and of torchvision, before rounding to byte
 import jax
 import jax.numpy as jnp
 
-LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2, as Pillow's mode "L"
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2, as Pillow's mode "L"
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
 
 def grey(image: jax.Array) -> jax.Array:
     """f[H, W, 3] -> f[H, W, 1], 0.299 red + 0.587 green + 0.114 blue."""
-    red, green, blue = (image[..., i : i + 1] * LUMA[i] for i in range(3))
+    red, green, blue = (image[..., i : i + 1] * _LUMA[i] for i in range(3))
     return red + green + blue
 
 

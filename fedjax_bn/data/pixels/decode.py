@@ -3,21 +3,21 @@
 import hashlib
 import io
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.pixels.cache import stored
+from fedjax_bn.data.messages import first_few, progress_bar
+from fedjax_bn.data.pixels.cache import Write, cached_array
 
-BLOCK = 64  # images that a thread decodes at a time
-FORM = 1  # to be raised when the same files would give other pixels
-MODES = {  # Pillow's words in ours
+_BLOCK = 64  # images that a thread decodes at a time
+_FORM = 1  # to be raised when the same files would give other pixels
+_MODES = {  # Pillow's words in ours
     "1": "black and white",
     "L": "grey",
     "LA": "grey with transparency",
@@ -27,7 +27,7 @@ MODES = {  # Pillow's words in ours
 }
 
 
-class Report(NamedTuple):
+class _Report(NamedTuple):
     """What a thread says of the files that it decoded.
 
     count: how many they were.
@@ -68,34 +68,30 @@ def decode(
 
     Raises:
       ValueError: there are no files, or some cannot be read; the first ten are named.
-      OSError: the cache cannot be written, see `cache.stored`.
+      OSError: the cache cannot be written, see `cache.cached_array`.
     """
     if not files or size < 1:
         raise ValueError(
             f"cannot decode {len(files)} files at size {size}; give at least 1 of each"
         )
     shape = (len(files), size, size, 3)
-    if cache is None:
-        images = np.empty(shape, np.uint8)
-
-        def keep(rows: np.ndarray, start: int) -> None:
-            images[start : start + len(rows)] = rows
-
-        return images, _decode_all(files, size, root, progress, keep)
-    name = f"{root.resolve().name or 'images'}-{size}-{digest(files, root, size)}"
-    return stored(
-        Path(cache), name, shape, lambda write: _decode_all(files, size, root, progress, write)
+    folder, name = None, ""
+    if cache is not None:
+        name = f"{root.resolve().name or 'images'}-{size}-{hash_of_files(files, root, size)}"
+        folder = Path(cache)
+    return cached_array(
+        folder, name, shape, lambda write: _decode_all(files, size, root, progress, write)
     )
 
 
-def digest(files: Sequence[Path], root: Path, size: int, times: bool = True) -> str:
+def hash_of_files(files: Sequence[Path], root: Path, size: int, times: bool = True) -> str:
     """Hexadecimal digits that change with any file's name or length, and with `size`.
 
     With `times` they change with the times of change too; without, they are the same on any machine
     that has the same files.
     """
-    state = hashlib.sha256(f"{FORM} {size}\n".encode())
-    for name, file in zip(relative(files, root), files, strict=True):
+    state = hashlib.sha256(f"{_FORM} {size}\n".encode())
+    for name, file in zip(relative_names(files, root), files, strict=True):
         try:
             stat = os.stat(file)
             about = f"{stat.st_size} {stat.st_mtime_ns if times else ''}"
@@ -105,7 +101,7 @@ def digest(files: Sequence[Path], root: Path, size: int, times: bool = True) -> 
     return state.hexdigest()[:20]
 
 
-def relative(files: Sequence[Path], root: Path) -> list[str]:
+def relative_names(files: Sequence[Path], root: Path) -> list[str]:
     """The files' names as seen from `root`, with / on every system."""
     prefix = os.path.join(root, "")
     names = map(os.fspath, files)
@@ -121,19 +117,19 @@ def _decode_all(
     size: int,
     root: Path,
     progress: bool,
-    write: Callable[[np.ndarray, int], None],
+    write: Write,
 ) -> tuple[str, ...]:
     """Hands all images to `write(rows, start)` in blocks; returns the notes."""
     modes, faults = Counter(), []
 
-    def work(start: int) -> Report:
-        images, report = _block(files[start : start + BLOCK], size, root)
+    def work(start: int) -> _Report:
+        images, report = _block(files[start : start + _BLOCK], size, root)
         write(images, start)
         return report
 
-    starts = range(0, len(files), BLOCK)
+    starts = range(0, len(files), _BLOCK)
     with (
-        _bar(len(files), progress) as bar,
+        progress_bar(len(files), "decoding", progress) as bar,
         ThreadPoolExecutor(_cores()) as threads,
         closing(threads.map(work, starts)) as reports,  # on an error, what is not begun never is
     ):
@@ -143,15 +139,8 @@ def _decode_all(
             bar.update(report.count)
     if faults:
         raise ValueError(_unreadable(faults, len(files), root))
-    counts = [f"{count} from {MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]
+    counts = [f"{count} from {_MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]
     return (f"images converted to RGB: {', '.join(counts)}",) if counts else ()
-
-
-def _bar(total: int, progress: bool) -> Any:
-    from tqdm import tqdm
-
-    wait = 0.1 if sys.stderr.isatty() else 10.0  # seconds; a log file needs no more lines
-    return tqdm(total=total, desc="decoding", unit="image", disable=not progress, mininterval=wait)
 
 
 def _unreadable(faults: list[str], total: int, root: Path) -> str:
@@ -161,12 +150,6 @@ def _unreadable(faults: list[str], total: int, root: Path) -> str:
     )
 
 
-def first_few(culprits: Sequence[str], most: int = 10) -> str:
-    """Culprits one after the other, and how many more there are than `most`."""
-    more = f" and {len(culprits) - most} more" if len(culprits) > most else ""
-    return ", ".join(culprits[:most]) + more
-
-
 def _cores() -> int:
     """Those that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -174,26 +157,26 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _block(files: Sequence[Path], size: int, root: Path) -> tuple[np.ndarray, Report]:
+def _block(files: Sequence[Path], size: int, root: Path) -> tuple[np.ndarray, _Report]:
     """u8[n, size, size, 3], arbitrary where a file cannot be read, and what to report."""
     images = np.empty((len(files), size, size, 3), np.uint8)
-    report = Report(len(files), Counter(), [])
+    report = _Report(len(files), Counter(), [])
     for k, file in enumerate(files):
         try:
-            images[k], mode = read_image(file, size)
+            images[k], mode = _read_image(file, size)
         except MemoryError:
             raise
         except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             reason = " ".join(reason.split())
-            report.faults.append(f"{relative([file], root)[0]} ({reason})")
+            report.faults.append(f"{relative_names([file], root)[0]} ({reason})")
             continue
         if mode != "RGB":
             report.modes[mode] += 1
     return images, report
 
 
-def read_image(file: Path, size: int) -> tuple[np.ndarray, str]:
+def _read_image(file: Path, size: int) -> tuple[np.ndarray, str]:
     """`decode_image` of a file.
 
     It is read as a whole: Pillow's many small reads would hand Python's lock to and fro.

@@ -31,14 +31,14 @@ def crop_and_resize(
     Returns:
       f[size, size, C].
     """
-    down = resize_weights(top, height, image.shape[0], size, image.dtype)
-    across = resize_weights(left, width, image.shape[1], size, image.dtype)
+    down = _resize_weights(top, height, image.shape[0], size, image.dtype)
+    across = _resize_weights(left, width, image.shape[1], size, image.dtype)
     # The fast modes of accelerators keep too few digits for pixels.
     rows = jnp.einsum("oh,hwc->owc", down, image, precision="highest")
     return jnp.einsum("pw,owc->opc", across, rows, precision="highest")
 
 
-def resize_weights(
+def _resize_weights(
     start: jax.Array | int, length: jax.Array | int, count: int, size: int, dtype: Any
 ) -> jax.Array:
     """What each of `count` pixels adds to each of `size` pixels that show [start, start + length).

@@ -21,26 +21,25 @@ section 5.2 and appendix D.4.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.pixels.cache import stored
-from fedjax_bn.data.pixels.cached_blocks import bar
+from fedjax_bn.data.messages import first_few, progress_bar
+from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.sets.abide_files import (
     Subject,
-    choose,
     find_series,
     read_subjects,
     read_table,
-    some,
+    series_of_sites,
 )
 from fedjax_bn.data.sets.connectome import connectomes, num_pairs, window_starts
 from fedjax_bn.data.source import Pool, Source
 
-CLASSES = ("control", "patient")
+_CLASSES = ("control", "patient")
 
 
 def load(
@@ -83,9 +82,9 @@ def load(
     _check_arguments(window, stride, windows_per_subject)
     files = find_series(Path(path), atlas)
     table = read_table(Path(path))
-    chosen = choose(files, table, sites)
+    chosen = series_of_sites(files, table, sites)
     subjects = read_subjects(chosen, table, window)
-    how = Windows(window, stride, windows_per_subject, fisher_z)
+    how = _Windows(window, stride, windows_per_subject, fisher_z)
     pools, flat = [], []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
@@ -94,16 +93,16 @@ def load(
         flat += found
     return Source(
         "abide",
-        CLASSES,
+        _CLASSES,
         tuple(pools),
         mean=(0.0,),
         std=(1.0,),
         notes=_notes(flat, len(table.keys() - files.keys())),
-        key=_digest(subjects, how),
+        key=_hash_of_subjects(subjects, how),
     )
 
 
-class Windows(NamedTuple):
+class _Windows(NamedTuple):
     """How a series is cut and described, see `load`."""
 
     frames: int
@@ -124,16 +123,16 @@ def _check_arguments(window: int, stride: int, windows_per_subject: int) -> None
 
 
 def _pool(
-    site: str, subjects: list[Subject], how: Windows, cache: Path | None, progress: bool
+    site: str, subjects: list[Subject], how: _Windows, cache: Path | None, progress: bool
 ) -> tuple[Pool, tuple[str, ...]]:
     """The windows of a site's subjects, and "NAME (COUNT)" of those with flat regions."""
     starts = [window_starts(len(s.series), how.frames, how.stride, how.most) for s in subjects]
     counts = [len(part) for part in starts]
     features = num_pairs(subjects[0].series.shape[1])
 
-    def make(write: Callable[[np.ndarray], None]) -> tuple[str, ...]:
+    def make(write: Write) -> tuple[str, ...]:
         flat = []
-        with bar(sum(counts), f"connectomes of {site}", progress) as shown:
+        with progress_bar(sum(counts), f"connectomes of {site}", progress) as shown:
             for subject, part in zip(subjects, starts, strict=True):
                 rows, found = connectomes(subject.series, part, how.frames, how.fisher_z)
                 write(rows.view(np.uint8))
@@ -141,34 +140,20 @@ def _pool(
                 shown.update(len(part))
         return tuple(flat)
 
-    name, shape = f"abide-{_digest(subjects, how)[:20]}", (sum(counts), 4 * features)
-    rows, flat = stored(cache, name, shape, make) if cache else _in_memory(shape, make)
+    name, shape = f"abide-{_hash_of_subjects(subjects, how)[:20]}", (sum(counts), 4 * features)
+    rows, flat = cached_array(cache, name, shape, make)
     images = rows.view(np.float32)
     labels = np.repeat(np.array([s.label for s in subjects], np.int32), counts)
     return Pool(site, images, labels, np.repeat([s.name for s in subjects], counts)), flat
 
 
-def _in_memory(
-    shape: tuple[int, int], make: Callable[[Callable[[np.ndarray], None]], tuple[str, ...]]
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """As `cache.stored`, u8[shape] and notes, but in memory."""
-    array, first = np.empty(shape, np.uint8), 0
-
-    def write(rows: np.ndarray) -> None:
-        nonlocal first
-        array[first : first + len(rows)] = rows
-        first += len(rows)
-
-    return array, make(write)
-
-
-def _digest(subjects: list[Subject], how: Windows) -> str:
+def _hash_of_subjects(subjects: list[Subject], how: _Windows) -> str:
     """SHA-256 of what the samples are computed from."""
-    digest = hashlib.sha256(repr(tuple(how)).encode())
+    state = hashlib.sha256(repr(tuple(how)).encode())
     for subject in subjects:
-        digest.update(repr((*subject[:3], subject.series.shape)).encode())
-        digest.update(subject.series.astype("<f8").tobytes())
-    return digest.hexdigest()
+        state.update(repr((*subject[:3], subject.series.shape)).encode())
+        state.update(subject.series.astype("<f8").tobytes())
+    return state.hexdigest()
 
 
 def _notes(flat: list[str], absent: int) -> tuple[str, ...]:
@@ -176,7 +161,7 @@ def _notes(flat: list[str], absent: int) -> tuple[str, ...]:
     if flat:
         notes.append(
             f"abide: {len(flat)} subjects have regions that do not vary within a window, which "
-            f"correlate 0 with all others there: {some(flat)}"
+            f"correlate 0 with all others there: {first_few(flat)}"
         )
     if absent:
         notes.append(f"abide: {absent} subjects of the phenotypic table have no series here")

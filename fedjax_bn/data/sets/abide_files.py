@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
-LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
-REMEDY = (
+from fedjax_bn.data.messages import first_few
+
+_COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
+_LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
+_REMEDY = (
     "fetch the table and one atlas' series from preprocessed-connectomes-project.org/abide, as "
     "fedjax_bn/data/sets/abide.py says"
 )
-Table = dict[str, tuple[str, str]]
+_Table = dict[str, tuple[str, str]]
 
 
 class Subject(NamedTuple):
@@ -33,7 +35,7 @@ def find_series(path: Path, atlas: str = "") -> dict[str, Path]:
       ValueError: there are several atlases and none is named, or two series of one subject.
     """
     if not path.is_dir():
-        raise FileNotFoundError(f"data.path {path} is no folder; {REMEDY}")
+        raise FileNotFoundError(f"data.path {path} is no folder; {_REMEDY}")
     files: dict[str, Path] = {}
     twice, atlases = [], set()
     pattern = f"*_rois_{atlas or '*'}.1D"
@@ -45,7 +47,7 @@ def find_series(path: Path, atlas: str = "") -> dict[str, Path]:
         files[name] = file
     if not files:
         wanted = f"FILE_ID_rois_{atlas or 'ATLAS'}.1D"
-        raise FileNotFoundError(f"{path} has no {wanted} in or below it; {REMEDY}")
+        raise FileNotFoundError(f"{path} has no {wanted} in or below it; {_REMEDY}")
     if len(atlases) > 1:
         raise ValueError(
             f"{path} has series of several atlases, {', '.join(sorted(atlases))}; say which with "
@@ -53,12 +55,12 @@ def find_series(path: Path, atlas: str = "") -> dict[str, Path]:
         )
     if twice:
         raise ValueError(
-            f"{path} has two series of one subject ({some(twice)}); keep those of one pipeline"
+            f"{path} has two series of one subject ({first_few(twice)}); keep those of one pipeline"
         )
     return files
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> _Table:
     """FILE_ID -> (SITE_ID, DX_GROUP) of the one table in a folder that has these columns.
 
     Raises:
@@ -69,11 +71,11 @@ def read_table(path: Path) -> Table:
     for file in sorted(path.glob("*.csv")):
         with open(file, newline="", encoding="utf-8-sig", errors="replace") as lines:
             reader = csv.DictReader(lines)
-            if set(COLUMNS) <= set(reader.fieldnames or ()):
-                tables[file] = [[(row[c] or "").strip() for c in COLUMNS] for row in reader]
+            if set(_COLUMNS) <= set(reader.fieldnames or ()):
+                tables[file] = [[(row[c] or "").strip() for c in _COLUMNS] for row in reader]
     if not tables:
         raise FileNotFoundError(
-            f"{path} has no .csv with the columns {', '.join(COLUMNS)}; {REMEDY}"
+            f"{path} has no .csv with the columns {', '.join(_COLUMNS)}; {_REMEDY}"
         )
     if len(tables) > 1:
         raise ValueError(
@@ -81,7 +83,7 @@ def read_table(path: Path) -> Table:
             "keep one"
         )
     ((file, rows),) = tables.items()
-    found: Table = {}
+    found: _Table = {}
     differ = []
     for name, site, group in rows:
         if name in ("", "no_filename"):
@@ -90,11 +92,11 @@ def read_table(path: Path) -> Table:
         if found.setdefault(name, (site, group)) != (site, group):
             differ.append(name)
     if differ:
-        raise ValueError(f"{file} contradicts itself on {some(differ)}; fetch it again")
+        raise ValueError(f"{file} contradicts itself on {first_few(differ)}; fetch it again")
     return found
 
 
-def choose(files: dict[str, Path], table: Table, sites: Sequence[str]) -> dict[str, Path]:
+def series_of_sites(files: dict[str, Path], table: _Table, sites: Sequence[str]) -> dict[str, Path]:
     """The series of the sites (of all, if none is given), every one with a row and a diagnosis.
 
     Raises:
@@ -103,8 +105,8 @@ def choose(files: dict[str, Path], table: Table, sites: Sequence[str]) -> dict[s
     lost = [name for name in files if name not in table]
     if lost:
         raise ValueError(
-            f"the phenotypic table has no row for {some(lost)}, whose series are there; add rows "
-            "with their FILE_ID, SITE_ID and DX_GROUP, or move the series away"
+            f"the phenotypic table has no row for {first_few(lost)}, whose series are there; add "
+            "rows with their FILE_ID, SITE_ID and DX_GROUP, or move the series away"
         )
     known = sorted({table[name][0] for name in files})
     unknown = [site for site in sites if site not in known]
@@ -114,16 +116,16 @@ def choose(files: dict[str, Path], table: Table, sites: Sequence[str]) -> dict[s
             f"{', '.join(known)}"
         )
     chosen = {name: f for name, f in files.items() if not sites or table[name][0] in sites}
-    odd = [f"{name} ({table[name][1]!r})" for name in chosen if table[name][1] not in LABELS]
+    odd = [f"{name} ({table[name][1]!r})" for name in chosen if table[name][1] not in _LABELS]
     if odd:
         raise ValueError(
             f"the phenotypic table has a DX_GROUP other than 1 (patient) and 2 (control) for "
-            f"{some(odd)}; correct it, or move their series away"
+            f"{first_few(odd)}; correct it, or move their series away"
         )
     return chosen
 
 
-def read_subjects(files: dict[str, Path], table: Table, window: int) -> list[Subject]:
+def read_subjects(files: dict[str, Path], table: _Table, window: int) -> list[Subject]:
     """All series, parsed; all files are read before a fault is reported.
 
     Raises:
@@ -132,14 +134,14 @@ def read_subjects(files: dict[str, Path], table: Table, window: int) -> list[Sub
     subjects, faults = [], []
     for name, file in files.items():
         try:
-            series = read_series(file)
+            series = _read_series(file)
         except ValueError as error:
             faults.append(f"{file.name} ({error})")
             continue
         site, group = table[name]
-        subjects.append(Subject(name, site, LABELS[group], series))
+        subjects.append(Subject(name, site, _LABELS[group], series))
     if faults:
-        raise ValueError(f"cannot read the series {some(faults)}; fetch them again")
+        raise ValueError(f"cannot read the series {first_few(faults)}; fetch them again")
     widths = [subject.series.shape[1] for subject in subjects]
     usual = max(sorted(set(widths)), key=widths.count)
     odd = [
@@ -150,18 +152,18 @@ def read_subjects(files: dict[str, Path], table: Table, window: int) -> list[Sub
     if odd:
         raise ValueError(
             f"series must have the {usual} regions that most have, but others have "
-            f"{some(odd)}; take all series of one atlas"
+            f"{first_few(odd)}; take all series of one atlas"
         )
     short = [f"{s.name} ({len(s.series)})" for s in subjects if len(s.series) < window]
     if short:
         raise ValueError(
-            f"windows of {window} frames do not fit into {some(short)}; choose a smaller window, "
-            "or 0 for whole series"
+            f"windows of {window} frames do not fit into {first_few(short)}; choose a smaller "
+            "window, or 0 for whole series"
         )
     return subjects
 
 
-def read_series(path: Path) -> np.ndarray:
+def _read_series(path: Path) -> np.ndarray:
     """One `.1D` file, a header line and T rows of R numbers, as f64[T, R].
 
     Raises:
@@ -192,9 +194,3 @@ def _are_numbers(words: list[str]) -> bool:
     except ValueError:
         return False
     return True
-
-
-def some(names: Sequence[str], most: int = 10) -> str:
-    """Up to ten names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

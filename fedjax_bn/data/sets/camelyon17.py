@@ -24,22 +24,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.pixels.cached_blocks import digest
-from fedjax_bn.data.pixels.decode import decode, first_few
+from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pixels.decode import decode
 from fedjax_bn.data.sets.published import IMAGENET
-from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 
-COUNTS = (59_436, 34_904, 85_054, 129_838, 146_722)
-COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
-SIZE = 96
-UNSEEN = ("center1", "center2")
-WHERE = (
+_COUNTS = (59_436, 34_904, 85_054, 129_838, 146_722)
+_COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
+_SIZE = 96
+_UNSEEN = ("center1", "center2")
+_WHERE = (
     "it must be the folder camelyon17_v1.0 of WILDS (wilds.stanford.edu, or "
     "wilds.get_dataset('camelyon17', download=True)), with metadata.csv and patches/"
 )
 
 
-class Patch(NamedTuple):
+class _Patch(NamedTuple):
     """A row of the table: where the patch lies, and what the table says of it."""
 
     path: str
@@ -52,7 +53,7 @@ class Patch(NamedTuple):
 def load(
     path: str | Path,
     *,
-    image_size: int = SIZE,
+    image_size: int = _SIZE,
     cache: Path | None = None,
     together: str = "patch",
     progress: bool = True,
@@ -79,9 +80,9 @@ def load(
     """
     if together not in ("patch", "slide"):
         raise ValueError(f"together is {together!r}; it must be 'patch' or 'slide'")
-    root = find_root(Path(path))
-    patches = read_table(root / "metadata.csv")
-    check_patches_exist(root, patches)
+    root = _find_root(Path(path))
+    patches = _read_table(root / "metadata.csv")
+    _check_patches_exist(root, patches)
     notes = _count_notes([patch.center for patch in patches], root)
     pools = []
     for center in sorted({patch.center for patch in patches}):
@@ -90,8 +91,8 @@ def load(
         images, more = decode(files, image_size, root=root, cache=cache, progress=progress)
         notes += [f"center{center}: {note}" for note in more]
         pools.append(_pool(own, images, together))
-    unseen = tuple(pool.name for pool in pools if pool.name in UNSEEN)
-    return check(
+    unseen = tuple(pool.name for pool in pools if pool.name in _UNSEEN)
+    return check_source(
         Source(
             name="camelyon17",
             classes=("normal", "tumor"),
@@ -100,12 +101,12 @@ def load(
             std=IMAGENET[1],
             notes=tuple(notes),
             groups={"unseen": unseen} if unseen else {},
-            key=digest("camelyon17", patches),
+            key=hash_of("camelyon17", patches),
         )
     )
 
 
-def find_root(path: Path) -> Path:
+def _find_root(path: Path) -> Path:
     """The folder with metadata.csv: `path` or its `camelyon17_v1.0`.
 
     Raises:
@@ -114,10 +115,10 @@ def find_root(path: Path) -> Path:
     for folder in (path, path / "camelyon17_v1.0"):
         if (folder / "metadata.csv").is_file():
             return folder
-    raise FileNotFoundError(f"{path / 'metadata.csv'} is missing; {WHERE}")
+    raise FileNotFoundError(f"{path / 'metadata.csv'} is missing; {_WHERE}")
 
 
-def read_table(path: Path) -> list[Patch]:
+def _read_table(path: Path) -> list[_Patch]:
     """The rows of metadata.csv.
 
     Raises:
@@ -125,16 +126,16 @@ def read_table(path: Path) -> list[Patch]:
     """
     with path.open(newline="") as file:
         table = csv.DictReader(file)
-        lacking = [column for column in COLUMNS if column not in (table.fieldnames or ())]
+        lacking = [column for column in _COLUMNS if column not in (table.fieldnames or ())]
         if lacking:
-            raise ValueError(f"{path} lacks the columns {', '.join(lacking)}; {WHERE}")
+            raise ValueError(f"{path} lacks the columns {', '.join(lacking)}; {_WHERE}")
         patches = [_patch(row, path, number) for number, row in enumerate(table, start=2)]
     if not patches:
-        raise ValueError(f"{path} has no rows; {WHERE}")
+        raise ValueError(f"{path} has no rows; {_WHERE}")
     return patches
 
 
-def _patch(row: dict[str, str], path: Path, line: int) -> Patch:
+def _patch(row: dict[str, str], path: Path, line: int) -> _Patch:
     try:
         # patients are numbers of three digits, which a spreadsheet may have stripped of zeros
         slide = f"patient_{int(row['patient']):03}_node_{int(row['node'])}"
@@ -142,7 +143,7 @@ def _patch(row: dict[str, str], path: Path, line: int) -> Patch:
         numbers = [int(row[column]) for column in ("tumor", "slide", "center", "split")]
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}, line {line}, is no row of Camelyon17 ({error})") from error
-    patch = Patch(f"patches/{slide}/patch_{slide}_{place}.png", *numbers)
+    patch = _Patch(f"patches/{slide}/patch_{slide}_{place}.png", *numbers)
     if patch.tumor not in (0, 1) or patch.center not in range(5) or patch.split not in (0, 1):
         raise ValueError(
             f"{path}, line {line}, has tumor {patch.tumor}, center {patch.center} and split "
@@ -151,7 +152,7 @@ def _patch(row: dict[str, str], path: Path, line: int) -> Patch:
     return patch
 
 
-def check_patches_exist(root: Path, patches: list[Patch]) -> None:
+def _check_patches_exist(root: Path, patches: list[_Patch]) -> None:
     """Raises FileNotFoundError that names up to ten patches of the table that are not there."""
     slides = {patch.path.rpartition("/")[0] for patch in patches}
     # listing a folder is much faster than asking for 455,954 files one by one
@@ -171,18 +172,18 @@ def check_patches_exist(root: Path, patches: list[Patch]) -> None:
 
 def _count_notes(centers: list[int], root: Path) -> list[str]:
     counts = np.bincount(centers, minlength=5)
-    wrong = [k for k in range(5) if counts[k] != COUNTS[k]]
+    wrong = [k for k in range(5) if counts[k] != _COUNTS[k]]
     if not wrong:
         return []
-    of_each = ", ".join(f"center{k} {counts[k]} of {COUNTS[k]}" for k in wrong)
-    kind = "a reduced copy" if counts.sum() < sum(COUNTS) else "another version"
+    of_each = ", ".join(f"center{k} {counts[k]} of {_COUNTS[k]}" for k in wrong)
+    kind = "a reduced copy" if counts.sum() < sum(_COUNTS) else "another version"
     return [
-        f"{root} has {counts.sum()} patches of Camelyon17's {sum(COUNTS)} ({of_each}): "
+        f"{root} has {counts.sum()} patches of Camelyon17's {sum(_COUNTS)} ({of_each}): "
         f"{kind} of the WILDS data"
     ]
 
 
-def _pool(patches: list[Patch], images: np.ndarray, together: str) -> Pool:
+def _pool(patches: list[_Patch], images: np.ndarray, together: str) -> Pool:
     center = patches[0].center
     names = [
         patch.path if together == "patch" else patch.path.rpartition("/")[0] for patch in patches

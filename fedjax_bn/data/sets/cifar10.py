@@ -15,13 +15,13 @@ CLASSES = (
     *("dog", "frog", "horse", "ship", "truck"),
 )
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images
-FOLDER = "cifar-10-batches-py"
-BATCHES = {TRAIN: tuple(f"data_batch_{k}" for k in range(1, 6)), TEST: ("test_batch",)}
-COUNTS = {TRAIN: 50_000, TEST: 10_000}
+_FOLDER = "cifar-10-batches-py"
+_BATCHES = {TRAIN: tuple(f"data_batch_{k}" for k in range(1, 6)), TEST: ("test_batch",)}
+_COUNTS = {TRAIN: 50_000, TEST: 10_000}
 PART_NAMES = {TRAIN: "train", TEST: "test"}
 SHAPE = (32, 32, 3)
 WHERE = (
-    f"CIFAR-10 is {FOLDER} with data_batch_1 to 5 and test_batch (the unpacked "
+    f"CIFAR-10 is {_FOLDER} with data_batch_1 to 5 and test_batch (the unpacked "
     "cifar-10-python.tar.gz, from cs.toronto.edu/~kriz/cifar.html), or a .npz with train_images, "
     "train_labels, test_images, test_labels"
 )
@@ -29,14 +29,14 @@ WHERE = (
 
 def is_cifar10(path: Path) -> bool:
     """Whether `read` is the reader for this path, be its content sound or not."""
-    batches = [name for names in BATCHES.values() for name in names]
-    in_folder = any((folder_of(path) / name).exists() for name in batches)
-    return path.suffix == ".npz" or in_folder or (path / FOLDER).is_dir()
+    batches = [name for names in _BATCHES.values() for name in names]
+    in_folder = any((_folder_of(path) / name).exists() for name in batches)
+    return path.suffix == ".npz" or in_folder or (path / _FOLDER).is_dir()
 
 
-def folder_of(path: Path) -> Path:
+def _folder_of(path: Path) -> Path:
     """The folder of the batches in `path`, where there is one; else `path`."""
-    return path / FOLDER if (path / FOLDER).is_dir() else path
+    return path / _FOLDER if (path / _FOLDER).is_dir() else path
 
 
 def read(path: Path, part: int) -> tuple[Pool, tuple[str, ...]]:
@@ -57,9 +57,9 @@ def read(path: Path, part: int) -> tuple[Pool, tuple[str, ...]]:
     images, labels = _from_npz(path, part) if path.suffix == ".npz" else _from_batches(path, part)
     name = PART_NAMES[part]
     notes = ()
-    if len(labels) != COUNTS[part]:
+    if len(labels) != _COUNTS[part]:
         notes = (
-            f"{path} has {len(labels)} {name} images of CIFAR-10's {COUNTS[part]}: a reduced copy",
+            f"{path} has {len(labels)} {name} images of CIFAR-10's {_COUNTS[part]}: a reduced copy",
         )
     return Pool(name, images, labels, sample_names(name, len(labels))), notes
 
@@ -70,11 +70,11 @@ def sample_names(part: str, count: int) -> np.ndarray:
 
 
 def _from_batches(path: Path, part: int) -> tuple[np.ndarray, np.ndarray]:
-    folder = folder_of(path)
-    missing = [name for name in BATCHES[part] if not (folder / name).is_file()]
+    folder = _folder_of(path)
+    missing = [name for name in _BATCHES[part] if not (folder / name).is_file()]
     if missing:
         raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}; {WHERE}")
-    batches = [_read_batch(folder / name) for name in BATCHES[part]]
+    batches = [_read_batch(folder / name) for name in _BATCHES[part]]
     images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
     return images, labels
 

@@ -24,14 +24,16 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.corruptions import CORRUPTIONS, SEVERITIES, groups_of
-from fedjax_bn.data.pixels.cached_blocks import bar, digest, keep, resized
+from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.messages import progress_bar
+from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, resized
 from fedjax_bn.data.sets import cifar10
 from fedjax_bn.data.sets.cifar10 import CLASSES, MEAN, SHAPE, STD, sample_names
 from fedjax_bn.data.sets.cifar10_corrupted import BLOCK, make_pools, read_photographs
-from fedjax_bn.data.source import Pool, Source, check
+from fedjax_bn.data.source import Pool, Source, check_source
 
-COUNT = 10_000
-WHERE = (
+_COUNT = 10_000
+_WHERE = (
     "CIFAR-10-C is a folder with labels.npy and gaussian_noise.npy to saturate.npy (the unpacked "
     "CIFAR-10-C.tar of zenodo.org/records/2535967); in place of it, CIFAR-10 can be given, from "
     "which the corruptions are made: " + cifar10.WHERE
@@ -75,9 +77,9 @@ def load(
     """
     # a configuration has texts
     severities = [int(one) if str(one).isdecimal() else one for one in severities]
-    check_choice("corruptions", corruptions, tuple(CORRUPTIONS))
-    check_choice("severities", severities, SEVERITIES)
-    check_choice("photographs", photographs, tuple(cifar10.PART_NAMES.values()))
+    _check_choice("corruptions", corruptions, tuple(CORRUPTIONS))
+    _check_choice("severities", severities, SEVERITIES)
+    _check_choice("photographs", photographs, tuple(cifar10.PART_NAMES.values()))
     path, severities = Path(path), sorted(severities)
     if folder := _published_folder(path):
         if tuple(photographs) != ("test",):
@@ -85,20 +87,20 @@ def load(
                 f"photographs is {list(photographs)}, but {folder} has the test photographs of "
                 "CIFAR-10 alone; give CIFAR-10 itself for others"
             )
-        labels, arrays, notes = read_published(folder, corruptions)
-        key = digest("published", labels, corruptions, severities)
+        labels, arrays, notes = _read_published(folder, corruptions)
+        key = hash_of("published", labels, corruptions, severities)
         pools = _published_pools(labels, arrays, severities, image_size, cache, key, progress)
     elif cifar10.is_cifar10(path):
         origin, notes = read_photographs(path, photographs)
-        key = digest("made", *origin[1:4], corruptions, severities, seed)
+        key = hash_of("made", *origin[1:4], corruptions, severities, seed)
         pools = make_pools(origin, corruptions, severities, image_size, cache, seed, progress)
     else:
-        raise FileNotFoundError(f"{path} has no CIFAR-10-C; {WHERE}")
+        raise FileNotFoundError(f"{path} has no CIFAR-10-C; {_WHERE}")
     groups = groups_of(corruptions)
-    return check(Source("cifar10_c", CLASSES, pools, MEAN, STD, notes, groups, key))
+    return check_source(Source("cifar10_c", CLASSES, pools, MEAN, STD, notes, groups, key))
 
 
-def check_choice(argument: str, chosen: Sequence, allowed: Sequence) -> None:
+def _check_choice(argument: str, chosen: Sequence, allowed: Sequence) -> None:
     """Raises ValueError unless one or more of `allowed` are chosen, each once."""
     unknown = [one for one in chosen if one not in allowed]
     if unknown or not chosen or len(set(chosen)) < len(chosen):
@@ -115,7 +117,7 @@ def _published_folder(path: Path) -> Path | None:
     return None
 
 
-def read_published(
+def _read_published(
     folder: Path, corruptions: Sequence[str]
 ) -> tuple[np.ndarray, dict[str, np.ndarray], tuple[str, ...]]:
     """Labels i32[5 n], images of each corruption u8[5 n, 32, 32, 3] (memory-mapped), and notes.
@@ -127,7 +129,7 @@ def read_published(
     files = {name: folder / f"{name}.npy" for name in ("labels", *corruptions)}
     missing = [file.name for file in files.values() if not file.is_file()]
     if missing:
-        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}; {WHERE}")
+        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}; {_WHERE}")
     arrays, faults = {}, []
     for name, file in files.items():
         try:
@@ -141,10 +143,10 @@ def read_published(
         if not faults:
             faults += _image_faults(arrays, (len(labels), *SHAPE))
     if faults:
-        raise ValueError(f"{folder}: unusable are {', '.join(faults)}; fetch them again. {WHERE}")
+        raise ValueError(f"{folder}: unusable are {', '.join(faults)}; fetch them again. {_WHERE}")
     count = len(labels) // len(SEVERITIES)
-    note = f"{folder} has {count} photographs a severity, CIFAR-10-C has {COUNT}: a reduced copy"
-    return np.array(labels, np.int32), arrays, () if count == COUNT else (note,)
+    note = f"{folder} has {count} photographs a severity, CIFAR-10-C has {_COUNT}: a reduced copy"
+    return np.array(labels, np.int32), arrays, () if count == _COUNT else (note,)
 
 
 def _label_faults(labels: np.ndarray) -> list[str]:
@@ -184,12 +186,16 @@ def _published_pools(
     names = np.tile(sample_names("test", count), len(severities))
     shape = (len(names), image_size, image_size, 3)
     pools = []
-    with bar(len(arrays) * len(names), "resizing", progress and image_size != SHAPE[0]) as shown:
+    with progress_bar(
+        len(arrays) * len(names), "resizing", progress and image_size != SHAPE[0]
+    ) as shown:
         for name, array in arrays.items():
             images = array[rows]
             if image_size != SHAPE[0]:
-                file = f"cifar10_c-{name}-{image_size}-{digest(key, array)}"
-                images = keep(cache, file, shape, lambda i=images: _resized(i, image_size, shown))
+                file = f"cifar10_c-{name}-{image_size}-{hash_of(key, array)}"
+                images = array_of_blocks(
+                    cache, file, shape, lambda i=images: _resized(i, image_size, shown)
+                )
             pools.append(Pool(name, images, labels[rows], names))
     return tuple(pools)
 

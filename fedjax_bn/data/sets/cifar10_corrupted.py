@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.corruptions import CHUNK, corrupt
-from fedjax_bn.data.pixels.cached_blocks import bar, digest, keep, resized
+from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.messages import progress_bar
+from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, resized
 from fedjax_bn.data.sets import cifar10
 from fedjax_bn.data.source import Pool
 
 BLOCK = CHUNK  # images made and written at a time
-FORM = 1  # to be raised when the same photographs would give other pixels
+_FORM = 1  # to be raised when the same photographs would give other pixels
 
 
 def read_photographs(path: Path, photographs: Sequence[str]) -> tuple[Pool, tuple[str, ...]]:
@@ -55,9 +57,9 @@ def make_pools(
     labels, names = np.tile(origin.labels, many), np.tile(origin.names, many)
     parts = None if origin.parts is None else np.tile(origin.parts, many)
     shape = (len(labels), image_size, image_size, 3)
-    state = digest(FORM, origin.images, list(severities), seed)
+    state = hash_of(_FORM, origin.images, list(severities), seed)
     pools = []
-    with bar(len(corruptions) * len(labels), "corrupting", progress) as shown:
+    with progress_bar(len(corruptions) * len(labels), "corrupting", progress) as shown:
         for name in corruptions:
 
             def blocks(name: str = name) -> Iterator[np.ndarray]:
@@ -68,6 +70,6 @@ def make_pools(
                         yield from resized([made], image_size)
                         shown.update(len(made))
 
-            images = keep(cache, f"cifar10_c-{name}-{image_size}-{state}", shape, blocks)
+            images = array_of_blocks(cache, f"cifar10_c-{name}-{image_size}-{state}", shape, blocks)
             pools.append(Pool(name, images, labels, names, parts))
     return tuple(pools)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-LIMIT = 1 - 1e-6  # of |correlation| before Fisher's z, which is infinite at 1
-BLOCK = 32
+_LIMIT = 1 - 1e-6  # of |correlation| before Fisher's z, which is infinite at 1
+_BLOCK = 32
 
 
 def window_starts(frames: int, window: int, stride: int = 1, most: int = 0) -> np.ndarray:
@@ -56,14 +56,14 @@ def connectomes(
     pairs = np.empty((len(starts), len(upper)), np.float32)
     flat = np.empty((len(starts), regions), bool)
     # A few windows at a time: their matrices stay in the processor's cache.
-    for first in range(0, len(starts), BLOCK):
-        part = slice(first, first + BLOCK)
+    for first in range(0, len(starts), _BLOCK):
+        part = slice(first, first + _BLOCK)
         frames = starts[part, None] + np.arange(window or len(series))
         unit, flat[part] = _normalize(series[frames])
         unit = unit.astype(pairs.dtype)
         matrices = np.matmul(unit.transpose(0, 2, 1), unit).reshape(len(frames), -1)
         np.take(matrices, upper, axis=1, out=pairs[part], mode="clip")
-    bound = np.float32(LIMIT if fisher_z else 1)
+    bound = np.float32(_LIMIT if fisher_z else 1)
     np.clip(pairs, -bound, bound, out=pairs)
     return (np.arctanh(pairs, out=pairs) if fisher_z else pairs), flat
 

@@ -18,17 +18,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.division.partition import generator, stratified_split
+from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.scanners import handwriting, place, to_pixels
 
-CLASSES = 10
+_CLASSES = 10
 VALIDATION, TEST = 30, 70  # images of a client that do not train
 INK, OPACITY, NOISE = 245.0, 0.9, 8.0  # grey level, share of ink in a stroke, sensor noise
-COLOURS = np.array([colorsys.hsv_to_rgb(c / CLASSES, 0.75, 0.8) for c in range(CLASSES)]) * 255
+_COLOURS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.75, 0.8) for c in range(_CLASSES)]) * 255
 
 
-class Place(NamedTuple):
+class _Place(NamedTuple):
     """Where digits stand.
 
     own: probability of the digit's own ground; any of the ten is drawn else.
@@ -44,13 +45,13 @@ class Place(NamedTuple):
     images: int
 
 
-PLACES = (
-    Place("meadow", 0.9, 0, 1.0, 320),
-    Place("pasture", 0.8, 0, 0.9, 320),
-    Place("heath", 0.7, 0, 0.8, 320),
-    Place("marsh", 0.6, 0, 0.7, 320),
-    Place("zoo", 0.0, 0, 0.85, 258),
-    Place("beach", 1.0, 5, 0.85, 259),
+_PLACES = (
+    _Place("meadow", 0.9, 0, 1.0, 320),
+    _Place("pasture", 0.8, 0, 0.9, 320),
+    _Place("heath", 0.7, 0, 0.8, 320),
+    _Place("marsh", 0.6, 0, 0.7, 320),
+    _Place("zoo", 0.0, 0, 0.85, 258),
+    _Place("beach", 1.0, 5, 0.85, 259),
 )
 
 
@@ -68,28 +69,28 @@ def load(seed: int = 0) -> Dataset:
       bytes.
     """
     ink, labels = handwriting()
-    owners = stratified_split(labels, [p.images for p in PLACES], generator(seed, 0))
+    owners = stratified_split(labels, [p.images for p in _PLACES], generator(seed, 0))
     domains = []
-    for position, (where, owned) in enumerate(zip(PLACES, owners, strict=True)):
+    for position, (where, owned) in enumerate(zip(_PLACES, owners, strict=True)):
         rng = generator(seed, 1, position)
-        images = paint(ink[owned], grounds(where, labels[owned], rng), where.light, rng)
+        images = _paint(ink[owned], _grounds(where, labels[owned], rng), where.light, rng)
         domains.append(_domain(where.name, Split(images, labels[owned]), rng))
-    return Dataset("cow_on_beach", CLASSES, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
+    return Dataset("cow_on_beach", _CLASSES, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
-def grounds(where: Place, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _grounds(where: _Place, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Which of the ten grounds each image of a place has, i64[N], for labels i32[N]."""
-    drawn = rng.integers(CLASSES, size=len(labels))
+    drawn = rng.integers(_CLASSES, size=len(labels))
     own = rng.uniform(size=len(labels)) < where.own
-    return np.where(own, (labels + where.further) % CLASSES, drawn)
+    return np.where(own, (labels + where.further) % _CLASSES, drawn)
 
 
-def paint(
+def _paint(
     ink: np.ndarray, ground: np.ndarray, light: float, rng: np.random.Generator
 ) -> np.ndarray:
     """Handwriting f64[N, h, h] on grounds i64[N] as u8[N, 28, 28, 3]."""
     stroke = OPACITY * place(ink, rng)[..., None]
-    seen = light * (stroke * INK + (1 - stroke) * COLOURS[ground][:, None, None])
+    seen = light * (stroke * INK + (1 - stroke) * _COLOURS[ground][:, None, None])
     return to_pixels(seen + NOISE * rng.standard_normal(seen.shape))
 
 
@@ -99,7 +100,7 @@ def ground_of(images: np.ndarray) -> np.ndarray:
         [images[:, :2].reshape(len(images), -1, 3), images[:, -2:].reshape(len(images), -1, 3)], 1
     )
     seen = _direction(np.median(border.astype(np.float64), axis=1))
-    return (seen @ _direction(COLOURS).T).argmax(1)
+    return (seen @ _direction(_COLOURS).T).argmax(1)
 
 
 def _direction(colours: np.ndarray) -> np.ndarray:

@@ -19,22 +19,26 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.division import partition
-from fedjax_bn.data.division.partition import fraction_size, generator, stratified_split
-from fedjax_bn.data.domain import Dataset, Domain, Split, check
+from fedjax_bn.data.division.by_class import stratified_sample, stratified_split
+from fedjax_bn.data.division.integer_shares import fraction_size
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
+from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels import decode
-from fedjax_bn.data.pixels.cached_blocks import bar, digest, keep
-from fedjax_bn.data.pools import as_source, numbered, parts_of
+from fedjax_bn.data.pixels.cached_blocks import array_of_blocks
+from fedjax_bn.data.pools import as_source, numbered_names, parts_of
+from fedjax_bn.data.seeds import generator
+from fedjax_bn.data.sets.digits_npz import from_npz
 from fedjax_bn.data.sets.files import SIZE, Original, to_digits
+from fedjax_bn.data.sets.folders import match_folders, subfolders
 from fedjax_bn.data.sets.idx import mnist
 from fedjax_bn.data.sets.mat import svhn, synth_digits
 from fedjax_bn.data.sets.mnist_m import mnist_m
-from fedjax_bn.data.sets.npz import from_npz
 from fedjax_bn.data.sets.usps import usps
 from fedjax_bn.data.source import Pool, Source
 
 # in the order of the authors' code; each with its folder and its reader
-ORIGINALS = {
+_ORIGINALS = {
     "mnist": ("MNIST", mnist),
     "svhn": ("SVHN", svhn),
     "usps": ("USPS", usps),
@@ -83,7 +87,9 @@ def load(
     return _reduce(from_npz(path), seed, fraction, bool(truncate), whole)
 
 
-def source(path: str | Path | None, *, cache: Path | None = None, progress: bool = True) -> Source:
+def load_source(
+    path: str | Path | None, *, cache: Path | None = None, progress: bool = True
+) -> Source:
     """All samples of the digits benchmark as u8[N, 28, 28, 3], with their published parts.
 
     Args:
@@ -103,11 +109,11 @@ def source(path: str | Path | None, *, cache: Path | None = None, progress: bool
     if not path.is_dir():
         return as_source(from_npz(path))
     pools = []
-    for name, (folder, reader) in ORIGINALS.items():
+    for name, (folder, reader) in _ORIGINALS.items():
         place = _folder(path, folder)
         pools.append(_whole_pool(name, place, *reader(place), cache, progress))
     classes = tuple(str(digit) for digit in range(10))
-    key = digest("digits", *(pool.labels for pool in pools))
+    key = hash_of("digits", *(pool.labels for pool in pools))
     return Source("digits", classes, tuple(pools), (0.5,) * 3, (0.5,) * 3, key=key)
 
 
@@ -119,7 +125,7 @@ def _whole_pool(
     shape = (sum(sizes.values()), SIZE, SIZE, 3)
 
     def blocks() -> Iterator[np.ndarray]:
-        with bar(shape[0], f"reading {name}", progress) as shown:
+        with progress_bar(shape[0], f"reading {name}", progress) as shown:
             for part in (train, test):
                 for index in np.array_split(
                     np.arange(len(part.labels)), len(part.labels) // 1000 + 1
@@ -127,9 +133,11 @@ def _whole_pool(
                     yield to_digits(part.read(index))
                     shown.update(len(index))
 
-    images = keep(cache, f"{name}-{SIZE}-{decode.digest(files, folder, SIZE)}", shape, blocks)
+    images = array_of_blocks(
+        cache, f"{name}-{SIZE}-{decode.hash_of_files(files, folder, SIZE)}", shape, blocks
+    )
     labels = np.concatenate([train.labels, test.labels])
-    return Pool(name, images, labels, numbered(name, sizes), parts_of(sizes))
+    return Pool(name, images, labels, numbered_names(name, sizes), parts_of(sizes))
 
 
 def _check_path(path: str | Path | None) -> Path:
@@ -144,7 +152,7 @@ def _check_path(path: str | Path | None) -> Path:
 
 
 def _choices() -> str:
-    folders = ", ".join(folder for folder, _ in ORIGINALS.values())
+    folders = ", ".join(folder for folder, _ in _ORIGINALS.values())
     return (
         f"a folder with {folders} (the originals, laid out as fedjax_bn/data/sets/digits.py says) "
         "or a .npz with DOMAIN__train_images, DOMAIN__train_labels and the same for test"
@@ -155,15 +163,15 @@ def _reduce(
     dataset: Dataset, seed: int, fraction: float | None, truncate: bool, whole: Sequence[str]
 ) -> Dataset:
     counts = {domain.name: len(domain.train.labels) for domain in dataset.domains}
-    sizes = training_sizes(counts, 1.0 if fraction is None else fraction, truncate, whole)
+    sizes = _training_sizes(counts, 1.0 if fraction is None else fraction, truncate, whole)
     domains = [
-        domain._replace(train=partition.truncate(domain.train, size, generator(seed, k)))
+        domain._replace(train=stratified_sample(domain.train, size, generator(seed, k)))
         for k, (domain, size) in enumerate(zip(dataset.domains, sizes, strict=True))
     ]
     return dataset._replace(domains=tuple(domains))
 
 
-def training_sizes(
+def _training_sizes(
     counts: dict[str, int], fraction: float, truncate: bool, whole: Sequence[str] = ()
 ) -> list[int]:
     """Training samples of each domain: floor(fraction * count), of the smallest if `truncate`.
@@ -185,22 +193,22 @@ def _from_folder(
     resplit: bool,
     whole: Sequence[str],
 ) -> Dataset:
-    pools = [_pool(*reader(_folder(path, name)), resplit) for name, reader in ORIGINALS.values()]
-    counts = {name: len(train.labels) for name, (train, _) in zip(ORIGINALS, pools, strict=True)}
+    pools = [_pool(*reader(_folder(path, name)), resplit) for name, reader in _ORIGINALS.values()]
+    counts = {name: len(train.labels) for name, (train, _) in zip(_ORIGINALS, pools, strict=True)}
     for name, count in counts.items():
         if not count:
             raise ValueError(f"{path}: {name} has no training samples; fetch its files again")
-    sizes = training_sizes(
+    sizes = _training_sizes(
         counts, 0.1 if fraction is None else fraction, truncate is None or truncate, whole
     )
     domains = []
-    for k, (name, (train, test), size) in enumerate(zip(ORIGINALS, pools, sizes, strict=True)):
-        owned = partition.truncate(
+    for k, (name, (train, test), size) in enumerate(zip(_ORIGINALS, pools, sizes, strict=True)):
+        owned = stratified_sample(
             Split(np.arange(len(train.labels)), train.labels), size, generator(seed, k)
         )
         every = np.arange(len(test.labels))
         domains.append(Domain(name, _read(train, owned.images), None, _read(test, every)))
-    return check(Dataset("digits", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3))
+    return check_dataset(Dataset("digits", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3))
 
 
 def _read(split: Original, index: np.ndarray) -> Split:
@@ -209,14 +217,10 @@ def _read(split: Original, index: np.ndarray) -> Split:
 
 def _folder(path: Path, name: str) -> Path:
     """The folder of that name, in whatever case and with or without - and _."""
-    for folder in sorted(path.iterdir()):
-        if folder.is_dir() and _plain(folder.name) == _plain(name):
-            return folder
-    raise FileNotFoundError(f"{path / name} is missing; data.path must be {_choices()}")
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
+    found = match_folders(subfolders(path), {name: ()})
+    if name not in found:
+        raise FileNotFoundError(f"{path / name} is missing; data.path must be {_choices()}")
+    return found[name]
 
 
 def _pool(train: Original, test: Original, resplit: bool) -> tuple[Original, Original]:

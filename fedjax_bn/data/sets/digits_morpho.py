@@ -11,11 +11,11 @@ Reference: Li et al., "FedBN", ICLR 2021, appendix G.
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedjax_bn.data.domain import Dataset, Domain, Split, check
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.sets import digits, morpho_mnist
 from fedjax_bn.data.source import TEST, Pool
 
-UNSEEN = ("morpho_global", "morpho_local")
+_UNSEEN = ("morpho_global", "morpho_local")
 
 
 def load(
@@ -41,16 +41,16 @@ def load(
       FileNotFoundError: a file is missing.
       ValueError: a file is corrupt, or Morpho-MNIST is no target.
     """
-    missing = [name for name in UNSEEN if name not in target]
+    missing = [name for name in _UNSEEN if name not in target]
     if missing:
         raise ValueError(
             f"digits_morpho has only test samples of {' and '.join(missing)}: set "
-            f"config.target={','.join(UNSEEN)}"
+            f"config.target={','.join(_UNSEEN)}"
         )
     known = digits.load(path, seed=seed, fraction=fraction, truncate=truncate, whole=target)
     unseen = morpho_mnist.load(Path(path) / "Morpho-MNIST").pools
     domains = (*known.domains, *map(_test_part, unseen))
-    return check(known._replace(name="digits_morpho", domains=domains))
+    return check_dataset(known._replace(name="digits_morpho", domains=domains))
 
 
 def _test_part(pool: Pool) -> Domain:

@@ -21,10 +21,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.pixels.decode import first_few
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.domainnet_lists import SIZES, Lines, check_labels, read_lists, size_notes
-from fedjax_bn.data.sets.folders import domain_folders, find_root, list_files, match, subfolders
-from fedjax_bn.data.sets.lists import stem
+from fedjax_bn.data.sets.folders import (
+    domain_folders,
+    find_root,
+    list_files,
+    match_folders,
+    subfolders,
+)
+from fedjax_bn.data.sets.lists import without_suffix
 from fedjax_bn.data.sets.published import Listing, Published, spelled, to_source
 from fedjax_bn.data.source import Source
 
@@ -40,9 +46,11 @@ TEN = (  # the most frequent, as FedBN's code numbers them
     "wine_glass",
     "zebra",
 )
-ALL = ("all",)
+_ALL = ("all",)
 DOMAINNET = Published(
     name="domainnet",
+    title="DomainNet",
+    about="drawings, paintings and photographs of up to 345 classes",
     domains=spelled(*SIZES),
     classes={},
     counts={},
@@ -53,6 +61,7 @@ DOMAINNET = Published(
     ),
     mean=(0.0, 0.0, 0.0),
     std=(1.0, 1.0, 1.0),
+    image_size=256,
 )
 
 
@@ -86,11 +95,11 @@ def load(
     places = [root, root / "splits", Path(path), Path(path) / "splits"]
     lists = {domain: read_lists(places, domain, DOMAINNET.where) for domain in folders}
     numbering = check_labels([lines for both in lists.values() for lines in both])
-    chosen = choose(tuple(classes), numbering)
+    chosen = _chosen_classes(tuple(classes), numbering)
     notes = [note for domain in lists for note in size_notes(domain, lists[domain])]
     missing: list[str] = []
     listings = [
-        list_images(domain, folder, lists[domain], chosen, missing, notes)
+        _list_images(domain, folder, lists[domain], chosen, missing, notes)
         for domain, folder in folders.items()
     ]
     if missing:
@@ -98,20 +107,20 @@ def load(
             f"the lists in {lists['clipart'][0].path.parent} name {len(missing)} images that are "
             f"missing in {root}: {first_few(missing)}; fetch or unpack them again"
         )
-    check_classes(listings, chosen)
+    _check_classes(listings, chosen)
     dataset = DOMAINNET._replace(classes=spelled(*chosen))
     return to_source(
         dataset, root, listings, image_size, cache=cache, progress=progress, notes=notes
     )
 
 
-def choose(classes: tuple[str, ...], known: Sequence[str]) -> tuple[str, ...]:
+def _chosen_classes(classes: tuple[str, ...], known: Sequence[str]) -> tuple[str, ...]:
     """The classes asked for.
 
     Raises:
       ValueError: none is asked for, one is asked for twice, or one is in no list.
     """
-    if classes == ALL:
+    if classes == _ALL:
         return tuple(known)
     unknown = [name for name in classes if name not in known]
     if unknown:
@@ -121,12 +130,12 @@ def choose(classes: tuple[str, ...], known: Sequence[str]) -> tuple[str, ...]:
         )
     if not classes or len(set(classes)) < len(classes):
         raise ValueError(
-            f"data.classes is {classes}; give different classes, or {ALL} for all {len(known)}"
+            f"data.classes is {classes}; give different classes, or {_ALL} for all {len(known)}"
         )
     return classes
 
 
-def list_images(
+def _list_images(
     domain: str,
     folder: Path,
     lists: Sequence[Lines],
@@ -135,7 +144,7 @@ def list_images(
     notes: list[str],
 ) -> Listing:
     """The listed images of a domain; what is listed but absent is appended to `missing`."""
-    there = images_there(domain, folder, classes)
+    there = _images_there(domain, folder, classes)
     label_of = {name: label for label, name in enumerate(classes)}
     parts: dict[Path, int] = {}
     labels: dict[Path, int] = {}
@@ -144,7 +153,7 @@ def list_images(
         for name, one in zip(lines.names, lines.classes, strict=True):
             if one not in label_of:
                 continue
-            file = there.get(name) or there.get(stem(name))
+            file = there.get(name) or there.get(without_suffix(name))
             if file is None:
                 missing.append(name)
                 continue
@@ -165,17 +174,17 @@ def list_images(
     )
 
 
-def images_there(domain: str, folder: Path, classes: Sequence[str]) -> Mapping[str, Path]:
+def _images_there(domain: str, folder: Path, classes: Sequence[str]) -> Mapping[str, Path]:
     """The images of those classes by their names in lists, with and without suffix."""
     there: dict[str, Path] = {}
-    for name, one in match(subfolders(folder), spelled(*classes)).items():
+    for name, one in match_folders(subfolders(folder), spelled(*classes)).items():
         for file in list_files(one)[0]:
             there[f"{domain}/{name}/{file.name}"] = file
-            there.setdefault(stem(f"{domain}/{name}/{file.name}"), file)
+            there.setdefault(without_suffix(f"{domain}/{name}/{file.name}"), file)
     return there
 
 
-def check_classes(listings: Sequence[Listing], classes: Sequence[str]) -> None:
+def _check_classes(listings: Sequence[Listing], classes: Sequence[str]) -> None:
     """Raises ValueError if a domain has no image of a class; all are named."""
     absent = [
         f"{name} of {listing.name}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.pixels.decode import first_few
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.lists import read_list
 from fedjax_bn.data.source import TEST, TRAIN
 
@@ -21,7 +21,7 @@ SIZES = {  # lines of the official training and test lists, for all 345 classes
     "real": (120_906, 52_041),
     "sketch": (48_212, 20_916),
 }
-PARTS = {"train": TRAIN, "test": TEST}
+_PARTS = {"train": TRAIN, "test": TEST}
 
 
 class Lines(NamedTuple):
@@ -42,7 +42,7 @@ def read_lists(folders: Sequence[Path], domain: str, where: str) -> list[Lines]:
       ValueError: a line is not DOMAIN/CLASS/FILE LABEL.
     """
     both = []
-    for part, number in PARTS.items():
+    for part, number in _PARTS.items():
         name = f"{domain}_{part}.txt"
         places = [folder / name for folder in folders]
         found = next((place for place in places if place.is_file()), None)

@@ -21,7 +21,7 @@ class Original(NamedTuple):
     read: Callable[[np.ndarray], np.ndarray]
 
 
-def find(folder: Path, names: Sequence[str], remedy: str) -> Path:
+def first_existing(folder: Path, names: Sequence[str], remedy: str) -> Path:
     """The first of `names` that exists in `folder`.
 
     Raises:

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.pixels.decode import first_few
-from fedjax_bn.data.sets.published import Listing, Published, Spellings, to_source
-from fedjax_bn.data.source import Source
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.sets.published import Listing, Published, Spellings
 
-SUFFIXES = {"jpg", "jpeg", "png", "bmp", "ppm", "pgm", "tif", "tiff", "webp"}
+_SUFFIXES = {"jpg", "jpeg", "png", "bmp", "ppm", "pgm", "tif", "tiff", "webp"}
 
 
-def plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """A name without what its spellings differ in."""
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
@@ -35,7 +34,7 @@ def find_root(path: str | Path | None, dataset: Published) -> Path:
     if not path.is_dir():
         raise FileNotFoundError(f"data.path {path} is no folder: {dataset.where}")
     for folder in (path, *subfolders(path)):
-        if match(subfolders(folder), dataset.domains):
+        if match_folders(subfolders(folder), dataset.domains):
             return folder
     raise FileNotFoundError(f"data.path {path} has no domain of {dataset.name}: {dataset.where}")
 
@@ -50,7 +49,7 @@ def subfolders(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def match(folders: Sequence[Path], wanted: Spellings) -> dict[str, Path]:
+def match_folders(folders: Sequence[Path], wanted: Spellings) -> dict[str, Path]:
     """The folder of each wanted name, for those that have one; the usual spelling goes first.
 
     Raises:
@@ -59,7 +58,7 @@ def match(folders: Sequence[Path], wanted: Spellings) -> dict[str, Path]:
     found = {}
     for name, others in wanted.items():
         for spelling in (name, *others):
-            same = [folder for folder in folders if plain(folder.name) == plain(spelling)]
+            same = [folder for folder in folders if plain_name(folder.name) == plain_name(spelling)]
             same = [folder for folder in same if folder.name == spelling] or same
             if len(same) > 1:
                 raise ValueError(
@@ -77,7 +76,7 @@ def domain_folders(root: Path, dataset: Published) -> dict[str, Path]:
     Raises:
       FileNotFoundError: some have none; all are named.
     """
-    found = match(subfolders(root), dataset.domains)
+    found = match_folders(subfolders(root), dataset.domains)
     missing = [name for name in dataset.domains if name not in found]
     if missing:
         raise FileNotFoundError(
@@ -86,24 +85,19 @@ def domain_folders(root: Path, dataset: Published) -> dict[str, Path]:
     return found
 
 
-def list_domain(
-    name: str, folder: Path, dataset: Published, parts: Mapping[str, int] | None = None
-) -> Listing:
+def list_domain(name: str, folder: Path, dataset: Published) -> Listing:
     """The images of a domain, by class and name.
 
     Args:
       name: of the domain.
-      folder: holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31.
+      folder: holds CLASS/*.jpg, or images/CLASS/*.jpg as in Office-31, or PART/CLASS/*.jpg where
+        the dataset has parts.
       dataset: whose classes are looked for; other folders are left out.
-      parts: None; or folder -> part, for domains of the form PART/CLASS/*.jpg.
 
     Raises:
       ValueError: a class folder is empty, or a class has none; all are named.
     """
-    if parts is None:
-        listing = _list_classes(name, _inner(folder, dataset.classes), dataset.classes)
-    else:
-        listing = _list_parts(name, folder, dataset.classes, parts)
+    listing = _list_in_its_form(name, folder, dataset)
     present = set(listing.labels.tolist())
     missing = [c for label, c in enumerate(dataset.classes) if label not in present]
     if missing:
@@ -114,9 +108,22 @@ def list_domain(
     return listing
 
 
+def _list_in_its_form(name: str, folder: Path, dataset: Published) -> Listing:
+    """One domain in whichever form it is there, divided by folders or not."""
+    classes, parts = dataset.classes, dataset.parts
+    inside = {one.name.lower(): one.name for one in subfolders(folder)}
+    has_classes = bool(match_folders(subfolders(folder), classes))
+    if dataset.always_divided or (next(iter(parts), "") in inside and not has_classes):
+        there = {inside.get(part, part): number for part, number in parts.items()}
+        return _list_parts(name, folder, classes, there)
+    if dataset.whole in inside and not has_classes:
+        return _list_classes(name, folder / inside[dataset.whole], classes)
+    return _list_classes(name, _inner(folder, classes), classes)
+
+
 def _inner(folder: Path, classes: Spellings) -> Path:
     inner = folder / "images"
-    return inner if inner.is_dir() and not match(subfolders(folder), classes) else folder
+    return inner if inner.is_dir() and not match_folders(subfolders(folder), classes) else folder
 
 
 def _list_parts(name: str, folder: Path, classes: Spellings, parts: Mapping[str, int]) -> Listing:
@@ -133,7 +140,7 @@ def _list_parts(name: str, folder: Path, classes: Spellings, parts: Mapping[str,
 
 def _list_classes(name: str, folder: Path, classes: Spellings) -> Listing:
     inside = subfolders(folder)
-    found = match(inside, classes)
+    found = match_folders(inside, classes)
     files, labels, empty = [], [], []
     strays = [one for one in inside if one not in found.values()]
     strays += list_files(folder)[1] + list_files(folder)[0]
@@ -161,38 +168,11 @@ def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
         names = sorted(entry.name for entry in entries if entry.is_file())
     images, others = [], []
     for name in names:
-        (images if is_image(name) else others).append(folder / name)
+        (images if _is_image(name) else others).append(folder / name)
     return images, others
 
 
-def is_image(name: str) -> bool:
+def _is_image(name: str) -> bool:
     """Whether a file of this name is an image; macOS writes hidden companions `._NAME.jpg`."""
     head, _, suffix = name.rpartition(".")
-    return bool(head) and not name.startswith(".") and suffix.lower() in SUFFIXES
-
-
-def load_folders(
-    dataset: Published,
-    path: str | Path | None,
-    image_size: int,
-    *,
-    cache: str | Path | None,
-    progress: bool,
-    parts: Mapping[str, int] | None = None,
-) -> Source:
-    """A dataset that is nothing but folders: all the steps above, and decoding.
-
-    Args:
-      dataset: what to look for.
-      path: the folder of its domains, or the folder around it.
-      image_size, cache, progress: see `decode`.
-      parts: see `list_domain`.
-
-    Raises:
-      FileNotFoundError, ValueError: something is missing, empty or unreadable.
-      OSError: the cache cannot be written.
-    """
-    root = find_root(path, dataset)
-    folders = domain_folders(root, dataset)
-    listings = [list_domain(name, one, dataset, parts) for name, one in folders.items()]
-    return to_source(dataset, root, listings, image_size, cache=cache, progress=progress)
+    return bool(head) and not name.startswith(".") and suffix.lower() in _SUFFIXES

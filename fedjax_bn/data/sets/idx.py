@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.sets.files import Original, checked_labels, corruption_named, find
+from fedjax_bn.data.sets.files import Original, checked_labels, corruption_named, first_existing
 
-WHERE = (
+_WHERE = (
     "MNIST needs (train|t10k)-images-idx3-ubyte and (train|t10k)-labels-idx1-ubyte, "
     "optionally .gz, from yann.lecun.com/exdb/mnist or any of its mirrors"
 )
 
 
-def mnist(folder: Path, where: str = WHERE) -> tuple[Original, Original]:
+def mnist(folder: Path, where: str = _WHERE) -> tuple[Original, Original]:
     """Training and test split of MNIST in `folder`, or in its `raw` folder as torchvision has it.
 
     Args:
@@ -35,7 +35,7 @@ def mnist(folder: Path, where: str = WHERE) -> tuple[Original, Original]:
 def _split(folder: Path, name: str, where: str) -> Original:
     image_path = _find(folder, f"{name}-images", "idx3-ubyte", where)
     label_path = _find(folder, f"{name}-labels", "idx1-ubyte", where)
-    images, labels = read_idx(image_path, axes=3), read_idx(label_path, axes=1)
+    images, labels = _read_idx(image_path, axes=3), _read_idx(label_path, axes=1)
     if len(images) != len(labels):
         raise ValueError(
             f"{image_path} has {len(images)} images but {label_path.name} {len(labels)} labels; "
@@ -46,10 +46,10 @@ def _split(folder: Path, name: str, where: str) -> Original:
 
 def _find(folder: Path, stem: str, kind: str, where: str) -> Path:
     names = [f"{stem}{joint}{kind}{end}" for end in ("", ".gz") for joint in ("-", ".")]
-    return find(folder, names, where)
+    return first_existing(folder, names, where)
 
 
-def read_idx(path: Path, axes: int) -> np.ndarray:
+def _read_idx(path: Path, axes: int) -> np.ndarray:
     """The u8 array of an idx file with that number of axes, unzipped if its name ends in .gz.
 
     Raises:

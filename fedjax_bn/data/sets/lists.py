@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.pixels.decode import first_few
+from fedjax_bn.data.messages import first_few
 
 
 def read_list(path: Path) -> tuple[list[str], np.ndarray]:
@@ -30,7 +30,7 @@ def read_list(path: Path) -> tuple[list[str], np.ndarray]:
     return names, np.array([int(row[1]) for _, row in rows], np.int64)
 
 
-def stem(name: str) -> str:
+def without_suffix(name: str) -> str:
     """The name without its suffix: copies of a dataset differ in the format of their images."""
     head, dot, suffix = name.rpartition(".")
     return head if dot and "/" not in suffix else name

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.sets.files import Original, checked_labels, corruption_named, find
+from fedjax_bn.data.sets.files import Original, checked_labels, corruption_named, first_existing
 
-SVHN_WHERE = (
+_SVHN_WHERE = (
     "SVHN needs train_32x32.mat and test_32x32.mat (format 2, cropped digits), "
     "from ufldl.stanford.edu/housenumbers"
 )
-SYNTH_WHERE = (
+_SYNTH_WHERE = (
     "SynthDigits needs synth_train_32x32.mat and synth_test_32x32.mat, "
     "from Yaroslav Ganin's page, yaroslav.ganin.net"
 )
@@ -23,8 +23,10 @@ def svhn(folder: Path) -> tuple[Original, Original]:
       FileNotFoundError: a file is missing.
       ValueError: a file is corrupt, or its labels are not in 1..10.
     """
-    paths = [find(folder, [f"{name}_32x32.mat"], SVHN_WHERE) for name in ("train", "test")]
-    train, test = (read_mat(path, first=1) for path in paths)
+    paths = [
+        first_existing(folder, [f"{name}_32x32.mat"], _SVHN_WHERE) for name in ("train", "test")
+    ]
+    train, test = (_read_mat(path, first=1) for path in paths)
     return _ten_is_zero(train), _ten_is_zero(test)
 
 
@@ -36,7 +38,9 @@ def synth_digits(folder: Path) -> tuple[Original, Original]:
       ValueError: a file is corrupt, or its labels are not in 0..9.
     """
     names = ("synth_train_32x32.mat", "synth_test_32x32.mat")
-    train, test = (read_mat(find(folder, [name], SYNTH_WHERE), first=0) for name in names)
+    train, test = (
+        _read_mat(first_existing(folder, [name], _SYNTH_WHERE), first=0) for name in names
+    )
     return train, test
 
 
@@ -45,7 +49,7 @@ def _ten_is_zero(split: Original) -> Original:
     return split._replace(labels=(split.labels + np.int32(1)) % np.int32(10))
 
 
-def read_mat(path: Path, first: int) -> Original:
+def _read_mat(path: Path, first: int) -> Original:
     """One such file; its labels, counted from `first`, become 0..9.
 
     Raises:

@@ -4,9 +4,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.sets.files import SIZE, Original, checked_labels, corruption_named, find
+from fedjax_bn.data.sets.files import (
+    SIZE,
+    Original,
+    checked_labels,
+    corruption_named,
+    first_existing,
+)
 
-WHERE = (
+_WHERE = (
     "MNIST-M needs mnist_m_train/*.png with mnist_m_train_labels.txt and mnist_m_test/*.png with "
     "mnist_m_test_labels.txt (the unpacked mnist_m.tar.gz), from yaroslav.ganin.net"
 )
@@ -20,10 +26,10 @@ def mnist_m(folder: Path) -> tuple[Original, Original]:
       ValueError: a line of labels or an image is wrong.
     """
     folder = folder / "mnist_m" if (folder / "mnist_m").is_dir() else folder
-    return read_folder(folder, "train"), read_folder(folder, "test")
+    return _read_folder(folder, "train"), _read_folder(folder, "test")
 
 
-def read_folder(folder: Path, split: str) -> Original:
+def _read_folder(folder: Path, split: str) -> Original:
     """`mnist_m_SPLIT_labels.txt` with lines `FILE DIGIT`; FILE lies in `mnist_m_SPLIT`.
 
     Images are read only when asked for: opening all 68,000 takes a while.
@@ -32,8 +38,8 @@ def read_folder(folder: Path, split: str) -> Original:
       FileNotFoundError: the folder or the text file is missing.
       ValueError: a line is not of that form, or its label is no digit.
     """
-    images = find(folder, [f"mnist_m_{split}"], WHERE)
-    path = find(folder, [f"mnist_m_{split}_labels.txt"], WHERE)
+    images = first_existing(folder, [f"mnist_m_{split}"], _WHERE)
+    path = first_existing(folder, [f"mnist_m_{split}_labels.txt"], _WHERE)
     with corruption_named(path):
         rows = [line.split() for line in path.read_text().splitlines() if line.strip()]
     for row in rows:
@@ -43,10 +49,10 @@ def read_folder(folder: Path, split: str) -> Original:
             )
     labels = checked_labels(np.array([int(label) for _, label in rows], np.int64), path)
     files = [images / name for name, _ in rows]
-    return Original(labels, lambda index: np.stack([read_image(files[k]) for k in index]))
+    return Original(labels, lambda index: np.stack([_read_image(files[k]) for k in index]))
 
 
-def read_image(path: Path) -> np.ndarray:
+def _read_image(path: Path) -> np.ndarray:
     """One image as u8[28, 28, 3].
 
     Raises:
@@ -56,7 +62,7 @@ def read_image(path: Path) -> np.ndarray:
     from PIL import Image
 
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing though its label is there; {WHERE}")
+        raise FileNotFoundError(f"{path} is missing though its label is there; {_WHERE}")
     with corruption_named(path), Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))
     if pixels.shape != (SIZE, SIZE, 3):

@@ -21,11 +21,11 @@ import numpy as np
 from fedjax_bn.data.pools import parts_of
 from fedjax_bn.data.sets.files import Original, to_digits
 from fedjax_bn.data.sets.idx import mnist
-from fedjax_bn.data.source import Pool, Source, check
+from fedjax_bn.data.source import Pool, Source, check_source
 
-FOLDERS = ("global", "local", "plain", "thin", "thic", "swel", "frac")
-COUNTS = (60_000, 10_000)
-WHERE = (
+_FOLDERS = ("global", "local", "plain", "thin", "thic", "swel", "frac")
+_COUNTS = (60_000, 10_000)
+_WHERE = (
     "Morpho-MNIST needs the folders global and local, each with (train|t10k)-images-idx3-ubyte.gz "
     "and (train|t10k)-labels-idx1-ubyte.gz (the unpacked zip files listed in the README of "
     "github.com/dccastro/Morpho-MNIST)"
@@ -37,7 +37,7 @@ def load(path: str | Path, *, folders: Sequence[str] = ("global", "local")) -> S
 
     Args:
       path: the folder that holds them.
-      folders: which, of `FOLDERS`; the domains are called "morpho_global" and so on.
+      folders: which, of `_FOLDERS`; the domains are called "morpho_global" and so on.
 
     Returns:
       Source "morpho_mnist", normalized by (0.5, 0.5) as the digits benchmark is. Samples of a part
@@ -49,25 +49,25 @@ def load(path: str | Path, *, folders: Sequence[str] = ("global", "local")) -> S
       ValueError: a file is corrupt, or a folder unknown.
     """
     path = Path(path)
-    unknown = [name for name in folders if name not in FOLDERS]
+    unknown = [name for name in folders if name not in _FOLDERS]
     if unknown or not folders:
-        raise ValueError(f"folders {unknown} are unknown; choose from {', '.join(FOLDERS)}")
+        raise ValueError(f"folders {unknown} are unknown; choose from {', '.join(_FOLDERS)}")
     missing = [name for name in folders if not (path / name).is_dir()]
     if missing:
-        raise FileNotFoundError(f"{path} lacks the folders {', '.join(missing)}; {WHERE}")
+        raise FileNotFoundError(f"{path} lacks the folders {', '.join(missing)}; {_WHERE}")
     pools, notes = [], []
     for name in folders:
-        parts = mnist(path / name, WHERE)
+        parts = mnist(path / name, _WHERE)
         counts = tuple(len(part.labels) for part in parts)
-        if counts != COUNTS:
+        if counts != _COUNTS:
             notes.append(
                 f"{path / name} has {counts[0]} training and {counts[1]} test images, Morpho-MNIST "
-                f"has {COUNTS[0]} and {COUNTS[1]}: a reduced copy"
+                f"has {_COUNTS[0]} and {_COUNTS[1]}: a reduced copy"
             )
         pools.append(_pool(f"morpho_{name}", *parts))
     digits = tuple(str(digit) for digit in range(10))
     half = (0.5,) * 3
-    return check(Source("morpho_mnist", digits, tuple(pools), half, half, tuple(notes)))
+    return check_source(Source("morpho_mnist", digits, tuple(pools), half, half, tuple(notes)))
 
 
 def _pool(name: str, train: Original, test: Original) -> Pool:

@@ -2,37 +2,72 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.pixels.decode import decode, digest, first_few, relative
-from fedjax_bn.data.source import Pool, Source, check
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
+from fedjax_bn.data.source import Pool, Source, check_source
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation
 
 Spellings = Mapping[str, tuple[str, ...]]
 
 
+class Lists(NamedTuple):
+    """Text files DOMAIN_PART_kfold.txt that divide a dataset's domains, as PACS has them.
+
+    Attributes:
+      folders: where they lie in some copies, seen from the dataset's folder.
+      train, validation: their PART for training and for validation.
+      whole: the PART that names all images of the domain.
+      first_label: the number of the first class.
+      slips: image -> the wrong label that it has in the published lists.
+    """
+
+    folders: tuple[str, ...]
+    train: str
+    validation: str
+    whole: str
+    first_label: int
+    slips: Mapping[str, int] = MappingProxyType({})
+
+
 class Published(NamedTuple):
     """What a dataset of image folders is, according to its publication.
 
     Attributes:
-      name: of the dataset.
+      name: of the dataset, as in `data.name`.
+      title: its name in the publication.
+      about: what it shows, in a few words.
       domains: name -> other names that the domain's folder has in some copies.
       classes: likewise, in the order of the labels.
       counts: images of each domain; empty where the publication does not say.
       where: what the folder must look like and where to fetch it, to end a sentence with.
       mean, std: as in `Source`.
+      image_size: pixels a side, as the methods' papers have it.
+      parts: folder -> part, in copies of the form DOMAIN/FOLDER/CLASS/*.jpg.
+      whole: in such a copy, the folder of a domain that is not divided.
+      always_divided: every copy has that form.
+      lists: the authors' lists, or None.
     """
 
     name: str
+    title: str
+    about: str
     domains: Spellings
     classes: Spellings
     counts: Mapping[str, int]
     where: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    image_size: int = 224
+    parts: Mapping[str, int] = MappingProxyType({})
+    whole: str = ""
+    always_divided: bool = False
+    lists: Lists | None = None
 
 
 class Listing(NamedTuple):
@@ -80,12 +115,12 @@ def to_source(
     images, converted = decode(files, image_size, root=root, cache=cache, progress=progress)
     pools, start = [], 0
     for listing in listings:
-        names = np.array(relative(listing.files, root))
+        names = np.array(relative_names(listing.files, root))
         stop = start + len(names)
         pools.append(Pool(listing.name, images[start:stop], listing.labels, names, listing.parts))
         start = stop
-    notes = (*notes, *count_notes(dataset, listings), *stray_notes(listings, root), *converted)
-    return check(
+    notes = (*notes, *_count_notes(dataset, listings), *_stray_notes(listings, root), *converted)
+    return check_source(
         Source(
             dataset.name,
             tuple(dataset.classes),
@@ -93,12 +128,12 @@ def to_source(
             dataset.mean,
             dataset.std,
             notes,
-            key=digest(files, root, image_size, times=False),
+            key=hash_of_files(files, root, image_size, times=False),
         )
     )
 
 
-def count_notes(dataset: Published, listings: Sequence[Listing]) -> list[str]:
+def _count_notes(dataset: Published, listings: Sequence[Listing]) -> list[str]:
     """A sentence for every domain that has another number of images than published."""
     notes = []
     for listing in listings:
@@ -116,9 +151,9 @@ def count_notes(dataset: Published, listings: Sequence[Listing]) -> list[str]:
     return notes
 
 
-def stray_notes(listings: Sequence[Listing], root: Path) -> list[str]:
+def _stray_notes(listings: Sequence[Listing], root: Path) -> list[str]:
     """A sentence that counts what was left out, if anything was."""
-    strays = relative([stray for listing in listings for stray in listing.strays], root)
+    strays = relative_names([stray for listing in listings for stray in listing.strays], root)
     if not strays:
         return []
     return [

@@ -18,12 +18,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy import ndimage
 
-from fedjax_bn.data.division.partition import generator, stratified_split
+from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.pools import as_source
+from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import Source
 
-Colour = tuple[int, int, int]
+_Colour = tuple[int, int, int]
 
 SIZE, WRITING = 28, 24  # pixels a side: of an image, and of the writing in it
 TURN, MOVE = 15.0, 1.5  # degrees and pixels by which a sheet may lie askew
@@ -43,8 +44,8 @@ class Scanner(NamedTuple):
     """
 
     name: str
-    paper: Colour
-    ink: Colour
+    paper: _Colour
+    ink: _Colour
     resolution: int
     stroke: int
     blur: float
@@ -77,18 +78,18 @@ def load(seed: int = 0) -> Dataset:
       Dataset "scanners": u8[N, 28, 28, 3] images, 10 classes. The same seed gives the same bytes.
     """
     ink, labels = handwriting()
-    photograph = background()
+    photograph = _background()
     sizes = [len(labels) // 6 + (k < len(labels) % 6) for k in range(6)]
     owners = stratified_split(labels, sizes, generator(seed, 0))
     domains = []
     for position, (scanner, owned) in enumerate(zip(SCANNERS, owners, strict=True)):
         rng = generator(seed, 1, position)
-        images = scan(scanner, ink[owned], photograph, rng)
+        images = _scan(scanner, ink[owned], photograph, rng)
         domains.append(_domain(scanner.name, Split(images, labels[owned]), rng))
     return Dataset("scanners", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
-def source(seed: int = 0) -> Source:
+def load_source(seed: int = 0) -> Source:
     """The same samples as a source; their parts are the splits of `load`."""
     return as_source(load(seed))
 
@@ -108,7 +109,7 @@ def handwriting() -> tuple[np.ndarray, np.ndarray]:
     return digits.images / 16.0, digits.target.astype(np.int32)
 
 
-def background() -> np.ndarray:
+def _background() -> np.ndarray:
     """scikit-learn's photograph of a temple, u8[H, W, 3] reduced four times by block means."""
     from sklearn.datasets import load_sample_image
 
@@ -118,7 +119,7 @@ def background() -> np.ndarray:
     return to_pixels(blocks.mean(axis=(1, 3)))
 
 
-def scan(
+def _scan(
     scanner: Scanner, ink: np.ndarray, photograph: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """What a scanner makes of handwriting.
@@ -132,9 +133,9 @@ def scan(
     Returns:
       u8[N, 28, 28, 3].
     """
-    ink = thicken(place(ink, rng), scanner.stroke)
-    ink = resolve(blur(ink, scanner.blur), scanner.resolution)[..., None]
-    crops = random_crops(photograph, len(ink), rng)
+    ink = _thicken(place(ink, rng), scanner.stroke)
+    ink = _resolve(_blur(ink, scanner.blur), scanner.resolution)[..., None]
+    crops = _random_crops(photograph, len(ink), rng)
     share = scanner.photograph
     paper = share * crops + (1 - share) * np.array(scanner.paper, np.float64)
     seen = ink * np.array(scanner.ink, np.float64) + (1 - ink) * paper
@@ -160,7 +161,7 @@ def _lay(ink: np.ndarray, angle: float, move: np.ndarray) -> np.ndarray:
     return np.clip(placed, 0, 1)
 
 
-def resolve(ink: np.ndarray, resolution: int) -> np.ndarray:
+def _resolve(ink: np.ndarray, resolution: int) -> np.ndarray:
     """f64[N, 28, 28] as a sensor of `resolution` pixels a side sees it, shown at 28 again."""
     return _zoom(_zoom(ink, resolution, order=1), SIZE, order=0)
 
@@ -170,19 +171,19 @@ def _zoom(ink: np.ndarray, side: int, order: int) -> np.ndarray:
     return ndimage.zoom(ink, factors, order=order, mode="nearest", grid_mode=True)
 
 
-def thicken(ink: np.ndarray, pixels: int) -> np.ndarray:
+def _thicken(ink: np.ndarray, pixels: int) -> np.ndarray:
     """Pen strokes grown by `pixels` on every side (or shrunk, if negative): f64[N, 28, 28]."""
     side = 2 * abs(pixels) + 1
     change = ndimage.grey_dilation if pixels > 0 else ndimage.grey_erosion
     return change(ink, size=(1, side, side))
 
 
-def blur(ink: np.ndarray, sigma: float) -> np.ndarray:
+def _blur(ink: np.ndarray, sigma: float) -> np.ndarray:
     """Ink through a lens with a Gaussian point spread of sigma pixels: f64[N, 28, 28]."""
     return ndimage.gaussian_filter(ink, (0, sigma, sigma), mode="nearest")
 
 
-def random_crops(photograph: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def _random_crops(photograph: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """`count` random squares of 28 pixels from u8[H, W, 3]: u8[count, 28, 28, 3]."""
     windows = np.lib.stride_tricks.sliding_window_view(photograph, (SIZE, SIZE), axis=(0, 1))
     top = rng.integers(windows.shape[0], size=count)

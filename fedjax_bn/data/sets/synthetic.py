@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.division.partition import generator
+from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import TEST, TRAIN, Pool, Source
 
 

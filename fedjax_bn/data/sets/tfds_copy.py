@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PREPARE = """
+_PREPARE = """
 import sys, tensorflow_datasets as tfds
 tfds.builder(sys.argv[1], data_dir=sys.argv[2], file_format="array_record").download_and_prepare()
 """
@@ -56,7 +56,7 @@ def _versions(folder: Path) -> list[Path]:
 def _prepare(folder: Path, name: str, how: str) -> None:
     # in a process of its own, since the builders import TensorFlow
     done = subprocess.run(
-        [sys.executable, "-c", PREPARE, name, str(folder)], capture_output=True, text=True
+        [sys.executable, "-c", _PREPARE, name, str(folder)], capture_output=True, text=True
     )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]

@@ -23,26 +23,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
-from fedjax_bn.data.pixels.cached_blocks import bar, digest, keep
+from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.messages import progress_bar
+from fedjax_bn.data.pixels.cached_blocks import array_of_blocks
 from fedjax_bn.data.pixels.decode import decode_image
 from fedjax_bn.data.pools import PARTS
-from fedjax_bn.data.sets import cifar10, domainnet, office_caltech10, officehome, pacs, vlcs
+from fedjax_bn.data.sets import cifar10, domainnet
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.sets.tfds_copy import open_copy
-from fedjax_bn.data.source import Pool, Source, check
+from fedjax_bn.data.source import Pool, Source, check_source
 
-OURS = {
-    "pacs": pacs.PACS,
-    "vlcs": vlcs.VLCS,
-    "officehome": officehome.OFFICE_HOME,
-    "office_caltech10": office_caltech10.OFFICE_CALTECH10,
-}
-NAMES = ("digits", "cifar10", "cifar10_c", "domainnet", *OURS)
+_OURS = {name: IMAGE_FOLDERS[name] for name in ("pacs", "vlcs", "officehome", "office_caltech10")}
+NAMES = ("digits", "cifar10", "cifar10_c", "domainnet", *_OURS)
 # where tensorflow-datasets has names of its own
-CORRUPTED = {"glass_blur": "frosted_glass_blur", "elastic_transform": "elastic"}
-BLOCK = 256  # images read and decoded at a time
+_CORRUPTED = {"glass_blur": "frosted_glass_blur", "elastic_transform": "elastic"}
+_BLOCK = 256  # images read and decoded at a time
 
 
-class Copy(NamedTuple):
+class _Copy(NamedTuple):
     """A prepared dataset that is a domain, or some splits of one that are.
 
     domain: its name.
@@ -94,10 +92,10 @@ def load(
         raise ValueError(f"{name!r} is no dataset here; choose from {', '.join(NAMES)}")
     folder = Path(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     opened = {}
-    for copy in copies_of(name, domains, severity):
-        how = how_to_prepare(copy.builder)
-        opened[copy] = open_copy(folder, copy.builder, how, download and name not in OURS)
-    known = class_names(next(iter(opened.values())))
+    for copy in _copies_of(name, domains, severity):
+        how = _how_to_prepare(copy.builder)
+        opened[copy] = open_copy(folder, copy.builder, how, download and name not in _OURS)
+    known = tuple(next(iter(opened.values())).info.features["label"].names)
     classes = tuple(classes) or known
     unknown = [one for one in classes if one not in known]
     if unknown:
@@ -109,33 +107,33 @@ def load(
     )
     if name == "cifar10_c":
         pools = _same_photographs(pools)
-    mean, std = constants(name)
+    mean, std = _constants(name)
     groups = groups_of([pool.name for pool in pools]) if name == "cifar10_c" else {}
-    key = digest(*(part for pool in pools for part in (pool.labels, pool.names)))
-    return check(Source(name, classes, pools, mean, std, groups=groups, key=key))
+    key = hash_of(*(part for pool in pools for part in (pool.labels, pool.names)))
+    return check_source(Source(name, classes, pools, mean, std, groups=groups, key=key))
 
 
-def copies_of(name: str, domains: Sequence[str], severity: int) -> list[Copy]:
+def _copies_of(name: str, domains: Sequence[str], severity: int) -> list[_Copy]:
     """The copies that make up a dataset.
 
     Raises:
       ValueError: a domain or the severity is unknown.
     """
     if name == "digits":
-        copies = [Copy("mnist", "mnist"), Copy("svhn", "svhn_cropped", ("train", "test"))]
+        copies = [_Copy("mnist", "mnist"), _Copy("svhn", "svhn_cropped", ("train", "test"))]
     elif name == "cifar10":
-        copies = [Copy("cifar10", "cifar10")]
+        copies = [_Copy("cifar10", "cifar10")]
     elif name == "cifar10_c":
         if severity not in range(1, 6):
             raise ValueError(f"severity is {severity}; it must be in 1..5")
         copies = [
-            Copy(one, f"cifar10_corrupted/{CORRUPTED.get(one, one)}_{severity}", ("test",))
+            _Copy(one, f"cifar10_corrupted/{_CORRUPTED.get(one, one)}_{severity}", ("test",))
             for one in CORRUPTIONS
         ]
     elif name == "domainnet":
-        copies = [Copy(domain, f"domainnet/{domain}") for domain in domainnet.DOMAINNET.domains]
+        copies = [_Copy(domain, f"domainnet/{domain}") for domain in domainnet.DOMAINNET.domains]
     else:
-        copies = [Copy(one, name, (one.replace(" ", "_"),)) for one in OURS[name].domains]
+        copies = [_Copy(one, name, (one.replace(" ", "_"),)) for one in _OURS[name].domains]
     by_domain = {copy.domain: copy for copy in copies}
     unknown = [domain for domain in domains if domain not in by_domain]
     if unknown:
@@ -143,19 +141,19 @@ def copies_of(name: str, domains: Sequence[str], severity: int) -> list[Copy]:
     return [by_domain[domain] for domain in domains or by_domain]
 
 
-def constants(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _constants(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation by which a dataset's images are normalized."""
     if name == "digits":
         return (0.5,) * 3, (0.5,) * 3
     if name.startswith("cifar10"):
         return cifar10.MEAN, cifar10.STD
-    published = {"domainnet": domainnet.DOMAINNET, **OURS}[name]
+    published = {"domainnet": domainnet.DOMAINNET, **_OURS}[name]
     return published.mean, published.std
 
 
-def how_to_prepare(name: str) -> str:
+def _how_to_prepare(name: str) -> str:
     """The command that makes a prepared copy, to end a sentence with."""
-    if name in OURS:
+    if name in _OURS:
         return (
             f"prepare it from its images: python -m fedjax_bn.tfds {name} FOLDER_OF_THE_IMAGES "
             "--data_dir=DIR"
@@ -163,13 +161,8 @@ def how_to_prepare(name: str) -> str:
     return f"tfds build {name} --file_format=array_record (needs TensorFlow and a connection)"
 
 
-def class_names(builder: Any) -> tuple[str, ...]:
-    """The classes of a prepared dataset, in the order of its labels."""
-    return tuple(builder.info.features["label"].names)
-
-
 def _pool(
-    copy: Copy, builder: Any, chosen: np.ndarray, size: int, cache: Path | None, progress: bool
+    copy: _Copy, builder: Any, chosen: np.ndarray, size: int, cache: Path | None, progress: bool
 ) -> Pool:
     """The samples of the chosen classes, whose labels become positions in `chosen`."""
     import tensorflow_datasets as tfds
@@ -185,15 +178,15 @@ def _pool(
     shape = (sum(map(len, kept)), size, size, 3)
 
     def blocks() -> Iterator[np.ndarray]:
-        with bar(shape[0], f"reading {copy.domain}", progress) as shown:
+        with progress_bar(shape[0], f"reading {copy.domain}", progress) as shown:
             for source, rows in zip(sources, kept, strict=True):
-                for first in range(0, len(rows), BLOCK):
-                    block = rows[first : first + BLOCK]
+                for first in range(0, len(rows), _BLOCK):
+                    block = rows[first : first + _BLOCK]
                     yield _decode(source, block, size)
                     shown.update(len(block))
 
     labels = np.concatenate([t.labels[rows] for t, rows in zip(tables, kept, strict=True)])
-    state = digest(
+    state = hash_of(
         str(builder.info.version), labels, *(there[name].num_bytes for name in split_names)
     )
     file = f"tfds-{copy.builder.replace('/', '-')}-{copy.domain}-{size}-{state}"
@@ -203,12 +196,12 @@ def _pool(
         np.concatenate([table[column][rows] for table, rows in zip(tables, kept, strict=True)])
         for column in (1, 2)
     )
-    images = keep(cache, file, shape, blocks)
+    images = array_of_blocks(cache, file, shape, blocks)
     divided = None if (parts < 0).any() else parts
     return Pool(copy.domain, images, position[labels].astype(np.int32), names, divided)
 
 
-class Table(NamedTuple):
+class _Table(NamedTuple):
     """What a split says of its samples beside their images: labels i64[N], names, parts i8[N]."""
 
     labels: np.ndarray
@@ -216,7 +209,7 @@ class Table(NamedTuple):
     parts: np.ndarray
 
 
-def _table(domain: str, split: str, source: Sequence[dict[str, Any]]) -> Table:
+def _table(domain: str, split: str, source: Sequence[dict[str, Any]]) -> _Table:
     """Read record by record: tensorflow-datasets has no labels apart from the images."""
     labels, names, parts = [], [], []
     for number, record in enumerate(source):
@@ -227,7 +220,7 @@ def _table(domain: str, split: str, source: Sequence[dict[str, Any]]) -> Table:
             own = record["id"].decode() if "id" in record else f"{split}/{number:05}"
             names.append(f"{domain}/{own}")
         parts.append(int(record.get("part", PARTS.get(split, 0))))
-    return Table(np.array(labels), np.array(names), np.array(parts, np.int8))
+    return _Table(np.array(labels), np.array(names), np.array(parts, np.int8))
 
 
 def _decode(source: Any, rows: np.ndarray, size: int) -> np.ndarray:

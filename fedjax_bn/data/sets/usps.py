@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.sets.files import Original, checked_labels, corruption_named, find
+from fedjax_bn.data.sets.files import Original, checked_labels, corruption_named, first_existing
 
-WHERE = (
+_WHERE = (
     "USPS needs usps.h5, or usps.bz2 and usps.t.bz2 (unpacked or not) from the multi-class page of "
     "LIBSVM Data, csie.ntu.edu.tw/~cjlin/libsvmtools/datasets"
 )
@@ -22,12 +22,14 @@ def usps(folder: Path) -> tuple[Original, Original]:
     """
     if (folder / "usps.h5").exists():
         path = folder / "usps.h5"
-        return read_h5(path, "train"), read_h5(path, "test")
-    train, test = (find(folder, [f"{name}.bz2", name], WHERE) for name in ("usps", "usps.t"))
-    return read_libsvm(train), read_libsvm(test)
+        return _read_h5(path, "train"), _read_h5(path, "test")
+    train, test = (
+        first_existing(folder, [f"{name}.bz2", name], _WHERE) for name in ("usps", "usps.t")
+    )
+    return _read_libsvm(train), _read_libsvm(test)
 
 
-def read_h5(path: Path, split: str) -> Original:
+def _read_h5(path: Path, split: str) -> Original:
     """Group `split`: data f32[N, 256] in [0, 1], target [N] in 0..9.
 
     Raises:
@@ -45,7 +47,7 @@ def read_h5(path: Path, split: str) -> Original:
     return _original(data, checked_labels(target, path), path)
 
 
-def read_libsvm(path: Path) -> Original:
+def _read_libsvm(path: Path) -> Original:
     """Lines `label index:value ...`: labels 1..10 for the digits 0..9, values in [-1, 1].
 
     Raises:

@@ -1,0 +1,150 @@
+"""NumPy archives with the arrays of several domains, checked before anything is cast: see `npz`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from zipfile import is_zipfile
+
+import numpy as np
+
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pools import PARTS
+from fedjax_bn.data.sets.files import corruption_named
+
+FORM = (
+    "DOMAIN__images and DOMAIN__labels, or DOMAIN__PART_images and DOMAIN__PART_labels, PART of "
+    f"{', '.join(PARTS)}"
+)
+
+
+class Part(NamedTuple):
+    """Samples of one part of a domain.
+
+    images: u8[N, H, W, C] or f32[N, ...].
+    labels: i32[N], at least 0.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def read_archive(
+    path: Path, domains: Sequence[str] = ()
+) -> tuple[dict[str, dict[str, Part]], tuple[str, ...]]:
+    """The domains of an archive, each with its parts, and the names of its classes.
+
+    Args:
+      path: of a `.npz` of the form above.
+      domains: which ones, in that order; empty for all, in the file's order.
+
+    Returns:
+      name -> part -> samples, the part "" where a domain is not divided; and the classes' names,
+      none where the archive has none.
+
+    Raises:
+      ValueError: the file is corrupt, an array is missing, unknown or of a wrong form, or a label
+        is negative or too large.
+    """
+    if not is_zipfile(path):
+        raise ValueError(f"{path} is no .npz archive, or is cut short; fetch or write it again")
+    with corruption_named(path), np.load(path) as archive:
+        keys = list(archive.files)
+    there = _parts_there([key for key in keys if key != "classes"], path)
+    if not there:
+        raise ValueError(f"{path} holds no arrays; it needs {FORM}")
+    unknown = [name for name in domains if name not in there]
+    if unknown:
+        raise ValueError(
+            f"{path} has no domain {first_few(unknown)}; it has {', '.join(there)}: choose "
+            "data.domains of them"
+        )
+    with corruption_named(path), np.load(path) as archive:
+        arrays = {
+            name: {part: _arrays(archive, name, part) for part in there[name]}
+            for name in domains or there
+        }
+        classes = archive["classes"] if "classes" in keys else np.empty(0, np.str_)
+    if classes.ndim != 1 or classes.dtype.kind != "U":
+        raise ValueError(f"{path}: classes is {classes.dtype} {classes.shape}; it must be str [C]")
+    checked = {
+        name: {
+            part: _checked_part(*both, array_prefix(name, part), path) for part, both in own.items()
+        }
+        for name, own in arrays.items()
+    }
+    return checked, tuple(classes.tolist())
+
+
+def array_prefix(name: str, part: str) -> str:
+    """What the names of a part's arrays begin with; the part "" is the whole domain."""
+    return f"{name}__{part}_" if part else f"{name}__"
+
+
+def _arrays(archive: Mapping[str, np.ndarray], name: str, part: str) -> tuple[np.ndarray, ...]:
+    return tuple(archive[f"{array_prefix(name, part)}{kind}"] for kind in ("images", "labels"))
+
+
+def _parts_there(keys: Sequence[str], path: Path) -> dict[str, list[str]]:
+    """The parts of each domain, from the arrays' names.
+
+    Raises:
+      ValueError: a name is of another form, images have no labels, or a domain is both divided and
+        not.
+    """
+    there: dict[str, list[str]] = {}
+    for key in keys:
+        name, _, rest = key.rpartition("__")
+        part, _, kind = rest.rpartition("_")
+        if not name or kind not in ("images", "labels") or part not in ("", *PARTS):
+            raise ValueError(f"{path} has an array {key!r}; allowed are {FORM}")
+        if rest != (f"{part}_{kind}" if part else kind):
+            raise ValueError(f"{path} has an array {key!r}; allowed are {FORM}")
+        there.setdefault(name, [])
+        there[name] += [part] * (part not in there[name])
+    for name, parts in there.items():
+        for part in parts:
+            for kind in ("images", "labels"):
+                if f"{array_prefix(name, part)}{kind}" not in keys:
+                    raise ValueError(
+                        f"{path} lacks the array {array_prefix(name, part)}{kind}; write it again"
+                    )
+        if "" in parts and len(parts) > 1:
+            raise ValueError(
+                f"{path} has {name!r} both whole ({name}__images) and divided "
+                f"({array_prefix(name, parts[-1])}images); leave one out"
+            )
+    return {name: [part for part in ("", *PARTS) if part in own] for name, own in there.items()}
+
+
+def _checked_part(images: np.ndarray, labels: np.ndarray, prefix: str, path: Path) -> Part:
+    """Images and labels as they are kept; nothing is cast before its range is known."""
+    bytes_of_images = images.dtype == np.uint8 and images.ndim == 4
+    if not (bytes_of_images or (images.dtype == np.float32 and images.ndim >= 2)):
+        raise ValueError(
+            f"{path}: {prefix}images is {images.dtype} {images.shape}; it must be uint8 "
+            "[N, H, W, C], or float32 [N, ...]"
+        )
+    if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1:
+        raise ValueError(
+            f"{path}: {prefix}labels is {labels.dtype} {labels.shape}; it must be integers [N]"
+        )
+    if len(images) != len(labels):
+        raise ValueError(
+            f"{path}: {prefix.rstrip('_')} has {len(images)} images but {len(labels)} labels; "
+            "every image needs one label"
+        )
+    if not len(labels):
+        raise ValueError(f"{path}: {prefix}images is empty; give it samples or leave it out")
+    wrong = np.flatnonzero((labels < 0) | (labels > np.iinfo(np.int32).max))
+    if wrong.size:
+        raise ValueError(
+            f"{path}: {prefix}labels has {labels[wrong[0]]} at index {wrong[0]}; labels are "
+            "numbers of classes, counted from 0"
+        )
+    if images.dtype == np.float32 and not np.isfinite(images).all():
+        place = tuple(np.argwhere(~np.isfinite(images))[0].tolist())
+        raise ValueError(
+            f"{path}: {prefix}images has {images[place]} at index {place}; numbers must be finite: "
+            "drop the sample or impute it"
+        )
+    return Part(images, labels.astype(np.int32))

@@ -1,0 +1,145 @@
+"""The table of datasets: what `data.name` may be, and how each is read from a configuration."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from fedjax_bn.data.domain import Dataset
+from fedjax_bn.data.sets import (
+    abide,
+    camelyon17,
+    cifar10_c,
+    cow_on_beach,
+    digits,
+    digits_morpho,
+    domainnet,
+    image_folders,
+    morpho_mnist,
+    npz,
+    own_folders,
+    scanners,
+    synthetic,
+    tfds_source,
+)
+from fedjax_bn.data.source import Source
+
+_Read = Callable[[ConfigDict], Source | Dataset]
+
+
+def _read_images(load: Callable[..., Source], *own: str) -> _Read:
+    """Returns `read(config)` for a dataset whose images are decoded to `data.image_size`.
+
+    Args:
+      load: the reader.
+      *own: keys of `data` that are arguments of this reader alone, given where they are not empty.
+    """
+
+    def read(config: ConfigDict) -> Source:
+        data = config.data
+        options: dict[str, Any] = {key: data[key] for key in own if data[key]}
+        return load(data.path, image_size=data.image_size, cache=_cache_folder(config), **options)
+
+    return read
+
+
+def _digits_options(config: ConfigDict) -> dict[str, Any]:
+    """What the digits benchmark takes of a configuration, its own fraction included."""
+    return {
+        "seed": config.seed,
+        "fraction": config.data.fraction,
+        "truncate": config.data.truncate,
+    }
+
+
+def _targets(config: ConfigDict) -> tuple[str, ...]:
+    return tuple(name.strip() for name in config.target.split(",") if name.strip())
+
+
+def _read_digits(config: ConfigDict) -> Dataset:
+    return digits.load(config.data.path, whole=_targets(config), **_digits_options(config))
+
+
+def _read_digits_morpho(config: ConfigDict) -> Dataset:
+    return digits_morpho.load(config.data.path, target=_targets(config), **_digits_options(config))
+
+
+def _read_abide(config: ConfigDict) -> Source:
+    """ABIDE's connectomes; its own keys are the group `abide`."""
+    return abide.load(config.data.path, cache=_cache_folder(config), **config.abide)
+
+
+def _read_tfds(name: str) -> _Read:
+    """Returns `read(config)` for a dataset that tensorflow-datasets has prepared.
+
+    `data.path` is its data_dir; empty for the usual one.
+    """
+
+    def read(config: ConfigDict) -> Source:
+        data = config.data
+        return tfds_source.load(
+            data.path or None,
+            name,
+            image_size=data.image_size,
+            domains=data.domains or data.corruptions,
+            classes=data.classes or (domainnet.TEN if name == "domainnet" else ()),
+            severity=int(data.severities[0]) if data.severities else 1,
+            cache=_cache_folder(config),
+        )
+
+    return read
+
+
+def _cache_folder(config: ConfigDict) -> Path | None:
+    """Where decoded images are kept; None where nowhere."""
+    return Path(config.data.cache).expanduser() if config.data.cache else None
+
+
+EMBEDDED: dict[str, _Read] = {
+    "cow_on_beach": lambda config: cow_on_beach.load(seed=config.seed),
+    "scanners": lambda config: scanners.load(seed=config.seed),
+    "synthetic": lambda config: synthetic.load(seed=config.seed),
+}
+TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
+DATASETS: dict[str, _Read] = {
+    **EMBEDDED,
+    **{
+        name: _read_images(partial(image_folders.load, name))
+        for name in image_folders.IMAGE_FOLDERS
+    },
+    "abide": _read_abide,
+    "camelyon17": _read_images(camelyon17.load),
+    "cifar10_c": _read_images(cifar10_c.load, "corruptions", "severities"),
+    "digits": _read_digits,
+    "digits_morpho": _read_digits_morpho,
+    "domainnet": _read_images(domainnet.load, "classes"),
+    "folders": _read_images(own_folders.load, "domains", "classes"),
+    "morpho_mnist": lambda config: morpho_mnist.load(config.data.path),
+    "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
+    **TFDS,
+}
+_MODULES: dict[str, ModuleType] = {
+    "abide": abide,
+    "camelyon17": camelyon17,
+    "cifar10_c": cifar10_c,
+    "cow_on_beach": cow_on_beach,
+    "digits": digits,
+    "digits_morpho": digits_morpho,
+    "domainnet": domainnet,
+    "folders": own_folders,
+    "morpho_mnist": morpho_mnist,
+    "npz": npz,
+    "scanners": scanners,
+    "synthetic": synthetic,
+}
+
+
+def describe_datasets() -> dict[str, str]:
+    """What each name of `DATASETS` is, in one line."""
+    lines = {name: f"{row.title}: {row.about}" for name, row in image_folders.IMAGE_FOLDERS.items()}
+    lines |= {name: module.__doc__.splitlines()[0] for name, module in _MODULES.items()}
+    lines |= {name: f"{name[5:]} as tensorflow-datasets has prepared it" for name in TFDS}
+    return {name: lines[name].rstrip(".") for name in sorted(lines)}

@@ -1,0 +1,261 @@
+"""A user's own images and arrays, through `run.experiment.build` as a run reads them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_bn.data.sets import npz, own_folders
+from fedjax_bn.run.config import base
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.experiment import build
+from fedjax_bn.run.readers import DATASETS, describe_datasets
+from trees import shade_of, write_shade, write_tree
+
+DOMAINS, CLASSES = ("day", "dusk", "night"), ("ant", "bee")
+RNG = np.random.default_rng(0)
+
+
+def config_of(name: str, path: Path, **keys):
+    """A small run on data of one's own; keys of `data` begin with `data_`."""
+    config = base()
+    config.data.name, config.data.path, config.data.cache = name, str(path), ""
+    config.model, config.batch_size, config.data.image_size = "MLP", 3, 6
+    for key, value in keys.items():
+        if key.startswith("data_"):
+            config.data[key[5:]] = value
+        else:
+            config[key] = value
+    return config
+
+
+def random_bytes(n: int) -> np.ndarray:
+    return RNG.integers(0, 256, (n, 6, 6, 3), dtype=np.uint8)
+
+
+def arrays(make=random_bytes, **changes) -> dict:
+    """Twelve samples a domain, two classes; `changes` replace arrays, None removes one."""
+    content = {}
+    for name in DOMAINS:
+        content[f"{name}__images"] = make(12)
+        content[f"{name}__labels"] = np.arange(12) % 2
+    return {key: value for key, value in (content | changes).items() if value is not None}
+
+
+def write_npz(path: Path, **changes) -> Path:
+    np.savez(path, **arrays(**changes))
+    return path
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    return write_tree(tmp_path / "mine", DOMAINS, CLASSES, 10)
+
+
+def test_a_tree_of_ones_own_trains_validates_and_serves_an_unseen_domain(tree):
+    keys = {"target": "night", "adaptations": ("running", "tsmobn"), "batch_size": 4}
+    built = build(config_of("folders", tree, data_validation=0.2, **keys))
+    assert [domain.name for domain in built.internal.domains] == ["day", "dusk"]
+    assert built.internal.classes == CLASSES
+    assert [len(d.train.labels) for d in built.internal.domains] == [16, 16]
+    assert [len(d.validation.labels) for d in built.internal.domains] == [4, 4]
+    (unseen,) = built.unseen
+    assert (unseen.name, len(unseen.test.labels)) == ("night", 20)
+    assert list(built.adaptations) == ["running", "tsmobn"]
+    for d, domain in enumerate((*built.internal.domains, unseen)):
+        shades = [shade_of(d, label) for label in domain.test.labels.tolist()]
+        assert np.asarray(domain.test.images)[:, 0, 0, 0].tolist() == shades
+
+
+def test_a_tree_is_shared_out_among_several_clients_as_any_source(tree):
+    keys = {"data_partition": "dirichlet", "data_num_clients": 6, "data_alpha": 0.5}
+    built = build(config_of("folders", tree, **keys))
+    names = [domain.name for domain in built.internal.domains]
+    assert names == [f"{name}/{k}" for name in DOMAINS for k in range(2)]
+    assert sum(len(domain.train.labels) for domain in built.internal.domains) == 3 * 18
+
+
+def test_domains_and_classes_can_be_chosen_and_ordered(tree):
+    config = config_of("folders", tree, data_domains=("night", "Day"), data_classes=("bee", "ant"))
+    built = build(config)
+    assert [domain.name for domain in built.internal.domains] == ["night", "Day"]
+    assert built.internal.classes == ("bee", "ant")
+    first = built.internal.domains[0].train
+    expected = [shade_of(2, 1 - label) for label in first.labels.tolist()]
+    assert np.asarray(first.images)[:, 0, 0, 0].tolist() == expected
+
+
+def test_folders_without_folders_and_stray_files_are_no_domains(tree):
+    (tree / "lists").mkdir()
+    (tree / "lists" / "train.txt").write_text("day/ant/0.png 0")
+    source = own_folders.load(tree, image_size=6, progress=False)
+    assert [pool.name for pool in source.pools] == list(DOMAINS)
+    assert all(pool.parts is None for pool in source.pools)
+
+
+def test_classes_that_differ_in_spelling_only_are_one(tree):
+    for domain, name in (("day", "Big Bee"), ("dusk", "big_bee"), ("night", "bigbee")):
+        (tree / domain / "bee").rename(tree / domain / name)
+    source = own_folders.load(tree, image_size=6, progress=False)
+    assert source.classes == ("Big Bee", "ant")
+    assert [np.bincount(pool.labels).tolist() for pool in source.pools] == [[10, 10]] * 3
+
+
+def test_a_domain_that_lacks_a_class_is_named_with_what_to_do(tree):
+    write_shade(tree / "dusk" / "cow" / "0.png", 1)
+    with pytest.raises(ValueError, match=r"folders, 'day': no images of cow in .*/day; ") as error:
+        build(config_of("folders", tree))
+    assert "data.classes" in str(error.value)
+    built = build(config_of("folders", tree, data_classes=CLASSES))
+    assert built.internal.num_classes == 2
+    assert any("left out 1 files or folders" in note for note in built.notes)
+
+
+@pytest.mark.parametrize(
+    ("path", "keys", "sentence"),
+    [
+        ("nowhere", {}, r"nowhere is no folder: it must hold a folder of each domain"),
+        ("mine/day", {}, r"day has no domain: .* DOMAIN/CLASS/\*\.jpg"),
+        ("mine", {"domains": ("dawn",)}, r"mine has no domain: "),
+        ("mine", {"domains": ("day", "dawn")}, r"lacks the folders dawn of folders: it must hold"),
+        ("mine", {"domains": ("day", "Day")}, r"data.domains names day, Day more than once"),
+        ("mine", {"classes": ("ant", "ant")}, r"data.classes names ant, ant more than once"),
+    ],
+)
+def test_a_wrong_tree_or_choice_is_named(tree, path, keys, sentence):
+    with pytest.raises((FileNotFoundError, ValueError), match=sentence):
+        own_folders.load(tree.parent / path, image_size=6, progress=False, **keys)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        random_bytes,
+        lambda n: RNG.standard_normal((n, 6, 6, 3), dtype=np.float32),
+        lambda n: RNG.standard_normal((n, 5), dtype=np.float32),
+    ],
+    ids=["bytes", "float images", "features"],
+)
+def test_an_archive_of_ones_own_is_divided_and_served_as_any_source(tmp_path, images):
+    content = arrays(images)
+    np.savez(tmp_path / "own.npz", **content)
+    keys = {"target": "dusk", "adaptations": ("running", "tsmobn"), "data_validation": 0.25}
+    built = build(config_of("npz", tmp_path / "own.npz", **keys))
+    assert [domain.name for domain in built.internal.domains] == ["day", "night"]
+    assert [len(domain.train.labels) for domain in built.internal.domains] == [9, 9]
+    (unseen,) = built.unseen
+    assert built.internal.classes == ("0", "1")
+    order = [int(name.split("/")[1]) for name in unseen.test.names]
+    np.testing.assert_array_equal(unseen.test.images, content["dusk__images"][order])
+    np.testing.assert_array_equal(unseen.test.labels, content["dusk__labels"][order])
+    assert unseen.test.labels.dtype == np.int32
+
+
+def test_an_archive_may_come_divided_and_name_its_classes(tmp_path):
+    content = {"classes": np.array(["ant", "bee", "cow"])}
+    for name in DOMAINS:
+        for part, count in (("test", 3), ("train", 6)):
+            content[f"{name}__{part}_images"] = np.full((count, 6, 6, 3), count, np.uint8)
+            content[f"{name}__{part}_labels"] = np.arange(count, dtype=np.uint8) % 2
+    np.savez(tmp_path / "own.npz", **content)
+    built = build(config_of("npz", tmp_path / "own.npz", data_domains=("night", "day")))
+    assert built.internal.classes == ("ant", "bee", "cow")
+    assert [domain.name for domain in built.internal.domains] == ["night", "day"]
+    for domain in built.internal.domains:
+        assert (np.asarray(domain.test.images) == 3).all()
+        assert len(domain.test.labels) == 3
+        assert len(domain.train.labels) + len(domain.validation.labels) == 6
+
+
+def test_the_key_of_an_archive_changes_with_its_arrays_alone(tmp_path):
+    content = arrays()
+    np.savez(tmp_path / "a.npz", **content)
+    np.savez_compressed(tmp_path / "b.npz", **content)
+    content["day__images"][0, 0, 0, 0] ^= 1
+    np.savez(tmp_path / "c.npz", **content)
+    first, same, other = (npz.load(tmp_path / f"{name}.npz").key for name in "abc")
+    assert first == same != other
+
+
+NAN = np.where(np.arange(60).reshape(12, 5) == 17, np.nan, 1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"day__labels": np.full(12, 2**32 + 3)}, r"day__labels has 4294967299 at index 0"),
+        (
+            {"day__labels": np.full(12, 2**64 - 1, np.uint64)},
+            r"day__labels has 1844674407370955161",
+        ),
+        ({"day__labels": np.arange(12) % 2 - 1}, r"day__labels has -1 at index 0; labels are"),
+        ({"day__labels": np.arange(12) % 2 + 0.5}, r"day__labels is float64 .* must be integers"),
+        ({"day__labels": np.zeros(12, bool)}, r"day__labels is bool"),
+        ({"day__labels": np.zeros((12, 1), int)}, r"day__labels is int64 \(12, 1\)"),
+        ({"day__labels": np.arange(12) % 2 + 3}, r"label 4, but no sample of class 2; labels"),
+        ({"day__labels": np.zeros(11, int)}, r"day has 12 images but 11 labels; every"),
+        ({"day__labels": None}, r"lacks the array day__labels"),
+        ({"day__images": None}, r"lacks the array day__images"),
+        ({"day__images": NAN}, r"day__images has nan at index \(3, 2\); numbers must be finite"),
+        ({"day__images": np.zeros((12, 6, 6))}, r"day__images is float64 .* must be uint8"),
+        ({"day__images": np.zeros((12, 6, 6), np.uint8)}, r"day__images is uint8 \(12, 6, 6\)"),
+        (
+            {"dusk__images": np.zeros((12, 6, 7, 3), np.uint8)},
+            r"dusk__images has samples uint8 \[6, 7, 3\], but day__images has uint8 \[6, 6, 3\]",
+        ),
+        ({"day__test_images": np.zeros((1, 6, 6, 3), np.uint8)}, r"lacks the array day__test_l"),
+        ({"images": np.zeros(3)}, r"has an array 'images'; allowed are DOMAIN__images and"),
+        ({"day__dev_images": np.zeros(3)}, r"has an array 'day__dev_images'; allowed are"),
+        ({"classes": np.array(["ant"])}, r"label 1, but `classes` names 1, 0 to 0"),
+        ({"classes": np.arange(2)}, r"classes is int64 \(2,\); it must be str \[C\]"),
+    ],
+)
+def test_a_wrong_archive_is_refused_naming_file_and_array(tmp_path, changes, sentence):
+    path = write_npz(tmp_path / "own.npz", **changes)
+    with pytest.raises(ValueError, match=sentence) as error:
+        npz.load(path)
+    assert "own.npz" in str(error.value)
+
+
+def test_a_domain_both_whole_and_divided_is_refused(tmp_path):
+    both = {
+        "day__test_images": np.zeros((1, 6, 6, 3), np.uint8),
+        "day__test_labels": np.zeros(1, int),
+    }
+    with pytest.raises(ValueError, match=r"has 'day' both whole \(day__images\) and divided"):
+        npz.load(write_npz(tmp_path / "own.npz", **both))
+
+
+def test_what_no_domain_or_file_is_called_is_refused(tmp_path):
+    path = write_npz(tmp_path / "own.npz")
+    with pytest.raises(ValueError, match=r"has no domain dawn; it has day, dusk, night: choose"):
+        npz.load(path, domains=("dawn",))
+    with pytest.raises(
+        FileNotFoundError, match=r"own is no file; it must be a \.npz with DOMAIN__"
+    ):
+        npz.load(tmp_path / "own")
+
+
+def test_images_of_another_size_than_configured_are_named(tmp_path):
+    path = write_npz(tmp_path / "own.npz")
+    with pytest.raises(ConfigError, match=r"data\.image_size=7, but .* have 6 pixels a side"):
+        build(config_of("npz", path, data_image_size=7))
+
+
+@pytest.mark.parametrize("name", ["folders", "npz"])
+def test_without_a_path_the_sentence_says_what_it_must_be(name):
+    with pytest.raises(ConfigError, match=r"--config\.data\.path=PATH; .*PATH is no f.* DOMAIN"):
+        build(config_of(name, ""))
+
+
+@pytest.mark.parametrize("key", ["domains", "classes", "corruptions", "severities"])
+def test_a_choice_that_a_dataset_does_not_have_is_refused(key):
+    config = config_of("scanners", "", **{f"data_{key}": ("1",)})
+    with pytest.raises(ConfigError, match=rf"data\.{key}=1 is of no use with config\.data\.name="):
+        build(config)
+
+
+def test_every_dataset_has_a_line_that_says_what_it_is():
+    lines = describe_datasets()
+    assert list(lines) == sorted(DATASETS)
+    assert all(line and "\n" not in line and len(line) < 100 for line in lines.values())
