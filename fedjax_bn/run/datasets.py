@@ -1,5 +1,6 @@
 """What `data.*` and `target` of a configuration name: datasets by name, and their clients."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from fedjax_bn.data.sets import (
     vlcs,
 )
 from fedjax_bn.data.source import Source
-from fedjax_bn.run.config import choose, nearest
+from fedjax_bn.run.config import choose
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.spelling import nearest
 
 
 def read_images(load: Callable[..., Source], *own: str) -> Callable[[ConfigDict], Source]:
@@ -44,11 +46,27 @@ def read_images(load: Callable[..., Source], *own: str) -> Callable[[ConfigDict]
         options: dict[str, Any] = {key: data[key] for key in own if data[key]}
         return load(data.path, image_size=data.image_size, cache=cache_folder(config), **options)
 
+    read.__doc__ = _about(load)
     return read
 
 
+def read_embedded(load: Callable[..., Source]) -> Callable[[ConfigDict], Source]:
+    """Returns `read(config)` for a dataset that needs no file, drawn with `seed`."""
+
+    def read(config: ConfigDict) -> Source:
+        return load(seed=config.seed)
+
+    read.__doc__ = _about(load)
+    return read
+
+
+def _about(load: Callable[..., Source]) -> str | None:
+    """What the reader's file says of the dataset; `list datasets` shows its first line."""
+    return inspect.getdoc(inspect.getmodule(load))
+
+
 def read_digits(config: ConfigDict) -> Dataset:
-    """The digits benchmark, which takes its own fraction."""
+    """FedBN's digits benchmark: MNIST, SVHN, USPS, SynthDigits, MNIST-M, one domain each."""
     data = config.data
     targets = tuple(name.strip() for name in config.target.split(",") if name.strip())
     return digits.load(
@@ -57,12 +75,17 @@ def read_digits(config: ConfigDict) -> Dataset:
 
 
 def read_abide(config: ConfigDict) -> Source:
-    """ABIDE's connectomes; its own keys are the group `abide`."""
+    """ABIDE I: connectomes of patients with autism and of controls; its keys are `abide.*`."""
     return abide.load(config.data.path, cache=cache_folder(config), **config.abide)
 
 
+def read_morpho_mnist(config: ConfigDict) -> Dataset:
+    """Morpho-MNIST: plain, thinned, thickened, swollen and broken strokes, as in its own parts."""
+    return morpho_mnist.load(config.data.path)
+
+
 def read_cifar10_c(config: ConfigDict) -> Source:
-    """CIFAR-10-C as published, or made from CIFAR-10."""
+    """CIFAR-10's test photographs under 19 corruptions, as published or made from CIFAR-10."""
     return read_images(cifar10_c.load, "corruptions", "severities")(config)
 
 
@@ -84,6 +107,7 @@ def read_tfds(name: str) -> Callable[[ConfigDict], Source]:
             cache=cache_folder(config),
         )
 
+    read.__doc__ = f"{name.removesuffix('_own')} as tensorflow-datasets has prepared it."
     return read
 
 
@@ -93,9 +117,9 @@ def cache_folder(config: ConfigDict) -> Path | None:
 
 
 EMBEDDED = {
-    "cow_on_beach": lambda config: cow_on_beach.load(seed=config.seed),
-    "scanners": lambda config: scanners.load(seed=config.seed),
-    "synthetic": lambda config: synthetic.load(seed=config.seed),
+    "cow_on_beach": read_embedded(cow_on_beach.load),
+    "scanners": read_embedded(scanners.load),
+    "synthetic": read_embedded(synthetic.load),
 }
 DATASETS: dict[str, Callable[[ConfigDict], Source | Dataset]] = EMBEDDED | {
     "abide": read_abide,
@@ -104,7 +128,7 @@ DATASETS: dict[str, Callable[[ConfigDict], Source | Dataset]] = EMBEDDED | {
     "digits": read_digits,
     "digits_dg": read_images(digits_dg.load),
     "domainnet": read_images(domainnet.load, "classes"),
-    "morpho_mnist": lambda config: morpho_mnist.load(config.data.path),
+    "morpho_mnist": read_morpho_mnist,
     "office_caltech10": read_images(office_caltech10.load),
     "officehome": read_images(officehome.load),
     "pacs": read_images(pacs.load),

@@ -20,7 +20,8 @@ from fedjax_bn.data.domain import Dataset, Domain, Split, whole
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.run import train, workdir
-from fedjax_bn.run.config import assign, check, flatten, read
+from fedjax_bn.run.config import assign, check, flatten
+from fedjax_bn.run.config_file import read
 from fedjax_bn.run.configured_method import check_adaptations
 from fedjax_bn.run.datasets import DATASETS, check_path, check_target
 from fedjax_bn.run.defaults import base
