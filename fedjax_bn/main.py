@@ -82,15 +82,14 @@ def list_(arguments: list[str]) -> None:
     """Prints what there is of a kind."""
     from fedjax_bn.run.listing import listing
 
-    print(listing(arguments))
+    show(listing(arguments))
 
 
 def help_(arguments: list[str]) -> None:
     """Prints what the command line understands."""
     del arguments
-    print(__doc__)
-    for flag in (CONFIG, WORKDIR, *OF_EVALUATE):
-        print(f"  --{flag.name:10}{flags.FLAGS[flag.name].help}")
+    ours = (flags.FLAGS[flag.name] for flag in (CONFIG, WORKDIR, *OF_EVALUATE))
+    show("\n".join((str(__doc__), *(f"  --{flag.name:10}{flag.help}" for flag in ours))))
 
 
 COMMANDS = {"train": train, "evaluate": evaluate, "list": list_} | dict.fromkeys(HELP, help_)
@@ -115,6 +114,14 @@ def read_config(source: str | None, changes: list[tuple[str, str]]) -> ConfigDic
             "names all, `fedjax-bn --help` says what else there is"
         )
     return read(source, changes)
+
+
+def show(text: str) -> None:
+    """Prints a text, of which `| head` need not read all."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
