@@ -116,7 +116,8 @@ def test_order_of_clients_does_not_matter(name):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbn", "singleset"])
 def test_a_client_that_sits_out_keeps_what_is_its_own_and_has_no_weight(name):
-    method = METHODS[name](NormNet(), optax.adam(0.01), keep_optimizer=True)
+    # A bias before a batch norm has gradient 0, whose rounding a small epsilon would blow up.
+    method = METHODS[name](NormNet(), optax.adam(0.01, eps=0.01), keep_optimizer=True)
     variables, batches, key = variables_of(NormNet()), batches_of(SIZES), jax.random.key(1)
     before, _ = run_rounds(method, variables, batches)
     kept = jax.tree.map(np.array, (before.personal, before.local))
