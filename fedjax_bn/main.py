@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from absl import flags, logging
-from ml_collections import ConfigDict
 
 from fedjax_bn.run.config_file import changes_of, read
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
@@ -34,7 +33,7 @@ HELP = ("--help", "-help", "-h", "help")
 def command() -> None:
     """What `fedjax-bn`, `python -m fedjax_bn` and `python -m fedjax_bn.main` do."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    sys.path.append(os.getcwd())  # a user's own modules; `python -m` has it already
+    sys.path.append("")  # a user's own modules; `python -m` has it already
     main(parse_flags(sys.argv))
 
 
@@ -59,7 +58,13 @@ def train(arguments: list[str]) -> None:
     for flag in OF_EVALUATE:
         if flag.value != flag.default:
             raise ConfigError(f"--{flag.name} belongs to `evaluate`: leave it out to train")
-    config = read_config(CONFIG.value, changes_of(arguments))
+    changes = changes_of(arguments)
+    if not CONFIG.value:
+        raise ConfigError(
+            "give a config: --config quickstart, or --config FILE; `fedjax-bn list configs` "
+            "names all, `fedjax-bn --help` says what else there is"
+        )
+    config = read(CONFIG.value, changes)
     # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
     from fedjax_bn.run.commands import train_all
 
@@ -104,16 +109,6 @@ def parse_flags(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv, known_only=True)
     except flags.Error as error:
         fail(str(error))
-
-
-def read_config(source: str | None, changes: list[tuple[str, str]]) -> ConfigDict:
-    """The configuration of a file, with changes; errors are those of `config_file.read`."""
-    if not source:
-        raise ConfigError(
-            "give a config: --config quickstart, or --config FILE; `fedjax-bn list configs` "
-            "names all, `fedjax-bn --help` says what else there is"
-        )
-    return read(source, changes)
 
 
 def show(text: str) -> None:

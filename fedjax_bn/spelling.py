@@ -27,7 +27,7 @@ class Argument(NamedTuple):
 REQUIRED = inspect.Parameter.empty
 
 
-def choose(
+def read_choice(
     what: str,
     text: str,
     table: Table,
@@ -47,9 +47,9 @@ def choose(
     Raises:
       ValueError: an unknown name, module or key, a value of another type, or one that is missing.
     """
-    name, changes = split(text, table)
+    name, changes = split_choice(text, table)
     function = table[name] if name in table else _imported(what, name, table)
-    known = arguments(function, given)
+    known = plain_arguments(function, given)
     known |= {key: Argument(type(value), value) for key, value in (extra or {}).items()}
     if changes and not known:
         raise ValueError(f"{what}: {name} takes no arguments")
@@ -60,7 +60,7 @@ def choose(
     return function, chosen
 
 
-def split(text: str, table: Collection[str]) -> tuple[str, list[str]]:
+def split_choice(text: str, table: Collection[str]) -> tuple[str, list[str]]:
     """The name and the changes of a word; a name that is not in the table has a colon inside."""
     name, *changes = text.split(":")
     if name not in table and changes and "=" not in changes[0]:
@@ -68,7 +68,9 @@ def split(text: str, table: Collection[str]) -> tuple[str, list[str]]:
     return name, changes
 
 
-def arguments(function: Callable[..., Any], given: Collection[str] = ()) -> dict[str, Argument]:
+def plain_arguments(
+    function: Callable[..., Any], given: Collection[str] = ()
+) -> dict[str, Argument]:
     """The arguments of a function that a word can spell, but for those `given` by its caller.
 
     A function that hands `**fields` to the class it returns has the class's arguments too.
@@ -77,7 +79,7 @@ def arguments(function: Callable[..., Any], given: Collection[str] = ()) -> dict
     found = {}
     for key, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and inspect.isclass(signature.return_annotation):
-            found = arguments(signature.return_annotation, given) | found
+            found = plain_arguments(signature.return_annotation, given) | found
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             kind = _kind(parameter)
             if kind and key not in given:
@@ -85,7 +87,7 @@ def arguments(function: Callable[..., Any], given: Collection[str] = ()) -> dict
     return found
 
 
-def call(what: str, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
     """`function(*given, **options)` of what a word chose, perhaps a user's own.
 
     Raises:
@@ -122,7 +124,7 @@ def literal(spelled: str) -> Any:
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
-    except NameError:  # an annotation that only type checkers can resolve
+    except (AttributeError, NameError, TypeError):  # annotations that only type checkers resolve
         return inspect.signature(function)
 
 

@@ -16,11 +16,12 @@ import pytest
 
 import fedjax_bn as fb
 import runs
+from fedjax_bn.normalization.mixing import choose_mixing
 from fedjax_bn.run import config_file, configured_method, experiment, listing
 from fedjax_bn.run.config import base, check
-from fedjax_bn.run.defaults import KEYS, METHODS
+from fedjax_bn.run.defaults import KEYS, METHOD_KEYS
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.spelling import PLAIN
+from fedjax_bn.spelling import PLAIN, REQUIRED, plain_arguments, read_choice
 
 PACKAGE = Path(fb.__file__).parent
 # Modules that are no part of the face: the program, and helpers of the others.
@@ -57,6 +58,9 @@ def share_all(variables):
 
 def squared(sizes, risks, *, power: float = 2.0):
     return sizes.astype(risks.dtype) ** power
+
+def mixed(key, *, u: float = 0.5):
+    return u
 
 def squaring(power: float = 2.0):
     return partial(squared, power=power)
@@ -105,15 +109,15 @@ def test_type_checkers_see_the_names_that_are_resolved_lazily():
 
 
 def test_a_name_of_a_packaged_config_stands_for_its_file(tmp_path, monkeypatch):
-    ours = config_file.packaged()["digits"]
+    ours = config_file.packaged_configs()["digits"]
     monkeypatch.chdir(tmp_path)
     for name in ("digits", "digits.py", "configs/digits.py"):
-        assert config_file.find(name) == ours
+        assert config_file.find_config(name) == ours
     assert config_file.read("digits:rounds=3").rounds == 3
     (tmp_path / "digits.py").touch()
-    assert config_file.find("digits.py") == Path("digits.py")
+    assert config_file.find_config("digits.py") == Path("digits.py")
     with pytest.raises(ConfigError, match=r"'my/digits.py'.*did you mean 'digits'\?"):
-        config_file.find("my/digits.py")
+        config_file.find_config("my/digits.py")
 
 
 def test_what_is_built_has_the_configs_the_command_and_the_marker_of_types(tmp_path):
@@ -127,7 +131,9 @@ def test_what_is_built_has_the_configs_the_command_and_the_marker_of_types(tmp_p
     assert source | configs | {"fedjax_bn/py.typed"} <= built
     entry = (tmp_path / "fedjax_bn.egg-info" / "entry_points.txt").read_text()
     assert "fedjax-bn = fedjax_bn.main:command" in entry
-    code = "from fedjax_bn.run.config_file import find; print(find('configs/pacs.py'))"
+    code = (
+        "from fedjax_bn.run.config_file import find_config; print(find_config('configs/pacs.py'))"
+    )
     found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
     assert found.stdout.decode().strip() == str(tmp_path / "fedjax_bn/configs/pacs.py")
 
@@ -154,7 +160,7 @@ def test_a_list_has_a_line_with_words_for_each(kind, capsys):
         "methods": configured_method.METHODS,
         "models": experiment.MODELS,
         "datasets": experiment.DATASETS,
-        "configs": config_file.packaged(),
+        "configs": config_file.packaged_configs(),
         "keys": KEYS,
     }
     if kind in tables:
@@ -207,7 +213,7 @@ def test_keys_of_methods_are_the_plain_keyword_defaults_of_their_signatures():
     for name in [*expected]:
         if name.partition(".")[2] in ("adapter", *configured_method.GIVEN):
             expected.pop(name)
-    assert {name: key.default for name, key in METHODS.items()} == expected
+    assert {name: key.default for name, key in METHOD_KEYS.items()} == expected
 
 
 def test_a_configuration_that_lacks_a_key_is_refused():
@@ -248,6 +254,10 @@ def test_an_own_weighing_rule_is_a_rule_or_a_function_that_makes_one(own, text):
     assert rule(jnp.asarray([1, 2]), jnp.asarray([0.5, 0.5])).tolist() == [1, 8]
 
 
+def test_an_own_mixing_is_a_function_of_the_key(own):
+    assert choose_mixing("own_code:mixed:u=0.25")(jax.random.key(0)) == 0.25
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -279,8 +289,33 @@ class Fields(nn.Module):
     depth: int = 2
 
 
-def test_the_keys_of_a_model_are_its_fields_without_linens_own():
-    from fedjax_bn.spelling import arguments
+def test_types_and_defaults_are_read_off_the_signature():
+    def function(first, rate: float | None = None, *, size: int, on=True, names=(), **more) -> None:
+        del first, rate, size, on, names, more
 
-    assert list(arguments(Fields, experiment.OF_CALLER)) == ["depth"]
-    assert "width" in arguments(fb.models.ResNet18, experiment.OF_CALLER)
+    assert plain_arguments(function, given=("more",)) == {
+        "rate": (float, None),
+        "size": (int, REQUIRED),
+        "on": (bool, True),
+    }
+    table = {"f": function}
+    assert read_choice("f", "f:size=3:rate=1:on=False", table) == (
+        function,
+        {"size": 3, "rate": 1.0, "on": False},
+    )
+    for text, said in (
+        ("f", "f needs size: write f:size=VALUE"),
+        ("f:size=3.0", "size must be of type int"),
+        ("f:size=3:rate=a", "rate must be of type float"),
+        ("f:size=True", "size must be of type int"),
+        ("f:size=3:names=a", "with a key of on, rate, size"),
+        ("f:size", "with a key of on, rate, size"),
+        ("g", "is unknown; valid are f, or your own"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            read_choice(text, text, table)
+
+
+def test_the_keys_of_a_model_are_its_fields_without_linens_own():
+    assert list(plain_arguments(Fields, experiment.OF_CALLER)) == ["depth"]
+    assert "width" in plain_arguments(fb.models.ResNet18, experiment.OF_CALLER)

@@ -11,7 +11,7 @@ from fedjax_bn.adaptation.ensemble import ensemble
 from fedjax_bn.adaptation.instance import fixed_alpha, iabn, learned_alpha, random_alpha
 from fedjax_bn.adaptation.mixnorm import mixnorm
 from fedjax_bn.adaptation.tsmobn import tsmobn
-from fedjax_bn.spelling import call, choose, literal, split
+from fedjax_bn.spelling import call_chosen, literal, read_choice, split_choice
 
 ADAPTATIONS = {
     make.__name__: make
@@ -62,11 +62,11 @@ def choose_adaptation(text: str, model: nn.Module, batch_size: int = 32) -> Choi
       ValueError: an unknown name or key, or a value of the wrong type; it lists the valid ones.
     """
     stream = STREAM | {"batch_size": batch_size}
-    make, options = choose(f"adaptation {text!r}", text, ADAPTATIONS, extra=stream)
+    make, options = read_choice(f"adaptation {text!r}", text, ADAPTATIONS, extra=stream)
     stream |= {key: options.pop(key) for key in set(options) & set(stream)}
     if stream["batch_size"] < 1:
         raise ValueError(f"adaptation {text!r}: batch_size must be at least 1")
-    adaptation = call(f"adaptation {text!r}", make, model, **options)
+    adaptation = call_chosen(f"adaptation {text!r}", make, model, **options)
     if not isinstance(adaptation, Adaptation):
         raise ValueError(
             f"adaptation {text!r} gives {type(adaptation).__name__}, not an Adaptation"
@@ -83,7 +83,7 @@ def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
     """
     found: dict[tuple[str, str, tuple[str, ...]], dict[Any, str]] = {}
     for text in texts:
-        name, changes = split(text, ADAPTATIONS)
+        name, changes = split_choice(text, ADAPTATIONS)
         if not any(change.startswith("affine=") for change in changes):
             found.setdefault((name, "affine", tuple(changes)), {})["with affine"] = text
         for change in changes:

@@ -8,7 +8,7 @@ import jax
 from fedjax_bn.normalization.batch_norm import StatisticsRule
 from fedjax_bn.normalization.mixig import constant, mixed_statistics, uniform
 from fedjax_bn.normalization.mixstyle import mixstyle_statistics
-from fedjax_bn.spelling import choose
+from fedjax_bn.spelling import read_choice
 
 # mixing(key) -> the rule of one pass
 Mixing = Callable[[jax.Array], StatisticsRule]
@@ -27,7 +27,7 @@ def choose_mixing(text: str) -> Mixing:
     Raises:
       ValueError: an unknown name or key, or a value of the wrong type; it lists the valid ones.
     """
-    make, options = choose(f"mixing {text!r}", text, MIXING)
+    make, options = read_choice(f"mixing {text!r}", text, MIXING)
     if make in DRAWS.values():
         return partial(mixed_statistics, draw=make(**options))
     return partial(make, **options)

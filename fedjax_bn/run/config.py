@@ -170,11 +170,11 @@ def check(config: ConfigDict) -> None:
         )
 
 
-def choose_spelled(
+def choice_of(
     key: str, text: str, table: Table, given: Collection[str] = ()
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """`spelling.choose` for the value of a key, with a ConfigError."""
+    """`spelling.read_choice` for the value of a key, with a ConfigError."""
     try:
-        return spelling.choose(f"config.{key}={text!r}", text, table, given=given)
+        return spelling.read_choice(f"config.{key}={text!r}", text, table, given=given)
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -18,15 +18,15 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
     """Runs a config file and applies changes to what its `get_config` returns.
 
     Args:
-      source: FILE.py or the name of a packaged config, see `find`; optionally with changes behind
-        a colon, FILE.py:key=value,key=value.
+      source: FILE.py or the name of a packaged config, see `find_config`; optionally with changes
+        behind a colon, FILE.py:key=value,key=value.
       changes: further (key, value) pairs, from `--config.key=value`.
 
     Raises:
       ConfigError: the file is missing or fails, or a change has an unknown key or a wrong type.
     """
     name, _, inline = source.partition(":")
-    path = find(name)
+    path = find_config(name)
     try:
         get_config = runpy.run_path(str(path))["get_config"]
         config = get_config(inline) if inline else get_config()
@@ -50,7 +50,7 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
     return config
 
 
-def find(name: str) -> Path:
+def find_config(name: str) -> Path:
     """The file of that name, or else the packaged config: `pacs`, `pacs.py` or `configs/pacs.py`.
 
     Raises:
@@ -58,7 +58,7 @@ def find(name: str) -> Path:
     """
     if Path(name).is_file():
         return Path(name)
-    ours = packaged()
+    ours = packaged_configs()
     stem = name.removeprefix("configs/").removesuffix(".py")
     if stem not in ours:
         raise ConfigError(
@@ -68,7 +68,7 @@ def find(name: str) -> Path:
     return ours[stem]
 
 
-def packaged() -> dict[str, Path]:
+def packaged_configs() -> dict[str, Path]:
     """The configs of the package, name -> file; in a checkout they lie beside it."""
     inside = PACKAGE / "configs"
     folder = inside if inside.is_dir() else PACKAGE.parent / "configs"

@@ -15,11 +15,11 @@ from fedjax_bn.client import Load
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.run.config import choose, choose_spelled
+from fedjax_bn.run.config import choice_of, choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.selection import Find, best_of_round, validation_accuracy
 from fedjax_bn.sharing import Variables
-from fedjax_bn.spelling import call
+from fedjax_bn.spelling import call_chosen
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__}
 SHARING = {
@@ -91,7 +91,7 @@ def method_maker(
             train["train"] = best_of_round(score, config.local_selection)
         options_of_run = options | train | {"prepare": prepare, "load": load}
         what = f"config.method={config.method!r}"
-        made = call(what, method, model, optimizer, **options_of_run)
+        made = call_chosen(what, method, model, optimizer, **options_of_run)
         if not isinstance(made, FederatedMethod):
             raise ConfigError(f"{what} gives {type(made).__name__}, not a FederatedMethod")
         return made
@@ -105,7 +105,7 @@ def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], 
     Raises:
       ConfigError: an unknown name or module, or arguments of a method that has keys for them.
     """
-    method, options = choose_spelled(key, text, METHODS, GIVEN)
+    method, options = choice_of(key, text, METHODS, GIVEN)
     if options and method in METHODS.values():
         name = text.partition(":")[0]
         raise ConfigError(
@@ -121,7 +121,7 @@ def choose_sharing(text: str) -> sharing.SharingRule:
     Raises:
       ConfigError: an unknown name, module or key.
     """
-    rule, options = choose_spelled("share", text, SHARING)
+    rule, options = choice_of("share", text, SHARING)
     return partial(rule, **options) if options else rule
 
 
@@ -134,7 +134,7 @@ def choose_weighing(text: str) -> aggregation.WeighingRule:
     Raises:
       ValueError: an unknown name or key, or a value of the wrong type or out of its range.
     """
-    function, options = choose_spelled("weigh", text, WEIGHING)
+    function, options = choice_of("weigh", text, WEIGHING)
     if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
         return partial(function, **options) if options else function
     return function(**options)

@@ -182,11 +182,11 @@ METHOD_RANGES = {
     "perfedavg.inner_rate": AT_LEAST_0,
 }
 
-METHODS = {
+METHOD_KEYS = {
     key: Key(default, meaning, METHOD_RANGES.get(key, ANY))
     for key, (default, meaning) in method_arguments().items()
 }
-KEYS: dict[str, Key] = RUN | DATA | METHODS
+KEYS: dict[str, Key] = RUN | DATA | METHOD_KEYS
 
 
 def base() -> ConfigDict:

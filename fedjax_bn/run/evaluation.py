@@ -138,7 +138,7 @@ def wanted(own: ConfigDict, request: Request) -> ConfigDict:
     """The configuration of the test: a file's or the run's own, with changes.
 
     Raises:
-      ConfigError: as `config.read` and `config.check`.
+      ConfigError: as `config_file.read` and `config.check`.
     """
     if request.source:
         config = read(request.source, request.changes)

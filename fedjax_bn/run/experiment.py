@@ -24,7 +24,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.mapping import group_size
 from fedjax_bn.models import pretrained
 from fedjax_bn.normalization import BatchNorm, normalize_with
-from fedjax_bn.run.config import check, choose, choose_spelled
+from fedjax_bn.run.config import check, choice_of, choose
 from fedjax_bn.run.configured_method import (
     check_adaptations,
     choose_method,
@@ -35,7 +35,7 @@ from fedjax_bn.run.datasets import DATASETS, check_image_size, check_path, divid
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.personalization import check_labelled
 from fedjax_bn.selection import Find
-from fedjax_bn.spelling import call
+from fedjax_bn.spelling import call_chosen
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "name", "parent")  # given by us; the last two by linen
@@ -138,11 +138,11 @@ def model_maker(config: ConfigDict) -> Callable[..., nn.Module]:
     Raises:
       ConfigError: there is no such model, or it has no such field.
     """
-    make, fields = choose_spelled("model", config.model, MODELS, OF_CALLER)
+    make, fields = choice_of("model", config.model, MODELS, OF_CALLER)
     what = f"config.model={config.model!r}"
 
     def make_model(num_classes: int) -> nn.Module:
-        model = call(what, make, num_classes=num_classes, **fields)
+        model = call_chosen(what, make, num_classes=num_classes, **fields)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"{what} gives {type(model).__name__}, not a flax.linen.Module")
         return model

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.run.config_file import packaged
+from fedjax_bn.run.config_file import packaged_configs
 from fedjax_bn.run.defaults import KEYS, Key
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.spelling import REQUIRED, arguments, nearest
+from fedjax_bn.spelling import REQUIRED, nearest, plain_arguments
 
 Line = tuple[str, ...]
 
@@ -57,7 +57,7 @@ def _datasets() -> Iterable[Line]:
 
 
 def _configs() -> Iterable[Line]:
-    return ((name, _title(file)) for name, file in packaged().items())
+    return ((name, _title(file)) for name, file in packaged_configs().items())
 
 
 def _keys() -> Iterable[Line]:
@@ -82,7 +82,7 @@ def _functions(
 ) -> Iterable[Line]:
     """Name, first sentence of the docstring, and `:key=default` for what a word can spell."""
     for name, function in table.items():
-        options = arguments(function, given).items()
+        options = plain_arguments(function, given).items()
         spelled = "".join(f":{key}={_default(argument.default)}" for key, argument in options)
         yield name, _first_line(function), spelled
 
