@@ -31,7 +31,6 @@ from functools import partial
 import flax.linen as nn
 from fedjax_bn.adaptation import running
 from fedjax_bn.methods import fedprox
-from fedjax_bn.sharing import everything
 
 class Net(nn.Module):
     num_classes: int
@@ -41,7 +40,10 @@ class Net(nn.Module):
         images = images.reshape(images.shape[0], -1)
         return nn.Dense(self.num_classes)(nn.relu(nn.Dense(self.width)(images)))
 
+SEEN = {}
+
 def fedfoo(model, optimizer, *, strength: float = 0.5, **options):
+    SEEN.update(options, strength=strength)
     return fedprox(model, optimizer, mu=strength, **options)
 
 def narrow(model, optimizer):
@@ -54,7 +56,7 @@ def adapt(model, *, times: int = 1):
     return running(model)
 
 def share_all(variables):
-    return everything(variables)
+    return f"shared {variables}"
 
 def squared(sizes, risks, *, power: float = 2.0):
     return sizes.astype(risks.dtype) ** power
@@ -236,16 +238,10 @@ def test_a_users_own_model_method_share_weigh_and_adaptation_need_no_fork(own):
     assert type(built.model).__name__ == "Net"
     assert (built.model.width, built.model.num_classes) == (5, 3)
     assert built.adaptations[text].batch_size == 3
-    variables = built.model.init(jax.random.key(0), jnp.zeros((2, 6)))
-    state = built.method.init(jax.random.key(0), variables, 2)
-    batches = {
-        "image": jnp.zeros((2, 1, 2, 6)),
-        "label": jnp.zeros((2, 1, 2), jnp.int32),
-        "valid": jnp.ones((2, 1, 2), bool),
-        "size": jnp.asarray([1, 2], jnp.int32),
-    }
-    state, metrics = built.method.round(state, batches, jax.random.key(1))
-    assert metrics["weights"].tolist() == pytest.approx([1 / 9, 8 / 9])  # 1^3 and 2^3
+    seen = sys.modules["own_code"].SEEN
+    assert seen["strength"] == 0.25
+    assert seen["share"](3) == "shared 3"
+    assert seen["weigh"](jnp.asarray([1, 2]), jnp.ones(2)).tolist() == [1, 8]
 
 
 @pytest.mark.parametrize("text", ["own_code:squared:power=3", "own_code:squaring:power=3"])
