@@ -2,15 +2,22 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Options of pip; `test-floor` names a file of versions.
+CONSTRAIN ?=
 
-.PHONY: quickstart test test-slow lint format benchmark clean
+.PHONY: quickstart test test-floor test-slow lint format benchmark clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m fedjax_bn.main --config configs/quickstart.py
 
+# Another Python: make test PYTHON=python3.12 VENV=.venv312
 # A process for each core, but no more than memory bears: a worker grows to 5 GB.
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
+
+# The oldest versions together: those of Google Colab, whose Python is 3.13.
+test-floor:
+	$(MAKE) test VENV=.venv-floor CONSTRAIN="--constraint constraints-floor.txt"
 
 test-slow: $(VENV)/.installed-test
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow
@@ -32,15 +39,15 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet $(CONSTRAIN) --editable .
 	touch $@
 
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet $(CONSTRAIN) --editable '.[test]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(CONSTRAIN) --editable '.[dev]'
 	touch $@
 
 $(VENV)/.installed-benchmark: $(VENV)/.installed
@@ -48,4 +55,4 @@ $(VENV)/.installed-benchmark: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .venv-floor .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

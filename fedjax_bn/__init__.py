@@ -1,3 +1,54 @@
-"""Federated learning under feature shift: FedBN and its successors as pure functions."""
+"""Federated learning under feature shift: FedBN and its successors as pure functions.
+
+`import fedjax_bn as fb` imports nothing else; `fb.methods.fedbn` imports what it needs (PEP 562).
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedjax_bn import (
+        adaptation,
+        aggregation,
+        client,
+        data,
+        extrapolation,
+        federation,
+        mapping,
+        methods,
+        models,
+        normalization,
+        selection,
+        sharing,
+        task,
+        theory,
+    )
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "adaptation",
+    "aggregation",
+    "client",
+    "data",
+    "extrapolation",
+    "federation",
+    "mapping",
+    "methods",
+    "models",
+    "normalization",
+    "selection",
+    "sharing",
+    "task",
+    "theory",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted((*globals(), *__all__))

@@ -1,41 +1,50 @@
-"""The command line.
+"""fedjax_bn: federated learning under feature shift.
 
-python -m fedjax_bn.main --config configs/NAME.py --workdir DIR
-python -m fedjax_bn.main evaluate --workdir DIR [--config.adaptations=running,tsmobn]
+  fedjax-bn --config CONFIG [--config.KEY=VALUE ...] [--workdir DIR]     train, or go on with a run
+  fedjax-bn evaluate --workdir DIR [--config CONFIG] [--config.KEY=VALUE ...]   test a finished run
+  fedjax-bn list methods|models|datasets|adaptations|configs|keys        what there is
+
+CONFIG is a file or the name of a packaged config, perhaps with changes behind a colon:
+quickstart, configs/digits.py:method=fedavg,rounds=10. A run that was stopped goes on where it was.
+`python -m fedjax_bn` is the same command.
 """
 
+import os
 import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
 
-from absl import app, flags, logging
-from ml_collections import ConfigDict
+from absl import flags, logging
 
-from fedjax_bn.run.config import EXAMPLE, changes_of, read
+from fedjax_bn.run.config_file import changes_of, read
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
 
-CONFIG = flags.DEFINE_string(
-    "config",
-    None,
-    "config file, optionally with changes, such as configs/digits.py:method=fedavg,rounds=10; "
-    "--config.KEY=VALUE changes one key",
-)
+CONFIG = flags.DEFINE_string("config", None, "config, see above; --config.KEY=VALUE changes a key")
+WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default runs/CONFIG")
 NAME = flags.DEFINE_string("name", "evaluation", "evaluate: name of the files it writes")
 INTERNAL = flags.DEFINE_bool("internal", False, "evaluate: test the internal clients too")
 ALPHAS = flags.DEFINE_bool("alphas", False, "evaluate: record and plot the adapter's alphas")
 TSNE = flags.DEFINE_bool("tsne", False, "evaluate: plot t-SNE of features")
-WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default runs/CONFIG_NAME")
+OF_EVALUATE = (NAME, INTERNAL, ALPHAS, TSNE)
+HELP = ("--help", "-help", "-h", "help")
+
+
+def command() -> None:
+    """What `fedjax-bn`, `python -m fedjax_bn` and `python -m fedjax_bn.main` do."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    sys.path.append("")  # a user's own modules; `python -m` has it already
+    main(parse_flags(sys.argv))
 
 
 def main(argv: list[str]) -> None:
     """Dispatches to a command; a user's mistake ends with one sentence."""
     logging.set_verbosity(logging.FATAL)  # Orbax logs the errors that it also raises
-    command, arguments = argv[1] if argv[1:] else "", argv[2:]
-    if command not in COMMANDS:
-        command, arguments = "train", argv[1:]
+    name, arguments = argv[1] if argv[1:] else "", argv[2:]
+    if name not in COMMANDS:
+        name, arguments = "train", argv[1:]
     try:
-        COMMANDS[command](arguments)
+        COMMANDS[name](arguments)
     except InterruptedRun as stop:
         fail(str(stop), status=130)
     except KeyboardInterrupt:
@@ -46,10 +55,16 @@ def main(argv: list[str]) -> None:
 
 def train(arguments: list[str]) -> None:
     """Trains the configured method and its baselines."""
-    for flag in (NAME, INTERNAL, ALPHAS, TSNE):
+    for flag in OF_EVALUATE:
         if flag.value != flag.default:
             raise ConfigError(f"--{flag.name} belongs to `evaluate`: leave it out to train")
-    config = read_config(CONFIG.value, changes_of(arguments))
+    changes = changes_of(arguments)
+    if not CONFIG.value:
+        raise ConfigError(
+            "give a config: --config quickstart, or --config FILE; `fedjax-bn list configs` "
+            "names all, `fedjax-bn --help` says what else there is"
+        )
+    config = read(CONFIG.value, changes)
     # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
     from fedjax_bn.run.commands import train_all
 
@@ -64,17 +79,31 @@ def evaluate(arguments: list[str]) -> None:
     from fedjax_bn.run import commands
     from fedjax_bn.run.evaluation import Request
 
-    request = Request(
-        CONFIG.value or "", changes, NAME.value, INTERNAL.value, ALPHAS.value, TSNE.value
-    )
+    request = Request(CONFIG.value or "", changes, *(flag.value for flag in OF_EVALUATE))
     commands.evaluate(Path(WORKDIR.value), request)
 
 
-COMMANDS = {"train": train, "evaluate": evaluate}
+def list_(arguments: list[str]) -> None:
+    """Prints what there is of a kind."""
+    from fedjax_bn.run.listing import listing
+
+    show(listing(arguments))
+
+
+def help_(arguments: list[str]) -> None:
+    """Prints what the command line understands."""
+    del arguments
+    ours = (flags.FLAGS[flag.name] for flag in (CONFIG, WORKDIR, *OF_EVALUATE))
+    show("\n".join((str(__doc__), *(f"  --{flag.name:10}{flag.help}" for flag in ours))))
+
+
+COMMANDS = {"train": train, "evaluate": evaluate, "list": list_} | dict.fromkeys(HELP, help_)
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """Parses our flags and returns what is left, the changes of the configuration."""
+    """Parses our flags and returns what is left: the command, and changes of the configuration."""
+    if set(argv) & set(HELP):
+        return [argv[0], HELP[0]]
     flags.FLAGS.set_gnu_getopt(True)  # else the value in `--config.KEY VALUE` ends the flags
     try:
         return flags.FLAGS(argv, known_only=True)
@@ -82,11 +111,12 @@ def parse_flags(argv: list[str]) -> list[str]:
         fail(str(error))
 
 
-def read_config(source: str | None, changes: list[tuple[str, str]]) -> ConfigDict:
-    """The configuration of a file, with changes; errors are those of `config.read`."""
-    if not source:
-        raise ConfigError(f"give a config file: --config {EXAMPLE}")
-    return read(source, changes)
+def show(text: str) -> None:
+    """Prints a text, of which `| head` need not read all."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
@@ -96,5 +126,4 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    app.run(main, flags_parser=parse_flags)
+    command()

@@ -57,7 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=2000, help="of gradient descent")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    with jax.enable_x64(True):
+    enable_x64 = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64  # before 0.8
+    with enable_x64(True):
         key = jax.random.key(options.seed)
         datasets = {"random points": gaussian_clients(options.seed), "digits": scanner_clients()}
         courses = {

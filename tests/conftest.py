@@ -21,6 +21,10 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and "XLA_FLAGS" not in os
 import jax
 import pytest
 
+if not hasattr(jax, "enable_x64"):  # the oldest versions that we support
+    from jax.experimental import enable_x64
+
+    jax.enable_x64 = enable_x64
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 gc.set_threshold(100_000, 50, 50)  # a collection visits all that JAX remembers of every program
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fedjax_bn.run.config import base, check, flatten, override, read
+from fedjax_bn.run.config import base, check, flatten, override
+from fedjax_bn.run.config_file import read
 from fedjax_bn.run.errors import ConfigError
 
 VALID = [

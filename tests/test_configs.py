@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.run.config import check, read
+from fedjax_bn.run.config import check
+from fedjax_bn.run.config_file import read
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build
 from fedjax_bn.run.readers import DATASETS

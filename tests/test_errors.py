@@ -54,6 +54,12 @@ MISTAKES = [
     (["--config.data.name=digits"], ["'digits' is not embedded", "--config.data.path=PATH"]),
     (["--config.model=MLP", "--config.batch_size=179"], ["one sample", "'norm1'", "batch_size"]),
     (["--config.model=MLP", "--config.batch_size=1"], ["one sample", "180 training samples"]),
+    (["--config.method=my:fed"], ["method='my:fed'", "module 'my' cannot be imported"]),
+    (["--config.method=fedprox:mu=1"], ["fedprox are keys of their own", "config.fedprox.KEY"]),
+    (["--config.method=math:fed"], ["module 'math' has no function or class 'fed'"]),
+    (["--config.model=ResNet"], ["model='ResNet'", "missing a required", "'stage_sizes'"]),
+    (["--config.model=DigitCNN:wide=3"], ["'wide=3' must be key=value with a key of width"]),
+    (["--config.fedprox.mu=-1"], ["config.fedprox.mu=-1.0 must be at least 0"]),
     (["rounds=3"], ["unknown argument 'rounds=3'", "--config.KEY=VALUE"]),
     (["--rounds=3"], ["unknown argument '--rounds=3'", "--workdir"]),
 ]
@@ -116,8 +122,9 @@ def test_changes_behind_the_file_fail_with_the_same_sentences(capfd, changes, pa
 
 
 def test_no_config_a_missing_one_and_a_wrong_one_are_told_apart(tmp_path, capfd):
-    assert "give a config file: --config configs/" in fails(capfd)
+    assert "give a config: --config quickstart" in fails(capfd)
     assert "no config file 'configs/none.py'" in fails(capfd, "--config=configs/none.py")
+    assert "did you mean 'quickstart'?" in fails(capfd, "--config=quikstart")
     file = tmp_path / "mine.py"
     file.write_text("def get_config(:\n")
     assert f"{file}, line 1: invalid syntax" in fails(capfd, "--config", str(file))

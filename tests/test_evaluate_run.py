@@ -75,7 +75,7 @@ def test_all_adaptations_can_be_chosen_by_name(state):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tsmobm", "'tsmobm' is unknown; valid are running, batch, tsmobn"),
+        ("tsmobm", "'tsmobm' is unknown; did you mean 'tsmobn'\\? valid are batch, "),
         ("tsmobn:momentun=0.5", "must be key=value with a key of about, affine, batch_size"),
         ("tsmobn:momentum", "must be key=value"),
         ("tsmobn:momentum=high", "momentum must be of type float, such as 0.9"),

@@ -256,7 +256,7 @@ def test_gates_are_made_at_init_and_belong_to_the_clients():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("uniforn", "'uniforn' is unknown; valid are uniform, constant, mixstyle"),
+        ("uniforn", "'uniforn' is unknown; did you mean 'uniform'\\? valid are constant, mixstyle"),
         ("uniform:u=1", "must be key=value with a key of high, low"),
         ("constant:u=half", "u must be of type float"),
     ],

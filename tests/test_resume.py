@@ -11,7 +11,7 @@ import pytest
 import runs
 from fedjax_bn import main
 from fedjax_bn.run import checkpoint, logs, train, workdir
-from fedjax_bn.run.config import read
+from fedjax_bn.run.config_file import read
 from fedjax_bn.run.errors import CheckpointError, InterruptedRun, WorkdirError
 from fedjax_bn.run.summary import select_round
 

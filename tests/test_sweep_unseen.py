@@ -14,7 +14,7 @@ import report  # noqa: E402
 import sweep  # noqa: E402
 import unseen  # noqa: E402
 
-from fedjax_bn.run.config import base, check, check_key, check_type, kind_of, parse  # noqa: E402
+from fedjax_bn.run.config import assign, base, check  # noqa: E402
 
 
 def fabricate(workdir, run, unseen_accuracy) -> None:
@@ -32,10 +32,7 @@ def test_runs_have_names_of_their_own_config_files_and_valid_changes():
         assert (ROOT / run.config).is_file()
         config = base()
         for key, value in run.changes.items():
-            check_key(config, key)
-            value = parse(sweep._text(value), kind_of(config, key))
-            check_type(key, value)
-            config.update_from_flattened_dict({key: value})
+            assign(config, key, sweep._text(value))
         check(config)
 
 

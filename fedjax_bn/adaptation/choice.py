@@ -1,7 +1,5 @@
 """From the text of a configuration to an adaptation and the stream that it is tested on."""
 
-import ast
-import inspect
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -11,7 +9,7 @@ from fedjax_bn.adaptation.ensemble import ensemble
 from fedjax_bn.adaptation.instance import fixed_alpha, iabn, learned_alpha, random_alpha
 from fedjax_bn.adaptation.mixnorm import mixnorm
 from fedjax_bn.adaptation.tsmobn import tsmobn
-from fedjax_bn.spelling import spelled_change
+from fedjax_bn.spelling import call_chosen, literal, read_choice, split_choice
 
 ADAPTATIONS = {
     make.__name__: make
@@ -50,7 +48,8 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
 
     Keys are the adaptation's own arguments (`momentum`, `about`, `alpha`, `strength`, `weight`,
     `views`, `seed`) and, for all, `batch_size`, `order`, `affine` (False: scale 1, bias 0) and
-    `mask` (False: without the masks that a method such as FedCD has trained).
+    `mask` (False: without the masks that a method such as FedCD has trained). One's own adaptation
+    is `package.module:function`, a function `(model, *, ...) -> Adaptation`.
 
     Args:
       text: the choice; the name alone takes all defaults.
@@ -60,23 +59,16 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
     Raises:
       ValueError: an unknown name or key, or a value of the wrong type; it lists the valid ones.
     """
-    name, *changes = text.split(":")
-    if name not in ADAPTATIONS:
-        raise ValueError(f"adaptation {text!r} is unknown; valid are {', '.join(ADAPTATIONS)}")
-    make = ADAPTATIONS[name]
-    defaults = {
-        key: parameter.default
-        for key, parameter in inspect.signature(make).parameters.items()
-        if isinstance(parameter.default, int | float | str)
-    }
     stream = STREAM | {"batch_size": batch_size}
-    options = dict(
-        spelled_change(f"adaptation {text!r}", change, defaults | stream) for change in changes
-    )
+    make, options = read_choice(f"adaptation {text!r}", text, ADAPTATIONS, extra=stream)
     stream |= {key: options.pop(key) for key in set(options) & set(stream)}
     if stream["batch_size"] < 1:
         raise ValueError(f"adaptation {text!r}: batch_size must be at least 1")
-    adaptation = make(model, **options)
+    adaptation = call_chosen(f"adaptation {text!r}", make, model, **options)
+    if not isinstance(adaptation, Adaptation):
+        raise ValueError(
+            f"adaptation {text!r} gives {type(adaptation).__name__}, not an Adaptation"
+        )
     adaptation = adaptation if stream["affine"] else without_affine(adaptation)
     adaptation = adaptation if stream["mask"] else without_mask(adaptation)
     return Choice(adaptation, stream["batch_size"], stream["order"])
@@ -89,7 +81,7 @@ def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
     """
     found: dict[tuple[str, str, tuple[str, ...]], dict[Any, str]] = {}
     for text in texts:
-        name, *changes = text.split(":")
+        name, changes = split_choice(text, ADAPTATIONS)
         if not any(change.startswith("affine=") for change in changes):
             found.setdefault((name, "affine", tuple(changes)), {})["with affine"] = text
         for change in changes:
@@ -102,11 +94,3 @@ def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
         for (name, key, _), values in found.items()
         if len(values) >= (2 if key == "affine" else 3)
     }
-
-
-def literal(spelled: str) -> Any:
-    """The number that a text spells, or the text."""
-    try:
-        return ast.literal_eval(spelled)
-    except (ValueError, SyntaxError):
-        return spelled

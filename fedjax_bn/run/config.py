@@ -1,77 +1,19 @@
-"""Configurations: reading files, changing keys, types checked against `defaults.base`."""
+"""Configurations: changing keys; types and ranges checked against the table of `defaults`."""
 
 import ast
-import difflib
 import math
 import re
-import runpy
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.run.defaults import base
+from fedjax_bn import spelling
+from fedjax_bn.run.defaults import KEYS, base
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.spelling import Table, nearest
 
-EXAMPLE = "configs/quickstart.py"
-
-
-def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
-    """Runs a config file and applies changes to what its `get_config` returns.
-
-    Args:
-      source: FILE.py, optionally with changes behind a colon, FILE.py:key=value,key=value.
-      changes: further (key, value) pairs, from `--config.key=value`.
-
-    Raises:
-      ConfigError: the file is missing or fails, or a change has an unknown key or a wrong type.
-    """
-    path, _, inline = source.partition(":")
-    if not Path(path).is_file():
-        raise ConfigError(f"there is no config file {path!r}: give one such as {EXAMPLE}")
-    try:
-        get_config = runpy.run_path(path)["get_config"]
-        config = get_config(inline) if inline else get_config()
-    except ConfigError:
-        raise
-    except SyntaxError as error:
-        raise ConfigError(f"config file {path}, line {error.lineno}: {error.msg}") from error
-    except Exception as error:  # whatever a user's own file may raise
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"config file {path} fails ({type(error).__name__}: {reason}): it must define "
-            f"get_config(changes='') that returns a ConfigDict, see {EXAMPLE}"
-        ) from error
-    if not isinstance(config, ConfigDict):
-        raise ConfigError(
-            f"get_config of {path} returns {type(config).__name__}, but it must return a "
-            f"ConfigDict, see {EXAMPLE}"
-        )
-    for key, text in changes:
-        assign(config, key, text)
-    return config
-
-
-def changes_of(arguments: Iterable[str]) -> list[tuple[str, str]]:
-    """The (key, value) pairs of arguments `--config.KEY=VALUE` or `--config.KEY VALUE`.
-
-    Raises:
-      ConfigError: an argument is neither.
-    """
-    changes, left = [], iter(arguments)
-    for argument in left:
-        name, equals, value = argument.partition("=")
-        if not name.startswith(("--config.", "-config.")):
-            raise ConfigError(
-                f"unknown argument {argument!r}: allowed are --config, --config.KEY=VALUE and "
-                "--workdir, see --help"
-            )
-        value = value if equals else next(left, None)
-        if value is None:
-            raise ConfigError(f"{name} has no value: write {name}=VALUE")
-        changes.append((name.partition(".")[2], value))
-    return changes
+__all__ = ["base", "check", "override"]  # what a config file needs
 
 
 def override(config: ConfigDict, changes: str) -> ConfigDict:
@@ -96,8 +38,8 @@ def assign(config: ConfigDict, key: str, text: str) -> None:
     Raises:
       ConfigError: there is no such key, or the value has another type than the default.
     """
-    check_key(config, key)
-    value = parse(text, kind_of(config, key))
+    check_key(key)
+    value = parse(text, KEYS[key].kind)
     check_type(key, value)
     with config.unlocked():
         config.update_from_flattened_dict({key: value})
@@ -126,35 +68,42 @@ def parse(text: str, kind: type) -> Any:
     return value
 
 
-def check_type(key: str, value: Any) -> None:
+def check_type(name: str, value: Any) -> None:
     """Raises ConfigError if a value has another type than the default of its dotted key."""
-    defaults = base()
-    default, kind = lookup(defaults, key), kind_of(defaults, key)
-    right = type(value) is kind or (value is None and default is None)
-    if kind is tuple and right:
+    key = KEYS[name]
+    right = type(value) is key.kind or (value is None and key.optional is not None)
+    if key.kind is tuple and right:
         right = all(isinstance(entry, str) for entry in value)
     if not right:
-        name = "a tuple of names" if kind is tuple else kind.__name__
-        such = "" if default is None else f", such as its default {default!r}"
+        kind = "a tuple of names" if key.kind is tuple else key.kind.__name__
+        such = "" if key.default is None else f", such as its default {key.default!r}"
         raise ConfigError(
-            f"config.{key}={value!r} is of type {type(value).__name__}, but it must be {name}{such}"
+            f"config.{name}={value!r} is of type {type(value).__name__}, but it must be {kind}"
+            f"{such}"
         )
 
 
-def check_key(config: ConfigDict, key: str) -> None:
-    """Raises ConfigError with the nearest valid key if `config` has no dotted key `key`."""
-    keys = dict(flatten(config))
-    group = [name for name in keys if name.startswith(f"{key}.")]
+def check_key(name: str) -> None:
+    """Raises ConfigError with the nearest valid key if there is no dotted key of that name."""
+    group = [key for key in sorted(KEYS) if key.startswith(f"{name}.")]
     if group:
-        raise ConfigError(f"config.{key} is a group of keys: set one of {', '.join(group)}")
-    if key not in keys:
-        raise ConfigError(f"config has no key {key!r}{nearest(key, keys)}")
+        raise ConfigError(f"config.{name} is a group of keys: set one of {', '.join(group)}")
+    if name not in KEYS:
+        raise ConfigError(f"config has no key {name!r}{nearest(name, KEYS)}")
 
 
-def kind_of(config: ConfigDict, key: str) -> type:
-    """The type that the values of a dotted key have."""
-    group, _, name = key.rpartition(".")
-    return (lookup(config, group) if group else config).get_type(name)
+def check_range(name: str, value: Any) -> None:
+    """Raises ConfigError if a value of the right type is not in the range of its dotted key."""
+    if value is None:
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"config.{name}={value} must be a finite number")
+    allowed = KEYS[name].range
+    if allowed.holds(value):
+        return
+    if allowed.names:
+        raise ConfigError(f"config.{name}={value!r} is unknown{nearest(value, allowed.names)}")
+    raise ConfigError(f"config.{name}={value!r} must be {allowed.text}")
 
 
 def lookup(config: ConfigDict, key: str) -> Any:
@@ -185,84 +134,32 @@ def choose(table: dict[str, Any], name: str, key: str) -> Any:
     return table[name]
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """The end of an error message: the likely meant name, and all valid ones."""
-    valid = sorted(valid)
-    lower = {option.lower(): option for option in valid}
-    close = difflib.get_close_matches(name.lower(), lower, 1, 0.5)
-    hint = f"; did you mean {lower[close[0]]!r}?" if close else ";"
-    return f"{hint} valid are {', '.join(valid)}"
-
-
-AT_LEAST_ONE = ("rounds", "local_epochs", "batch_size", "eval_every", "eval_batch_size")
-AT_LEAST_ONE += (
-    "checkpoint_every",
-    "adapt_batch_size",
-    "personalize.steps",
-    "data.clients_per_domain",
-    "data.image_size",
-)
-AT_LEAST_ZERO = ("local_steps", "local_selection", "fedig.lambda_1", "fedig.lambda_2")
-AT_LEAST_ZERO += ("clients_per_round", "seed", "fedprox.mu")
-AT_LEAST_ZERO += ("optimizer.momentum", "optimizer.weight_decay", "data.num_clients")
-AT_LEAST_ZERO += ("data.device_megabytes", "data.validation", "data.test")
-
-
 def check(config: ConfigDict) -> None:
-    """Checks keys, types and ranges of all values that need no data.
+    """Checks keys, types and ranges of all values that need no data, and what excludes what.
 
     Raises:
       ConfigError: naming the key, its value and what is allowed.
     """
-    defaults = base()
-    for key, value in flatten(config):
-        check_key(defaults, key)
-        check_type(key, value)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"config.{key}={value} must be a finite number")
-    for keys, least in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
-        for key in keys:
-            if not lookup(config, key) >= least:
-                raise ConfigError(f"config.{key}={lookup(config, key)} must be at least {least}")
-    if config.seed >= 2**32:
-        raise ConfigError(f"config.seed={config.seed} must be below 2**32, as JAX's keys need it")
-    if not config.optimizer.learning_rate > 0:
+    for name, value in flatten(config):
+        check_key(name)
+        check_type(name, value)
+        check_range(name, value)
+    missing = KEYS.keys() - dict(flatten(config)).keys()
+    if missing:
         raise ConfigError(
-            f"config.optimizer.learning_rate={config.optimizer.learning_rate} must be above 0"
+            f"the configuration lacks {', '.join(sorted(missing))}: get_config must start from "
+            "fedjax_bn.run.config.base()"
         )
-    fraction = config.data.fraction
-    if fraction is not None and not 0 < fraction <= 1:
-        raise ConfigError(f"config.data.fraction={fraction} must be above 0 and at most 1")
-    choose({"stop": None, "drop": None}, config.on_nonfinite, "on_nonfinite")
-    partitions = dict.fromkeys(("iid", "dirichlet", "pooled"))
-    choose(partitions, config.data.partition, "data.partition")
     if config.local_steps and config.local_epochs != 1:
         raise ConfigError(
             f"config.local_steps={config.local_steps} and config.local_epochs="
             f"{config.local_epochs} exclude each other: leave local_epochs at 1"
         )
-    check_client_epochs(config)
-    check_optimizer(config)
-    for key in ("personalize.samples", "personalize.rate"):
-        if lookup(config, key) is not None and lookup(config, key) < 0:
-            raise ConfigError(f"config.{key}={lookup(config, key)} must be at least 0")
-
-
-def check_client_epochs(config: ConfigDict) -> None:
-    """Raises ConfigError unless `client_epochs` are whole numbers above 0, and the only choice."""
-    given = config.client_epochs
-    wrong = [text for text in given if not (text.isdecimal() and int(text) > 0)]
-    if wrong:
-        raise ConfigError(f"config.client_epochs has {wrong[0]!r}, not a whole number above 0")
-    if given and (config.local_steps or config.local_epochs != 1):
+    if config.client_epochs and (config.local_steps or config.local_epochs != 1):
         raise ConfigError(
-            f"config.client_epochs={','.join(given)} says how much clients train: leave "
-            "local_epochs at 1 and local_steps at 0"
+            f"config.client_epochs={','.join(config.client_epochs)} says how much clients train: "
+            "leave local_epochs at 1 and local_steps at 0"
         )
-
-
-def check_optimizer(config: ConfigDict) -> None:
-    """Raises ConfigError if keys of the local optimizer contradict each other."""
     optimizer = config.optimizer
     if optimizer.nesterov and not optimizer.momentum:
         raise ConfigError("config.optimizer.nesterov=True needs optimizer.momentum above 0")
@@ -271,3 +168,13 @@ def check_optimizer(config: ConfigDict) -> None:
             f"config.optimizer.momentum={optimizer.momentum} is of no use with optimizer.name="
             f"{optimizer.name!r}, which has its own: leave it at 0, or choose sgd"
         )
+
+
+def choice_of(
+    key: str, text: str, table: Table, given: Collection[str] = ()
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """`spelling.read_choice` for the value of a key, with a ConfigError."""
+    try:
+        return spelling.read_choice(f"config.{key}={text!r}", text, table, given=given)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -2,6 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,11 +15,11 @@ from fedjax_bn.client import Load
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.run.config import choose
+from fedjax_bn.run.config import choice_of, choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.selection import best_of_round, validation_score
 from fedjax_bn.sharing import Variables
-from fedjax_bn.spelling import spelled_change
+from fedjax_bn.spelling import call_chosen
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__}
 SHARING = {
@@ -30,8 +32,8 @@ SHARING = {
     )
 }
 WEIGHING = {
-    "by_size": lambda: aggregation.by_size,
-    "uniform": lambda: aggregation.uniform,
+    "by_size": aggregation.by_size,
+    "uniform": aggregation.uniform,
     "risk_extrapolation": aggregation.risk_extrapolation,
 }
 OPTIMIZERS = {
@@ -40,6 +42,8 @@ OPTIMIZERS = {
     ),
     "adam": lambda config: optax.adam(config.learning_rate),
 }
+# What the configuration gives every method by keys of its own.
+GIVEN = ("clients", "keep_optimizer", "local_epochs")
 # Methods whose arguments are another one's keys.
 KEYS_OF = {"fediga": "fedig"}
 # What a method adds to the common start: `add(key, model, variables, images) -> variables`.
@@ -58,12 +62,16 @@ def method_maker(
     """Returns `make(model, prepare, load)` for the configured method.
 
     A method's own arguments are the configuration's keys under its name, such as `fedprox.mu`;
-    FedIG-A has those of FedIG.
+    FedIG-A has those of FedIG. A user's own method, `package.module:function:key=value`, is a
+    function `(model, optimizer, *, prepare, load, clients, local_epochs, ...) -> FederatedMethod`.
+
+    Raises:
+      ConfigError: an unknown name, module or argument.
     """
-    method = choose(METHODS, config.method, "method")
-    options = dict(config.get(KEYS_OF.get(config.method, config.method), {}))
+    method, options = choose_method("method", config.method)
+    options |= dict(config.get(KEYS_OF.get(config.method, config.method), {}))
     if config.share:
-        options["share"] = choose(SHARING, config.share, "share")
+        options["share"] = choose_sharing(config.share)
     if config.weigh:
         options["weigh"] = choose_weighing(config.weigh)
     make_optimizer = choose(OPTIMIZERS, config.optimizer.name, "optimizer.name")
@@ -79,24 +87,55 @@ def method_maker(
         if config.local_selection:
             score = validation_score(model, prepare)
             train["train"] = best_of_round(score, config.local_selection)
-        return method(model, optimizer, prepare=prepare, load=load, **train, **options)
+        options_of_run = options | train | {"prepare": prepare, "load": load}
+        what = f"config.method={config.method!r}"
+        made = call_chosen(what, method, model, optimizer, **options_of_run)
+        if not isinstance(made, FederatedMethod):
+            raise ConfigError(f"{what} gives {type(made).__name__}, not a FederatedMethod")
+        return made
 
     return make
+
+
+def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], dict[str, Any]]:
+    """The method that a value of `key` names, and the arguments that it spells (a user's own only).
+
+    Raises:
+      ConfigError: an unknown name or module, or arguments of a method that has keys for them.
+    """
+    method, options = choice_of(key, text, METHODS, GIVEN)
+    if options and method in METHODS.values():
+        name = text.partition(":")[0]
+        raise ConfigError(
+            f"config.{key}={text!r}: arguments of {name} are keys of their own, "
+            f"config.{KEYS_OF.get(name, name)}.KEY, see `fedjax-bn list keys`"
+        )
+    return method, options
+
+
+def choose_sharing(text: str) -> sharing.SharingRule:
+    """The sharing rule of that name, or a user's own, `package.module:function`.
+
+    Raises:
+      ConfigError: an unknown name, module or key.
+    """
+    rule, options = choice_of("share", text, SHARING)
+    return partial(rule, **options) if options else rule
 
 
 def choose_weighing(text: str) -> aggregation.WeighingRule:
     """The rule that `name:key=value:key=value` spells, such as `risk_extrapolation:eta=0.3`.
 
+    A user's own, `package.module:function`, is a rule `(sizes, risks, *, ...) -> weights`, or a
+    function without required arguments that returns one.
+
     Raises:
       ValueError: an unknown name or key, or a value of the wrong type or out of its range.
     """
-    name, *changes = text.split(":")
-    make = choose(WEIGHING, name, "weigh")
-    parameters = inspect.signature(make).parameters.items()
-    defaults = {key: parameter.default for key, parameter in parameters}
-    if changes and not defaults:
-        raise ConfigError(f"config.weigh={text!r}: {name} takes no arguments")
-    return make(**dict(spelled_change(f"config.weigh={text!r}", c, defaults) for c in changes))
+    function, options = choice_of("weigh", text, WEIGHING)
+    if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
+        return partial(function, **options) if options else function
+    return function(**options)
 
 
 def local_epochs(config: ConfigDict) -> tuple[int, ...]:

@@ -6,9 +6,10 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.pooled import pool_clients
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.source import Source
-from fedjax_bn.run.config import choose, nearest
+from fedjax_bn.run.config import choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.readers import DATASETS, EMBEDDED, TFDS
+from fedjax_bn.spelling import nearest
 
 # Datasets that have taken truncation and fraction themselves.
 _REDUCED = ("digits", "digits_morpho")

@@ -1,110 +1,200 @@
-"""All configuration keys with their defaults; each has one meaning everywhere."""
+"""All configuration keys: default, range and meaning; each has one meaning everywhere.
+
+`fedjax-bn list keys` prints this table.
+"""
+
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from fedjax_bn.run.method_keys import method_arguments
+from fedjax_bn.run.ranges import (
+    ABOVE_0,
+    ANY,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    FRACTION,
+    SEED,
+    SHARE,
+    UP_TO_1,
+    WHOLE_NUMBERS,
+    Range,
+    one_of,
+)
+
+
+class Key(NamedTuple):
+    """A key of the configuration.
+
+    Attributes:
+      default: its value where nothing else is said; None for a key of type `optional`.
+      meaning: one line.
+      range: what values of the default's type are allowed.
+      optional: the type of a key that may be None.
+    """
+
+    default: Any
+    meaning: str
+    range: Range = ANY
+    optional: type | None = None
+
+    @property
+    def kind(self) -> type:
+        """The type of its values."""
+        return self.optional or type(self.default)
+
+
+RUN = {
+    "method": Key("fedbn", "`list methods`, or your own package.module:function:key=value"),
+    "baselines": Key((), "methods to run beside it, each in WORKDIR/baselines/NAME"),
+    "model": Key("DigitCNN", "`list models`, or your own package.module:Class:key=value"),
+    "pretrained": Key("", "weights to start from: a file, or a hub id; empty: none"),
+    "rounds": Key(20, "rounds of the federation", AT_LEAST_1),
+    "local_epochs": Key(1, "passes over its own data that a client makes each round", AT_LEAST_1),
+    "client_epochs": Key(
+        (), "of each client, numbers in their order; empty: local_epochs", WHOLE_NUMBERS
+    ),
+    "local_steps": Key(
+        0, "if above 0: steps a client makes each round, instead of epochs", AT_LEAST_0
+    ),
+    "local_selection": Key(
+        0,
+        "if above 0: steps between validations of a client, which then uploads its best state of "
+        "the round (FedIG, A.2)",
+        AT_LEAST_0,
+    ),
+    "batch_size": Key(32, "samples of a step", AT_LEAST_1),
+    "optimizer.name": Key("sgd", "the clients' optimizer", one_of("sgd", "adam")),
+    "optimizer.learning_rate": Key(0.01, "of the clients' steps", ABOVE_0),
+    "optimizer.momentum": Key(0.0, "sgd only", AT_LEAST_0),
+    "optimizer.nesterov": Key(False, "sgd with momentum only"),
+    "optimizer.weight_decay": Key(0.0, "added to the gradient (L2), as in PyTorch", AT_LEAST_0),
+    "optimizer.keep": Key(False, "whether clients keep its state (momentum) between rounds"),
+    "share": Key(
+        "",
+        "what leaves the client: everything, nothing, all_but_batch_norm, all_but_statistics, or "
+        "your own; empty: the method's own rule",
+    ),
+    "weigh": Key(
+        "",
+        "by_size, uniform, risk_extrapolation:eta=0.5:solver=slsqp, or your own; empty: the "
+        "method's own",
+    ),
+    "clients": Key("auto", "auto, map, vmap, vmap:n (n clients at a time)"),
+    "clients_per_round": Key(0, "clients drawn to take part in a round; 0: all", AT_LEAST_0),
+    "on_nonfinite": Key(
+        "stop", "what follows an update that is not finite", one_of("stop", "drop")
+    ),
+    "target": Key(
+        "", "the unseen domain, several (a,b) or a group of them; each: all in turn; empty: none"
+    ),
+    "adaptations": Key(
+        ("running",), "how an unseen client predicts: `list adaptations`, name:key=value:key=value"
+    ),
+    "eval_every": Key(
+        5, "rounds between evaluations; the last round is always evaluated", AT_LEAST_1
+    ),
+    "eval_batch_size": Key(500, "samples tested at once", AT_LEAST_1),
+    "adapt_batch_size": Key(32, "of the stream that adaptations see", AT_LEAST_1),
+    "checkpoint_every": Key(
+        5, "rounds between checkpoints; the last one is always kept", AT_LEAST_1
+    ),
+    "personalize.samples": Key(
+        None,
+        "labelled samples on which a tested client adapts first; empty: 16 for perfedavg, 0 else",
+        AT_LEAST_0,
+        int,
+    ),
+    "personalize.steps": Key(1, "gradient steps on them", AT_LEAST_1),
+    "personalize.rate": Key(
+        None, "their learning rate; empty: perfedavg.inner_rate", AT_LEAST_0, float
+    ),
+    "seed": Key(0, "of all random numbers", SEED),
+}
+
+DATA = {
+    "data.name": Key("scanners", "`list datasets`"),
+    "data.path": Key("", "file or folder of a dataset that is not embedded"),
+    "data.image_size": Key(28, "side of the square images, pixels", AT_LEAST_1),
+    "data.cache": Key("~/.cache/fedjax_bn", "folder for decoded images; empty: none is kept"),
+    "data.device_megabytes": Key(
+        4000, "larger training or test sets are streamed from the host", AT_LEAST_0
+    ),
+    "data.split": Key(
+        "",
+        "how a domain is split; empty: official where there is one",
+        one_of("", "official", "holdout", "stratified"),
+    ),
+    "data.validation": Key(
+        0.1, "share of a domain's samples; see fedjax_bn.data.division.split", SHARE
+    ),
+    "data.test": Key(0.0, "share of a domain's samples", SHARE),
+    "data.truncate": Key(None, "to the smallest domain; empty: the source's own", optional=bool),
+    "data.fraction": Key(None, "of the training data; empty: the source's own", FRACTION, float),
+    "data.clients_per_domain": Key(1, "clients that share a domain's samples", AT_LEAST_1),
+    "data.num_clients": Key(
+        0, "of all domains together, instead of clients_per_domain; 0: not", AT_LEAST_0
+    ),
+    "data.partition": Key(
+        "iid",
+        "labels of a domain's clients; pooled: one client owns all",
+        one_of("iid", "dirichlet", "pooled"),
+    ),
+    "data.alpha": Key(0.5, "of dirichlet; the smaller, the more unequal", ABOVE_0),
+    "data.sizes": Key("", "of the clients: numbers, lognormal:SIGMA, dirichlet:ALPHA"),
+    "data.augment": Key("none", "of the training images", one_of("none", "domainbed", "office")),
+    "data.domains": Key((), "folders, npz, tfds_*: which; empty: all"),
+    "data.classes": Key((), "domainnet, folders, tfds_*: which; empty: all, of domainnet ten"),
+    "data.corruptions": Key((), "cifar10_c: which; empty: all 19"),
+    "data.severities": Key((), "cifar10_c: of 1 to 5; empty: all"),
+    # See fedjax_bn.data.sets.abide.load
+    "abide.window": Key(32, "time points of a connectome; 0: all", AT_LEAST_0),
+    "abide.stride": Key(1, "time points between windows", AT_LEAST_1),
+    "abide.windows_per_subject": Key(0, "how many at most; 0: all", AT_LEAST_0),
+    "abide.fisher_z": Key(False, "whether correlations r become artanh r"),
+    "abide.sites": Key((), "which; empty: all"),
+    "abide.atlas": Key("", "such as cc200, where the folder has several"),
+}
+
+# The defaults and the meanings of methods' own arguments are read from the methods.
+METHOD_RANGES = {
+    "fedadagrad.beta1": SHARE,
+    "fedadagrad.eta": ABOVE_0,
+    "fedadagrad.tau": ABOVE_0,
+    "fedadam.beta1": SHARE,
+    "fedadam.beta2": UP_TO_1,
+    "fedadam.eta": ABOVE_0,
+    "fedadam.tau": ABOVE_0,
+    "fedavgm.beta": SHARE,
+    "fedavgm.eta": ABOVE_0,
+    "fedcd.eta": AT_LEAST_0,
+    "fedcd.lambda_sci": AT_LEAST_0,
+    "feddc.alpha": AT_LEAST_0,
+    "fedig.lambda_1": AT_LEAST_0,
+    "fedig.lambda_2": AT_LEAST_0,
+    "fedprox.mu": AT_LEAST_0,
+    "fedyogi.beta1": SHARE,
+    "fedyogi.beta2": UP_TO_1,
+    "fedyogi.eta": ABOVE_0,
+    "fedyogi.tau": ABOVE_0,
+    "moon.mu": AT_LEAST_0,
+    "moon.temperature": ABOVE_0,
+    "perfedavg.inner_rate": AT_LEAST_0,
+}
+
+METHOD_KEYS = {
+    key: Key(default, meaning, METHOD_RANGES.get(key, ANY))
+    for key, (default, meaning) in method_arguments().items()
+}
+KEYS: dict[str, Key] = RUN | DATA | METHOD_KEYS
+
 
 def base() -> ConfigDict:
     """All keys with their defaults; a config file changes what it needs."""
-    return ConfigDict(
-        {
-            "method": "fedbn",  # a name in fedjax_bn.methods
-            "baselines": (),  # methods to run beside it, each in WORKDIR/baselines/NAME
-            "model": "DigitCNN",  # a name in fedjax_bn.models
-            "pretrained": "",  # weights to start from: a file, or a hub id; empty: none
-            "rounds": 20,
-            "local_epochs": 1,  # passes over its own data that a client makes each round
-            "client_epochs": (),  # of each client, numbers in their order; empty: local_epochs
-            "local_steps": 0,  # if above 0: steps a client makes each round, instead of epochs
-            "local_selection": 0,  # if above 0: steps between validations of a client, which then
-            # uploads its best state of the round (FedIG, A.2)
-            "batch_size": 32,
-            "optimizer": {
-                "name": "sgd",  # sgd, adam
-                "learning_rate": 0.01,
-                "momentum": 0.0,  # sgd only
-                "nesterov": False,  # sgd with momentum only
-                "weight_decay": 0.0,  # added to the gradient (L2), as in PyTorch
-                "keep": False,  # whether clients keep its state (momentum) between rounds
-            },
-            "share": "",  # a name in fedjax_bn.sharing; empty: the method's own rule
-            # by_size, uniform, risk_extrapolation:eta=0.5:solver=slsqp; empty: the method's own
-            "weigh": "",
-            "clients": "auto",  # auto, map, vmap, vmap:n (n clients at a time)
-            "clients_per_round": 0,  # clients drawn to take part in a round; 0: all
-            "on_nonfinite": "stop",  # stop, drop: what follows an update that is not finite
-            "target": "",  # the unseen domain, several (a,b) or a group of them; empty: none
-            "adaptations": ("running",),  # how an unseen client predicts, name:key=value:...
-            "eval_every": 5,  # rounds between evaluations; the last round is always evaluated
-            "eval_batch_size": 500,
-            "adapt_batch_size": 32,  # of the stream that adaptations see
-            "checkpoint_every": 5,  # rounds between checkpoints; the last one is always kept
-            "personalize": {  # testing after steps on a few labelled samples of the tested client
-                "samples": placeholder(int),  # how many; empty: 16 for perfedavg, 0 (none) else
-                "steps": 1,
-                "rate": placeholder(float),  # learning rate; empty: perfedavg.inner_rate
-            },
-            "seed": 0,
-            "data": data_keys(),
-            **method_keys(),
-            "abide": {  # see fedjax_bn.data.sets.abide.load
-                "window": 32,  # time points of a connectome; 0: all
-                "stride": 1,
-                "windows_per_subject": 0,  # 0: all
-                "fisher_z": False,
-                "sites": (),  # empty: all
-                "atlas": "",  # such as cc200, where the folder has several
-            },
-        }
-    )
-
-
-def data_keys() -> ConfigDict:
-    """The keys under `data`: what is read, how it is split and shared out."""
-    return ConfigDict(
-        {
-            "name": "scanners",  # a name in fedjax_bn.run.readers
-            "path": "",  # file or folder of a dataset that is not embedded
-            "image_size": 28,  # side of the square images, pixels
-            "cache": "~/.cache/fedjax_bn",  # folder for decoded images; empty: none is kept
-            "device_megabytes": 4000,  # larger training or test sets are streamed from the host
-            "split": "",  # official, holdout, stratified; empty: official where there is one
-            "validation": 0.1,  # share of a domain's samples; see fedjax_bn.data.division.split
-            "test": 0.0,
-            "truncate": placeholder(bool),  # to the smallest domain; empty: the source's own
-            "fraction": placeholder(float),  # of the training data; empty: the source's own
-            "clients_per_domain": 1,
-            "num_clients": 0,  # of all domains together, instead of clients_per_domain
-            "partition": "iid",  # iid, dirichlet: labels of a domain's clients; pooled: one client
-            "alpha": 0.5,  # of dirichlet; the smaller, the more unequal
-            "sizes": "",  # of the clients: numbers, lognormal:SIGMA, dirichlet:ALPHA
-            "augment": "none",  # none, domainbed, office
-            "domains": (),  # folders, npz, tfds_*: which; empty: all
-            "classes": (),  # domainnet, folders, tfds_*: which; empty: all, of domainnet ten
-            "corruptions": (),  # cifar10_c: which; empty: all 19
-            "severities": (),  # cifar10_c: of 1 to 5; empty: all
-        }
-    )
-
-
-def method_keys() -> ConfigDict:
-    """The methods' own arguments, under their names; defaults from the papers."""
-    return ConfigDict(
-        {
-            "fedadagrad": {"eta": 0.01, "beta1": 0.0, "tau": 1e-3},
-            "fedadam": {"eta": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
-            "fedavgm": {"eta": 1.0, "beta": 0.9},
-            "fedcd": {"lambda_sci": 0.7, "eta": 0.5},
-            "feddc": {"alpha": 0.1, "correction": True},
-            "fedig": {  # and fediga; FedIG, Tables 1 to 3 and 6
-                "lambda_1": 0.1,  # of CACL
-                "lambda_2": 4.0,  # of CAFL
-                "mixing": "uniform",  # uniform:low=0:high=1, constant:u=0.5, mixstyle
-                "gates": False,  # BIN's learned alpha in the local pass
-            },
-            "fedprox": {"mu": 0.01},  # strength of the proximal term
-            "fedyogi": {"eta": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
-            "moon": {"mu": 1.0, "temperature": 0.5},
-            "perfedavg": {"inner_rate": 0.01, "second_order": False},
-        }
-    )
+    nested: dict[str, Any] = {}
+    for name, key in KEYS.items():
+        group, _, last = name.rpartition(".")
+        place = nested.setdefault(group, {}) if group else nested
+        place[last] = placeholder(key.optional) if key.optional else key.default
+    return ConfigDict(nested)

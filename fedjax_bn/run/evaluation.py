@@ -20,7 +20,8 @@ from fedjax_bn.data.domain import Dataset, Domain, Split, whole
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.run import train, workdir
-from fedjax_bn.run.config import assign, check, flatten, read
+from fedjax_bn.run.config import assign, check, flatten
+from fedjax_bn.run.config_file import read
 from fedjax_bn.run.configured_method import check_adaptations
 from fedjax_bn.run.datasets import check_data_keys, check_target
 from fedjax_bn.run.defaults import base
@@ -138,7 +139,7 @@ def wanted(own: ConfigDict, request: Request) -> ConfigDict:
     """The configuration of the test: a file's or the run's own, with changes.
 
     Raises:
-      ConfigError: as `config.read` and `config.check`.
+      ConfigError: as `config_file.read` and `config.check`.
     """
     if request.source:
         config = read(request.source, request.changes)

@@ -4,7 +4,6 @@ The tables below are the only place where a name becomes a function.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
-from fedjax_bn.adaptation.choice import ADAPTATIONS, Choice, choose_adaptation
+from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.client import augmenting
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.pixels import augment
@@ -24,15 +23,21 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.mapping import group_size
 from fedjax_bn.models import pretrained
 from fedjax_bn.normalization import Layer, Statistics, normalize_with
-from fedjax_bn.run.config import check, choose
-from fedjax_bn.run.configured_method import METHODS, check_adaptations, local_epochs, method_maker
+from fedjax_bn.run.config import check, choice_of, choose
+from fedjax_bn.run.configured_method import (
+    check_adaptations,
+    choose_method,
+    local_epochs,
+    method_maker,
+)
 from fedjax_bn.run.datasets import check_data_keys, check_image_size, configured_clients
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.personalization import check_labelled
 from fedjax_bn.run.readers import DATASETS
-from fedjax_bn.spelling import spelled_change
+from fedjax_bn.spelling import call_chosen
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
+OF_CALLER = ("num_classes", "name", "parent")  # given by us; the last two by linen
 AUGMENTATIONS = {
     "none": lambda size: None,
     "domainbed": augment.domainbed,
@@ -73,12 +78,11 @@ def build(config: ConfigDict) -> Experiment:
     load = choose(DATASETS, config.data.name, "data.name")
     check_data_keys(config)
     for name in config.baselines:
-        choose(METHODS, name, "baselines")
+        choose_method("baselines", name)
     make_model = model_maker(config)
     choose(AUGMENTATIONS, config.data.augment, "data.augment")
     method_maker(config)
     for text in config.adaptations:  # before data are read
-        choose(ADAPTATIONS, text.partition(":")[0], "adaptations")
         choose_adaptation(text, make_model(num_classes=2), config.adapt_batch_size)
     check_adaptations(config, config.adaptations)
     data = load(config)
@@ -120,20 +124,23 @@ def assemble(
 
 
 def model_maker(config: ConfigDict) -> Callable[..., nn.Module]:
-    """The class or function that `config.model` names, such as `ResNet18` or `ResNet18:width=16`.
+    """Returns `make(num_classes=...)` for `config.model`, such as `ResNet18:width=16`.
+
+    A user's own model is `package.module:Class`, a linen module with a field `num_classes`.
 
     Raises:
       ConfigError: there is no such model, or it has no such field.
     """
-    name, *changes = config.model.split(":")
-    make = choose(MODELS, name, "model")
-    fields = vars(make(num_classes=2)).items()
-    numbers = {k: v for k, v in fields if isinstance(v, int) and k != "num_classes"}
+    make, fields = choice_of("model", config.model, MODELS, OF_CALLER)
     what = f"config.model={config.model!r}"
-    try:
-        return partial(make, **dict(spelled_change(what, change, numbers) for change in changes))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+
+    def make_model(num_classes: int) -> nn.Module:
+        model = call_chosen(what, make, num_classes=num_classes, **fields)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"{what} gives {type(model).__name__}, not a flax.linen.Module")
+        return model
+
+    return make_model
 
 
 def check_validation(internal: Dataset, config: ConfigDict) -> None:

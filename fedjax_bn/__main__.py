@@ -1,0 +1,5 @@
+"""`python -m fedjax_bn`: the command line."""
+
+from fedjax_bn.main import command
+
+command()

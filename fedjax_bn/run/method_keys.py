@@ -1,0 +1,60 @@
+"""The keys under methods' names, such as `fedprox.mu`, from the methods' own signatures.
+
+The signatures are read from the files of `fedjax_bn/methods` without importing them: that would
+import JAX, and a mistake in a configuration is to be answered at once.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Arguments that the configuration gives by keys of its own, or that another method stands for.
+ELSEWHERE = ("clients", "keep_optimizer", "local_epochs", "adapter")
+FOLDER = Path(__file__).parents[1] / "methods"
+
+
+def method_arguments() -> dict[str, tuple[Any, str]]:
+    """`METHOD.ARGUMENT` -> (default, meaning) of every keyword argument with a plain default.
+
+    A plain default is a bool, a number or a text; the meaning is the docstring's.
+    """
+    found = {}
+    for method in _methods():
+        meanings = _meanings(ast.get_docstring(method) or "")
+        arguments = method.args
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            value = _plain(default)
+            if value is None or argument.arg in ELSEWHERE:
+                continue
+            if isinstance(argument.annotation, ast.Name) and argument.annotation.id == "float":
+                value = float(value)
+            found[f"{method.name}.{argument.arg}"] = (value, meanings.get(argument.arg, ""))
+    return dict(sorted(found.items()))
+
+
+def _methods() -> Iterator[ast.FunctionDef]:
+    """The public functions of the folder that return a `FederatedMethod`."""
+    for file in sorted(FOLDER.glob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+                continue
+            if isinstance(node.returns, ast.Name) and node.returns.id == "FederatedMethod":
+                yield node
+
+
+def _plain(default: ast.expr | None) -> bool | int | float | str | None:
+    try:
+        value = ast.literal_eval(default) if default else None
+    except ValueError:  # an expression
+        return None
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+def _meanings(docstring: str) -> dict[str, str]:
+    """What the section `Args:` of a docstring says of each argument, in one line."""
+    section = re.search(r"^Args:\n((?:  .*\n|\n)*)", docstring + "\n", re.MULTILINE)
+    parts = re.split(r"^  (?=\S)", section[1] if section else "", flags=re.MULTILINE)
+    pairs = (part.split(":", 1) for part in parts if ":" in part)
+    return {name: " ".join(text.split()) for name, text in pairs}

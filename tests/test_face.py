@@ -1,0 +1,317 @@
+"""What a user meets first: the package's names, the lists, the packaged configs, own code."""
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fedjax_bn as fb
+import runs
+from fedjax_bn.normalization.mixing import choose_mixing
+from fedjax_bn.run import config_file, configured_method, experiment, listing
+from fedjax_bn.run.config import base, check
+from fedjax_bn.run.defaults import KEYS, METHOD_KEYS
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.spelling import PLAIN, REQUIRED, plain_arguments, read_choice
+
+PACKAGE = Path(fb.__file__).parent
+# Modules that are no part of the face: the program, and helpers of the others.
+INNER = {"__main__", "dtypes", "main", "run", "spelling", "tfds"}
+OWN = """
+from functools import partial
+import flax.linen as nn
+from fedjax_bn.adaptation import running
+from fedjax_bn.methods import fedprox
+
+class Net(nn.Module):
+    num_classes: int
+    width: int = 3
+    @nn.compact
+    def __call__(self, images):
+        images = images.reshape(images.shape[0], -1)
+        return nn.Dense(self.num_classes)(nn.relu(nn.Dense(self.width)(images)))
+
+SEEN = {}
+
+def fedfoo(model, optimizer, *, strength: float = 0.5, **options):
+    SEEN.update(options, strength=strength)
+    return fedprox(model, optimizer, mu=strength, **options)
+
+def narrow(model, optimizer):
+    return fedprox(model, optimizer)
+
+def nothing(**options):
+    return None
+
+def adapt(model, *, times: int = 1):
+    return running(model)
+
+def share_all(variables):
+    return f"shared {variables}"
+
+def squared(sizes, risks, *, power: float = 2.0):
+    return sizes.astype(risks.dtype) ** power
+
+def mixed(key, *, u: float = 0.5):
+    return u
+
+def squaring(power: float = 2.0):
+    return partial(squared, power=power)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A user's module, beside no checkout."""
+    (tmp_path / "own_code.py").write_text(OWN)
+    (tmp_path / "broken_code.py").write_text("import no_such_thing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("own_code", None)
+
+
+def made(**changes: object) -> experiment.Experiment:
+    return experiment.assemble(runs.config(**changes), runs.DATA, ())
+
+
+def test_importing_the_package_imports_no_library():
+    code = (
+        "import sys, fedjax_bn as fb; dir(fb); "
+        "loaded = {name.partition('.')[0] for name in sys.modules}; "
+        "sys.exit(bool(loaded & {'jax', 'flax', 'numpy', 'absl', 'ml_collections'}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent).returncode == 0
+
+
+def test_the_face_is_every_module_but_the_inner_ones_and_all_of_it_is_there():
+    modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    modules |= {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert set(fb.__all__) == modules - INNER
+    for name in fb.__all__:
+        assert getattr(fb, name) is importlib.import_module(f"fedjax_bn.{name}")
+    assert set(fb.__all__) <= set(dir(fb))
+    with pytest.raises(AttributeError, match="no attribute 'fedbn'"):
+        _ = fb.fedbn
+
+
+def test_type_checkers_see_the_names_that_are_resolved_lazily():
+    tree = ast.parse(Path(fb.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    assert [alias.name for alias in block.body[0].names] == fb.__all__
+    assert (PACKAGE / "py.typed").exists()
+
+
+def test_a_name_of_a_packaged_config_stands_for_its_file(tmp_path, monkeypatch):
+    ours = config_file.packaged_configs()["digits"]
+    monkeypatch.chdir(tmp_path)
+    for name in ("digits", "digits.py", "configs/digits.py"):
+        assert config_file.find_config(name) == ours
+    assert config_file.read("digits:rounds=3").rounds == 3
+    (tmp_path / "digits.py").touch()
+    assert config_file.find_config("digits.py") == Path("digits.py")
+    with pytest.raises(ConfigError, match=r"'my/digits.py'.*did you mean 'digits'\?"):
+        config_file.find_config("my/digits.py")
+
+
+def test_what_is_built_has_the_configs_the_command_and_the_marker_of_types(tmp_path):
+    pytest.importorskip("setuptools", "77")
+    build = ["egg_info", "--egg-base", str(tmp_path), "build_py", "--build-lib", str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", "setup.py", "-q", *build]
+    subprocess.run(command, cwd=runs.ROOT, check=True, capture_output=True)
+    built = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    source = {str(path.relative_to(runs.ROOT)) for path in PACKAGE.rglob("*.py")}
+    configs = {f"fedjax_bn/configs/{path.name}" for path in runs.ROOT.glob("configs/*.py")}
+    assert source | configs | {"fedjax_bn/py.typed"} <= built
+    entry = (tmp_path / "fedjax_bn.egg-info" / "entry_points.txt").read_text()
+    assert "fedjax-bn = fedjax_bn.main:command" in entry
+    code = (
+        "from fedjax_bn.run.config_file import find_config; print(find_config('configs/pacs.py'))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
+    assert found.stdout.decode().strip() == str(tmp_path / "fedjax_bn/configs/pacs.py")
+
+
+FLOOR = runs.ROOT / "constraints-floor.txt"
+
+
+def test_the_floors_are_the_same_in_pyproject_and_constraints():
+    project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
+    floors = dict(re.findall(r"^([\w-]+)==([\d.]+)$", FLOOR.read_text(), re.MULTILINE))
+    for requirement in project["dependencies"]:
+        name, _, least = requirement.partition(">=")
+        pinned, least = (tuple(map(int, v.split("."))) for v in (floors[name], least))
+        assert pinned >= least, requirement
+        if name in ("absl-py", "flax", "jax", "jaxlib"):
+            assert pinned[: len(least)] == least, requirement
+
+
+@pytest.mark.parametrize("kind", listing.LISTS)
+def test_a_list_has_a_line_with_words_for_each(kind, capsys):
+    assert runs.command("list", kind) == 0
+    lines = capsys.readouterr().out.splitlines()
+    tables = {
+        "methods": configured_method.METHODS,
+        "models": experiment.MODELS,
+        "datasets": experiment.DATASETS,
+        "configs": config_file.packaged_configs(),
+        "keys": KEYS,
+    }
+    if kind in tables:
+        assert [line.split()[0] for line in lines] == list(tables[kind])
+    assert all(len(line.split()) > 2 for line in lines)
+
+
+def test_the_list_of_keys_has_default_range_and_meaning(capsys):
+    runs.command("list", "keys")
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    rate = lines["optimizer.learning_rate"]
+    assert re.split(r"  +", rate)[1:] == ["0.01", "float above 0", "of the clients' steps"]
+    assert re.split(r"  +", lines["on_nonfinite"])[1:3] == ["stop", "stop or drop"]
+    assert "weight of CACL" in lines["fedig.lambda_1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [([], "list what? One of methods"), (["model"], "did you mean 'models'?"), (["a", "b"], "a b")],
+)
+def test_a_list_that_is_not_there_is_one_sentence(arguments, said, capfd):
+    assert runs.command("list", *arguments) == 2
+    assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h", "help"])
+def test_help_says_what_there_is_and_exits_with_0(flag, capfd):
+    assert runs.command(flag) == 0
+    out = capfd.readouterr().out
+    for part in ("--config", "evaluate", *listing.LISTS, "quickstart", "--workdir", "--tsne"):
+        assert part in out
+
+
+def test_every_number_has_a_range_that_holds_its_default_and_every_key_a_meaning():
+    inherited = {"fedadagrad", "fedyogi"}  # "Arguments are those of `fedadam`"
+    for name, key in KEYS.items():
+        assert key.meaning or name.partition(".")[0] in inherited, name
+        if key.kind in (int, float):
+            assert key.range.text, name
+        assert key.default is None or key.range.holds(key.default), name
+
+
+def test_keys_of_methods_are_the_plain_keyword_defaults_of_their_signatures():
+    expected = {
+        f"{name}.{argument.name}": argument.default
+        for name, method in configured_method.METHODS.items()
+        for argument in inspect.signature(method).parameters.values()
+        if argument.kind is argument.KEYWORD_ONLY and type(argument.default) in PLAIN
+    }
+    for name in [*expected]:
+        if name.partition(".")[2] in ("adapter", *configured_method.GIVEN):
+            expected.pop(name)
+    assert {name: key.default for name, key in METHOD_KEYS.items()} == expected
+
+
+def test_a_configuration_that_lacks_a_key_is_refused():
+    config = base()
+    with config.unlocked():
+        del config["rounds"]
+    with pytest.raises(ConfigError, match="lacks rounds"):
+        check(config)
+
+
+def test_a_users_own_model_method_share_weigh_and_adaptation_need_no_fork(own):
+    text = "own_code:adapt:times=2:batch_size=3"
+    built = made(
+        model="own_code:Net:width=5",
+        method="own_code:fedfoo:strength=0.25",
+        share="own_code:share_all",
+        weigh="own_code:squared:power=3",
+        adaptations=(text,),
+    )
+    assert type(built.model).__name__ == "Net"
+    assert (built.model.width, built.model.num_classes) == (5, 3)
+    assert built.adaptations[text].batch_size == 3
+    seen = sys.modules["own_code"].SEEN
+    assert seen["strength"] == 0.25
+    assert seen["share"](3) == "shared 3"
+    assert seen["weigh"](jnp.asarray([1, 2]), jnp.ones(2)).tolist() == [1, 8]
+
+
+@pytest.mark.parametrize("text", ["own_code:squared:power=3", "own_code:squaring:power=3"])
+def test_an_own_weighing_rule_is_a_rule_or_a_function_that_makes_one(own, text):
+    rule = configured_method.choose_weighing(text)
+    assert rule(jnp.asarray([1, 2]), jnp.asarray([0.5, 0.5])).tolist() == [1, 8]
+
+
+def test_an_own_mixing_is_a_function_of_the_key(own):
+    assert choose_mixing("own_code:mixed:u=0.25")(jax.random.key(0)) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "own_kode:Net"}, "module 'own_kode' cannot be imported"),
+        ({"model": "broken_code:Net"}, "ModuleNotFoundError: No module named 'no_such_thing'"),
+        ({"model": "own_code:Nett"}, "no function or class 'Nett'; did you mean 'Net'"),
+        ({"model": "own_code:Net:hight=3"}, "'hight=3' must be key=value with a key of width"),
+        ({"model": "own_code:Net:width=x"}, "width must be of type int, such as 3"),
+        ({"model": "own_code:fedfoo"}, "missing a required argument: 'model'"),
+        ({"model": "own_code:nothing"}, "gives NoneType, not a flax.linen.Module"),
+        ({"method": "own_code:narrow"}, "unexpected keyword argument '"),
+        ({"method": "own_code:fedfoo:mu=1"}, "with a key of strength"),
+        ({"method": "own_code:Net"}, "needs num_classes: write own_code:Net:num_classes=VALUE"),
+        ({"share": "own_code:share_all:x=1"}, "own_code:share_all takes no arguments"),
+        ({"adaptations": ("own_code:fedfoo",)}, "missing a required argument: 'optimizer'"),
+    ],
+)
+def test_own_code_that_does_not_suit_is_one_sentence(own, changes, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        made(**changes)
+    assert "\n" not in str(caught.value)
+    assert next(iter(changes))[:5] in str(caught.value)
+
+
+class Fields(nn.Module):
+    """A linen model, whose fields are its keys."""
+
+    num_classes: int
+    depth: int = 2
+
+
+def test_types_and_defaults_are_read_off_the_signature():
+    def function(first, rate: float | None = None, *, size: int, on=True, names=(), **more) -> None:
+        del first, rate, size, on, names, more
+
+    assert plain_arguments(function, given=("more",)) == {
+        "rate": (float, None),
+        "size": (int, REQUIRED),
+        "on": (bool, True),
+    }
+    table = {"f": function}
+    assert read_choice("f", "f:size=3:rate=1:on=False", table) == (
+        function,
+        {"size": 3, "rate": 1.0, "on": False},
+    )
+    for text, said in (
+        ("f", "f needs size: write f:size=VALUE"),
+        ("f:size=3.0", "size must be of type int"),
+        ("f:size=3:rate=a", "rate must be of type float"),
+        ("f:size=True", "size must be of type int"),
+        ("f:size=3:names=a", "with a key of on, rate, size"),
+        ("f:size", "with a key of on, rate, size"),
+        ("g", "is unknown; valid are f, or your own"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            read_choice(text, text, table)
+
+
+def test_the_keys_of_a_model_are_its_fields_without_linens_own():
+    assert list(plain_arguments(Fields, experiment.OF_CALLER)) == ["depth"]
+    assert "width" in plain_arguments(fb.models.ResNet18, experiment.OF_CALLER)
