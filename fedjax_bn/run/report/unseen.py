@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.run.report.plots import png
+from fedjax_bn.figures import png
 
 
 def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, bytes]]:
