@@ -94,6 +94,7 @@ def stop_at(folder: Path, command: tuple, number: signal.Signals, moment) -> Non
 QUICK = ("after the first round", "writing a checkpoint", "after the last round")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "chosen",
     [pytest.param(QUICK, id="three"), pytest.param(None, id="all", marks=pytest.mark.slow)],
@@ -111,6 +112,7 @@ def test_stopped_at_several_moments_a_run_ends_with_the_bits_of_a_straight_run(t
     errors = other.communicate(timeout=120)[1]
     assert other.returncode == 0, errors
     assert_same_end(folder, straight, read(str(file)))
+    assert runs.scalars(folder) == runs.expected_scalars(folder)
 
 
 def kill_at(monkeypatch, module, name: str, count: int) -> None:

@@ -8,18 +8,15 @@ from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 
-def open_events(folder: Path, records: list[dict[str, Any]]) -> SummaryWriter:
-    """Opens a new event file for TensorBoard that begins with the rounds done so far.
+def open_events(folder: Path, rounds_done: int) -> SummaryWriter:
+    """Opens a new event file for TensorBoard, one a start of the run.
 
-    The files of earlier starts are removed: a killed run loses the events that it had not flushed,
-    and may hold events of rounds that will come again.
+    In the files of earlier starts, events behind `rounds_done` are of rounds that will come again:
+    TensorBoard is told to drop them.
     """
-    for file in folder.glob("events.out.tfevents.*"):
-        file.unlink()
-    writer = SummaryWriter(str(folder))
-    for record in records:
-        write_events(writer, record)
-    return writer
+    # Files are named by the second, and read in the order of their names.
+    suffix = f".{rounds_done:08}"
+    return SummaryWriter(str(folder), purge_step=rounds_done + 1, filename_suffix=suffix)
 
 
 def write_events(writer: SummaryWriter, record: dict[str, Any]) -> None:

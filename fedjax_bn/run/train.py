@@ -181,8 +181,8 @@ def loop(
     """Runs the rounds that are left; returns the records of all."""
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(config, experiment)
-    latest, selected = open_checkpoints(folder, len(records))
-    events = logs.open_events(folder / "events", records)
+    latest, selected = checkpoint.open_both(folder, len(records))
+    events = logs.open_events(folder / "events", len(records))
     bar = logs.progress(config.method, config.rounds, len(records))
     with latest, selected, events, bar, stop_requests() as stop_requested:
         while len(records) < config.rounds:
@@ -209,6 +209,7 @@ def loop(
             if last or stop or number % config.checkpoint_every == 0:
                 # A run that goes on from here will not select this round again.
                 selected.wait_until_finished()
+                events.flush()
                 checkpoint.save(latest, number, state)
             if stop:
                 raise InterruptedRun(
@@ -216,16 +217,6 @@ def loop(
                     "give the same command to go on"
                 )
     return records
-
-
-def open_checkpoints(folder: Path, rounds_done: int) -> tuple[Any, Any]:
-    """The folders of the latest and of the selected checkpoints, without those still to come."""
-    latest = checkpoint.open_folder(folder / "checkpoints" / "latest", keep=2)
-    selected = checkpoint.open_folder(folder / "checkpoints" / "selected", keep=1)
-    for step in selected.all_steps():
-        if step > rounds_done:  # of a killed run; it will be reached, and saved, again
-            selected.delete(step)
-    return latest, selected
 
 
 def round_record(
