@@ -36,7 +36,8 @@ from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.methods import fedavg
 from fedjax_bn.models import DigitCNN, ResNet18
-from fedjax_bn.run.evaluate import score_clients, stack_batches
+from fedjax_bn.run.scoring import score_clients
+from fedjax_bn.run.scoring_data import stack_batches
 
 LEARNING_RATE = 0.01
 
@@ -202,7 +203,7 @@ def our_evaluation(images: int, batch: int) -> Callable[[], None]:
     state = method.init(jax.random.key(0), variables, 1)
     data = stack_batches([evaluation_data(images)], batch)
     score = score_clients(DIGITS.model, standardize(), 1)
-    return lambda: score(state, data).block_until_ready()
+    return lambda: score(state, data)
 
 
 def their_evaluation(

@@ -6,6 +6,7 @@ notice a flipped bit, and whose parallel readers print tracebacks of what they d
 
 import hashlib
 import textwrap
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,18 @@ def open_both(folder: Path, rounds_done: int) -> tuple[ocp.CheckpointManager, ..
         if round > rounds_done:  # of a killed run; it will be reached, and saved, again
             selected.delete(round)
     return latest, selected
+
+
+def resume(folder: Path, start: Callable[[], PyTree]) -> PyTree:
+    """The state of a workdir's latest checkpoint, or `start()` where there is none.
+
+    Raises:
+      CheckpointError: as `open_folder` and `restore`.
+    """
+    with open_folder(folder / "checkpoints" / "latest", keep=2) as latest:
+        if latest.all_steps():
+            return restore(latest, jax.eval_shape(start))
+    return start()
 
 
 def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
