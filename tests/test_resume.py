@@ -279,9 +279,20 @@ def spoil_the_metadata(folder: Path) -> None:
     (folder / "_CHECKPOINT_METADATA").write_text("{")
 
 
-@pytest.mark.parametrize(
-    "damage", [truncate, empty, flip_bits, delete_the_manifest, spoil_the_metadata]
-)
+def spoil_the_checksums(folder: Path) -> None:
+    lines = (folder / checkpoint.CHECKSUMS).read_text().splitlines()
+    (folder / checkpoint.CHECKSUMS).write_text("\n".join(lines[1:]))
+
+
+def delete_the_checksums(folder: Path) -> None:
+    (folder / checkpoint.CHECKSUMS).unlink()
+
+
+DAMAGES = (truncate, empty, flip_bits, delete_the_manifest)
+DAMAGES += (spoil_the_metadata, spoil_the_checksums, delete_the_checksums)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
     straight, monkeypatch, capfd, damage
 ):

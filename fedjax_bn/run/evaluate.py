@@ -24,10 +24,10 @@ from fedjax_bn.run.personalization import (
     set_aside,
     set_aside_all,
 )
+from fedjax_bn.run.records import Record
 from fedjax_bn.run.scoring import score_clients, score_unseen
 from fedjax_bn.run.scoring_data import TestData, in_order, stack_batches
 from fedjax_bn.run.stream import megabytes, stream_tests
-from fedjax_bn.run.summary import Record
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task
 

@@ -6,7 +6,7 @@ Its training data are needed only where its internal clients are tested.
 import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -25,10 +25,9 @@ from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluate import internal_evaluator, served_variables, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment, build
 from fedjax_bn.run.per_sample import alphas_of, features_of
+from fedjax_bn.run.records import Record
 from fedjax_bn.run.report import unseen
 from fedjax_bn.run.start import data_hash
-
-Record = dict[str, Any]
 
 
 class Request(NamedTuple):

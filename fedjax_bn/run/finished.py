@@ -5,7 +5,6 @@ are needed.
 """
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,9 +16,8 @@ from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.defaults import base
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.experiment import Experiment, assemble
+from fedjax_bn.run.records import Record
 from fedjax_bn.run.start import make_keys, make_start
-
-Record = dict[str, Any]
 
 
 def read_about(folder: Path) -> Record:

@@ -1,28 +1,36 @@
 """What a run reports while it goes: the progress bar, TensorBoard's events."""
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
 
 
-def open_events(folder: Path, rounds_done: int) -> SummaryWriter:
+def open_events(folder: Path, rounds_done: int) -> EventsWriter:
     """Opens a new event file for TensorBoard, one a start of the run.
 
     In the files of earlier starts, events behind `rounds_done` are of rounds that will come again:
-    TensorBoard is told to drop them.
+    TensorBoard is told to drop them. The writer is the one below tensorboardX's `SummaryWriter`,
+    whose `flush` does not wait for what its thread has yet to write.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     # Files are named by the second, and read in the order of their names.
-    suffix = f".{rounds_done:08}"
-    return SummaryWriter(str(folder), purge_step=rounds_done + 1, filename_suffix=suffix)
+    writer = EventsWriter(str(folder / "events"), f".{rounds_done:08}")
+    start = SessionLog(status=SessionLog.START)
+    writer.write_event(Event(wall_time=time.time(), step=rounds_done + 1, session_log=start))
+    return writer
 
 
-def write_events(writer: SummaryWriter, record: dict[str, Any]) -> None:
+def write_events(writer: EventsWriter, record: dict[str, Any]) -> None:
     """Writes the numbers of one record of metrics.jsonl, tags such as `accuracy/mnist`."""
     for tag, value in scalars(record):
-        writer.add_scalar(tag, value, record["round"])
+        one = summary.scalar(tag, value)
+        writer.write_event(Event(wall_time=time.time(), step=record["round"], summary=one))
 
 
 def scalars(record: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:

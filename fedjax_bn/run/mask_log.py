@@ -2,7 +2,6 @@
 
 import io
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -13,10 +12,10 @@ from fedjax_bn.federation import FederatedState, client_variables
 from fedjax_bn.models.masks import FEATURES, client_masks, take
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.per_sample import features_of
+from fedjax_bn.run.records import Record
 from fedjax_bn.run.report.features import masked_features
 from fedjax_bn.run.workdir import write_atomically
 
-Record = dict[str, Any]
 SAMPLES = 256  # of a client, whose features are drawn
 
 

@@ -7,13 +7,13 @@ import numpy as np
 from fedjax_bn.extrapolation import check_risks
 from fedjax_bn.run.errors import NotFiniteError, RiskError
 
-Record = dict[str, Any]
+Record = dict[str, Any]  # as JSON has it: of a round, a run, an evaluation
 
 
 def round_record(
     names: list[str], metrics: dict[str, np.ndarray], number: int, seconds: float
 ) -> Record:
-    """One line of metrics.jsonl; None for the loss of a client that sat out.
+    """One line of metrics.jsonl; None for the loss of a client that took no part.
 
     Args:
       names: of the K clients.

@@ -132,4 +132,5 @@ def _joined(parts: Sequence[PyTree]) -> PyTree:
 
 def _total(score: Score, kept: PyTree, rows: np.ndarray) -> float:
     """The score over the batches that bool[T] chooses."""
-    return float(score.of_all(jax.tree.map(lambda leaf: jnp.asarray(leaf[rows]), kept)))
+    percent = score.of_all(jax.tree.map(lambda leaf: jnp.asarray(leaf[rows]), kept))
+    return float(str(np.asarray(percent)))  # with the digits that its dtype has, and no others

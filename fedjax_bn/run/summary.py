@@ -8,8 +8,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.run.configured_method import local_epochs
 from fedjax_bn.run.experiment import Experiment
-
-Record = dict[str, Any]
+from fedjax_bn.run.records import Record
 
 
 def select_round(records: list[Record]) -> int:

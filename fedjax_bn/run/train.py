@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -100,9 +101,9 @@ def loop(
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(config, experiment)
     latest, selected = checkpoint.open_both(folder, len(records))
-    events = logs.open_events(folder / "events", len(records))
+    events = closing(logs.open_events(folder / "events", len(records)))
     bar = logs.progress(config.method, config.rounds, len(records))
-    with latest, selected, events, bar, stop_requests() as stop_requested:
+    with latest, selected, bar, events as log, stop_requests() as stop_requested:
         while len(records) < config.rounds:
             number, start = len(records) + 1, time.perf_counter()
             last = number == config.rounds
@@ -118,7 +119,7 @@ def loop(
 
             records.append(record)
             workdir.append_line(folder / "metrics.jsonl", record)
-            logs.write_events(events, record)
+            logs.write_events(log, record)
             logs.advance(bar, record)
 
             if "validation" in record and select_round(records) == number:
@@ -127,7 +128,7 @@ def loop(
             if last or stop or number % config.checkpoint_every == 0:
                 # A run that goes on from here will not write these again.
                 selected.wait_until_finished()
-                events.flush()
+                log.flush()
                 checkpoint.save(latest, number, state)
             if stop:
                 raise InterruptedRun(

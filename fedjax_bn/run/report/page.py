@@ -4,14 +4,12 @@ import base64
 import html
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.run.records import Record
 from fedjax_bn.run.report import plots, tables
 from fedjax_bn.run.report.unseen import ablations
 from fedjax_bn.run.workdir import read_json, read_lines, write_atomically
-
-Record = dict[str, Any]
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>

@@ -1,16 +1,13 @@
 """Plots of a run, as PNG bytes."""
 
-from typing import Any
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedjax_bn.data.domain import Dataset, Domain, splits
 from fedjax_bn.figures import png
+from fedjax_bn.run.records import Record
 from fedjax_bn.run.report.tables import columns
-
-Record = dict[str, Any]
 
 
 def curves(records: list[Record], key: str, label: str) -> bytes:

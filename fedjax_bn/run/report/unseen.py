@@ -88,7 +88,7 @@ def embeddings(
             axes.plot(*flat[own].T, ".", markersize=3, label=name)
         axes.set(xticks=[], yticks=[], title=title)
     handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=10, markerscale=3)
+    figure.legend(handles, names, loc="outside lower center", ncols=5 * len(panels), markerscale=3)
     return png(figure)
 
 
