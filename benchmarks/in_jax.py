@@ -11,7 +11,8 @@ from fedjax_bn.aggregation import uniform
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.methods import fedavg
-from fedjax_bn.run.evaluate import score_clients, stack_batches
+from fedjax_bn.run.scoring import score_clients
+from fedjax_bn.run.scoring_data import stack_batches
 from tasks import LEARNING_RATE, Task, make_batches, make_test_images
 
 
@@ -44,7 +45,7 @@ def evaluation(task: Task, images: int, batch: int) -> Callable[[], object]:
     state = fedavg(task.model, optax.sgd(LEARNING_RATE)).init(key, variables, 1)
     data = stack_batches([Split(*make_test_images(task, images))], batch)
     score = score_clients(task.model, standardize(), 1)
-    return lambda: score(state, data).block_until_ready()
+    return lambda: score(state, data)
 
 
 def matrix_product(size: int = 2048) -> tuple[Callable[[], object], float]:

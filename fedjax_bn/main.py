@@ -77,7 +77,7 @@ def evaluate(arguments: list[str]) -> None:
     if not WORKDIR.value:
         raise ConfigError("evaluate needs the workdir of a finished run: --workdir DIR")
     from fedjax_bn.run import commands
-    from fedjax_bn.run.evaluation import Request
+    from fedjax_bn.run.evaluate_finished import Request
 
     request = Request(CONFIG.value or "", changes, *(flag.value for flag in OF_EVALUATE))
     commands.evaluate(Path(WORKDIR.value), request)

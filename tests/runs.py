@@ -10,13 +10,14 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from absl import flags
 from absl.testing import flagsaver
 from ml_collections import ConfigDict
 
 from fedjax_bn import main
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.run import checkpoint, experiment, train
+from fedjax_bn.run import checkpoint, experiment, logs, train
 from fedjax_bn.run.config import base
 from fedjax_bn.run.report import plots
 
@@ -140,6 +141,24 @@ def lines_written(folder: Path) -> list[bytes]:
     """The lines of metrics.jsonl as they are, perhaps torn."""
     path = folder / "metrics.jsonl"
     return path.read_bytes().splitlines() if path.exists() else []
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard reads: tag -> (round, value)."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder / "events"), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def expected_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """The same from metrics.jsonl."""
+    tags: dict[str, list] = {}
+    for line in lines(folder):
+        for tag, value in logs.scalars(line):
+            tags.setdefault(tag, []).append((line["round"], float(np.float32(value))))
+    return tags
 
 
 def without_times(record: dict) -> dict:

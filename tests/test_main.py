@@ -111,29 +111,10 @@ def test_checkpoints_are_read_by_plain_orbax(outcome):
     assert state["shared"]["params"]["norm1"]["scale"] is None
 
 
-def scalars(folder) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard reads: tag -> (round, value)."""
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = reader.EventAccumulator(str(folder / "events"), size_guidance={"scalars": 0})
-    events.Reload()
-    tags = events.Tags()["scalars"]
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
-
-
-def expected_scalars(folder) -> dict[str, list[tuple[int, float]]]:
-    from fedjax_bn.run.logs import scalars as flat
-
-    tags: dict[str, list] = {}
-    for line in runs.lines(folder):
-        for tag, value in flat(line):
-            tags.setdefault(tag, []).append((line["round"], float(np.float32(value))))
-    return tags
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_reads_every_round_once(outcome):
-    seen = scalars(outcome[0])
-    assert seen == expected_scalars(outcome[0])
+    seen = runs.scalars(outcome[0])
+    assert seen == runs.expected_scalars(outcome[0])
     assert [step for step, _ in seen["loss/ant"]] == [1, 2, 3, 4, 5]
     assert [step for step, _ in seen["accuracy/mean"]] == [2, 4, 5]
     assert "unseen/dog/batch" in seen
@@ -149,7 +130,7 @@ def test_tensorboard_reads_every_round_once_after_a_run_went_on(tmp_path, outcom
     for file in (folder / "events").iterdir():
         file.write_bytes(file.read_bytes()[: -30 if torn else None])
     runs.train.run(config(), folder, say=lambda text: None)
-    assert scalars(folder) == expected_scalars(folder)
+    assert runs.scalars(folder) == runs.expected_scalars(folder)
     assert len(runs.lines(folder)) == 5
 
 

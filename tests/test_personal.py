@@ -10,13 +10,13 @@ import runs
 from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods.perfedavg import personalize
-from fedjax_bn.run import evaluator, experiment
+from fedjax_bn.run import evaluate, experiment
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.personalization import (
     Personalization,
     check_labelled,
     choose_personalization,
-    divide,
+    draw_labelled,
     set_aside,
     set_aside_all,
 )
@@ -31,18 +31,18 @@ def split_of(size: int, names: list[str] | None = None) -> Split:
 
 
 def test_labelled_samples_are_never_tested_and_none_is_lost():
-    labelled, rest = divide(split_of(11), HOW)
+    labelled, rest = draw_labelled(split_of(11), HOW)
     assert len(labelled) == 4
     assert sorted([*labelled, *rest]) == list(range(11))
     assert list(rest) == sorted(rest)  # the stream keeps its order
-    np.testing.assert_array_equal(divide(split_of(11), HOW)[0], labelled)
-    others = [divide(split_of(11), HOW._replace(seed=seed))[0].tolist() for seed in range(4)]
+    np.testing.assert_array_equal(draw_labelled(split_of(11), HOW)[0], labelled)
+    others = [draw_labelled(split_of(11), HOW._replace(seed=seed))[0].tolist() for seed in range(4)]
     assert len(set(map(tuple, others))) > 1
 
 
 def test_a_recording_is_not_both_labelled_and_tested():
     names = [f"subject{i // 3}" for i in range(30)]
-    labelled, rest = divide(split_of(30, names), HOW)
+    labelled, rest = draw_labelled(split_of(30, names), HOW)
     seen = {names[i] for i in labelled}
     assert not seen & {names[i] for i in rest}
     assert len(rest) == 30 - 3 * len(seen)
@@ -110,7 +110,7 @@ def test_each_client_is_tested_with_its_own_adapted_model_on_the_other_samples(m
         for tree in (state.shared, state.personal)
     ]
     state = state._replace(shared=noisy[0], personal=noisy[1])
-    record = evaluator.evaluator(config, built)(state)
+    record = evaluate.evaluator(config, built)(state)
     how = HOW._replace(seed=config.seed)
     options = {"inner_rate": 0.5, "steps": 2, "prepare": built.prepare}
     adapt = jax.jit(partial(personalize, built.model, **options))

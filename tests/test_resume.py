@@ -94,6 +94,7 @@ def stop_at(folder: Path, command: tuple, number: signal.Signals, moment) -> Non
 QUICK = ("after the first round", "writing a checkpoint", "after the last round")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "chosen",
     [pytest.param(QUICK, id="three"), pytest.param(None, id="all", marks=pytest.mark.slow)],
@@ -111,6 +112,7 @@ def test_stopped_at_several_moments_a_run_ends_with_the_bits_of_a_straight_run(t
     errors = other.communicate(timeout=120)[1]
     assert other.returncode == 0, errors
     assert_same_end(folder, straight, read(str(file)))
+    assert runs.scalars(folder) == runs.expected_scalars(folder)
 
 
 def kill_at(monkeypatch, module, name: str, count: int) -> None:
@@ -277,9 +279,20 @@ def spoil_the_metadata(folder: Path) -> None:
     (folder / "_CHECKPOINT_METADATA").write_text("{")
 
 
-@pytest.mark.parametrize(
-    "damage", [truncate, empty, flip_bits, delete_the_manifest, spoil_the_metadata]
-)
+def spoil_the_checksums(folder: Path) -> None:
+    lines = (folder / checkpoint.CHECKSUMS).read_text().splitlines()
+    (folder / checkpoint.CHECKSUMS).write_text("\n".join(lines[1:]))
+
+
+def delete_the_checksums(folder: Path) -> None:
+    (folder / checkpoint.CHECKSUMS).unlink()
+
+
+DAMAGES = (truncate, empty, flip_bits, delete_the_manifest)
+DAMAGES += (spoil_the_metadata, spoil_the_checksums, delete_the_checksums)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
     straight, monkeypatch, capfd, damage
 ):

@@ -10,8 +10,8 @@ from fedjax_bn.data.sampling import point_to, rows_of, stack_clients
 from fedjax_bn.run import experiment as module
 from fedjax_bn.run import rounds, train
 from fedjax_bn.run.config import check
-from fedjax_bn.run.evaluate import stack_batches
-from fedjax_bn.run.evaluator import evaluator
+from fedjax_bn.run.evaluate import evaluator
+from fedjax_bn.run.scoring_data import stack_batches
 from fedjax_bn.run.stream import stream_rounds, stream_tests
 
 

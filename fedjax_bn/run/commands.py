@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.run import evaluation, train, workdir
+from fedjax_bn.run import evaluate_finished, train, workdir
 from fedjax_bn.run.configured_method import suits
 from fedjax_bn.run.datasets import domain_names
 from fedjax_bn.run.report import tables, write_report
@@ -58,9 +58,9 @@ def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
         yield baseline, folder / "baselines" / method
 
 
-def evaluate(folder: Path, request: evaluation.Request) -> None:
+def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
     """Tests a finished run without training, and prints what was written."""
-    result, files = evaluation.run(folder, request)
+    result, files = evaluate_finished.run(folder, request)
     texts = dict.fromkeys(text for row in result["unseen"].values() for text in row)
     outside = {text: {d: row[text] for d, row in result["unseen"].items()} for text in texts}
     for rows, title in ((outside, "unseen"), (result["internal"], "internal")):

@@ -1,164 +1,154 @@
-"""Accuracy of internal clients, each with its own model, and of unseen clients by adaptation.
+"""What is evaluated, between the rounds of a run and of a finished run alike.
 
-Test data lie on the device in large batches; one call scores them all in one program.
+Every internal client with its own model, every unseen one by each adaptation. Where the
+configuration says so (`config.personalize`), each adapts to a few labelled samples first.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
-from fedjax_bn.adaptation import Adaptation, running
-from fedjax_bn.data.domain import Split
+from fedjax_bn.adaptation import ensemble, with_clients
+from fedjax_bn.adaptation.choice import Choice
+from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.dtypes import parameter_dtype
-from fedjax_bn.federation import FederatedState
-from fedjax_bn.sharing import Variables, join
+from fedjax_bn.federation import FederatedState, client_variables, global_variables
+from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.personalization import (
+    adapt_clients,
+    adapt_unseen,
+    choose_personalization,
+    set_aside,
+    set_aside_all,
+)
+from fedjax_bn.run.records import Record
+from fedjax_bn.run.scoring import score_clients, score_unseen
+from fedjax_bn.run.scoring_data import TestData, in_order, stack_batches
+from fedjax_bn.run.stream import megabytes, stream_tests
+from fedjax_bn.sharing import Variables
+from fedjax_bn.task import Task
 
-PyTree = Any
 
+def evaluator(
+    config: ConfigDict, experiment: Experiment, task: Task | None = None
+) -> Callable[[FederatedState], Record]:
+    """Returns `evaluate(state)`: scores in percent, of validation where there is one.
 
-class TestData(NamedTuple):
-    """Test samples of some clients as batches, none of which mixes two clients.
-
-    Clients of one domain may test on the same batches, so T client batches point to U stored ones.
-
-    Attributes:
-      images: u8[U, B, H, W, C] or f32[U, B, F].
-      labels: i32[U, B].
-      valid: bool[U, B].
-      client: i32[T], whose batch it is.
-      batch: i32[T], which of the U stored ones it is.
+    Test data stay on the device where they fit (`data.device_megabytes`) and are streamed else.
     """
-
-    images: jax.Array
-    labels: jax.Array
-    valid: jax.Array
-    client: jax.Array
-    batch: jax.Array
+    internal = internal_evaluator(config, experiment, task)
+    unseen = unseen_evaluator(config, experiment, task)
+    return lambda state: internal(state) | unseen(state)
 
 
-def stack_batches(splits: Sequence[Split], batch_size: int) -> TestData:
-    """Cuts each client's split into batches in order, the last one padded, and stacks them all.
+def internal_evaluator(
+    config: ConfigDict, experiment: Experiment, task: Task | None = None
+) -> Callable[[FederatedState], Record]:
+    """Returns `evaluate(state) -> {"accuracy", "validation"}`, each client with its own model."""
+    domains = experiment.internal.domains
+    names = [domain.name for domain in domains]
+    score = score_clients(experiment.model, experiment.prepare, len(domains), task)
+    # Where a split serves for both, it is evaluated once.
+    once = all(domain.test is domain.validation for domain in domains)
+    splits = {"accuracy": [domain.test for domain in domains]}
+    if not once and all(domain.validation is not None for domain in domains):
+        splits["validation"] = [domain.validation for domain in domains]
+    adapt = dict.fromkeys(splits, _unchanged)
+    if how := choose_personalization(config):
+        for key, parts in splits.items():
+            labelled, splits[key] = set_aside_all(parts, how)
+            adapt[key] = adapt_clients(experiment.model, experiment.prepare, how, labelled)
+    limit = config.data.device_megabytes
+    blocks = {key: _blocks(part, config.eval_batch_size, limit) for key, part in splits.items()}
 
-    A split that several clients have (the same object) is stored once.
+    def evaluate(state: FederatedState) -> Record:
+        record = {}
+        for key, parts in blocks.items():
+            values = score(adapt[key](state), parts())
+            record[key] = dict(zip(names, values, strict=True)) | {"mean": float(np.mean(values))}
+        if once:
+            record["validation"] = record["accuracy"]
+        return record
+
+    return evaluate
+
+
+def unseen_evaluator(
+    config: ConfigDict, experiment: Experiment, task: Task | None = None
+) -> Callable[[FederatedState], Record]:
+    """Returns `evaluate(state) -> {"unseen": {domain: {adaptation: percent}}}`, or {} for none."""
+    if not experiment.unseen:
+        return lambda state: {}
+    tested = {domain.name: whole(domain) for domain in experiment.unseen}
+    adapt = dict.fromkeys(tested, _unchanged)
+    if how := choose_personalization(config):
+        for name, split in tested.items():
+            labelled, tested[name] = set_aside(split, how)
+            adapt[name] = adapt_unseen(experiment.model, experiment.prepare, how, labelled)
+    limit = config.data.device_megabytes
+    score = adaptation_scorer(experiment.prepare, experiment.adaptations, tested, limit, task)
+
+    def evaluate(state: FederatedState) -> Record:
+        received = served_variables(state, experiment.adaptations)
+        return {"unseen": score({name: adapt[name](received) for name in tested})}
+
+    return evaluate
+
+
+def adaptation_scorer(
+    prepare: Prepare,
+    choices: Mapping[str, Choice],
+    splits: Mapping[str, Split],
+    device_megabytes: float,
+    task: Task | None = None,
+) -> Callable[[Mapping[str, Variables]], dict[str, dict[str, float]]]:
+    """Returns `score({client: variables}) -> {client: {adaptation: percent}}`.
+
+    Args:
+      prepare: stored images -> what the model reads.
+      choices: text -> adaptation, with the batch size and the order of its stream.
+      splits: client -> the samples it is tested on.
+      device_megabytes: larger splits are streamed from the host.
+      task: how outputs are judged; by default `task.classification`.
     """
-    batch_size = min(batch_size, max(len(split.labels) for split in splits))
-    places = batch_places(splits, batch_size)
-    stored = list(dict.fromkeys((id(split), start) for _, split, start in places))
-    number = {place: i for i, place in enumerate(stored)}
-    by_id = {id(split): split for split in splits}
-    batches = [read_batch(by_id[name], start, batch_size) for name, start in stored]
-    images, labels, valid = (np.stack(parts) for parts in zip(*batches, strict=True))
-    client = np.array([k for k, _, _ in places], np.int32)
-    batch = np.array([number[id(split), start] for _, split, start in places], np.int32)
-    return TestData(*map(jnp.asarray, (images, labels, valid, client, batch)))
+    streams = {(choice.batch_size, choice.order) for choice in choices.values()}
+    blocks = {
+        (name, size, order): _blocks([in_order(split, order)], size, device_megabytes)
+        for name, split in splits.items()
+        for size, order in streams
+    }
+    scores = {text: score_unseen(one.adaptation, prepare, task) for text, one in choices.items()}
+
+    def of_client(name: str, variables: Variables) -> dict[str, float]:
+        return {
+            text: scores[text](variables, blocks[name, choice.batch_size, choice.order]())
+            for text, choice in choices.items()
+        }
+
+    return lambda received: {name: of_client(name, received[name]) for name in splits}
 
 
-def batch_places(splits: Sequence[Split], batch_size: int) -> list[tuple[int, Split, int]]:
-    """(client, its split, number of the first sample) of every batch, client after client."""
-    return [
-        (k, split, start)
-        for k, split in enumerate(splits)
-        for start in range(0, len(split.labels), batch_size)
-    ]
+def served_variables(state: FederatedState, choices: Iterable[str]) -> Variables:
+    """What an unseen client receives; the clients' batch norms too where `ensemble` is chosen."""
+    variables = global_variables(state)
+    if any(text.partition(":")[0] == ensemble.__name__ for text in choices):
+        return with_clients(variables, client_variables(state))
+    return variables
 
 
-def read_batch(
-    split: Split, start: int, batch_size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images [B, ...], labels i32[B] and valid bool[B] from a sample on, zeros behind the last."""
-    images = np.asarray(split.images[start : start + batch_size])
-    labels = split.labels[start : start + batch_size].astype(np.int32)
-    count, padding = len(labels), batch_size - len(labels)
-    images = np.pad(images, [(0, padding)] + [(0, 0)] * (images.ndim - 1))
-    return images, np.pad(labels, (0, padding)), np.arange(batch_size) < count
+def _unchanged(received: Any) -> Any:
+    """What a client does with its model where nothing is adapted."""
+    return received
 
 
-def count_clients(
-    model: nn.Module, prepare: Prepare, num_clients: int
-) -> Callable[[FederatedState, TestData], jax.Array]:
-    """Returns jitted `count(state, data) -> i32[2, K]`: right answers and samples by client.
-
-    Each client answers with its own model.
-    """
-    adaptation = running(model)
-
-    @jax.jit
-    def count(state: FederatedState, data: TestData) -> jax.Array:
-        def one(_: None, place: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
-            client, batch = place
-            own = jax.tree.map(lambda leaf: leaf[client], state.personal)
-            variables = join(state.shared, own)
-            images = prepare(data.images[batch], parameter_dtype(variables))
-            logits, _ = adaptation.predict(variables, (), images)
-            return None, _correct(logits, data.labels[batch], data.valid[batch])
-
-        _, correct = jax.lax.scan(one, None, (data.client, data.batch))
-        totals = jnp.stack([correct, data.valid.sum(1, dtype=jnp.int32)[data.batch]])
-        return jax.vmap(lambda values: jax.ops.segment_sum(values, data.client, num_clients))(
-            totals
-        )
-
-    return count
-
-
-def score_clients(
-    model: nn.Module, prepare: Prepare, num_clients: int
-) -> Callable[[FederatedState, TestData], jax.Array]:
-    """Returns jitted `score(state, data) -> accuracy f[K]`, percent, each client's own model."""
-    count = count_clients(model, prepare, num_clients)
-
-    @jax.jit
-    def score(state: FederatedState, data: TestData) -> jax.Array:
-        right, samples = count(state, data)
-        return 100 * right / jnp.maximum(samples, 1)
-
-    return score
-
-
-def count_unseen(
-    adaptation: Adaptation, prepare: Prepare
-) -> Callable[[Variables, PyTree, TestData], tuple[PyTree, jax.Array]]:
-    """Returns jitted `count(variables, carry, data) -> (carry, i32[2])`: right answers, samples.
-
-    The batches of one unseen client are streamed in order through the adaptation.
-    """
-
-    @jax.jit
-    def count(variables: Variables, carry: PyTree, data: TestData) -> tuple[PyTree, jax.Array]:
-        def one(carry: PyTree, batch: jax.Array) -> tuple[PyTree, jax.Array]:
-            images = prepare(data.images[batch], parameter_dtype(variables))
-            valid = data.valid[batch]
-            logits, carry = adaptation.predict(variables, carry, images, valid)
-            return carry, _correct(logits, data.labels[batch], valid)
-
-        carry, correct = jax.lax.scan(one, carry, data.batch)
-        return carry, jnp.stack([correct.sum(), data.valid[data.batch].sum(dtype=jnp.int32)])
-
-    return count
-
-
-def score_unseen(
-    adaptation: Adaptation, prepare: Prepare
-) -> Callable[[Variables, TestData], jax.Array]:
-    """Returns jitted `score(variables, data) -> accuracy f[]`, percent, of one unseen client.
-
-    The adaptation starts afresh.
-    """
-    count = count_unseen(adaptation, prepare)
-
-    @jax.jit
-    def score(variables: Variables, data: TestData) -> jax.Array:
-        _, (right, samples) = count(variables, adaptation.init(variables), data)
-        return 100 * right / jnp.maximum(samples, 1)
-
-    return score
-
-
-def _correct(logits: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
-    predicted = logits.argmax(-1).astype(labels.dtype)
-    return ((predicted == labels) & valid).sum(dtype=jnp.int32)
+def _blocks(
+    splits: Sequence[Split], batch_size: int, device_megabytes: float
+) -> Callable[[], Iterable[TestData]]:
+    """Returns `parts()`, the test batches: all of them on the device, or block after block."""
+    if megabytes(splits) <= device_megabytes:
+        resident = stack_batches(splits, batch_size)
+        return lambda: (resident,)
+    return lambda: map(jax.device_put, stream_tests(splits, batch_size, device_megabytes))

@@ -1,31 +1,36 @@
 """What a run reports while it goes: the progress bar, TensorBoard's events."""
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
 
 
-def open_events(folder: Path, records: list[dict[str, Any]]) -> SummaryWriter:
-    """Opens a new event file for TensorBoard that begins with the rounds done so far.
+def open_events(folder: Path, rounds_done: int) -> EventsWriter:
+    """Opens a new event file for TensorBoard, one a start of the run.
 
-    The files of earlier starts are removed: a killed run loses the events that it had not flushed,
-    and may hold events of rounds that will come again.
+    In the files of earlier starts, events behind `rounds_done` are of rounds that will come again:
+    TensorBoard is told to drop them. The writer is the one below tensorboardX's `SummaryWriter`,
+    whose `flush` does not wait for what its thread has yet to write.
     """
-    for file in folder.glob("events.out.tfevents.*"):
-        file.unlink()
-    writer = SummaryWriter(str(folder))
-    for record in records:
-        write_events(writer, record)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Files are named by the second, and read in the order of their names.
+    writer = EventsWriter(str(folder / "events"), f".{rounds_done:08}")
+    start = SessionLog(status=SessionLog.START)
+    writer.write_event(Event(wall_time=time.time(), step=rounds_done + 1, session_log=start))
     return writer
 
 
-def write_events(writer: SummaryWriter, record: dict[str, Any]) -> None:
+def write_events(writer: EventsWriter, record: dict[str, Any]) -> None:
     """Writes the numbers of one record of metrics.jsonl, tags such as `accuracy/mnist`."""
     for tag, value in scalars(record):
-        writer.add_scalar(tag, value, record["round"])
+        one = summary.scalar(tag, value)
+        writer.write_event(Event(wall_time=time.time(), step=record["round"], summary=one))
 
 
 def scalars(record: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
@@ -42,10 +47,11 @@ def progress(title: str, rounds: int, done: int) -> tqdm:
     return tqdm(total=rounds, initial=done, desc=title, unit="round", dynamic_ncols=True)
 
 
-def progress_text(record: dict[str, Any]) -> str:
-    """The end of the progress bar: mean loss, and mean accuracy where it was just measured."""
+def advance(bar: tqdm, record: dict[str, Any]) -> None:
+    """Moves the bar by a round; behind it its mean loss, and mean accuracy where there is one."""
     losses = [value for value in record["loss"].values() if value is not None]
     text = f"loss {sum(losses) / max(len(losses), 1):.3f}"
     if "accuracy" in record:
         text += f", accuracy {record['accuracy']['mean']:.1f} %"
-    return text
+    bar.set_postfix_str(text, refresh=False)
+    bar.update()

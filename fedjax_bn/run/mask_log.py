@@ -2,22 +2,20 @@
 
 import io
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_bn.adaptation import running
-from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.dtypes import parameter_dtype
+from fedjax_bn.data.domain import select
 from fedjax_bn.federation import FederatedState, client_variables
-from fedjax_bn.models.features import FeaturesOf
 from fedjax_bn.models.masks import COLLECTION, FEATURES, take
 from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.per_sample import features_of
+from fedjax_bn.run.records import Record
 from fedjax_bn.run.report.features import masked_features
 from fedjax_bn.run.workdir import write_atomically
 
-Record = dict[str, Any]
 SAMPLES = 256  # of a client, whose features are drawn
 
 
@@ -39,16 +37,16 @@ def log_masks(
         return {}
     names = [domain.name for domain in experiment.internal.domains]
     path = folder / "masks" / f"{int(state.round):04}.npz"
-    write_atomically(path, packed(names, masks, np.asarray(state.weights)))
+    write_atomically(path, _packed(names, masks, np.asarray(state.weights)))
     if last and FEATURES in masks:
         two = sorted({0, len(names) - 1})
-        image = masked_features(features_of(experiment, state, two), masks[FEATURES][two])
+        image = masked_features(_features_of(experiment, state, two), masks[FEATURES][two])
         write_atomically(folder / "plots" / "masked_features.png", image)
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0).tolist()
     return {"mask_l1": dict(zip(names, norms, strict=True)) | {"mean": float(np.mean(norms))}}
 
 
-def packed(names: list[str], masks: dict[str, np.ndarray], weights: np.ndarray) -> bytes:
+def _packed(names: list[str], masks: dict[str, np.ndarray], weights: np.ndarray) -> bytes:
     """The content of `masks/ROUND.npz`; weights f[K] are those of the round."""
     arrays = {"clients": np.array(names)}
     for name, mask in masks.items():
@@ -58,22 +56,15 @@ def packed(names: list[str], masks: dict[str, np.ndarray], weights: np.ndarray) 
     return buffer.getvalue()
 
 
-def features_of(
+def _features_of(
     experiment: Experiment, state: FederatedState, clients: list[int]
 ) -> dict[str, np.ndarray]:
     """Name -> features f[N, F] before the mask, of some clients' own test images."""
     domains, variables = experiment.internal.domains, client_variables(state)
-    adaptation = running(FeaturesOf(experiment.model))
-    prepare: Prepare = experiment.prepare
-
-    @jax.jit
-    def features(variables: Any, images: jax.Array) -> jax.Array:
-        images = prepare(images, parameter_dtype(variables))
-        return adaptation.predict(take(variables)[0], (), images)[0]
-
     found = {}
     for k in clients:
-        own = jax.tree.map(lambda leaf, k=k: leaf[k], variables)
-        images = np.asarray(domains[k].test.images[:SAMPLES])
-        found[domains[k].name] = np.asarray(features(own, images))
+        own = take(jax.tree.map(lambda leaf, k=k: leaf[k], variables))[0]
+        first = select(domains[k].test, np.arange(min(SAMPLES, len(domains[k].test.images))))
+        model, prepare = experiment.model, experiment.prepare
+        found[domains[k].name] = features_of(running, model, prepare, own, first, SAMPLES)
     return found

@@ -41,7 +41,7 @@ class Personalization(NamedTuple):
     seed: int
 
 
-Adapt = Callable[[Variables], Variables]
+_Adapt = Callable[[Variables], Variables]
 
 
 def choose_personalization(config: ConfigDict) -> Personalization | None:
@@ -67,7 +67,7 @@ def check_labelled(config: ConfigDict, internal: Dataset, unseen: Sequence[Domai
     ]
     tested += [(domain.name, "whole", whole(domain)) for domain in unseen]
     for client, name, split in tested:
-        labelled, rest = divide(split, choice)
+        labelled, rest = draw_labelled(split, choice)
         if len(labelled) < choice.samples or not len(rest):
             raise ConfigError(
                 f"config.personalize.samples={choice.samples}, but client {client!r} has "
@@ -77,7 +77,7 @@ def check_labelled(config: ConfigDict, internal: Dataset, unseen: Sequence[Domai
             )
 
 
-def divide(split: Split, choice: Personalization) -> tuple[np.ndarray, np.ndarray]:
+def draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of the labelled samples and of those that are tested, i64[n] and i64[m].
 
     Samples with one name, such as windows of a recording, are never on both sides: where some are
@@ -91,7 +91,7 @@ def divide(split: Split, choice: Personalization) -> tuple[np.ndarray, np.ndarra
 
 def set_aside(split: Split, choice: Personalization) -> tuple[Split, Split]:
     """The labelled samples, and those that are tested, in the split's order."""
-    labelled, rest = divide(split, choice)
+    labelled, rest = draw_labelled(split, choice)
     return select(split, labelled), select(split, rest)
 
 
@@ -115,13 +115,13 @@ def adapt_clients(
       choice: how.
       labelled: of each client.
     """
-    images, labels = stack(labelled)
+    images, labels = _stack(labelled)
 
     @jax.jit
     def adapt(state: FederatedState) -> FederatedState:
         def one(client: tuple) -> Variables:
             own, images, labels = client
-            return steps_on(model, prepare, choice, images, labels)(join(state.shared, own))
+            return _steps_on(model, prepare, choice, images, labels)(join(state.shared, own))
 
         personal = jax.lax.map(one, (state.personal, images, labels))
         nothing = jax.tree.map(lambda leaf: None, state.shared)
@@ -132,25 +132,25 @@ def adapt_clients(
 
 def adapt_unseen(
     model: nn.Module, prepare: Prepare, choice: Personalization, labelled: Split
-) -> Adapt:
+) -> _Adapt:
     """Returns jitted `adapt(variables)`: the received model after an unseen client's steps."""
-    images, labels = stack([labelled])
-    return jax.jit(steps_on(model, prepare, choice, images[0], labels[0]))
+    images, labels = _stack([labelled])
+    return jax.jit(_steps_on(model, prepare, choice, images[0], labels[0]))
 
 
-def stack(labelled: Sequence[Split]) -> tuple[jax.Array, jax.Array]:
+def _stack(labelled: Sequence[Split]) -> tuple[jax.Array, jax.Array]:
     """Images [K, n, ...] and labels i32[K, n]."""
     images = np.stack([np.asarray(split.images) for split in labelled])
     return jnp.asarray(images), jnp.asarray(np.stack([split.labels for split in labelled]))
 
 
-def steps_on(
+def _steps_on(
     model: nn.Module,
     prepare: Prepare,
     choice: Personalization,
     images: jax.Array,
     labels: jax.Array,
-) -> Adapt:
+) -> _Adapt:
     """`perfedavg.personalize` on some samples, as a function of the variables."""
     return lambda variables: personalize(
         model,

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import Draw
-from fedjax_bn.run.evaluate import TestData, batch_places, read_batch
+from fedjax_bn.run.scoring_data import TestData, batch_places, read_batch
 
 THREADS = 8
 
@@ -87,7 +87,7 @@ def stream_rounds(
 def stream_tests(
     splits: Sequence[Split], batch_size: int, limit_megabytes: float
 ) -> Iterator[TestData]:
-    """The batches of `evaluate.stack_batches` in blocks of one shape, read ahead on the host."""
+    """The batches of `stack_batches` in blocks of one shape, read ahead on the host."""
     grain = import_grain()
     batch_size = min(batch_size, max(len(split.labels) for split in splits))
     places = batch_places(splits, batch_size)

@@ -8,8 +8,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.run.configured_method import local_epochs
 from fedjax_bn.run.experiment import Experiment
-
-Record = dict[str, Any]
+from fedjax_bn.run.records import Record
 
 
 def select_round(records: list[Record]) -> int:
@@ -25,12 +24,23 @@ def select_round(records: list[Record]) -> int:
 
 
 def summarize(
-    config: ConfigDict, experiment: Experiment, records: list[Record], compile_seconds: float
+    config: ConfigDict,
+    experiment: Experiment,
+    records: list[Record],
+    compile_seconds: float,
+    **more: Any,
 ) -> Record:
     """The content of summary.json; accuracies are percentages.
 
     `seconds_per_round` is the median over all rounds, `samples_per_second` the training samples of
     a round with all clients divided by it, `compile_seconds` those of the last start.
+
+    Args:
+      config: the run's.
+      experiment: what it names.
+      records: of all rounds, in order.
+      compile_seconds: of the program of a round.
+      **more: further entries that are known at the start, such as `traffic={...}`.
     """
     selected = select_round(records)
     seconds = median(record["seconds"] for record in records)
@@ -46,14 +56,15 @@ def summarize(
         "seed": config.seed,
         "rounds": config.rounds,
         "selected_round": selected,
-        "accuracy": accuracies(records[selected - 1]),
-        "last_round": accuracies(records[-1]),
+        "accuracy": _accuracies(records[selected - 1]),
+        "last_round": _accuracies(records[-1]),
         "seconds_per_round": seconds,
         "compile_seconds": compile_seconds,
         "samples_per_second": samples / seconds,
+        **more,
     }
 
 
-def accuracies(record: Record) -> Record:
+def _accuracies(record: Record) -> Record:
     """The accuracies of one evaluated round: {"internal": ..., "unseen": ...}."""
     return {"internal": record["accuracy"], "unseen": record.get("unseen", {})}

@@ -59,7 +59,7 @@ def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:
     path = workdir / "config.json"
     new = json.loads(json.dumps({"config": config, **about}))
     if not path.exists():
-        check_unused(workdir)
+        _check_unused(workdir)
         try:
             write_json(path, new)
         except OSError as error:
@@ -83,7 +83,7 @@ def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:
         )
 
 
-def check_unused(workdir: Path) -> None:
+def _check_unused(workdir: Path) -> None:
     """Raises WorkdirError if a workdir without config.json is a file or holds anything."""
     if workdir.exists() and not workdir.is_dir():
         raise WorkdirError(f"{workdir} is a file: give a folder with --workdir")

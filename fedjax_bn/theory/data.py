@@ -21,7 +21,7 @@ def gaussian_clients(seed: int = 0, clients: int = 3, each: int = 12, dimension:
     mixing += 0.5 * np.eye(dimension)
     points = np.concatenate([random.normal(size=(each, dimension)) @ m.T for m in mixing])
     targets = np.tanh(points @ random.normal(size=dimension))
-    return assemble(points, clients, each, targets)
+    return _assemble(points, clients, each, targets)
 
 
 def scanner_clients(clients: int = 5, each: int = 20, dimension: int = 10) -> Data:
@@ -39,10 +39,10 @@ def scanner_clients(clients: int = 5, each: int = 20, dimension: int = 10) -> Da
     flat -= flat.mean(0)
     _, _, axes = np.linalg.svd(flat, full_matrices=False)
     points = flat @ axes[:dimension].T
-    return assemble(points / points.std(), clients, each, 1.0 - 2 * (labels % 2))
+    return _assemble(points / points.std(), clients, each, 1.0 - 2 * (labels % 2))
 
 
-def assemble(points: np.ndarray, clients: int, each: int, targets: np.ndarray) -> Data:
+def _assemble(points: np.ndarray, clients: int, each: int, targets: np.ndarray) -> Data:
     """Points of one client after the other, centred, with the clients' covariances."""
     client = jnp.repeat(jnp.arange(clients), each)
     return data_from(jnp.asarray(points), client, jnp.asarray(targets))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from plan import Table, finished
 from report import accuracy, measured, read_summary
 
-from fedjax_bn.run.report.plots import png
+from fedjax_bn.figures import png
 from fedjax_bn.run.report.unseen import ablation
 
 STYLES = ("--o", "-s", ":^", "-.v")  # of methods

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from plan import finished
 
-from fedjax_bn.run.report.plots import png
+from fedjax_bn.figures import png
 
 
 class Channels(NamedTuple):
@@ -67,13 +67,10 @@ def read_channels(folder: Path) -> Channels:
     from fedjax_bn.data.sets.cow_on_beach import ground_of
     from fedjax_bn.federation import global_variables
     from fedjax_bn.run import train, workdir
-    from fedjax_bn.run.config import base
-    from fedjax_bn.run.evaluate_run import features_of, restore_state
+    from fedjax_bn.run.finished import configuration, restore_state
+    from fedjax_bn.run.per_sample import features_of
 
-    config = base()
-    stored = workdir.read_json(folder / "config.json", ("config",))["config"]
-    tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
-    config.update_from_flattened_dict(tuples)
+    config = configuration(workdir.read_json(folder / "config.json", ("config",))["config"])
     experiment, _, start = train.prepare(config)
     state, _ = restore_state(folder, jax.eval_shape(start))
     variables = global_variables(state)

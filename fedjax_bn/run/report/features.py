@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_bn.run.report.plots import png
+from fedjax_bn.figures import png
 
 
 def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> bytes:

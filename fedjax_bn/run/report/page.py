@@ -2,16 +2,16 @@
 
 import base64
 import html
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.run.records import Record
 from fedjax_bn.run.report import plots, tables
 from fedjax_bn.run.report.unseen import ablations
 from fedjax_bn.run.workdir import read_json, read_lines, write_atomically
 
-Record = dict[str, Any]
-
-PAGE = """<!doctype html>
+_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto }}
 pre {{ background: #f5f5f2; padding: 1rem; overflow-x: auto; font-size: 13px }}
@@ -31,7 +31,7 @@ def write_report(folder: Path) -> None:
     """
     summary = read_json(folder / "summary.json")
     records = read_lines(folder / "metrics.jsonl", summary["rounds"])
-    summaries = [summary, *baselines(folder)]
+    summaries = [summary, *_baselines(folder)]
     drawn = {
         "methods": plots.methods(summaries),
         "accuracy": plots.curves(records, "accuracy", "test accuracy, %"),
@@ -44,15 +44,22 @@ def write_report(folder: Path) -> None:
         drawn["mask_l1"] = plots.curves(records, "mask_l1", "L1 norm of the mask")
     for name, image in drawn.items():
         write_atomically(folder / "plots" / f"{name}.png", image)
-    write_atomically(folder / "report.html", page(folder, summary, summaries))
+    write_atomically(folder / "report.html", _page(folder, summary, summaries))
 
 
-def baselines(folder: Path) -> list[Record]:
+def write_data_plots(folder: Path, internal: Dataset, unseen: Sequence[Domain]) -> None:
+    """Writes plots of what every client sees, and of how many samples of each class it owns."""
+    images = plots.samples([*internal.domains, *unseen])
+    write_atomically(folder / "plots" / "samples.png", images)
+    write_atomically(folder / "plots" / "class_counts.png", plots.class_counts(internal))
+
+
+def _baselines(folder: Path) -> list[Record]:
     """The summaries of the finished baselines of a run."""
     return [read_json(path) for path in sorted(folder.glob("baselines/*/summary.json"))]
 
 
-def page(folder: Path, summary: Record, summaries: list[Record]) -> str:
+def _page(folder: Path, summary: Record, summaries: list[Record]) -> str:
     """The page as HTML."""
     title = f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}"
     facts = (
@@ -61,7 +68,7 @@ def page(folder: Path, summary: Record, summaries: list[Record]) -> str:
         f"{summary['samples_per_second']:,.0f} training samples a second, "
         f"compiled in {summary['compile_seconds']:.3g} s"
     )
-    parts = [f"<p>{html.escape(facts)}</p>", preformatted(tables.comparison(summaries))]
+    parts = [f"<p>{html.escape(facts)}</p>", _preformatted(tables.comparison(summaries))]
     captions = {
         "methods": "Test accuracy by client",
         "accuracy": "Test accuracy over rounds",
@@ -82,10 +89,10 @@ def page(folder: Path, summary: Record, summaries: list[Record]) -> str:
                 f'<h2>{caption}</h2><img alt="{caption}" src="data:image/png;base64,{data}">'
             )
     config = (folder / "config.json").read_text()
-    parts.append(f"<h2>Configuration</h2>{preformatted(config)}")
-    return PAGE.format(title=html.escape(title), body="\n".join(parts))
+    parts.append(f"<h2>Configuration</h2>{_preformatted(config)}")
+    return _PAGE.format(title=html.escape(title), body="\n".join(parts))
 
 
-def preformatted(text: str) -> str:
+def _preformatted(text: str) -> str:
     """Text as an HTML block that keeps its columns."""
     return f"<pre>{html.escape(text)}</pre>"

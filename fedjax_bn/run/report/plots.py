@@ -1,16 +1,13 @@
 """Plots of a run, as PNG bytes."""
 
-import io
-from typing import Any
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedjax_bn.data.domain import Dataset, Domain, splits
+from fedjax_bn.figures import png
+from fedjax_bn.run.records import Record
 from fedjax_bn.run.report.tables import columns
-
-Record = dict[str, Any]
 
 
 def curves(records: list[Record], key: str, label: str) -> bytes:
@@ -115,10 +112,3 @@ def _name_clients(axes: Axes, names: list[tuple[str, str, str]]) -> None:
             ha="center",
             va="top",
         )
-
-
-def png(figure: Figure) -> bytes:
-    """A figure as PNG, without the date, so that equal runs write equal bytes."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
-    return buffer.getvalue()

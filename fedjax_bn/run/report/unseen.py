@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.run.report.plots import png
+from fedjax_bn.figures import png
 
 
 def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, bytes]]:
@@ -22,21 +22,21 @@ def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, 
             domain: {value: [row[text]] for value, text in choices.items()}
             for domain, row in scores.items()
         }
-        picture = settings(values, f"{key} of {name}", baseline, logarithmic=key == "batch_size")
+        picture = _settings(values, f"{key} of {name}", baseline, logarithmic=key == "batch_size")
         yield f"-{name}-{key}.png", picture
 
 
-def settings(
+def _settings(
     values: Mapping[str, Mapping[float, Sequence[float]]],
     label: str,
     baseline: Mapping[str, float] | None = None,
     logarithmic: bool = False,
 ) -> bytes:
-    """`ablation` where the settings are an amount, `bars` where they are orders or yes and no."""
+    """`ablation` where the settings are an amount, `_bars` where they are orders or yes and no."""
     key = label.partition(" ")[0]
     if key not in ("order", "affine", "seed", "about"):
         return ablation(values, label, baseline, logarithmic)
-    return bars(values, label, baseline)
+    return _bars(values, label, baseline)
 
 
 def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:
@@ -88,7 +88,7 @@ def embeddings(
             axes.plot(*flat[own].T, ".", markersize=3, label=name)
         axes.set(xticks=[], yticks=[], title=title)
     handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=10, markerscale=3)
+    figure.legend(handles, names, loc="outside lower center", ncols=5 * len(panels), markerscale=3)
     return png(figure)
 
 
@@ -119,13 +119,13 @@ def ablation(
             axes.axhline(baseline[name], color=color, linestyle=":")
     if logarithmic:
         axes.set_xscale("log", base=2)
-    axes.set(xlabel=label, ylabel=ylabel(baseline))
+    axes.set(xlabel=label, ylabel=_ylabel(baseline))
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return png(figure)
 
 
-def bars(
+def _bars(
     values: Mapping[str, Mapping[object, Sequence[float]]],
     label: str,
     baseline: Mapping[str, float] | None = None,
@@ -151,12 +151,12 @@ def bars(
         if baseline and name in baseline:
             axes.plot([i - 0.45, i + 0.45], [baseline[name]] * 2, ":", color="black")
     axes.set_xticks(range(len(values)), list(values))
-    axes.set(ylabel=ylabel(baseline), title=label)
+    axes.set(ylabel=_ylabel(baseline), title=label)
     axes.grid(axis="y", alpha=0.3)
     figure.legend(fontsize="small", loc="outside right upper")
     return png(figure)
 
 
-def ylabel(baseline: Mapping[str, float] | None) -> str:
+def _ylabel(baseline: Mapping[str, float] | None) -> str:
     """What the axis is, and what dotted lines are where there are any."""
     return "accuracy, %" + (" (dotted: plain inference)" if baseline else "")

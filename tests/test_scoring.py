@@ -13,8 +13,10 @@ from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import MLP
 from fedjax_bn.normalization import BatchNorm
-from fedjax_bn.run.evaluate import score_clients, score_unseen, stack_batches
+from fedjax_bn.run.scoring import score_clients, score_unseen
+from fedjax_bn.run.scoring_data import stack_batches
 from fedjax_bn.run.summary import select_round
+from fedjax_bn.task import Score, Task
 
 FEATURES, CLASSES = 5, 3
 PREPARE = standardize()
@@ -107,6 +109,46 @@ def test_a_fedbn_client_is_scored_with_its_own_batch_norm(x64):
         x = (x - own["mean"]) / np.sqrt(own["var"] + 1e-5) * affine["scale"] + affine["bias"]
         logits = np.maximum(x, 0) @ dense["head"]["kernel"] + dense["head"]["bias"]
         np.testing.assert_allclose(seen[k], percent(logits, one.labels))
+
+
+def weighted() -> Task:
+    """A task with a tree of labels: the share of right answers by weight."""
+
+    def of_batch(logits, label, valid):
+        weight = jnp.where(valid, label["weight"], 0)
+        right = logits.argmax(-1).astype(label["class"].dtype) == label["class"]
+        return {"right": jnp.where(right, weight, 0).sum(), "whole": weight.sum()}
+
+    def of_all(kept):
+        return 100 * kept["right"].sum() / kept["whole"].sum()
+
+    return Task(loss=None, score=Score("weighted share", of_batch, of_all))
+
+
+def test_a_users_task_scores_labels_that_are_a_tree_in_one_block_or_several():
+    rng = np.random.Generator(np.random.PCG64(4))
+    kernels = rng.standard_normal((2, FEATURES, CLASSES), dtype=np.float32)
+    state, splits = federation(kernels, personal=True), [split(13), split(6)]
+    weights = [rng.uniform(1, 9, len(one.labels)).astype(np.float32) for one in splits]
+    trees = [
+        one._replace(labels={"class": one.labels, "weight": weight})
+        for one, weight in zip(splits, weights, strict=True)
+    ]
+    score = score_clients(Linear(), PREPARE, 2, weighted())
+    whole = stack_batches(trees, 4)
+    cut = [
+        whole._replace(client=whole.client[rows], batch=whole.batch[rows])
+        for rows in (slice(2), slice(2, None))
+    ]
+    expected = [
+        100 * weight[(one.images @ kernel).argmax(-1) == one.labels].sum() / weight.sum()
+        for one, weight, kernel in zip(splits, weights, kernels, strict=True)
+    ]
+    np.testing.assert_allclose(score(state, whole), expected, rtol=1e-5)
+    np.testing.assert_allclose(score(state, cut), expected, rtol=1e-5)
+    unseen = score_unseen(adaptation.running(Linear()), PREPARE, weighted())
+    variables = {"params": {"kernel": jnp.asarray(kernels[1])}}
+    np.testing.assert_allclose(unseen(variables, stack_batches(trees[1:], 4)), expected[1], 1e-5)
 
 
 def remembering() -> Adaptation:

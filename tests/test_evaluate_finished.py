@@ -11,9 +11,10 @@ import runs
 from fedjax_bn import main
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.run import commands, evaluation, experiment, workdir
+from fedjax_bn.run import commands, evaluate_finished, experiment, workdir
+from fedjax_bn.run import finished as reading
 from fedjax_bn.run.config import flatten
-from fedjax_bn.run.evaluation import Request
+from fedjax_bn.run.evaluate_finished import Request
 from fedjax_bn.run.report import unseen
 
 CLIENTS = ["ant", "bee", "cow"]
@@ -80,7 +81,7 @@ def finished(tmp_path_factory):
 
 def run(folder, *changes, **options):
     request = Request(changes=tuple(changes), **options)
-    return evaluation.run(folder, request, say=lambda text: None)
+    return evaluate_finished.run(folder, request, say=lambda text: None)
 
 
 def test_config_json_holds_the_form_of_the_samples(finished):
@@ -91,7 +92,7 @@ def test_config_json_holds_the_form_of_the_samples(finished):
 
 def test_the_configuration_of_a_run_is_read_back(finished):
     flat = workdir.read_json(finished[0] / "config.json")["config"]
-    config = evaluation.configuration(flat)
+    config = reading.configuration(flat)
     assert json.loads(json.dumps(dict(flatten(config)))) == flat
     assert config.adaptations == ("running", "tsmobn", "zero_shot_adapter")
 

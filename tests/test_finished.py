@@ -15,14 +15,11 @@ from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.run import checkpoint
 from fedjax_bn.run.errors import CheckpointError
-from fedjax_bn.run.evaluate_run import (
-    alphas_of,
-    features_of,
-    restore_state,
-    score_adaptations,
-    stream,
-)
+from fedjax_bn.run.evaluate import adaptation_scorer, served_variables
+from fedjax_bn.run.finished import restore_state
+from fedjax_bn.run.per_sample import alphas_of, features_of
 from fedjax_bn.run.report import unseen
+from fedjax_bn.run.scoring_data import as_stream
 
 MODEL = nets.HandMade()
 PREPARE = standardize()
@@ -44,6 +41,13 @@ def state():
     return state._replace(personal=jax.tree.map(spread, state.personal))
 
 
+def score_adaptations(state, data, texts, batch_size=32):
+    """Adaptation -> accuracy in percent of one unseen client."""
+    choices = {text: choose_adaptation(text, MODEL, batch_size) for text in texts}
+    score = adaptation_scorer(PREPARE, choices, {"fax": data}, device_megabytes=100)
+    return score({"fax": served_variables(state, texts)})["fax"]
+
+
 def percent(logits, labels):
     return 100 * np.mean(np.asarray(logits).argmax(-1) == labels)
 
@@ -51,7 +55,7 @@ def percent(logits, labels):
 def test_every_choice_is_streamed_in_its_own_order_and_batches(state):
     data, variables = split(), global_variables(state)
     texts = ["running", "tsmobn:momentum=0.5:batch_size=4:order=2", "batch:batch_size=5:order=-1"]
-    (ours,) = score_adaptations(MODEL, PREPARE, state, [data], texts)
+    ours = score_adaptations(state, data, texts)
     pixels = PREPARE(jnp.asarray(data.images), jnp.float32)
     expected = {"running": percent(MODEL.apply(variables, pixels), data.labels)}
     for text, adapt, size, order in (
@@ -68,7 +72,7 @@ def test_every_choice_is_streamed_in_its_own_order_and_batches(state):
 
 def test_all_adaptations_can_be_chosen_by_name(state):
     variables = set(ADAPTATIONS) - {"learned_alpha"}  # no gates in this federation
-    (scores,) = score_adaptations(MODEL, PREPARE, state, [split()], sorted(variables), batch_size=8)
+    scores = score_adaptations(state, split(), sorted(variables), batch_size=8)
     assert all(0 <= value <= 100 for value in scores.values())
 
 
@@ -98,11 +102,11 @@ def test_a_choice_without_affine_is_tested_so(state):
 def test_a_stream_holds_every_sample_once():
     data = split()
     for order in (-1, 0, 1):
-        batches = stream(data, 4, order)
+        batches = as_stream(data, 4, order)
         seen = np.asarray(batches.images)[np.asarray(batches.valid)]
         key = lambda images: sorted(image.tobytes() for image in np.asarray(images))  # noqa: E731
         assert key(seen) == key(data.images)
-    np.testing.assert_array_equal(stream(data, 11, -1).images[0], data.images)
+    np.testing.assert_array_equal(as_stream(data, 11, -1).images[0], data.images)
 
 
 def test_alphas_and_features_cover_all_samples_in_order(state):

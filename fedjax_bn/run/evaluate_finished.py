@@ -1,38 +1,35 @@
 """The command `evaluate`: a finished run on domains that it may never have heard of, no training.
 
-A run's config.json holds the form of its samples, so neither its training data nor their path are
-needed, but for its internal clients.
+Its training data are needed only where its internal clients are tested.
 """
 
 import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.division.clients import unseen_only
-from fedjax_bn.data.domain import Dataset, Domain, Split, whole
+from fedjax_bn.data.domain import Dataset, Domain, whole
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
-from fedjax_bn.run import train, workdir
+from fedjax_bn.run import finished, workdir
 from fedjax_bn.run.config import assign, check, flatten
 from fedjax_bn.run.config_file import read
 from fedjax_bn.run.configured_method import check_adaptations
 from fedjax_bn.run.datasets import check_data_keys, check_target
-from fedjax_bn.run.defaults import base
 from fedjax_bn.run.errors import ConfigError, WorkdirError
-from fedjax_bn.run.evaluate_run import alphas_of, features_of, restore_state, served_variables
-from fedjax_bn.run.evaluator import internal_evaluator, unseen_evaluator
-from fedjax_bn.run.experiment import Experiment, assemble, build
+from fedjax_bn.run.evaluate import internal_evaluator, served_variables, unseen_evaluator
+from fedjax_bn.run.experiment import Experiment, build
+from fedjax_bn.run.per_sample import alphas_of, features_of
 from fedjax_bn.run.readers import DATASETS
+from fedjax_bn.run.records import Record
 from fedjax_bn.run.report import unseen
-
-Record = dict[str, Any]
+from fedjax_bn.run.start import data_hash
 
 
 class Request(NamedTuple):
@@ -70,14 +67,14 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
       WorkdirError, CheckpointError: the folder holds no finished run, or a damaged one.
       ConfigError: a key, the data or an adaptation is wrong or does not suit the run.
     """
-    about = read_run(folder)
-    own = configuration(about["config"])
-    config = wanted(own, request)
+    about = finished.read_about(folder)
+    own = finished.configuration(about["config"])
+    config = _wanted(own, request)
     check_adaptations(own, config.adaptations)
     try:
-        experiment, state, number = restore(folder, own, about["form"])
-        tested = tested_domains(config, own, request)
-        check_form(tested, about["form"])
+        experiment, state, number = finished.restore(folder, own, about["form"])
+        tested = _tested_domains(config, own, request)
+        _check_form(tested, about["form"])
         experiment = experiment._replace(
             unseen=tested.domains,
             adaptations={
@@ -87,9 +84,9 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         )
         say(f"round {number} of {own.method} in {folder}")
         scores = unseen_evaluator(config, experiment)(state).get("unseen", {})
-        inside = internal_scores(config, own, experiment, state, about) if request.internal else {}
+        inside = _internal_scores(config, own, experiment, state, about) if request.internal else {}
         place = folder / "evaluations" / request.name
-        pictures = dict(draw(config, experiment, state, tested, request, scores))
+        pictures = dict(_draw(config, experiment, state, tested, request, scores))
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
     result = {
@@ -111,31 +108,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
     return result, files
 
 
-def read_run(folder: Path) -> Record:
-    """The content of a finished run's config.json.
-
-    Raises:
-      WorkdirError: there is no finished run.
-    """
-    about = workdir.read_json(folder / "config.json", ("config", "data", "form"))
-    if not (folder / "summary.json").exists():
-        raise WorkdirError(
-            f"{folder} holds a run that has not finished: give the command that started it again, "
-            "then evaluate"
-        )
-    return about
-
-
-def configuration(flat: Record) -> ConfigDict:
-    """The configuration that a config.json holds."""
-    config = base()
-    known = {k: tuple(v) if isinstance(v, list) else v for k, v in flat.items()}
-    with config.unlocked():
-        config.update_from_flattened_dict(known)
-    return config
-
-
-def wanted(own: ConfigDict, request: Request) -> ConfigDict:
+def _wanted(own: ConfigDict, request: Request) -> ConfigDict:
     """The configuration of the test: a file's or the run's own, with changes.
 
     Raises:
@@ -152,18 +125,7 @@ def wanted(own: ConfigDict, request: Request) -> ConfigDict:
     return config
 
 
-def restore(folder: Path, own: ConfigDict, form: Record) -> tuple[Experiment, FederatedState, int]:
-    """The run's model and method, the state of its selected round, and that round's number."""
-    sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), np.zeros(1, np.int32))
-    domains = [Domain(name, sample, sample, sample) for name in form["clients"]]
-    mean, std = tuple(form["mean"]), tuple(form["std"])
-    internal = Dataset(form["dataset"], form["num_classes"], tuple(domains), mean, std)
-    experiment = assemble(own, internal, ())
-    like = jax.eval_shape(train.starter(own, experiment, train.make_keys(own)))
-    return experiment, *restore_state(folder, like)
-
-
-def tested_domains(config: ConfigDict, own: ConfigDict, request: Request) -> Dataset:
+def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request) -> Dataset:
     """The domains to test, each whole: `target`, and of other data than the run's own all.
 
     Raises:
@@ -183,7 +145,7 @@ def tested_domains(config: ConfigDict, own: ConfigDict, request: Request) -> Dat
     return unseen_only(data, target=config.target, seed=config.seed)
 
 
-def check_form(tested: Dataset, form: Record) -> None:
+def _check_form(tested: Dataset, form: Record) -> None:
     """Raises ConfigError if samples to test have another form than those of the run."""
     if not tested.domains:
         return
@@ -198,7 +160,7 @@ def check_form(tested: Dataset, form: Record) -> None:
         )
 
 
-def internal_scores(
+def _internal_scores(
     config: ConfigDict,
     own: ConfigDict,
     experiment: Experiment,
@@ -214,7 +176,7 @@ def internal_scores(
     for key in ("path", "cache"):
         theirs.data[key] = config.data[key] if config.data.name == own.data.name else own.data[key]
     built = build(theirs)
-    if train.data_hash(built) != about["data"]:
+    if data_hash(built) != about["data"]:
         raise WorkdirError(
             f"the data in {theirs.data.path or theirs.data.name} are not those of the run (their "
             "hash differs): give --config.data.path of the data it was trained on"
@@ -231,7 +193,7 @@ def internal_scores(
     return rows
 
 
-def draw(
+def _draw(
     config: ConfigDict,
     experiment: Experiment,
     state: FederatedState,

@@ -1,0 +1,87 @@
+"""A finished run read back from its workdir: its configuration, its model, its selected round.
+
+A run's config.json holds the form of its samples, so that neither its training data nor their path
+are needed.
+"""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.federation import FederatedState
+from fedjax_bn.run import checkpoint, workdir
+from fedjax_bn.run.defaults import base
+from fedjax_bn.run.errors import CheckpointError, WorkdirError
+from fedjax_bn.run.experiment import Experiment, assemble
+from fedjax_bn.run.records import Record
+from fedjax_bn.run.start import make_keys, make_start
+
+
+def read_about(folder: Path) -> Record:
+    """The content of a finished run's config.json.
+
+    Raises:
+      WorkdirError: there is no finished run.
+    """
+    about = workdir.read_json(folder / "config.json", ("config", "data", "form"))
+    if not (folder / "summary.json").exists():
+        raise WorkdirError(
+            f"{folder} holds a run that has not finished: give the command that started it again, "
+            "then evaluate"
+        )
+    return about
+
+
+def configuration(flat: Record) -> ConfigDict:
+    """The configuration that a config.json holds."""
+    config = base()
+    known = {k: tuple(v) if isinstance(v, list) else v for k, v in flat.items()}
+    with config.unlocked():
+        config.update_from_flattened_dict(known)
+    return config
+
+
+def restore(
+    folder: Path, config: ConfigDict, form: Record
+) -> tuple[Experiment, FederatedState, int]:
+    """The run's model and method, the state of its selected round, and that round's number.
+
+    Args:
+      folder: the workdir.
+      config: the run's own, as `configuration` makes it.
+      form: of its samples, as `domain.form_of` makes it.
+
+    Raises:
+      CheckpointError: as `restore_state`.
+      ConfigError, ValueError: the configuration names what is not there.
+    """
+    sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), np.zeros(1, np.int32))
+    domains = [Domain(name, sample, sample, sample) for name in form["clients"]]
+    mean, std = tuple(form["mean"]), tuple(form["std"])
+    internal = Dataset(form["dataset"], form["num_classes"], tuple(domains), mean, std)
+    experiment = assemble(config, internal, ())
+    like = jax.eval_shape(make_start(config, experiment, make_keys(config)))
+    return experiment, *restore_state(folder, like)
+
+
+def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, int]:
+    """The state of a run's selected round, or of its latest where none was selected, and its round.
+
+    Args:
+      folder: the run's workdir.
+      like: a state of the same form, arrays or `jax.ShapeDtypeStruct`.
+
+    Raises:
+      CheckpointError: the folder has no checkpoint, or a damaged one, or one of another model.
+    """
+    for name in ("selected", "latest"):
+        checkpoints = folder / "checkpoints" / name
+        if not checkpoints.is_dir():
+            continue
+        with checkpoint.open_folder(checkpoints, keep=2) as manager:
+            if manager.all_steps():
+                return checkpoint.restore(manager, like), manager.latest_step()
+    raise CheckpointError(f"{folder} holds no checkpoint: give the workdir of a run that has one")

@@ -1,0 +1,62 @@
+"""The record of a round, a line of metrics.jsonl, and the faults that end a run."""
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_bn.extrapolation import check_risks
+from fedjax_bn.run.errors import NotFiniteError, RiskError
+
+Record = dict[str, Any]  # as JSON has it: of a round, a run, an evaluation
+
+
+def round_record(
+    names: list[str], metrics: dict[str, np.ndarray], number: int, seconds: float
+) -> Record:
+    """One line of metrics.jsonl; None for the loss of a client that took no part.
+
+    Args:
+      names: of the K clients.
+      metrics: of the round, as a method's `round` returns them.
+      number: of the round, from 1.
+      seconds: that it took.
+    """
+
+    def by_client(values: np.ndarray) -> Record:
+        numbers = values.tolist()
+        return {
+            name: value if np.isfinite(value) else None
+            for name, value in zip(names, numbers, strict=True)
+        }
+
+    record = {
+        "round": number,
+        "loss": by_client(metrics["loss"]),
+        "weights": by_client(metrics["weights"]),
+        "seconds": seconds,
+    }
+    if not metrics["finite"].all():
+        record["not_finite"] = [n for n, ok in zip(names, metrics["finite"], strict=True) if not ok]
+    return record
+
+
+def require_finite(record: Record) -> None:
+    """Raises NotFiniteError where a client's update of the round is not finite."""
+    if "not_finite" in record:
+        raise NotFiniteError(
+            f"round {record['round']}: the update of {', '.join(record['not_finite'])} is not "
+            "finite; lower optimizer.learning_rate, look at that client's data, or set "
+            "on_nonfinite=drop to leave such clients out of a round's mean"
+        )
+
+
+def require_weights(names: list[str], metrics: dict[str, np.ndarray], number: int) -> None:
+    """Raises RiskError where the weighing rule gave no weights, because a risk does not suit."""
+    if np.isfinite(metrics["weights"]).all():
+        return
+    counts = np.isfinite(metrics["loss"]) & metrics["finite"]
+    try:
+        check_risks(counts, metrics["risk"], names)
+    except ValueError as error:
+        raise RiskError(f"round {number}: {error}") from error
+    raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
