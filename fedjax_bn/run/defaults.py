@@ -98,6 +98,9 @@ def method_keys() -> ConfigDict:
             "fedig": {  # and fediga; FedIG, Tables 1 to 3 and 6
                 "lambda_1": 0.1,  # of CACL
                 "lambda_2": 4.0,  # of CAFL
+                # CAFL over features: sum, as the paper prints it, or mean; empty: sum with
+                # `pretrained` weights, mean without, where the sum diverges or collapses
+                "cafl": "",
                 "mixing": "uniform",  # uniform:low=0:high=1, constant:u=0.5, mixstyle
                 "gates": False,  # BIN's learned alpha in the local pass
             },

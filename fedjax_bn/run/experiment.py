@@ -25,7 +25,13 @@ from fedjax_bn.mapping import group_size
 from fedjax_bn.models import pretrained
 from fedjax_bn.normalization import BatchNorm, normalize_with
 from fedjax_bn.run.config import check, choose
-from fedjax_bn.run.configured_method import METHODS, check_adaptations, local_epochs, method_maker
+from fedjax_bn.run.configured_method import (
+    METHODS,
+    check_adaptations,
+    local_epochs,
+    method_maker,
+    start_notes,
+)
 from fedjax_bn.run.datasets import DATASETS, check_image_size, check_path, divide
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.personalization import check_labelled
@@ -53,7 +59,7 @@ class Experiment(NamedTuple):
       prepare: stored images -> what the model reads.
       augment: `augment(key, images)` of training images, or None.
       adaptations: text -> how unseen clients predict.
-      notes: sentences for the user on the data.
+      notes: sentences for the user on the data and the start.
     """
 
     model: nn.Module
@@ -121,7 +127,7 @@ def assemble(
             text: choose_adaptation(text, model, config.adapt_batch_size)
             for text in config.adaptations
         },
-        notes=notes,
+        notes=notes + start_notes(config),
     )
 
 

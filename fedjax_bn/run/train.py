@@ -20,7 +20,7 @@ from fedjax_bn.extrapolation import check_risks
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, logs, workdir
 from fedjax_bn.run.config import flatten
-from fedjax_bn.run.configured_method import with_method_parts
+from fedjax_bn.run.configured_method import resolved, with_method_parts
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, NotFiniteError, RiskError
 from fedjax_bn.run.evaluator import evaluator
 from fedjax_bn.run.experiment import (
@@ -60,8 +60,10 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
       InterruptedRun: Ctrl-C, after the state was saved.
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
+    config = resolved(config)
     experiment, keys, start = prepare(config)
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
+    about["notes"] = list(experiment.notes)
     about |= workdir.describe_machine()
     workdir.claim(folder, dict(flatten(config)), about)
 

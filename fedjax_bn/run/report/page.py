@@ -61,7 +61,9 @@ def page(folder: Path, summary: Record, summaries: list[Record]) -> str:
         f"{summary['samples_per_second']:,.0f} training samples a second, "
         f"compiled in {summary['compile_seconds']:.3g} s"
     )
-    parts = [f"<p>{html.escape(facts)}</p>", preformatted(tables.comparison(summaries))]
+    notes = read_json(folder / "config.json").get("notes", [])
+    parts = [f"<p>{html.escape(text)}</p>" for text in (facts, *notes)]
+    parts.append(preformatted(tables.comparison(summaries)))
     captions = {
         "methods": "Test accuracy by client",
         "accuracy": "Test accuracy over rounds",
