@@ -25,7 +25,10 @@ Table 8 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client in perce
 The method is FedIG-A; with the adaptation `running` in place of its adapter it is FedIG. Its other
 experiments are keys, see configs/pacs.py.
 
-Small, on a CPU: --config.data.image_size=64 --config.local_steps=10 --config.rounds=3
+Small, on a CPU, from random weights:
+    --config.model=ResNet10:width=16 --config.data.image_size=64 --config.rounds=10
+    --config.local_steps=20 --config.batch_size=32 --config.optimizer.learning_rate=0.03
+    --config.optimizer.momentum=0.9 --config.baselines=fedavg
 """
 
 from ml_collections import ConfigDict

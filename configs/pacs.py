@@ -56,7 +56,10 @@ names no weights to start from, no optimizer and no augmentation: SGD with momen
 DomainBed's are our choice, and the start is what config.pretrained says, here too: at random unless
 it is given. The numbers of its Table 1 are like those that FedIG prints from ImageNet's weights.
 
-Small, on a CPU: --config.data.image_size=64 --config.local_steps=10 --config.rounds=3
+Small, on a CPU, from random weights:
+    --config.model=ResNet10:width=16 --config.data.image_size=64 --config.rounds=10
+    --config.local_steps=20 --config.batch_size=32 --config.optimizer.learning_rate=0.03
+    --config.optimizer.momentum=0.9 --config.baselines=fedavg
 """
 
 import re
