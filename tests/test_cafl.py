@@ -113,10 +113,10 @@ def test_from_random_weights_the_mean_learns_where_the_sum_does_not():
     for cafl in ("sum", "mean"):
         method = fedig(Wide(), optax.sgd(0.01, 0.5), lambda_2=4.0, cafl=cafl)
         state, step = method.init(KEY, variables, 2), jax.jit(method.round)
-        for _ in range(3):
+        for _ in range(2):
             state, metrics = step(state, batches, KEY)
         losses[cafl] = float(metrics["loss"].mean())
-    assert losses["mean"] < 0.6 < 0.9 < losses["sum"]
+    assert losses["mean"] < 0.75 < 0.95 < losses["sum"]
 
 
 def test_a_reading_of_cafl_that_there_is_not_is_refused():

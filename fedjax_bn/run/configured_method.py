@@ -75,7 +75,11 @@ def start_notes(config: ConfigDict) -> tuple[str, ...]:
     cafl, weight = resolved(config).fedig.cafl, f"fedig.lambda_2={config.fedig.lambda_2:g}"
     if config.pretrained:
         start = f"{config.method} starts from {config.pretrained}"
-        why = "as the paper prints it" if cafl == "sum" else "where the paper prints their sum"
+        why = (
+            "as the paper prints it (fedig.cafl=mean where that diverges)"
+            if cafl == "sum"
+            else "where the paper prints their sum"
+        )
     else:
         start = f"{config.method} trains from scratch, because pretrained is empty"
         why = (
