@@ -172,14 +172,24 @@ def test_a_run_says_at_start_in_config_json_and_in_the_report_what_cafl_is(monke
     assert html.escape(note) in (tmp_path / "report.html").read_text()
 
 
+def recipe(name):
+    """The changes of a config that its docstring gives for a CPU."""
+    text = Path(f"configs/{name}.py").read_text().partition("Small, on a CPU")[2]
+    return dict(re.findall(r"--config\.([\w.]+)=(\S+)", text.partition('"""')[0]))
+
+
+@pytest.mark.parametrize("name", ["pacs", "vlcs", "officehome"])
+def test_the_small_recipe_is_spelled_right_and_starts_from_scratch(name):
+    config = read(f"configs/{name}.py", recipe(name).items())
+    assert (config.data.image_size, config.model) == (64, "ResNet10:width=16")
+    assert (config.baselines, resolved(config).fedig.cafl) == (("fedavg",), "mean")
+
+
 @pytest.mark.slow
 def test_the_small_recipe_of_the_pacs_config_learns_from_scratch(shared, tmp_path):
     """One class for everything has 22 % on the clients and at most 21 on sketches."""
-    recipe = Path("configs/pacs.py").read_text().partition("Small, on a CPU")[2]
-    flags = re.findall(r"--config\.(\S+)=(\S+)", recipe.partition('"""')[0])
     changes = {"data.path": str(shared / "data/pacs"), "data.cache": str(tmp_path / "cache")}
-    config = read("configs/pacs.py", (dict(flags) | changes).items())
-    assert (config.method, config.data.image_size, config.pretrained) == ("fediga", 64, "")
+    config = read("configs/pacs.py", (recipe("pacs") | changes).items())
     for one, folder in commands.runs(config, tmp_path / "run"):
         accuracy = train.run(one, folder, say=lambda text: None)["accuracy"]
         assert accuracy["internal"]["mean"] > 32, one.method
