@@ -4,8 +4,11 @@
 
 PATH is laid out as fedjax_bn/data/sets/image_folders.py says; the decoded images take 2.3 GB in the
 folder config.data.cache. The target, one of Art, Clipart, Product and Real World, is the unseen
-client; the others train a ResNet-18, from scratch. The papers start from ImageNet's weights, which
-are fetched once with --config.pretrained=timm/resnet18.tv_in1k, or come from a file.
+client; the others train a ResNet-18. FedIG's starts from ImageNet's weights: name them with
+--config.pretrained=timm/resnet18.tv_in1k, fetched once, or a file of them, and the run is the
+paper's. Without them it starts at random, and CAFL is the mean over features in place of the
+paper's sum, which from random weights diverges or loses the features (docs/results.md); a run says
+so at its start, in config.json and in its report. --config.fedig.cafl=sum or mean insists on one.
 
 Table 8 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client in percent:
 
@@ -22,7 +25,11 @@ Table 8 (40 rounds of 200 steps, 4 runs), accuracy on the unseen client in perce
 The method is FedIG-A; with the adaptation `running` in place of its adapter it is FedIG. Its other
 experiments are keys, see configs/pacs.py.
 
-Small, on a CPU: --config.data.image_size=64 --config.local_steps=10 --config.rounds=3
+Small, on a CPU, from random weights:
+    --config.model=ResNet10:width=16 --config.data.image_size=64 --config.rounds=10
+    --config.local_steps=20 --config.batch_size=32 --config.optimizer.learning_rate=0.03
+    --config.optimizer.momentum=0.9 --config.baselines=fedavg
+(Chosen on PACS, configs/pacs.py; not run on these images.)
 """
 
 from ml_collections import ConfigDict

@@ -32,6 +32,8 @@ from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, all_but_batch_
 from fedjax_bn.task import masked_mean, require_classifier
 
 PyTree = Any
+# (features f[B, ...], mixed features f[B, ...]) -> f[B]: how far apart a sample's two passes are
+Distance = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def fedig(
@@ -40,6 +42,7 @@ def fedig(
     *,
     lambda_1: float = 0.1,
     lambda_2: float = 4.0,
+    cafl: Distance | str = "sum",
     mixing: Mixing | str = "uniform",
     adapter: bool = False,
     adapter_optimizer: optax.GradientTransformation | None = None,
@@ -65,9 +68,11 @@ def fedig(
         `fedjax_bn.models.features` says what its features are.
       optimizer: the local optimizer.
       lambda_1: weight of CACL, at least 0.
-      lambda_2: weight of CAFL, at least 0. 4.0 is for networks that start from ImageNet's weights;
-        from random ones the features may collapse, and 4 / F, which makes CAFL a mean over the F
-        features, does well (docs/results.md).
+      lambda_2: weight of CAFL, at least 0.
+      cafl: how it takes the squared differences of a sample's F features together: "sum", the norm
+        as printed, for a network that starts from ImageNet's weights, or "mean", which is the sum
+        with lambda_2 / F, for one that starts from random ones: there the sum diverges, or the
+        features collapse (docs/results.md). Or `distance(features, mixed) -> f[B]`.
       mixing: `mixing(key)` -> the rule of the second pass, or its text: MixIG with u ~ U(0, 1) by
         default, for others see `mixing.choose_mixing` (Tables 1, 3b and 6).
       adapter: whether the zero-shot adapter is trained.
@@ -78,9 +83,9 @@ def fedig(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: a lambda is negative, the text of `mixing` is wrong, or there are both adapter and
-        gates; at `init`, where the model
-        has no batch norm; at `round`, where its features are not to be found.
+      ValueError: a lambda is negative, the text of `cafl` or `mixing` is wrong, or there are both
+        adapter and gates; at `init`, where the model has no batch norm; at `round`, where its
+        features are not to be found.
     """
     for name, value in (("lambda_1", lambda_1), ("lambda_2", lambda_2)):
         if not value >= 0:
@@ -93,7 +98,7 @@ def fedig(
     if gates:
         optimizer = keep_gates(optimizer)
     rule = gated_statistics if gates else None
-    objective = client_agnostic(learned, lambda_1, lambda_2, mixing, rule)
+    objective = client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
         step = alternate(step, adapter_step(learned, adapter_optimizer or optimizer))
@@ -121,6 +126,8 @@ def client_agnostic(
     lambda_2: float = 4.0,
     mixing: Mixing = mixed_statistics,
     statistics: StatisticsRule | None = None,
+    *,
+    cafl: Distance | str = "sum",
 ) -> Objective:
     """The objective L_CE + lambda_1 L_CACL + lambda_2 L_CAFL (Eq. 2 to 6); arguments of `fedig`.
 
@@ -130,6 +137,7 @@ def client_agnostic(
     """
     if lambda_1 == lambda_2 == 0 and statistics is None:
         return supervised(learned)
+    distance = _choose_distance(cafl) if isinstance(cafl, str) else cafl
 
     def objective(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
@@ -146,12 +154,23 @@ def client_agnostic(
         mixed = forward(
             learned.model, received_statistics, images, statistics=rule, frozen=True, **again
         )
-        gaps = jnp.square(local.features - mixed.features).reshape(len(images), -1).sum(1)
+        gaps = distance(local.features, mixed.features)
         error = learned.task.loss(mixed.outputs, batch["label"], valid)
         value = loss + lambda_1 * error + lambda_2 * masked_mean(gaps, valid)
         return value, (loss, local.moved)
 
     return objective
+
+
+def _choose_distance(name: str) -> Distance:
+    reductions = {"sum": jnp.sum, "mean": jnp.mean}
+    if name not in reductions:
+        raise ValueError(
+            f"fedig: cafl={name!r} must be sum (over features, as printed) or mean, or a function "
+            "(features, mixed) -> f[B]"
+        )
+    reduce = reductions[name]
+    return lambda one, other: reduce(jnp.square(one - other).reshape(len(one), -1), axis=1)
 
 
 def adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:

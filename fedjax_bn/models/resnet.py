@@ -77,8 +77,8 @@ class ResNet(nn.Module):
         self.head = dense(self.num_classes, pooled, param_dtype=self.param_dtype)
 
     @nn.compact
-    def features(self, images: jax.Array) -> jax.Array:
-        """f[B, H, W, C] -> f[B, F], the last map's mean over its pixels."""
+    def maps(self, images: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H / 32, W / 32, F], the last block's output."""
         dtype = self.param_dtype
         x = conv(
             images, self.width, 7, 2, 3, kernel_init=he_fan_out, param_dtype=dtype, name="conv1"
@@ -91,7 +91,11 @@ class ResNet(nn.Module):
                 name = f"layer{stage + 1}_{block}"
                 width = self.width * 2**stage
                 x = ResidualBlock(width, strides, self.bottleneck, dtype, name=name)(x)
-        return x.mean((1, 2))
+        return x
+
+    def features(self, images: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, F], the last map's mean over its pixels."""
+        return self.maps(images).mean((1, 2))
 
     def classify(self, features: jax.Array) -> jax.Array:
         """f[B, F] -> logits f[B, num_classes]."""

@@ -56,6 +56,46 @@ SERVES = {
 }
 
 
+def _group_of(method: str) -> str:
+    return KEYS_OF.get(method, method)
+
+
+def resolved(config: ConfigDict) -> ConfigDict:
+    """The configuration with `fedig.cafl` chosen where it is empty.
+
+    It is the paper's sum with `pretrained` weights, and the mean over features without.
+    """
+    if config.fedig.cafl:
+        return config
+    chosen = config.copy_and_resolve_references()
+    chosen.fedig.cafl = "sum" if config.pretrained else "mean"
+    return chosen
+
+
+def start_notes(config: ConfigDict) -> tuple[str, ...]:
+    """Sentences on how the configured method depends on the weights that it starts from."""
+    if _group_of(config.method) != "fedig" or not config.fedig.lambda_2:
+        return ()
+    cafl, weight = resolved(config).fedig.cafl, f"fedig.lambda_2={config.fedig.lambda_2:g}"
+    if config.pretrained:
+        start = f"{config.method} starts from {config.pretrained}"
+        why = (
+            "as the paper prints it (fedig.cafl=mean where that diverges)"
+            if cafl == "sum"
+            else "where the paper prints their sum"
+        )
+    else:
+        start = f"{config.method} trains from scratch, because pretrained is empty"
+        why = (
+            "because the paper's sum, made for ImageNet's weights, diverges or loses the features "
+            "from random ones; pretrained= gives the paper's"
+            if cafl == "mean"
+            else "which is made for ImageNet's weights and may diverge or lose the features here; "
+            "fedig.cafl=mean does not"
+        )
+    return (f"{start}, with CAFL as the {cafl} over features ({weight} of it), {why}",)
+
+
 def method_maker(
     config: ConfigDict,
 ) -> Callable[[nn.Module, Prepare, Load], FederatedMethod]:
@@ -69,7 +109,7 @@ def method_maker(
       ConfigError: an unknown name, module or argument.
     """
     method, options = choose_method("method", config.method)
-    options |= dict(config.get(KEYS_OF.get(config.method, config.method), {}))
+    options |= dict(resolved(config).get(_group_of(config.method), {}))
     if config.share:
         options["share"] = choose_sharing(config.share)
     if config.weigh:

@@ -186,6 +186,13 @@ METHOD_RANGES = {
 METHOD_KEYS = {
     key: Key(default, meaning, METHOD_RANGES.get(key, ANY))
     for key, (default, meaning) in method_arguments().items()
+} | {
+    "fedig.cafl": Key(
+        "",
+        "CAFL over features: sum, as the paper prints it, or mean; empty: sum with pretrained "
+        "weights, mean without, where the sum diverges or collapses",
+        one_of("", "sum", "mean"),
+    )
 }
 KEYS: dict[str, Key] = RUN | DATA | METHOD_KEYS
 

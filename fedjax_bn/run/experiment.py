@@ -29,6 +29,7 @@ from fedjax_bn.run.configured_method import (
     choose_method,
     local_epochs,
     method_maker,
+    start_notes,
 )
 from fedjax_bn.run.datasets import check_data_keys, check_image_size, configured_clients
 from fedjax_bn.run.errors import ConfigError
@@ -55,7 +56,7 @@ class Experiment(NamedTuple):
       unseen: the domains that train nobody.
       prepare: stored images -> what the model reads.
       adaptations: text -> how unseen clients predict.
-      notes: sentences for the user on the data.
+      notes: sentences for the user on the data and the start.
     """
 
     model: nn.Module
@@ -119,7 +120,7 @@ def assemble(
             text: choose_adaptation(text, model, config.adapt_batch_size)
             for text in config.adaptations
         },
-        notes=notes,
+        notes=notes + start_notes(config),
     )
 
 

@@ -9,9 +9,10 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_bn.data.domain import form_of
-from fedjax_bn.federation import FederatedState
+from fedjax_bn.federation import FederatedState, traffic
 from fedjax_bn.run import checkpoint, logs, workdir
 from fedjax_bn.run.config import flatten
+from fedjax_bn.run.configured_method import resolved
 from fedjax_bn.run.errors import InterruptedRun
 from fedjax_bn.run.evaluate import evaluator
 from fedjax_bn.run.experiment import Experiment
@@ -40,8 +41,10 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
       InterruptedRun: Ctrl-C, after the state was saved.
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
+    config = resolved(config)
     experiment, keys, start = prepare(config)
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
+    about["notes"] = list(experiment.notes)
     about |= workdir.describe_machine()
     workdir.claim(folder, dict(flatten(config)), about)
 
@@ -62,14 +65,16 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
         say(note)
     write_data_plots(folder, experiment.internal, experiment.unseen)
     rounds = open_rounds(config, experiment, keys, state)
+    bytes_sent = traffic(experiment.method, state, rounds.batches)
     say(rounds.note)
+    say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
     began = time.perf_counter()
     round = rounds.compile(state)
     compile_seconds = time.perf_counter() - began
 
     # 5. Train. The summary is written last: it says that the run has finished.
     records = loop(config, experiment, folder, round, state, records)
-    summary = summarize(config, experiment, records, compile_seconds)
+    summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent)
     workdir.write_json(folder / "summary.json", summary)
     return summary
 

@@ -8,7 +8,7 @@ adapter does not touch the main network. Seeds share compiled programs where the
 JAX_COMPILATION_CACHE_DIR=FOLDER.
 
 Differs from the papers: small networks from scratch, fewer rounds and small images. CAFL is the
-mean over features (lambda_2 = 4 / F), because the sum lets features collapse from random weights.
+mean over features, as in every run from random weights, where the sum lets features collapse.
 Published numbers beside the digits are Digits-DG's (TsmoBN, Table E.5), beside PACS FedIG's Table
 5, whose ResNet-18 starts from ImageNet's weights.
 """
@@ -57,7 +57,6 @@ DIGITS_KEYS = {
     "rounds": 25,
     "optimizer.learning_rate": 0.03,
     "optimizer.momentum": 0.9,
-    "fedig.lambda_2": 4 / 64,  # of the mean over the features
     "eval_every": 25,
     "checkpoint_every": 25,
 }
@@ -69,7 +68,6 @@ PACS_KEYS = {
     "batch_size": 32,
     "optimizer.learning_rate": 0.03,
     "optimizer.momentum": 0.9,
-    "fedig.lambda_2": 4 / 256,
     "eval_every": 5,
     "checkpoint_every": 20,
     "data.image_size": 48,

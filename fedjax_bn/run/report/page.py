@@ -68,7 +68,9 @@ def _page(folder: Path, summary: Record, summaries: list[Record]) -> str:
         f"{summary['samples_per_second']:,.0f} training samples a second, "
         f"compiled in {summary['compile_seconds']:.3g} s"
     )
-    parts = [f"<p>{html.escape(facts)}</p>", _preformatted(tables.comparison(summaries))]
+    notes = read_json(folder / "config.json").get("notes", [])
+    parts = [f"<p>{html.escape(text)}</p>" for text in (facts, *notes)]
+    parts.append(_preformatted(tables.comparison(summaries)))
     captions = {
         "methods": "Test accuracy by client",
         "accuracy": "Test accuracy over rounds",

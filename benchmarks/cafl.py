@@ -1,0 +1,182 @@
+"""Which reading of FedIG's CAFL (Eq. 4) trains, from random weights and from trained ones.
+
+    python benchmarks/cafl.py --path PACS [--model ResNet18:width=16] [--warm 10]
+
+FedIG with lambda_1 = 0.1 and lambda_2 = 4 on PACS, one domain left out, SGD with learning rate 0.01
+and momentum 0.5 as in the paper. The readings differ in what the distance of a sample's two passes
+is: the sum or the mean of the squared differences of its features; the sum for features scaled to
+length one; the sum or the mean over the maps before pooling. `--warm` trains so many rounds without
+CAFL first, and all readings go on from there. A row ends where an update is not finite. "features"
+is the standard deviation of the clients' features over images, the mean over features.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_bn.federation import FederatedState, client_variables, global_variables
+from fedjax_bn.methods import fedig
+from fedjax_bn.models.resnet import ResNet
+from fedjax_bn.normalization import batch_statistics, normalize_with
+from fedjax_bn.run.config_file import read
+from fedjax_bn.run.experiment import Experiment, build
+
+CONFIG = Path(__file__).parents[1] / "configs/pacs.py"
+KEY = jax.random.key(0)
+Round = Callable[..., tuple[FederatedState, dict[str, jax.Array]]]
+
+
+class Unpooled(ResNet):
+    """A ResNet whose features are the maps before pooling, so that all readings are at hand."""
+
+    def features(self, images: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H / 32, W / 32, F]."""
+        return self.maps(images)
+
+    def classify(self, features: jax.Array) -> jax.Array:
+        """Maps -> logits f[B, classes]."""
+        return self.head(features.mean((1, 2)))
+
+
+def unit(maps: jax.Array) -> jax.Array:
+    """The pooled features at length one, f[B, F]."""
+    x = maps.mean((1, 2))
+    return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-6)
+
+
+# reading -> distance of the two passes' maps, f[B, H, W, F] each, as f[B]
+READINGS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "none": lambda a, b: jnp.zeros(len(a)),
+    "sum": lambda a, b: jnp.square((a - b).mean((1, 2))).sum(-1),
+    "mean": lambda a, b: jnp.square((a - b).mean((1, 2))).mean(-1),
+    "unit": lambda a, b: jnp.square(unit(a) - unit(b)).sum(-1),
+    "map_sum": lambda a, b: jnp.square(a - b).sum((1, 2, 3)),
+    "map_mean": lambda a, b: jnp.square(a - b).mean((1, 2, 3)),
+}
+
+
+def main() -> None:
+    """Trains with every reading and prints a row for each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--path", required=True)
+    parser.add_argument("--model", default="ResNet18:width=16")
+    parser.add_argument("--target", default="sketch")
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm", type=int, default=0, help="rounds without CAFL first")
+    parser.add_argument("--only", default=",".join(READINGS), help="readings, comma-separated")
+    options = parser.parse_args()
+    changes = [("data.path", options.path), ("data.image_size", str(options.size))]
+    changes += [("model", options.model), ("target", options.target)]
+    experiment = build(read(str(CONFIG), changes))
+    draw = partial(sample, experiment, options.steps, options.batch)
+    step, state = compiled(experiment, draw(0))
+    state, losses = train(step, state, draw, options.warm, "none")
+    score = scorer(experiment)
+    print(json.dumps({"start": "trained" if losses else "random", "loss": losses}), flush=True)
+    for reading in options.only.split(","):
+        trained, losses = train(step, state, draw, options.rounds, reading)
+        print(json.dumps({"reading": reading, "loss": losses, **score(trained)}), flush=True)
+
+
+def sample(experiment: Experiment, steps: int, batch: int, number: int) -> dict[str, Any]:
+    """The batches of one round, the same for every reading."""
+    random = np.random.default_rng(number)
+    splits = [domain.train for domain in experiment.internal.domains]
+    chosen = [random.integers(len(split.labels), size=(steps, batch)) for split in splits]
+    return {
+        "image": np.stack(
+            [
+                s.images[c.ravel()].reshape(*c.shape, *s.images.shape[1:])
+                for s, c in zip(splits, chosen, strict=True)
+            ]
+        ),
+        "label": np.stack([s.labels[c] for s, c in zip(splits, chosen, strict=True)]),
+        "valid": np.ones((len(splits), steps, batch), bool),
+    }
+
+
+def compiled(experiment: Experiment, batches: dict[str, Any]) -> tuple[Round, FederatedState]:
+    """One program for the round with any reading, and the state before the first."""
+    model = Unpooled(**{name: getattr(experiment.model, name) for name in ResNet.__annotations__})
+
+    def method(chosen: jax.Array) -> Any:
+        def distance(a: jax.Array, b: jax.Array) -> jax.Array:
+            return jnp.stack([read(a, b) for read in READINGS.values()])[chosen]
+
+        return fedig(model, optax.sgd(0.01, 0.5), cafl=distance, prepare=experiment.prepare)
+
+    @jax.jit
+    def step(
+        state: FederatedState, batches: dict[str, jax.Array], chosen: jax.Array
+    ) -> tuple[FederatedState, dict[str, jax.Array]]:
+        return method(chosen).round(state, batches, KEY)
+
+    image = experiment.prepare(jnp.asarray(batches["image"][0, 0, :2]), jnp.float32)
+    variables = jax.jit(model.init)(KEY, image)
+    return step, method(jnp.int32(0)).init(KEY, variables, len(batches["image"]))
+
+
+def train(
+    step: Round, state: FederatedState, draw: Callable, rounds: int, reading: str
+) -> tuple[FederatedState, list[float]]:
+    """The state after so many rounds, or where an update is not finite; the mean loss of each."""
+    losses = []
+    for number in range(int(state.round), int(state.round) + rounds):
+        state, metrics = step(state, draw(number), list(READINGS).index(reading))
+        losses.append(round(float(metrics["loss"].mean()), 3))
+        if not metrics["finite"].all():
+            break
+    return state, losses
+
+
+def scorer(experiment: Experiment) -> Callable[[FederatedState], dict[str, float]]:
+    """Returns `score(state)`: percent right on the clients' validation and on 1,000 unseen images.
+
+    With running statistics, a client's own and the averaged ones; "batch" is the clients' percent
+    with the statistics of batches of 100, which shows whether running ones lag behind.
+    """
+    model = experiment.model
+
+    @jax.jit
+    def infer(variables: Any, images: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        features = model.apply(variables, images, method=model.features)
+        with normalize_with(batch_statistics):
+            fresh = model.apply(variables, images)
+        logits = model.apply(variables, features, method=model.classify)
+        return features, logits.argmax(-1), fresh.argmax(-1)
+
+    def test(variables: Any, split: Any) -> tuple[float, float, float]:
+        order = np.random.default_rng(0).permutation(len(split.labels))[:1000]
+        images = experiment.prepare(jnp.asarray(split.images[order]), jnp.float32)
+        parts = [infer(variables, images[i : i + 100]) for i in range(0, len(order), 100)]
+        features, *answers = (np.concatenate(part) for part in zip(*parts, strict=True))
+        running, batch = (100 * (given == split.labels[order]).mean() for given in answers)
+        return running, batch, features.std(0).mean()
+
+    def score(state: FederatedState) -> dict[str, float]:
+        own = client_variables(state)
+        tested = [
+            test(jax.tree.map(lambda leaf, k=k: leaf[k], own), domain.validation)
+            for k, domain in enumerate(experiment.internal.domains)
+        ]
+        names = ("clients", "batch", "features")
+        row = dict(zip(names, np.mean(tested, 0), strict=True))
+        row["unseen"] = test(global_variables(state), experiment.unseen[0].test)[0]
+        return {name: round(float(value), 2) for name, value in row.items()}
+
+    return score
+
+
+if __name__ == "__main__":
+    main()

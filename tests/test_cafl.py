@@ -1,0 +1,196 @@
+"""How FedIG's CAFL reduces over features: the paper's sum, or the mean from random weights."""
+
+import html
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import runs
+from fedjax_bn.client import Received
+from fedjax_bn.methods import fedig
+from fedjax_bn.methods.fedig import client_agnostic
+from fedjax_bn.methods.learning import learning
+from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.run import commands, train
+from fedjax_bn.run.config_file import read
+from fedjax_bn.run.configured_method import resolved, start_notes
+from fedjax_bn.run.report import write_report
+
+KEY = jax.random.key(0)
+
+
+class Pair(nn.Module):
+    """One spatial batch norm, and five features before the classifier."""
+
+    num_classes: int = 3
+
+    @nn.compact
+    def __call__(self, images):
+        x = nn.Conv(5, (3, 3), param_dtype=images.dtype)(images)
+        x = BatchNorm(param_dtype=images.dtype)(x)
+        return nn.Dense(self.num_classes, param_dtype=images.dtype)(nn.relu(x).mean((1, 2)))
+
+
+def squares(features, mixed):
+    return jnp.square(features - mixed).sum(1)
+
+
+def largest(features, mixed):
+    assert features.shape == mixed.shape == (4, 5)
+    return jnp.abs(features - mixed).max(1)
+
+
+@cache
+def values():
+    """The objective by (lambda_2, cafl) on one batch in float64, one of its samples padding."""
+    rng = np.random.default_rng(0)
+    batch = {
+        "image": jnp.asarray(rng.normal(size=(4, 6, 6, 2))),
+        "label": jnp.asarray([0, 1, 2, 0]),
+        "valid": jnp.asarray([True, True, True, False]),
+    }
+    cases = [(0.0, "sum"), (4.0, "sum"), (4.0, "mean"), (0.8, "sum")]
+    cases += [(4.0, squares), (4.0, largest)]
+
+    @jax.jit
+    def compute():
+        variables = Pair().init(KEY, batch["image"])
+        received = Received({}, {}, server=variables["batch_stats"])
+
+        def value(lambda_2, cafl):
+            objective = client_agnostic(learning(Pair())[0], 0.1, lambda_2, cafl=cafl)
+            return objective(variables, batch, received, KEY)[0]
+
+        return [value(*case) for case in cases]
+
+    return dict(zip(cases, map(float, compute()), strict=True))
+
+
+def test_the_mean_is_the_sum_over_the_number_of_features(x64):
+    found = values()
+    assert found[4.0, "sum"] > found[0.0, "sum"] + 0.01
+    np.testing.assert_allclose(found[4.0, "mean"], found[0.8, "sum"], rtol=1e-12)
+
+
+def test_cafl_may_be_a_function_of_both_passes_features(x64):
+    found = values()
+    np.testing.assert_allclose(found[4.0, squares], found[4.0, "sum"], rtol=1e-12)
+    assert abs(found[4.0, largest] - found[4.0, "sum"]) > 1e-3
+
+
+class Wide(nn.Module):
+    """Two spatial batch norms and 256 features, half as many as a ResNet-18's."""
+
+    @nn.compact
+    def __call__(self, images):
+        x = nn.relu(BatchNorm()(nn.Conv(8, (3, 3), (2, 2))(images)))
+        x = nn.relu(BatchNorm()(nn.Conv(256, (3, 3), (2, 2))(x)))
+        return nn.Dense(3)(x.mean((1, 2)))
+
+
+def colours():
+    """Two clients, the second of twice the contrast; the brightest colour is the class."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=(2, 8, 16)).astype(np.int32)
+    images = rng.normal(size=(2, 8, 16, 8, 8, 3)).astype(np.float32)
+    images += np.float32(1.5) * np.eye(3, dtype=np.float32)[labels][:, :, :, None, None, :]
+    images[1] *= 2
+    return {"image": images, "label": labels, "valid": np.ones(labels.shape, bool)}
+
+
+def test_from_random_weights_the_mean_learns_where_the_sum_does_not():
+    """With the paper's optimizer and lambda_2; three classes have a loss of log 3 = 1.099."""
+    batches, losses = colours(), {}
+    variables = Wide().init(KEY, batches["image"][0, 0])
+    for cafl in ("sum", "mean"):
+        method = fedig(Wide(), optax.sgd(0.01, 0.5), lambda_2=4.0, cafl=cafl)
+        state, step = method.init(KEY, variables, 2), jax.jit(method.round)
+        for _ in range(2):
+            state, metrics = step(state, batches, KEY)
+        losses[cafl] = float(metrics["loss"].mean())
+    assert losses["mean"] < 0.75 < 0.95 < losses["sum"]
+
+
+def test_a_reading_of_cafl_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match=r"cafl='average' must be sum .* or mean"):
+        fedig(Pair(), optax.sgd(0.1), cafl="average")
+
+
+@pytest.mark.parametrize("name", ["pacs", "vlcs", "officehome", "pacs_30_clients"])
+@pytest.mark.parametrize(("pretrained", "cafl"), [("", "mean"), ("weights.safetensors", "sum")])
+def test_the_paper_s_sum_is_for_pretrained_weights(name, pretrained, cafl):
+    config = read(f"configs/{name}.py", [("pretrained", pretrained)])
+    assert config.fedig.cafl == ""
+    assert resolved(config).fedig.cafl == cafl
+    assert resolved(config).fedig.lambda_2 == 4.0
+
+
+def test_a_chosen_reading_is_kept():
+    for cafl, pretrained in (("sum", ""), ("mean", "weights.safetensors")):
+        changes = [("fedig.cafl", cafl), ("pretrained", pretrained)]
+        assert resolved(read("configs/pacs.py", changes)).fedig.cafl == cafl
+
+
+def note_of(**changes):
+    """The one sentence on the start."""
+    (note,) = start_notes(runs.config(**{"method": "fediga"} | changes))
+    return note
+
+
+def test_a_start_note_says_what_cafl_is_and_why():
+    assert "from scratch" in note_of()
+    assert "mean over features (fedig.lambda_2=4" in note_of()
+    assert "because the paper's sum" in note_of()
+    assert "may diverge" in note_of(fedig__cafl="sum")
+    assert "sum over features (fedig.lambda_2=4 of it), as the paper" in note_of(pretrained="w")
+    assert "where the paper prints their sum" in note_of(pretrained="w", fedig__cafl="mean")
+
+
+def test_only_a_method_with_cafl_has_a_start_note():
+    assert start_notes(runs.config(method="fedbn")) == ()
+    assert start_notes(runs.config(method="fedig", fedig__lambda_2=0.0)) == ()
+
+
+def test_a_run_says_at_start_in_config_json_and_in_the_report_what_cafl_is(monkeypatch, tmp_path):
+    runs.install(monkeypatch)
+    said, config = [], runs.config(method="fedig", rounds=1)
+    train.run(config, tmp_path, say=said.append)
+    write_report(tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    assert about["config"]["fedig.cafl"] == "mean"
+    (note,) = (text for text in said if "CAFL" in text)
+    assert note == note_of(method="fedig")
+    assert note in about["notes"]
+    assert html.escape(note) in (tmp_path / "report.html").read_text()
+
+
+def recipe(name):
+    """The changes of a config that its docstring gives for a CPU."""
+    text = Path(f"configs/{name}.py").read_text().partition("Small, on a CPU")[2]
+    return dict(re.findall(r"--config\.([\w.]+)=(\S+)", text.partition('"""')[0]))
+
+
+@pytest.mark.parametrize("name", ["pacs", "vlcs", "officehome"])
+def test_the_small_recipe_is_spelled_right_and_starts_from_scratch(name):
+    config = read(f"configs/{name}.py", recipe(name).items())
+    assert (config.data.image_size, config.model) == (64, "ResNet10:width=16")
+    assert (config.baselines, resolved(config).fedig.cafl) == (("fedavg",), "mean")
+
+
+@pytest.mark.slow
+def test_the_small_recipe_of_the_pacs_config_learns_from_scratch(shared, tmp_path):
+    """One class for everything has 22 % on the clients and at most 21 on sketches."""
+    changes = {"data.path": str(shared / "data/pacs"), "data.cache": str(tmp_path / "cache")}
+    config = read("configs/pacs.py", (recipe("pacs") | changes).items())
+    for one, folder in commands.runs(config, tmp_path / "run"):
+        accuracy = train.run(one, folder, say=lambda text: None)["accuracy"]
+        assert accuracy["internal"]["mean"] > 32, one.method
+        assert max(accuracy["unseen"]["sketch"].values()) > 22, one.method
