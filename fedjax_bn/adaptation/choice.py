@@ -95,7 +95,7 @@ def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
         for change in changes:
             key, _, spelled = change.partition("=")
             others = tuple(other for other in changes if other != change)
-            value = "without affine" if key == "affine" else literal(spelled)
+            value = "without affine" if key == "affine" else _literal(spelled)
             found.setdefault((name, key, others), {})[value] = text
     return {
         (name, key): values
@@ -104,7 +104,7 @@ def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
     }
 
 
-def literal(spelled: str) -> Any:
+def _literal(spelled: str) -> Any:
     """The number that a text spells, or the text."""
     try:
         return ast.literal_eval(spelled)
