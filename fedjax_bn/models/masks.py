@@ -7,7 +7,7 @@ through which all methods and adaptations pass, applies them wherever the variab
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -42,11 +42,15 @@ def multiply(masks: Masks) -> AbstractContextManager:
       masks: name -> f[C]; that of the features is applied by `features_method`.
     """
 
+    inside = {name: mask for name, mask in masks.items() if name != FEATURES}
+    if not inside:
+        return nullcontext()
+
     def masked(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         output = function(*args, **kwargs)
         name = "/".join(call.path)
-        is_output = call.method == "__call__" and name != FEATURES and name in masks
-        return times(output, masks[name]) if is_output else output
+        is_output = call.method == "__call__" and name in inside
+        return times(output, inside[name]) if is_output else output
 
     return intercepting(masked)
 
