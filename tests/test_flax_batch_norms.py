@@ -21,6 +21,7 @@ from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import batch_instance, batch_statistics
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.flax_nnx import set_value
+from fedjax_bn.normalization.tsmobn import tracked_statistics, update
 from fedjax_bn.sharing import all_but_batch_norm, all_but_statistics
 
 KEY = jax.random.key(3)
@@ -98,6 +99,58 @@ def by_flax(name, variables, images):
         for norm in ("first", "last")
     }
     return outputs, {"batch_stats": moved}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", nets.THEIRS)
+def test_alphas_are_recorded_as_with_our_batch_norm(name):
+    images = nets.images_of(3)
+    variables = prepared("zero_shot_adapter", images)
+    ours, theirs = (
+        adaptation.record_alphas(nets.MODELS[model])(variables, images) for model in ("ours", name)
+    )
+    assert ours["first"].shape == (3,)
+    assert_close(theirs, ours, rtol=1e-12)
+
+
+class Scanned(nnx.Module):
+    """Two batch norms in one loop, and one that is called twice."""
+
+    def __init__(self, rngs):
+        @nnx.split_rngs(splits=2)
+        @nnx.vmap
+        def make(rngs):
+            return nnx.BatchNorm(3, rngs=rngs)
+
+        self.loop, self.twice = make(rngs), nnx.BatchNorm(3, rngs=rngs)
+        self.again = self.twice
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        def body(x, layer):
+            return layer(x)
+
+        return nnx.remat(lambda layer, x: layer(x))(self.again, self.twice(body(x, self.loop)))
+
+
+def test_rules_reach_batch_norms_inside_the_transformations_of_nnx():
+    x = nets.images_of(4)[:, 0, 0].astype(jnp.float32)
+    model = from_nnx(Scanned(nnx.Rngs(0)))
+    rule = tracked_statistics(0.5)
+    moved = forward(model, model.init(KEY, x), x, statistics=rule, move=True).moved["batch_stats"]
+    once = jnp.zeros(3), jnp.ones(3)
+    loop, y = [], x
+    for pair in (once, once):
+        loop.append(update(pair, y, 0.5))
+        y = (y - loop[-1][0]) / jnp.sqrt(loop[-1][1] + 1e-5)
+    twice = update(once, y, 0.5)
+    twice = update(twice, (y - twice[0]) / jnp.sqrt(twice[1] + 1e-5), 0.5)
+    for i, name in enumerate(("mean", "var")):
+        np.testing.assert_allclose(
+            moved["loop"][name], jnp.stack([pair[i] for pair in loop]), 1e-4, 1e-5
+        )
+        # a module that two names share goes by the first of them
+        np.testing.assert_allclose(moved["again"][name], twice[i], 1e-4, 1e-5)
 
 
 @pytest.mark.usefixtures("x64")
@@ -236,6 +289,28 @@ def test_options_that_rules_do_not_know_are_refused(model, said):
     variables = model.init(KEY, x)
     with pytest.raises(ValueError, match=said):
         forward(model, variables, x, statistics=batch_statistics)
+
+
+class Uncalled(nnx.Module):
+    """Running statistics behind another method than `__call__`."""
+
+    def __init__(self):
+        self.mean = nnx.BatchStat(jnp.zeros(3))
+
+
+class Calling(nnx.Module):
+    """It calls that method."""
+
+    def __init__(self):
+        self.mine = Uncalled()
+
+    def __call__(self, x):
+        return x - self.mine.mean[...]
+
+
+def test_statistics_of_nnx_that_no_call_shows_are_refused():
+    with pytest.raises(ValueError, match="'mine' has running statistics and no __call__"):
+        from_nnx(Calling())
 
 
 def test_a_bare_nnx_module_and_a_class_are_refused_with_the_remedy():

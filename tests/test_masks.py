@@ -103,8 +103,8 @@ def test_a_size_that_kernels_do_not_tell_needs_images():
 
     model, images = Ring(), jnp.zeros((2, 4))
     variables = model.init(KEY, images)
-    for names in (("features",), ("first",)):
-        with pytest.raises(ValueError, match=r"not found without images: .*masks\.with_masks"):
+    for names in (("features",), ("nothing",)):
+        with pytest.raises(ValueError, match=r"the parameters tell: .*masks\.with_masks"):
             masks.with_masks(model, variables, names)
     both = masks.with_masks(model, variables, ("features", "first"), images)["mask"]
     assert {name: mask.shape for name, mask in both.items()} == {"features": (6,), "first": (6,)}
@@ -154,6 +154,7 @@ def test_several_masks_act_at_once():
     model, variables, images = start(9)
     names = ("features", "conv1", "norm2")
     several = masks.with_masks(model, variables, names, images)["mask"]
+    assert_equal(masks.with_masks(model, variables, names)["mask"], several)  # sizes by parameters
     assert {name: mask.shape for name, mask in several.items()} == {
         "features": (6,),
         "conv1": (4,),

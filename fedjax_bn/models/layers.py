@@ -22,7 +22,7 @@ he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 he_fan_in = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
-def fan_in_uniform_bias(fan_in: int) -> Initializer:
+def _fan_in_uniform_bias(fan_in: int) -> Initializer:
     """PyTorch's default bias, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), for `fan_in` inputs a unit."""
     bound = fan_in**-0.5
 
@@ -71,7 +71,7 @@ def conv(
         ((padding, padding), (padding, padding)),
         use_bias=use_bias,
         kernel_init=kernel_init,
-        bias_init=fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
+        bias_init=_fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
         param_dtype=param_dtype,
         conv_general_dilated_cls=lambda: cpu.convolve,
         name=name,
@@ -86,7 +86,7 @@ def dense(
     return nn.Dense(
         features,
         kernel_init=fan_in_uniform,
-        bias_init=fan_in_uniform_bias(fan_in),
+        bias_init=_fan_in_uniform_bias(fan_in),
         param_dtype=param_dtype,
         name=name,
     )

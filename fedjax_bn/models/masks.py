@@ -7,7 +7,7 @@ through which all methods and adaptations pass, applies them wherever the variab
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -39,11 +39,15 @@ def multiply(masks: Masks) -> AbstractContextManager:
       masks: name -> f[C]; that of the features is applied by `features_method`.
     """
 
+    inside = {name: mask for name, mask in masks.items() if name != FEATURES}
+    if not inside:
+        return nullcontext()
+
     def masked(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         output = function(*args, **kwargs)
         name = "/".join(call.path)
-        is_output = call.method == "__call__" and name != FEATURES and name in masks
-        return times(output, masks[name]) if is_output else output
+        is_output = call.method == "__call__" and name in inside
+        return times(output, inside[name]) if is_output else output
 
     return intercepting(masked)
 
@@ -60,31 +64,28 @@ def with_masks(
       model: a linen module, or what `from_nnx` makes.
       variables: its collections, arrays or `jax.ShapeDtypeStruct`.
       names: "features", or paths of modules.
-      images: f[B, ...] as the model reads them, of which only the shape counts. Without them the
-        number of features is read from the kernels: it is the inputs of the dense layer in
-        `classify`, or of the only dense layer whose outputs no other one reads.
+      images: f[B, ...] as the model reads them, of which only the shape counts. Without them
+        sizes are read from parameters: that of a layer from its own kernel, scale or bias, that of
+        the features from the dense layer in `classify`, or else from the only dense layer whose
+        outputs no other one reads. A size that is wrong is an error where the mask is applied.
 
     Raises:
       ValueError: there is no intermediate of such a name, or its size cannot be found.
     """
     plain, old = take(variables)
     wanted = [name for name in names if name not in old]
-    if images is not None:
-        found = channels(model, plain, images)
-    else:
-        found = {FEATURES: _features_by_kernels(model, plain)} if FEATURES in wanted else {}
+    found = _sizes_by_parameters(model, plain) if images is None else channels(model, plain, images)
     for name in wanted:
-        if images is None and found.get(name) is None:
-            raise ValueError(
-                f"the number of channels of {name!r} in {type(model).__name__} is not found "
-                "without images: give variables to which fedjax_bn.models.masks.with_masks(model, "
-                "variables, names, images=images) has added the masks"
-            )
-        if name not in found:
-            raise ValueError(
-                f"{type(model).__name__} has no intermediate {name!r} to mask; valid are "
-                f"{', '.join(sorted(found))}"
-            )
+        if found.get(name) is None:
+            known = ", ".join(sorted(key for key, size in found.items() if size is not None))
+            said = f"{type(model).__name__} has no intermediate {name!r} to mask; valid are {known}"
+            if images is None:
+                said += (
+                    ", whose sizes the parameters tell: for another give variables to which "
+                    "fedjax_bn.models.masks.with_masks(model, variables, names, images=images) has "
+                    "added the masks"
+                )
+            raise ValueError(said)
     dtype = jax.tree.leaves(plain["params"])[0].dtype
     return {**plain, COLLECTION: {name: jnp.ones(found[name], dtype) for name in wanted} | old}
 
@@ -115,6 +116,16 @@ def channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, i
         lambda variables, images: model.apply(variables, images, method=method), variables, images
     )
     return found | {FEATURES: features.shape[-1]}
+
+
+def _sizes_by_parameters(model: Any, variables: Variables) -> dict[str, int | None]:
+    """Name -> outputs of every layer that owns a kernel, a scale or a bias, and the features."""
+    found: dict[str, int | None] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
+        *module, name = path_names(path)
+        if name in ("kernel", "scale", "bias"):
+            found["/".join(module)] = leaf.shape[-1]
+    return found | {FEATURES: _features_by_kernels(model, variables)}
 
 
 def _features_by_kernels(model: Any, variables: Variables) -> int | None:

@@ -106,14 +106,21 @@ def from_nnx(net: nnx.Module) -> NnxModel:
       net: images f[B, ...] -> outputs, with its weights; it is copied.
 
     Raises:
-      ValueError: it is no nnx module, or one of its modules has running statistics and is not
-        called, so that no statistics rule could reach them.
+      ValueError: it is no nnx module, or one of its modules has running statistics and no
+        `__call__`, so that no statistics rule could reach them.
     """
     if not isinstance(net, nnx.Module):
         raise ValueError(
             f"from_nnx takes an nnx.Module with its weights, such as Net(rngs=nnx.Rngs(0)), "
             f"but got {net!r:.80}"
         )
+    for path, module in nnx.iter_graph(net):
+        uncalled = isinstance(module, nnx.Module) and not callable(module)
+        if uncalled and any(isinstance(leaf, nnx.BatchStat) for leaf in vars(module).values()):
+            raise ValueError(
+                f"the module {'/'.join(map(str, path))!r} has running statistics and no __call__, "
+                "so that no statistics rule reaches them: use flax.nnx.BatchNorm there"
+            )
     return NnxModel(nnx.merge(*_split(net)))
 
 

@@ -7,7 +7,7 @@ from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, is_spatial
 
 
-def soft_shrinkage(x: jax.Array, threshold: jax.Array) -> jax.Array:
+def _soft_shrinkage(x: jax.Array, threshold: jax.Array) -> jax.Array:
     """sign(x) max(|x| - threshold, 0), elementwise."""
     return jnp.sign(x) * jnp.maximum(jnp.abs(x) - threshold, 0)
 
@@ -33,8 +33,8 @@ def instance_aware_statistics(strength: float = 4.0) -> StatisticsRule:
         own_var = own_var * (n / (n - 1))
         mean, var = mean.astype(own_mean.dtype), var.astype(own_var.dtype)
         floor = var + layer.epsilon
-        mean = mean + soft_shrinkage(own_mean - mean, strength * jnp.sqrt(floor / n))
-        var = var + soft_shrinkage(own_var - var, strength * floor * (2 / (n - 1)) ** 0.5)
+        mean = mean + _soft_shrinkage(own_mean - mean, strength * jnp.sqrt(floor / n))
+        var = var + _soft_shrinkage(own_var - var, strength * floor * (2 / (n - 1)) ** 0.5)
         return Statistics(positioned(mean, x), positioned(jnp.maximum(var, 0), x))
 
     return rule

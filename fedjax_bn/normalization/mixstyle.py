@@ -40,7 +40,7 @@ def mixstyle_statistics(
         own_mean, own_var = instance_moments(x)
         own = jax.lax.stop_gradient((own_mean, deviation(own_var, layer.epsilon)))
         keys = jax.random.split(key_for(layer, key), 3)
-        other = partners(keys[0], x.shape[0], valid)
+        other = _partners(keys[0], x.shape[0], valid)
         shape = (x.shape[0], 1)
         weight = jax.random.beta(keys[1], concentration, concentration, shape, own_mean.dtype)
         weight = jnp.where(jax.random.bernoulli(keys[2], probability), weight, 1)
@@ -57,7 +57,7 @@ def mixstyle_statistics(
     return rule
 
 
-def partners(key: jax.Array, size: int, valid: jax.Array | None) -> jax.Array:
+def _partners(key: jax.Array, size: int, valid: jax.Array | None) -> jax.Array:
     """Another sample for each, i32[size], by a permutation; itself where that one is padding."""
     other = jax.random.permutation(key, size)
     return other if valid is None else jnp.where(valid[other], other, jnp.arange(size))
