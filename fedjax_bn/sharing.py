@@ -33,12 +33,12 @@ def all_but_batch_norm(variables: Variables) -> PyTree:
     Raises:
       ValueError: the model has no batch norm, so that the rule would silently share everything.
     """
-    layers = batch_norm_layers(variables)
+    layers = _require_batch_norm(variables)
 
     def shared(path: tuple, leaf: Any) -> bool:
         del leaf
         collection, *module, _ = path
-        return collection.key != STATISTICS and _names(module) not in layers
+        return collection.key != STATISTICS and path_names(module) not in layers
 
     return jax.tree_util.tree_map_with_path(shared, variables)
 
@@ -49,23 +49,32 @@ def all_but_statistics(variables: Variables) -> PyTree:
     Raises:
       ValueError: the model has no batch norm.
     """
-    batch_norm_layers(variables)
+    _require_batch_norm(variables)
     return jax.tree_util.tree_map_with_path(lambda path, leaf: path[0].key != STATISTICS, variables)
 
 
-def batch_norm_layers(variables: Variables) -> frozenset[tuple[str, ...]]:
-    """Module paths of all batch norms, such as `("layer1_0", "norm1")`.
+def batch_norm_paths(variables: Variables) -> frozenset[tuple[str, ...]]:
+    """The paths of the modules that own running statistics, such as `("layer1_0", "norm1")`.
 
-    Raises:
-      ValueError: there is none.
+    None for a model without batch norm.
     """
     leaves = jax.tree_util.tree_leaves_with_path(variables.get(STATISTICS, {}))
-    layers = frozenset(_names(path[:-1]) for path, _ in leaves)
+    return frozenset(path_names(path[:-1]) for path, _ in leaves)
+
+
+def path_names(path: tuple[Any, ...] | list[Any]) -> tuple[str, ...]:
+    """The names along a leaf's path in a tree of dicts."""
+    return tuple(str(getattr(entry, "key", entry)) for entry in path)
+
+
+def _require_batch_norm(variables: Variables) -> frozenset[tuple[str, ...]]:
+    """The paths of all batch norms; ValueError where there is none."""
+    layers = batch_norm_paths(variables)
     if not layers:
         raise ValueError(
             "this sharing rule keeps batch norm local, but the model has no batch norm "
             f"(no '{STATISTICS}' among its collections {sorted(variables)}): build the model with "
-            "fedjax_bn.normalization.BatchNorm, or use share=everything"
+            "fedjax_bn.normalization.BatchNorm or flax's own, or use share=everything"
         )
     return layers
 
@@ -102,7 +111,7 @@ def describe(variables: Variables, mask: PyTree) -> str:
     for (path, leaf), shared in zip(
         jax.tree_util.tree_leaves_with_path(variables), keep, strict=True
     ):
-        collection, *module, name = _names(path)
+        collection, *module, name = path_names(path)
         row = rows.setdefault((shared, "/".join(module) or ".", collection), [])
         row.append((name, leaf.size, leaf.size * leaf.dtype.itemsize))
     lines = []
@@ -116,10 +125,6 @@ def describe(variables: Variables, mask: PyTree) -> str:
             values, size = (sum(entry[i] for entry in row) for i in (1, 2))
             lines.append(f"  {module:<28} {collection:<12} {names:<14} {values:>12,} {size:>14,} B")
     return "\n".join(lines)
-
-
-def _names(path: tuple | list) -> tuple[str, ...]:
-    return tuple(str(getattr(entry, "key", entry)) for entry in path)
 
 
 def _is_none(leaf: Any) -> bool:

@@ -80,7 +80,7 @@ def test_fedbn_keeps_all_batch_norms_of_deep_networks(make, count):
     mask = sharing.all_but_batch_norm(variables)
     kept = paths(variables, mask, False)
     assert len(kept) == 4 * count
-    assert len(sharing.batch_norm_layers(variables)) == count
+    assert len(sharing.batch_norm_paths(variables)) == count
     assert all(
         shared == ("kernel" in path or "head" in path)
         for path, shared in ((p, True) for p in paths(variables, mask, True))

@@ -10,8 +10,7 @@ from fedjax_bn.models.cpu import in_cache
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import take
 from fedjax_bn.normalization import StatisticsRule, batch_statistics
-from fedjax_bn.normalization.layer import batch_norm_paths, path_names
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import Variables, batch_norm_paths, path_names
 
 PyTree = Any
 

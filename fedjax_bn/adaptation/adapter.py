@@ -8,8 +8,8 @@ import jax
 from fedjax_bn.adaptation.adaptation import Adaptation, predict_each
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.adapter import COLLECTION, Adapter, adapted_statistics
-from fedjax_bn.normalization.layer import RECORDED, path_names
-from fedjax_bn.sharing import Variables
+from fedjax_bn.normalization.layer import RECORDED
+from fedjax_bn.sharing import Variables, path_names
 
 
 def zero_shot_adapter(model: Any) -> Adaptation:

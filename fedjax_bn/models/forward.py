@@ -13,8 +13,8 @@ from fedjax_bn.models import masks
 from fedjax_bn.models.features import FeaturesOf, features_method
 from fedjax_bn.normalization import StatisticsRule, normalize_with
 from fedjax_bn.normalization.calls import SERVED, takes_train
-from fedjax_bn.normalization.layer import RECORDED, batch_norm_paths
-from fedjax_bn.sharing import STATISTICS, Variables
+from fedjax_bn.normalization.layer import RECORDED
+from fedjax_bn.sharing import STATISTICS, Variables, batch_norm_paths
 
 PyTree = Any
 

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from fedjax_bn.models.features import features_method, shows_features, times
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, shapes_of
-from fedjax_bn.normalization.layer import path_names
-from fedjax_bn.sharing import SharingRule, Variables
+from fedjax_bn.sharing import SharingRule, Variables, path_names
 
 PyTree = Any
 Masks = Mapping[str, jax.Array]

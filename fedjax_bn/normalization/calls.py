@@ -104,7 +104,7 @@ def normalize_with(
       statistics: the rule; None for the batch's own statistics in a pass that may move the running
         ones, else these.
       valid: bool[B], the samples that count; None for all.
-      owners: paths of the modules that own running statistics, see `layer.batch_norm_paths`; one of
+      owners: paths of the modules that own running statistics (`sharing.batch_norm_paths`); one of
         them that is not served is refused.
 
     Raises:

@@ -9,7 +9,7 @@ it (a rule that does neither may return a plain pair). So one rule serves our `B
 
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -157,14 +157,3 @@ def key_for(layer: Layer, key: jax.Array) -> jax.Array:
 def is_spatial(x: jax.Array) -> bool:
     """Whether `x` f[B, ..., C] has axes between the samples and the channels."""
     return x.ndim > 2
-
-
-def path_names(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """The names along a leaf's path in a tree of dicts."""
-    return tuple(str(getattr(entry, "key", entry)) for entry in path)
-
-
-def batch_norm_paths(variables: Mapping[str, Any]) -> frozenset[tuple[str, ...]]:
-    """The paths of the modules that own running statistics; none for a model without batch norm."""
-    leaves = jax.tree_util.tree_leaves_with_path(variables.get("batch_stats", {}))
-    return frozenset(path_names(path[:-1]) for path, _ in leaves)

@@ -4,11 +4,13 @@ The tables below are the only place where a name becomes a function.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
@@ -22,7 +24,8 @@ from fedjax_bn.data.source import Source
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.mapping import group_size
 from fedjax_bn.models import pretrained
-from fedjax_bn.normalization import Layer, Statistics, normalize_with
+from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization import Layer, Statistics
 from fedjax_bn.run.config import check, choice_of, choose
 from fedjax_bn.run.configured_method import (
     check_adaptations,
@@ -38,7 +41,7 @@ from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.spelling import call_chosen
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
-OF_CALLER = ("num_classes", "name", "parent")  # given by us; the last two by linen
+OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
 AUGMENTATIONS = {
     "none": lambda size: None,
     "domainbed": augment.domainbed,
@@ -50,7 +53,7 @@ class Experiment(NamedTuple):
     """Everything a run needs, built and checked.
 
     Attributes:
-      model: the linen module.
+      model: a linen module, or what `models.from_nnx` makes.
       method: the federated method, whose batches hold images or numbers of samples in a source.
       internal: the clients, as the domains of a dataset.
       unseen: the domains that train nobody.
@@ -59,7 +62,7 @@ class Experiment(NamedTuple):
       notes: sentences for the user on the data and the start.
     """
 
-    model: nn.Module
+    model: Any
     method: FederatedMethod
     internal: Dataset
     unseen: tuple[Domain, ...]
@@ -124,10 +127,11 @@ def assemble(
     )
 
 
-def model_maker(config: ConfigDict) -> Callable[..., nn.Module]:
+def model_maker(config: ConfigDict) -> Callable[..., Any]:
     """Returns `make(num_classes=...)` for `config.model`, such as `ResNet18:width=16`.
 
-    A user's own model is `package.module:Class`, a linen module with a field `num_classes`.
+    A user's own model is `package.module:Class`, a linen module with a field `num_classes` or an
+    nnx module that takes `num_classes` and `rngs`.
 
     Raises:
       ConfigError: there is no such model, or it has no such field.
@@ -135,10 +139,17 @@ def model_maker(config: ConfigDict) -> Callable[..., nn.Module]:
     make, fields = choice_of("model", config.model, MODELS, OF_CALLER)
     what = f"config.model={config.model!r}"
 
-    def make_model(num_classes: int) -> nn.Module:
-        model = call_chosen(what, make, num_classes=num_classes, **fields)
+    def make_model(num_classes: int) -> Any:
+        given: dict[str, Any] = {"num_classes": num_classes}
+        if isinstance(make, type) and issubclass(make, nnx.Module):
+            given["rngs"] = nnx.Rngs(config.seed)
+        model = call_chosen(what, make, **given, **fields)
+        if isinstance(model, nnx.Module):
+            return models.from_nnx(model)
         if not isinstance(model, nn.Module):
-            raise ConfigError(f"{what} gives {type(model).__name__}, not a flax.linen.Module")
+            raise ConfigError(
+                f"{what} gives {type(model).__name__}, not a flax.linen.Module or flax.nnx.Module"
+            )
         return model
 
     return make_model
@@ -209,9 +220,7 @@ def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Arr
     return prepare(jnp.zeros((batch_size, *images.shape[1:]), images.dtype), jnp.float32)
 
 
-def check_batch_sizes(
-    model: nn.Module, internal: Dataset, prepare: Prepare, config: ConfigDict
-) -> None:
+def check_batch_sizes(model: Any, internal: Dataset, prepare: Prepare, config: ConfigDict) -> None:
     """Checks that no batch norm would see a single value a channel.
 
     Raises:
@@ -235,5 +244,8 @@ def check_batch_sizes(
             )
         return Statistics(layer.mean, layer.var)
 
-    with normalize_with(refuse_one):
-        jax.eval_shape(model.init, jax.random.key(0), sample_input(internal, prepare, 1))
+    images = sample_input(internal, prepare, 1)
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+    if sharing.STATISTICS in variables:
+        passed = partial(forward, model, statistics=refuse_one)
+        jax.eval_shape(lambda *given: passed(*given).outputs, variables, images)
