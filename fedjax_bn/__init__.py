@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedjax_bn import (
         adaptation,
         aggregation,
+        batches,
         client,
         data,
         extrapolation,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         methods,
         models,
         normalization,
+        perturb,
         selection,
         sharing,
         task,
@@ -29,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "adaptation",
     "aggregation",
+    "batches",
     "client",
     "data",
     "extrapolation",
@@ -37,6 +40,7 @@ __all__ = [
     "methods",
     "models",
     "normalization",
+    "perturb",
     "selection",
     "sharing",
     "task",

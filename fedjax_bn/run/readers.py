@@ -142,4 +142,4 @@ def describe_datasets() -> dict[str, str]:
     lines = {name: f"{row.title}: {row.about}" for name, row in image_folders.IMAGE_FOLDERS.items()}
     lines |= {name: module.__doc__.splitlines()[0] for name, module in _MODULES.items()}
     lines |= {name: f"{name[5:]} as tensorflow-datasets has prepared it" for name in TFDS}
-    return {name: lines[name].rstrip(".") for name in sorted(lines)}
+    return {name: lines[name].rstrip(".") for name in DATASETS}
