@@ -20,8 +20,8 @@ PyTree = object
 Batches = dict[str, PyTree]
 
 REQUIRED = ("image", "label", "valid")
-OPTIONAL = ("source", "participates", "size", "validation", "client", "population")
-BY_CLIENT = ("participates", "size", "client")
+_OPTIONAL = ("source", "participates", "size", "validation", "client", "population")
+_BY_CLIENT = ("participates", "size", "client")
 
 
 def check_batches(batches: Batches, rows: int, epochs: int) -> None:
@@ -35,11 +35,11 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
     Raises:
       ValueError: a key is missing or unknown, or a shape does not fit; the message names it.
     """
-    missing, unknown = set(REQUIRED) - set(batches), set(batches) - {*REQUIRED, *OPTIONAL}
+    missing, unknown = set(REQUIRED) - set(batches), set(batches) - {*REQUIRED, *_OPTIONAL}
     if missing or unknown:
         raise ValueError(
             f"batches lack {sorted(missing)} and have unknown {sorted(unknown)}: give "
-            f"{', '.join(REQUIRED)}, optionally {', '.join(OPTIONAL)}"
+            f"{', '.join(REQUIRED)}, optionally {', '.join(_OPTIONAL)}"
         )
     if "client" in batches and "population" not in batches:
         raise ValueError(
@@ -56,7 +56,7 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
                 f"batches['{name}'] has shape {batches[name].shape}, which does not begin with "
                 f"that of 'label', {shape}"
             )
-    for name in BY_CLIENT:
+    for name in _BY_CLIENT:
         if name in batches and batches[name].shape != (rows,):
             raise ValueError(f"batches['{name}'] has shape {batches[name].shape}, not [K={rows}]")
     for name in ("source", "validation"):

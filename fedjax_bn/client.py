@@ -33,7 +33,7 @@ PyTree = Any
 Batch = dict[str, PyTree]
 # load(source, batch, key) -> batch: what a step does to its batch before all else
 Load = Callable[[PyTree, Batch, jax.Array], Batch]
-LOADING = 2**31  # what the key of a step is folded with for `load`
+_LOADING = 2**31  # what the key of a step is folded with for `load`
 
 
 class Received(NamedTuple):
@@ -309,7 +309,7 @@ def run_steps(
 
     def scanned(carry: tuple, inputs: tuple) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
         batch, key = inputs
-        batch = blank_padding(load(source, batch, jax.random.fold_in(key, LOADING)))
+        batch = blank_padding(load(source, batch, jax.random.fold_in(key, _LOADING)))
         *new, loss = step.update(*carry, batch, received, key)
         count = batch["valid"].sum(dtype=jnp.int32)
         return select(count > 0, tuple(new), carry), (jnp.where(count > 0, loss, 0), count)

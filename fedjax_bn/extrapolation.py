@@ -47,7 +47,7 @@ def risk_extrapolation(
             f"risk_extrapolation: solver={solver!r} is unknown; valid are "
             f"{', '.join(get_args(Solver))}"
         )
-    solve = equal_risks if solver == "closed_form" else solve_on_host
+    solve = equal_risks if solver == "closed_form" else _solve_on_host
 
     def rule(sizes: jax.Array, risks: jax.Array) -> jax.Array:
         sizes, risks = jnp.asarray(sizes), jnp.asarray(risks)
@@ -96,7 +96,7 @@ def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
     return inverse / jnp.maximum(inverse.sum(), 1)
 
 
-def solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
+def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
     """`least_variance` of those who count (bool[K]), also under `jit`; the others get weight 0."""
 
     def solve(risks: np.ndarray, counts: np.ndarray) -> np.ndarray:

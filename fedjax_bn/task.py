@@ -45,7 +45,7 @@ class Task(NamedTuple):
 
 def classification() -> Task:
     """Mean cross entropy, and accuracy in percent."""
-    return Task(cross_entropy, Score("accuracy", count_right, share_right), classifies=True)
+    return Task(cross_entropy, Score("accuracy", _count_right, _share_right), classifies=True)
 
 
 def cross_entropy(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
@@ -60,13 +60,13 @@ def cross_entropy(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.
     return masked_mean(losses, valid)
 
 
-def count_right(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
+def _count_right(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     """i32[2]: right answers and samples; arguments as in `cross_entropy`."""
     right = (logits.argmax(-1).astype(label.dtype) == label) & valid
     return jnp.stack([right.sum(dtype=jnp.int32), valid.sum(dtype=jnp.int32)])
 
 
-def share_right(counts: jax.Array) -> jax.Array:
+def _share_right(counts: jax.Array) -> jax.Array:
     """Accuracy f[] in percent, of counts i32[batches, 2]; 0 without samples."""
     right, samples = counts.sum(0)
     return 100 * right / jnp.maximum(samples, 1)

@@ -24,7 +24,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
 
 PyTree = Any
-SecondMoment = Callable[[jax.Array, jax.Array], jax.Array]
+_SecondMoment = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def fedadam(
@@ -51,8 +51,8 @@ def fedadam(
     Raises:
       ValueError: an argument is out of its range.
     """
-    check_ranges("fedadam", eta, beta1, beta2, tau)
-    server = adaptive(lambda v, square: beta2 * v + (1 - beta2) * square, eta, beta1, tau)
+    _check_ranges("fedadam", eta, beta1, beta2, tau)
+    server = _adaptive(lambda v, square: beta2 * v + (1 - beta2) * square, eta, beta1, tau)
     return fedavg(model, optimizer, server=server_optimizer(server), **options)
 
 
@@ -70,12 +70,12 @@ def fedyogi(
 
     Arguments and errors are those of `fedadam`.
     """
-    check_ranges("fedyogi", eta, beta1, beta2, tau)
+    _check_ranges("fedyogi", eta, beta1, beta2, tau)
 
     def second_moment(v: jax.Array, square: jax.Array) -> jax.Array:
         return v - (1 - beta2) * square * jnp.sign(v - square)
 
-    server = adaptive(second_moment, eta, beta1, tau)
+    server = _adaptive(second_moment, eta, beta1, tau)
     return fedavg(model, optimizer, server=server_optimizer(server), **options)
 
 
@@ -92,12 +92,12 @@ def fedadagrad(
 
     Arguments and errors are those of `fedadam`.
     """
-    check_ranges("fedadagrad", eta, beta1, 0.0, tau)
-    server = adaptive(jnp.add, eta, beta1, tau)
+    _check_ranges("fedadagrad", eta, beta1, 0.0, tau)
+    server = _adaptive(jnp.add, eta, beta1, tau)
     return fedavg(model, optimizer, server=server_optimizer(server), **options)
 
 
-def check_ranges(method: str, eta: float, beta1: float, beta2: float, tau: float) -> None:
+def _check_ranges(method: str, eta: float, beta1: float, beta2: float, tau: float) -> None:
     """Raises ValueError naming the argument that is out of its range."""
     for name, value in (("eta", eta), ("tau", tau)):
         if not value > 0:
@@ -115,8 +115,8 @@ class Moments(NamedTuple):
     second: PyTree
 
 
-def adaptive(
-    second_moment: SecondMoment, eta: float, beta1: float, tau: float
+def _adaptive(
+    second_moment: _SecondMoment, eta: float, beta1: float, tau: float
 ) -> optax.GradientTransformation:
     """The server's step as an optax transformation; what it takes for a gradient is -Delta.
 

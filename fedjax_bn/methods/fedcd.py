@@ -81,8 +81,8 @@ def fedcd(
         masked_step(gradient, each),
         share=keep_masks(share),
         weigh=weigh or risk_extrapolation(eta),
-        server=averaging_gradients(),
-        finish=send_gradient,
+        server=_averaging_gradients(),
+        finish=_send_gradient,
         **options,
     )
 
@@ -123,13 +123,13 @@ def masked_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> 
         gradients, (loss, aligned) = gradient(variables, batch, received, key)
         trained, kept = descend(optimizer, gradients, state.optimizer, variables)
         rounds = received.server.rounds
-        total, count = add_gradient(state, aligned.gradient, batch, rounds)
+        total, count = _add_gradient(state, aligned.gradient, batch, rounds)
         return {**variables, **aligned.moved, **trained}, Progress(kept, total, count, rounds), loss
 
     return LocalStep(init, update)
 
 
-def add_gradient(
+def _add_gradient(
     state: Progress, gradient: PyTree, batch: Batch, rounds: jax.Array
 ) -> tuple[PyTree, jax.Array]:
     """The sum of g_e over valid samples of the last local epoch, and their number.
@@ -145,14 +145,14 @@ def add_gradient(
     return jax.tree.map(add, state.total, gradient), jnp.where(old, state.count, 0) + count
 
 
-def send_gradient(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+def _send_gradient(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
     """A client's last act: it sends its mean g_e beside the shared leaves."""
     count = jnp.maximum(trained.state.count, 1)
     mean = jax.tree.map(lambda total: total / count.astype(total.dtype), trained.state.total)
     return trained.variables, received.memory, mean
 
 
-def averaging_gradients() -> ServerUpdate:
+def _averaging_gradients() -> ServerUpdate:
     """Averaging that sends g_g, the mean of the clients' g_e with the shares of their sizes."""
     plain = averaging()
 

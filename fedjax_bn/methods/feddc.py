@@ -84,22 +84,22 @@ def feddc(
         gradient = differentiate(proximal(objective, alpha))
         return method_of(gradient_step(gradient, optimizer), **options)
     return method_of(
-        gradient_step(penalized(differentiate(objective), alpha), optimizer),
+        gradient_step(_penalized(differentiate(objective), alpha), optimizer),
         server=averaging_with_variate(),
-        memory=no_drift,
-        finish=renew_drift(optimizer, learning_rate),
+        memory=_no_drift,
+        finish=_renew_drift(optimizer, learning_rate),
         **options,
     )
 
 
-def no_drift(shared: PyTree, personal: PyTree) -> Drift:
+def _no_drift(shared: PyTree, personal: PyTree) -> Drift:
     """h_k = c_k = 0."""
     del personal
     zero = jax.tree.map(jnp.zeros_like, shared["params"])
     return Drift(zero, zero)
 
 
-def penalized(gradient: Gradient, alpha: float) -> Gradient:
+def _penalized(gradient: Gradient, alpha: float) -> Gradient:
     """g + alpha (w + h_k - x) - c_k + c over shared parameters."""
 
     def wrapped(
@@ -118,7 +118,7 @@ def penalized(gradient: Gradient, alpha: float) -> Gradient:
     return wrapped
 
 
-def renew_drift(optimizer: optax.GradientTransformation, learning_rate: float | None) -> Finish:
+def _renew_drift(optimizer: optax.GradientTransformation, learning_rate: float | None) -> Finish:
     """The client keeps h_k' and c_k', uploads y_k + h_k' and sends c_k' - c_k."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:

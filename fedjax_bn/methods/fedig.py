@@ -107,11 +107,11 @@ def fedig(
     objective = client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
-        step = alternate(step, adapter_step(learned, adapter_optimizer or optimizer))
+        step = _alternate(step, adapter_step(learned, adapter_optimizer or optimizer))
     method = method_of(
-        step, share=share, server=averaging_statistics(), finish=send_statistics, **options
+        step, share=share, server=_averaging_statistics(), finish=_send_statistics, **options
     )
-    return method._replace(init=start_with(method.init, adapter=adapter, gates=gates))
+    return method._replace(init=_start_with(method.init, adapter=adapter, gates=gates))
 
 
 def fediga(model: Any, optimizer: optax.GradientTransformation, **options: Any) -> FederatedMethod:
@@ -195,7 +195,7 @@ def adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> 
     return gradient_step(differentiate(loss, (COLLECTION,)), optimizer, (COLLECTION,))
 
 
-def alternate(first: LocalStep, second: LocalStep) -> LocalStep:
+def _alternate(first: LocalStep, second: LocalStep) -> LocalStep:
     """One step of each on the same batch; the loss is the first one's."""
 
     def update(
@@ -210,7 +210,7 @@ def alternate(first: LocalStep, second: LocalStep) -> LocalStep:
     )
 
 
-def averaging_statistics() -> ServerUpdate:
+def _averaging_statistics() -> ServerUpdate:
     """Averaging that sends the global `batch_stats`, the mean of all that clients sent.
 
     Before the first round they are the initial model's.
@@ -229,12 +229,12 @@ def averaging_statistics() -> ServerUpdate:
     return ServerUpdate(init, update)
 
 
-def send_statistics(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+def _send_statistics(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
     """A client's last act: it sends its running statistics beside the shared leaves."""
     return trained.variables, received.memory, trained.variables[STATISTICS]
 
 
-def start_with(init: Callable, *, adapter: bool, gates: bool) -> Callable:
+def _start_with(init: Callable, *, adapter: bool, gates: bool) -> Callable:
     """A method's `init` that first makes the adapter or the gates where the variables have none."""
 
     def start(key: jax.Array, variables: Variables, num_clients: int) -> Any:

@@ -46,11 +46,11 @@ def fednova(
             "optimizer (leave it out to have it found)"
         )
     check_fresh("fednova", optimizer, options)
-    finish = upload_direction(optimizer, momentum)
-    return fedavg(model, optimizer, server=normalized_averaging(), finish=finish, **options)
+    finish = _upload_direction(optimizer, momentum)
+    return fedavg(model, optimizer, server=_normalized_averaging(), finish=finish, **options)
 
 
-def upload_direction(optimizer: optax.GradientTransformation, momentum: float | None) -> Finish:
+def _upload_direction(optimizer: optax.GradientTransformation, momentum: float | None) -> Finish:
     """The client uploads (y_k - x) / a_k in place of parameters, and sends a_k f[].
 
     The scale of a_k does not matter, as tau_eff has the same.
@@ -83,7 +83,7 @@ def momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
     return (steps - rest) / (1 - momentum)
 
 
-def normalized_averaging() -> ServerUpdate:
+def _normalized_averaging() -> ServerUpdate:
     """FedNova's server (Eq. 6): x + tau_eff times the mean direction; statistics by their mean."""
 
     def update(

@@ -29,7 +29,7 @@ from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, classification
 
 PyTree = Any
-PERTURBING = 2**31 + 1  # what the key of a step is folded with for `perturb`
+_PERTURBING = 2**31 + 1  # what the key of a step is folded with for `perturb`
 
 
 class Learning(NamedTuple):
@@ -52,7 +52,7 @@ class Learning(NamedTuple):
         images = self.prepare(batch["image"], parameter_dtype(variables))
         if self.perturb is None:
             return images
-        return self.perturb(jax.random.fold_in(key, PERTURBING), images, batch["valid"])
+        return self.perturb(jax.random.fold_in(key, _PERTURBING), images, batch["valid"])
 
 
 def learning(

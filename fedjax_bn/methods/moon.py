@@ -51,16 +51,16 @@ def moon(
         raise ValueError(f"moon: temperature={temperature} must be above 0")
     learned, options = learning(model, **options)
     require_classifier("moon", learned.task)
-    objective = contrastive(learned, mu, temperature)
+    objective = _contrastive(learned, mu, temperature)
     return method_of(
         gradient_step(differentiate(objective), optimizer),
         memory=lambda shared, personal: shared,
-        finish=remember_shared,
+        finish=_remember_shared,
         **options,
     )
 
 
-def contrastive(learned: Learning, mu: float, temperature: float) -> Objective:
+def _contrastive(learned: Learning, mu: float, temperature: float) -> Objective:
     """Cross entropy + mu * contrast, see `moon`; the client's memory is its previous shared part.
 
     Its previous personal leaves are those with which it starts the round.
@@ -93,7 +93,7 @@ def cosine(x: jax.Array, y: jax.Array, epsilon: float = 1e-8) -> jax.Array:
     return (x * y).sum(-1) * jax.lax.rsqrt(norms)
 
 
-def remember_shared(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+def _remember_shared(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
     """The client keeps its trained shared leaves for the next round."""
     shared, _ = split_like(trained.variables, received.shared)
     return trained.variables, shared, ()

@@ -47,7 +47,7 @@ def perfedavg(
     Raises:
       ValueError: `inner_rate` is negative.
     """
-    check_inner_rate("perfedavg", inner_rate)
+    _check_inner_rate("perfedavg", inner_rate)
     learned, options = learning(model, **options)
     gradient = meta_gradient(supervised(learned), inner_rate, second_order)
     return method_of(gradient_step(gradient, optimizer), **options)
@@ -86,7 +86,7 @@ def personalize(
     Raises:
       ValueError: `inner_rate` is negative.
     """
-    check_inner_rate("personalize", inner_rate)
+    _check_inner_rate("personalize", inner_rate)
     key = options.pop("key", None)
     learned, unknown = learning(model, **options)
     if unknown:
@@ -100,7 +100,7 @@ def personalize(
     return variables
 
 
-def check_inner_rate(name: str, inner_rate: float) -> None:
+def _check_inner_rate(name: str, inner_rate: float) -> None:
     """Raises ValueError if the learning rate of the adapting step is negative."""
     if not inner_rate >= 0:
         raise ValueError(f"{name}: inner_rate={inner_rate} must be at least 0")

@@ -58,12 +58,12 @@ def scaffold(
     if learning_rate is None:
         check_fresh("scaffold", optimizer, options)
     learned, options = learning(model, **options)
-    gradient = corrected(differentiate(supervised(learned)))
+    gradient = _corrected(differentiate(supervised(learned)))
     return method_of(
         gradient_step(gradient, optimizer),
         server=averaging_with_variate(),
         memory=lambda shared, personal: jax.tree.map(jnp.zeros_like, shared["params"]),
-        finish=renew_variate(optimizer, learning_rate),
+        finish=_renew_variate(optimizer, learning_rate),
         **options,
     )
 
@@ -77,7 +77,7 @@ def check_learning_rate(method: str, learning_rate: float | None) -> None:
         )
 
 
-def corrected(gradient: Gradient) -> Gradient:
+def _corrected(gradient: Gradient) -> Gradient:
     """g - c_k + c over shared parameters; c_k is the client's memory, c the server's state."""
 
     def wrapped(
@@ -120,7 +120,7 @@ def new_variate(
     return select(steps > 0, jax.tree.map(renew, own, server, start, now), own)
 
 
-def renew_variate(optimizer: optax.GradientTransformation, learning_rate: float | None) -> Finish:
+def _renew_variate(optimizer: optax.GradientTransformation, learning_rate: float | None) -> Finish:
     """The client keeps c_k' and sends c_k' - c_k."""
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:

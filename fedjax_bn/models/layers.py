@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.models import cpu
 
-Initializer = jax.nn.initializers.Initializer
+_Initializer = jax.nn.initializers.Initializer
 
 # PyTorch's default, kaiming_uniform(a=sqrt(5)): U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
 fan_in_uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -22,7 +22,7 @@ he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 he_fan_in = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
-def _fan_in_uniform_bias(fan_in: int) -> Initializer:
+def _fan_in_uniform_bias(fan_in: int) -> _Initializer:
     """PyTorch's default bias, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), for `fan_in` inputs a unit."""
     bound = fan_in**-0.5
 
@@ -41,7 +41,7 @@ def conv(
     *,
     name: str,
     use_bias: bool = False,
-    kernel_init: Initializer = fan_in_uniform,
+    kernel_init: _Initializer = fan_in_uniform,
     param_dtype: Any = jnp.float32,
 ) -> jax.Array:
     """A square convolution, zeros around the map.

@@ -20,7 +20,7 @@ from fedjax_bn.models.densenet import DenseNet
 from fedjax_bn.models.resnet import ResNet
 from fedjax_bn.models.torch_weights import convert, torch_name
 
-Tensors = dict[str, np.ndarray]
+_Tensors = dict[str, np.ndarray]
 
 # Other names of the same tensors: torchvision counts AlexNet's layers, and its DenseNet files
 # still have the names of 2017.
@@ -80,8 +80,8 @@ def load(
 
 
 def _choose(
-    model: nn.Module, leaves: Mapping[tuple[str, ...], Any], tensors: Tensors
-) -> tuple[Tensors, set[str], tuple[str, ...]]:
+    model: nn.Module, leaves: Mapping[tuple[str, ...], Any], tensors: _Tensors
+) -> tuple[_Tensors, set[str], tuple[str, ...]]:
     """The tensors to use, the names of those that the model keeps of its own, and notes."""
     names = {path: torch_name(model, path) for path in leaves}
     if isinstance(model, AlexNet) and "features.bn1.weight" not in tensors:
@@ -100,7 +100,7 @@ def _choose(
     return used, set(head_names), (note,)
 
 
-def _rename(model: nn.Module, tensors: Tensors) -> Tensors:
+def _rename(model: nn.Module, tensors: _Tensors) -> _Tensors:
     """The names that `torch_name` gives."""
 
     def usual(name: str) -> str:
@@ -111,13 +111,13 @@ def _rename(model: nn.Module, tensors: Tensors) -> Tensors:
     return {usual(name): tensor for name, tensor in tensors.items()}
 
 
-def _check_finite(tensors: Tensors) -> None:
+def _check_finite(tensors: _Tensors) -> None:
     wrong = sorted(name for name, tensor in tensors.items() if not np.isfinite(tensor).all())
     if wrong:
         raise ValueError(f"{', '.join(wrong[:5])} hold(s) values that are not finite")
 
 
-def read(source: str | Path) -> Tensors:
+def read(source: str | Path) -> _Tensors:
     """The tensors of a file or hub id, by their names; see `load` for arguments and errors."""
     path, suffix = Path(source), Path(source).suffix
     if suffix in _READERS and path.is_file():
@@ -147,7 +147,7 @@ def _damage_named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _read_safetensors(path: Path) -> Tensors:
+def _read_safetensors(path: Path) -> _Tensors:
     try:
         from safetensors.numpy import load_file
     except ImportError as error:
@@ -155,7 +155,7 @@ def _read_safetensors(path: Path) -> Tensors:
     return load_file(path)
 
 
-def _read_torch(path: Path) -> Tensors:
+def _read_torch(path: Path) -> _Tensors:
     try:
         import torch
     except ImportError as error:
@@ -166,7 +166,7 @@ def _read_torch(path: Path) -> Tensors:
     return {name: tensor.detach().numpy() for name, tensor in state_dict.items()}
 
 
-_READERS: dict[str, Callable[[Path], Tensors]] = {
+_READERS: dict[str, Callable[[Path], _Tensors]] = {
     ".safetensors": _read_safetensors,
     ".pth": _read_torch,
     ".pt": _read_torch,

@@ -23,7 +23,7 @@ from fedjax_bn.normalization.mixig import mix_statistics
 
 COLLECTION = "adapter"
 ALPHA = "alpha"
-REDUCTION = 16
+_REDUCTION = 16
 START = (0.1, 0.1)  # delta and epsilon: inside (0, 1), where the clamp passes gradients
 
 Dense = dict[str, jax.Array]
@@ -44,7 +44,7 @@ def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Ad
     kernel = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # PyTorch's
     adapter = {}
     for i, (name, channels) in enumerate(layers.items()):
-        width = max(channels // REDUCTION, 1)
+        width = max(channels // _REDUCTION, 1)
         adapter[name] = {
             "hidden": {
                 "kernel": kernel(jax.random.fold_in(key, i), (2 * channels, width), dtype),

@@ -13,8 +13,8 @@ from fedjax_bn.spelling import read_choice
 # mixing(key) -> the rule of one pass
 Mixing = Callable[[jax.Array], StatisticsRule]
 
-DRAWS = {"uniform": uniform, "constant": constant}
-MIXING = DRAWS | {"mixstyle": mixstyle_statistics}
+_DRAWS = {"uniform": uniform, "constant": constant}
+_MIXING = _DRAWS | {"mixstyle": mixstyle_statistics}
 
 
 def choose_mixing(text: str) -> Mixing:
@@ -27,7 +27,7 @@ def choose_mixing(text: str) -> Mixing:
     Raises:
       ValueError: an unknown name or key, or a value of the wrong type; it lists the valid ones.
     """
-    make, options = read_choice(f"mixing {text!r}", text, MIXING)
-    if make in DRAWS.values():
+    make, options = read_choice(f"mixing {text!r}", text, _MIXING)
+    if make in _DRAWS.values():
         return partial(mixed_statistics, draw=make(**options))
     return partial(make, **options)

@@ -21,7 +21,7 @@ def train_all(config: ConfigDict, folder: Path) -> None:
     Each target has a workdir of its own in `folder`, and `folder` a table of all, targets.json.
     """
     if config.target != EACH:
-        print(f"\n{tables.comparison(train_one(config, folder))}")
+        print(f"\n{tables.comparison(_train_one(config, folder))}")
         print(f"\nsummary.json, plots and report.html are in {folder}")
         return
     by_target = {}
@@ -29,7 +29,7 @@ def train_all(config: ConfigDict, folder: Path) -> None:
         one = config.copy_and_resolve_references()
         one.target = target
         print(f"\ntarget {target}")
-        by_target[target] = train_one(one, folder / target)
+        by_target[target] = _train_one(one, folder / target)
     rows = tables.by_target(by_target)
     content = {
         "targets": list(by_target),
@@ -40,7 +40,7 @@ def train_all(config: ConfigDict, folder: Path) -> None:
     print(f"\ntargets.json and a folder a target are in {folder}")
 
 
-def train_one(config: ConfigDict, folder: Path) -> list[Record]:
+def _train_one(config: ConfigDict, folder: Path) -> list[Record]:
     """Trains the method and its baselines for one target; returns their summaries."""
     summaries = [train.run(one, place) for one, place in runs(config, folder)]
     if not (folder / "report.html").exists():

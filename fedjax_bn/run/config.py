@@ -92,7 +92,7 @@ def check_key(name: str) -> None:
         raise ConfigError(f"config has no key {name!r}{nearest(name, KEYS)}")
 
 
-def check_range(name: str, value: Any) -> None:
+def _check_range(name: str, value: Any) -> None:
     """Raises ConfigError if a value of the right type is not in the range of its dotted key."""
     if value is None:
         return
@@ -106,7 +106,7 @@ def check_range(name: str, value: Any) -> None:
     raise ConfigError(f"config.{name}={value!r} must be {allowed.text}")
 
 
-def lookup(config: ConfigDict, key: str) -> Any:
+def _lookup(config: ConfigDict, key: str) -> Any:
     """The value of a dotted key."""
     for part in key.split("."):
         config = config[part]
@@ -143,7 +143,7 @@ def check(config: ConfigDict) -> None:
     for name, value in flatten(config):
         check_key(name)
         check_type(name, value)
-        check_range(name, value)
+        _check_range(name, value)
     missing = KEYS.keys() - dict(flatten(config)).keys()
     if missing:
         raise ConfigError(

@@ -47,10 +47,10 @@ GIVEN = ("clients", "keep_optimizer", "local_epochs")
 # Methods whose arguments are another one's keys.
 KEYS_OF = {"fediga": "fedig"}
 # What a method adds to the common start: `add(key, model, variables, images) -> variables`.
-ADDS = {"fediga": with_adapter}
+_ADDS = {"fediga": with_adapter}
 # Adaptations that need something trained, and which of them a method's model can serve.
-NEEDING = ("zero_shot_adapter", "learned_alpha")
-SERVES = {
+_NEEDING = ("zero_shot_adapter", "learned_alpha")
+_SERVES = {
     "fediga": lambda config: ("zero_shot_adapter",),
     "fedig": lambda config: ("learned_alpha",) if config.fedig.gates else (),
 }
@@ -111,7 +111,7 @@ def method_maker(
     method, options = choose_method("method", config.method)
     options |= dict(resolved(config).get(_group_of(config.method), {}))
     if config.share:
-        options["share"] = choose_sharing(config.share)
+        options["share"] = _choose_sharing(config.share)
     if config.weigh:
         options["weigh"] = choose_weighing(config.weigh)
     make_optimizer = choose(OPTIMIZERS, config.optimizer.name, "optimizer.name")
@@ -153,7 +153,7 @@ def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], 
     return method, options
 
 
-def choose_sharing(text: str) -> sharing.SharingRule:
+def _choose_sharing(text: str) -> sharing.SharingRule:
     """The sharing rule of that name, or a user's own, `package.module:function`.
 
     Raises:
@@ -198,14 +198,14 @@ def with_method_parts(
     Raises:
       ValueError: the model has no batch norm to adapt.
     """
-    add = ADDS.get(config.method)
+    add = _ADDS.get(config.method)
     return add(key, model, variables, images) if add else variables
 
 
 def suits(config: ConfigDict, text: str) -> bool:
     """Whether the configured method trains what an adaptation needs."""
     name = text.partition(":")[0]
-    return name not in NEEDING or name in SERVES.get(config.method, lambda config: ())(config)
+    return name not in _NEEDING or name in _SERVES.get(config.method, lambda config: ())(config)
 
 
 def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:

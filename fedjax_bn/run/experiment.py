@@ -83,7 +83,7 @@ def build(config: ConfigDict) -> Experiment:
     check_data_keys(config)
     for name in config.baselines:
         choose_method("baselines", name)
-    make_model = model_maker(config)
+    make_model = _model_maker(config)
     choose(AUGMENTATIONS, config.data.augment, "data.augment")
     method_maker(config)
     for text in config.adaptations:  # before data are read
@@ -92,11 +92,11 @@ def build(config: ConfigDict) -> Experiment:
     data = load(config)
     internal, unseen = configured_clients(data, config)
     check_image_size(internal, config)
-    check_clients(internal, config)
+    _check_clients(internal, config)
     check_labelled(config, internal, unseen)
-    check_validation(internal, config)
+    _check_validation(internal, config)
     experiment = assemble(config, internal, unseen, data.notes if isinstance(data, Source) else ())
-    check_batch_sizes(experiment.model, internal, experiment.prepare, config)
+    _check_batch_sizes(experiment.model, internal, experiment.prepare, config)
     return experiment
 
 
@@ -108,7 +108,7 @@ def assemble(
     Raises:
       ConfigError, ValueError: as `build`.
     """
-    model = model_maker(config)(num_classes=internal.num_classes)
+    model = _model_maker(config)(num_classes=internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
     make_method = method_maker(config)
     make_augment = choose(AUGMENTATIONS, config.data.augment, "data.augment")
@@ -127,7 +127,7 @@ def assemble(
     )
 
 
-def model_maker(config: ConfigDict) -> Callable[..., Any]:
+def _model_maker(config: ConfigDict) -> Callable[..., Any]:
     """Returns `make(num_classes=...)` for `config.model`, such as `ResNet18:width=16`.
 
     A user's own model is `package.module:Class`, a linen module with a field `num_classes` or an
@@ -155,7 +155,7 @@ def model_maker(config: ConfigDict) -> Callable[..., Any]:
     return make_model
 
 
-def check_validation(internal: Dataset, config: ConfigDict) -> None:
+def _check_validation(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if clients are to select their best state and one has no validation."""
     without = [domain.name for domain in internal.domains if domain.validation is None]
     if config.local_selection and without:
@@ -166,7 +166,7 @@ def check_validation(internal: Dataset, config: ConfigDict) -> None:
         )
 
 
-def check_clients(internal: Dataset, config: ConfigDict) -> None:
+def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if a number of clients does not suit the federation."""
     num_clients = len(internal.domains)
     group_size(config.clients, num_clients)
@@ -220,7 +220,7 @@ def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Arr
     return prepare(jnp.zeros((batch_size, *images.shape[1:]), images.dtype), jnp.float32)
 
 
-def check_batch_sizes(model: Any, internal: Dataset, prepare: Prepare, config: ConfigDict) -> None:
+def _check_batch_sizes(model: Any, internal: Dataset, prepare: Prepare, config: ConfigDict) -> None:
     """Checks that no batch norm would see a single value a channel.
 
     Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 # Arguments that the configuration gives by keys of its own, or that another method stands for.
-ELSEWHERE = ("clients", "keep_optimizer", "local_epochs", "adapter")
+_ELSEWHERE = ("clients", "keep_optimizer", "local_epochs", "adapter")
 FOLDER = Path(__file__).parents[1] / "methods"
 
 
@@ -26,7 +26,7 @@ def method_arguments() -> dict[str, tuple[Any, str]]:
         arguments = method.args
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
             value = _plain(default)
-            if value is None or argument.arg in ELSEWHERE:
+            if value is None or argument.arg in _ELSEWHERE:
                 continue
             if isinstance(argument.annotation, ast.Name) and argument.annotation.id == "float":
                 value = float(value)

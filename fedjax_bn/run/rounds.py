@@ -25,7 +25,7 @@ from fedjax_bn.run.stream import megabytes, stream_rounds
 
 Round = Callable[[FederatedState], tuple[FederatedState, dict[str, jax.Array]]]
 # feed(number, data, keys) -> the batches of a round, of all clients or of its cohort
-Feed = Callable[[jax.Array, Any, Any], Batches]
+_Feed = Callable[[jax.Array, Any, Any], Batches]
 
 
 class Rounds(NamedTuple):
@@ -58,16 +58,16 @@ def open_rounds(
     """
     splits = [domain.train for domain in experiment.internal.domains]
     longest = max(len(split.labels) for split in splits)
-    padded, limit = padded_megabytes(splits), config.data.device_megabytes
+    padded, limit = _padded_megabytes(splits), config.data.device_megabytes
     size = f"{megabytes(splits):.0f} MB of training samples"
-    kept = validation_data(config, experiment)
-    program = partial(compile_round, config, experiment, keys, kept)
+    kept = _validation_data(config, experiment)
+    program = partial(_compile_round, config, experiment, keys, kept)
     if padded <= limit:
         data = stack_clients(splits)
         note = f"{size} stay on the device (data.device_megabytes={limit})"
-        feed = partial(resident_batches, config, experiment, longest)
+        feed = partial(_resident_batches, config, experiment, longest)
         like = jax.eval_shape(feed, state.round, data, keys) | kept
-        return Rounds(note, one_client(like), partial(resident_rounds, program, feed, data))
+        return Rounds(note, _one_client(like), partial(_resident_rounds, program, feed, data))
     draw = partial(jax.jit(partial(draw_round, config, experiment, longest)), keys)
     index, images = jax.eval_shape(draw, state.round)[1].index, splits[0].images
     note = (
@@ -79,10 +79,10 @@ def open_rounds(
         (*index.shape, *splits[0].images.shape[1:]), splits[0].images.dtype
     )
     like = {"image": image, "label": index, "valid": jax.ShapeDtypeStruct(index.shape, bool)} | kept
-    return Rounds(note, one_client(like), partial(streamed_rounds, program, rounds))
+    return Rounds(note, _one_client(like), partial(_streamed_rounds, program, rounds))
 
 
-def one_client(batches: Batches) -> Batches:
+def _one_client(batches: Batches) -> Batches:
     """The form of batches without their leading axis."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batches)
 
@@ -93,13 +93,13 @@ def draw_round(
     """Who takes part in a round and on which samples; the same on the device and for a stream."""
     splits = [domain.train for domain in experiment.internal.domains]
     sizes = jnp.asarray([len(split.labels) for split in splits], jnp.int32)
-    client = choose_cohort(config, keys, number, len(splits))
+    client = _choose_cohort(config, keys, number, len(splits))
     client = jnp.arange(len(splits), dtype=jnp.int32) if client is None else client
     key = jax.random.fold_in(keys.data, number)
     return client, sampler(config, experiment.internal)(sizes[client], client, longest, key)
 
 
-def choose_cohort(
+def _choose_cohort(
     config: ConfigDict, keys: Any, number: jax.Array, num_clients: int
 ) -> jax.Array | None:
     """i32[C], the numbers of the clients that take part in a round; None where all do."""
@@ -110,7 +110,7 @@ def choose_cohort(
     return jnp.sort(jnp.argsort(order)[: config.clients_per_round]).astype(jnp.int32)
 
 
-def resident_batches(
+def _resident_batches(
     config: ConfigDict,
     experiment: Experiment,
     longest: int,
@@ -120,16 +120,16 @@ def resident_batches(
 ) -> Batches:
     """The batches of a round, numbers of samples in the data that lie on the device."""
     _, draw = draw_round(config, experiment, longest, keys, number)
-    client = choose_cohort(config, keys, number, len(data.sizes))
+    client = _choose_cohort(config, keys, number, len(data.sizes))
     return point_to(rows_of(data, client), draw)
 
 
-def compile_round(
+def _compile_round(
     config: ConfigDict,
     experiment: Experiment,
     keys: Any,
     kept: Batches,
-    feed: Feed,
+    feed: _Feed,
     state: FederatedState,
     data: Any,
 ) -> Callable[[FederatedState, Any], tuple]:
@@ -138,16 +138,16 @@ def compile_round(
 
     @partial(jax.jit, donate_argnums=0)
     def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
-        client = choose_cohort(config, keys, state.round, num_clients)
+        client = _choose_cohort(config, keys, state.round, num_clients)
         batches = feed(state.round, data, keys) | rows_of(kept, client)
-        return run_cohort(experiment.method, state, batches, client, keys.method)
+        return _run_cohort(experiment.method, state, batches, client, keys.method)
 
     # Keys are arguments: runs with other seeds find this program in JAX's compilation cache.
     compiled = round.lower(state, data, kept, keys).compile()
     return lambda state, data: compiled(state, data, kept, keys)
 
 
-def run_cohort(
+def _run_cohort(
     method: FederatedMethod,
     state: FederatedState,
     batches: Batches,
@@ -177,13 +177,13 @@ def run_cohort(
     return put_rows(state, after, client), metrics
 
 
-def resident_rounds(program: Callable, feed: Feed, data: Any, state: FederatedState) -> Round:
+def _resident_rounds(program: Callable, feed: _Feed, data: Any, state: FederatedState) -> Round:
     """Rounds whose data lie on the device."""
     run = program(feed, state, data)
     return lambda state: run(state, data)
 
 
-def streamed_rounds(program: Callable, batches: Iterator[Batches], state: FederatedState) -> Round:
+def _streamed_rounds(program: Callable, batches: Iterator[Batches], state: FederatedState) -> Round:
     """Rounds whose batches come from the host."""
     first = next(batches, None)
     if first is None:  # the last round is done
@@ -198,7 +198,7 @@ def streamed_rounds(program: Callable, batches: Iterator[Batches], state: Federa
     return round
 
 
-def validation_data(config: ConfigDict, experiment: Experiment) -> Batches:
+def _validation_data(config: ConfigDict, experiment: Experiment) -> Batches:
     """{"validation": the clients' samples on the device}, where they select by them; else {}.
 
     Raises:
@@ -213,7 +213,7 @@ def validation_data(config: ConfigDict, experiment: Experiment) -> Batches:
 
 def check_validation_fits(config: ConfigDict, splits: list[Split]) -> None:
     """Raises ConfigError where the clients' validation samples do not fit on the device."""
-    size, limit = padded_megabytes(splits), config.data.device_megabytes
+    size, limit = _padded_megabytes(splits), config.data.device_megabytes
     if size > limit:
         raise ConfigError(
             f"config.local_selection={config.local_selection} keeps the clients' {size:.0f} MB of "
@@ -222,7 +222,7 @@ def check_validation_fits(config: ConfigDict, splits: list[Split]) -> None:
         )
 
 
-def padded_megabytes(splits: list[Split]) -> float:
+def _padded_megabytes(splits: list[Split]) -> float:
     """Memory of the samples of all splits, each padded to the largest."""
     longest = max(len(split.labels) for split in splits)
     return splits[0].images[:1].nbytes * longest * len(splits) / 2**20

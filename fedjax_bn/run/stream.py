@@ -15,10 +15,10 @@ from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import Draw
 from fedjax_bn.run.scoring_data import TestData, batch_places, read_batch
 
-THREADS = 8
+_THREADS = 8
 
 
-def import_grain() -> Any:
+def _import_grain() -> Any:
     """The package `grain`.
 
     Raises:
@@ -60,7 +60,7 @@ def stream_rounds(
     Yields:
       {"image": [C, S, B, ...], "label": i32[C, S, B], "valid": bool[C, S, B], "size": i32[C]}.
     """
-    grain = import_grain()
+    grain = _import_grain()
     drawn = lru_cache(2)(lambda number: jax.tree.map(np.asarray, draw(number)))
     rows, steps, _ = drawn(first)[1].index.shape
     sizes = np.array([len(split.labels) for split in splits], np.int32)
@@ -77,7 +77,7 @@ def stream_rounds(
 
     places = grain.MapDataset.range(first * rows * steps, rounds * rows * steps)
     batches = places.map(read).batch(rows * steps)
-    options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=2 * rows * steps)
+    options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=2 * rows * steps)
     for number, one in enumerate(batches.to_iter_dataset(options), first):
         yield {key: leaf.reshape(rows, steps, *leaf.shape[1:]) for key, leaf in one.items()} | {
             "size": sizes[drawn(number)[0]]
@@ -88,7 +88,7 @@ def stream_tests(
     splits: Sequence[Split], batch_size: int, limit_megabytes: float
 ) -> Iterator[TestData]:
     """The batches of `stack_batches` in blocks of one shape, read ahead on the host."""
-    grain = import_grain()
+    grain = _import_grain()
     batch_size = min(batch_size, max(len(split.labels) for split in splits))
     places = batch_places(splits, batch_size)
     one = splits[0].images[:1].nbytes * batch_size / 2**20
@@ -103,6 +103,6 @@ def stream_tests(
         )
 
     numbers = grain.MapDataset.range(-(-len(places) // length) * length).map(read)
-    options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=2 * length)
+    options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=2 * length)
     for block in numbers.batch(length).to_iter_dataset(options):
         yield block._replace(batch=np.arange(length, dtype=np.int32))

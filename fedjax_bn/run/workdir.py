@@ -39,7 +39,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 # Where data are kept changes no result.
-MAY_DIFFER = {"data.cache", "data.device_megabytes"}
+_MAY_DIFFER = {"data.cache", "data.device_megabytes"}
 
 
 def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:
     Args:
       workdir: the folder, new or of an earlier start of the same run.
       config: flat configuration, dotted key -> value; must be equal on every start, but for keys
-        that change no result (`MAY_DIFFER`).
+        that change no result (`_MAY_DIFFER`).
       about: versions, devices and data, recorded at the first start; of it only "data" must be
         equal.
 
@@ -68,7 +68,7 @@ def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:
             ) from error
         return
     old = read_json(path, ("config", "data"))
-    keys = sorted({*old["config"], *new["config"]} - MAY_DIFFER)
+    keys = sorted({*old["config"], *new["config"]} - _MAY_DIFFER)
     changes = [
         f"{key} ({old['config'].get(key)!r} there, {new['config'].get(key)!r} now)"
         for key in keys

@@ -17,10 +17,10 @@ from fedjax_bn.models.cpu.fourier import fourier_convolution
 from fedjax_bn.models.cpu.winograd import Padding, winograd_convolution
 
 NHWC = ("NHWC", "HWIO", "NHWC")
-Strides = tuple[int, int]
-TILE = 4  # outputs a side; 6 would save little more and lose half a digit
-MIN_SAVED = 3000  # multiplications a pair of channels, for which its kernel is transformed
-MAX_PATCH_VALUES = 4 * 2**20  # more no longer stay in the caches
+_Strides = tuple[int, int]
+_TILE = 4  # outputs a side; 6 would save little more and lose half a digit
+_MIN_SAVED = 3000  # multiplications a pair of channels, for which its kernel is transformed
+_MAX_PATCH_VALUES = 4 * 2**20  # more no longer stay in the caches
 
 
 def convolution(
@@ -105,7 +105,7 @@ def _is_usual(
 
 
 def choose_algorithm(
-    images: Sequence[int], kernel: Sequence[int], strides: Strides, padding: Padding
+    images: Sequence[int], kernel: Sequence[int], strides: _Strides, padding: Padding
 ) -> Callable[..., jax.Array]:
     """The fastest of the functions below for these shapes; see `convolution`."""
     sizes, taps, (channels, features) = images[1:3], kernel[:2], kernel[2:]
@@ -120,28 +120,28 @@ def choose_algorithm(
     if strides == (1, 1) and min(taps) >= 5 and deep and small:
         return transformed_convolution
     if strides == (1, 1) and {*taps} <= {3, 4, 5} and deep and max(outputs) <= 32:
-        tiles = prod(-(-n // TILE) for n in outputs)
-        saved = prod(outputs) * prod(taps) - tiles * prod(TILE + tap - 1 for tap in taps)
-        if images[0] * saved >= MIN_SAVED:
+        tiles = prod(-(-n // _TILE) for n in outputs)
+        saved = prod(outputs) * prod(taps) - tiles * prod(_TILE + tap - 1 for tap in taps)
+        if images[0] * saved >= _MIN_SAVED:
             return tiled_convolution
     # XLA's convolution, or that of a gradient, is 50 times slower where a kernel exceeds its map.
     exceeds = any(
         tap > min(size, n) or n > size for tap, size, n in zip(taps, sizes, outputs, strict=True)
     )
-    few = images[0] * prod(outputs) * prod(taps) * channels <= MAX_PATCH_VALUES
+    few = images[0] * prod(outputs) * prod(taps) * channels <= _MAX_PATCH_VALUES
     return patches_convolution if few or exceeds or max(taps) == 1 else direct_convolution
 
 
 def tiled_convolution(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+    x: jax.Array, kernel: jax.Array, strides: _Strides, padding: Padding
 ) -> jax.Array:
     """`winograd_convolution`; arguments and result as in `direct_convolution`, strides all 1."""
     del strides
-    return winograd_convolution(x, kernel, padding, TILE)
+    return winograd_convolution(x, kernel, padding, _TILE)
 
 
 def transformed_convolution(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+    x: jax.Array, kernel: jax.Array, strides: _Strides, padding: Padding
 ) -> jax.Array:
     """`fourier_convolution`; arguments and result as in `direct_convolution`, strides all 1."""
     del strides
@@ -149,7 +149,7 @@ def transformed_convolution(
 
 
 def patches_convolution(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+    x: jax.Array, kernel: jax.Array, strides: _Strides, padding: Padding
 ) -> jax.Array:
     """Convolution as one matrix product of all windows, f[B * H' * W', r * s * C], with the kernel.
 
@@ -170,7 +170,7 @@ def patches_convolution(
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def direct_convolution(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+    x: jax.Array, kernel: jax.Array, strides: _Strides, padding: Padding
 ) -> jax.Array:
     """XLA's convolution, with gradients that are convolutions in the usual dimension order.
 
@@ -189,14 +189,14 @@ def direct_convolution(
 
 
 def _direct_forward(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+    x: jax.Array, kernel: jax.Array, strides: _Strides, padding: Padding
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     y = lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC)
     return y, (x, kernel)
 
 
 def _direct_backward(
-    strides: Strides, padding: Padding, saved: tuple[jax.Array, jax.Array], g: jax.Array
+    strides: _Strides, padding: Padding, saved: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
     return (
@@ -209,7 +209,7 @@ direct_convolution.defvjp(_direct_forward, _direct_backward)
 
 
 def _gradient_images(
-    g: jax.Array, kernel: jax.Array, sizes: Sequence[int], strides: Strides, padding: Padding
+    g: jax.Array, kernel: jax.Array, sizes: Sequence[int], strides: _Strides, padding: Padding
 ) -> jax.Array:
     """dL/dx f[B, H, W, C]: the dilated g f[B, H', W', F] with the turned kernel."""
     sides = []
@@ -225,7 +225,7 @@ def _gradient_images(
 
 
 def _gradient_kernel(
-    x: jax.Array, g: jax.Array, taps: Sequence[int], strides: Strides, padding: Padding
+    x: jax.Array, g: jax.Array, taps: Sequence[int], strides: _Strides, padding: Padding
 ) -> jax.Array:
     """dL/dkernel f[r, s, C, F]: x as C images of B channels, with g as its dilated kernel."""
     sides = []

@@ -27,7 +27,7 @@ from fedjax_bn.models.cpu.winograd import Padding, batched_product, constant_pro
 CHUNK = 64  # images at a time: more no longer fit in the caches
 
 
-class Matrices(NamedTuple):
+class _Matrices(NamedTuple):
     """The transforms for one shape; P, Q: coefficients down and across, H', W': outputs.
 
     down: f64[2 P, H], real and imaginary parts of the coefficients of columns.
@@ -45,7 +45,7 @@ class Matrices(NamedTuple):
 
 
 @cache
-def matrices(size: tuple[int, int], taps: tuple[int, int], padding: Padding) -> Matrices:
+def matrices(size: tuple[int, int], taps: tuple[int, int], padding: Padding) -> _Matrices:
     """All transforms of a convolution of maps f[H, W] with kernels f[r, s]."""
     (lengths, outputs) = zip(*map(_cycle, size, taps, padding), strict=True)
     rows = np.arange(lengths[0] // 2 + 1)
@@ -70,7 +70,7 @@ def matrices(size: tuple[int, int], taps: tuple[int, int], padding: Padding) -> 
     products = [-back[0], back[1], back[0] + back[1]]
     back_down = wave(rows, 0, np.arange(outputs[0])).conj() * _multiplicity(lengths[0])[:, None]
     back_down = np.stack([back_down.real, -back_down.imag], 1) / lengths[0]
-    return Matrices(
+    return _Matrices(
         down=np.stack([down.real, down.imag], 1).reshape(-1, size[0]),
         across=np.stack([imaginary, real, real + imaginary], 1).reshape(-1, 2 * size[1]),
         kernel=np.stack(factors, 2).reshape(-1, taps[0] * taps[1]),
@@ -115,7 +115,7 @@ def fourier_convolution(x: jax.Array, kernel: jax.Array, padding: Padding) -> ja
     return in_chunks(lambda images: _convolve(images, filters, transforms), x, CHUNK)
 
 
-def _convolve(x: jax.Array, filters: jax.Array, transforms: Matrices) -> jax.Array:
+def _convolve(x: jax.Array, filters: jax.Array, transforms: _Matrices) -> jax.Array:
     """x f[B, H, W, C], filters f[3 P Q, C, F] -> f[B, H', W', F]."""
     batch, height, width, channels = x.shape
     rows, wide = len(transforms.down) // 2, len(transforms.back_across) // 2

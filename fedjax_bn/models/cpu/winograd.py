@@ -25,7 +25,7 @@ from fedjax_bn.models.cpu.chunks import in_chunks
 
 # Evaluation points, besides infinity, in the order of use. Small fractions whose differences are
 # far from 0 keep rounding small: with all seven a float32 result is within 1e-5 of the largest.
-POINTS = tuple(Fraction(p) for p in ("0", "1", "-1", "1/2", "-2", "2", "-1/2"))
+_POINTS = tuple(Fraction(p) for p in ("0", "1", "-1", "1/2", "-2", "2", "-1/2"))
 CHUNK = 32  # images at a time: more no longer fit in the caches
 Padding = tuple[tuple[int, int], tuple[int, int]]
 
@@ -42,7 +42,7 @@ def transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndar
       outputs: m, outputs a tile; m + r - 2 is at most 7.
       taps: r, length of the filter.
     """
-    points = POINTS[: outputs + taps - 2]
+    points = _POINTS[: outputs + taps - 2]
 
     def vandermonde(columns: int) -> list[list[Fraction]]:
         infinity = [Fraction(j == columns - 1) for j in range(columns)]

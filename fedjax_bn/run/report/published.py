@@ -8,7 +8,7 @@ from typing import NamedTuple
 # FedBN's Table 16 prints its columns in another order than its numbers have, evidently its authors'
 # order of clients:
 # printed heading -> dataset that the numbers belong to.
-TABLE_16 = {
+_TABLE_16 = {
     "SVHN": "MNIST",
     "USPS": "SVHN",
     "SynthDigits": "USPS",
@@ -60,7 +60,7 @@ def _cell(row: dict[str, str]) -> Cell:
         **row | {"mean": float(row["mean"]), "std": float(row["std"]) if row["std"] else None}
     )
     if (cell.paper, cell.table) == ("FedBN", "16"):
-        return cell._replace(column=TABLE_16[cell.column])
+        return cell._replace(column=_TABLE_16[cell.column])
     return cell
 
 
