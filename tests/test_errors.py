@@ -12,6 +12,7 @@ import runs
 from fedjax_bn import main
 from fedjax_bn.run import experiment, train, workdir
 from fedjax_bn.run.config import base
+from fedjax_bn.run.configured_method import resolved
 from fedjax_bn.run.errors import NotFiniteError, WorkdirError
 
 QUICK = f"{runs.ROOT}/configs/quickstart.py"
@@ -300,8 +301,9 @@ def test_a_damaged_config_json_is_named(tmp_path, content):
 def test_a_damaged_summary_json_is_named_and_the_workdir_is_left_alone(
     tmp_path, trains, content, monkeypatch
 ):
-    experiment_, _, _ = train.prepare(runs.config())
-    flat = dict(train.flatten(runs.config()))
+    config = resolved(runs.config())
+    experiment_, _, _ = train.prepare(config)
+    flat = dict(train.flatten(config))
     workdir.claim(tmp_path / "run", flat, {"data": train.data_hash(experiment_)})
     (tmp_path / "run" / "summary.json").write_text(content)
     before = runs.files(tmp_path)

@@ -205,7 +205,12 @@ def silent():
         "weights": np.full(3, np.nan),
         "finite": np.ones(3, bool),
     }
-    return Rounds("", lambda state: lambda state: (state, metrics))
+    one = {
+        "image": jax.ShapeDtypeStruct((1, 2, 6), jnp.float32),
+        "label": jax.ShapeDtypeStruct((1, 2), jnp.int32),
+        "valid": jax.ShapeDtypeStruct((1, 2), bool),
+    }
+    return Rounds("", one, lambda state: lambda state: (state, metrics))
 
 
 def test_a_run_takes_the_rule_by_name_writes_its_weights_and_draws_them(tmp_path, monkeypatch):

@@ -13,11 +13,11 @@ from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build, sampler
 from fedjax_bn.run.summary import summarize
 
-SIZES = jnp.asarray([5, 3, 4], jnp.int32)
+SIZES, CLIENTS = jnp.asarray([5, 3, 4], jnp.int32), jnp.arange(3, dtype=jnp.int32)
 
 
 def test_each_client_makes_its_own_number_of_epochs():
-    draw = by_epochs(2, (1, 3, 2))(SIZES, 5, jax.random.key(0))
+    draw = by_epochs(2, (1, 3, 2))(SIZES, CLIENTS, 5, jax.random.key(0))
     assert draw.index.shape == draw.valid.shape == (3, 9, 2)
     for k, (size, epochs) in enumerate(((5, 1), (3, 3), (4, 2))):
         for epoch in range(3):
@@ -27,8 +27,16 @@ def test_each_client_makes_its_own_number_of_epochs():
             np.testing.assert_array_equal(seen, expected)
 
 
+def test_what_a_client_draws_depends_on_its_number_and_not_on_its_row():
+    """A cohort draws what its clients draw when all take part, epochs of each included."""
+    draw, key = by_epochs(2, (1, 3, 2)), jax.random.key(0)
+    whole, chosen = draw(SIZES, CLIENTS, 5, key), jnp.asarray([2, 1], jnp.int32)
+    some = draw(SIZES[chosen], chosen, 5, key)
+    jax.tree.map(lambda all_, few: np.testing.assert_array_equal(all_[chosen], few), whole, some)
+
+
 def test_one_number_of_epochs_is_everybodys():
-    every, each = (by_epochs(2, e)(SIZES, 5, jax.random.key(0)) for e in ((2,), (2, 2, 2)))
+    every, each = (by_epochs(2, e)(SIZES, CLIENTS, 5, jax.random.key(0)) for e in ((2,), (2, 2, 2)))
     jax.tree.map(np.testing.assert_array_equal, every, each)
 
 
@@ -37,7 +45,9 @@ def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
     config = runs.config(client_epochs=("1", "3", "2"))
     experiment = build(config)
     assert local_epochs(config) == (1, 3, 2)
-    draw = sampler(config, experiment.internal)(jnp.asarray([22, 18, 11]), 22, jax.random.key(0))
+    draw = sampler(config, experiment.internal)(
+        jnp.asarray([22, 18, 11]), CLIENTS, 22, jax.random.key(0)
+    )
     np.testing.assert_array_equal(draw.valid.sum((1, 2)), [22, 54, 22])
     record = {"round": 1, "seconds": 2.0, "accuracy": {"mean": 1.0}}
     assert summarize(config, experiment, [record], 1.0)["samples_per_second"] == 98 / 2

@@ -20,6 +20,7 @@ from fedjax_bn.run.config import base, flatten
 
 METRICS = {"round", "loss", "weights", "seconds"}
 SUMMARY = {
+    "traffic",
     *("method", "dataset", "seed", "rounds", "selected_round", "accuracy", "last_round"),
     *("seconds_per_round", "compile_seconds", "samples_per_second"),
 }
@@ -98,6 +99,9 @@ def test_summary_json_has_exactly_the_keys_of_the_design(outcome):
     np.testing.assert_allclose(summary["seconds_per_round"], seconds)
     np.testing.assert_allclose(summary["samples_per_second"], (22 + 18 + 11) / seconds)
     assert summary["compile_seconds"] > 0
+    # FedBN on an MLP: all but the batch norms travel, and a few numbers.
+    sent = summary["traffic"]
+    assert 0 < sent["down"] < sent["up"] < sent["down"] + 32
 
 
 def test_checkpoints_are_read_by_plain_orbax(outcome):

@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_bn import adaptation, methods
 from fedjax_bn.adaptation import Adaptation
+from fedjax_bn.aggregation import ServerState
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import FederatedState
@@ -46,7 +47,8 @@ def federation(kernels: np.ndarray, personal: bool) -> FederatedState:
         shared=none if personal else one,
         personal=whole if personal else none,
         weights=jnp.full(num_clients, 1 / num_clients),
-        server=(),
+        weighing=(),
+        server=ServerState(),
         memory=(),
     )
 

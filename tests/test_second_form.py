@@ -37,9 +37,10 @@ def remembering():
         return {"total": jnp.zeros(num_clients), "count": jnp.zeros(num_clients)}
 
     def weigh(state, sizes, risks, messages):
-        state = {"total": state["total"] + risks, "count": state["count"] + (sizes > 0)}
+        counted = (sizes > 0).astype(risks.dtype)
+        state = {"total": state["total"] + risks, "count": state["count"] + counted}
         mean = state["total"] / jnp.maximum(state["count"], 1)
-        return sizes / jnp.maximum(mean, 1e-3), state
+        return sizes.astype(risks.dtype) / jnp.maximum(mean, 1e-3), state
 
     return Weighing(init, weigh)
 
