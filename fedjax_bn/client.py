@@ -312,12 +312,12 @@ def run_steps(
         batch = blank_padding(load(source, batch, jax.random.fold_in(key, _LOADING)))
         *new, loss = step.update(*carry, batch, received, key)
         count = batch["valid"].sum(dtype=jnp.int32)
-        return select(count > 0, tuple(new), carry), (jnp.where(count > 0, loss, 0), count)
+        return where_tree(count > 0, tuple(new), carry), (jnp.where(count > 0, loss, 0), count)
 
     (variables, state), (losses, counts) = jax.lax.scan(scanned, (variables, state), (steps, keys))
     return Trained(variables, state, losses, counts)
 
 
-def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
+def where_tree(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """`yes` where the condition bool[] holds, else `no`, leaf by leaf."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -21,12 +21,11 @@ from fedjax_bn.aggregation import (
     WeighingRule,
     averaging,
     by_size,
-    needs_risks,
     normalize,
     restore,
 )
 from fedjax_bn.batches import Batches, check_batches, last_epoch, owned_samples
-from fedjax_bn.client import Client, Received, select
+from fedjax_bn.client import Client, Received, where_tree
 from fedjax_bn.mapping import group_size, map_and_sum
 from fedjax_bn.sharing import SharingRule, Variables, everything, split, split_like
 from fedjax_bn.state import (
@@ -44,7 +43,14 @@ from fedjax_bn.state import (
     with_own,
 )
 from fedjax_bn.task import masked_mean
-from fedjax_bn.uploads import Sums, counting, part_of, sum_uploads
+from fedjax_bn.uploads import (
+    Sums,
+    counting,
+    early_weights,
+    part_of,
+    sum_uploads,
+    weigh_uploads,
+)
 
 __all__ = [
     "Broadcast",
@@ -185,7 +191,7 @@ def _round(
     population = batches.pop("population", None)
     broadcast = broadcast_of(state)
     # Weights known before training spare holding all trained models at once.
-    early = _early_weights(plan, batches)
+    early = early_weights(plan.weigh, batches, plan.client.epochs)
 
     def one(weight: jax.Array | None, own: Own, batches: Batches) -> tuple[PyTree, tuple]:
         own, upload, losses = _client(plan, broadcast, own, batches, key)
@@ -197,7 +203,7 @@ def _round(
     old = Own(state.personal, state.memory)
     sums, (own, uploads, losses) = map_and_sum(one, plan.clients, early, old, batches)
     if early is None:
-        weights, weighing = _weigh(plan, state.weighing, uploads)
+        weights, weighing = weigh_uploads(plan.weigh, state.weighing, uploads)
         sums = sum_uploads(plan.server, weights, uploads)
     else:
         weights, weighing = jnp.where(counting(uploads), early, 0), state.weighing
@@ -237,7 +243,7 @@ def _client(
         new = Own(personal, update.memory)
         finite = _all_finite((shared, new, update.message, update.losses))
         # A client that fails keeps what is its own.
-        kept = select(finite, new, own)
+        kept = where_tree(finite, new, own)
         return kept, shared, update.message, update.losses, finite
 
     def idle(received: Received) -> tuple[Own, PyTree, PyTree, jax.Array, jax.Array]:
@@ -268,7 +274,7 @@ def _server(plan: _Plan, state: FederatedState, uploads: Upload) -> FederatedSta
     numbered = (population == rows) & (uploads.client < rows).all()
     place = jnp.where(numbered, uploads.client, jnp.arange(given, dtype=jnp.int32))
     mine = jax.tree.map(lambda leaf: leaf[place], state.weighing)
-    weights, new = _weigh(plan, mine, uploads)
+    weights, new = weigh_uploads(plan.weigh, mine, uploads)
     after = _conclude(
         plan, state, sum_uploads(plan.server, weights, uploads), counting(uploads), population
     )
@@ -277,33 +283,6 @@ def _server(plan: _Plan, state: FederatedState, uploads: Upload) -> FederatedSta
         weights=jnp.where(weights.sum() > 0, weights, state.weights),
         weighing=jax.tree.map(lambda leaf, rows: leaf.at[place].set(rows), state.weighing, new),
     )
-
-
-def _early_weights(plan: _Plan, batches: Batches) -> jax.Array | None:
-    """Weights f[K] before it is known whose update is finite; None where they need uploads."""
-    rows = batches["valid"].shape[0]
-    if isinstance(plan.weigh, Weighing) or needs_risks(plan.weigh, rows):
-        return None
-    owned = functools.partial(owned_samples, epochs=plan.client.epochs)
-    known = {name: batches[name] for name in ("valid", "size") if name in batches}
-    sizes = jax.vmap(owned)(known)
-    participates = batches.get("participates", jnp.ones(rows, bool))
-    weights = plan.weigh(jnp.where(participates, sizes, 0), jnp.zeros(rows))
-    return normalize(jnp.where(participates, weights, 0))
-
-
-def _weigh(plan: _Plan, state: PyTree, uploads: Upload) -> tuple[jax.Array, PyTree]:
-    """Weights f[C] of the clients that count, 0 elsewhere, and what the rule remembers."""
-    counts, rows = counting(uploads), uploads.size.shape[0]
-    if isinstance(plan.weigh, Weighing):
-        sizes, risks = (jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk))
-        weights, state = plan.weigh.weigh(state, sizes, risks, uploads.message)
-    elif needs_risks(plan.weigh, rows):
-        weights = plan.weigh(*(jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk)))
-    else:
-        sizes = jnp.where(uploads.participates, uploads.size, 0)
-        weights = plan.weigh(sizes, jnp.zeros(rows))
-    return jnp.where(counts, weights, 0), state
 
 
 def _conclude(
@@ -315,7 +294,7 @@ def _conclude(
     share = counts.sum(dtype=float) / jnp.asarray(population, float)
     aggregate = Aggregate(restore(mean, state.shared), message, share)
     new = plan.server.update(state.shared, aggregate, state.server)
-    shared, server = select(sums.weight > 0, new, (state.shared, state.server))
+    shared, server = where_tree(sums.weight > 0, new, (state.shared, state.server))
     return state._replace(round=state.round + 1, shared=shared, server=server)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation import running
-from fedjax_bn.client import Batch, Load, LocalStep, Received, Train, Trained, run_steps, select
+from fedjax_bn.client import Batch, Load, LocalStep, Received, Train, Trained, run_steps, where_tree
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.sharing import Variables
@@ -57,7 +57,7 @@ def best_of_round(score: Score, every: int = 20) -> Train:
             done = run_steps(step, received, variables, state, some | source, keys, load)
             passed += len(done.counts)
             value = score(done.variables, received).astype(worst.dtype)
-            best = select(value > best[1], (done.variables, value, passed), best)
+            best = where_tree(value > best[1], (done.variables, value, passed), best)
             return (done.variables, done.state, best, passed), (done.losses, done.counts)
 
         carry = (variables, state, best, jnp.zeros((), jnp.int32))

@@ -1,4 +1,4 @@
-"""Sums over clients: what a round reduces to, whatever the number of clients."""
+"""Uploads weighed and summed: what a round reduces to, whatever the number of clients."""
 
 import functools
 from typing import Any, NamedTuple
@@ -6,7 +6,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.aggregation import ServerUpdate, weighted
+from fedjax_bn.aggregation import (
+    ServerUpdate,
+    Weighing,
+    WeighingRule,
+    needs_risks,
+    normalize,
+    weighted,
+)
+from fedjax_bn.batches import Batches, owned_samples
 from fedjax_bn.state import Upload
 
 PyTree = Any
@@ -38,3 +46,32 @@ def sum_uploads(server: ServerUpdate, weights: jax.Array, uploads: Upload) -> Su
     """The sums over uploads stacked [C, ...], with weights f[C]."""
     parts = jax.vmap(functools.partial(part_of, server))(weights, uploads)
     return jax.tree.map(lambda x: x.sum(0), parts)
+
+
+def early_weights(rule: WeighingRule | Weighing, batches: Batches, epochs: int) -> jax.Array | None:
+    """Weights f[K] before it is known whose update is finite; None where they need uploads."""
+    rows = batches["valid"].shape[0]
+    if isinstance(rule, Weighing) or needs_risks(rule, rows):
+        return None
+    owned = functools.partial(owned_samples, epochs=epochs)
+    known = {name: batches[name] for name in ("valid", "size") if name in batches}
+    sizes = jax.vmap(owned)(known)
+    participates = batches.get("participates", jnp.ones(rows, bool))
+    weights = rule(jnp.where(participates, sizes, 0), jnp.zeros(rows))
+    return normalize(jnp.where(participates, weights, 0))
+
+
+def weigh_uploads(
+    rule: WeighingRule | Weighing, state: PyTree, uploads: Upload
+) -> tuple[jax.Array, PyTree]:
+    """Weights f[C] of the clients that count, 0 elsewhere, and what the rule remembers."""
+    counts, rows = counting(uploads), uploads.size.shape[0]
+    if isinstance(rule, Weighing):
+        sizes, risks = (jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk))
+        weights, state = rule.weigh(state, sizes, risks, uploads.message)
+    elif needs_risks(rule, rows):
+        weights = rule(*(jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk)))
+    else:
+        sizes = jnp.where(uploads.participates, uploads.size, 0)
+        weights = rule(sizes, jnp.zeros(rows))
+    return jnp.where(counts, weights, 0), state

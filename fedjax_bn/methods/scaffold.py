@@ -15,7 +15,7 @@ from fedjax_bn.client import (
     Trained,
     differentiate,
     gradient_step,
-    select,
+    where_tree,
 )
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.learning import learning, method_of, supervised
@@ -117,7 +117,7 @@ def new_variate(
     def renew(c_k: jax.Array, c: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
         return c_k - c + (x - y) * inverse.astype(x.dtype)
 
-    return select(steps > 0, jax.tree.map(renew, own, server, start, now), own)
+    return where_tree(steps > 0, jax.tree.map(renew, own, server, start, now), own)
 
 
 def _renew_variate(optimizer: optax.GradientTransformation, learning_rate: float | None) -> Finish:
