@@ -25,7 +25,7 @@ from fedjax_bn.aggregation import (
     restore,
 )
 from fedjax_bn.batches import Batches, check_batches, last_epoch, owned_samples
-from fedjax_bn.client import Client, Received, where_tree
+from fedjax_bn.client import Client, LocalUpdate, Received, where_tree
 from fedjax_bn.mapping import group_size, map_and_sum
 from fedjax_bn.sharing import SharingRule, Variables, everything, split, split_like
 from fedjax_bn.state import (
@@ -237,33 +237,43 @@ def _client(
     last = last_epoch(batches["valid"], plan.client.epochs)
     received = Received(broadcast.shared, own.personal, own.memory, broadcast.message, validation)
 
-    def train(received: Received) -> tuple[Own, PyTree, PyTree, jax.Array, jax.Array]:
+    def train(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
         update = plan.client.run(received, data | {"last_epoch": last}, key)
         shared, personal = split_like(update.variables, broadcast.shared)
         new = Own(personal, update.memory)
         finite = _all_finite((shared, new, update.message, update.losses))
         # A client that fails keeps what is its own.
-        kept = where_tree(finite, new, own)
-        return kept, shared, update.message, update.losses, finite
+        return where_tree(finite, new, own), shared, _told(update), finite
 
-    def idle(received: Received) -> tuple[Own, PyTree, PyTree, jax.Array, jax.Array]:
+    def idle(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
         like = jax.eval_shape(train, received)
-        _, shared, message, losses, _ = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like
-        )
-        return own, shared, message, losses, jnp.ones((), bool)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        return own, *nothing[1:3], jnp.ones((), bool)
 
     participates = batches.get("participates")
     if participates is None:
         participates = jnp.ones((), bool)
-        own, shared, message, losses, finite = train(received)
+        own, shared, update, finite = train(received)
     else:
-        own, shared, message, losses, finite = jax.lax.cond(participates, train, idle, received)
-    counts = batches["valid"].sum(1, dtype=jnp.int32)
-    risk, loss = masked_mean(losses, jnp.where(last, counts, 0)), masked_mean(losses, counts)
-    population = batches.get("population")
-    report = Upload(shared, message, size, risk, loss, finite, participates, who, population)
-    return own, report, losses
+        own, shared, update, finite = jax.lax.cond(participates, train, idle, received)
+    losses, counts = update.losses, update.counts
+    upload = Upload(
+        shared=shared,
+        message=update.message,
+        size=size,
+        risk=masked_mean(losses, jnp.where(last, counts, 0)),
+        loss=masked_mean(losses, counts),
+        finite=finite,
+        participates=participates,
+        client=who,
+        population=batches.get("population"),
+    )
+    return own, upload, losses
+
+
+def _told(update: LocalUpdate) -> LocalUpdate:
+    """What is told of a client's round: all but what it keeps."""
+    return update._replace(variables=(), memory=())
 
 
 def _server(plan: _Plan, state: FederatedState, uploads: Upload) -> FederatedState:

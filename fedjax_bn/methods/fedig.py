@@ -218,7 +218,13 @@ def _averaging_statistics() -> ServerUpdate:
     plain = averaging()
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
-        return ServerState(sent=join(shared, personal)[STATISTICS])
+        variables = join(shared, personal)
+        if STATISTICS not in variables:
+            raise ValueError(
+                "fedig mixes the statistics of batch norms, but the model has none: build it with "
+                "fedjax_bn.normalization.BatchNorm or flax's own, or use another method"
+            )
+        return ServerState(sent=variables[STATISTICS])
 
     def update(
         shared: PyTree, aggregate: Aggregate, state: ServerState
