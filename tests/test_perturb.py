@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import runs
+from fedjax_bn.methods import fedavg
 from fedjax_bn.perturb import amplitude_mix, mix_amplitudes, partners
+from fedjax_bn.run.configured_method import METHODS
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.experiment import build
 
 KEY = jax.random.key(0)
 
@@ -56,6 +61,22 @@ def test_a_batch_is_changed_with_its_probability_and_as_a_whole():
     assert all(one.all() or not one.any() for one in changed)
     assert 8 < sum(one.any() for one in changed) < 32
     np.testing.assert_array_equal(amplitude_mix(0.0)(KEY, x, valid), x)
+
+
+def test_a_configuration_names_one_and_the_method_gets_it(monkeypatch):
+    runs.install(monkeypatch)
+    seen = {}
+
+    def spied(model, optimizer, *, perturb=None, **options):
+        seen["perturb"] = perturb
+        return fedavg(model, optimizer, perturb=perturb, **options)
+
+    monkeypatch.setitem(METHODS, "fedavg", spied)
+    build(runs.config(method="fedavg", perturb="amplitude_mix:probability=0"))
+    x, valid = jnp.asarray(images_of(4)), jnp.ones(4, bool)
+    np.testing.assert_array_equal(seen["perturb"](KEY, x, valid), x)
+    with pytest.raises(ConfigError, match=r"perturb='amplitude_mixx'.*amplitude_mix"):
+        build(runs.config(method="fedavg", perturb="amplitude_mixx"))
 
 
 def test_wrong_arguments_are_refused():

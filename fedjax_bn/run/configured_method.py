@@ -15,6 +15,7 @@ from fedjax_bn.client import Load
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.perturb import Perturb, amplitude_mix
 from fedjax_bn.run.config import choice_of, choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.selection import best_of_round, validation_score
@@ -36,6 +37,7 @@ WEIGHING = {
     "uniform": aggregation.uniform,
     "risk_extrapolation": aggregation.risk_extrapolation,
 }
+PERTURBATIONS = {"amplitude_mix": amplitude_mix}
 OPTIMIZERS = {
     "sgd": lambda config: optax.sgd(
         config.learning_rate, config.momentum or None, nesterov=config.nesterov
@@ -114,6 +116,8 @@ def method_maker(
         options["share"] = _choose_sharing(config.share)
     if config.weigh:
         options["weigh"] = choose_weighing(config.weigh)
+    if config.perturb:
+        options["perturb"] = choose_perturbation(config.perturb)
     make_optimizer = choose(OPTIMIZERS, config.optimizer.name, "optimizer.name")
     optimizer = make_optimizer(config.optimizer)
     if config.optimizer.weight_decay:
@@ -176,6 +180,16 @@ def choose_weighing(text: str) -> aggregation.WeighingRule:
     if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
         return partial(function, **options) if options else function
     return function(**options)
+
+
+def choose_perturbation(text: str) -> Perturb:
+    """What `amplitude_mix:probability=0.5` spells, or a user's own function that returns one.
+
+    Raises:
+      ValueError: an unknown name or key, or a value of the wrong type or out of its range.
+    """
+    make, options = choice_of("perturb", text, PERTURBATIONS)
+    return make(**options)
 
 
 def local_epochs(config: ConfigDict) -> tuple[int, ...]:

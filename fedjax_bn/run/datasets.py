@@ -25,7 +25,7 @@ _CHOICES = {
 def configured_clients(
     data: Source | Dataset, config: ConfigDict
 ) -> tuple[Dataset, tuple[Domain, ...]]:
-    """The clients and the unseen domains, as `data.clients.make_clients` makes them.
+    """The clients and the unseen domains, as `data.division.clients.make_clients` makes them.
 
     With `data.partition="pooled"` one client owns all samples, and each domain's test samples are
     an unseen domain's (FedBN, Table 12).

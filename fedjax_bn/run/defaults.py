@@ -81,6 +81,11 @@ RUN = {
         "by_size, uniform, risk_extrapolation:eta=0.5:solver=slsqp, or your own; empty: the "
         "method's own",
     ),
+    "perturb": Key(
+        "",
+        "what training does to images once they are standardized: amplitude_mix:probability=0.5, "
+        "or your own; empty: nothing",
+    ),
     "clients": Key("auto", "auto, map, vmap, vmap:n (n clients at a time)"),
     "clients_per_round": Key(0, "clients drawn to take part in a round; 0: all", AT_LEAST_0),
     "on_nonfinite": Key(
