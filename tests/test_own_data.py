@@ -151,6 +151,16 @@ def test_an_archive_of_ones_own_is_divided_and_served_as_any_source(tmp_path, im
     assert unseen.test.labels.dtype == np.int32
 
 
+def test_an_archive_is_read_under_the_name_of_folders_too(tmp_path):
+    path = tmp_path / "own.npz"
+    np.savez(path, day__images=np.zeros((6, 4, 4, 3), np.uint8), day__labels=np.arange(6) % 2)
+    one, other = (
+        DATASETS[name](config_of(name, path, data_image_size=4)) for name in ("folders", "npz")
+    )
+    assert one.key == other.key
+    assert one.pools[0].name == "day"
+
+
 def test_an_archive_may_come_divided_and_name_its_classes(tmp_path):
     content = {"classes": np.array(["ant", "bee", "cow"])}
     for name in DOMAINS:

@@ -72,6 +72,18 @@ def _read_abide(config: ConfigDict) -> Source:
     return abide.load(config.data.path, cache=_cache_folder(config), **config.abide)
 
 
+def _read_own(config: ConfigDict) -> Source:
+    """A user's own data: a tree of image folders, or an archive where the path is a `.npz`."""
+    if Path(config.data.path).suffix == ".npz":
+        if config.data.classes:
+            raise ValueError(
+                f"config.data.classes={tuple(config.data.classes)} does not go with an archive, "
+                "whose labels are what they are: leave it out"
+            )
+        return npz.load(config.data.path, domains=config.data.domains)
+    return _read_images(own_folders.load, "domains", "classes")(config)
+
+
 def _read_tfds(name: str) -> _Read:
     """Returns `read(config)` for a dataset that tensorflow-datasets has prepared.
 
@@ -116,7 +128,7 @@ DATASETS: dict[str, _Read] = {
     "digits": _read_digits,
     "digits_morpho": _read_digits_morpho,
     "domainnet": _read_images(domainnet.load, "classes"),
-    "folders": _read_images(own_folders.load, "domains", "classes"),
+    "folders": _read_own,
     "morpho_mnist": lambda config: morpho_mnist.load(config.data.path),
     "npz": lambda config: npz.load(config.data.path, domains=config.data.domains),
     **TFDS,

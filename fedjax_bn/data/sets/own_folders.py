@@ -5,7 +5,7 @@
 A domain is a folder that holds folders; its classes are the folders in it, and every domain must
 have them all. Images may be of any size and of any kind that `folders` knows; they are stretched to
 squares and normalized by ImageNet's mean and standard deviation, as PACS is. Folders may be spelled
-in any case and with or without spaces, - and _.
+in any case and with or without spaces, - and _. A path that ends in `.npz` is read by `npz`.
 """
 
 from collections.abc import Sequence
