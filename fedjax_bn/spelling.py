@@ -6,6 +6,7 @@ signature gives them. `package.module:function:key=value` chooses a user's own f
 
 import ast
 import difflib
+import functools
 import importlib
 import inspect
 import types
@@ -122,6 +123,10 @@ def literal(spelled: str) -> Any:
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    made_by_metaclass = inspect.isclass(function) and "__call__" in vars(type(function))
+    if made_by_metaclass and "__init__" in vars(function):
+        # A metaclass that makes the objects, as nnx's does, hides the arguments of `__init__`.
+        function = functools.partial(function.__init__, None)
     try:
         return inspect.signature(function, eval_str=True)
     except (AttributeError, NameError, TypeError):  # annotations that only type checkers resolve

@@ -12,6 +12,7 @@ from pathlib import Path
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedjax_bn as fb
@@ -40,8 +41,19 @@ INNER = {
 OWN = """
 from functools import partial
 import flax.linen as nn
+from flax import nnx
 from fedjax_bn.adaptation import running
 from fedjax_bn.methods import fedprox
+
+class Graph(nnx.Module):
+    def __init__(self, num_classes: int, *, width: int = 3, rngs: nnx.Rngs):
+        self.dense = nnx.Linear(6, width, rngs=rngs)
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+        self.out = nnx.Linear(width, num_classes, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.norm(self.dense(x)))
+
 
 class Net(nn.Module):
     num_classes: int
@@ -254,6 +266,17 @@ def test_a_users_own_model_method_share_weigh_and_adaptation_need_no_fork(own):
     assert seen["strength"] == 0.25
     assert seen["share"](3) == "shared 3"
     assert seen["weigh"](jnp.asarray([1, 2]), jnp.ones(2)).tolist() == [1, 8]
+
+
+def test_a_users_own_nnx_class_is_made_with_the_runs_seed(own):
+    models = [made(model="own_code:Graph:width=5", seed=seed).model for seed in (0, 0, 1)]
+    kernels = [
+        np.asarray(model.init(jax.random.key(0), jnp.zeros((1, 6)))["params"]["dense"]["kernel"])
+        for model in models
+    ]
+    assert kernels[0].shape == (6, 5)
+    np.testing.assert_array_equal(kernels[0], kernels[1])
+    assert np.abs(kernels[0] - kernels[2]).max() > 0
 
 
 @pytest.mark.parametrize("text", ["own_code:squared:power=3", "own_code:squaring:power=3"])
