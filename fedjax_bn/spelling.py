@@ -123,7 +123,7 @@ def literal(spelled: str) -> Any:
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    made_by_metaclass = inspect.isclass(function) and "__call__" in vars(type(function))
+    made_by_metaclass = inspect.isclass(function) and type(function).__call__ is not type.__call__
     if made_by_metaclass and "__init__" in vars(function):
         # A metaclass that makes the objects, as nnx's does, hides the arguments of `__init__`.
         function = functools.partial(function.__init__, None)
