@@ -131,6 +131,9 @@ def test_the_paper_s_sum_is_for_pretrained_weights(name, pretrained, cafl):
     assert config.fedig.cafl == ""
     assert resolved(config).fedig.cafl == cafl
     assert resolved(config).fedig.lambda_2 == 4.0
+    (note,) = start_notes(config)
+    assert ("from scratch" in note) == (not pretrained)
+    assert f"as the {cafl} over features" in note
 
 
 def test_a_chosen_reading_is_kept():
