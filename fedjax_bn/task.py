@@ -69,7 +69,7 @@ def _count_right(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.A
 def _share_right(counts: jax.Array) -> jax.Array:
     """Accuracy f[] in percent, of counts i32[batches, 2]; 0 without samples."""
     right, samples = counts.sum(0)
-    return 100 * right / jnp.maximum(samples, 1)
+    return 100 * right / samples.clip(1)  # in float64 where the counts are NumPy's
 
 
 def masked_mean(values: jax.Array, weights: jax.Array) -> jax.Array:

@@ -9,7 +9,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.adaptation import Adaptation, running
@@ -132,5 +131,5 @@ def _joined(parts: Sequence[PyTree]) -> PyTree:
 
 def _total(score: Score, kept: PyTree, rows: np.ndarray) -> float:
     """The score over the batches that bool[T] chooses."""
-    percent = score.of_all(jax.tree.map(lambda leaf: jnp.asarray(leaf[rows]), kept))
+    percent = score.of_all(jax.tree.map(lambda leaf: leaf[rows], kept))
     return float(str(np.asarray(percent)))  # with the digits that its dtype has, and no others
