@@ -51,10 +51,12 @@ def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
     high, low = image.max(-1), image.min(-1)
     chroma = high - low
     inverse = 1 / jnp.where(chroma > 0, chroma, 1)
+    # Not `high == red`: a compiler may round what it computes twice in two ways, and then no
+    # channel is the highest; near a tie all cases agree.
     sixths = jnp.where(
-        high == red,
+        (red >= green) & (red >= blue),
         (green - blue) * inverse,
-        jnp.where(high == green, (blue - red) * inverse + 2, (red - green) * inverse + 4),
+        jnp.where(green >= blue, (blue - red) * inverse + 2, (red - green) * inverse + 4),
     )
     sixths = sixths + 6 * turns
     return jnp.stack([high - chroma * _valley(sixths + start) for start in (5, 3, 1)], axis=-1)
