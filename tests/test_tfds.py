@@ -209,12 +209,12 @@ def test_photographs_of_cifar10_c_have_one_name_in_all_domains(tmp_path):
     for shown in ("frosted_glass_blur", "fog"):
         examples = [example(k, k % 10) for k in range(30)]
         write_copy(tmp_path, "cifar10_corrupted", "1.0.0", {"test": examples}, f"{shown}_2")
-    options = {"image_size": 8, "severity": 2, "download": False, "progress": False}
-    one, two = tfds_source.load(tmp_path, "cifar10_c", domains=names, **options).pools
+    options = {"image_size": 8, "download": False, "progress": False}
+    one, two = tfds_source.load(tmp_path, "cifar10_c/2", domains=names, **options).pools
     np.testing.assert_array_equal(one.names, two.names)
     np.testing.assert_array_equal(one.images, two.images)
     with pytest.raises(FileNotFoundError, match="gaussian_noise_2 has no prepared copy"):
-        tfds_source.load(tmp_path, "cifar10_c", **options)
+        tfds_source.load(tmp_path, "cifar10_c/2", **options)
 
 
 def test_all_corruptions_have_a_builder_of_their_name():
@@ -224,7 +224,7 @@ def test_all_corruptions_have_a_builder_of_their_name():
     ours = {
         copy.builder.removeprefix("cifar10_corrupted/")
         for severity in range(1, 6)
-        for copy in tfds_source._copies_of("cifar10_c", (), severity)
+        for copy in tfds_source._copies_of("cifar10_c", (), str(severity))
     }
     assert ours == theirs
     assert len(ours) == 5 * len(CORRUPTIONS)
@@ -263,7 +263,8 @@ def test_a_copy_that_cannot_be_made_says_why_and_how_to_make_it(tmp_path, monkey
         ("pac", {}, "'pac' is no dataset here; choose from digits"),
         ("office_caltech10", {"domains": ("amazone",)}, "no domains ['amazone']; it has amazon"),
         ("office_caltech10", {"classes": ("cup",)}, "no classes ['cup']; it has back_pack"),
-        ("cifar10_c", {"severity": 0}, "severity is 0"),
+        ("cifar10_c/0", {}, "severity is 0"),
+        ("pacs/2", {}, "'pacs/2' is no dataset here"),
     ],
 )
 def test_an_unknown_choice_is_refused_with_what_there_is(office, name, options, sentence):

@@ -8,7 +8,6 @@ import jax
 from fedjax_bn.adaptation.adaptation import Adaptation, predict_each
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.adapter import COLLECTION, Adapter, adapted_statistics
-from fedjax_bn.normalization.layer import RECORDED
 from fedjax_bn.sharing import Variables, path_names
 
 
@@ -36,8 +35,8 @@ def record_alphas(model: Any) -> Callable[[Variables, jax.Array], dict[str, jax.
 
     def record(variables: Variables, images: jax.Array) -> dict[str, jax.Array]:
         statistics = adapted_statistics(_adapter_of(variables))
-        moved = forward(model, variables, images, statistics=statistics, record=True).moved
-        leaves = jax.tree_util.tree_leaves_with_path(moved[RECORDED])
+        recorded = forward(model, variables, images, statistics=statistics).recorded
+        leaves = jax.tree_util.tree_leaves_with_path(recorded)
         return {"/".join(path_names(path[:-1])): alpha for path, alpha in leaves}
 
     return record

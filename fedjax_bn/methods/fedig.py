@@ -29,7 +29,6 @@ from fedjax_bn.normalization.mixig import mixed_statistics
 from fedjax_bn.normalization.mixing import Mixing, choose_mixing
 from fedjax_bn.sharing import (
     STATISTICS,
-    SharingRule,
     Variables,
     all_but_batch_norm,
     join,
@@ -51,9 +50,7 @@ def fedig(
     cafl: Distance | str = "sum",
     mixing: Mixing | str = "uniform",
     adapter: bool = False,
-    adapter_optimizer: optax.GradientTransformation | None = None,
     gates: bool = False,
-    share: SharingRule = all_but_batch_norm,
     **options: Any,
 ) -> FederatedMethod:
     """FedBN whose clients minimize L_CE + lambda_1 L_CACL + lambda_2 L_CAFL (Eq. 2 to 6).
@@ -81,12 +78,10 @@ def fedig(
         features collapse (docs/results.md). Or `distance(features, mixed) -> f[B]`.
       mixing: `mixing(key)` -> the rule of the second pass, or its text: MixIG with u ~ U(0, 1) by
         default, for others see `mixing.choose_mixing` (Tables 1, 3b and 6).
-      adapter: whether the zero-shot adapter is trained.
-      adapter_optimizer: its optimizer; `optimizer` by default, with a state of its own.
+      adapter: whether the zero-shot adapter is trained, by `optimizer` with a state of its own.
       gates: whether the local pass is batch-instance normalization with learned gates, for
         `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.
-      share: which leaves are averaged.
-      **options: those of `fedavg`.
+      **options: those of `fedbn`, `share` included.
 
     Raises:
       ValueError: a lambda is negative, the text of `cafl` or `mixing` is wrong, or there are both
@@ -107,10 +102,9 @@ def fedig(
     objective = client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
-        step = _alternate(step, adapter_step(learned, adapter_optimizer or optimizer))
-    method = method_of(
-        step, share=share, server=_averaging_statistics(), finish=_send_statistics, **options
-    )
+        step = _alternate(step, adapter_step(learned, optimizer))
+    options.setdefault("share", all_but_batch_norm)
+    method = method_of(step, server=_averaging_statistics(), finish=_send_statistics, **options)
     return method._replace(init=_start_with(method.init, adapter=adapter, gates=gates))
 
 
@@ -150,15 +144,17 @@ def client_agnostic(
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         images, valid = learned.read(variables, batch, key), batch["valid"]
         # The same key in both passes: the same units are dropped.
-        again = {"train": True, "valid": valid, "key": key, "features": True}
-        local = forward(learned.model, variables, images, statistics=statistics, **again)
+        again = {"train": True, "valid": valid, "key": key}
+        local = forward(
+            learned.model, variables, images, statistics=statistics, features="shown", **again
+        )
         loss = learned.task.loss(local.outputs, batch["label"], valid)
         if lambda_1 == lambda_2 == 0:
             return loss, (loss, local.moved)
         received_statistics = {**variables, STATISTICS: received.server}
         rule = mixing(jax.random.fold_in(key, 1))
         mixed = forward(
-            learned.model, received_statistics, images, statistics=rule, frozen=True, **again
+            learned.model, received_statistics, images, statistics=rule, features="frozen", **again
         )
         gaps = distance(local.features, mixed.features)
         error = learned.task.loss(mixed.outputs, batch["label"], valid)

@@ -71,12 +71,12 @@ def _contrastive(learned: Learning, mu: float, temperature: float) -> Objective:
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        out = forward(model, variables, images, train=True, valid=valid, key=key, features=True)
+        out = forward(model, variables, images, train=True, valid=valid, key=key, features="shown")
         loss = learned.task.loss(out.outputs, batch["label"], valid)
 
         def similarity(shared: PyTree) -> jax.Array:
             # Nothing here depends on the parameters being trained: no gradient.
-            other = forward(model, join(shared, received.personal), images, features=True)
+            other = forward(model, join(shared, received.personal), images, features="shown")
             return cosine(out.features, other.features) / temperature
 
         pair = jnp.stack([similarity(received.shared), similarity(received.memory)], -1)

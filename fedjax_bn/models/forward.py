@@ -5,7 +5,7 @@ A model is what initializes variables and computes outputs: a linen module, or a
 here.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -25,13 +25,15 @@ class Output(NamedTuple):
     Attributes:
       outputs: what the model returns, such as logits f[B, classes].
       features: f[B, F], what the classifier reads, behind their mask; None where not asked for.
-      moved: the collections that the pass moved, {"batch_stats": ...}; {} unless it trains. Where
-        asked for, also {"recorded": ...}, what the statistics rule recorded, by layer and name.
+      moved: the collections that the pass moved, {"batch_stats": ...}; {} unless it trains or has a
+        statistics rule, which may move them.
+      recorded: what the statistics rule recorded, by layer and name.
     """
 
     outputs: PyTree
     features: jax.Array | None
     moved: Variables
+    recorded: Variables
 
 
 def forward(
@@ -43,10 +45,7 @@ def forward(
     statistics: StatisticsRule | None = None,
     valid: jax.Array | None = None,
     key: jax.Array | None = None,
-    features: bool = False,
-    frozen: bool = False,
-    move: bool | None = None,
-    record: bool = False,
+    features: Literal["hidden", "shown", "frozen"] = "hidden",
 ) -> Output:
     """Passes a batch through a model; masks among the variables are applied.
 
@@ -59,36 +58,36 @@ def forward(
         running ones else.
       valid: bool[B], the samples that count in batch statistics; None for all.
       key: random key of dropout, in training.
-      features: whether features are wanted besides.
-      frozen: whether the gradient of the outputs stops at the features.
-      move: whether running statistics move; as `train` by default.
-      record: whether what the rule records is wanted.
+      features: whether they are wanted besides; "frozen" also stops the outputs' gradient at them.
 
     Raises:
-      ValueError: features are asked for, or to be frozen, and the model has none to show; a
+      ValueError: features are asked for, and the model has none to show; a
         statistics rule is given, and the model has no batch norm, or one that no rule reaches; the
         model is an nnx module without `from_nnx`.
     """
     plain, own = masks.take(variables)
     if instead := isinstance(model, FeaturesOf):
-        model, features = model.model, True
+        model, features = model.model, "shown"
         own = {name: mask for name, mask in own.items() if name != masks.FEATURES}
     owners = batch_norm_paths(plain) if statistics is not None else frozenset()
     _check(model, statistics, owners)
     method, mask = None, own.get(masks.FEATURES)
-    if features or frozen or mask is not None:
-        method = features_method(model, plain, images, frozen=frozen, mask=mask)
+    if features != "hidden" or mask is not None:
+        method = features_method(model, plain, images, frozen=features == "frozen", mask=mask)
     options = takes_train(method or model.__call__, train)
-    mutable = [STATISTICS] * (train if move is None else move) + [RECORDED] * record
+    mutable = train or statistics is not None
     if mutable:
-        options["mutable"] = mutable
+        options["mutable"] = [STATISTICS, RECORDED]
     if train and key is not None:
         options["rngs"] = {"dropout": key}
     with masks.multiply(own), normalize_with(statistics, valid, owners=owners):
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})
     found, outputs = out if method else (None, out)
-    return Output(found if instead else outputs, found if features else None, moved)
+    recorded = moved.get(RECORDED, {})
+    moved = {name: tree for name, tree in moved.items() if name != RECORDED}
+    shown = found if features != "hidden" else None
+    return Output(found if instead else outputs, shown, moved, recorded)
 
 
 def _check(model: Any, statistics: StatisticsRule | None, owners: frozenset) -> None:

@@ -42,7 +42,7 @@ def conv(
     name: str,
     use_bias: bool = False,
     kernel_init: _Initializer = fan_in_uniform,
-    param_dtype: Any = jnp.float32,
+    **options: Any,
 ) -> jax.Array:
     """A square convolution, zeros around the map.
 
@@ -55,7 +55,7 @@ def conv(
       name: the layer's name in its module.
       use_bias: whether there is a bias.
       kernel_init: initializer of the kernel f[kernel, kernel, C, F].
-      param_dtype: dtype in which the parameters are created.
+      **options: of `nn.Conv`, such as `param_dtype`.
 
     Returns:
       f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F].
@@ -72,9 +72,9 @@ def conv(
         use_bias=use_bias,
         kernel_init=kernel_init,
         bias_init=_fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
-        param_dtype=param_dtype,
         conv_general_dilated_cls=lambda: cpu.convolve,
         name=name,
+        **options,
     )
     return layer(x)
 

@@ -153,7 +153,7 @@ DATA = {
     "data.classes": Key((), "domainnet, folders, tfds_*: which; empty: all, of domainnet ten"),
     "data.corruptions": Key((), "cifar10_c: which; empty: all 19"),
     "data.severities": Key((), "cifar10_c: of 1 to 5; empty: all"),
-    # See fedjax_bn.data.sets.abide.load
+    # See load and Windows in fedjax_bn/data/sets/abide.py
     "abide.window": Key(32, "time points of a connectome; 0: all", AT_LEAST_0),
     "abide.stride": Key(1, "time points between windows", AT_LEAST_1),
     "abide.windows_per_subject": Key(0, "how many at most; 0: all", AT_LEAST_0),

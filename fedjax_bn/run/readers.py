@@ -92,13 +92,17 @@ def _read_tfds(name: str) -> _Read:
 
     def read(config: ConfigDict) -> Source:
         data = config.data
+        if len(data.severities) > 1:
+            raise ValueError(
+                f"config.data.severities={tuple(data.severities)}, but tfds_{name} is read at one: "
+                "name one, or use data.name=cifar10_c"
+            )
         return tfds_source.load(
             data.path or None,
-            name,
+            "/".join([name, *map(str, data.severities)]),
             image_size=data.image_size,
             domains=data.domains or data.corruptions,
             classes=data.classes or (domainnet.TEN if name == "domainnet" else ()),
-            severity=int(data.severities[0]) if data.severities else 1,
             cache=_cache_folder(config),
         )
 

@@ -17,12 +17,10 @@ WATER, MUD = np.array([175, 238, 238]) / 255, np.array([63, 42, 20]) / 255
 def snow(
     images: np.ndarray,
     rng: np.random.Generator,
-    mean: float,
-    scale: float,
+    layer: tuple[float, float],
     size: float,
     least: float,
-    radius: int,
-    sigma: float,
+    blur: tuple[int, float],
     keep: float,
 ) -> np.ndarray:
     """Flakes that fall steeply before a whitened picture.
@@ -30,15 +28,15 @@ def snow(
     Args:
       images: f64[N, S, S, 3] in [0, 1].
       rng: draws flakes and the direction of their fall.
-      mean, scale: of the normal layer from which flakes are cut.
+      layer: mean and standard deviation of the normal layer from which flakes are cut.
       size: by which the layer is magnified.
       least: the layer below it is no flake.
-      radius, sigma: of the motion blur, pixels.
+      blur: radius and sigma of the motion blur, pixels.
       keep: share of the picture that is not whitened.
     """
-    flakes = magnify(rng.normal(mean, scale, images.shape[:3])[..., None], size)
+    flakes = magnify(rng.normal(*layer, images.shape[:3])[..., None], size)
     flakes = np.floor(np.clip(np.where(flakes < least, 0, flakes), 0, 1) * 255) / 255
-    flakes = drag(flakes, rng.uniform(-135, -45, len(images)), radius, sigma)
+    flakes = drag(flakes, rng.uniform(-135, -45, len(images)), *blur)
     flakes = np.rint(flakes * 255) / 255
     white = np.maximum(images, (images @ _GREY)[..., None] * 1.5 + 0.5)
     return keep * images + (1 - keep) * white + flakes + flakes[:, ::-1, ::-1]

@@ -1,10 +1,11 @@
 """From a dataset to a federation: who is left out, who trains on what."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedjax_bn.data import domain, source
 from fedjax_bn.data.division.integer_shares import ORDERING
-from fedjax_bn.data.division.partition import share_out_domains
+from fedjax_bn.data.division.partition import share_out_domains, truncate_all
 from fedjax_bn.data.division.split import choose_parts, internal_domain, unseen_domain
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.seeds import generator
@@ -19,13 +20,8 @@ def make_clients(
     validation: float = 0.1,
     test: float = 0.0,
     truncate: bool = False,
-    fraction: float = 1.0,
-    partition: str = "iid",
-    num_clients: int = 0,
-    alpha: float = 0.5,
-    clients_per_domain: int = 1,
-    sizes: str | Sequence[int] = "",
     seed: int = 0,
+    **shares: Any,
 ) -> tuple[Dataset, tuple[Domain, ...]]:
     """The clients of a federation and the unseen domains.
 
@@ -42,9 +38,12 @@ def make_clients(
         that trains has official lists, else stratified.
       validation, test: shares of a domain's samples, see `split.choose_parts`. Where no sample is
         kept for testing, internal clients are tested on their validation samples.
-      truncate, fraction, partition, num_clients, alpha, clients_per_domain, sizes: see
-        `partition.share_out_domains`.
+      truncate: cut training and validation splits to the size of the smallest domain's, before
+        they are shared out (FedBN, section 5.1; TsmoBN, section 4.1). Test splits stay whole,
+        unless they are the validation splits.
       seed: at least 0; the same seed gives the same clients on any machine.
+      **shares: arguments of `partition.share_out_domains`: fraction, partition, num_clients, alpha,
+        clients_per_domain and sizes.
 
     Returns:
       Dataset of K clients, and the unseen domains in the source's order.
@@ -63,18 +62,9 @@ def make_clients(
         internal = data._replace(domains=tuple(d for d in data.domains if d.name not in left))
     else:
         internal, unseen = _divide_domains(data, target, split, validation, test, seed)
-    clients = share_out_domains(
-        internal,
-        clients_per_domain,
-        fraction,
-        seed,
-        truncate=truncate,
-        partition=partition,
-        num_clients=num_clients,
-        alpha=alpha,
-        sizes=sizes,
-    )
-    return clients, unseen
+    if truncate:
+        internal = truncate_all(internal, seed)
+    return share_out_domains(internal, seed=seed, **shares), unseen
 
 
 def _divide_domains(

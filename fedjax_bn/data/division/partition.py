@@ -26,7 +26,6 @@ def share_out_domains(
     fraction: float = 1.0,
     seed: int = 0,
     *,
-    truncate: bool = False,
     partition: str = "iid",
     num_clients: int = 0,
     alpha: float = 0.5,
@@ -43,9 +42,6 @@ def share_out_domains(
       fraction: of each domain's training samples, in (0, 1], taken before they are shared out.
         A source that has taken its own fraction already needs none here.
       seed: at least 0.
-      truncate: cut training and validation splits to the size of the smallest domain's, before
-        the fraction is taken (FedBN, section 5.1; TsmoBN, section 4.1). Test splits stay whole,
-        unless they are the validation splits.
       partition: "iid" or "dirichlet", how the clients of a domain differ, see `split_clients`.
       num_clients: of all domains together, in place of `clients_per_domain`; the domains have
         equally many, the larger ones one more where that does not go out even. 0 for none.
@@ -58,8 +54,6 @@ def share_out_domains(
         `split_clients` and `client_sizes`.
     """
     _check_partition(partition, alpha, sizes)
-    if truncate:
-        dataset = _truncate_all(dataset, seed)
     counts = _clients_by_domain(dataset, clients_per_domain, num_clients)
     if partition == "dirichlet" and max(counts) == 1:
         raise ValueError(
@@ -123,8 +117,11 @@ def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> l
     return counts.tolist()
 
 
-def _truncate_all(dataset: Dataset, seed: int) -> Dataset:
-    """Training and validation splits of equal sizes; what serves as test split too stays so."""
+def truncate_all(dataset: Dataset, seed: int) -> Dataset:
+    """Training and validation splits cut to the smallest domain's, classes kept in proportion.
+
+    What serves as test split too stays so; other test splits stay whole.
+    """
     training = min(len(domain.train.labels) for domain in dataset.domains)
     validations = [domain.validation for domain in dataset.domains if domain.validation is not None]
     validating = min((len(split.labels) for split in validations), default=0)

@@ -23,7 +23,7 @@ section 5.2 and appendix D.4.
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,28 +45,22 @@ _CLASSES = ("control", "patient")
 def load(
     path: str | Path,
     *,
-    window: int = 32,
-    stride: int = 1,
-    windows_per_subject: int = 0,
-    fisher_z: bool = False,
     sites: Sequence[str] = (),
     atlas: str = "",
     cache: str | Path | None = None,
     progress: bool = True,
+    **windows: Any,
 ) -> Source:
     """ABIDE I as f32[N, R (R - 1) / 2], two classes, one pool a site.
 
     Args:
       path: the folder, laid out as above.
-      window: frames of a sliding window, at least 2; 0 for the whole series, one sample a subject.
-      stride: frames from one window to the next.
-      windows_per_subject: if above 0, at most so many of a subject's windows, evenly spaced.
-      fisher_z: z = arctanh(r) in place of correlations r.
       sites: the SITE_ID to take, in this order; empty for all that have series, by name. FedBN's
         four are NYU, USM, UM_1 and UCLA_1.
       atlas: such as "ho" or "cc200", where the folder has several.
       cache: folder for the samples; without one they are held in memory.
       progress: show how far their computation is.
+      **windows: how a series is cut and described, fields of `Windows`.
 
     Returns:
       Source "abide"; label 1 is a patient (DX_GROUP 1), 0 a control (DX_GROUP 2). A region that
@@ -79,12 +73,12 @@ def load(
     Differs from the paper: its vectors have 5995 features, those of 110 regions; the 111th of the
     Harvard-Oxford atlas has no signal in most subjects and is kept here, with correlations 0.
     """
-    _check_arguments(window, stride, windows_per_subject)
+    how = Windows(**windows)
+    _check_windows(how)
     files = find_series(Path(path), atlas)
     table = read_table(Path(path))
     chosen = series_of_sites(files, table, sites)
-    subjects = read_subjects(chosen, table, window)
-    how = _Windows(window, stride, windows_per_subject, fisher_z)
+    subjects = read_subjects(chosen, table, how.window)
     pools, flat = [], []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
@@ -102,31 +96,40 @@ def load(
     )
 
 
-class _Windows(NamedTuple):
-    """How a series is cut and described, see `load`."""
+class Windows(NamedTuple):
+    """How a series is cut and described.
 
-    frames: int
-    stride: int
-    most: int
-    fisher_z: bool
+    Attributes:
+      window: frames of a sliding window, at least 2; 0 for the whole series, one sample a subject.
+      stride: frames from one window to the next.
+      windows_per_subject: if above 0, at most so many of a subject's windows, evenly spaced.
+      fisher_z: z = arctanh(r) in place of correlations r.
+    """
+
+    window: int = 32
+    stride: int = 1
+    windows_per_subject: int = 0
+    fisher_z: bool = False
 
 
-def _check_arguments(window: int, stride: int, windows_per_subject: int) -> None:
-    if window < 0 or window == 1:
-        raise ValueError(f"window is {window}; it must be 0 (whole series) or at least 2 frames")
-    if stride < 1:
-        raise ValueError(f"stride is {stride}; it must be at least 1 frame")
-    if windows_per_subject < 0:
+def _check_windows(how: Windows) -> None:
+    if how.window < 0 or how.window == 1:
         raise ValueError(
-            f"windows_per_subject is {windows_per_subject}; it must be at least 1, or 0 for all"
+            f"window is {how.window}; it must be 0 (whole series) or at least 2 frames"
+        )
+    if how.stride < 1:
+        raise ValueError(f"stride is {how.stride}; it must be at least 1 frame")
+    if how.windows_per_subject < 0:
+        raise ValueError(
+            f"windows_per_subject is {how.windows_per_subject}; it must be at least 1, or 0 for all"
         )
 
 
 def _pool(
-    site: str, subjects: list[Subject], how: _Windows, cache: Path | None, progress: bool
+    site: str, subjects: list[Subject], how: Windows, cache: Path | None, progress: bool
 ) -> tuple[Pool, tuple[str, ...]]:
     """The windows of a site's subjects, and "NAME (COUNT)" of those with flat regions."""
-    starts = [window_starts(len(s.series), how.frames, how.stride, how.most) for s in subjects]
+    starts = [window_starts(len(s.series), *how[:3]) for s in subjects]
     counts = [len(part) for part in starts]
     features = num_pairs(subjects[0].series.shape[1])
 
@@ -134,7 +137,7 @@ def _pool(
         flat = []
         with progress_bar(sum(counts), f"connectomes of {site}", progress) as shown:
             for subject, part in zip(subjects, starts, strict=True):
-                rows, found = connectomes(subject.series, part, how.frames, how.fisher_z)
+                rows, found = connectomes(subject.series, part, how.window, how.fisher_z)
                 write(rows.view(np.uint8))
                 flat += [f"{subject.name} ({found.any(0).sum()})"] * bool(found.any())
                 shown.update(len(part))
@@ -147,7 +150,7 @@ def _pool(
     return Pool(site, images, labels, np.repeat([s.name for s in subjects], counts)), flat
 
 
-def _hash_of_subjects(subjects: list[Subject], how: _Windows) -> str:
+def _hash_of_subjects(subjects: list[Subject], how: Windows) -> str:
     """SHA-256 of what the samples are computed from."""
     state = hashlib.sha256(repr(tuple(how)).encode())
     for subject in subjects:

@@ -60,7 +60,6 @@ def load(
     image_size: int,
     domains: Sequence[str] = (),
     classes: Sequence[str] = (),
-    severity: int = 1,
     cache: Path | None = None,
     download: bool = True,
     progress: bool = True,
@@ -69,11 +68,10 @@ def load(
 
     Args:
       path: its `data_dir`; None for the one that TFDS_DATA_DIR names, or ~/tensorflow_datasets.
-      name: one of `NAMES`.
+      name: one of `NAMES`; "cifar10_c/3" for another severity than 1, in 1..5.
       image_size: pixels a side; images are stretched to it by Pillow's bilinear filter.
       domains: which ones, in that order; empty for all.
       classes: which ones, in that order, as in FedBN's ten of DomainNet; empty for all.
-      severity: of CIFAR-10-C, 1 to 5.
       cache: folder for the decoded images; without one they are held in memory.
       download: prepare what is not there. Ours cannot be fetched: see fedjax_bn/tfds.
       progress: show how far reading is.
@@ -88,11 +86,12 @@ def load(
       FileNotFoundError: there is no prepared copy, and none could be made.
       ValueError: an argument is unknown, or a copy is not in the format array_record.
     """
-    if name not in NAMES:
-        raise ValueError(f"{name!r} is no dataset here; choose from {', '.join(NAMES)}")
+    given, (name, _, severity) = name, name.partition("/")
+    if name not in NAMES or (severity and name != "cifar10_c"):
+        raise ValueError(f"{given!r} is no dataset here; choose from {', '.join(NAMES)}")
     folder = Path(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     opened = {}
-    for copy in _copies_of(name, domains, severity):
+    for copy in _copies_of(name, domains, severity or "1"):
         how = _how_to_prepare(copy.builder)
         opened[copy] = open_copy(folder, copy.builder, how, download and name not in _OURS)
     known = tuple(next(iter(opened.values())).info.features["label"].names)
@@ -113,7 +112,7 @@ def load(
     return check_source(Source(name, classes, pools, mean, std, groups=groups, key=key))
 
 
-def _copies_of(name: str, domains: Sequence[str], severity: int) -> list[_Copy]:
+def _copies_of(name: str, domains: Sequence[str], severity: str) -> list[_Copy]:
     """The copies that make up a dataset.
 
     Raises:
@@ -124,7 +123,7 @@ def _copies_of(name: str, domains: Sequence[str], severity: int) -> list[_Copy]:
     elif name == "cifar10":
         copies = [_Copy("cifar10", "cifar10")]
     elif name == "cifar10_c":
-        if severity not in range(1, 6):
+        if severity not in tuple("12345"):
             raise ValueError(f"severity is {severity}; it must be in 1..5")
         copies = [
             _Copy(one, f"cifar10_corrupted/{_CORRUPTED.get(one, one)}_{severity}", ("test",))
