@@ -137,7 +137,9 @@ def test_rules_reach_batch_norms_inside_the_transformations_of_nnx():
     x = nets.images_of(4)[:, 0, 0].astype(jnp.float32)
     model = from_nnx(Scanned(nnx.Rngs(0)))
     rule = tracked_statistics(0.5)
-    moved = forward(model, model.init(KEY, x), x, statistics=rule).moved["batch_stats"]
+    moved = forward(model, model.init(KEY, x), x, statistics=rule, wanted=["moved"]).moved[
+        "batch_stats"
+    ]
     once = jnp.zeros(3), jnp.ones(3)
     loop, y = [], x
     for pair in (once, once):

@@ -238,10 +238,10 @@ def test_the_ensemble_of_batch_norms_applies_the_mask():
 @pytest.mark.parametrize("index", [0, 7])
 def test_features_of_a_pass_are_those_behind_their_mask(index):
     model, variables, images = start(index)
-    plain = forward(model, variables, images, features="shown").features
+    plain = forward(model, variables, images, wanted=["features"]).features
     mask = jnp.linspace(0.2, 1.7, plain.shape[1])
     masked = {**variables, "mask": {"features": mask}}
-    features = forward(model, masked, images, features="shown").features
+    features = forward(model, masked, images, wanted=["features"]).features
     np.testing.assert_allclose(features, plain * mask, rtol=1e-6)
 
 

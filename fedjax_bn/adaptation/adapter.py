@@ -35,7 +35,9 @@ def record_alphas(model: Any) -> Callable[[Variables, jax.Array], dict[str, jax.
 
     def record(variables: Variables, images: jax.Array) -> dict[str, jax.Array]:
         statistics = adapted_statistics(_adapter_of(variables))
-        recorded = forward(model, variables, images, statistics=statistics).recorded
+        recorded = forward(
+            model, variables, images, statistics=statistics, wanted=["recorded"]
+        ).recorded
         leaves = jax.tree_util.tree_leaves_with_path(recorded)
         return {"/".join(path_names(path[:-1])): alpha for path, alpha in leaves}
 

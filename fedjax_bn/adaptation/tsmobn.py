@@ -56,7 +56,7 @@ def tsmobn(
         now = jnp.where(carry.started, momentum, 0)
         tracking = {**variables, STATISTICS: carry.statistics}
         rule = tracked_statistics(now, about=about)
-        output = forward(model, tracking, images, statistics=rule, valid=valid)
+        output = forward(model, tracking, images, statistics=rule, valid=valid, wanted=["moved"])
         some = jnp.ones((), bool) if valid is None else valid.any()
         return output.outputs, Tracked(output.moved[STATISTICS], carry.started | some)
 

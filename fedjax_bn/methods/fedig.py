@@ -146,7 +146,7 @@ def client_agnostic(
         # The same key in both passes: the same units are dropped.
         again = {"train": True, "valid": valid, "key": key}
         local = forward(
-            learned.model, variables, images, statistics=statistics, features="shown", **again
+            learned.model, variables, images, statistics=statistics, wanted=["features"], **again
         )
         loss = learned.task.loss(local.outputs, batch["label"], valid)
         if lambda_1 == lambda_2 == 0:
@@ -154,7 +154,12 @@ def client_agnostic(
         received_statistics = {**variables, STATISTICS: received.server}
         rule = mixing(jax.random.fold_in(key, 1))
         mixed = forward(
-            learned.model, received_statistics, images, statistics=rule, features="frozen", **again
+            learned.model,
+            received_statistics,
+            images,
+            statistics=rule,
+            wanted=["frozen features"],
+            **again,
         )
         gaps = distance(local.features, mixed.features)
         error = learned.task.loss(mixed.outputs, batch["label"], valid)

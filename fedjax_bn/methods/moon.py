@@ -71,12 +71,14 @@ def _contrastive(learned: Learning, mu: float, temperature: float) -> Objective:
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        out = forward(model, variables, images, train=True, valid=valid, key=key, features="shown")
+        out = forward(
+            model, variables, images, train=True, valid=valid, key=key, wanted=["features"]
+        )
         loss = learned.task.loss(out.outputs, batch["label"], valid)
 
         def similarity(shared: PyTree) -> jax.Array:
             # Nothing here depends on the parameters being trained: no gradient.
-            other = forward(model, join(shared, received.personal), images, features="shown")
+            other = forward(model, join(shared, received.personal), images, wanted=["features"])
             return cosine(out.features, other.features) / temperature
 
         pair = jnp.stack([similarity(received.shared), similarity(received.memory)], -1)

@@ -5,6 +5,7 @@ A model is what initializes variables and computes outputs: a linen module, or a
 here.
 """
 
+from collections.abc import Collection
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -25,9 +26,9 @@ class Output(NamedTuple):
     Attributes:
       outputs: what the model returns, such as logits f[B, classes].
       features: f[B, F], what the classifier reads, behind their mask; None where not asked for.
-      moved: the collections that the pass moved, {"batch_stats": ...}; {} unless it trains or has a
-        statistics rule, which may move them.
-      recorded: what the statistics rule recorded, by layer and name.
+      moved: the collections that the pass moved, {"batch_stats": ...}; {} unless it trains or they
+        are asked for.
+      recorded: what the statistics rule recorded, by layer and name; {} where not asked for.
     """
 
     outputs: PyTree
@@ -45,7 +46,7 @@ def forward(
     statistics: StatisticsRule | None = None,
     valid: jax.Array | None = None,
     key: jax.Array | None = None,
-    features: Literal["hidden", "shown", "frozen"] = "hidden",
+    wanted: Collection[Literal["features", "frozen features", "moved", "recorded"]] = (),
 ) -> Output:
     """Passes a batch through a model; masks among the variables are applied.
 
@@ -58,7 +59,8 @@ def forward(
         running ones else.
       valid: bool[B], the samples that count in batch statistics; None for all.
       key: random key of dropout, in training.
-      features: whether they are wanted besides; "frozen" also stops the outputs' gradient at them.
+      wanted: what is wanted besides: the features; "frozen features" are these, and the gradient of
+        the outputs stops at them; the running statistics as a rule moves them; what it records.
 
     Raises:
       ValueError: features are asked for, and the model has none to show; a
@@ -67,17 +69,18 @@ def forward(
     """
     plain, own = masks.take(variables)
     if instead := isinstance(model, FeaturesOf):
-        model, features = model.model, "shown"
+        model, wanted = model.model, (*wanted, "features")
         own = {name: mask for name, mask in own.items() if name != masks.FEATURES}
     owners = batch_norm_paths(plain) if statistics is not None else frozenset()
     _check(model, statistics, owners)
     method, mask = None, own.get(masks.FEATURES)
-    if features != "hidden" or mask is not None:
-        method = features_method(model, plain, images, frozen=features == "frozen", mask=mask)
+    shown, frozen = "features" in wanted, "frozen features" in wanted
+    if shown or frozen or mask is not None:
+        method = features_method(model, plain, images, frozen=frozen, mask=mask)
     options = takes_train(method or model.__call__, train)
-    mutable = train or statistics is not None
+    mutable = [STATISTICS] * (train or "moved" in wanted) + [RECORDED] * ("recorded" in wanted)
     if mutable:
-        options["mutable"] = [STATISTICS, RECORDED]
+        options["mutable"] = mutable
     if train and key is not None:
         options["rngs"] = {"dropout": key}
     with masks.multiply(own), normalize_with(statistics, valid, owners=owners):
@@ -86,8 +89,8 @@ def forward(
     found, outputs = out if method else (None, out)
     recorded = moved.get(RECORDED, {})
     moved = {name: tree for name, tree in moved.items() if name != RECORDED}
-    shown = found if features != "hidden" else None
-    return Output(found if instead else outputs, shown, moved, recorded)
+    features = found if shown or frozen else None
+    return Output(found if instead else outputs, features, moved, recorded)
 
 
 def _check(model: Any, statistics: StatisticsRule | None, owners: frozenset) -> None:
