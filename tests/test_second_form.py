@@ -58,26 +58,39 @@ def method_of(name, clients="map"):
     return make(MapNet(), SGD, clients=clients, local_epochs=2, **OPTIONS.get(name, {}))
 
 
-def unequal_batches():
-    """Two local epochs, of which the third client makes one."""
+def unequal_batches(present=EVERYBODY):
+    """Two local epochs, of which the third client makes one; all rows, in the form of a cohort."""
     batches = batches_of(SIZES, epochs=2)
     half = batches["valid"].shape[1] // 2
-    return batches | {"valid": batches["valid"].at[2, half:].set(False)}
+    everyone = {"client": jnp.arange(4, dtype=jnp.int32), "population": jnp.asarray(4, jnp.int32)}
+    valid = batches["valid"].at[2, half:].set(False)
+    return batches | {"valid": valid, "participates": present} | everyone
+
+
+def rows_of(batches, client):
+    """The batches of a cohort: rows from 4 on are padding."""
+    population, client = batches["population"], np.asarray(client, np.int32)
+    rest = {name: leaf for name, leaf in batches.items() if name != "population"}
+    rows = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[np.minimum(client, 3)]), rest)
+    return rows | {
+        "participates": rows["participates"] & (client < 4),
+        "client": jnp.asarray(client),
+        "population": population,
+    }
 
 
 def after_one_round(method):
     variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(MapNet()))
     state = jax.jit(method.init, static_argnums=2)(KEY, variables, 4)
-    state, _ = method.round(state, unequal_batches() | {"participates": EVERYBODY}, KEY)
-    return state
+    return method.round(state, unequal_batches(), KEY)[0]
 
 
 def uploads_of(method, state, batches):
     """Every client by itself: the state with their own parts, and their uploads."""
     state, batches = jax.device_get((state, batches))  # indexing NumPy compiles nothing
-    after, uploads = state, []
+    population, after, uploads = batches.pop("population"), state, []
     for k in range(4):
-        one = jax.tree.map(lambda x, k=k: x[k], batches) | {"client": jnp.asarray(k, jnp.int32)}
+        one = jax.tree.map(lambda x, k=k: x[k], batches) | {"population": population}
         own, upload = method.client(broadcast_of(state), own_of(state, k), one, KEY)
         after = put(after, k, own)
         uploads.append(jax.device_get(upload))
@@ -95,17 +108,12 @@ def stacked(uploads):
 def test_clients_one_by_one_and_the_server_are_the_round_and_so_is_a_cohort(x64, name):
     """In the second round a client sits out; the cohort holds the others, and a row of padding."""
     method = method_of(name)
-    state, batches = after_one_round(method), unequal_batches()
-    some = batches | {"participates": PRESENT}
+    state, some = after_one_round(method), unequal_batches(PRESENT)
     after, uploads = uploads_of(method, state, some)
     alone = method.server(after, stacked(uploads))
 
     client = jnp.asarray([3, 0, 2, 4], jnp.int32)
-    rows = jax.tree.map(lambda x: np.asarray(x)[np.minimum(client, 3)], batches) | {
-        "participates": client < 4
-    }
-    rows |= {"client": client, "population": jnp.asarray(4, jnp.int32)}
-    cohort, seen = method.round(take(state, client), rows, KEY)
+    cohort, seen = method.round(take(state, client), rows_of(unequal_batches(), client), KEY)
     cohort = put_back(state, cohort, client)
 
     expected, metrics = method.round(state, some, KEY)
@@ -117,10 +125,9 @@ def test_clients_one_by_one_and_the_server_are_the_round_and_so_is_a_cohort(x64,
 
 @pytest.mark.parametrize("name", ["scaffold", "fedbn, remembering"])
 def test_a_cohort_under_vmap_gives_what_it_gives_one_after_another(x64, name):
-    state, batches = after_one_round(method_of(name)), unequal_batches()
-    client = jnp.asarray([1, 3], jnp.int32)
-    rows = jax.tree.map(lambda x: np.asarray(x)[np.minimum(client, 3)], batches)
-    rows |= {"client": client, "population": jnp.asarray(4, jnp.int32)}
+    state = after_one_round(method_of(name))
+    client = jnp.asarray([1, 3, 4, 4], jnp.int32)
+    rows = rows_of(unequal_batches(), client)
     ways = [
         method_of(name, clients).round(take(state, client), rows, KEY)
         for clients in ("map", "vmap")
@@ -143,15 +150,34 @@ def test_uploads_may_come_in_any_order_and_from_some_clients_only(x64):
 def test_a_variate_moves_by_its_share_of_the_whole_population(x64):
     """SCAFFOLD: c' = c + 1/N sum (c_k' - c_k), where N counts those who are not in the cohort."""
     method = method_of("scaffold")
-    state, batches = after_one_round(method), unequal_batches()
-    client = jnp.asarray([0, 2], jnp.int32)
-    rows = jax.tree.map(lambda x: np.asarray(x)[np.minimum(client, 3)], batches)
+    state = after_one_round(method)
+    client = jnp.asarray([0, 2, 8, 8], jnp.int32)
+    rows = rows_of(unequal_batches(), client)
     moves = []
     for population in (4, 8):
-        who = {"client": client, "population": jnp.asarray(population, jnp.int32)}
+        who = {"population": jnp.asarray(population, jnp.int32)}
         cohort, _ = method.round(take(state, client), rows | who, KEY)
         moves.append(jax.tree.map(jnp.subtract, cohort.server.sent, state.server.sent))
     assert_close(moves[1], jax.tree.map(lambda move: move / 2, moves[0]), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("clients", ["map", "vmap"])
+def test_who_the_rows_are_need_not_be_said_where_all_are_there(x64, clients):
+    """A cohort of two of four clients, without padding, and all four without names."""
+    method = method_of("fedbn, remembering", clients)
+    state, batches = after_one_round(method), unequal_batches()
+    unsaid = {name: leaf for name, leaf in batches.items() if name in ("image", "label", "valid")}
+    kept = jax.tree.map(jnp.copy, state)
+    expected = method.round(kept, batches, KEY)
+    client = jnp.asarray([2, 1], jnp.int32)
+    small = method.round(take(state, client), rows_of(batches, client), KEY)
+    large = method.round(
+        take(state, jnp.asarray([2, 1, 4, 4])), rows_of(batches, [2, 1, 4, 4]), KEY
+    )
+    assert_close(
+        put_back(state, small[0], client), put_back(state, large[0], jnp.asarray([2, 1, 4, 4]))
+    )
+    assert_close(method.round(state, unsaid, KEY), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_cohort_needs_to_know_how_many_there_are():
