@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from fedjax_bn.aggregation import (
     Aggregate,
@@ -26,6 +27,15 @@ from fedjax_bn.aggregation import (
 )
 from fedjax_bn.batches import Batches, check_batches, last_epoch, owned_samples
 from fedjax_bn.client import Client, LocalUpdate, Received, where_tree
+from fedjax_bn.devices import (
+    Meeting,
+    checked_mesh,
+    on_each_device,
+    pad_rows,
+    padded,
+    place,
+    split_batches,
+)
 from fedjax_bn.mapping import group_size, map_and_sum
 from fedjax_bn.sharing import SharingRule, Variables, everything, split, split_like
 from fedjax_bn.state import (
@@ -101,6 +111,7 @@ class _Plan(NamedTuple):
     share: SharingRule
     weigh: WeighingRule | Weighing
     clients: str
+    mesh: Mesh | None
 
 
 def federate(
@@ -110,6 +121,7 @@ def federate(
     share: SharingRule = everything,
     weigh: WeighingRule | Weighing = by_size,
     clients: str = "auto",
+    mesh: Mesh | None = None,
 ) -> FederatedMethod:
     """Composes a federated method from independent choices.
 
@@ -127,13 +139,16 @@ def federate(
       server: the server's step; plain averaging by default.
       share: the sharing rule, see `fedjax_bn.sharing`.
       weigh: the weighing rule, see `fedjax_bn.aggregation`.
-      clients: how clients are mapped, see `fedjax_bn.mapping`.
+      clients: how clients are mapped, see `fedjax_bn.mapping`; with a mesh, those of each device.
+      mesh: devices with an axis "clients", over which the rows of a round are shared out, and
+        perhaps "batch", over which the samples of a batch are; None for one device. The numbers
+        are those of one device up to the order of sums.
 
     Raises:
-      ValueError: at `init`, where `share` needs a batch norm and the model has none, or `clients`
-        does not suit K; at `round`, where batches do not fit.
+      ValueError: the mesh has no axis "clients"; at `init`, where `share` needs a batch norm and
+        the model has none, or `clients` does not suit K; at `round`, where batches do not fit.
     """
-    plan = _Plan(client, server or averaging(), share, weigh, clients)
+    plan = _Plan(client, server or averaging(), share, weigh, clients, checked_mesh(mesh))
     return FederatedMethod(
         init=functools.partial(_init, plan),
         round=jax.jit(functools.partial(_round, plan), donate_argnums=0),
@@ -163,22 +178,27 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
     del key  # nothing random here; methods with random state of their own use it
     if num_clients < 1:
         raise ValueError(f"a federation needs at least one client, not {num_clients}")
-    group_size(plan.clients, num_clients)
+    rows = padded(num_clients, plan.mesh)
+    group_size(plan.clients, rows // padded(1, plan.mesh))
     # Copies, because rounds donate the state and the caller keeps its variables.
     variables = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), variables)
     shared, personal = split(variables, plan.share(variables))
     memory = plan.client.init(shared, personal)
     weighing = plan.weigh.init(num_clients) if isinstance(plan.weigh, Weighing) else ()
-    return FederatedState(
+    state = FederatedState(
         round=jnp.zeros((), jnp.int32),
         shared=shared,
         # Copies, because a state must hold no array twice: all of it is donated.
         server=jax.tree.map(jnp.copy, plan.server.init(shared, personal)),
         weights=normalize(jnp.ones(num_clients)),
         weighing=jax.tree.map(jnp.copy, weighing),
-        personal=stack(personal, num_clients),
-        memory=stack(memory, num_clients),
+        personal=(),
+        memory=(),
     )
+    own = Own(stack(personal, rows), stack(memory, rows))
+    own = place(own, plan.mesh, by_client=True)
+    state = place(state, plan.mesh, by_client=False)
+    return state._replace(personal=own.personal, memory=own.memory)
 
 
 def _round(
@@ -189,9 +209,43 @@ def _round(
     check_batches(batches, rows, plan.client.epochs)
     batches = {"client": jnp.arange(rows, dtype=jnp.int32)} | batches
     population = batches.pop("population", None)
-    broadcast = broadcast_of(state)
+    if padded(rows, plan.mesh) > rows:
+        batches = {"participates": jnp.ones(rows, bool)} | batches
     # Weights known before training spare holding all trained models at once.
     early = early_weights(plan.weigh, batches, plan.client.epochs)
+    before = Own(state.personal, state.memory)
+    early, old, batches = pad_rows((early, before, batches), padded(rows, plan.mesh))
+    given = early, old, split_batches(batches, plan.mesh)
+    common = (state._replace(personal=(), memory=()), key)
+    (sums, weighing, told), own = on_each_device(
+        functools.partial(_train_all, plan), plan.mesh, common, given
+    )
+    own = jax.tree.map(lambda new, old: new[: old.shape[0]], own, before)
+    told = jax.tree.map(lambda leaf: leaf[:rows], told)
+    population = rows if population is None else population
+    after = _conclude(plan, state, sums, told["counts"], population)
+    weights = normalize(told["weights"])
+    after = after._replace(
+        weights=jnp.where(weights.sum() > 0, weights, state.weights),
+        weighing=weighing,
+        personal=own.personal,
+        memory=own.memory,
+    )
+    return after, {
+        "loss": jnp.where(told["participates"], told["loss"], jnp.nan),
+        "step_loss": told["step_loss"],
+        "risk": told["risk"],
+        "weights": weights,
+        "finite": told["finite"],
+    }
+
+
+def _train_all(
+    plan: _Plan, meeting: Meeting, common: tuple, rows: tuple
+) -> tuple[tuple[Sums, PyTree, Metrics], Own]:
+    """The clients of one device: their part of a round up to the sums over all clients."""
+    (state, key), (early, old, batches) = common, rows
+    broadcast = broadcast_of(state)
 
     def one(weight: jax.Array | None, own: Own, batches: Batches) -> tuple[PyTree, tuple]:
         own, upload, losses = _client(plan, broadcast, own, batches, key)
@@ -200,29 +254,27 @@ def _round(
         part = part_of(plan.server, weight, upload)
         return part, (own, upload._replace(shared=(), message=()), losses)
 
-    old = Own(state.personal, state.memory)
     sums, (own, uploads, losses) = map_and_sum(one, plan.clients, early, old, batches)
+    weights, weighing = early, state.weighing
     if early is None:
-        weights, weighing = weigh_uploads(plan.weigh, state.weighing, uploads)
+        _, everybody = meeting.together((), uploads._replace(shared=()))
+        num_clients = state.weights.shape[0]
+        known = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
+        weights, weighing = weigh_uploads(plan.weigh, weighing, known)
+        weights = meeting.mine(pad_rows(weights, everybody.size.shape[0]))
         sums = sum_uploads(plan.server, weights, uploads)
-    else:
-        weights, weighing = jnp.where(counting(uploads), early, 0), state.weighing
-    population = rows if population is None else population
-    weights = normalize(weights)
-    after = _conclude(plan, state, sums, counting(uploads), population)
-    after = after._replace(
-        weights=jnp.where(weights.sum() > 0, weights, state.weights),
-        weighing=weighing,
-        personal=own.personal,
-        memory=own.memory,
-    )
-    return after, {
-        "loss": jnp.where(uploads.participates, uploads.loss, jnp.nan),
+    counts = counting(uploads)
+    told = {
+        "loss": uploads.loss,
         "step_loss": losses,
         "risk": uploads.risk,
-        "weights": weights,
+        "weights": jnp.where(counts, weights, 0),
         "finite": uploads.finite,
+        "participates": uploads.participates,
+        "counts": counts,
     }
+    sums, told = meeting.together(sums, told)
+    return (sums, weighing, told), own
 
 
 def _client(

@@ -72,8 +72,9 @@ class FederatedState(NamedTuple):
       server: the server's part of the method state.
       weights: f[K], aggregation weights of the last round (before the first: uniform).
       weighing: what the weighing rule remembers, [K, ...].
-      personal: the personal leaves [K, ...]; None where a leaf is shared.
-      memory: the clients' part of the method state, [K, ...].
+      personal: the personal leaves [K, ...]; None where a leaf is shared. On a mesh rows without a
+        client may follow, up to a multiple of its devices.
+      memory: the clients' part of the method state, likewise.
     """
 
     round: jax.Array
@@ -105,7 +106,8 @@ def with_own(state: FederatedState, k: jax.Array | int, own: Own) -> FederatedSt
 def client_variables(state: FederatedState) -> Variables:
     """The model that each internal client would use now: collections with leading axis K."""
     num_clients = state.weights.shape[0]
-    return join(stack(state.shared, num_clients), jax.tree.map(jnp.copy, state.personal))
+    personal = jax.tree.map(lambda leaf: jnp.copy(leaf[:num_clients]), state.personal)
+    return join(stack(state.shared, num_clients), personal)
 
 
 def global_variables(state: FederatedState) -> Variables:
@@ -114,7 +116,9 @@ def global_variables(state: FederatedState) -> Variables:
     Personal leaves enter as their mean with the last round's weights, so that batch norm is
     averaged too (FedBN, Appendix G); the clients' own are not touched.
     """
-    personal = weighted_mean(state.personal, state.weights)
+    num_clients = state.weights.shape[0]
+    personal = jax.tree.map(lambda leaf: leaf[:num_clients], state.personal)
+    personal = weighted_mean(personal, state.weights)
     return join(jax.tree.map(jnp.copy, state.shared), personal)
 
 
