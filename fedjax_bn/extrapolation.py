@@ -10,17 +10,20 @@ p_e is the client's share of all samples and c_e its aggregation weight.
 """
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_bn.ranges import AtLeast0, bounded
+
 Solver = Literal["closed_form", "slsqp"]
 
 
+@bounded
 def risk_extrapolation(
-    eta: float = 0.5, solver: Solver = "closed_form"
+    eta: AtLeast0 = 0.5, solver: Solver = "closed_form"
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns the weighing rule c_e = softmax(eta w_e + p_e) with w of Eq. 17.
 
@@ -40,13 +43,6 @@ def risk_extrapolation(
     Raises:
       ValueError: `eta` is negative or not finite, or there is no such solver.
     """
-    if not 0 <= eta < np.inf:
-        raise ValueError(f"risk_extrapolation: eta={eta} must be finite and at least 0")
-    if solver not in get_args(Solver):
-        raise ValueError(
-            f"risk_extrapolation: solver={solver!r} is unknown; valid are "
-            f"{', '.join(get_args(Solver))}"
-        )
     solve = equal_risks if solver == "closed_form" else _solve_on_host
 
     def rule(sizes: jax.Array, risks: jax.Array) -> jax.Array:

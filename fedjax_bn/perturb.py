@@ -9,10 +9,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.ranges import UpTo1, bounded
+
 Perturb = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-def amplitude_mix(probability: float = 0.5) -> Perturb:
+@bounded
+def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
     """Amplitude mix (Xu et al., CVPR 2021: FACT), the row AM of FedCD's Table 1.
 
         x' = F^-1( ((1 - l) |F x| + l |F x2|) e^(i angle F x) ),   l ~ U(0, 1)
@@ -33,8 +36,6 @@ def amplitude_mix(probability: float = 0.5) -> Perturb:
     Raises:
       ValueError: the probability is outside [0, 1]; at use, where samples are no images.
     """
-    if not 0 <= probability <= 1:
-        raise ValueError(f"amplitude_mix: probability={probability} must be from 0 to 1")
 
     def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
         if x.ndim != 4:

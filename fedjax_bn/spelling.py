@@ -5,24 +5,34 @@ signature gives them. `package.module:function:key=value` chooses a user's own f
 """
 
 import ast
-import difflib
 import functools
 import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
+
+from fedjax_bn.ranges import ANY, BY_KIND, Range, nearest, refusal, shown, stated_range
 
 Table = Mapping[str, Callable[..., Any]]
 PLAIN = (bool, int, float, str)  # types that a word can spell
 
 
 class Argument(NamedTuple):
-    """An argument that a word can spell: its type, and its default (`REQUIRED`: there is none)."""
+    """An argument that a word can spell.
+
+    Attributes:
+      kind: its type.
+      default: `REQUIRED` where there is none.
+      range: what values are allowed.
+    """
 
     kind: type
     default: Any
+    range: Range = ANY
 
 
 REQUIRED = inspect.Parameter.empty
@@ -34,7 +44,7 @@ def read_choice(
     table: Table,
     *,
     given: Collection[str] = (),
-    extra: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Argument] | None = None,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function that a word chooses, and the arguments that it spells.
 
@@ -43,15 +53,19 @@ def read_choice(
       text: the word, `name:key=value:...` or `package.module:function:key=value:...`.
       table: the functions that have a name of their own.
       given: arguments that the caller gives, which the word cannot spell.
-      extra: further keys, each with a default, that are not arguments of the function.
+      extra: further keys, that are not arguments of the function.
 
     Raises:
-      ValueError: an unknown name, module or key, a value of another type, or one that is missing.
+      ValueError: an unknown name, module or key, a value of another type or out of its range, or
+        one that is missing.
     """
     name, changes = split_choice(text, table)
     function = table[name] if name in table else _imported(what, name, table)
-    known = plain_arguments(function, given)
-    known |= {key: Argument(type(value), value) for key, value in (extra or {}).items()}
+    try:
+        known = plain_arguments(function, given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what}: its arguments cannot be read ({one_line(error)})") from error
+    known |= extra or {}
     if changes and not known:
         raise ValueError(f"{what}: {name} takes no arguments")
     chosen = dict(_change(what, change, known) for change in changes)
@@ -84,7 +98,8 @@ def plain_arguments(
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             kind = _kind(parameter)
             if kind and key not in given:
-                found[key] = Argument(kind, parameter.default)
+                allowed = stated_range(parameter.annotation) or BY_KIND.get(kind, ANY)
+                found[key] = Argument(kind, parameter.default, allowed)
     return found
 
 
@@ -92,34 +107,65 @@ def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options:
     """`function(*given, **options)` of what a word chose, perhaps a user's own.
 
     Raises:
-      ValueError: its signature does not take these; and what the function itself raises.
+      ValueError: its signature does not take these, or a user's own function fails; and what a
+        function of ours raises.
     """
     try:
         _signature(function).bind(*given, **options)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         keys = "".join(f", {key}=..." for key in options)
         raise ValueError(
             f"{what}: {error}; it is called with ({', '.join(type(x).__name__ for x in given)}"
             f"{keys})"
         ) from error
-    return function(*given, **options)
+    with naming(what) if _is_own(function) else nullcontext():
+        return function(*given, **options)
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """The end of an error message: the likely meant name, and all valid ones."""
-    valid = sorted(valid)
-    lower = {option.lower(): option for option in valid}
-    close = difflib.get_close_matches(name.lower(), lower, 1, 0.5)
-    hint = f"; did you mean {lower[close[0]]!r}?" if close else ";"
-    return f"{hint} valid are {', '.join(valid)}"
+def _is_own(function: Callable[..., Any]) -> bool:
+    """Whether a function is a user's own, or at any rate none of ours."""
+    return not str(getattr(function, "__module__", "")).startswith("fedjax_bn.")
 
 
 def literal(spelled: str) -> Any:
     """The value that a text spells, or the text."""
     try:
-        return ast.literal_eval(spelled)
-    except (ValueError, SyntaxError):
+        with warnings.catch_warnings(action="ignore"):  # of "1or 2"
+            return ast.literal_eval(spelled)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # of deep nesting
         return spelled
+
+
+def as_float(number: float | str) -> float:
+    """The float that is a number or a text; infinity for one of hundreds of digits.
+
+    Raises:
+      ValueError: the text spells none.
+    """
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf")
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """A context in which whatever a user's own code raises becomes a ValueError that names it.
+
+    A ValueError of one line passes: it is ours.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ValueError) and "\n" not in str(error):
+            raise
+        raise ValueError(f"{what} fails ({type(error).__name__}: {one_line(error)})") from error
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line, and not all of a long one."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 500 else f"{text[:480]}..."
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -142,6 +188,7 @@ def _kind(parameter: inspect.Parameter) -> type | None:
     annotation = parameter.annotation
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = typing.get_args(annotation) if union else (annotation,)
+    options = [getattr(option, "__origin__", option) for option in options]  # of Annotated
     plain = [kind for kind in PLAIN if kind in options]
     return plain[0] if len(plain) == 1 else None
 
@@ -155,8 +202,8 @@ def _imported(what: str, name: str, table: Table) -> Callable[..., Any]:
         )
     try:
         found = importlib.import_module(module)
-    except Exception as error:  # whatever a user's own module may raise
-        reason = " ".join(str(error).split())
+    except (Exception, SystemExit) as error:  # whatever a user's own module may raise
+        reason = one_line(error)
         raise ValueError(
             f"{what}: module {module!r} cannot be imported ({type(error).__name__}: {reason}); it "
             "must lie in the current folder or be installed"
@@ -180,13 +227,15 @@ def _change(what: str, change: str, known: Mapping[str, Argument]) -> tuple[str,
     key, equals, spelled = change.partition("=")
     if key not in known or not equals:
         raise ValueError(
-            f"{what}: {change!r} must be key=value with a key of {', '.join(sorted(known))}"
+            f"{what}: {shown(change)} must be key=value with a key of {', '.join(sorted(known))}"
         )
-    kind, default = known[key]
+    kind, default, allowed = known[key]
     value = spelled if kind is str else literal(spelled)
     if kind is float and type(value) is int:
-        value = float(value)
+        value = as_float(value)
     if type(value) is not kind:
         such = f", such as {default!r}" if type(default) is kind else ""
         raise ValueError(f"{what}: {key} must be of type {kind.__name__}{such}")
+    if why := refusal(value, allowed):
+        raise ValueError(f"{what}: {key}={shown(value)} {why}")
     return key, value

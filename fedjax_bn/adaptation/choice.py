@@ -9,7 +9,8 @@ from fedjax_bn.adaptation.ensemble import ensemble
 from fedjax_bn.adaptation.instance import fixed_alpha, iabn, learned_alpha, random_alpha
 from fedjax_bn.adaptation.mixnorm import mixnorm
 from fedjax_bn.adaptation.tsmobn import tsmobn
-from fedjax_bn.spelling import call_chosen, literal, read_choice, split_choice
+from fedjax_bn.ranges import ORDER, SAMPLES, shown
+from fedjax_bn.spelling import Argument, call_chosen, literal, read_choice, split_choice
 
 ADAPTATIONS = {
     make.__name__: make
@@ -26,7 +27,12 @@ ADAPTATIONS = {
         mixnorm,
     )
 }
-STREAM = {"affine": True, "mask": True, "batch_size": 32, "order": 0}
+STREAM = {
+    "affine": Argument(bool, True),
+    "mask": Argument(bool, True),
+    "batch_size": Argument(int, 32, SAMPLES),
+    "order": Argument(int, 0, ORDER),
+}
 
 
 class Choice(NamedTuple):
@@ -59,16 +65,14 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
     Raises:
       ValueError: an unknown name or key, or a value of the wrong type; it lists the valid ones.
     """
-    stream = STREAM | {"batch_size": batch_size}
-    make, options = read_choice(f"adaptation {text!r}", text, ADAPTATIONS, extra=stream)
+    what = f"adaptation {shown(text)}"
+    make, options = read_choice(what, text, ADAPTATIONS, extra=STREAM)
+    stream = {key: argument.default for key, argument in STREAM.items()}
+    stream["batch_size"] = batch_size
     stream |= {key: options.pop(key) for key in set(options) & set(stream)}
-    if stream["batch_size"] < 1:
-        raise ValueError(f"adaptation {text!r}: batch_size must be at least 1")
-    adaptation = call_chosen(f"adaptation {text!r}", make, model, **options)
+    adaptation = call_chosen(what, make, model, **options)
     if not isinstance(adaptation, Adaptation):
-        raise ValueError(
-            f"adaptation {text!r} gives {type(adaptation).__name__}, not an Adaptation"
-        )
+        raise ValueError(f"{what} gives {type(adaptation).__name__}, not an Adaptation")
     adaptation = adaptation if stream["affine"] else without_affine(adaptation)
     adaptation = adaptation if stream["mask"] else without_mask(adaptation)
     return Choice(adaptation, stream["batch_size"], stream["order"])

@@ -10,10 +10,12 @@ from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.batch_instance import gated_statistics
 from fedjax_bn.normalization.iabn import instance_aware_statistics
 from fedjax_bn.normalization.mixig import random_weights, sample_mixed_statistics
+from fedjax_bn.ranges import AtLeast0, Seed, UpTo1, bounded
 from fedjax_bn.sharing import Variables
 
 
-def fixed_alpha(model: Any, alpha: float | jax.Array = 0.5) -> Adaptation:
+@bounded
+def fixed_alpha(model: Any, alpha: UpTo1 | jax.Array = 0.5) -> Adaptation:
     """Eq. 7 with one alpha for all samples and layers; 0 is `running`, 1 instance normalization.
 
     After You et al. 2021 (Test-time batch statistics calibration for covariate shift). Differs
@@ -27,7 +29,8 @@ def fixed_alpha(model: Any, alpha: float | jax.Array = 0.5) -> Adaptation:
     return stateless(model, rule, per_sample=jnp.ndim(alpha) == 0)
 
 
-def random_alpha(model: Any, seed: int = 0) -> Adaptation:
+@bounded
+def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
     """Eq. 7 with alpha ~ U(0, 1), drawn anew for every sample and layer (FedIG, Table 3c).
 
     Args:
@@ -53,7 +56,8 @@ def learned_alpha(model: Any) -> Adaptation:
     return stateless(model, gated_statistics, per_sample=True)
 
 
-def iabn(model: Any, strength: float = 4.0) -> Adaptation:
+@bounded
+def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
     """Instance-aware batch norm of NOTE (Gong et al., NeurIPS 2022), on the trained model.
 
     Args:

@@ -9,18 +9,20 @@ import jax.numpy as jnp
 from fedjax_bn.adaptation.adaptation import Adaptation
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.mixnorm import view_statistics
+from fedjax_bn.ranges import Seed, UpTo1, Views, bounded
 from fedjax_bn.sharing import Variables
 
 View = Callable[[jax.Array, jax.Array], jax.Array]
 
 
+@bounded
 def mixnorm(
     model: Any,
-    weight: float = 0.05,
+    weight: UpTo1 = 0.05,
     *,
-    views: int = 5,
+    views: Views = 5,
     view: View | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Adaptation:
     """The sample's statistics over itself and its augmented views, mixed into the running ones.
 

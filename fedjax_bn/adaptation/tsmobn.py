@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from fedjax_bn.adaptation.adaptation import Adaptation
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.tsmobn import About, tracked_statistics
+from fedjax_bn.ranges import UpTo1, bounded
 from fedjax_bn.sharing import STATISTICS, Variables
 
 
@@ -23,8 +24,9 @@ class Tracked(NamedTuple):
     started: jax.Array
 
 
+@bounded
 def tsmobn(
-    model: Any, momentum: float | jax.Array = 0.9, *, about: About = "tracked"
+    model: Any, momentum: UpTo1 | jax.Array = 0.9, *, about: About = "tracked"
 ) -> Adaptation:
     """The client's own statistics, tracked with momentum over its batches (Algorithm 1, Eq. 4).
 

@@ -22,19 +22,21 @@ import optax
 from fedjax_bn.aggregation import server_optimizer
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.ranges import Above0, Share, UpTo1, bounded
 
 PyTree = Any
 _SecondMoment = Callable[[jax.Array, jax.Array], jax.Array]
 
 
+@bounded
 def fedadam(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
-    eta: float = 0.01,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    tau: float = 1e-3,
+    eta: Above0 = 0.01,
+    beta1: Share = 0.9,
+    beta2: UpTo1 = 0.99,
+    tau: Above0 = 1e-3,
     **options: Any,
 ) -> FederatedMethod:
     """FedAvg with Adam at the server. With beta1 = 0, beta2 = 1 and eta = 2 tau it is FedAvg.
@@ -51,26 +53,25 @@ def fedadam(
     Raises:
       ValueError: an argument is out of its range.
     """
-    _check_ranges("fedadam", eta, beta1, beta2, tau)
     server = _adaptive(lambda v, square: beta2 * v + (1 - beta2) * square, eta, beta1, tau)
     return fedavg(model, optimizer, server=server_optimizer(server), **options)
 
 
+@bounded
 def fedyogi(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
-    eta: float = 0.01,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    tau: float = 1e-3,
+    eta: Above0 = 0.01,
+    beta1: Share = 0.9,
+    beta2: UpTo1 = 0.99,
+    tau: Above0 = 1e-3,
     **options: Any,
 ) -> FederatedMethod:
     """FedAvg with Yogi at the server, whose v moves by (1 - beta2) Delta^2, up or down.
 
     Arguments and errors are those of `fedadam`.
     """
-    _check_ranges("fedyogi", eta, beta1, beta2, tau)
 
     def second_moment(v: jax.Array, square: jax.Array) -> jax.Array:
         return v - (1 - beta2) * square * jnp.sign(v - square)
@@ -79,33 +80,22 @@ def fedyogi(
     return fedavg(model, optimizer, server=server_optimizer(server), **options)
 
 
+@bounded
 def fedadagrad(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
-    eta: float = 0.01,
-    beta1: float = 0.0,
-    tau: float = 1e-3,
+    eta: Above0 = 0.01,
+    beta1: Share = 0.0,
+    tau: Above0 = 1e-3,
     **options: Any,
 ) -> FederatedMethod:
     """FedAvg with Adagrad at the server, whose v only grows.
 
     Arguments and errors are those of `fedadam`.
     """
-    _check_ranges("fedadagrad", eta, beta1, 0.0, tau)
     server = _adaptive(jnp.add, eta, beta1, tau)
     return fedavg(model, optimizer, server=server_optimizer(server), **options)
-
-
-def _check_ranges(method: str, eta: float, beta1: float, beta2: float, tau: float) -> None:
-    """Raises ValueError naming the argument that is out of its range."""
-    for name, value in (("eta", eta), ("tau", tau)):
-        if not value > 0:
-            raise ValueError(f"{method}: {name}={value} must be above 0")
-    if not 0 <= beta1 < 1:
-        raise ValueError(f"{method}: beta1={beta1} must be at least 0 and below 1")
-    if not 0 <= beta2 <= 1:
-        raise ValueError(f"{method}: beta2={beta2} must be from 0 to 1")
 
 
 class Moments(NamedTuple):

@@ -7,14 +7,16 @@ import optax
 from fedjax_bn.aggregation import server_optimizer
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.ranges import Above0, Share, bounded
 
 
+@bounded
 def fedavgm(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
-    eta: float = 1.0,
-    beta: float = 0.9,
+    eta: Above0 = 1.0,
+    beta: Share = 0.9,
     **options: Any,
 ) -> FederatedMethod:
     """v = beta v + (x - sum_k p_k y_k), x' = x - eta v. With beta = 0 and eta = 1 it is FedAvg.
@@ -31,8 +33,4 @@ def fedavgm(
     Raises:
       ValueError: an argument is out of its range.
     """
-    if not eta > 0:
-        raise ValueError(f"fedavgm: eta={eta} must be above 0")
-    if not 0 <= beta < 1:
-        raise ValueError(f"fedavgm: beta={beta} must be at least 0 and below 1")
     return fedavg(model, optimizer, server=server_optimizer(optax.sgd(eta, beta)), **options)

@@ -22,17 +22,19 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.learning import learning, method_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.masks import COLLECTION, FEATURES, keep_masks, with_masks
+from fedjax_bn.ranges import AtLeast0, bounded
 from fedjax_bn.sharing import SharingRule, Variables, everything, join
 
 PyTree = Any
 
 
+@bounded
 def fedcd(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
-    lambda_sci: float = 0.7,
-    eta: float = 0.5,
+    lambda_sci: AtLeast0 = 0.7,
+    eta: AtLeast0 = 0.5,
     names: Sequence[str] = (FEATURES,),
     mask_optimizer: optax.GradientTransformation | None = None,
     share: SharingRule = everything,
@@ -68,8 +70,6 @@ def fedcd(
       ValueError: `lambda_sci` or `eta` is out of its range, or nothing is named; at `init`, where
         the model has no intermediate of a name.
     """
-    if not 0 <= lambda_sci < float("inf"):
-        raise ValueError(f"fedcd: lambda_sci={lambda_sci} must be finite and at least 0")
     if not names:
         raise ValueError(f"fedcd: names={names!r} must name something to mask, such as 'features'")
     learned, options = learning(model, **options)

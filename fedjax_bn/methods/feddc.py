@@ -21,10 +21,10 @@ from fedjax_bn.methods.learning import learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh
 from fedjax_bn.methods.scaffold import (
     averaging_with_variate,
-    check_learning_rate,
     correct,
     new_variate,
 )
+from fedjax_bn.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.sharing import Variables, join, split_like
 
 PyTree = Any
@@ -42,13 +42,14 @@ class Drift(NamedTuple):
     variate: PyTree
 
 
+@bounded
 def feddc(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
-    alpha: float = 0.1,
+    alpha: AtLeast0 = 0.1,
     correction: bool = True,
-    learning_rate: float | None = None,
+    learning_rate: Above0 | None = None,
     **options: Any,
 ) -> FederatedMethod:
     """Clients minimize F_k(w) + alpha/2 ||w + h_k - x||^2 + <w, c - c_k> and send their drift.
@@ -73,9 +74,6 @@ def feddc(
       ValueError: `alpha` is negative, or `learning_rate` is not positive, or clients keep a
         momentum.
     """
-    if not alpha >= 0:
-        raise ValueError(f"feddc: alpha={alpha} must be at least 0")
-    check_learning_rate("feddc", learning_rate)
     if correction and learning_rate is None:
         check_fresh("feddc", optimizer, options)
     learned, options = learning(model, **options)

@@ -27,6 +27,7 @@ from fedjax_bn.normalization.adapter import init as init_adapter
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
 from fedjax_bn.normalization.mixig import mixed_statistics
 from fedjax_bn.normalization.mixing import Mixing, choose_mixing
+from fedjax_bn.ranges import AtLeast0, bounded
 from fedjax_bn.sharing import (
     STATISTICS,
     Variables,
@@ -41,12 +42,13 @@ PyTree = Any
 Distance = Callable[[jax.Array, jax.Array], jax.Array]
 
 
+@bounded
 def fedig(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
-    lambda_1: float = 0.1,
-    lambda_2: float = 4.0,
+    lambda_1: AtLeast0 = 0.1,
+    lambda_2: AtLeast0 = 4.0,
     cafl: Distance | str = "sum",
     mixing: Mixing | str = "uniform",
     adapter: bool = False,
@@ -88,9 +90,6 @@ def fedig(
         adapter and gates; at `init`, where the model has no batch norm; at `round`, where its
         features are not to be found.
     """
-    for name, value in (("lambda_1", lambda_1), ("lambda_2", lambda_2)):
-        if not value >= 0:
-            raise ValueError(f"fedig: {name}={value} must be at least 0 (0 leaves its loss out)")
     if adapter and gates:
         raise ValueError("fedig: adapter and gates exclude each other, both choose alpha: use one")
     learned, options = learning(model, **options)

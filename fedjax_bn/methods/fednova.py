@@ -11,16 +11,18 @@ from fedjax_bn.client import Finish, Received, Trained
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.response import check_fresh, response
+from fedjax_bn.ranges import Share, bounded
 from fedjax_bn.sharing import Variables, join, split_like
 
 PyTree = Any
 
 
+@bounded
 def fednova(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
-    momentum: float | None = None,
+    momentum: Share | None = None,
     **options: Any,
 ) -> FederatedMethod:
     """x' = x - tau_eff sum_k p_k (x - y_k) / a_k with tau_eff = sum_k p_k a_k.
@@ -40,11 +42,6 @@ def fednova(
     Raises:
       ValueError: `momentum` is outside [0, 1), or clients keep theirs between rounds.
     """
-    if momentum is not None and not 0 <= momentum < 1:
-        raise ValueError(
-            f"fednova: momentum={momentum} must be at least 0 and below 1, that of the local "
-            "optimizer (leave it out to have it found)"
-        )
     check_fresh("fednova", optimizer, options)
     finish = _upload_direction(optimizer, momentum)
     return fedavg(model, optimizer, server=_normalized_averaging(), finish=finish, **options)

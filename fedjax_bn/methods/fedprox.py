@@ -9,11 +9,13 @@ import optax
 from fedjax_bn.client import Batch, Objective, Received, differentiate, gradient_step
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.learning import learning, method_of, supervised
+from fedjax_bn.ranges import AtLeast0, bounded
 from fedjax_bn.sharing import Variables, split_like
 
 
+@bounded
 def fedprox(
-    model: Any, optimizer: optax.GradientTransformation, *, mu: float = 0.01, **options: Any
+    model: Any, optimizer: optax.GradientTransformation, *, mu: AtLeast0 = 0.01, **options: Any
 ) -> FederatedMethod:
     """Clients minimize F_k(w) + mu/2 ||w - w_received||^2 over the shared parameters.
 
@@ -28,8 +30,6 @@ def fedprox(
     Raises:
       ValueError: `mu` is negative.
     """
-    if not mu >= 0:
-        raise ValueError(f"fedprox: mu={mu} must be at least 0 (FedAvg is mu=0)")
     learned, options = learning(model, **options)
     gradient = differentiate(proximal(supervised(learned), mu))
     return method_of(gradient_step(gradient, optimizer), **options)

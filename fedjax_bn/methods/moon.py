@@ -10,18 +10,20 @@ from fedjax_bn.client import Batch, Objective, Received, Trained, differentiate,
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.learning import Learning, learning, method_of
 from fedjax_bn.models.forward import forward
+from fedjax_bn.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.task import masked_mean, require_classifier
 
 PyTree = Any
 
 
+@bounded
 def moon(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
-    mu: float = 1.0,
-    temperature: float = 0.5,
+    mu: AtLeast0 = 1.0,
+    temperature: Above0 = 0.5,
     **options: Any,
 ) -> FederatedMethod:
     """Clients minimize cross entropy + mu * contrast, which pulls features to the received model's.
@@ -45,10 +47,6 @@ def moon(
       ValueError: `mu` or `temperature` is out of its range, or the task is not classification; at
         `round`, where the model shows no features and does not end in a dense layer.
     """
-    if not mu >= 0:
-        raise ValueError(f"moon: mu={mu} must be at least 0 (FedAvg is mu=0)")
-    if not temperature > 0:
-        raise ValueError(f"moon: temperature={temperature} must be above 0")
     learned, options = learning(model, **options)
     require_classifier("moon", learned.task)
     objective = _contrastive(learned, mu, temperature)

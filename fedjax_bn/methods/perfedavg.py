@@ -17,16 +17,18 @@ from fedjax_bn.client import (
 )
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.learning import learning, method_of, supervised
+from fedjax_bn.ranges import AtLeast0, bounded
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
 
 
+@bounded
 def perfedavg(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
-    inner_rate: float = 0.01,
+    inner_rate: AtLeast0 = 0.01,
     second_order: bool = False,
     **options: Any,
 ) -> FederatedMethod:
@@ -47,12 +49,12 @@ def perfedavg(
     Raises:
       ValueError: `inner_rate` is negative.
     """
-    _check_inner_rate("perfedavg", inner_rate)
     learned, options = learning(model, **options)
     gradient = meta_gradient(supervised(learned), inner_rate, second_order)
     return method_of(gradient_step(gradient, optimizer), **options)
 
 
+@bounded
 def personalize(
     model: Any,
     variables: Variables,
@@ -60,7 +62,7 @@ def personalize(
     labels: PyTree,
     valid: jax.Array | None = None,
     *,
-    inner_rate: float = 0.01,
+    inner_rate: AtLeast0 = 0.01,
     steps: int = 1,
     **options: Any,
 ) -> Variables:
@@ -86,7 +88,6 @@ def personalize(
     Raises:
       ValueError: `inner_rate` is negative.
     """
-    _check_inner_rate("personalize", inner_rate)
     key = options.pop("key", None)
     learned, unknown = learning(model, **options)
     if unknown:
@@ -98,12 +99,6 @@ def personalize(
     for i in range(steps):
         variables = adapt(gradient, inner_rate, variables, batch, Received((), ()), keys[i])
     return variables
-
-
-def _check_inner_rate(name: str, inner_rate: float) -> None:
-    """Raises ValueError if the learning rate of the adapting step is negative."""
-    if not inner_rate >= 0:
-        raise ValueError(f"{name}: inner_rate={inner_rate} must be at least 0")
 
 
 def adapt(

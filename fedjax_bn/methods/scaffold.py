@@ -20,16 +20,18 @@ from fedjax_bn.client import (
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.learning import learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, dtype_of, response
+from fedjax_bn.ranges import Above0, bounded
 from fedjax_bn.sharing import Variables, join, split_like
 
 PyTree = Any
 
 
+@bounded
 def scaffold(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
-    learning_rate: float | None = None,
+    learning_rate: Above0 | None = None,
     **options: Any,
 ) -> FederatedMethod:
     """Every local gradient is corrected, and every client estimates its own anew (option II).
@@ -54,7 +56,6 @@ def scaffold(
     Raises:
       ValueError: `learning_rate` is not positive, or clients keep a momentum.
     """
-    check_learning_rate("scaffold", learning_rate)
     if learning_rate is None:
         check_fresh("scaffold", optimizer, options)
     learned, options = learning(model, **options)
@@ -66,15 +67,6 @@ def scaffold(
         finish=_renew_variate(optimizer, learning_rate),
         **options,
     )
-
-
-def check_learning_rate(method: str, learning_rate: float | None) -> None:
-    """Raises ValueError if a learning rate is given that is not positive."""
-    if learning_rate is not None and not learning_rate > 0:
-        raise ValueError(
-            f"{method}: learning_rate={learning_rate} must be above 0, that of the local optimizer "
-            "(leave it out to have it found)"
-        )
 
 
 def _corrected(gradient: Gradient) -> Gradient:

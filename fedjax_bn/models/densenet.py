@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.models.layers import average_pool, conv, fan_in_uniform, he_fan_in, max_pool
 from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.ranges import Units, bounded
 
 
 class DenseLayer(nn.Module):
@@ -53,6 +54,7 @@ class Transition(nn.Module):
         return average_pool(x, 2)
 
 
+@bounded
 class DenseNet(nn.Module):
     """Stem, dense blocks with transitions between them, norm, ReLU, mean, classifier.
 
@@ -66,8 +68,8 @@ class DenseNet(nn.Module):
 
     block_sizes: Sequence[int]
     num_classes: int = 10
-    growth: int = 32
-    width: int = 64
+    growth: Units = 32
+    width: Units = 64
     param_dtype: Any = jnp.float32
 
     def setup(self) -> None:

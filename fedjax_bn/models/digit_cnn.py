@@ -10,8 +10,10 @@ import jax.numpy as jnp
 
 from fedjax_bn.models.layers import conv, dense, max_pool
 from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.ranges import Units, bounded
 
 
+@bounded
 class DigitCNN(nn.Module):
     """Three 5x5 convolutions and three dense layers, batch norm after all but the last.
 
@@ -27,7 +29,7 @@ class DigitCNN(nn.Module):
 
     num_classes: int = 10
     hidden: Sequence[int] = (2048, 512)
-    width: int = 64
+    width: Units = 64
     param_dtype: Any = jnp.float32
 
     def setup(self) -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.models.layers import conv, dense, he_fan_out, max_pool
 from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.ranges import Units, bounded
 
 
 class ResidualBlock(nn.Module):
@@ -52,6 +53,7 @@ class ResidualBlock(nn.Module):
         return x
 
 
+@bounded
 class ResNet(nn.Module):
     """Stem, stages of residual blocks that halve the map and double the channels, mean, classifier.
 
@@ -68,7 +70,7 @@ class ResNet(nn.Module):
     stage_sizes: Sequence[int]
     bottleneck: bool = False
     num_classes: int = 10
-    width: int = 64
+    width: Units = 64
     param_dtype: Any = jnp.float32
 
     def setup(self) -> None:

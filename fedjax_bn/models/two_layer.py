@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.ranges import Above0, Units, bounded
 
 
+@bounded
 class TwoLayer(nn.Module):
     """Dense, batch norm, ReLU, then the classifier.
 
@@ -23,8 +25,8 @@ class TwoLayer(nn.Module):
     """
 
     num_classes: int = 2
-    hidden: int = 100
-    alpha: float = 10.0
+    hidden: Units = 100
+    alpha: Above0 = 10.0
     param_dtype: Any = jnp.float32
 
     def setup(self) -> None:

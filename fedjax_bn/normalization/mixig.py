@@ -48,7 +48,13 @@ def mix_statistics(instance: Pair, global_: Pair, u: jax.Array) -> Pair:
 
 
 def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
-    """u ~ U(low, high), each channel on its own; beyond [0, 1] it extrapolates (FedIG, Table 6)."""
+    """u ~ U(low, high), each channel on its own; beyond [0, 1] it extrapolates (FedIG, Table 6).
+
+    Raises:
+      ValueError: low is above high.
+    """
+    if low > high:
+        raise ValueError(f"uniform: low={low:g} must be at most high={high:g}")
 
     def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         return jax.random.uniform(key, shape, dtype, low, high)

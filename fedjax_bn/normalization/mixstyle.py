@@ -13,10 +13,12 @@ from fedjax_bn.normalization.layer import (
     moments,
 )
 from fedjax_bn.normalization.mixig import mix_statistics
+from fedjax_bn.ranges import Above0, UpTo1, bounded
 
 
+@bounded
 def mixstyle_statistics(
-    key: jax.Array, *, concentration: float = 0.1, probability: float = 0.5
+    key: jax.Array, *, concentration: Above0 = 0.1, probability: UpTo1 = 0.5
 ) -> StatisticsRule:
     """The rule that normalizes MixStyle(x) with the batch statistics of MixStyle(x).
 

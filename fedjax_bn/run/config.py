@@ -1,7 +1,5 @@
 """Configurations: changing keys; types and ranges checked against the table of `defaults`."""
 
-import ast
-import math
 import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -9,9 +7,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_bn import spelling
+from fedjax_bn.ranges import nearest, refusal, shown
 from fedjax_bn.run.defaults import KEYS, base
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.spelling import Table, nearest
+from fedjax_bn.spelling import Table, as_float, literal
 
 __all__ = ["base", "check", "override"]  # what a config file needs
 
@@ -27,7 +26,7 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
     for change in filter(None, re.split(r",(?=[\w.]+=)", changes.strip(","))):
         key, equals, text = change.partition("=")
         if not equals:
-            raise ConfigError(f"config change {change!r} must be of the form key=value")
+            raise ConfigError(f"config change {shown(change)} must be of the form key=value")
         assign(config, key, text)
     return config
 
@@ -50,21 +49,18 @@ def parse(text: str, kind: type) -> Any:
 
     Texts need no quotes, and tuples of texts no parentheses: `running,batch`.
     """
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = text
-    if kind is float:
+    value = literal(text)
+    if kind is float and type(value) in (int, float, str):
         try:
-            return value if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
+            return as_float(value)
+        except ValueError:
             return value
     if kind is str:
         return value if isinstance(value, str) else text
     if kind is tuple and isinstance(value, str):
         return tuple(filter(None, map(str.strip, value.split(","))))
     if kind is tuple and isinstance(value, tuple | list):
-        return tuple(map(str, value))
+        return tuple(entry if isinstance(entry, str) else shown(entry) for entry in value)
     return value
 
 
@@ -76,9 +72,9 @@ def check_type(name: str, value: Any) -> None:
         right = all(isinstance(entry, str) for entry in value)
     if not right:
         kind = "a tuple of names" if key.kind is tuple else key.kind.__name__
-        such = "" if key.default is None else f", such as its default {key.default!r}"
+        such = "" if key.default is None else f", such as its default {shown(key.default)}"
         raise ConfigError(
-            f"config.{name}={value!r} is of type {type(value).__name__}, but it must be {kind}"
+            f"config.{name}={shown(value)} is of type {type(value).__name__}, but it must be {kind}"
             f"{such}"
         )
 
@@ -89,21 +85,13 @@ def check_key(name: str) -> None:
     if group:
         raise ConfigError(f"config.{name} is a group of keys: set one of {', '.join(group)}")
     if name not in KEYS:
-        raise ConfigError(f"config has no key {name!r}{nearest(name, KEYS)}")
+        raise ConfigError(f"config has no key {shown(name)}{nearest(name, KEYS)}")
 
 
 def _check_range(name: str, value: Any) -> None:
     """Raises ConfigError if a value of the right type is not in the range of its dotted key."""
-    if value is None:
-        return
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"config.{name}={value} must be a finite number")
-    allowed = KEYS[name].range
-    if allowed.holds(value):
-        return
-    if allowed.names:
-        raise ConfigError(f"config.{name}={value!r} is unknown{nearest(value, allowed.names)}")
-    raise ConfigError(f"config.{name}={value!r} must be {allowed.text}")
+    if value is not None and (why := refusal(value, KEYS[name].range)):
+        raise ConfigError(f"config.{name}={shown(value)} {why}")
 
 
 def _lookup(config: ConfigDict, key: str) -> Any:
@@ -130,7 +118,7 @@ def choose(table: dict[str, Any], name: str, key: str) -> Any:
       ConfigError: there is no such name; the message lists the valid ones.
     """
     if name not in table:
-        raise ConfigError(f"config.{key}={name!r} is unknown{nearest(name, table)}")
+        raise ConfigError(f"config.{key}={shown(name)} is unknown{nearest(name, table)}")
     return table[name]
 
 
@@ -175,6 +163,6 @@ def choice_of(
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """`spelling.read_choice` for the value of a key, with a ConfigError."""
     try:
-        return spelling.read_choice(f"config.{key}={text!r}", text, table, given=given)
+        return spelling.read_choice(f"config.{key}={shown(text)}", text, table, given=given)
     except ValueError as error:
         raise ConfigError(str(error)) from error

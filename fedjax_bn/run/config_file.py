@@ -1,14 +1,16 @@
 """Reading configurations: files of one's own, those of the package, and changes of the keys."""
 
+import os
 import runpy
 from collections.abc import Iterable
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.ranges import nearest, shown
 from fedjax_bn.run.config import assign
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.spelling import nearest
+from fedjax_bn.spelling import one_line
 
 EXAMPLE = "configs/quickstart.py"
 PACKAGE = Path(__file__).parents[1]
@@ -34,8 +36,8 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
         raise
     except SyntaxError as error:
         raise ConfigError(f"config file {path}, line {error.lineno}: {error.msg}") from error
-    except Exception as error:  # whatever a user's own file may raise
-        reason = " ".join(str(error).split())
+    except (Exception, SystemExit) as error:  # whatever a user's own file may raise
+        reason = one_line(error)
         raise ConfigError(
             f"config file {path} fails ({type(error).__name__}: {reason}): it must define "
             f"get_config(changes='') that returns a ConfigDict, see {EXAMPLE}"
@@ -56,14 +58,14 @@ def find_config(name: str) -> Path:
     Raises:
       ConfigError: there is neither.
     """
-    if Path(name).is_file():
+    if os.path.isfile(name):
         return Path(name)
     ours = packaged_configs()
     stem = name.removeprefix("configs/").removesuffix(".py")
     if stem not in ours:
         raise ConfigError(
-            f"there is no config file {name!r}: give a file such as {EXAMPLE}, or the name of a "
-            f"packaged one{nearest(Path(name).stem, ours)}"
+            f"there is no config file {shown(name)}: give a file such as {EXAMPLE}, or the name "
+            f"of a packaged one{nearest(Path(name).stem, ours)}"
         )
     return ours[stem]
 
@@ -86,11 +88,12 @@ def changes_of(arguments: Iterable[str]) -> list[tuple[str, str]]:
         name, equals, value = argument.partition("=")
         if not name.startswith(("--config.", "-config.")):
             raise ConfigError(
-                f"unknown argument {argument!r}: allowed are the commands evaluate and list, "
+                f"unknown argument {shown(argument)}: allowed are the commands evaluate and list, "
                 "--config, --config.KEY=VALUE and --workdir, see --help"
             )
         value = value if equals else next(left, None)
         if value is None:
+            name = shown(name)[1:-1]
             raise ConfigError(f"{name} has no value: write {name}=VALUE")
         changes.append((name.partition(".")[2], value))
     return changes

@@ -7,6 +7,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
@@ -16,11 +17,12 @@ from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.perturb import Perturb, amplitude_mix
+from fedjax_bn.ranges import shown
 from fedjax_bn.run.config import choice_of, choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.selection import best_of_round, validation_score
 from fedjax_bn.sharing import Variables
-from fedjax_bn.spelling import call_chosen
+from fedjax_bn.spelling import call_chosen, naming
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__}
 SHARING = {
@@ -132,7 +134,7 @@ def method_maker(
             score = validation_score(model, prepare)
             train["train"] = best_of_round(score, config.local_selection)
         options_of_run = options | train | {"prepare": prepare, "load": load}
-        what = f"config.method={config.method!r}"
+        what = f"config.method={shown(config.method)}"
         made = call_chosen(what, method, model, optimizer, **options_of_run)
         if not isinstance(made, FederatedMethod):
             raise ConfigError(f"{what} gives {type(made).__name__}, not a FederatedMethod")
@@ -151,7 +153,7 @@ def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], 
     if options and method in METHODS.values():
         name = text.partition(":")[0]
         raise ConfigError(
-            f"config.{key}={text!r}: arguments of {name} are keys of their own, "
+            f"config.{key}={shown(text)}: arguments of {name} are keys of their own, "
             f"config.{KEYS_OF.get(name, name)}.KEY, see `fedjax-bn list keys`"
         )
     return method, options
@@ -164,7 +166,16 @@ def _choose_sharing(text: str) -> sharing.SharingRule:
       ConfigError: an unknown name, module or key.
     """
     rule, options = choice_of("share", text, SHARING)
-    return partial(rule, **options) if options else rule
+
+    def share(variables: Variables) -> Any:
+        what = f"config.share={shown(text)}"
+        with naming(what):
+            mask = rule(variables, **options)
+            if jax.tree.structure(mask) != jax.tree.structure(variables):
+                raise ConfigError(f"{what} must give a boolean for each leaf, in the same tree")
+        return mask
+
+    return share if rule not in SHARING.values() else rule
 
 
 def choose_weighing(text: str) -> aggregation.WeighingRule:
@@ -177,9 +188,22 @@ def choose_weighing(text: str) -> aggregation.WeighingRule:
       ValueError: an unknown name or key, or a value of the wrong type or out of its range.
     """
     function, options = choice_of("weigh", text, WEIGHING)
+    what = f"config.weigh={shown(text)}"
     if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
-        return partial(function, **options) if options else function
-    return function(**options)
+        rule = partial(function, **options) if options else function
+    else:
+        rule = call_chosen(what, function, **options)
+    if not isinstance(rule, aggregation.Weighing):
+        _check_weighing(what, rule)
+    return rule
+
+
+def _check_weighing(what: str, rule: aggregation.WeighingRule) -> None:
+    """Raises ValueError where a rule does not give two clients two weights."""
+    with naming(what):
+        weights = jax.eval_shape(rule, jnp.ones(2, jnp.int32), jnp.ones(2))
+        if getattr(weights, "shape", None) != (2,):
+            raise ConfigError(f"{what} must give a weight f[K] to each of K clients")
 
 
 def choose_perturbation(text: str) -> Perturb:
@@ -189,7 +213,13 @@ def choose_perturbation(text: str) -> Perturb:
       ValueError: an unknown name or key, or a value of the wrong type or out of its range.
     """
     make, options = choice_of("perturb", text, PERTURBATIONS)
-    return make(**options)
+    perturb = call_chosen(f"config.perturb={shown(text)}", make, **options)
+    if not callable(perturb):
+        raise ConfigError(
+            f"config.perturb={shown(text)} gives {type(perturb).__name__}, not a function "
+            "(key, x, valid) -> x"
+        )
+    return perturb
 
 
 def local_epochs(config: ConfigDict) -> tuple[int, ...]:
@@ -227,7 +257,7 @@ def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:
     for text in adaptations:
         if not suits(config, text):
             raise ConfigError(
-                f"config.adaptations has {text!r}, for which method={config.method!r} trains "
+                f"config.adaptations has {shown(text)}, for which method={config.method!r} trains "
                 "nothing: zero_shot_adapter needs method=fediga, learned_alpha needs method=fedig "
                 "with fedig.gates=True"
             )

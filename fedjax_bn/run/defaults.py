@@ -8,20 +8,33 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from fedjax_bn.run.method_keys import method_arguments
-from fedjax_bn.run.ranges import (
+from fedjax_bn.ranges import (
     ABOVE_0,
+    ALPHA,
     ANY,
     AT_LEAST_0,
-    AT_LEAST_1,
+    BY_KIND,
+    CLIENTS,
+    CLIENTS_OR_0,
+    COUNT,
+    COUNT_OR_0,
+    EPOCHS,
     FRACTION,
+    PATH,
+    PIXELS,
+    SAMPLES,
+    SAMPLES_OR_0,
     SEED,
     SHARE,
-    UP_TO_1,
-    WHOLE_NUMBERS,
+    SIZES,
+    STEPS,
+    STEPS_OR_0,
     Range,
     one_of,
 )
+from fedjax_bn.run.method_keys import method_arguments
+
+WINDOW = Range("0, or from 2 to 1000000", lambda value: value == 0 or 2 <= value <= 1_000_000)
 
 
 class Key(NamedTuple):
@@ -30,13 +43,13 @@ class Key(NamedTuple):
     Attributes:
       default: its value where nothing else is said; None for a key of type `optional`.
       meaning: one line.
-      range: what values of the default's type are allowed.
+      stated: what values of its type are allowed, where that is said of this key alone.
       optional: the type of a key that may be None.
     """
 
     default: Any
     meaning: str
-    range: Range = ANY
+    stated: Range | None = None
     optional: type | None = None
 
     @property
@@ -44,30 +57,33 @@ class Key(NamedTuple):
         """The type of its values."""
         return self.optional or type(self.default)
 
+    @property
+    def range(self) -> Range:
+        """What values of its type are allowed."""
+        return self.stated or BY_KIND.get(self.kind, ANY)
+
 
 RUN = {
     "method": Key("fedbn", "`list methods`, or your own package.module:function:key=value"),
     "baselines": Key((), "methods to run beside it, each in WORKDIR/baselines/NAME"),
     "model": Key("DigitCNN", "`list models`, or your own package.module:Class:key=value"),
-    "pretrained": Key("", "weights to start from: a file, or a hub id; empty: none"),
-    "rounds": Key(20, "rounds of the federation", AT_LEAST_1),
-    "local_epochs": Key(1, "passes over its own data that a client makes each round", AT_LEAST_1),
-    "client_epochs": Key(
-        (), "of each client, numbers in their order; empty: local_epochs", WHOLE_NUMBERS
-    ),
+    "pretrained": Key("", "weights to start from: a file, or a hub id; empty: none", PATH),
+    "rounds": Key(20, "rounds of the federation", COUNT),
+    "local_epochs": Key(1, "passes over its own data that a client makes each round", STEPS),
+    "client_epochs": Key((), "of each client, numbers in their order; empty: local_epochs", EPOCHS),
     "local_steps": Key(
-        0, "if above 0: steps a client makes each round, instead of epochs", AT_LEAST_0
+        0, "if above 0: steps a client makes each round, instead of epochs", STEPS_OR_0
     ),
     "local_selection": Key(
         0,
         "if above 0: steps between validations of a client, which then uploads its best state of "
         "the round (FedIG, A.2)",
-        AT_LEAST_0,
+        STEPS_OR_0,
     ),
-    "batch_size": Key(32, "samples of a step", AT_LEAST_1),
+    "batch_size": Key(32, "samples of a step", SAMPLES),
     "optimizer.name": Key("sgd", "the clients' optimizer", one_of("sgd", "adam")),
     "optimizer.learning_rate": Key(0.01, "of the clients' steps", ABOVE_0),
-    "optimizer.momentum": Key(0.0, "sgd only", AT_LEAST_0),
+    "optimizer.momentum": Key(0.0, "sgd only", SHARE),
     "optimizer.nesterov": Key(False, "sgd with momentum only"),
     "optimizer.weight_decay": Key(0.0, "added to the gradient (L2), as in PyTorch", AT_LEAST_0),
     "optimizer.keep": Key(False, "whether clients keep its state (momentum) between rounds"),
@@ -87,7 +103,7 @@ RUN = {
         "or your own; empty: nothing",
     ),
     "clients": Key("auto", "auto, map, vmap, vmap:n (n clients at a time)"),
-    "clients_per_round": Key(0, "clients drawn to take part in a round; 0: all", AT_LEAST_0),
+    "clients_per_round": Key(0, "clients drawn to take part in a round; 0: all", CLIENTS_OR_0),
     "on_nonfinite": Key(
         "stop", "what follows an update that is not finite", one_of("stop", "drop")
     ),
@@ -97,21 +113,17 @@ RUN = {
     "adaptations": Key(
         ("running",), "how an unseen client predicts: `list adaptations`, name:key=value:key=value"
     ),
-    "eval_every": Key(
-        5, "rounds between evaluations; the last round is always evaluated", AT_LEAST_1
-    ),
-    "eval_batch_size": Key(500, "samples tested at once", AT_LEAST_1),
-    "adapt_batch_size": Key(32, "of the stream that adaptations see", AT_LEAST_1),
-    "checkpoint_every": Key(
-        5, "rounds between checkpoints; the last one is always kept", AT_LEAST_1
-    ),
+    "eval_every": Key(5, "rounds between evaluations; the last round is always evaluated", COUNT),
+    "eval_batch_size": Key(500, "samples tested at once", SAMPLES),
+    "adapt_batch_size": Key(32, "of the stream that adaptations see", SAMPLES),
+    "checkpoint_every": Key(5, "rounds between checkpoints; the last one is always kept", COUNT),
     "personalize.samples": Key(
         None,
         "labelled samples on which a tested client adapts first; empty: 16 for perfedavg, 0 else",
-        AT_LEAST_0,
+        SAMPLES_OR_0,
         int,
     ),
-    "personalize.steps": Key(1, "gradient steps on them", AT_LEAST_1),
+    "personalize.steps": Key(1, "gradient steps on them", STEPS),
     "personalize.rate": Key(
         None, "their learning rate; empty: perfedavg.inner_rate", AT_LEAST_0, float
     ),
@@ -120,11 +132,11 @@ RUN = {
 
 DATA = {
     "data.name": Key("scanners", "`list datasets`"),
-    "data.path": Key("", "file or folder of a dataset that is not embedded"),
-    "data.image_size": Key(28, "side of the square images, pixels", AT_LEAST_1),
-    "data.cache": Key("~/.cache/fedjax_bn", "folder for decoded images; empty: none is kept"),
+    "data.path": Key("", "file or folder of a dataset that is not embedded", PATH),
+    "data.image_size": Key(28, "side of the square images, pixels", PIXELS),
+    "data.cache": Key("~/.cache/fedjax_bn", "folder for decoded images; empty: none is kept", PATH),
     "data.device_megabytes": Key(
-        4000, "larger training or test sets are streamed from the host", AT_LEAST_0
+        4000, "larger training or test sets are streamed from the host", COUNT_OR_0
     ),
     "data.split": Key(
         "",
@@ -137,61 +149,33 @@ DATA = {
     "data.test": Key(0.0, "share of a domain's samples", SHARE),
     "data.truncate": Key(None, "to the smallest domain; empty: the source's own", optional=bool),
     "data.fraction": Key(None, "of the training data; empty: the source's own", FRACTION, float),
-    "data.clients_per_domain": Key(1, "clients that share a domain's samples", AT_LEAST_1),
+    "data.clients_per_domain": Key(1, "clients that share a domain's samples", CLIENTS),
     "data.num_clients": Key(
-        0, "of all domains together, instead of clients_per_domain; 0: not", AT_LEAST_0
+        0, "of all domains together, instead of clients_per_domain; 0: not", CLIENTS_OR_0
     ),
     "data.partition": Key(
         "iid",
         "labels of a domain's clients; pooled: one client owns all",
         one_of("iid", "dirichlet", "pooled"),
     ),
-    "data.alpha": Key(0.5, "of dirichlet; the smaller, the more unequal", ABOVE_0),
-    "data.sizes": Key("", "of the clients: numbers, lognormal:SIGMA, dirichlet:ALPHA"),
+    "data.alpha": Key(0.5, "of dirichlet; the smaller, the more unequal", ALPHA),
+    "data.sizes": Key("", "of the clients: numbers, lognormal:SIGMA, dirichlet:ALPHA", SIZES),
     "data.augment": Key("none", "of the training images", one_of("none", "domainbed", "office")),
     "data.domains": Key((), "folders, npz, tfds_*: which; empty: all"),
     "data.classes": Key((), "domainnet, folders, tfds_*: which; empty: all, of domainnet ten"),
     "data.corruptions": Key((), "cifar10_c: which; empty: all 19"),
     "data.severities": Key((), "cifar10_c: of 1 to 5; empty: all"),
     # See load and Windows in fedjax_bn/data/sets/abide.py
-    "abide.window": Key(32, "time points of a connectome; 0: all", AT_LEAST_0),
-    "abide.stride": Key(1, "time points between windows", AT_LEAST_1),
-    "abide.windows_per_subject": Key(0, "how many at most; 0: all", AT_LEAST_0),
+    "abide.window": Key(32, "time points of a connectome; 0: all", WINDOW),
+    "abide.stride": Key(1, "time points between windows", STEPS),
+    "abide.windows_per_subject": Key(0, "how many at most; 0: all", STEPS_OR_0),
     "abide.fisher_z": Key(False, "whether correlations r become artanh r"),
     "abide.sites": Key((), "which; empty: all"),
     "abide.atlas": Key("", "such as cc200, where the folder has several"),
 }
 
-# The defaults and the meanings of methods' own arguments are read from the methods.
-METHOD_RANGES = {
-    "fedadagrad.beta1": SHARE,
-    "fedadagrad.eta": ABOVE_0,
-    "fedadagrad.tau": ABOVE_0,
-    "fedadam.beta1": SHARE,
-    "fedadam.beta2": UP_TO_1,
-    "fedadam.eta": ABOVE_0,
-    "fedadam.tau": ABOVE_0,
-    "fedavgm.beta": SHARE,
-    "fedavgm.eta": ABOVE_0,
-    "fedcd.eta": AT_LEAST_0,
-    "fedcd.lambda_sci": AT_LEAST_0,
-    "feddc.alpha": AT_LEAST_0,
-    "fedig.lambda_1": AT_LEAST_0,
-    "fedig.lambda_2": AT_LEAST_0,
-    "fedprox.mu": AT_LEAST_0,
-    "fedyogi.beta1": SHARE,
-    "fedyogi.beta2": UP_TO_1,
-    "fedyogi.eta": ABOVE_0,
-    "fedyogi.tau": ABOVE_0,
-    "moon.mu": AT_LEAST_0,
-    "moon.temperature": ABOVE_0,
-    "perfedavg.inner_rate": AT_LEAST_0,
-}
-
-METHOD_KEYS = {
-    key: Key(default, meaning, METHOD_RANGES.get(key, ANY))
-    for key, (default, meaning) in method_arguments().items()
-} | {
+# Defaults, meanings and ranges of methods' own arguments are read from the methods.
+METHOD_KEYS = {key: Key(*argument) for key, argument in method_arguments().items()} | {
     "fedig.cafl": Key(
         "",
         "CAFL over features: sum, as the paper prints it, or mean; empty: sum with pretrained "

@@ -26,6 +26,7 @@ from fedjax_bn.mapping import group_size
 from fedjax_bn.models import pretrained
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics
+from fedjax_bn.ranges import shown
 from fedjax_bn.run.config import check, choice_of, choose
 from fedjax_bn.run.configured_method import (
     check_adaptations,
@@ -38,9 +39,10 @@ from fedjax_bn.run.datasets import check_data_keys, check_image_size, configured
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.personalization import check_labelled
 from fedjax_bn.run.readers import DATASETS
-from fedjax_bn.spelling import call_chosen
+from fedjax_bn.spelling import call_chosen, naming
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
+_MOST_DRAWS = 2**28  # 2 GB of numbers
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
 AUGMENTATIONS = {
     "none": lambda size: None,
@@ -93,10 +95,12 @@ def build(config: ConfigDict) -> Experiment:
     internal, unseen = configured_clients(data, config)
     check_image_size(internal, config)
     _check_clients(internal, config)
+    _check_draws(internal, config)
     check_labelled(config, internal, unseen)
     _check_validation(internal, config)
     experiment = assemble(config, internal, unseen, data.notes if isinstance(data, Source) else ())
-    _check_batch_sizes(experiment.model, internal, experiment.prepare, config)
+    with naming(f"config.model={shown(config.model)}"):
+        _check_batch_sizes(experiment.model, internal, experiment.prepare, config)
     return experiment
 
 
@@ -137,7 +141,7 @@ def _model_maker(config: ConfigDict) -> Callable[..., Any]:
       ConfigError: there is no such model, or it has no such field.
     """
     make, fields = choice_of("model", config.model, MODELS, OF_CALLER)
-    what = f"config.model={config.model!r}"
+    what = f"config.model={shown(config.model)}"
 
     def make_model(num_classes: int) -> Any:
         given: dict[str, Any] = {"num_classes": num_classes}
@@ -182,10 +186,24 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
         )
 
 
+def _check_draws(internal: Dataset, config: ConfigDict) -> None:
+    """Raises ConfigError if a round draws more samples than its index can reasonably hold."""
+    longest = max(len(domain.train.labels) for domain in internal.domains)
+    clients = config.clients_per_round or len(internal.domains)
+    each = config.local_steps * config.batch_size or max(local_epochs(config)) * longest
+    if clients * each > _MOST_DRAWS:
+        raise ConfigError(
+            f"a round of {clients} clients would draw {clients * each} samples, but it can draw "
+            f"{_MOST_DRAWS} at most: lower config.local_steps, config.local_epochs, "
+            "config.client_epochs or config.batch_size"
+        )
+
+
 def sampler(config: ConfigDict, internal: Dataset) -> Sampler:
     """Which samples a round trains on."""
     if not config.local_steps:
-        return by_epochs(config.batch_size, local_epochs(config))
+        longest = max(len(domain.train.labels) for domain in internal.domains)
+        return by_epochs(min(config.batch_size, longest), local_epochs(config))
     smallest = min(len(domain.train.labels) for domain in internal.domains)
     return by_steps(config.batch_size, config.local_steps, smallest)
 

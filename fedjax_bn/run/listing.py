@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_bn.ranges import ANY, BY_KIND, nearest, shown
 from fedjax_bn.run.config_file import packaged_configs
 from fedjax_bn.run.defaults import KEYS, Key
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.spelling import REQUIRED, nearest, plain_arguments
+from fedjax_bn.spelling import REQUIRED, Argument, plain_arguments
 
 Line = tuple[str, ...]
 
@@ -24,7 +25,9 @@ def listing(names: Sequence[str]) -> str:
     if not names:
         raise ConfigError(f"list what? One of {', '.join(LISTS)}")
     if len(names) > 1 or names[0] not in LISTS:
-        raise ConfigError(f"list {' '.join(names)!r} is unknown{nearest(' '.join(names), LISTS)}")
+        raise ConfigError(
+            f"list {shown(' '.join(names))} is unknown{nearest(' '.join(names), LISTS)}"
+        )
     return _grid(LISTS[names[0]]())
 
 
@@ -47,7 +50,7 @@ def _adaptations() -> Iterable[Line]:
     from fedjax_bn.adaptation.choice import ADAPTATIONS, STREAM
 
     yield from _functions(ADAPTATIONS)
-    yield "", "and for each of these", "".join(f":{key}={value}" for key, value in STREAM.items())
+    yield "", "and for each of these", _arguments(STREAM)
 
 
 def _datasets() -> Iterable[Line]:
@@ -82,9 +85,21 @@ def _functions(
 ) -> Iterable[Line]:
     """Name, first sentence of the docstring, and `:key=default` for what a word can spell."""
     for name, function in table.items():
-        options = plain_arguments(function, given).items()
-        spelled = "".join(f":{key}={_default(argument.default)}" for key, argument in options)
-        yield name, _first_line(function), spelled
+        yield name, _first_line(function), _arguments(plain_arguments(function, given))
+
+
+def _arguments(options: Mapping[str, Argument]) -> str:
+    """`:key=default (range)` of each."""
+    return "".join(
+        f":{key}={_default(argument.default)}{_within(argument)}"
+        for key, argument in options.items()
+    )
+
+
+def _within(argument: Argument) -> str:
+    """The range of an argument, where it has one of its own."""
+    usual = argument.range in (ANY, *BY_KIND.values())
+    return "" if usual else f" ({argument.range.text}) "
 
 
 def _default(value: Any) -> str:

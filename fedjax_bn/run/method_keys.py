@@ -8,18 +8,26 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
+
+from fedjax_bn import ranges
+from fedjax_bn.ranges import Range, stated_range
 
 # Arguments that the configuration gives by keys of its own, or that another method stands for.
 _ELSEWHERE = ("clients", "keep_optimizer", "local_epochs", "adapter")
 FOLDER = Path(__file__).parents[1] / "methods"
 
 
-def method_arguments() -> dict[str, tuple[Any, str]]:
-    """`METHOD.ARGUMENT` -> (default, meaning) of every keyword argument with a plain default.
+class MethodArgument(NamedTuple):
+    """An argument of a method: its default, the docstring's words, its range if it states one."""
 
-    A plain default is a bool, a number or a text; the meaning is the docstring's.
-    """
+    default: bool | int | float | str
+    meaning: str
+    range: Range | None
+
+
+def method_arguments() -> dict[str, MethodArgument]:
+    """`METHOD.ARGUMENT` of every keyword argument whose default is a bool, a number or a text."""
     found = {}
     for method in _methods():
         meanings = _meanings(ast.get_docstring(method) or "")
@@ -28,9 +36,12 @@ def method_arguments() -> dict[str, tuple[Any, str]]:
             value = _plain(default)
             if value is None or argument.arg in _ELSEWHERE:
                 continue
-            if isinstance(argument.annotation, ast.Name) and argument.annotation.id == "float":
+            annotation = _annotation(argument)
+            if float in (annotation, *get_args(annotation)):
                 value = float(value)
-            found[f"{method.name}.{argument.arg}"] = (value, meanings.get(argument.arg, ""))
+            found[f"{method.name}.{argument.arg}"] = MethodArgument(
+                value, meanings.get(argument.arg, ""), stated_range(annotation)
+            )
     return dict(sorted(found.items()))
 
 
@@ -42,6 +53,12 @@ def _methods() -> Iterator[ast.FunctionDef]:
                 continue
             if isinstance(node.returns, ast.Name) and node.returns.id == "FederatedMethod":
                 yield node
+
+
+def _annotation(argument: ast.arg) -> Any:
+    """The type of an argument: `float`, or one of `fedjax_bn.ranges` by its name; else None."""
+    name = argument.annotation.id if isinstance(argument.annotation, ast.Name) else ""
+    return float if name == "float" else getattr(ranges, name, None)
 
 
 def _plain(default: ast.expr | None) -> bool | int | float | str | None:

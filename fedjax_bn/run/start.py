@@ -19,6 +19,7 @@ from fedjax_bn.run.experiment import (
     load_pretrained,
     sample_input,
 )
+from fedjax_bn.run.shapes import check_shapes
 
 
 class Keys(NamedTuple):
@@ -41,7 +42,7 @@ def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], Federate
         keys = make_keys(config)
         fixed, notes = load_pretrained(config, experiment)
         start = make_start(config, experiment, keys, fixed)
-        jax.eval_shape(start)  # raises where the method does not suit the model
+        check_shapes(config, experiment, start)
         return experiment._replace(notes=experiment.notes + notes), keys, start
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error

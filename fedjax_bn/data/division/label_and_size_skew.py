@@ -10,10 +10,10 @@ from fractions import Fraction
 import numpy as np
 
 from fedjax_bn.data.division.integer_shares import apportion, quantize
+from fedjax_bn.ranges import ALPHA, SIZES, refusal, shown
 
 _MINIMUM = 10  # samples of the smallest client, where there are enough
 REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
-_SIZES = "numbers such as 743,7943, or lognormal:SIGMA or dirichlet:ALPHA"
 
 
 def dirichlet_counts(
@@ -37,8 +37,8 @@ def dirichlet_counts(
     Raises:
       ValueError: alpha is not above 0, or there are fewer samples than clients.
     """
-    if not 0 < alpha < np.inf:
-        raise ValueError(f"data.alpha is {alpha}; it must be a number above 0, such as 0.5")
+    if why := refusal(alpha, ALPHA):
+        raise ValueError(f"data.alpha is {alpha}; it {why}")
     if counts.sum() < n:
         raise ValueError(f"{counts.sum()} samples are too few for {n} clients, one each; {REMEDY}")
     draws = [rng.dirichlet(np.full(n, alpha, np.float64)) for _ in counts]
@@ -100,10 +100,12 @@ def client_sizes(
                 f"{limit} training samples of {name!r} are too few for {n} clients, one each; "
                 f"{REMEDY}"
             )
+    if isinstance(sizes, str) and (why := refusal(sizes, SIZES)):
+        raise ValueError(f"data.sizes is {shown(sizes)}; it {why}")
     kind, _, number = sizes.partition(":") if isinstance(sizes, str) else ("", "", "")
     borders = np.cumsum(clients)[:-1]
     if kind in ("lognormal", "dirichlet"):
-        weights = _draw_weights(kind, _positive(number, sizes), sum(clients), rng)
+        weights = _draw_weights(kind, float(number), sum(clients), rng)
         return _largest_that_fit(np.split(weights, borders), list(available.values()))
     parts = np.split(_listed(sizes, sum(clients)), borders)
     for (name, limit), size in zip(available.items(), parts, strict=True):
@@ -136,25 +138,12 @@ def _largest_that_fit(weights: list[np.ndarray], available: Sequence[int]) -> li
     return sizes
 
 
-def _positive(number: str, sizes: str) -> float:
-    try:
-        value = float(number)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < np.inf:
-        raise ValueError(f"data.sizes is {sizes!r}; it must be {_SIZES}, the number above 0")
-    return value
-
-
 def _listed(sizes: str | Sequence[int], n: int) -> np.ndarray:
     entries = sizes.split(",") if isinstance(sizes, str) else sizes
-    try:
-        listed = np.array([int(entry) for entry in entries], np.int64)
-    except ValueError as error:
-        raise ValueError(f"data.sizes is {sizes!r}; it must be {_SIZES}") from error
+    listed = np.array([int(entry) for entry in entries], np.int64)
     if len(listed) not in (1, n) or listed.min(initial=1) < 1:
         raise ValueError(
-            f"data.sizes is {sizes!r}; it must have one number of at least 1 for all clients, or "
-            f"one for each of the {n}"
+            f"data.sizes is {shown(sizes)}; it must have one number of at least 1 for all clients, "
+            f"or one for each of the {n}"
         )
     return np.broadcast_to(listed, n)

@@ -16,6 +16,7 @@ from fedjax_bn.data.division.label_and_size_skew import client_sizes
 from fedjax_bn.data.domain import Dataset, Domain, Split, splits
 from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
+from fedjax_bn.ranges import ALPHA, refusal
 
 _PARTITIONS = ("iid", "dirichlet")
 
@@ -90,8 +91,8 @@ def _check_partition(partition: str, alpha: float, sizes: str | Sequence[int]) -
             f"data.sizes={sizes!r} and data.partition='dirichlet' exclude each other: leave sizes "
             "empty or choose 'iid'"
         )
-    if not alpha > 0:
-        raise ValueError(f"data.alpha is {alpha}; it must be a number above 0, such as 0.5")
+    if why := refusal(alpha, ALPHA):
+        raise ValueError(f"data.alpha is {alpha}; it {why}")
 
 
 def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> list[int]:

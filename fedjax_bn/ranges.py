@@ -1,0 +1,197 @@
+"""What values an argument or a key may have: stated once, where it is declared.
+
+`mu: AtLeast0 = 0.01` in a signature is a float with its range. `bounded` lets a function or class
+refuse what its signature does not allow; the configuration reads the same ranges, of keys from
+`fedjax_bn.run.defaults` and of spelled arguments from signatures (`fedjax_bn.spelling`).
+"""
+
+import difflib
+import functools
+import inspect
+import math
+import os
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+_LONGEST = 4096  # characters of a text, as of a path
+
+
+class Range(NamedTuple):
+    """Allowed values.
+
+    Attributes:
+      text: what the value must be, such as "at least 1".
+      holds: whether a value is one of them.
+      names: the allowed names, where only some are.
+    """
+
+    text: str
+    holds: Callable[[Any], bool]
+    names: tuple[str, ...] = ()
+
+
+def one_of(*names: str) -> Range:
+    """One of some names; "" means that it may be empty."""
+    text = " or ".join(name or "empty" for name in names)
+    return Range(text, names.__contains__, tuple(filter(None, names)))
+
+
+def between(low: int, high: int) -> Range:
+    """A whole number from `low` to `high`, both included."""
+    text = f"at least {low} and at most {high}" if high < 2**31 - 1 else f"at least {low}"
+    text += ", below 2**31" if high == 2**31 - 1 else ""
+    return Range(text, lambda value: low <= value <= high)
+
+
+def _finite(value: float) -> bool:
+    return abs(value) <= _MOST
+
+
+def _printable(text: str) -> bool:
+    # Control characters, NUL among them, and what UTF-8 cannot write.
+    odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
+    return len(text) <= _LONGEST and not odd
+
+
+def _is_path(text: str) -> bool:
+    home = text.startswith("~") and os.path.expanduser(text) == text
+    return _printable(text) and not home
+
+
+def _epochs(texts: tuple[str, ...]) -> bool:
+    digits = (text.isascii() and text.isdecimal() and len(text) < 6 for text in texts)
+    return len(texts) <= _LONGEST and all(digits) and all(int(text) > 0 for text in texts)
+
+
+def _sizes(text: str) -> bool:
+    kind, _, number = text.partition(":")
+    try:
+        if kind in ("lognormal", "dirichlet"):
+            return 0.001 <= float(number) <= (100 if kind == "lognormal" else 1e6)
+        return not text or all(1 <= int(entry) < 2**31 for entry in text.split(","))
+    except ValueError:  # no number, or one of thousands of digits
+        return False
+
+
+_MOST = 1.7976931348623157e308
+_OF_TEXT = f"of at most {_LONGEST} characters, none a control character"
+ANY = Range("", lambda value: True)
+FINITE = Range("a finite number", _finite)
+AT_LEAST_0 = Range("at least 0", lambda value: 0 <= value <= _MOST)
+ABOVE_0 = Range("above 0", lambda value: 0 < value <= _MOST)
+SHARE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
+UP_TO_1 = Range("at least 0 and at most 1", lambda value: 0 <= value <= 1)
+FRACTION = Range("above 0 and at most 1", lambda value: 0 < value <= 1)
+WHOLE = Range("at least -2**63 and below 2**63", lambda value: -(2**63) <= value < 2**63)
+SEED = Range("at least 0 and below 2**32, as JAX's keys need it", lambda value: 0 <= value < 2**32)
+ORDER = Range("-1, or a seed below 2**32", lambda value: -1 <= value < 2**32)
+# What is counted on the device, in i32; what takes memory is bounded more narrowly.
+COUNT, COUNT_OR_0 = between(1, 2**31 - 1), between(0, 2**31 - 1)
+STEPS, STEPS_OR_0 = between(1, 1_000_000), between(0, 1_000_000)
+SAMPLES, SAMPLES_OR_0 = between(1, 65_536), between(0, 65_536)
+CLIENTS, CLIENTS_OR_0 = between(1, 1_000_000), between(0, 1_000_000)
+PIXELS = between(1, 4096)
+UNITS = between(1, 16_384)
+EPOCHS = Range("whole numbers above 0 and below 100000", _epochs)
+ALPHA = Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
+SIZES = Range(
+    "whole numbers above 0, such as 743,7943, or lognormal:SIGMA with a number from 0.001 to 100, "
+    "or dirichlet:ALPHA with one from 0.001 to 1000000",
+    _sizes,
+)
+TEXT = Range(_OF_TEXT, _printable)
+TEXTS = Range(
+    f"each {_OF_TEXT}", lambda texts: len(texts) <= _LONGEST and all(map(_printable, texts))
+)
+PATH = Range(f"{_OF_TEXT}, and ~NAME the home of a user that there is", _is_path)
+BY_KIND = {float: FINITE, int: WHOLE, str: TEXT, tuple: TEXTS}
+
+# Types of arguments.
+AtLeast0 = Annotated[float, AT_LEAST_0]
+Above0 = Annotated[float, ABOVE_0]
+Share = Annotated[float, SHARE]
+UpTo1 = Annotated[float, UP_TO_1]
+Seed = Annotated[int, SEED]
+Units = Annotated[int, UNITS]
+Views = Annotated[int, between(1, 1000)]
+
+_Made = TypeVar("_Made", bound=Callable[..., Any])
+
+
+def bounded(target: _Made) -> _Made:
+    """A function that refuses arguments, or a dataclass that refuses fields, out of their ranges.
+
+    Only numbers and texts are looked at: arrays pass.
+
+    Raises:
+      ValueError: at the call, naming the function, the argument, its value and what is allowed.
+    """
+    signature = inspect.signature(target)
+    ranges = {key: stated_range(p.annotation) for key, p in signature.parameters.items()}
+    ranges = {key: allowed for key, allowed in ranges.items() if allowed is not None}
+    if isinstance(target, type):
+        before = target.__post_init__
+
+        @functools.wraps(before)
+        def __post_init__(self: Any) -> None:
+            _require(target.__name__, ranges, {key: getattr(self, key) for key in ranges})
+            before(self)
+
+        target.__post_init__ = __post_init__
+        return target
+
+    @functools.wraps(target)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        _require(target.__name__, ranges, dict(zip(signature.parameters, args, strict=False)))
+        _require(target.__name__, ranges, kwargs)
+        return target(*args, **kwargs)
+
+    return called
+
+
+def _require(name: str, ranges: Mapping[str, Range], given: Mapping[str, Any]) -> None:
+    for key, value in given.items():
+        plain = key in ranges and isinstance(value, int | float | str)
+        if plain and (why := refusal(value, ranges[key])):
+            raise ValueError(f"{name}: {key}={shown(value)} {why}")
+
+
+def stated_range(annotation: Any) -> Range | None:
+    """The range of a type: `Annotated[float, RANGE]`, a union with one, or a `Literal`."""
+    for part in (annotation, *get_args(annotation)):
+        if get_origin(part) is Literal:
+            return one_of(*get_args(part))
+        for stated in getattr(part, "__metadata__", ()):
+            if isinstance(stated, Range):
+                return stated
+    return None
+
+
+def refusal(value: Any, allowed: Range) -> str:
+    """Why a value of the right type is not allowed, the end of a sentence; "" where it is."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number"
+    if allowed.holds(value):
+        return ""
+    if allowed.names:
+        return f"is unknown{nearest(value, allowed.names)}"
+    return f"must be {allowed.text}"
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: in one line, and not all of a long one."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a list of lists
+        return f"a {type(value).__name__} too long to show"
+    return text if len(text) <= 200 else f"{text[:100]}...{text[-20:]}"
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """The end of an error message: the likely meant name, and all valid ones."""
+    valid = sorted(valid)
+    lower = {option.lower(): option for option in valid}
+    close = difflib.get_close_matches(name.lower()[:100], lower, 1, 0.5)
+    hint = f"; did you mean {lower[close[0]]!r}?" if close else ";"
+    return f"{hint} valid are {', '.join(valid)}"
