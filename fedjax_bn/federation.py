@@ -85,12 +85,15 @@ class FederatedMethod(NamedTuple):
         with batches without the axis K and with "client" i32[]; `key` is the run's.
       server: `server(state, uploads) -> state`, jitted, with uploads stacked along K; the clients'
         own part of the state stays as it is.
+      statistics: how its own clients predict, the `normalization.StatisticsRule` of their batch
+        norms; None for their running statistics.
     """
 
     init: Callable[[jax.Array, Variables, int], FederatedState]
     round: Callable[[FederatedState, Batches, jax.Array], tuple[FederatedState, Metrics]]
     client: Callable[[Broadcast, Own, Batches, jax.Array], tuple[Own, Upload]]
     server: Callable[[FederatedState, Upload], FederatedState]
+    statistics: Callable[..., Any] | None = None
 
 
 class _Plan(NamedTuple):

@@ -84,7 +84,8 @@ def fedig(
       adapter: whether the zero-shot adapter is trained.
       adapter_optimizer: its optimizer; `optimizer` by default, with a state of its own.
       gates: whether the local pass is batch-instance normalization with learned gates, for
-        `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.
+        `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates, and by them
+        its own clients predict too.
       share: which leaves are averaged.
       **options: those of `fedavg`.
 
@@ -111,7 +112,8 @@ def fedig(
     method = method_of(
         step, share=share, server=_averaging_statistics(), finish=_send_statistics, **options
     )
-    return method._replace(init=_start_with(method.init, adapter=adapter, gates=gates))
+    start = _start_with(method.init, adapter=adapter, gates=gates)
+    return method._replace(init=start, statistics=rule)
 
 
 def fediga(model: Any, optimizer: optax.GradientTransformation, **options: Any) -> FederatedMethod:

@@ -23,6 +23,18 @@ def select_round(records: list[Record]) -> int:
     return best["round"]
 
 
+def out_of_patience(records: list[Record], patience: int) -> bool:
+    """Whether the last round was evaluated and the best one lies `patience` rounds back or more.
+
+    Args:
+      records: of all rounds so far.
+      patience: `config.patience`; with 0 it never is.
+    """
+    if not patience or not records or "validation" not in records[-1]:
+        return False
+    return records[-1]["round"] - select_round(records) >= patience
+
+
 def summarize(
     config: ConfigDict,
     experiment: Experiment,
@@ -32,6 +44,7 @@ def summarize(
 ) -> Record:
     """The content of summary.json; accuracies are percentages.
 
+    `rounds` are those that were made, fewer than `config.rounds` where the run ran out of patience.
     `seconds_per_round` is the median over all rounds, `samples_per_second` the training samples of
     a round with all clients divided by it, `compile_seconds` those of the last start.
 
@@ -54,7 +67,7 @@ def summarize(
         "method": config.method,
         "dataset": experiment.internal.name,
         "seed": config.seed,
-        "rounds": config.rounds,
+        "rounds": len(records),
         "selected_round": selected,
         "accuracy": _accuracies(records[selected - 1]),
         "last_round": _accuracies(records[-1]),
