@@ -20,8 +20,8 @@ Accuracy on the unseen client in percent (120 rounds of 20 steps, 4 runs):
     FedIG-A  94.76 84.20 79.20   82.87   93.62 79.54 82.02   77.49   92.13 73.29 73.19   71.96
 
 A round has 20 steps, as many as lie between two validations (A.2), so no client selects within it.
-The round is selected by the aggregated model on the validation samples of all 30 clients, a fifth
-of what they own, whether they have taken part or not.
+The round is the one whose aggregated model is best on the validation samples of all clients,
+whether they have taken part or not; a fifth of a domain validates, for all of its ten clients.
 
 Small, on a CPU: --config.data.image_size=64 --config.rounds=3
 """
