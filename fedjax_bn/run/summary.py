@@ -14,7 +14,8 @@ from fedjax_bn.run.records import Record
 def select_round(records: list[Record]) -> int:
     """The evaluated round with the best mean validation accuracy, the first of equals.
 
-    Without a validation split it is the last evaluated round.
+    Whose models it is of says `config.validate_with`. Without a validation split it is the last
+    evaluated round.
     """
     evaluated = [record for record in records if "accuracy" in record]
     best = evaluated[-1]
@@ -46,7 +47,8 @@ def summarize(
 
     `rounds` are those that were made, fewer than `config.rounds` where the run ran out of patience.
     `seconds_per_round` is the median over all rounds, `samples_per_second` the training samples of
-    a round with all clients divided by it, `compile_seconds` those of the last start.
+    a round with all clients divided by it, `compile_seconds` those of the last start. Where there
+    is a patience, `stopped_early` says whether it ended before `config.rounds`.
 
     Args:
       config: the run's.
@@ -74,6 +76,7 @@ def summarize(
         "seconds_per_round": seconds,
         "compile_seconds": compile_seconds,
         "samples_per_second": samples / seconds,
+        **({"stopped_early": len(records) < config.rounds} if config.patience else {}),
         **more,
     }
 

@@ -82,6 +82,11 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     # 5. Train. The summary is written last: it says that the run has finished.
     records = loop(config, experiment, folder, round, state, records)
     summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent)
+    if len(records) < config.rounds:
+        say(
+            f"stopped after round {len(records)} of {config.rounds}: the validation accuracy was "
+            f"best in round {summary['selected_round']} (patience={config.patience})"
+        )
     if config.eval_unseen == "once":
         selected, _ = restore_state(folder, jax.eval_shape(start))
         summary["accuracy"] |= unseen_evaluator(config, experiment)(selected)
