@@ -113,6 +113,7 @@ def federate(
     share: SharingRule = everything,
     weigh: WeighingRule | Weighing = by_size,
     clients: str = "auto",
+    statistics: Callable[..., Any] | None = None,
 ) -> FederatedMethod:
     """Composes a federated method from independent choices.
 
@@ -131,6 +132,7 @@ def federate(
       share: the sharing rule, see `fedjax_bn.sharing`.
       weigh: the weighing rule, see `fedjax_bn.aggregation`.
       clients: how clients are mapped, see `fedjax_bn.mapping`.
+      statistics: how the method's own clients predict, see `FederatedMethod`.
 
     Raises:
       ValueError: at `init`, where `share` needs a batch norm and the model has none, or `clients`
@@ -142,6 +144,7 @@ def federate(
         round=jax.jit(functools.partial(_round, plan), donate_argnums=0),
         client=jax.jit(lambda *arguments: _client(plan, *arguments)[:2]),
         server=jax.jit(functools.partial(_server, plan)),
+        statistics=statistics,
     )
 
 

@@ -61,7 +61,8 @@ def fedig(
     A second pass of every batch is normalized with the sample's statistics mixed with the global
     ones that the server sends (`mixing`), in every batch norm with spatial axes; CAFL pulls its
     features to the local ones, CACL teaches the classifier, and only the classifier, to read them.
-    With both lambdas 0 it is FedBN. The reported loss is L_CE.
+    With both lambdas 0 it is FedBN. The reported loss is L_CE. Its own clients predict by their
+    running statistics, also where they have an adapter, and by their gates where they have these.
 
     With `adapter` it is FedIG-A: after each step of the main network, which is frozen then, a step
     of the zero-shot adapter follows on the same batch (Eq. 8 and 9, Table 13). Its parameters are
@@ -84,8 +85,7 @@ def fedig(
       adapter: whether the zero-shot adapter is trained.
       adapter_optimizer: its optimizer; `optimizer` by default, with a state of its own.
       gates: whether the local pass is batch-instance normalization with learned gates, for
-        `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates, and by them
-        its own clients predict too.
+        `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.
       share: which leaves are averaged.
       **options: those of `fedavg`.
 
@@ -105,6 +105,7 @@ def fedig(
     if gates:
         optimizer = keep_gates(optimizer)
     rule = gated_statistics if gates else None
+    options = {"statistics": rule} | options
     objective = client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
@@ -112,8 +113,7 @@ def fedig(
     method = method_of(
         step, share=share, server=_averaging_statistics(), finish=_send_statistics, **options
     )
-    start = _start_with(method.init, adapter=adapter, gates=gates)
-    return method._replace(init=start, statistics=rule)
+    return method._replace(init=_start_with(method.init, adapter=adapter, gates=gates))
 
 
 def fediga(model: Any, optimizer: optax.GradientTransformation, **options: Any) -> FederatedMethod:

@@ -91,7 +91,7 @@ def method_of(
       step: the local step.
       memory, finish: as in `client.train_locally`.
       **options: `local_epochs`, `keep_optimizer`, `load` and `train` as in `client.train_locally`;
-        `share`, `weigh`, `server` and `clients` as in `federation.federate`.
+        `share`, `weigh`, `server`, `clients` and `statistics` as in `federation.federate`.
     """
     names = inspect.signature(train_locally).parameters
     local = {name: options.pop(name) for name in names if name in options}
