@@ -21,9 +21,13 @@ TsmoBN's Table E.7 (200 rounds, 3 runs; clients cut to the smallest), accuracy i
 
 UniFed's Fig. 5 tests the three hospitals inside too, each with its own model, and has scaffold,
 moon, feddc and perfedavg besides; Fig. 6 varies batch size, momentum and order of the test. All is
-in launch/sweeps/unifed.py.
+in launch/sweeps/unifed.py. It names no cut and no early stop.
 
     its setting                   --config.data.validation=0.1 --config.data.test=0.2
+                                  --config.data.truncate=False --config.patience=0
+
+A run stops when ten rounds bring no better mean validation accuracy (E.1). Every hospital that
+trains is cut to the size of the smallest (section 4.1), which a run says at its start.
 
 Small: --config.data.fraction=0.01 --config.data.image_size=32 --config.rounds=3
 """
@@ -43,6 +47,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.learning_rate = 0.001
     config.target = "unseen"
     config.adaptations = ("running", "tsmobn")
+    config.patience = 10  # E.1
     config.eval_every = 1  # the round with the best mean validation accuracy is reported
     config.checkpoint_every = 1
     config.data.name = "camelyon17"

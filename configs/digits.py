@@ -15,6 +15,9 @@ The paper's Table 11 (300 rounds, 743 training images a client, 5 runs), accurac
 
 Its other experiments are keys:
 
+    training loss (Fig. 3)                --config.eval_train_loss=True --config.eval_every=1
+                                          (`train_loss` in metrics.jsonl: after aggregation, in
+                                          evaluation mode, as the authors' code takes it)
     local epochs (Fig. 4a, Table 5)       --config.local_epochs=4
     amount of data (Fig. 4b, Table 6)     --config.data.fraction=0.05
     heterogeneity (Fig. 4c, Table 7)      --config.data.clients_per_domain=3

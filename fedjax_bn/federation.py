@@ -95,12 +95,15 @@ class FederatedMethod(NamedTuple):
         with batches without the axis K and with "client" i32[]; `key` is the run's.
       server: `server(state, uploads) -> state`, jitted, with uploads stacked along K; the clients'
         own part of the state stays as it is.
+      statistics: how its own clients predict, the `normalization.StatisticsRule` of their batch
+        norms; None for their running statistics.
     """
 
     init: Callable[[jax.Array, Variables, int], FederatedState]
     round: Callable[[FederatedState, Batches, jax.Array], tuple[FederatedState, Metrics]]
     client: Callable[[Broadcast, Own, Batches, jax.Array], tuple[Own, Upload]]
     server: Callable[[FederatedState, Upload], FederatedState]
+    statistics: Callable[..., Any] | None = None
 
 
 class _Plan(NamedTuple):
@@ -122,6 +125,7 @@ def federate(
     weigh: WeighingRule | Weighing = by_size,
     clients: str = "auto",
     mesh: Mesh | None = None,
+    statistics: Callable[..., Any] | None = None,
 ) -> FederatedMethod:
     """Composes a federated method from independent choices.
 
@@ -143,6 +147,7 @@ def federate(
       mesh: devices with an axis "clients", over which the rows of a round are shared out, and
         perhaps "batch", over which the samples of a batch are; None for one device. The numbers
         are those of one device up to the order of sums.
+      statistics: how the method's own clients predict, see `FederatedMethod`.
 
     Raises:
       ValueError: the mesh has no axis "clients"; at `init`, where `share` needs a batch norm and
@@ -154,6 +159,7 @@ def federate(
         round=jax.jit(functools.partial(_round, plan), donate_argnums=0),
         client=jax.jit(lambda *arguments: _client(plan, *arguments)[:2]),
         server=jax.jit(functools.partial(_server, plan)),
+        statistics=statistics,
     )
 
 

@@ -6,10 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.adaptation import running
+from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.client import Batch, Load, LocalStep, Received, Train, Trained, run_steps, where_tree
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.dtypes import parameter_dtype
+from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, classification
 
@@ -76,8 +77,13 @@ def best_of_round(score: Score, every: int = 20) -> Train:
     return train
 
 
-def validation_score(model: Any, prepare: Prepare, task: Task | None = None) -> Score:
-    """The client's score f[] on its own validation samples, with its running statistics.
+def validation_score(
+    model: Any,
+    prepare: Prepare,
+    task: Task | None = None,
+    statistics: StatisticsRule | None = None,
+) -> Score:
+    """The client's score f[] on its own validation samples, by its own model.
 
     `received.validation` is {"image": [V, B, ...], "label": i32[V, B] or a tree, "valid":
     bool[V, B]}, as `data.sampling.validation_batches` makes it for all clients.
@@ -86,13 +92,14 @@ def validation_score(model: Any, prepare: Prepare, task: Task | None = None) -> 
       model: images -> outputs.
       prepare: stored images -> what the model reads.
       task: whose score; `task.classification()`, with accuracy in percent, by default.
+      statistics: how the method's clients predict, its `FederatedMethod.statistics`.
     """
-    adaptation, task = running(model), task or classification()
+    adaptation, task = of_clients(model, statistics), task or classification()
 
     def score(variables: Variables, received: Received) -> jax.Array:
         def one(batch: Batch) -> PyTree:
             images = prepare(batch["image"], parameter_dtype(variables))
-            outputs, _ = adaptation.predict(variables, (), images)
+            outputs, _ = adaptation.predict(variables, (), images, batch["valid"])
             return task.score.of_batch(outputs, batch["label"], batch["valid"])
 
         return task.score.of_all(jax.lax.map(one, received.validation))

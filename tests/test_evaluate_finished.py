@@ -51,8 +51,18 @@ class Small(nn.Module):
         return nn.Dense(self.num_classes, name="out")(x.mean((1, 2)))
 
 
+def changed(data):
+    """The dataset with another label of one training sample, all else the same."""
+    ant, *others = data.domains
+    labels = ant.train.labels.copy()
+    labels[0] = (labels[0] + 1) % 3
+    ant = ant._replace(train=ant.train._replace(labels=labels))
+    return data._replace(domains=(ant, *others))
+
+
 def load(config):
-    return {"none": DATA, "other": OTHER, "six": runs.DATA}[config.data.path]
+    data = {"none": DATA, "other": OTHER, "six": runs.DATA, "changed": changed(DATA)}
+    return data[config.data.path]
 
 
 def configuration(**changes):
@@ -186,10 +196,21 @@ def test_a_workdir_without_a_finished_run_is_an_error(finished, tmp_path, capfd)
     assert "has not finished" in capfd.readouterr().err
 
 
-def test_data_of_another_run_are_not_taken_for_the_internal_clients(finished, capfd):
-    arguments = ("--config.data.path=other", "--config.target=elk", "--internal")
-    assert runs.command("evaluate", "--workdir", str(finished[0]), *arguments) == 2
-    assert "target='dog' is no domain" in capfd.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--config.data.path=other", "--config.target=elk"], "target='dog' is no domain"),
+        (["--config.data.path=changed"], "changed are not those of the run (their hash differs)"),
+    ],
+)
+def test_data_of_another_run_are_not_taken_for_the_internal_clients(
+    finished, capfd, arguments, part
+):
+    before = runs.files(finished[0])
+    assert runs.command("evaluate", "--workdir", str(finished[0]), *arguments, "--internal") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert part in line
+    assert runs.files(finished[0]) == before
 
 
 def test_flags_of_evaluate_are_refused_in_training(capfd):

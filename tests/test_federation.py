@@ -222,13 +222,33 @@ def test_fedprox_step_has_the_closed_form(x64):
     )
 
 
-def test_fedbn_is_fedavg_with_another_sharing_rule():
-    from fedjax_bn.sharing import all_but_batch_norm
-
+def test_fedbn_averages_all_but_what_stands_under_a_batch_norms_name(x64):
+    """Algorithm 1 by hand: clients trained alone, then NumPy's weighted mean of dense layers."""
     variables, batches = variables_of(NormNet()), batches_of(SIZES)
-    ours, _ = run_rounds(fedbn(NormNet(), SGD), variables, batches, rounds=2)
-    rule, _ = run_rounds(fedavg(NormNet(), SGD, share=all_but_batch_norm), variables, batches, 2)
-    assert_equal(ours, rule)
+    variables = jax.tree.map(lambda x: x.astype(float), variables)
+    state, _ = run_rounds(fedbn(NormNet(), SGD), variables, batches)
+    alone = [
+        global_variables(
+            run_rounds(
+                fedavg(NormNet(), SGD),
+                variables,
+                jax.tree.map(lambda x, k=k: x[k : k + 1], batches),
+            )[0]
+        )
+        for k in range(3)
+    ]
+    seen = set()
+    for path, leaf in jax.tree.leaves_with_path(client_variables(state)):
+        _, layer, name = (entry.key for entry in path)
+        trained = []
+        for variables in alone:
+            (found,) = (own for at, own in jax.tree.leaves_with_path(variables) if at == path)
+            trained.append(np.asarray(found))
+        if layer not in ("a", "b"):  # NormNet's batch norms; bn and norm are dense layers
+            trained = [np.average(trained, axis=0, weights=SIZES)] * 3
+            seen.add(layer)
+        np.testing.assert_allclose(leaf, np.stack(trained), rtol=1e-9, atol=1e-12, err_msg=name)
+    assert seen == {"bn", "norm", "c"}
 
 
 def test_singleset_trains_every_client_as_if_alone(x64):
@@ -352,4 +372,13 @@ def test_weights_of_custom_rules_are_restricted_to_who_counts():
     method = fedavg(NormNet(), SGD, weigh=lambda sizes, risks: jnp.ones(3) / 3)
     _, metrics = run_rounds(method, variables_of(NormNet()), batches)
     np.testing.assert_allclose(metrics["weights"], [0.5, 0.5, 0])
-    assert by_size is not uniform
+
+
+@pytest.mark.parametrize(
+    ("weigh", "weights"), [(by_size, [9 / 13, 4 / 13, 0]), (uniform, [1 / 2, 1 / 2, 0])]
+)
+def test_who_counts_is_weighed_by_size_or_alike(weigh, weights):
+    batches = batches_of(SIZES) | {"participates": jnp.array([True, True, False])}
+    method = fedavg(NormNet(), SGD, weigh=weigh)
+    _, metrics = run_rounds(method, variables_of(NormNet()), batches)
+    np.testing.assert_allclose(metrics["weights"], weights, rtol=1e-6)

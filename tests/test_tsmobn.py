@@ -36,12 +36,18 @@ def stream(adapt, variables, batches, valid=None):
 
 
 def test_each_client_starts_afresh(x64):
-    batches = nets.images_of(8).reshape(2, 4, 6, 6, 3)
-    variables = nets.variables_of(MODEL, batches[0])
-    adapt = adaptation.tsmobn(MODEL, 0.7)
-    first, _ = stream(adapt, variables, batches)
-    again, _ = stream(adapt, variables, batches)
-    jax.tree.map(np.testing.assert_array_equal, first, again)
+    """Its first batch is normalized by its own statistics, nothing of another client is left."""
+    one, other = nets.images_of(8).reshape(2, 4, 6, 6, 3)
+    variables = nets.variables_of(MODEL, one)
+    adapt, plain = adaptation.tsmobn(MODEL, 0.7), adaptation.batch(MODEL)
+    ((_, carry), (first, _), (alone, _)) = (
+        stream(adapt, variables, [one]),
+        stream(adapt, variables, [other]),
+        stream(plain, variables, [other]),
+    )
+    np.testing.assert_allclose(first, alone, rtol=1e-10)
+    going_on, _ = adapt.predict(variables, carry, other)
+    assert np.abs(going_on - alone[0]).max() > 1e-3
 
 
 @pytest.mark.parametrize("about", ["tracked", "batch"])

@@ -38,6 +38,11 @@ def batch(model: Any) -> Adaptation:
     return stateless(model, batch_statistics)
 
 
+def of_clients(model: Any, statistics: StatisticsRule | None) -> Adaptation:
+    """How a method's own clients predict: by its `FederatedMethod.statistics`; None: `running`."""
+    return stateless(model, statistics, per_sample=statistics is None)
+
+
 def stateless(
     model: Any, statistics: StatisticsRule | None, *, per_sample: bool = False
 ) -> Adaptation:

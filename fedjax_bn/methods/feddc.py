@@ -61,10 +61,17 @@ def feddc(
     All of it for shared parameters only; running statistics are plainly averaged. The variates are
     SCAFFOLD's, see `scaffold`. The reported loss is F_k alone.
 
+    The sum is over the round's participants, with the round's weights. Differs from the authors'
+    code (github.com/gaoliang13/FedDC) where some sit out: there x' is the plain mean of the
+    participants' y_k and of the drifts h_k of all clients, also of those that sat out. And there
+    alpha and c are divided by K p_k, a client's size relative to the mean; with equal sizes and all
+    taking part both are the same.
+
     Args:
       model: images -> outputs.
       optimizer: the local optimizer, one that is linear in its gradients, such as SGD.
-      alpha: strength of the penalty, at least 0; 0.1 as in the paper for CIFAR-10.
+      alpha: strength of the penalty, at least 0; 0.1 by default, as the paper has for CIFAR-10,
+        where its authors' example has 0.01.
       correction: whether drifts h_k and variates c_k exist; without them it is FedProx with mu =
         alpha, and FedAvg where alpha = 0.
       learning_rate: as in `scaffold`.

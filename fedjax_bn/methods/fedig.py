@@ -60,7 +60,8 @@ def fedig(
     A second pass of every batch is normalized with the sample's statistics mixed with the global
     ones that the server sends (`mixing`), in every batch norm with spatial axes; CAFL pulls its
     features to the local ones, CACL teaches the classifier, and only the classifier, to read them.
-    With both lambdas 0 it is FedBN. The reported loss is L_CE.
+    With both lambdas 0 it is FedBN. The reported loss is L_CE. Its own clients predict by their
+    running statistics, also where they have an adapter, and by their gates where they have these.
 
     With `adapter` it is FedIG-A: after each step of the main network, which is frozen then, a step
     of the zero-shot adapter follows on the same batch (Eq. 8 and 9, Table 13). Its parameters are
@@ -98,6 +99,7 @@ def fedig(
     if gates:
         optimizer = keep_gates(optimizer)
     rule = gated_statistics if gates else None
+    options = {"statistics": rule} | options
     objective = client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:

@@ -24,6 +24,7 @@ from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod, federate
 from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.perturb import Perturb
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, classification
@@ -90,22 +91,33 @@ def method_of(
       step: the local step.
       memory, finish: as in `client.train_locally`.
       **options: `local_epochs`, `keep_optimizer`, `load` and `train` as in `client.train_locally`;
-        `share`, `weigh`, `server` and `clients` as in `federation.federate`.
+        `share`, `weigh`, `server`, `clients` and `statistics` as in `federation.federate`.
     """
     names = inspect.signature(train_locally).parameters
     local = {name: options.pop(name) for name in names if name in options}
     return federate(train_locally(step, memory=memory, finish=finish, **local), **options)
 
 
-def supervised(learned: Learning) -> Objective:
-    """The objective of FedAvg: the task's loss, a mean over the valid samples of a batch."""
+def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> Objective:
+    """The objective of FedAvg: the task's loss, a mean over the valid samples of a batch.
+
+    `statistics` is the rule of the pass; by default the batch's own.
+    """
 
     def objective(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        out = forward(learned.model, variables, images, train=True, valid=valid, key=key)
+        out = forward(
+            learned.model,
+            variables,
+            images,
+            train=True,
+            statistics=statistics,
+            valid=valid,
+            key=key,
+        )
         loss = learned.task.loss(out.outputs, batch["label"], valid)
         return loss, (loss, out.moved)
 

@@ -80,7 +80,8 @@ def personalize(
       valid: bool[B], the samples that count; all by default.
       inner_rate: learning rate, at least 0.
       steps: number of steps, at least 0.
-      **options: `prepare` and `task` as in `fedavg`, and `key`, for a model with dropout.
+      **options: `prepare` and `task` as in `fedavg`; `statistics`, the method's
+        `FederatedMethod.statistics`; and `key`, for a model with dropout.
 
     Returns:
       The adapted collections.
@@ -88,13 +89,13 @@ def personalize(
     Raises:
       ValueError: `inner_rate` is negative.
     """
-    key = options.pop("key", None)
+    key, statistics = options.pop("key", None), options.pop("statistics", None)
     learned, unknown = learning(model, **options)
     if unknown:
         raise TypeError(f"personalize has no arguments {', '.join(unknown)}")
     valid = jnp.ones(len(images), bool) if valid is None else valid
     batch = blank_padding({"image": images, "label": labels, "valid": valid})
-    gradient = differentiate(supervised(learned))
+    gradient = differentiate(supervised(learned, statistics))
     keys = jax.random.split(jax.random.key(0) if key is None else key, steps)
     for i in range(steps):
         variables = adapt(gradient, inner_rate, variables, batch, Received((), ()), keys[i])

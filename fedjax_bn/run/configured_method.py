@@ -129,15 +129,15 @@ def method_maker(
         options["keep_optimizer"] = True
 
     def make(model: nn.Module, prepare: Prepare, load: Load) -> FederatedMethod:
-        train = {}
-        if config.local_selection:
-            score = validation_score(model, prepare)
-            train["train"] = best_of_round(score, config.local_selection)
-        options_of_run = options | train | {"prepare": prepare, "load": load}
+        options_of_run = options | {"prepare": prepare, "load": load}
         what = f"config.method={shown(config.method)}"
         made = call_chosen(what, method, model, optimizer, **options_of_run)
         if not isinstance(made, FederatedMethod):
             raise ConfigError(f"{what} gives {type(made).__name__}, not a FederatedMethod")
+        if config.local_selection:  # as its clients predict, which the method has said
+            score = validation_score(model, prepare, statistics=made.statistics)
+            options_of_run["train"] = best_of_round(score, config.local_selection)
+            made = call_chosen(what, method, model, optimizer, **options_of_run)
         return made
 
     return make

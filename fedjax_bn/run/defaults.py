@@ -80,6 +80,18 @@ RUN = {
         "the round (FedIG, A.2)",
         STEPS_OR_0,
     ),
+    "validate_with": Key(
+        "own",
+        "the model whose validation accuracy selects the round: own, each client its own, or "
+        "global, all the aggregated one (FedIG, A.2)",
+        one_of("own", "global"),
+    ),
+    "patience": Key(
+        0,
+        "if above 0: rounds without a better mean validation accuracy after which a run stops "
+        "(TsmoBN, E.1)",
+        COUNT_OR_0,
+    ),
     "batch_size": Key(32, "samples of a step", SAMPLES),
     "optimizer.name": Key("sgd", "the clients' optimizer", one_of("sgd", "adam")),
     "optimizer.learning_rate": Key(0.01, "of the clients' steps", ABOVE_0),
@@ -114,6 +126,17 @@ RUN = {
         ("running",), "how an unseen client predicts: `list adaptations`, name:key=value:key=value"
     ),
     "eval_every": Key(5, "rounds between evaluations; the last round is always evaluated", COUNT),
+    "eval_unseen": Key(
+        "always",
+        "when unseen clients are tested: always, in every evaluation, or once, in the selected "
+        "round when the run has ended",
+        one_of("always", "once"),
+    ),
+    "eval_train_loss": Key(
+        False,
+        "whether evaluations take the clients' loss on their training samples too, after "
+        "aggregation and without training (FedBN, Fig. 3)",
+    ),
     "eval_batch_size": Key(500, "samples tested at once", SAMPLES),
     "adapt_batch_size": Key(32, "of the stream that adaptations see", SAMPLES),
     "checkpoint_every": Key(5, "rounds between checkpoints; the last one is always kept", COUNT),

@@ -2,18 +2,25 @@
 
 Every internal client with its own model, every unseen one by each adaptation. Where the
 configuration says so (`config.personalize`), each adapts to a few labelled samples first.
+
+Internal clients predict as the method says (`FederatedMethod.statistics`). One that has never taken
+part has nothing of its own yet: it is tested with what an unseen client receives. Validation, by
+which a round is selected, is by the clients' own models as well, or by the aggregated one
+(`config.validate_with`), as FedIG's server does (A.2).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.adaptation import ensemble, with_clients
 from fedjax_bn.adaptation.choice import Choice
-from fedjax_bn.data.domain import Split, whole
+from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.data.domain import Domain, Split, whole
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.run.experiment import Experiment
@@ -25,34 +32,50 @@ from fedjax_bn.run.personalization import (
     set_aside_all,
 )
 from fedjax_bn.run.records import Record
-from fedjax_bn.run.scoring import score_clients, score_unseen
+from fedjax_bn.run.scoring import mean_loss, score_clients, score_unseen
 from fedjax_bn.run.scoring_data import TestData, in_order, stack_batches
 from fedjax_bn.run.stream import megabytes, stream_tests
 from fedjax_bn.sharing import Variables
-from fedjax_bn.task import Task
+from fedjax_bn.task import Task, classification
+
+# evaluate(state, trained bool[K]) -> record: who has taken part so far; all, where nobody says
+Evaluate = Callable[..., Record]
 
 
-def evaluator(
-    config: ConfigDict, experiment: Experiment, task: Task | None = None
-) -> Callable[[FederatedState], Record]:
-    """Returns `evaluate(state)`: scores in percent, of validation where there is one.
+def evaluator(config: ConfigDict, experiment: Experiment, task: Task | None = None) -> Evaluate:
+    """Returns `evaluate(state, trained)`: scores in percent, of validation where there is one.
 
     Test data stay on the device where they fit (`data.device_megabytes`) and are streamed else.
+    Unseen clients are left out where the configuration tests them once, when the run has ended.
     """
     internal = internal_evaluator(config, experiment, task)
+    if config.eval_train_loss:
+        internal = _both(internal, _train_loss_evaluator(config, experiment, task))
+    if config.eval_unseen == "once":
+        return internal
     unseen = unseen_evaluator(config, experiment, task)
-    return lambda state: internal(state) | unseen(state)
+    return _both(internal, lambda state, trained: unseen(state))
+
+
+def _both(one: Evaluate, other: Evaluate) -> Evaluate:
+    return lambda state, trained=None: one(state, trained) | other(state, trained)
 
 
 def internal_evaluator(
     config: ConfigDict, experiment: Experiment, task: Task | None = None
-) -> Callable[[FederatedState], Record]:
-    """Returns `evaluate(state) -> {"accuracy", "validation"}`, each client with its own model."""
-    domains = experiment.internal.domains
-    names = [domain.name for domain in domains]
-    score = score_clients(experiment.model, experiment.prepare, len(domains), task)
+) -> Evaluate:
+    """Returns `evaluate(state, trained) -> {"accuracy", "validation"}`, each client with its model.
+
+    `trained` bool[K] says who has taken part in a round so far; None for all.
+    """
+    domains, method = experiment.internal.domains, experiment.method
+    score = score_clients(
+        experiment.model, experiment.prepare, len(domains), task, method.statistics
+    )
+    view = {"validation": _aggregated if config.validate_with == "global" else _unchanged}
     # Where a split serves for both, it is evaluated once.
-    once = all(domain.test is domain.validation for domain in domains)
+    once = view["validation"] is _unchanged
+    once = once and all(domain.test is domain.validation for domain in domains)
     splits = {"accuracy": [domain.test for domain in domains]}
     if not once and all(domain.validation is not None for domain in domains):
         splits["validation"] = [domain.validation for domain in domains]
@@ -60,20 +83,51 @@ def internal_evaluator(
     if how := choose_personalization(config):
         for key, parts in splits.items():
             labelled, splits[key] = set_aside_all(parts, how)
-            adapt[key] = adapt_clients(experiment.model, experiment.prepare, how, labelled)
+            adapt[key] = adapt_clients(
+                experiment.model, experiment.prepare, how, labelled, method.statistics
+            )
     limit = config.data.device_megabytes
     blocks = {key: _blocks(part, config.eval_batch_size, limit) for key, part in splits.items()}
 
-    def evaluate(state: FederatedState) -> Record:
-        record = {}
+    def evaluate(state: FederatedState, trained: np.ndarray | None = None) -> Record:
+        record, state = {}, _known(state, trained)
         for key, parts in blocks.items():
-            values = score(adapt[key](state), parts())
-            record[key] = dict(zip(names, values, strict=True)) | {"mean": float(np.mean(values))}
+            values = score(adapt[key](view.get(key, _unchanged)(state)), parts())
+            record[key] = _by_client(domains, values)
         if once:
             record["validation"] = record["accuracy"]
         return record
 
     return evaluate
+
+
+def _train_loss_evaluator(
+    config: ConfigDict, experiment: Experiment, task: Task | None
+) -> Evaluate:
+    """Returns `evaluate(state, trained) -> {"train_loss": {client: mean, "mean": ...}}`.
+
+    It is the loss that FedBN's Fig. 3 plots: over a client's training samples, after aggregation,
+    with its own model in evaluation mode. Differs from the authors' code: a mean over samples, not
+    over batches of which the last is smaller.
+    """
+    domains = experiment.internal.domains
+    task = task or classification()
+    model, prepare, rule = experiment.model, experiment.prepare, experiment.method.statistics
+    score = score_clients(model, prepare, len(domains), task._replace(score=mean_loss(task)), rule)
+    splits = [domain.train for domain in domains]
+    parts = _blocks(splits, config.eval_batch_size, config.data.device_megabytes)
+
+    def evaluate(state: FederatedState, trained: np.ndarray | None = None) -> Record:
+        state = _known(state, trained)
+        return {"train_loss": _by_client(domains, score(state, parts()))}
+
+    return evaluate
+
+
+def _by_client(domains: Sequence[Domain], values: list[float]) -> dict[str, float]:
+    """Client -> its value, and "mean"."""
+    names = [domain.name for domain in domains]
+    return dict(zip(names, values, strict=True)) | {"mean": float(np.mean(values))}
 
 
 def unseen_evaluator(
@@ -87,7 +141,8 @@ def unseen_evaluator(
     if how := choose_personalization(config):
         for name, split in tested.items():
             labelled, tested[name] = set_aside(split, how)
-            adapt[name] = adapt_unseen(experiment.model, experiment.prepare, how, labelled)
+            rule = experiment.method.statistics
+            adapt[name] = adapt_unseen(experiment.model, experiment.prepare, how, labelled, rule)
     limit = config.data.device_megabytes
     score = adaptation_scorer(experiment.prepare, experiment.adaptations, tested, limit, task)
 
@@ -137,6 +192,29 @@ def served_variables(state: FederatedState, choices: Iterable[str]) -> Variables
     if any(text.partition(":")[0] == ensemble.__name__ for text in choices):
         return with_clients(variables, client_variables(state))
     return variables
+
+
+@jax.jit
+def _aggregated(state: FederatedState) -> FederatedState:
+    """The state in which every client has the aggregated model and nothing of its own."""
+    nothing = jax.tree.map(lambda leaf: None, state.personal)
+    return state._replace(shared=global_variables(state), personal=nothing)
+
+
+def _known(state: FederatedState, trained: np.ndarray | None) -> FederatedState:
+    """The state with a model for clients that have never trained, see `_with_newcomers`."""
+    return state if trained is None or trained.all() else _with_newcomers(state, trained)
+
+
+@jax.jit
+def _with_newcomers(state: FederatedState, trained: jax.Array) -> FederatedState:
+    """The state in which clients that have never trained own what an unseen client receives."""
+    mean = weighted_mean(state.personal, state.weights)
+
+    def chosen(rows: jax.Array, mean: jax.Array) -> jax.Array:
+        return jnp.where(trained.reshape(-1, *(1,) * mean.ndim), rows, mean)
+
+    return state._replace(personal=jax.tree.map(chosen, state.personal, mean))
 
 
 def _unchanged(received: Any) -> Any:

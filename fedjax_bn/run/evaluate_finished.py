@@ -5,6 +5,7 @@ Its training data are needed only where its internal clients are tested.
 
 import io
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn import adaptation
+from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
@@ -27,7 +29,7 @@ from fedjax_bn.run.evaluate import internal_evaluator, served_variables, unseen_
 from fedjax_bn.run.experiment import Experiment, build
 from fedjax_bn.run.per_sample import alphas_of, features_of
 from fedjax_bn.run.readers import DATASETS
-from fedjax_bn.run.records import Record
+from fedjax_bn.run.records import Record, have_trained
 from fedjax_bn.run.report import unseen
 from fedjax_bn.run.start import data_hash
 
@@ -84,7 +86,10 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         )
         say(f"round {number} of {own.method} in {folder}")
         scores = unseen_evaluator(config, experiment)(state).get("unseen", {})
-        inside = _internal_scores(config, own, experiment, state, about) if request.internal else {}
+        inside = {}
+        if request.internal:
+            trained = _trained(folder, own, number)
+            inside = _internal_scores(config, own, experiment, state, about, trained)
         place = folder / "evaluations" / request.name
         pictures = dict(_draw(config, experiment, state, tested, request, scores))
     except (ValueError, OSError, ImportError) as error:
@@ -160,14 +165,24 @@ def _check_form(tested: Dataset, form: Record) -> None:
         )
 
 
+def _trained(folder: Path, own: ConfigDict, number: int) -> np.ndarray | None:
+    """Which clients have trained up to a round, bool[K]; None where all do in every round."""
+    if not own.clients_per_round:
+        return None
+    return have_trained(workdir.read_lines(folder / "metrics.jsonl", number))
+
+
 def _internal_scores(
     config: ConfigDict,
     own: ConfigDict,
     experiment: Experiment,
     state: FederatedState,
     about: Record,
+    trained: np.ndarray | None,
 ) -> Record:
     """Accuracy of the internal clients with their own and with the global model (Table 12).
+
+    `trained` as `run.evaluate.internal_evaluator` takes it.
 
     Raises:
       WorkdirError: the data are not those that the run was trained on.
@@ -182,7 +197,7 @@ def _internal_scores(
             "hash differs): give --config.data.path of the data it was trained on"
         )
     domains = built.internal.domains
-    rows = {"own": internal_evaluator(theirs, built)(state)["accuracy"]}
+    rows = {"own": internal_evaluator(theirs, built)(state, trained)["accuracy"]}
     # Clients of one domain have one test split, and the same global model.
     tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
     scores = unseen_evaluator(config, experiment._replace(unseen=tuple(tests.values())))(state)
@@ -219,10 +234,15 @@ def _draw(
             yield f"-alphas-{domain.name}.npz", file.getvalue()
             yield f"-alphas-{domain.name}.png", unseen.alphas(values, title)
         if request.tsne:
-            makers = [adaptation.running] + [adaptation.zero_shot_adapter] * adapted
+            rule = experiment.method.statistics
+            makers = {"running": adaptation.running}
+            if rule is not None:
+                makers = {"as its clients predict": partial(of_clients, statistics=rule)}
+            if adapted:
+                makers["zero_shot_adapter"] = adaptation.zero_shot_adapter
             features = {
-                make.__name__: features_of(make, model, prepare, variables, split)
-                for make in makers
+                name: features_of(make, model, prepare, variables, split)
+                for name, make in makers.items()
             }
             picture = unseen.embeddings(features, split.labels, tested.classes)
             yield f"-tsne-{domain.name}.png", picture

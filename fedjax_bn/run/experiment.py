@@ -23,7 +23,6 @@ from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.data.source import Source
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.mapping import group_size
-from fedjax_bn.models import pretrained
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics
 from fedjax_bn.ranges import shown
@@ -93,12 +92,18 @@ def build(config: ConfigDict) -> Experiment:
     check_adaptations(config, config.adaptations)
     data = load(config)
     internal, unseen = configured_clients(data, config)
+    notes = data.notes if isinstance(data, Source) else ()
+    if config.data.truncate:
+        notes += (
+            "the training and validation samples of every domain are cut to those of the smallest "
+            "(data.truncate)",
+        )
     check_image_size(internal, config)
     _check_clients(internal, config)
     _check_draws(internal, config)
     check_labelled(config, internal, unseen)
     _check_validation(internal, config)
-    experiment = assemble(config, internal, unseen, data.notes if isinstance(data, Source) else ())
+    experiment = assemble(config, internal, unseen, notes)
     with naming(f"config.model={shown(config.model)}"):
         _check_batch_sizes(experiment.model, internal, experiment.prepare, config)
     return experiment
@@ -160,14 +165,16 @@ def _model_maker(config: ConfigDict) -> Callable[..., Any]:
 
 
 def _check_validation(internal: Dataset, config: ConfigDict) -> None:
-    """Raises ConfigError if clients are to select their best state and one has no validation."""
+    """Raises ConfigError if anything is chosen by validation and a client has no samples for it."""
     without = [domain.name for domain in internal.domains if domain.validation is None]
-    if config.local_selection and without:
-        raise ConfigError(
-            f"config.local_selection={config.local_selection} needs validation samples, but client "
-            f"{without[0]!r} of {internal.name} has none: set config.data.validation above 0 (a "
-            "dataset that comes divided may have none to give), or local_selection=0"
-        )
+    unused = {"local_selection": 0, "patience": 0, "validate_with": "own"}
+    for key, nothing in unused.items():
+        if config[key] != nothing and without:
+            raise ConfigError(
+                f"config.{key}={config[key]} needs validation samples, but client {without[0]!r} "
+                f"of {internal.name} has none: set config.data.validation above 0 (a dataset that "
+                f"comes divided may have none to give), or {key}={nothing}"
+            )
 
 
 def _check_clients(internal: Dataset, config: ConfigDict) -> None:
@@ -211,25 +218,6 @@ def sampler(config: ConfigDict, internal: Dataset) -> Sampler:
 def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:
     """The common start of all clients, at random."""
     return experiment.model.init(key, sample_input(experiment.internal, experiment.prepare, 2))
-
-
-def load_pretrained(
-    config: ConfigDict, experiment: Experiment
-) -> tuple[sharing.Variables | None, tuple[str, ...]]:
-    """What of the start comes from `config.pretrained`, None elsewhere, and sentences on it.
-
-    Raises:
-      ValueError, OSError, ImportError: the weights are missing or do not fit.
-    """
-    if not config.pretrained:
-        return None, ()
-    like = jax.eval_shape(lambda key: initial_variables(experiment, key), jax.random.key(0))
-    variables, notes = pretrained.load(config.pretrained, experiment.model, like)
-    fixed = jax.tree.map(
-        lambda leaf: None if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf),
-        variables,
-    )
-    return fixed, notes
 
 
 def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Array:

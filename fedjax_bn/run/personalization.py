@@ -19,6 +19,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.methods.perfedavg import personalize
+from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.sharing import Variables, join
 
@@ -105,7 +106,11 @@ def set_aside_all(
 
 
 def adapt_clients(
-    model: nn.Module, prepare: Prepare, choice: Personalization, labelled: Sequence[Split]
+    model: nn.Module,
+    prepare: Prepare,
+    choice: Personalization,
+    labelled: Sequence[Split],
+    statistics: StatisticsRule | None = None,
 ) -> Callable[[FederatedState], FederatedState]:
     """Returns jitted `adapt(state)`: all leaves personal, each client's own model after its steps.
 
@@ -114,6 +119,7 @@ def adapt_clients(
       prepare: stored images -> what the model reads.
       choice: how.
       labelled: of each client.
+      statistics: the method's `FederatedMethod.statistics`, by which it trains and predicts.
     """
     images, labels = _stack(labelled)
 
@@ -121,7 +127,8 @@ def adapt_clients(
     def adapt(state: FederatedState) -> FederatedState:
         def one(client: tuple) -> Variables:
             own, images, labels = client
-            return _steps_on(model, prepare, choice, images, labels)(join(state.shared, own))
+            adapt = _steps_on(model, prepare, choice, images, labels, statistics)
+            return adapt(join(state.shared, own))
 
         personal = jax.lax.map(one, (state.personal, images, labels))
         nothing = jax.tree.map(lambda leaf: None, state.shared)
@@ -131,11 +138,15 @@ def adapt_clients(
 
 
 def adapt_unseen(
-    model: nn.Module, prepare: Prepare, choice: Personalization, labelled: Split
+    model: nn.Module,
+    prepare: Prepare,
+    choice: Personalization,
+    labelled: Split,
+    statistics: StatisticsRule | None = None,
 ) -> _Adapt:
     """Returns jitted `adapt(variables)`: the received model after an unseen client's steps."""
     images, labels = _stack([labelled])
-    return jax.jit(_steps_on(model, prepare, choice, images[0], labels[0]))
+    return jax.jit(_steps_on(model, prepare, choice, images[0], labels[0], statistics))
 
 
 def _stack(labelled: Sequence[Split]) -> tuple[jax.Array, jax.Array]:
@@ -150,6 +161,7 @@ def _steps_on(
     choice: Personalization,
     images: jax.Array,
     labels: jax.Array,
+    statistics: StatisticsRule | None,
 ) -> _Adapt:
     """`perfedavg.personalize` on some samples, as a function of the variables."""
     return lambda variables: personalize(
@@ -160,4 +172,5 @@ def _steps_on(
         inner_rate=choice.rate,
         steps=choice.steps,
         prepare=prepare,
+        statistics=statistics,
     )

@@ -40,6 +40,24 @@ def round_record(
     return record
 
 
+def have_trained(records: list[Record]) -> np.ndarray:
+    """Who has trained in one round at least, and kept it: bool[K].
+
+    Args:
+      records: of all rounds so far, at least one.
+    """
+    return np.any(
+        [
+            [
+                loss is not None and name not in record.get("not_finite", ())
+                for name, loss in record["loss"].items()
+            ]
+            for record in records
+        ],
+        axis=0,
+    )
+
+
 def require_finite(record: Record) -> None:
     """Raises NotFiniteError where a client's update of the round is not finite."""
     if "not_finite" in record:

@@ -11,10 +11,12 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from fedjax_bn.adaptation import Adaptation, running
+from fedjax_bn.adaptation import Adaptation
+from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState
+from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.run.scoring_data import TestData
 from fedjax_bn.sharing import Variables, join
 from fedjax_bn.task import Score, Task, classification
@@ -24,13 +26,13 @@ Blocks = TestData | Iterable[TestData]  # all on the device at once, or block af
 
 
 def judge_clients(
-    model: nn.Module, prepare: Prepare, task: Task
+    model: nn.Module, prepare: Prepare, task: Task, statistics: StatisticsRule | None = None
 ) -> Callable[[FederatedState, TestData], PyTree]:
     """Returns jitted `judge(state, data) -> kept [T, ...]`, what the task keeps of each batch.
 
-    Each client answers with its own model.
+    Each client answers with its own model, by the statistics rule, see `score_clients`.
     """
-    adaptation = running(model)
+    adaptation = of_clients(model, statistics)
 
     @jax.jit
     def judge(state: FederatedState, data: TestData) -> PyTree:
@@ -39,7 +41,7 @@ def judge_clients(
             own = jax.tree.map(lambda leaf: leaf[client], state.personal)
             variables = join(state.shared, own)
             images = prepare(data.images[batch], parameter_dtype(variables))
-            outputs, _ = adaptation.predict(variables, (), images)
+            outputs, _ = adaptation.predict(variables, (), images, data.valid[batch])
             return None, _keep(task.score, outputs, data, batch)
 
         return jax.lax.scan(one, None, (data.client, data.batch))[1]
@@ -68,7 +70,11 @@ def judge_unseen(
 
 
 def score_clients(
-    model: nn.Module, prepare: Prepare, num_clients: int, task: Task | None = None
+    model: nn.Module,
+    prepare: Prepare,
+    num_clients: int,
+    task: Task | None = None,
+    statistics: StatisticsRule | None = None,
 ) -> Callable[[FederatedState, Blocks], list[float]]:
     """Returns `score(state, blocks)`: percent of each client, with its own model.
 
@@ -77,9 +83,11 @@ def score_clients(
       prepare: stored images -> what the model reads.
       num_clients: K; a client without samples scores what its task says of none.
       task: how outputs are judged; by default `task.classification`.
+      statistics: how the method's clients predict, its `FederatedMethod.statistics`; None for
+        their running statistics.
     """
     task = task or classification()
-    judge = judge_clients(model, prepare, task)
+    judge = judge_clients(model, prepare, task, statistics)
 
     def score(state: FederatedState, blocks: Blocks) -> list[float]:
         kept = [_used(block, judge(state, block)) for block in _as_blocks(blocks)]
@@ -108,6 +116,21 @@ def score_unseen(
         return _total(task.score, joined, np.ones_like(client, bool))
 
     return score
+
+
+def mean_loss(task: Task) -> Score:
+    """The task's loss, a mean over all samples of a client, in place of its score."""
+
+    def of_batch(outputs: PyTree, label: PyTree, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss = task.loss(outputs, label, valid)
+        count = valid.sum().astype(loss.dtype)
+        return loss * count, count
+
+    def of_all(kept: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        losses, counts = kept
+        return losses.sum() / counts.sum().clip(1)
+
+    return Score("loss", of_batch, of_all)
 
 
 def _keep(score: Score, outputs: PyTree, data: TestData, batch: jax.Array) -> PyTree:

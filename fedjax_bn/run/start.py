@@ -5,18 +5,19 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_bn import sharing
+from fedjax_bn import models, sharing
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.run.configured_method import with_method_parts
+from fedjax_bn.models import pretrained
+from fedjax_bn.run.configured_method import start_notes, with_method_parts
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import (
     Experiment,
     build,
     initial_variables,
-    load_pretrained,
     sample_input,
 )
 from fedjax_bn.run.shapes import check_shapes
@@ -40,7 +41,7 @@ def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], Federate
     try:
         experiment = build(config)
         keys = make_keys(config)
-        fixed, notes = load_pretrained(config, experiment)
+        fixed, notes = _load_pretrained(config, experiment)
         start = make_start(config, experiment, keys, fixed)
         check_shapes(config, experiment, start)
         return experiment._replace(notes=experiment.notes + notes), keys, start
@@ -59,7 +60,7 @@ def make_start(
     keys: Keys,
     fixed: sharing.Variables | None = None,
 ) -> Callable[[], FederatedState]:
-    """Returns `start() -> state` before the first round; `fixed` as `load_pretrained` gives it."""
+    """Returns `start() -> state` before the first round; `fixed` as `_load_pretrained` gives it."""
 
     @jax.jit
     def begin(fixed: sharing.Variables | None) -> FederatedState:
@@ -72,6 +73,28 @@ def make_start(
         return experiment.method.init(keys.method, variables, len(experiment.internal.domains))
 
     return partial(begin, fixed)
+
+
+def _load_pretrained(
+    config: ConfigDict, experiment: Experiment
+) -> tuple[sharing.Variables | None, tuple[str, ...]]:
+    """What of the start comes from `config.pretrained`, None elsewhere, and sentences on it.
+
+    Raises:
+      ValueError, OSError, ImportError: the weights are missing or do not fit.
+    """
+    if not config.pretrained:
+        known = (models.AlexNet, models.DenseNet, models.ResNet)
+        could = isinstance(experiment.model, known) and not start_notes(config)
+        why = f"{config.model} starts from random weights, because pretrained is empty"
+        return None, (why,) * could
+    like = jax.eval_shape(lambda key: initial_variables(experiment, key), jax.random.key(0))
+    variables, notes = pretrained.load(config.pretrained, experiment.model, like)
+    fixed = jax.tree.map(
+        lambda leaf: None if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf),
+        variables,
+    )
+    return fixed, notes
 
 
 def data_hash(experiment: Experiment) -> str:

@@ -14,13 +14,26 @@ from fedjax_bn.run.records import Record
 def select_round(records: list[Record]) -> int:
     """The evaluated round with the best mean validation accuracy, the first of equals.
 
-    Without a validation split it is the last evaluated round.
+    Whose models it is of says `config.validate_with`. Without a validation split it is the last
+    evaluated round.
     """
     evaluated = [record for record in records if "accuracy" in record]
     best = evaluated[-1]
     if "validation" in best:
         best = max(evaluated, key=lambda record: record["validation"]["mean"])
     return best["round"]
+
+
+def out_of_patience(records: list[Record], patience: int) -> bool:
+    """Whether the last round was evaluated and the best one lies `patience` rounds back or more.
+
+    Args:
+      records: of all rounds so far.
+      patience: `config.patience`; with 0 it never is.
+    """
+    if not patience or not records or "validation" not in records[-1]:
+        return False
+    return records[-1]["round"] - select_round(records) >= patience
 
 
 def summarize(
@@ -32,8 +45,10 @@ def summarize(
 ) -> Record:
     """The content of summary.json; accuracies are percentages.
 
+    `rounds` are those that were made, fewer than `config.rounds` where the run ran out of patience.
     `seconds_per_round` is the median over all rounds, `samples_per_second` the training samples of
-    a round with all clients divided by it, `compile_seconds` those of the last start.
+    a round with all clients divided by it, `compile_seconds` those of the last start. Where there
+    is a patience, `stopped_early` says whether it ended before `config.rounds`.
 
     Args:
       config: the run's.
@@ -54,13 +69,14 @@ def summarize(
         "method": config.method,
         "dataset": experiment.internal.name,
         "seed": config.seed,
-        "rounds": config.rounds,
+        "rounds": len(records),
         "selected_round": selected,
         "accuracy": _accuracies(records[selected - 1]),
         "last_round": _accuracies(records[-1]),
         "seconds_per_round": seconds,
         "compile_seconds": compile_seconds,
         "samples_per_second": samples / seconds,
+        **({"stopped_early": len(records) < config.rounds} if config.patience else {}),
         **more,
     }
 

@@ -14,15 +14,22 @@ from fedjax_bn.run import checkpoint, logs, workdir
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.configured_method import resolved
 from fedjax_bn.run.errors import InterruptedRun
-from fedjax_bn.run.evaluate import evaluator
+from fedjax_bn.run.evaluate import evaluator, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.finished import restore_state
 from fedjax_bn.run.mask_log import log_masks
-from fedjax_bn.run.records import Record, require_finite, require_weights, round_record
+from fedjax_bn.run.records import (
+    Record,
+    have_trained,
+    require_finite,
+    require_weights,
+    round_record,
+)
 from fedjax_bn.run.report import write_data_plots
 from fedjax_bn.run.rounds import open_rounds
 from fedjax_bn.run.start import data_hash, partition_table, prepare
 from fedjax_bn.run.stop import stop_requests
-from fedjax_bn.run.summary import select_round, summarize
+from fedjax_bn.run.summary import out_of_patience, select_round, summarize
 
 
 def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) -> Record:
@@ -75,6 +82,14 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     # 5. Train. The summary is written last: it says that the run has finished.
     records = loop(config, experiment, folder, round, state, records)
     summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent)
+    if len(records) < config.rounds:
+        say(
+            f"stopped after round {len(records)} of {config.rounds}: the validation accuracy was "
+            f"best in round {summary['selected_round']} (patience={config.patience})"
+        )
+    if config.eval_unseen == "once":
+        selected, _ = restore_state(folder, jax.eval_shape(start))
+        summary["accuracy"] |= unseen_evaluator(config, experiment)(selected)
     workdir.write_json(folder / "summary.json", summary)
     return summary
 
@@ -87,7 +102,7 @@ def loop(
     state: FederatedState,
     records: list[Record],
 ) -> list[Record]:
-    """Runs the rounds that are left; returns the records of all.
+    """Runs the rounds that are left, as long as there is patience; returns the records of all.
 
     The order of writes lets a run that was killed between any two of them go on exactly: the line
     of a round, the selected checkpoint where it is one, then the latest, which counts them.
@@ -109,20 +124,20 @@ def loop(
     events = closing(logs.open_events(folder / "events", len(records)))
     bar = logs.progress(config.method, config.rounds, len(records))
     with latest, selected, bar, events as log, stop_requests() as stop_requested:
-        while len(records) < config.rounds:
+        while len(records) < config.rounds and not out_of_patience(records, config.patience):
             number, start = len(records) + 1, time.perf_counter()
-            last = number == config.rounds
             state, metrics = round(state)
             metrics = jax.device_get(metrics)
             record = round_record(names, metrics, number, time.perf_counter() - start)
             if config.on_nonfinite == "stop":
                 require_finite(record)
             require_weights(names, metrics, number)
-            record |= log_masks(experiment, folder, state, last)
-            if last or number % config.eval_every == 0:
-                record |= evaluate(state)
+            if number == config.rounds or number % config.eval_every == 0:
+                record |= evaluate(state, have_trained([*records, record]))
 
             records.append(record)
+            last = number == config.rounds or out_of_patience(records, config.patience)
+            record |= log_masks(experiment, folder, state, last)
             workdir.append_line(folder / "metrics.jsonl", record)
             logs.write_events(log, record)
             logs.advance(bar, record)

@@ -37,7 +37,8 @@ def choose_parts(
       source: domains, left out or not.
       split: "official", "holdout" or "stratified"; a domain without official lists is all training
         under "official".
-      validation: share of a domain's samples in [0, 1); floor(share * N), and one at least.
+      validation: share of a domain's samples in [0, 1), 0.2 in DomainBed; floor(share * N), and
+        one at least.
       test: likewise, together below 1; N - floor((1 - share) * N), as in FedBN's 80 to 20.
       seed: at least 0.
 

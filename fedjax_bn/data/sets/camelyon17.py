@@ -11,7 +11,7 @@ TsmoBN (section 4.1, E.1) and UniFed (section 4.2) train on three hospitals and 
 unseen clients, "hospital4" and "hospital5", "following the source and target domains" of WILDS:
 these train on centers 0, 3 and 4, validate on center 1 and test on center 2. TsmoBN cuts every
 client to the size of the smallest (Table E.4 has it uncut) and divides each at random, patch by
-patch, 80 to 20 into training and validation.
+patch, 80 to 20 into training and validation. UniFed names no cut.
 
 References: Bandi et al., "From detection of individual metastases to classification of lymph node
 status at the patient level: the CAMELYON17 challenge", IEEE TMI 2018; Koh et al., "WILDS: a

@@ -6,7 +6,8 @@ at 2 to 5, and `labels.npy` u8[50000] (zenodo.org/records/2535967). Or made here
 TsmoBN (section 4.1, E.1) takes severity 1 of the 15 common corruptions, a client each, resizes to
 256x256, and leaves one of four types out in turn ("noise", "blur", "weather", "digital"; 10 to 12
 clients train): internal clients are divided at random 80 to 20 into training and validation, and
-every photograph of the unseen ones is tested. E.2.5 tests on the four extra corruptions besides.
+every photograph of the unseen ones is tested; all have 10,000, so that cutting them to the smallest
+changes nothing. E.2.5 tests on the four extra corruptions besides.
 UniFed (section 4.1) does the same for unseen clients, and for internal ones, all 15, divides 70,
 10 and 20 into training, validation and test.
 

@@ -1,0 +1,311 @@
+"""How clients predict, whose validation selects a round, and when a run stops."""
+
+import types
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import runs
+from fedjax_bn.client import Received
+from fedjax_bn.data.domain import Dataset, Domain, Split, whole
+from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.data.sampling import validation_batches
+from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.methods import fedbn, fedig
+from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.normalization.batch_instance import GATE
+from fedjax_bn.run import checkpoint, configured_method, evaluate, experiment, train, workdir
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.records import have_trained
+from fedjax_bn.run.scoring import score_clients
+from fedjax_bn.run.scoring_data import stack_batches
+from fedjax_bn.run.summary import out_of_patience, select_round
+from fedjax_bn.selection import validation_score
+
+
+class Slope(nn.Module):
+    """Two classes of images of two pixels: whether the first one is above the layer's mean."""
+
+    num_classes: int = 2
+
+    @nn.compact
+    def __call__(self, images):
+        first = BatchNorm(name="norm")(images)[:, 0, 0]
+        return jnp.concatenate([first, jnp.zeros_like(first)], 1)
+
+
+def slopes() -> Split:
+    """20 images that fall or rise around 0, one of them far above 0.
+
+    The sign of the first pixel tells all but that one, the sample's own statistics tell all.
+    """
+    labels = np.arange(20, dtype=np.int32) % 2
+    first = 1 - 2 * labels.astype(np.float32)
+    images = np.stack([first, -first], 1)[:, None, :, None]
+    images[1] += 5
+    return Split(images, labels)
+
+
+def with_instance_norm(tree):
+    """The tree with all gates at 0: nothing but the sample's own statistics."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jnp.zeros_like(leaf) if path[-1].key == GATE else leaf, tree
+    )
+
+
+@pytest.fixture
+def bin_run(monkeypatch):
+    """A run of BIN on one client that has the slopes in every split, and its state."""
+    one = Domain("one", *(slopes() for _ in range(3)))
+    runs.install(monkeypatch, Dataset("tiny", 2, (one,), mean=(0.5,), std=(0.5,)))
+    monkeypatch.setitem(experiment.MODELS, "Slope", Slope)
+    keys = {"model": "Slope", "method": "fedig", "fedig__gates": True, "target": ""}
+    keys |= {"data__image_size": 1}
+    config = runs.config(**keys, personalize__samples=4, personalize__rate=0.0)
+    built, _, start = train.prepare(config)
+    state = start()
+    return config, built, state._replace(personal=with_instance_norm(state.personal))
+
+
+def test_clients_of_bin_are_scored_by_their_gates_where_running_statistics_lose_one(bin_run):
+    config, built, state = bin_run
+    data = stack_batches([slopes()], 8)
+    scores = [
+        score_clients(built.model, built.prepare, 1, statistics=rule)(state, data)
+        for rule in (built.method.statistics, None)
+    ]
+    np.testing.assert_allclose(scores, [[100], [95]], rtol=1e-6)
+    for samples in (0, 4):  # personal accuracy: the steps of rate 0 move running statistics only
+        config.personalize.samples = samples
+        record = evaluate.evaluator(config, built)(state)
+        assert record["accuracy"] == record["validation"] == {"one": 100.0, "mean": 100.0}
+
+
+def test_clients_of_bin_select_their_best_state_by_their_gates(bin_run, monkeypatch):
+    config, built, state = bin_run
+    validation = jax.tree.map(lambda leaf: leaf[0], validation_batches([slopes()], 8))
+    own = jax.tree.map(lambda leaf: leaf[0], client_variables(state))
+    received = Received({}, {}, validation=validation)
+    scores = [
+        validation_score(built.model, built.prepare, statistics=rule)(own, received)
+        for rule in (built.method.statistics, None)
+    ]
+    np.testing.assert_allclose(scores, [100, 95], rtol=1e-6)
+
+    asked = []
+    real = configured_method.validation_score
+    monkeypatch.setattr(
+        configured_method,
+        "validation_score",
+        lambda *given, **options: asked.append(options["statistics"]) or real(*given, **options),
+    )
+    config.local_selection = 5
+    configured_method.method_maker(config)(built.model, built.prepare, None)
+    assert asked == [built.method.statistics]
+
+
+def test_a_method_predicts_by_running_statistics_unless_it_says_otherwise():
+    assert fedbn(Slope(), optax.sgd(0.1)).statistics is None
+    assert fedig(Slope(), optax.sgd(0.1), adapter=True).statistics is None
+
+
+def noisy(state):
+    """The state with distinct models of all clients."""
+    key = jax.random.key(0)
+    return state._replace(
+        personal=jax.tree.map(lambda x: x + 3 * jax.random.uniform(key, x.shape), state.personal),
+        weights=jnp.array([0.5, 0.25, 0.25]),
+    )
+
+
+@pytest.fixture
+def fedbn_run(monkeypatch):
+    """A run of FedBN on three clients, and a state in which no two have the same batch norm."""
+    runs.install(monkeypatch)
+
+    def prepared(**changes):
+        config = runs.config(method="fedbn", adaptations=("running",), **changes)
+        built = experiment.build(config)
+        variables = experiment.initial_variables(built, jax.random.key(0))
+        state = built.method.init(jax.random.key(0), variables, 3)
+        return config, built, noisy(state)
+
+    return prepared
+
+
+def percent(model, variables, split: Split) -> float:
+    logits = model.apply(variables, standardize()(jnp.asarray(split.images), np.float32))
+    return 100 * float(np.mean(np.asarray(logits).argmax(-1) == split.labels))
+
+
+def test_the_server_validates_with_the_aggregated_model_where_the_protocol_says_so(fedbn_run):
+    """FedIG, A.2: "using the aggregated server parameters"."""
+    config, built, state = fedbn_run(validate_with="global")
+    received, own = global_variables(state), client_variables(state)
+    record = evaluate.evaluator(config, built)(state)
+    plain = {}
+    for k, domain in enumerate(built.internal.domains):
+        mine = jax.tree.map(lambda leaf, k=k: leaf[k], own)
+        expected = percent(built.model, received, domain.validation)
+        np.testing.assert_allclose(record["validation"][domain.name], expected, rtol=1e-5)
+        plain[domain.name] = percent(built.model, mine, domain.validation)
+        expected = percent(built.model, mine, domain.test)
+        np.testing.assert_allclose(record["accuracy"][domain.name], expected, rtol=1e-5)
+    assert any(record["validation"][name] != value for name, value in plain.items())
+
+
+def test_a_client_that_never_trained_is_tested_with_what_an_unseen_one_receives(fedbn_run):
+    config, built, state = fedbn_run()
+    state = state._replace(weights=jnp.array([0.75, 0.0, 0.25]))
+    record = evaluate.evaluator(config, built)(state, np.array([True, False, True]))
+    whom = evaluate.evaluator(config, built)(state)
+    ant, bee, cow = built.internal.domains
+    expected = percent(built.model, global_variables(state), bee.test)
+    np.testing.assert_allclose(record["accuracy"]["bee"], expected, rtol=1e-5)
+    assert record["accuracy"]["bee"] != whom["accuracy"]["bee"]
+    for client in (ant, cow):
+        assert record["accuracy"][client.name] == whom["accuracy"][client.name]
+
+
+def test_who_has_trained_is_told_by_losses_and_failures():
+    rounds = [
+        {"loss": {"a": 1.0, "b": None, "c": 2.0, "d": None}},
+        {"loss": {"a": None, "b": None, "c": 2.0, "d": 3.0}, "not_finite": ["d"]},
+        {"loss": {"a": None, "b": 0.5, "c": None, "d": None}},
+    ]
+    assert have_trained(rounds[:1]).tolist() == [True, False, True, False]
+    assert have_trained(rounds[:2]).tolist() == [True, False, True, False]
+    assert have_trained(rounds).tolist() == [True, True, True, False]
+
+
+def validated(*means: float | None) -> list[dict]:
+    """A record a round, with that mean validation accuracy or not evaluated."""
+    return [
+        {"round": number} | ({} if mean is None else {"accuracy": {}, "validation": {"mean": mean}})
+        for number, mean in enumerate(means, start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("means", "patience", "stops"),
+    [
+        ((50, 60, 60, 59), 2, True),  # as good is no improvement
+        ((50, 60, 60), 2, False),
+        ((50, 60, 59, 61), 2, False),
+        ((50, 40, 40, None), 2, False),  # not evaluated
+        ((None, 50, None, 40), 2, True),
+        ((50, 40, 30, 20), 0, False),
+        ((), 3, False),
+    ],
+)
+def test_patience_ends_so_many_rounds_behind_the_best_one(means, patience, stops):
+    assert out_of_patience(validated(*means), patience) is stops
+
+
+KEYS = {"rounds": 14, "eval_every": 1, "checkpoint_every": 5, "optimizer__learning_rate": 0.3}
+
+
+def test_a_run_out_of_patience_stops_and_tests_unseen_clients_once_in_its_best_round(
+    tmp_path, monkeypatch
+):
+    runs.install(monkeypatch)
+    config, said = runs.config(**KEYS, patience=3, eval_unseen="once"), []
+    summary = train.run(config, tmp_path, said.append)
+    lines = runs.lines(tmp_path)
+    means = [line["validation"]["mean"] for line in lines]
+    ends = [n for n in range(1, len(means) + 1) if n - 1 - int(np.argmax(means[:n])) >= 3]
+    assert ends == [summary["rounds"]] == [len(lines)]
+    assert summary["rounds"] < 14
+    assert f"stopped after round {len(lines)} of 14" in said[-1]
+    assert summary["stopped_early"] is True
+    best = lines[-4]
+    assert summary["selected_round"] == best["round"] == select_round(lines)
+    assert not any("unseen" in line for line in lines)
+    assert summary["last_round"] == {"internal": lines[-1]["accuracy"], "unseen": {}}
+    assert summary["accuracy"]["internal"] == best["accuracy"]
+    built, _, start = train.prepare(config)
+    state = runs.saved(tmp_path, jax.eval_shape(start), "selected")
+    expected = percent(built.model, global_variables(state), whole(built.unseen[0]))
+    assert summary["accuracy"]["unseen"] == {"dog": {"running": pytest.approx(expected)}}
+
+
+class Killed(BaseException):
+    """Stands for kill -9."""
+
+
+@pytest.mark.parametrize("killed", [3, 6, 7, None])
+def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
+    tmp_path, monkeypatch, killed
+):
+    """Killed within a round, or behind the last one, before its summary."""
+    means = (10, 30, 20, 50, 40, 45, 50, 90, 95)  # no better one in rounds 5, 6 and 7
+    built = types.SimpleNamespace(internal=runs.DATA, method=None)
+    config = runs.config(rounds=9, patience=3, eval_every=1, checkpoint_every=2)
+    monkeypatch.setattr(train, "log_masks", lambda *given: {})
+
+    def evaluated(config, experiment):
+        score = lambda state: {"mean": float(means[int(state["round"]) - 1])}  # noqa: E731
+        return lambda state, trained: {"accuracy": score(state), "validation": score(state)}
+
+    def loop(dies):
+        def round(state):
+            number = int(state["round"]) + 1
+            if number == dies:
+                raise Killed
+            ones, every = np.ones(4), np.ones(4, bool)
+            metrics = {"loss": ones, "weights": ones / 4, "finite": every, "risk": ones}
+            return {"round": np.asarray(number, np.int32)}, metrics
+
+        state = checkpoint.resume(tmp_path, lambda: {"round": np.asarray(0, np.int32)})
+        records = workdir.read_lines(tmp_path / "metrics.jsonl", int(state["round"]))
+        workdir.rewrite_lines(tmp_path / "metrics.jsonl", records)
+        return train.loop(config, built, tmp_path, round, state, records)
+
+    monkeypatch.setattr(train, "evaluator", evaluated)
+    if killed:
+        with pytest.raises(Killed):
+            loop(killed)
+    for _ in range(2):  # the second time nothing is left to do
+        records = loop(8)
+        assert [record["round"] for record in records] == list(range(1, 8))
+        assert select_round(records) == 4
+        assert runs.steps(tmp_path, "selected") == [4]
+
+
+def test_the_training_loss_after_aggregation_is_that_of_each_clients_own_model(fedbn_run):
+    """FedBN, Fig. 3, in the authors' code: `test` on the training data, after `communication`."""
+    config, built, state = fedbn_run(eval_train_loss=True, eval_batch_size=7)
+    losses = evaluate.evaluator(config, built)(state)["train_loss"]
+    own = client_variables(state)
+    for k, domain in enumerate(built.internal.domains):
+        mine = jax.tree.map(lambda leaf, k=k: leaf[k], own)
+        logits = np.asarray(built.model.apply(mine, domain.train.images), np.float64)
+        right = logits[np.arange(len(logits)), domain.train.labels]
+        expected = (np.log(np.exp(logits).sum(1)) - right).mean()
+        np.testing.assert_allclose(losses[domain.name], expected, rtol=1e-5)
+    np.testing.assert_allclose(losses["mean"], np.mean([losses[n] for n in runs.NAMES[:3]]))
+
+
+@pytest.mark.parametrize("key", [{"patience": 2}, {"validate_with": "global"}])
+def test_choices_by_validation_without_validation_samples_are_one_sentence(key, monkeypatch):
+    runs.install(monkeypatch, runs.dataset(validation=False))
+    ((name, value),) = key.items()
+    with pytest.raises(ConfigError, match=f"config.{name}={value} needs validation samples"):
+        experiment.build(runs.config(**key))
+
+
+def test_what_deviates_without_a_word_in_the_command_is_said_at_the_start(monkeypatch):
+    images = np.zeros((12, 64, 64, 3), np.uint8)
+    labels = np.arange(12, dtype=np.int32) % 3
+    domains = [Domain(n, *(Split(images, labels) for _ in range(3))) for n in "ab"]
+    runs.install(monkeypatch, Dataset("tiny", 3, tuple(domains), mean=(0.5,), std=(0.5,)))
+    keys = {"model": "ResNet10:width=4", "data__image_size": 64, "target": "b"}
+    notes = train.prepare(runs.config(**keys, data__truncate=True))[0].notes
+    assert any("cut to those of the smallest (data.truncate)" in note for note in notes)
+    assert any("ResNet10:width=4 starts from random weights" in note for note in notes)
+    notes = train.prepare(runs.config(**keys, method="fediga"))[0].notes
+    assert [note[:27] for note in notes] == ["fediga trains from scratch,"]
