@@ -31,10 +31,13 @@ def class_labels(
         raise ValueError(
             f"{place} is {labels.dtype} {labels.shape}; it must be [N] of {allowed}: write it again"
         )
-    # in the file's own dtype: NaN fails both comparisons, and nothing has wrapped around yet
-    right = (labels >= first) & (labels < first + count)
+    # in the file's own dtype or a wider one: nothing wraps around, and NaN fails all comparisons
+    values = labels
     if labels.dtype.kind == "f":
-        right &= np.floor(labels) == labels
+        values = labels.astype(np.result_type(labels, np.float64))
+    right = (values >= first) & (values < first + count)
+    if labels.dtype.kind == "f":
+        right &= np.floor(values) == values
     if not right.all():
         index = int(np.argmin(right))
         raise ValueError(
