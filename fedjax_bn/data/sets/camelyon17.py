@@ -26,6 +26,7 @@ import numpy as np
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode
+from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.sets.published import IMAGENET
 from fedjax_bn.data.sets.tables import column_names, rows_of
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
@@ -57,6 +58,7 @@ def load(
     cache: Path | None = None,
     together: str = "patch",
     progress: bool = True,
+    max_megapixels: float = MEGAPIXELS,
 ) -> Source:
     """Camelyon17 as u8[N, 96, 96, 3], two classes, five domains.
 
@@ -68,6 +70,7 @@ def load(
         Patches of one slide look alike, so a validation set that shares its slides with the
         training set tells little of other slides. A center has ten slides.
       progress: show how far decoding is.
+      max_megapixels: of a patch, see `decode`.
 
     Returns:
       Source "camelyon17"; the group "unseen" is centers 1 and 2. Parts are those of WILDS: of
@@ -88,7 +91,8 @@ def load(
     for center in sorted({patch.center for patch in patches}):
         own = [patch for patch in patches if patch.center == center]
         files = [root / patch.path for patch in own]
-        images, more = decode(files, image_size, root=root, cache=cache, progress=progress)
+        how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
+        images, more = decode(files, image_size, root=root, **how)
         notes += [f"center{center}: {note}" for note in more]
         pools.append(_pool(own, images, together))
     unseen = tuple(pool.name for pool in pools if pool.name in _UNSEEN)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.labels import class_labels
+from fedjax_bn.data.pixels.raster import open_raster, to_rgb
 from fedjax_bn.data.sets.files import SIZE, Original, corruption_named, first_existing
 from fedjax_bn.data.sets.lists import is_label
 
@@ -55,12 +56,10 @@ def _read_image(path: Path) -> np.ndarray:
       FileNotFoundError: the labels name an image that is not there.
       ValueError: it is no image, or of another size.
     """
-    from PIL import Image
-
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing though its label is there; {_WHERE}")
-    with corruption_named(path), Image.open(path) as image:
-        pixels = np.asarray(image.convert("RGB"))
+    with corruption_named(path):
+        pixels = np.asarray(to_rgb(open_raster(path.read_bytes())))
     if pixels.shape != (SIZE, SIZE, 3):
         raise ValueError(f"{path} has shape {pixels.shape}; MNIST-M's images are (28, 28, 3)")
     return pixels
