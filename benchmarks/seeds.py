@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from configs.quickstart import get_config
 from fedjax_bn.run import train
 from fedjax_bn.run.commands import runs
-from fedjax_bn.run.report.tables import columns, grid
+from fedjax_bn.run.report.tables import columns, grid, heading
 
 
 def main() -> None:
@@ -26,13 +26,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workdir", type=Path, default=Path("runs/seeds"))
     options = parser.parse_args()
-    rows: dict[str, list[dict[str, float]]] = {}
+    rows: dict[str, list[dict[tuple[str, str], float]]] = {}
     for seed in range(options.seeds):
         for config, folder in runs(get_config(f"seed={seed}"), options.workdir / str(seed)):
             summary = train.run(config, folder, say=lambda text: None)
             rows.setdefault(config.method, []).append(columns(summary))
     heads = list(next(iter(rows.values()))[0])
-    table = [["accuracy %, mean (std)", *heads]]
+    table = [["accuracy %, mean (std)", *map(heading, heads)]]
     for method, seeds in rows.items():
         values = np.array([[row[head] for head in heads] for row in seeds])
         pairs = zip(values.mean(0), values.std(0, ddof=1), strict=True)
@@ -40,7 +40,8 @@ def main() -> None:
     print(grid(table))
     first, *others = rows
     for other in others:
-        gaps = [a["mean"] - b["mean"] for a, b in zip(rows[first], rows[other], strict=True)]
+        pairs = zip(rows[first], rows[other], strict=True)
+        gaps = [a["mean", ""] - b["mean", ""] for a, b in pairs]
         print(
             f"clients' mean, {first} - {other}: {np.mean(gaps):.1f} ({np.std(gaps, ddof=1):.1f}); "
             f"by seed {', '.join(f'{gap:.1f}' for gap in gaps)}"

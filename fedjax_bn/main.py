@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from absl import flags, logging
 
+from fedjax_bn.names import file_name
 from fedjax_bn.run.config_file import changes_of, read
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
 
@@ -68,7 +69,8 @@ def train(arguments: list[str]) -> None:
     # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
     from fedjax_bn.run.commands import train_all
 
-    train_all(config, Path(WORKDIR.value or f"runs/{Path(CONFIG.value.partition(':')[0]).stem}"))
+    name = file_name(Path(CONFIG.value.partition(":")[0]).stem)
+    train_all(config, Path(WORKDIR.value or f"runs/{name}"))
 
 
 def evaluate(arguments: list[str]) -> None:

@@ -141,8 +141,8 @@ def test_all_spoiled_published_files_are_named_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [
-        (np.full(5 * COUNT, 10), "label 10 at index 0, not in 0..9"),
-        (np.zeros(5 * COUNT), "float64"),
+        (np.full(5 * COUNT, 10), "label 10 at index 0; labels must be whole numbers in 0..9"),
+        (np.full(5 * COUNT, np.nan), "label nan at index 0"),
         (np.zeros(COUNT + 1, int), "21 labels, not five times as many as photographs"),
         (np.arange(5 * COUNT) % 7, "not the same photographs at each of five severities"),
     ],
@@ -217,7 +217,7 @@ class Evil:
         ({b"data": np.zeros((3, 3072), np.uint8)}, "cannot be read (KeyError"),
         ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, 10]}, "label 10 at index 1"),
         ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}, "for 2 images"),
-        ({b"data": Evil(), b"labels": [1]}, "has no __builtin__.print"),
+        ({b"data": Evil(), b"labels": [1]}, "it names __builtin__.print"),
         (b"no pickle", "cannot be read"),
     ],
 )

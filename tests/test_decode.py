@@ -153,9 +153,9 @@ def count_reads(monkeypatch) -> list[Path]:
     """The files that are decoded from now on."""
     seen = []
 
-    def read(file: Path, size: int) -> tuple[np.ndarray, str]:
+    def read(file: Path, **options) -> tuple[np.ndarray, str]:
         seen.append(file)
-        return _read_image(file, size)
+        return _read_image(file, **options)
 
     monkeypatch.setattr("fedjax_bn.data.pixels.decode._read_image", read)
     return seen
@@ -261,7 +261,7 @@ def test_a_cache_that_is_a_file_is_named(tmp_path, files):
 
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path, files, monkeypatch):
-    def stop(file: Path, size: int) -> None:
+    def stop(file: Path, **options) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedjax_bn.data.pixels.decode._read_image", stop)
@@ -275,13 +275,13 @@ import sys, time
 from pathlib import Path
 from fedjax_bn.data.pixels import decode
 real = decode._read_image
-def read(file, size):
+def read(file, **options):
     if sys.argv[2] == "hang":
         print("writing", flush=True)
         time.sleep(60)
     time.sleep(0.1)
     print("decoded", flush=True)
-    return real(file, size)
+    return real(file, **options)
 decode._read_image = read
 files = sorted(Path(sys.argv[1], "set").iterdir())
 root = Path(sys.argv[1], "set")

@@ -265,7 +265,7 @@ def _images(dataset, images):
             lambda d: _with_train(d, d.domains[0].train._replace(labels=np.zeros(20))),
             "has labels of dtype float64",
         ),
-        (lambda d: d._replace(domains=d.domains[:1] * 2), "two domains are called 'a'"),
+        (lambda d: d._replace(domains=d.domains[:1] * 2), "two domains or clients are called 'a'"),
         (lambda d: d._replace(domains=()), "toy: no domains"),
     ],
 )

@@ -62,7 +62,7 @@ def write(tmp_path):
 
     def write(tensors, name="weights.safetensors"):
         numpy.save_file(
-            {key: np.ascontiguousarray(t) for key, t in tensors.items()}, tmp_path / name
+            {key: np.array(t, order="C") for key, t in tensors.items()}, tmp_path / name
         )
         return tmp_path / name
 
@@ -257,9 +257,30 @@ def without(name):
             lambda t: t | {"bn1.bias": np.full(8, np.nan, np.float32)},
             "bn1.bias hold.* not finite",
         ),
+        (
+            lambda t: t | {"layer1.0.bn1.weight": np.full(8, np.inf, np.float32)},
+            "layer1.0.bn1.weight holds values that are not finite",
+        ),
+        (
+            lambda t: t | {"conv1.weight": t["conv1.weight"].astype(np.float64) + 1e300},
+            "conv1.weight holds values that are not finite in float32",
+        ),
+        (
+            lambda t: t | {"bn1.running_var": np.full(8, -0.5, np.float32)},
+            r"bn1.running_var holds -0.5; a variance is at least 0",
+        ),
+        (
+            lambda t: t | {"bn1.weight": np.ones(8, np.int32)},
+            "bn1.weight holds int32; weights are floating-point numbers",
+        ),
+        (lambda t: t | {"bn1.weight": np.float32(1)}, r"bn1.weight has shape \(\), but .* \(8,\)"),
+        (lambda t: t | {"fc.weight": np.float32(1)}, r"fc.weight has shape \(\), but"),
         (lambda t: {}, "lacks"),
     ],
-    ids=["no-statistic", "no-head", "left-over", "counter", "channels", "features", "nan", "empty"],
+    ids=[
+        *("no-statistic", "no-head", "left-over", "counter", "channels", "features", "nan"),
+        *("infinite", "overflow", "variance", "integers", "scalar", "scalar-head", "empty"),
+    ],
 )
 def test_a_tensor_that_does_not_fit_is_named(write, change, message):
     path = write(change(resnet_tensors()))
@@ -295,6 +316,34 @@ def test_a_damaged_torch_file_is_named(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=rf"{path}.* damaged.*fetch the file again"):
         pretrained.load(path, small_resnet(), abstract(small_resnet()))
+
+
+def test_two_names_of_one_tensor_are_refused(write):
+    model = models.AlexNet(num_classes=3)
+    tensors = {f"features.{name}.bias": np.zeros(64, np.float32) for name in ("0", "conv1")}
+    with pytest.raises(ValueError, match=r"two tensors are called features\.conv1\.bias"):
+        pretrained.load(write(tensors), model, abstract(model))
+
+
+def test_a_torch_file_of_scalars_is_named(tmp_path):
+    torch = pytest.importorskip("torch")
+    tensors = {name: torch.tensor(1.0) for name in resnet_tensors()}
+    torch.save(tensors, tmp_path / "scalars.pth")
+    with pytest.raises(ValueError, match=r"scalars\.pth do not fit: \S+ has shape \(\)"):
+        pretrained.load(tmp_path / "scalars.pth", small_resnet(), abstract(small_resnet()))
+
+
+class _Runs:
+    def __reduce__(self):
+        return print, ("this must never run",)
+
+
+def test_a_torch_file_runs_no_code(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    torch.save({"conv1.weight": _Runs()}, tmp_path / "evil.pth")
+    with pytest.raises(ValueError, match=r"evil\.pth are damaged"):
+        pretrained.load(tmp_path / "evil.pth", small_resnet(), abstract(small_resnet()))
+    assert not capsys.readouterr().out
 
 
 def test_what_is_no_source_is_an_error_that_says_what_to_give(tmp_path):

@@ -1,6 +1,7 @@
 """What every data source gives: a dataset of named domains, each with its own splits."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,10 +117,7 @@ def check_dataset(dataset: Dataset) -> Dataset:
     """
     if not dataset.domains:
         raise ValueError(f"{dataset.name}: no domains; a dataset needs at least one")
-    names = [domain.name for domain in dataset.domains]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{dataset.name}: two domains are called {name!r}; rename one")
+    check_names_differ([domain.name for domain in dataset.domains], dataset.name)
     first = next(splits(dataset.domains[0]))[1].images
     for domain in dataset.domains:
         for name, split in splits(domain):
@@ -128,6 +126,13 @@ def check_dataset(dataset: Dataset) -> Dataset:
             _check_form(split, first, place)
             _check_labels(split.labels, dataset.num_classes, place)
     return dataset
+
+
+def check_names_differ(names: Sequence[str], dataset: str) -> None:
+    """Raises ValueError if two domains, or clients that share domains, have one name."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"{dataset}: two domains or clients are called {name!r}; rename one")
 
 
 def _check_counts(split: Split, place: str) -> None:

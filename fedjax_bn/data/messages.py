@@ -4,11 +4,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from fedjax_bn.names import shown
+
 
 def first_few(culprits: Sequence[str], most: int = 10) -> str:
     """Culprits one after the other, and how many more there are than `most`."""
     more = f" and {len(culprits) - most} more" if len(culprits) > most else ""
-    return ", ".join(culprits[:most]) + more
+    return ", ".join(map(shown, culprits[:most])) + more
 
 
 def progress_bar(total: int, description: str, progress: bool) -> Any:

@@ -8,6 +8,7 @@ Every tensor is used once; one that is missing, left over or of another shape is
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def load(
       FileNotFoundError: there is no such file, and `source` is no hub id either.
       ModuleNotFoundError: a package that reads this form is not installed.
       ValueError: the model is another, the file is damaged or cannot be fetched, or a tensor is
-        missing, left over, of another shape or not finite; the message names it.
+        missing, left over, of another shape or not finite, or a variance is negative; the message
+        names it.
     """
     if type(model) not in _RENAMED:
         raise ValueError(
@@ -67,11 +69,12 @@ def load(
             "ResNet50, DenseNet121 or AlexNet, or leave pretrained empty"
         )
     leaves = flatten_dict(variables)
-    tensors, fresh, notes = _choose(model, leaves, _rename(model, read(source)))
-    wanted = {path: leaf for path, leaf in leaves.items() if torch_name(model, path) not in fresh}
+    found = read(source)
     try:
+        tensors, fresh, notes = _choose(model, leaves, _rename(model, found))
+        names = {path: torch_name(model, path) for path in leaves}
+        wanted = {path: leaf for path, leaf in leaves.items() if names[path] not in fresh}
         loaded = convert(model, tensors, wanted)
-        _check_finite(tensors)
     except ValueError as error:
         raise ValueError(f"pretrained weights {source} do not fit: {error}") from error
     new = {path: value.astype(leaves[path].dtype) for path, value in loaded.items()}
@@ -90,11 +93,12 @@ def _choose(
         return used, fresh, ("pretrained: convolutions only; all other layers start fresh",)
     head, *_ = head_names = [names[path] for path in _HEAD]
     ours = leaves[_HEAD[0]].shape[-1]
-    if head not in tensors or len(tensors[head]) == ours:
+    shape = tensors[head].shape if head in tensors else ()
+    if not shape or shape[0] == ours:  # `convert` names one that is missing or of another shape
         return tensors, set(), ()
     used = {name: tensor for name, tensor in tensors.items() if name not in head_names}
     note = (
-        f"pretrained: the classifier starts fresh, because the file's has {len(tensors[head])} "
+        f"pretrained: the classifier starts fresh, because the file's has {shape[0]} "
         f"classes and this model {ours}"
     )
     return used, set(head_names), (note,)
@@ -108,13 +112,12 @@ def _rename(model: nn.Module, tensors: _Tensors) -> _Tensors:
             name = re.sub(pattern, replacement, name)
         return name
 
-    return {usual(name): tensor for name, tensor in tensors.items()}
-
-
-def _check_finite(tensors: _Tensors) -> None:
-    wrong = sorted(name for name, tensor in tensors.items() if not np.isfinite(tensor).all())
-    if wrong:
-        raise ValueError(f"{', '.join(wrong[:5])} hold(s) values that are not finite")
+    renamed = {usual(name): tensor for name, tensor in tensors.items()}
+    if len(renamed) < len(tensors):
+        usuals = sorted(map(usual, tensors))
+        twice = next(one for one, other in pairwise(usuals) if one == other)
+        raise ValueError(f"two tensors are called {twice}, one of them by another name of it")
+    return renamed
 
 
 def read(source: str | Path) -> _Tensors:
@@ -163,7 +166,7 @@ def _read_torch(path: Path) -> _Tensors:
             f"reading {path} needs torch: pip install torch, or give a .safetensors file"
         ) from error
     state_dict = torch.load(path, map_location="cpu", weights_only=True)
-    return {name: tensor.detach().numpy() for name, tensor in state_dict.items()}
+    return {str(name): tensor.detach().numpy() for name, tensor in state_dict.items()}
 
 
 _READERS: dict[str, Callable[[Path], _Tensors]] = {

@@ -79,8 +79,8 @@ def from_torch(
       {"params": ..., "batch_stats": ...}.
 
     Raises:
-      ValueError: the model is none of this package's, or a tensor is missing, left over or of
-        another shape; the message names it.
+      ValueError: the model is none of this package's, or a tensor does not suit, see `convert`; the
+        message names it.
     """
     if type(model) not in _NAMES:
         known = ", ".join(sorted(kind.__name__ for kind in _NAMES))
@@ -109,7 +109,8 @@ def convert(
       path -> array, with the paths of `leaves`.
 
     Raises:
-      ValueError: a tensor is missing, left over or of another shape; the message names it.
+      ValueError: a tensor is missing, left over, of another shape or not finite, or a variance is
+        negative; the message names it.
     """
     names = {path: torch_name(model, path) for path in leaves}
     _check_names(model, set(names.values()), state_dict)
@@ -164,6 +165,18 @@ def _convert(
     expected = (*shape[:-3:-1], *shape[:-2]) if len(shape) > 1 else shape
     if tensor.shape != expected:
         raise ValueError(f"{name} has shape {tensor.shape}, but this model needs {expected}")
+    _check_values(name, tensor)
     if flattened:
         tensor = tensor.reshape(-1, *flattened).transpose(0, 2, 3, 1).reshape(tensor.shape)
     return jnp.asarray(tensor if tensor.ndim < 2 else np.moveaxis(tensor, (1, 0), (-2, -1)))
+
+
+def _check_values(name: str, tensor: np.ndarray) -> None:
+    """Raises ValueError unless a tensor holds finite numbers, and variances none below zero."""
+    if not jnp.issubdtype(tensor.dtype, jnp.floating):
+        raise ValueError(f"{name} holds {tensor.dtype}; weights are floating-point numbers")
+    kept = jax.dtypes.canonicalize_dtype(tensor.dtype)  # float32 where JAX has no float64
+    if not (np.abs(tensor) <= float(jnp.finfo(kept).max)).all():
+        raise ValueError(f"{name} holds values that are not finite in {kept}")
+    if name.endswith(_LEAVES["var"]) and (tensor < 0).any():
+        raise ValueError(f"{name} holds {tensor.min()}; a variance is at least 0")

@@ -6,6 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.names import file_name, shown
 from fedjax_bn.run import evaluate_finished, train, workdir
 from fedjax_bn.run.configured_method import suits
 from fedjax_bn.run.datasets import domain_names
@@ -28,8 +29,8 @@ def train_all(config: ConfigDict, folder: Path) -> None:
     for target in domain_names(config):
         one = config.copy_and_resolve_references()
         one.target = target
-        print(f"\ntarget {target}")
-        by_target[target] = _train_one(one, folder / target)
+        print(f"\ntarget {shown(target)}")
+        by_target[target] = _train_one(one, folder / file_name(target))
     rows = tables.by_target(by_target)
     content = {
         "targets": list(by_target),
@@ -55,7 +56,7 @@ def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
         baseline = config.copy_and_resolve_references()
         baseline.update(method=method, share="", baselines=())
         baseline.adaptations = tuple(text for text in config.adaptations if suits(baseline, text))
-        yield baseline, folder / "baselines" / method
+        yield baseline, folder / "baselines" / file_name(method)
 
 
 def evaluate(folder: Path, request: evaluate_finished.Request) -> None:

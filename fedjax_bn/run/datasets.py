@@ -1,5 +1,7 @@
 """What `data.*` and `target` of a configuration name: datasets by name, and their clients."""
 
+from collections.abc import Sequence
+
 from ml_collections import ConfigDict
 
 from fedjax_bn.data.division.clients import make_clients
@@ -13,6 +15,8 @@ from fedjax_bn.run.readers import DATASETS, EMBEDDED, TFDS
 
 # Datasets that have taken truncation and fraction themselves.
 _REDUCED = ("digits", "digits_morpho")
+# Keys that stand beside names of clients and domains in the files of a run.
+_BESIDE_NAMES = {"mean", "method", "adaptation"}
 # Keys of `data` that choose something, and the datasets that have it to choose.
 _CHOICES = {
     "domains": {"folders", "npz", *TFDS},
@@ -54,7 +58,18 @@ def configured_clients(
         sizes=keys.sizes,
         seed=config.seed,
     )
-    return pool_clients(internal) if pooled else (internal, unseen)
+    internal, unseen = pool_clients(internal) if pooled else (internal, unseen)
+    _check_names([domain.name for domain in (*internal.domains, *unseen)], data.name)
+    return internal, unseen
+
+
+def _check_names(names: Sequence[str], dataset: str) -> None:
+    """Raises ConfigError if a client or domain has the name of what stands beside them in files."""
+    for name in _BESIDE_NAMES & {*names}:
+        raise ConfigError(
+            f"{dataset} has a client or domain {name!r}, which in summary.json or targets.json is "
+            "the key of something else: rename it"
+        )
 
 
 def domain_names(config: ConfigDict) -> tuple[str, ...]:
@@ -72,7 +87,9 @@ def domain_names(config: ConfigDict) -> tuple[str, ...]:
         data = load(config)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
-    return tuple(part.name for part in (data.pools if isinstance(data, Source) else data.domains))
+    names = tuple(part.name for part in (data.pools if isinstance(data, Source) else data.domains))
+    _check_names(names, data.name)
+    return names
 
 
 def check_target(data: Source | Dataset, config: ConfigDict) -> None:

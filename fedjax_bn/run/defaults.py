@@ -157,6 +157,9 @@ DATA = {
     "data.name": Key("scanners", "`list datasets`"),
     "data.path": Key("", "file or folder of a dataset that is not embedded", PATH),
     "data.image_size": Key(28, "side of the square images, pixels", PIXELS),
+    "data.max_megapixels": Key(
+        100.0, "millions of pixels that an image file may have; a larger one is refused", ABOVE_0
+    ),
     "data.cache": Key("~/.cache/fedjax_bn", "folder for decoded images; empty: none is kept", PATH),
     "data.device_megabytes": Key(
         4000, "larger training or test sets are streamed from the host", COUNT_OR_0

@@ -18,6 +18,7 @@ from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
 from fedjax_bn.federation import FederatedState
+from fedjax_bn.names import file_name
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.run import finished, workdir
 from fedjax_bn.run.config import assign, check, flatten
@@ -32,6 +33,8 @@ from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.run.records import Record, have_trained
 from fedjax_bn.run.report import unseen
 from fedjax_bn.run.start import data_hash
+
+_KINDS = ("alphas", "tsne")  # of files of a domain
 
 
 class Request(NamedTuple):
@@ -90,7 +93,6 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         if request.internal:
             trained = _trained(folder, own, number)
             inside = _internal_scores(config, own, experiment, state, about, trained)
-        place = folder / "evaluations" / request.name
         pictures = dict(_draw(config, experiment, state, tested, request, scores))
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
@@ -104,13 +106,21 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         "internal": inside,
         "config": dict(flatten(config)),
     }
-    files = []
-    for suffix, content in pictures.items():
-        files.append(place.with_name(place.name + suffix))
+    start, files = _start_of_names(request.name), []
+    for end, content in pictures.items():
+        files.append(folder / "evaluations" / f"{start}{end}")
         workdir.write_atomically(files[-1], content)
-    files.append(place.with_name(f"{place.name}.json"))
+    files.append(folder / "evaluations" / f"{start}.json")
     workdir.write_json(files[-1], result)
     return result, files
+
+
+def _start_of_names(name: str) -> str:
+    """What the names of an evaluation's files begin with, none of which another's can have."""
+    start = file_name(name)
+    for kind in _KINDS:
+        start = start.replace(f"-{kind}", f"%2D{kind}")
+    return start
 
 
 def _wanted(own: ConfigDict, request: Request) -> ConfigDict:
@@ -231,8 +241,8 @@ def _draw(
             values = alphas_of(model, prepare, variables, split)
             file = io.BytesIO()
             np.savez_compressed(file, **values)
-            yield f"-alphas-{domain.name}.npz", file.getvalue()
-            yield f"-alphas-{domain.name}.png", unseen.alphas(values, title)
+            yield f"-alphas-{file_name(domain.name)}.npz", file.getvalue()
+            yield f"-alphas-{file_name(domain.name)}.png", unseen.alphas(values, title)
         if request.tsne:
             rule = experiment.method.statistics
             makers = {"running": adaptation.running}
@@ -245,4 +255,4 @@ def _draw(
                 for name, make in makers.items()
             }
             picture = unseen.embeddings(features, split.labels, tested.classes)
-            yield f"-tsne-{domain.name}.png", picture
+            yield f"-tsne-{file_name(domain.name)}.png", picture

@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
 from tqdm import tqdm
+
+from fedjax_bn.names import shown
 
 
 def open_events(folder: Path, rounds_done: int) -> EventsWriter:
@@ -29,7 +31,8 @@ def open_events(folder: Path, rounds_done: int) -> EventsWriter:
 def write_events(writer: EventsWriter, record: dict[str, Any]) -> None:
     """Writes the numbers of one record of metrics.jsonl, tags such as `accuracy/mnist`."""
     for tag, value in scalars(record):
-        one = summary.scalar(tag, value)
+        # not by tensorboardX's `scalar`, which makes one tag of "a b" and "a_b"
+        one = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
         writer.write_event(Event(wall_time=time.time(), step=record["round"], summary=one))
 
 
@@ -37,9 +40,9 @@ def scalars(record: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, flo
     """All (tag, number) pairs of a nested record but its round."""
     for key, value in record.items():
         if isinstance(value, dict):
-            yield from scalars(value, f"{prefix}{key}/")
+            yield from scalars(value, f"{prefix}{shown(key)}/")
         elif isinstance(value, int | float) and prefix + key != "round":
-            yield prefix + key, float(value)
+            yield prefix + shown(key), float(value)
 
 
 def progress(title: str, rounds: int, done: int) -> tqdm:

@@ -41,6 +41,8 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
     def read(config: ConfigDict) -> Source:
         data = config.data
         options: dict[str, Any] = {key: data[key] for key in own if data[key]}
+        if load is not cifar10_c.load:  # whose images are arrays
+            options["max_megapixels"] = data.max_megapixels
         return load(data.path, image_size=data.image_size, cache=_cache_folder(config), **options)
 
     return read

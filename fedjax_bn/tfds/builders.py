@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
+from fedjax_bn.data.pixels.raster import open_raster, to_rgb
 from fedjax_bn.data.sets.folders import find_root
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS, load
 from fedjax_bn.data.sets.published import Published
@@ -80,14 +81,13 @@ def _examples(pool: Pool, root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _encoded(file: Path) -> BytesIO:
     """The file as it is, if it is a JPEG or PNG in RGB; otherwise as PNG in RGB."""
-    from PIL import Image
-
-    with Image.open(file) as image:
-        if image.mode == "RGB" and image.format in ("JPEG", "PNG"):
-            return BytesIO(file.read_bytes())
-        content = BytesIO()
-        image.convert("RGB").save(content, "PNG")
-        return BytesIO(content.getvalue())
+    raw = file.read_bytes()
+    image = open_raster(raw)
+    if image.mode == "RGB" and image.format in ("JPEG", "PNG"):
+        return BytesIO(raw)
+    content = BytesIO()
+    to_rgb(image).save(content, "PNG")
+    return BytesIO(content.getvalue())
 
 
 class Pacs(_ImageFolders):

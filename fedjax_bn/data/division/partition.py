@@ -13,7 +13,7 @@ from fedjax_bn.data.division.by_class import (
 from fedjax_bn.data.division.groups import number_groups
 from fedjax_bn.data.division.integer_shares import SIZING, TRUNCATING
 from fedjax_bn.data.division.label_and_size_skew import client_sizes
-from fedjax_bn.data.domain import Dataset, Domain, Split, splits
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_names_differ, splits
 from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.ranges import ALPHA, refusal
@@ -51,8 +51,8 @@ def share_out_domains(
         partition gives. Where samples share names, sizes count the names.
 
     Raises:
-      ValueError: an argument is out of range, or two exclude each other; see also `take_fraction`,
-        `split_clients` and `client_sizes`.
+      ValueError: an argument is out of range, two exclude each other, or two clients would have one
+        name; see also `take_fraction`, `split_clients` and `client_sizes`.
     """
     _check_partition(partition, alpha, sizes)
     counts = _clients_by_domain(dataset, clients_per_domain, num_clients)
@@ -78,6 +78,7 @@ def share_out_domains(
         for i, part in enumerate(parts):
             name = domain.name if n == 1 else f"{domain.name}/{i}"
             clients.append(domain._replace(name=name, train=part))
+    check_names_differ([client.name for client in clients], dataset.name)
     return dataset._replace(domains=tuple(clients))
 
 
@@ -173,7 +174,8 @@ def fingerprint(dataset: Dataset) -> str:
             else:
                 form = (str(split.images.dtype), split.images.shape)
                 digest.update(repr((*place, form, len(split.names))).encode())
-                digest.update("\0".join(split.names.tolist()).encode())
+                names = "\0".join(split.names.tolist())
+                digest.update(names.encode("utf-8", "surrogatepass"))
             _hash_array(digest.update, place, split.labels)
     return digest.hexdigest()
 

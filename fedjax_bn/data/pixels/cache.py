@@ -19,6 +19,8 @@ from typing import BinaryIO
 import numpy as np
 from filelock import FileLock, Timeout
 
+from fedjax_bn.names import file_name
+
 Write = Callable[..., None]
 
 
@@ -49,7 +51,7 @@ def cached_array(
             array[start : start + len(rows)] = rows
 
         return array, tuple(make(_in_order(put)))
-    path = folder / f"{name}.npy"
+    path = folder / f"{file_name(name)}.npy"
     found = _read(path, shape)
     if found is None:
         _make(path, tuple(shape), make)

@@ -1,12 +1,12 @@
 """Image files to pixels: in parallel, with progress, and kept for the next time."""
 
 import hashlib
-import io
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_bn.data.messages import first_few, progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
+from fedjax_bn.data.pixels.raster import MEGAPIXELS, check_file_size, open_raster, to_rgb
 
 _BLOCK = 64  # images that a thread decodes at a time
 _FORM = 1  # to be raised when the same files would give other pixels
@@ -21,10 +22,14 @@ _MODES = {  # Pillow's words in ours
     "1": "black and white",
     "L": "grey",
     "LA": "grey with transparency",
+    "I": "16-bit grey",
     "I;16": "16-bit grey",
+    "I;16B": "16-bit grey",
     "P": "a palette",
     "RGBA": "RGB with transparency",
 }
+
+_Read = Callable[[Path], tuple[np.ndarray, str]]  # an image, and its mode
 
 
 class _Report(NamedTuple):
@@ -47,6 +52,7 @@ def decode(
     root: Path,
     cache: str | Path | None = None,
     progress: bool = True,
+    max_megapixels: float = MEGAPIXELS,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Images as RGB bytes, stretched to squares by Pillow's bilinear filter.
 
@@ -61,6 +67,7 @@ def decode(
       cache: folder that keeps the pixels; they are decoded again when a file's name, size or time
         of change, or `size`, differs. None to keep them in memory only.
       progress: show a bar on stderr.
+      max_megapixels: millions of pixels that an image may have; a larger one is not read.
 
     Returns:
       u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and notes: how
@@ -79,9 +86,9 @@ def decode(
     if cache is not None:
         name = f"{root.resolve().name or 'images'}-{size}-{hash_of_files(files, root, size)}"
         folder = Path(cache)
-    return cached_array(
-        folder, name, shape, lambda write: _decode_all(files, size, root, progress, write)
-    )
+    read = partial(_read_image, size=size, max_megapixels=max_megapixels)
+    make = partial(_decode_all, files, shape[1:], read, root, progress)
+    return cached_array(folder, name, shape, make)
 
 
 def hash_of_files(files: Sequence[Path], root: Path, size: int, times: bool = True) -> str:
@@ -114,7 +121,8 @@ def relative_names(files: Sequence[Path], root: Path) -> list[str]:
 
 def _decode_all(
     files: Sequence[Path],
-    size: int,
+    form: tuple[int, ...],
+    read: _Read,
     root: Path,
     progress: bool,
     write: Write,
@@ -123,7 +131,9 @@ def _decode_all(
     modes, faults = Counter(), []
 
     def work(start: int) -> _Report:
-        images, report = _block(files[start : start + _BLOCK], size, root)
+        block = files[start : start + _BLOCK]
+        images = np.empty((len(block), *form), np.uint8)
+        report = _read_block(block, read, root, images)
         write(images, start)
         return report
 
@@ -157,13 +167,12 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _block(files: Sequence[Path], size: int, root: Path) -> tuple[np.ndarray, _Report]:
-    """u8[n, size, size, 3], arbitrary where a file cannot be read, and what to report."""
-    images = np.empty((len(files), size, size, 3), np.uint8)
+def _read_block(files: Sequence[Path], read: _Read, root: Path, images: np.ndarray) -> _Report:
+    """Fills u8[n, size, size, 3], but where a file cannot be read; returns what to report."""
     report = _Report(len(files), Counter(), [])
     for k, file in enumerate(files):
         try:
-            images[k], mode = _read_image(file, size)
+            images[k], mode = read(file)
         except MemoryError:
             raise
         except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
@@ -173,39 +182,31 @@ def _block(files: Sequence[Path], size: int, root: Path) -> tuple[np.ndarray, _R
             continue
         if mode != "RGB":
             report.modes[mode] += 1
-    return images, report
+    return report
 
 
-def _read_image(file: Path, size: int) -> tuple[np.ndarray, str]:
+def _read_image(file: Path, size: int, max_megapixels: float) -> tuple[np.ndarray, str]:
     """`decode_image` of a file.
 
     It is read as a whole: Pillow's many small reads would hand Python's lock to and fro.
     """
-    return decode_image(file.read_bytes(), size)
+    check_file_size(file.stat().st_size, max_megapixels)
+    return decode_image(file.read_bytes(), size, max_megapixels)
 
 
-def decode_image(content: bytes, size: int) -> tuple[np.ndarray, str]:
+def decode_image(
+    content: bytes, size: int, max_megapixels: float = MEGAPIXELS
+) -> tuple[np.ndarray, str]:
     """One image as u8[size, size, 3], and the mode (Pillow's word) that it had in its file.
 
-    Grey becomes three equal channels; transparency is dropped, as by `convert("RGB")` in
-    DomainBed's code; of 16 bits a pixel the upper eight are kept.
-
     Raises:
-      ValueError: the file is no image.
+      ValueError: the file is no image, or one that `raster` does not take.
       OSError, and whatever else Pillow raises on a damaged file.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
-    try:
-        image = Image.open(io.BytesIO(content))
-    except UnidentifiedImageError:
-        raise ValueError("not an image of a known kind") from None
-    mode = image.mode
-    if mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    elif mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    image = image if image.mode == "RGB" else image.convert("RGB")
+    image = open_raster(content, max_megapixels)
+    mode, image = image.mode, to_rgb(image)
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(image), mode

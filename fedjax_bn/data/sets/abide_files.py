@@ -1,6 +1,5 @@
 """The files of ABIDE I: a phenotypic table, and a time series of brain regions for each subject."""
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -8,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.sets.tables import column_names, rows_of
 
 _COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
 _LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
@@ -69,10 +69,8 @@ def read_table(path: Path) -> _Table:
     """
     tables = {}
     for file in sorted(path.glob("*.csv")):
-        with open(file, newline="", encoding="utf-8-sig", errors="replace") as lines:
-            reader = csv.DictReader(lines)
-            if set(_COLUMNS) <= set(reader.fieldnames or ()):
-                tables[file] = [[(row[c] or "").strip() for c in _COLUMNS] for row in reader]
+        if {*_COLUMNS} <= {*column_names(file)}:
+            tables[file] = [tuple(row.values()) for _, row in rows_of(file, _COLUMNS)]
     if not tables:
         raise FileNotFoundError(
             f"{path} has no .csv with the columns {', '.join(_COLUMNS)}; {_REMEDY}"

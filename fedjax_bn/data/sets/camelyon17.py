@@ -18,7 +18,6 @@ status at the patient level: the CAMELYON17 challenge", IEEE TMI 2018; Koh et al
 benchmark of in-the-wild distribution shifts", ICML 2021.
 """
 
-import csv
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +26,9 @@ import numpy as np
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode
+from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.sets.published import IMAGENET
+from fedjax_bn.data.sets.tables import column_names, rows_of
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 
 _COUNTS = (59_436, 34_904, 85_054, 129_838, 146_722)
@@ -57,6 +58,7 @@ def load(
     cache: Path | None = None,
     together: str = "patch",
     progress: bool = True,
+    max_megapixels: float = MEGAPIXELS,
 ) -> Source:
     """Camelyon17 as u8[N, 96, 96, 3], two classes, five domains.
 
@@ -68,6 +70,7 @@ def load(
         Patches of one slide look alike, so a validation set that shares its slides with the
         training set tells little of other slides. A center has ten slides.
       progress: show how far decoding is.
+      max_megapixels: of a patch, see `decode`.
 
     Returns:
       Source "camelyon17"; the group "unseen" is centers 1 and 2. Parts are those of WILDS: of
@@ -88,7 +91,8 @@ def load(
     for center in sorted({patch.center for patch in patches}):
         own = [patch for patch in patches if patch.center == center]
         files = [root / patch.path for patch in own]
-        images, more = decode(files, image_size, root=root, cache=cache, progress=progress)
+        how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
+        images, more = decode(files, image_size, root=root, **how)
         notes += [f"center{center}: {note}" for note in more]
         pools.append(_pool(own, images, together))
     unseen = tuple(pool.name for pool in pools if pool.name in _UNSEEN)
@@ -124,12 +128,11 @@ def _read_table(path: Path) -> list[_Patch]:
     Raises:
       ValueError: a column is missing, a number is none, or tumor, center or split is out of range.
     """
-    with path.open(newline="") as file:
-        table = csv.DictReader(file)
-        lacking = [column for column in _COLUMNS if column not in (table.fieldnames or ())]
-        if lacking:
-            raise ValueError(f"{path} lacks the columns {', '.join(lacking)}; {_WHERE}")
-        patches = [_patch(row, path, number) for number, row in enumerate(table, start=2)]
+    there = column_names(path)
+    lacking = [column for column in _COLUMNS if column not in there]
+    if lacking:
+        raise ValueError(f"{path} lacks the columns {', '.join(lacking)}; {_WHERE}")
+    patches = [_patch(row, path, number) for number, row in rows_of(path, _COLUMNS)]
     if not patches:
         raise ValueError(f"{path} has no rows; {_WHERE}")
     return patches
@@ -137,19 +140,26 @@ def _read_table(path: Path) -> list[_Patch]:
 
 def _patch(row: dict[str, str], path: Path, line: int) -> _Patch:
     try:
-        # patients are numbers of three digits, which a spreadsheet may have stripped of zeros
-        slide = f"patient_{int(row['patient']):03}_node_{int(row['node'])}"
-        place = f"x_{int(row['x_coord'])}_y_{int(row['y_coord'])}"
-        numbers = [int(row[column]) for column in ("tumor", "slide", "center", "split")]
-    except (TypeError, ValueError) as error:
+        numbers = {column: _number(row[column]) for column in _COLUMNS}
+    except ValueError as error:
         raise ValueError(f"{path}, line {line}, is no row of Camelyon17 ({error})") from error
-    patch = _Patch(f"patches/{slide}/patch_{slide}_{place}.png", *numbers)
+    # patients are numbers of three digits, which a spreadsheet may have stripped of zeros
+    slide = "patient_{patient:03}_node_{node}".format(**numbers)
+    place = "x_{x_coord}_y_{y_coord}".format(**numbers)
+    own = (numbers[column] for column in ("tumor", "slide", "center", "split"))
+    patch = _Patch(f"patches/{slide}/patch_{slide}_{place}.png", *own)
     if patch.tumor not in (0, 1) or patch.center not in range(5) or patch.split not in (0, 1):
         raise ValueError(
             f"{path}, line {line}, has tumor {patch.tumor}, center {patch.center} and split "
             f"{patch.split}; they must be in 0..1, 0..4 and 0..1"
         )
     return patch
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise ValueError(f"{text[:20]!r} is no number")
+    return int(text)
 
 
 def _check_patches_exist(root: Path, patches: list[_Patch]) -> None:

@@ -1,13 +1,13 @@
 """CIFAR-10 (Krizhevsky, 2009): 60,000 photographs of 32x32 in ten classes."""
 
-import codecs
-import pickle
 from pathlib import Path
-from zipfile import is_zipfile
 
 import numpy as np
 
-from fedjax_bn.data.sets.files import checked_labels, corruption_named
+from fedjax_bn.data.labels import class_labels
+from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
+from fedjax_bn.data.sets.files import corruption_named
+from fedjax_bn.data.sets.pickled import read_pickled_arrays
 from fedjax_bn.data.source import TEST, TRAIN, Pool
 
 CLASSES = (
@@ -79,43 +79,27 @@ def _from_batches(path: Path, part: int) -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-class _Arrays(pickle.Unpickler):
-    """Reads pickled NumPy arrays and nothing else: a pickle may run any code."""
-
-    def find_class(self, module: str, name: str) -> object:
-        allowed = {
-            "_reconstruct": np.ndarray(0).__reduce__()[0],
-            "ndarray": np.ndarray,
-            "dtype": np.dtype,
-            "encode": codecs.encode,
-        }
-        if module.split(".")[0] not in ("numpy", "_codecs") or name not in allowed:
-            raise ValueError(f"a batch of CIFAR-10 has no {module}.{name}")
-        return allowed[name]
-
-
 def _read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with corruption_named(path), path.open("rb") as file:
-        content = _Arrays(file, encoding="bytes").load()
+    with corruption_named(path):
+        content = read_pickled_arrays(path.read_bytes())
         # u8[N, 3072]: 1024 values of red, then green, then blue
-        images = np.asarray(content[b"data"], np.uint8).reshape(-1, 3, 32, 32)
-        labels = np.asarray(content[b"labels"])
-    _check(images.transpose(0, 2, 3, 1), labels, path, "data", "labels")
-    return images.transpose(0, 2, 3, 1), checked_labels(labels, path)
+        images, labels = content[b"data"], np.asarray(content[b"labels"])
+        if images.dtype != np.uint8:
+            raise ValueError(f"data is {images.dtype}, not uint8")
+        images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    _check(images, labels, path, "data", "labels")
+    return images, class_labels(labels, f"{path}, labels,", len(CLASSES))
 
 
 def _from_npz(path: Path, part: int) -> tuple[np.ndarray, np.ndarray]:
     keys = [f"{PART_NAMES[part]}_{kind}" for kind in ("images", "labels")]
-    if not is_zipfile(path):
-        raise ValueError(f"{path} is no .npz archive, or is cut short; {WHERE}")
-    with corruption_named(path), np.load(path) as archive:
-        arrays = {key: archive[key] for key in keys if key in archive.files}
-    missing = [key for key in keys if key not in arrays]
+    there = names_in_npz(path)
+    missing = [key for key in keys if key not in there]
     if missing:
         raise ValueError(f"{path} lacks the arrays {', '.join(missing)}; {WHERE}")
-    images, labels = arrays.values()
+    images, labels = read_npz(path, keys).values()
     _check(images, labels, path, *keys)
-    return images, checked_labels(labels, path)
+    return images, class_labels(labels, f"{path}, {keys[1]},", len(CLASSES))
 
 
 def _check(

@@ -26,11 +26,13 @@ import numpy as np
 
 from fedjax_bn.data.corruptions import CORRUPTIONS, SEVERITIES, groups_of
 from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, resized
 from fedjax_bn.data.sets import cifar10
 from fedjax_bn.data.sets.cifar10 import CLASSES, MEAN, SHAPE, STD, sample_names
 from fedjax_bn.data.sets.cifar10_corrupted import BLOCK, make_pools, read_photographs
+from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import Pool, Source, check_source
 
 _COUNT = 10_000
@@ -134,9 +136,10 @@ def _read_published(
     arrays, faults = {}, []
     for name, file in files.items():
         try:
-            arrays[name] = np.load(file, mmap_mode="r")
-        except (ValueError, EOFError, OSError) as error:  # cut short, or no such file at all
-            faults.append(f"{file.name} ({' '.join(str(error).split())})")
+            with corruption_named(file):
+                arrays[name] = np.load(file, mmap_mode="r")
+        except ValueError as error:  # cut short, or no such file at all
+            faults.append(f"{file.name} ({' '.join(str(error.__cause__).split())})")
     labels = arrays.pop("labels", None)
     if labels is not None:
         faults += _label_faults(labels)
@@ -147,15 +150,17 @@ def _read_published(
         raise ValueError(f"{folder}: unusable are {', '.join(faults)}; fetch them again. {_WHERE}")
     count = len(labels) // len(SEVERITIES)
     note = f"{folder} has {count} photographs a severity, CIFAR-10-C has {_COUNT}: a reduced copy"
-    return np.array(labels, np.int32), arrays, () if count == _COUNT else (note,)
+    labels = class_labels(labels, "labels.npy", len(CLASSES))
+    return labels, arrays, () if count == _COUNT else (note,)
 
 
 def _label_faults(labels: np.ndarray) -> list[str]:
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
-        return [f"labels.npy ({labels.dtype} {labels.shape}, not integers [50000])"]
-    wrong = np.flatnonzero((labels < 0) | (labels > 9))
-    if wrong.size:
-        return [f"labels.npy (label {labels[wrong[0]]} at index {wrong[0]}, not in 0..9)"]
+    try:
+        class_labels(labels, "it", len(CLASSES))
+    except ValueError as error:
+        return [f"labels.npy ({error})"]
+    if not len(labels):
+        return ["labels.npy (it is empty)"]
     if len(labels) % len(SEVERITIES):
         return [f"labels.npy ({len(labels)} labels, not five times as many as photographs)"]
     if (labels.reshape(len(SEVERITIES), -1) != labels[: len(labels) // len(SEVERITIES)]).any():

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.sets.domainnet_lists import SIZES, Lines, check_labels, read_lists, size_notes
 from fedjax_bn.data.sets.folders import (
     domain_folders,
@@ -72,6 +73,7 @@ def load(
     cache: str | Path | None = None,
     classes: Sequence[str] = TEN,
     progress: bool = True,
+    max_megapixels: float = MEGAPIXELS,
 ) -> Source:
     """DomainNet as u8[N, image_size, image_size, 3], six domains, with training and test parts.
 
@@ -81,6 +83,7 @@ def load(
       cache: folder for the decoded images, see `decode`; 345 classes at 256 take 115 GB.
       classes: names as in the lists, numbered in that order; ("all",) for every class there is.
       progress: show a bar while decoding.
+      max_megapixels: of an image, see `decode`.
 
     Returns:
       Source "domainnet".
@@ -109,9 +112,8 @@ def load(
         )
     _check_classes(listings, chosen)
     dataset = DOMAINNET._replace(classes=spelled(*chosen))
-    return to_source(
-        dataset, root, listings, image_size, cache=cache, progress=progress, notes=notes
-    )
+    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
+    return to_source(dataset, root, listings, image_size, notes=notes, **how)
 
 
 def _chosen_classes(classes: tuple[str, ...], known: Sequence[str]) -> tuple[str, ...]:

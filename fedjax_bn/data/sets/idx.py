@@ -5,11 +5,14 @@ the length of each axis as u32, then the values.
 """
 
 import gzip
+import math
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.sets.files import Original, checked_labels, corruption_named, first_existing
+from fedjax_bn.data.labels import class_labels
+from fedjax_bn.data.sets.arrays import check_memory, read_bounded
+from fedjax_bn.data.sets.files import Original, corruption_named, first_existing
 
 _WHERE = (
     "MNIST needs (train|t10k)-images-idx3-ubyte and (train|t10k)-labels-idx1-ubyte, "
@@ -41,7 +44,7 @@ def _split(folder: Path, name: str, where: str) -> Original:
             f"{image_path} has {len(images)} images but {label_path.name} {len(labels)} labels; "
             "fetch both again"
         )
-    return Original(checked_labels(labels, label_path), lambda index: images[index])
+    return Original(class_labels(labels, f"{label_path}", 10), lambda index: images[index])
 
 
 def _find(folder: Path, stem: str, kind: str, where: str) -> Path:
@@ -55,18 +58,21 @@ def _read_idx(path: Path, axes: int) -> np.ndarray:
     Raises:
       ValueError: the header is not that of such a file, or the values do not fill the shape.
     """
-    with corruption_named(path):
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     expected = bytes([0, 0, 8, axes])
-    if raw[:4] != expected or len(raw) < 4 + 4 * axes:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with corruption_named(path), opened(path, "rb") as file:
+        head = file.read(4 + 4 * axes)
+        shape = tuple(int(side) for side in np.frombuffer(head[4:], ">u4"))
+        sound = head[:4] == expected and len(shape) == axes
+        check_memory(math.prod(shape) if sound else 0)
+        values = read_bounded(file, math.prod(shape)) if sound else b""
+    if not sound:
         raise ValueError(
-            f"{path} is no idx file of bytes with {axes} axes (it begins with {raw[:4].hex()}, "
+            f"{path} is no idx file of bytes with {axes} axes (it begins with {head[:4].hex()}, "
             f"not {expected.hex()}); fetch it again"
         )
-    shape = tuple(int(side) for side in np.frombuffer(raw, ">u4", axes, offset=4))
-    values = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes)
-    if values.size != int(np.prod(shape, dtype=np.int64)):
+    if len(values) != math.prod(shape):
         raise ValueError(
-            f"{path} has {values.size} values where its header says {shape}; fetch it again"
+            f"{path} has {len(values)} values where its header says {shape}; fetch it again"
         )
-    return values.reshape(shape)
+    return np.frombuffer(values, np.uint8).reshape(shape)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.sets.folders import domain_folders, find_root, list_domain
 from fedjax_bn.data.sets.kfold_lists import divide_by_lists, find_lists
 from fedjax_bn.data.sets.published import IMAGENET, Lists, Published, spelled, to_source
@@ -188,6 +189,7 @@ def load(
     image_size: int | None = None,
     cache: str | Path | None = None,
     progress: bool = True,
+    max_megapixels: float = MEGAPIXELS,
 ) -> Source:
     """A dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
 
@@ -197,6 +199,7 @@ def load(
       image_size: pixels a side; None for the publication's.
       cache: folder for the decoded images, see `decode`.
       progress: show a bar while decoding.
+      max_megapixels: of an image, see `decode`.
 
     Returns:
       Source, with official parts where lists or folders divide the domains.
@@ -215,7 +218,8 @@ def load(
     if lists:
         listings = [divide_by_lists(listing, dataset, lists, notes) for listing in listings]
     size = image_size or dataset.image_size
-    return to_source(dataset, root, listings, size, cache=cache, progress=progress, notes=notes)
+    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
+    return to_source(dataset, root, listings, size, notes=notes, **how)
 
 
 def _row(dataset: Published | str) -> Published:

@@ -21,13 +21,18 @@ def read_list(path: Path) -> tuple[list[str], np.ndarray]:
     except UnicodeDecodeError as error:
         raise ValueError(f"the list {path} is no text ({error}); fetch it again") from error
     rows = [(number, line.rsplit(None, 1)) for number, line in enumerate(lines, 1) if line.strip()]
-    wrong = [str(number) for number, row in rows if len(row) != 2 or not row[1].isdecimal()]
+    wrong = [str(number) for number, row in rows if len(row) != 2 or not is_label(row[1])]
     if wrong:
         raise ValueError(f"{path}: lines must be FILE LABEL, but these are not: {first_few(wrong)}")
     if not rows:
         raise ValueError(f"the list {path} is empty; fetch it again")
     names = [row[0].strip().replace("\\", "/") for _, row in rows]
     return names, np.array([int(row[1]) for _, row in rows], np.int64)
+
+
+def is_label(text: str) -> bool:
+    """Whether a word is a label as lists have them: up to nine digits."""
+    return text.isascii() and text.isdecimal() and len(text) < 10
 
 
 def without_suffix(name: str) -> str:

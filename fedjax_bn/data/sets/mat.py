@@ -1,10 +1,13 @@
 """SVHN and SynthDigits: MATLAB files with X u8[32, 32, 3, N] and y [N, 1]."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.sets.files import Original, checked_labels, corruption_named, first_existing
+from fedjax_bn.data.labels import class_labels
+from fedjax_bn.data.sets.arrays import check_memory
+from fedjax_bn.data.sets.files import Original, corruption_named, first_existing
 
 _SVHN_WHERE = (
     "SVHN needs train_32x32.mat and test_32x32.mat (format 2, cropped digits), "
@@ -55,9 +58,10 @@ def _read_mat(path: Path, first: int) -> Original:
     Raises:
       ValueError: it is no MATLAB file, lacks X or y, or their shapes or labels are wrong.
     """
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
     with corruption_named(path):
+        check_memory(sum(8 * math.prod(shape) for _, shape, _ in whosmat(path)))
         content = loadmat(path, variable_names=["X", "y"])
     for key in ("X", "y"):
         if key not in content:
@@ -68,6 +72,6 @@ def _read_mat(path: Path, first: int) -> Original:
             f"{path} has X of {images.dtype} {images.shape} for {len(labels)} labels; "
             f"it must be uint8 (32, 32, 3, {len(labels)})"
         )
-    labels = checked_labels(labels, path, first)
+    labels = class_labels(labels, f"{path}, y", 10, first)
     # pick before turning the axes: the whole of SynthDigits is 1.5 GB
     return Original(labels, lambda index: np.moveaxis(images[..., index], -1, 0))

@@ -4,13 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.sets.files import (
-    SIZE,
-    Original,
-    checked_labels,
-    corruption_named,
-    first_existing,
-)
+from fedjax_bn.data.labels import class_labels
+from fedjax_bn.data.pixels.raster import open_raster, to_rgb
+from fedjax_bn.data.sets.files import SIZE, Original, corruption_named, first_existing
+from fedjax_bn.data.sets.lists import is_label
 
 _WHERE = (
     "MNIST-M needs mnist_m_train/*.png with mnist_m_train_labels.txt and mnist_m_test/*.png with "
@@ -43,11 +40,11 @@ def _read_folder(folder: Path, split: str) -> Original:
     with corruption_named(path):
         rows = [line.split() for line in path.read_text().splitlines() if line.strip()]
     for row in rows:
-        if len(row) != 2 or not row[1].isdecimal():
+        if len(row) != 2 or not is_label(row[1]):
             raise ValueError(
                 f"{path} has the line {' '.join(row)!r}; it must be a FILE and a DIGIT"
             )
-    labels = checked_labels(np.array([int(label) for _, label in rows], np.int64), path)
+    labels = class_labels(np.array([int(label) for _, label in rows], np.int64), f"{path}", 10)
     files = [images / name for name, _ in rows]
     return Original(labels, lambda index: np.stack([_read_image(files[k]) for k in index]))
 
@@ -59,12 +56,10 @@ def _read_image(path: Path) -> np.ndarray:
       FileNotFoundError: the labels name an image that is not there.
       ValueError: it is no image, or of another size.
     """
-    from PIL import Image
-
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing though its label is there; {_WHERE}")
-    with corruption_named(path), Image.open(path) as image:
-        pixels = np.asarray(image.convert("RGB"))
+    with corruption_named(path):
+        pixels = np.asarray(to_rgb(open_raster(path.read_bytes())))
     if pixels.shape != (SIZE, SIZE, 3):
         raise ValueError(f"{path} has shape {pixels.shape}; MNIST-M's images are (28, 28, 3)")
     return pixels

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from zipfile import is_zipfile
 
 import numpy as np
 
+from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pools import PARTS
-from fedjax_bn.data.sets.files import corruption_named
+from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 
 FORM = (
     "DOMAIN__images and DOMAIN__labels, or DOMAIN__PART_images and DOMAIN__PART_labels, PART of "
@@ -45,10 +45,7 @@ def read_archive(
       ValueError: the file is corrupt, an array is missing, unknown or of a wrong form, or a label
         is negative or too large.
     """
-    if not is_zipfile(path):
-        raise ValueError(f"{path} is no .npz archive, or is cut short; fetch or write it again")
-    with corruption_named(path), np.load(path) as archive:
-        keys = list(archive.files)
+    keys = names_in_npz(path)
     there = _parts_there([key for key in keys if key != "classes"], path)
     if not there:
         raise ValueError(f"{path} holds no arrays; it needs {FORM}")
@@ -58,19 +55,14 @@ def read_archive(
             f"{path} has no domain {first_few(unknown)}; it has {', '.join(there)}: choose "
             "data.domains of them"
         )
-    with corruption_named(path), np.load(path) as archive:
-        arrays = {
-            name: {part: _arrays(archive, name, part) for part in there[name]}
-            for name in domains or there
-        }
-        classes = archive["classes"] if "classes" in keys else np.empty(0, np.str_)
+    wanted = [one for name in domains or there for one in _array_names(name, there[name])]
+    arrays = read_npz(path, [*wanted, *({"classes"} & set(keys))])
+    classes = arrays.get("classes", np.empty(0, np.str_))
     if classes.ndim != 1 or classes.dtype.kind != "U":
         raise ValueError(f"{path}: classes is {classes.dtype} {classes.shape}; it must be str [C]")
     checked = {
-        name: {
-            part: _checked_part(*both, array_prefix(name, part), path) for part, both in own.items()
-        }
-        for name, own in arrays.items()
+        name: {part: _checked_part(arrays, name, part, path) for part in there[name]}
+        for name in domains or there
     }
     return checked, tuple(classes.tolist())
 
@@ -80,8 +72,9 @@ def array_prefix(name: str, part: str) -> str:
     return f"{name}__{part}_" if part else f"{name}__"
 
 
-def _arrays(archive: Mapping[str, np.ndarray], name: str, part: str) -> tuple[np.ndarray, ...]:
-    return tuple(archive[f"{array_prefix(name, part)}{kind}"] for kind in ("images", "labels"))
+def _array_names(name: str, parts: Sequence[str]) -> list[str]:
+    """The names of the arrays of some parts: images, then labels, of each."""
+    return [f"{array_prefix(name, part)}{kind}" for part in parts for kind in Part._fields]
 
 
 def _parts_there(keys: Sequence[str], path: Path) -> dict[str, list[str]]:
@@ -116,18 +109,17 @@ def _parts_there(keys: Sequence[str], path: Path) -> dict[str, list[str]]:
     return {name: [part for part in ("", *PARTS) if part in own] for name, own in there.items()}
 
 
-def _checked_part(images: np.ndarray, labels: np.ndarray, prefix: str, path: Path) -> Part:
+def _checked_part(arrays: Mapping[str, np.ndarray], name: str, part: str, path: Path) -> Part:
     """Images and labels as they are kept; nothing is cast before its range is known."""
+    images, labels = (arrays[one] for one in _array_names(name, [part]))
+    prefix = array_prefix(name, part)
     bytes_of_images = images.dtype == np.uint8 and images.ndim == 4
     if not (bytes_of_images or (images.dtype == np.float32 and images.ndim >= 2)):
         raise ValueError(
             f"{path}: {prefix}images is {images.dtype} {images.shape}; it must be uint8 "
             "[N, H, W, C], or float32 [N, ...]"
         )
-    if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1:
-        raise ValueError(
-            f"{path}: {prefix}labels is {labels.dtype} {labels.shape}; it must be integers [N]"
-        )
+    labels = class_labels(labels, f"{path}: {prefix}labels")
     if len(images) != len(labels):
         raise ValueError(
             f"{path}: {prefix.rstrip('_')} has {len(images)} images but {len(labels)} labels; "
@@ -135,16 +127,10 @@ def _checked_part(images: np.ndarray, labels: np.ndarray, prefix: str, path: Pat
         )
     if not len(labels):
         raise ValueError(f"{path}: {prefix}images is empty; give it samples or leave it out")
-    wrong = np.flatnonzero((labels < 0) | (labels > np.iinfo(np.int32).max))
-    if wrong.size:
-        raise ValueError(
-            f"{path}: {prefix}labels has {labels[wrong[0]]} at index {wrong[0]}; labels are "
-            "numbers of classes, counted from 0"
-        )
     if images.dtype == np.float32 and not np.isfinite(images).all():
         place = tuple(np.argwhere(~np.isfinite(images))[0].tolist())
         raise ValueError(
             f"{path}: {prefix}images has {images[place]} at index {place}; numbers must be finite: "
             "drop the sample or impute it"
         )
-    return Part(images, labels.astype(np.int32))
+    return Part(images, labels)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.sets import image_folders
 from fedjax_bn.data.sets.folders import match_folders, plain_name, subfolders
 from fedjax_bn.data.sets.published import IMAGENET, Published, spelled
@@ -31,6 +32,7 @@ def load(
     classes: Sequence[str] = (),
     cache: str | Path | None = None,
     progress: bool = True,
+    max_megapixels: float = MEGAPIXELS,
 ) -> Source:
     """Folders of images as u8[N, image_size, image_size, 3], one pool a domain, without parts.
 
@@ -41,6 +43,7 @@ def load(
       classes: names of their folders, in the order of the labels; empty for all, by name.
       cache: folder for the decoded images, see `decode`.
       progress: show a bar while decoding.
+      max_megapixels: of an image, see `decode`.
 
     Returns:
       Source "folders".
@@ -74,7 +77,8 @@ def load(
         mean=IMAGENET[0],
         std=IMAGENET[1],
     )
-    return image_folders.load(dataset, path, image_size=image_size, cache=cache, progress=progress)
+    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
+    return image_folders.load(dataset, path, image_size=image_size, **how)
 
 
 def _classes_of(folders: Sequence[Path]) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
+from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.source import Pool, Source, check_source
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation
@@ -101,6 +102,7 @@ def to_source(
     *,
     cache: str | Path | None,
     progress: bool,
+    max_megapixels: float = MEGAPIXELS,
     notes: Sequence[str] = (),
 ) -> Source:
     """Decodes the images of all domains: u8[N, image_size, image_size, 3].
@@ -112,7 +114,8 @@ def to_source(
       ValueError, OSError: see `decode`.
     """
     files = [file for listing in listings for file in listing.files]
-    images, converted = decode(files, image_size, root=root, cache=cache, progress=progress)
+    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
+    images, converted = decode(files, image_size, root=root, **how)
     pools, start = [], 0
     for listing in listings:
         names = np.array(relative_names(listing.files, root))

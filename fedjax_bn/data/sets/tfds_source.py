@@ -24,6 +24,7 @@ import numpy as np
 
 from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
 from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cached_blocks import array_of_blocks
 from fedjax_bn.data.pixels.decode import decode_image
@@ -171,7 +172,8 @@ def _pool(
     split_names = copy.splits or tuple(name for name in PARTS if name in there)
     sources = [builder.as_data_source(name, decoders=skip) for name in split_names]
     tables = [
-        _table(copy.domain, name, source) for name, source in zip(split_names, sources, strict=True)
+        _table(copy, name, source, builder)
+        for name, source in zip(split_names, sources, strict=True)
     ]
     kept = [np.flatnonzero(np.isin(table.labels, chosen)) for table in tables]
     shape = (sum(map(len, kept)), size, size, 3)
@@ -189,37 +191,40 @@ def _pool(
         str(builder.info.version), labels, *(there[name].num_bytes for name in split_names)
     )
     file = f"tfds-{copy.builder.replace('/', '-')}-{copy.domain}-{size}-{state}"
-    position = np.full(chosen.max() + 1, -1)
-    position[chosen] = np.arange(len(chosen))
+    position = np.full(chosen.max() + 1, -1, np.int32)
+    position[chosen] = np.arange(len(chosen), dtype=np.int32)
     names, parts = (
         np.concatenate([table[column][rows] for table, rows in zip(tables, kept, strict=True)])
         for column in (1, 2)
     )
     images = array_of_blocks(cache, file, shape, blocks)
     divided = None if (parts < 0).any() else parts
-    return Pool(copy.domain, images, position[labels].astype(np.int32), names, divided)
+    return Pool(copy.domain, images, position[labels], names, divided)
 
 
 class _Table(NamedTuple):
-    """What a split says of its samples beside their images: labels i64[N], names, parts i8[N]."""
+    """What a split says of its samples beside their images: labels i32[N], names, parts i8[N]."""
 
     labels: np.ndarray
     names: np.ndarray
     parts: np.ndarray
 
 
-def _table(domain: str, split: str, source: Sequence[dict[str, Any]]) -> _Table:
+def _table(copy: _Copy, split: str, source: Sequence[dict[str, Any]], builder: Any) -> _Table:
     """Read record by record: tensorflow-datasets has no labels apart from the images."""
     labels, names, parts = [], [], []
     for number, record in enumerate(source):
-        labels.append(int(record["label"]))
+        labels.append(record["label"])
         if "name" in record:
             names.append(record["name"].decode())
         else:
             own = record["id"].decode() if "id" in record else f"{split}/{number:05}"
-            names.append(f"{domain}/{own}")
+            names.append(f"{copy.domain}/{own}")
         parts.append(int(record.get("part", PARTS.get(split, 0))))
-    return _Table(np.array(labels), np.array(names), np.array(parts, np.int8))
+    place, known = f"{builder.data_dir}, {split},", builder.info.features["label"].num_classes
+    return _Table(
+        class_labels(np.array(labels), place, known), np.array(names), np.array(parts, np.int8)
+    )
 
 
 def _decode(source: Any, rows: np.ndarray, size: int) -> np.ndarray:

@@ -1,15 +1,20 @@
 """USPS (Hull, 1994): 16x16 grey scans, 7291 for training and 2007 for testing."""
 
+import bz2
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.sets.files import Original, checked_labels, corruption_named, first_existing
+from fedjax_bn.data.labels import class_labels
+from fedjax_bn.data.sets.arrays import check_memory, read_bounded
+from fedjax_bn.data.sets.files import Original, corruption_named, first_existing
 
 _WHERE = (
     "USPS needs usps.h5, or usps.bz2 and usps.t.bz2 (unpacked or not) from the multi-class page of "
     "LIBSVM Data, csie.ntu.edu.tw/~cjlin/libsvmtools/datasets"
 )
+_LARGEST = 2**28  # bytes; USPS has a tenth of it
 
 
 def usps(folder: Path) -> tuple[Original, Original]:
@@ -43,8 +48,10 @@ def _read_h5(path: Path, split: str) -> Original:
             f"reading {path} needs h5py; install fedjax_bn with its data extra, or give usps.bz2"
         ) from error
     with corruption_named(path), h5py.File(path) as file:
-        data, target = file[split]["data"][()], file[split]["target"][()]
-    return _original(data, checked_labels(target, path), path)
+        data, target = file[split]["data"], file[split]["target"]
+        check_memory(data.nbytes + target.nbytes)
+        data, target = data[()].astype(np.float64), target[()]
+    return _original(data, class_labels(target, f"{path}, target,", 10), path)
 
 
 def _read_libsvm(path: Path) -> Original:
@@ -55,9 +62,12 @@ def _read_libsvm(path: Path) -> Original:
     """
     from sklearn.datasets import load_svmlight_file
 
-    with corruption_named(path):
-        features, target = load_svmlight_file(str(path), n_features=256, zero_based=False)
-    return _original((features.toarray() + 1) / 2, checked_labels(target, path, first=1), path)
+    opened = bz2.open if path.suffix == ".bz2" else open
+    with corruption_named(path), opened(path, "rb") as file:
+        content = BytesIO(read_bounded(file, _LARGEST))
+        features, target = load_svmlight_file(content, n_features=256, zero_based=False)
+    labels = class_labels(target, f"{path}", 10, first=1)
+    return _original((features.toarray() + 1) / 2, labels, path)
 
 
 def _original(pixels: np.ndarray, labels: np.ndarray, path: Path) -> Original:

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_bn.figures import png
+from fedjax_bn.names import on_plot
 
 
 def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> bytes:
@@ -18,9 +19,10 @@ def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> by
     figure = Figure(figsize=(5 * len(features), 5), layout="constrained")
     grid = figure.subplots(2, len(features), sharex=True, sharey="col", squeeze=False)
     for column, (name, values), mask in zip(grid.T, features.items(), masks, strict=True):
-        rows = {f"{name}: features": values, f"{name}: masked features": values * mask}
-        for axes, (title, shown), color in zip(column, rows.items(), ("C0", "C1"), strict=True):
-            means = shown.mean(0)
+        title = on_plot(name)
+        rows = {f"{title}: features": values, f"{title}: masked features": values * mask}
+        for axes, (title, drawn), color in zip(column, rows.items(), ("C0", "C1"), strict=True):
+            means = drawn.mean(0)
             axes.bar(np.arange(len(means)), means, width=1, color=color)
             axes.axhline(means.mean(), color="black", linestyle=":", linewidth=1)
             axes.set(title=f"{title}, mean {means.mean():.3g}")

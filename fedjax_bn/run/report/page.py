@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.names import on_page
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.report import plots, tables
 from fedjax_bn.run.report.unseen import ablations
@@ -44,7 +45,7 @@ def write_report(folder: Path) -> None:
         drawn["mask_l1"] = plots.curves(records, "mask_l1", "L1 norm of the mask")
     for name, image in drawn.items():
         write_atomically(folder / "plots" / f"{name}.png", image)
-    write_atomically(folder / "report.html", _page(folder, summary, summaries))
+    write_atomically(folder / "report.html", _page(folder, summary, summaries, list(drawn)))
 
 
 def write_data_plots(folder: Path, internal: Dataset, unseen: Sequence[Domain]) -> None:
@@ -59,8 +60,8 @@ def _baselines(folder: Path) -> list[Record]:
     return [read_json(path) for path in sorted(folder.glob("baselines/*/summary.json"))]
 
 
-def _page(folder: Path, summary: Record, summaries: list[Record]) -> str:
-    """The page as HTML."""
+def _page(folder: Path, summary: Record, summaries: list[Record], drawn: list[str]) -> str:
+    """The page as HTML, with the plots that were drawn and those of the data, and no others."""
     title = f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}"
     facts = (
         f"{summary['rounds']} rounds, accuracies of round {summary['selected_round']}; "
@@ -69,7 +70,7 @@ def _page(folder: Path, summary: Record, summaries: list[Record]) -> str:
         f"compiled in {summary['compile_seconds']:.3g} s"
     )
     notes = read_json(folder / "config.json").get("notes", [])
-    parts = [f"<p>{html.escape(text)}</p>" for text in (facts, *notes)]
+    parts = [f"<p>{on_page(text)}</p>" for text in (facts, *notes)]
     parts.append(_preformatted(tables.comparison(summaries)))
     captions = {
         "methods": "Test accuracy by client",
@@ -81,18 +82,17 @@ def _page(folder: Path, summary: Record, summaries: list[Record]) -> str:
         "samples": "What the clients see",
         "class_counts": "Training samples by class and client",
     }
-    for path in sorted((folder / "plots").glob("unseen-*.png")):
-        captions[path.stem] = f"Unseen clients: {path.stem.removeprefix('unseen-')}"
+    for name in drawn:
+        captions.setdefault(name, f"Unseen clients: {name.removeprefix('unseen-')}")
     for name, caption in captions.items():
         path = folder / "plots" / f"{name}.png"
         if path.exists():
             data = base64.b64encode(path.read_bytes()).decode()
-            parts.append(
-                f'<h2>{caption}</h2><img alt="{caption}" src="data:image/png;base64,{data}">'
-            )
+            text = on_page(caption)
+            parts.append(f'<h2>{text}</h2><img alt="{text}" src="data:image/png;base64,{data}">')
     config = (folder / "config.json").read_text()
     parts.append(f"<h2>Configuration</h2>{_preformatted(config)}")
-    return _PAGE.format(title=html.escape(title), body="\n".join(parts))
+    return _PAGE.format(title=on_page(title), body="\n".join(parts))
 
 
 def _preformatted(text: str) -> str:

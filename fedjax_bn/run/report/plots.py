@@ -6,8 +6,9 @@ from matplotlib.figure import Figure
 
 from fedjax_bn.data.domain import Dataset, Domain, splits
 from fedjax_bn.figures import png
+from fedjax_bn.names import on_plot
 from fedjax_bn.run.records import Record
-from fedjax_bn.run.report.tables import columns
+from fedjax_bn.run.report.tables import columns, heading
 
 
 def curves(records: list[Record], key: str, label: str) -> bytes:
@@ -19,7 +20,8 @@ def curves(records: list[Record], key: str, label: str) -> bytes:
     for name in records[0][key]:
         values = [np.nan if r[key][name] is None else r[key][name] for r in records]
         style = {"color": "black", "linewidth": 2.5} if name == "mean" else {}
-        axes.plot(rounds, values, marker="." if len(rounds) < 50 else "", label=name, **style)
+        style["marker"] = "." if len(rounds) < 50 else ""
+        axes.plot(rounds, values, label=on_plot(name), **style)
     axes.set(xlabel="round", ylabel=label)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
@@ -36,9 +38,11 @@ def methods(summaries: list[Record]) -> bytes:
     axes = figure.subplots()
     for i, (row, summary) in enumerate(zip(rows, summaries, strict=True)):
         place = np.arange(len(heads)) + (i - (len(rows) - 1) / 2) * width
-        bars = axes.bar(place, [row.get(h, np.nan) for h in heads], width, label=summary["method"])
+        values = [row.get(head, np.nan) for head in heads]
+        bars = axes.bar(place, values, width, label=on_plot(summary["method"]))
         axes.bar_label(bars, fmt="%.0f", fontsize=7)
-    axes.set_xticks(range(len(heads)), [head.replace(" ", "\n") for head in heads], fontsize=8)
+    titles = [on_plot(heading(head)).replace(" ", "\n") for head in heads]
+    axes.set_xticks(range(len(heads)), titles, fontsize=8)
     axes.set(ylabel="test accuracy, %", ylim=(0, 105))
     figure.legend(fontsize="small", loc="outside upper center", ncols=len(rows))
     return png(figure)
@@ -57,7 +61,7 @@ def samples(domains: list[Domain], count: int = 10) -> bytes:
         for axes, image in zip(row, next(splits(domain))[1].images, strict=False):
             strip = image[None] if image.ndim == 1 else image
             axes.imshow(strip, cmap="gray", aspect="auto" if image.ndim == 1 else "equal")
-        row[0].set_ylabel(domain.name, rotation=0, ha="right", va="center", fontsize=9)
+        row[0].set_ylabel(on_plot(domain.name), rotation=0, ha="right", va="center", fontsize=9)
     return png(figure)
 
 
@@ -82,7 +86,8 @@ def class_counts(dataset: Dataset) -> bytes:
             text = str(count or "")
             axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", size=7, color=color)
     if classes <= 20:
-        axes.set_yticks(np.arange(classes) + 0.5, dataset.classes or range(classes), fontsize=8)
+        names = [on_plot(name) for name in dataset.classes or map(str, range(classes))]
+        axes.set_yticks(np.arange(classes) + 0.5, names, fontsize=8)
     axes.invert_yaxis()
     axes.set_ylabel("class")
     _name_clients(axes, [domain.name.rpartition("/") for domain in domains])
@@ -93,18 +98,19 @@ def _name_clients(axes: Axes, names: list[tuple[str, str, str]]) -> None:
     """Client numbers below the columns and, where domains have several, domains below those."""
     places = np.arange(len(names)) + 0.5
     shared = [domain for domain, _, _ in names]
+    own = [on_plot(name) for _, _, name in names]
     if not any(shared):
-        axes.set_xticks(places, [name for *_, name in names], fontsize=8, rotation=30, ha="right")
+        axes.set_xticks(places, own, fontsize=8, rotation=30, ha="right")
         return
     if len(names) <= 40:
-        axes.set_xticks(places, [name for *_, name in names], fontsize=8)
+        axes.set_xticks(places, own, fontsize=8)
     else:
         axes.set_xticks([])
     starts = [k for k in range(len(names)) if k == 0 or shared[k] != shared[k - 1]]
     for start, end in zip(starts, [*starts[1:], len(names)], strict=True):
         axes.axvline(start, color="black", linewidth=1.2)
         axes.annotate(
-            shared[start],
+            on_plot(shared[start]),
             ((start + end) / 2, 0),
             xycoords=("data", "axes fraction"),
             xytext=(0, -18),

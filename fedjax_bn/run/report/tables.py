@@ -2,6 +2,10 @@
 
 from typing import Any
 
+from fedjax_bn.names import shown
+
+_MEAN = ("mean", "")
+
 
 def comparison(summaries: list[dict[str, Any]]) -> str:
     """Test accuracy in percent by client, one row a run, the runs side by side.
@@ -10,28 +14,34 @@ def comparison(summaries: list[dict[str, Any]]) -> str:
     domains with the adaptation in brackets.
     """
     rows = [columns(summary) for summary in summaries]
-    heads = ["accuracy %", *rows[0]]
     cells = [
-        [summary["method"], *(f"{row.get(head, float('nan')):.1f}" for head in heads[1:])]
+        [summary["method"], *(f"{row.get(head, float('nan')):.1f}" for head in rows[0])]
         for summary, row in zip(summaries, rows, strict=True)
     ]
-    return grid([heads, *cells])
+    return grid([["accuracy %", *map(heading, rows[0])], *cells])
 
 
-def columns(summary: dict[str, Any]) -> dict[str, float]:
-    """Column title -> accuracy of one run."""
-    internal = dict(summary["accuracy"]["internal"])
-    mean = internal.pop("mean")
+def columns(summary: dict[str, Any]) -> dict[tuple[str, str], float]:
+    """Column -> accuracy of one run: (client, ""), ("mean", ""), then (domain, adaptation)."""
+    internal = {(name, ""): value for name, value in summary["accuracy"]["internal"].items()}
+    mean = internal.pop(_MEAN)
     unseen = {
-        f"{domain} [{adaptation}]": value
+        (domain, adaptation): value
         for domain, values in summary["accuracy"]["unseen"].items()
         for adaptation, value in values.items()
     }
-    return internal | {"mean": mean} | unseen
+    return internal | {_MEAN: mean} | unseen
+
+
+def heading(column: tuple[str, str]) -> str:
+    """What stands above a column of `columns`."""
+    name, adaptation = column
+    return f"{name} [{adaptation}]" if adaptation else name
 
 
 def grid(rows: list[list[str]]) -> str:
     """Aligned columns: the first one to the left, the others to the right, a rule below row 1."""
+    rows = [[shown(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:

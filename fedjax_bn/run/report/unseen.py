@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.figures import png
+from fedjax_bn.names import file_name, on_plot
 
 
 def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, bytes]]:
@@ -23,7 +24,7 @@ def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, 
             for domain, row in scores.items()
         }
         picture = _settings(values, f"{key} of {name}", baseline, logarithmic=key == "batch_size")
-        yield f"-{name}-{key}.png", picture
+        yield f"-{file_name(name)}-{file_name(key)}.png", picture
 
 
 def _settings(
@@ -53,8 +54,9 @@ def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:
         across = place + random.uniform(-0.3, 0.3, len(values))
         axes.plot(across, values, ".", markersize=2, alpha=0.3, rasterized=True)
         axes.plot([place - 0.4, place + 0.4], [np.median(values)] * 2, color="black")
-    axes.set_xticks(range(1, len(by_layer) + 1), by_layer, rotation=60, ha="right", fontsize=7)
-    axes.set(ylabel="alpha", ylim=(-0.03, 1.03), title=title)
+    names = [on_plot(name) for name in by_layer]
+    axes.set_xticks(range(1, len(by_layer) + 1), names, rotation=60, ha="right", fontsize=7)
+    axes.set(ylabel="alpha", ylim=(-0.03, 1.03), title=on_plot(title, 80))
     axes.grid(axis="y", alpha=0.3)
     return png(figure)
 
@@ -85,8 +87,8 @@ def embeddings(
         for label in np.unique(labels):
             own = labels[chosen] == label
             name = classes[label] if classes else str(label)
-            axes.plot(*flat[own].T, ".", markersize=3, label=name)
-        axes.set(xticks=[], yticks=[], title=title)
+            axes.plot(*flat[own].T, ".", markersize=3, label=on_plot(name))
+        axes.set(xticks=[], yticks=[], title=on_plot(title))
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=5 * len(panels), markerscale=3)
     return png(figure)
@@ -111,7 +113,7 @@ def ablation(
     for i, (name, row) in enumerate(values.items()):
         places, color = sorted(row), f"C{i}"
         repeats = [np.asarray(row[place], float) for place in places]
-        axes.plot(places, [r.mean() for r in repeats], "o-", color=color, label=name)
+        axes.plot(places, [r.mean() for r in repeats], "o-", color=color, label=on_plot(name))
         axes.fill_between(
             places, [r.min() for r in repeats], [r.max() for r in repeats], color=color, alpha=0.2
         )
@@ -119,7 +121,7 @@ def ablation(
             axes.axhline(baseline[name], color=color, linestyle=":")
     if logarithmic:
         axes.set_xscale("log", base=2)
-    axes.set(xlabel=label, ylabel=_ylabel(baseline))
+    axes.set(xlabel=on_plot(label), ylabel=_ylabel(baseline))
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return png(figure)
@@ -146,12 +148,12 @@ def _bars(
         means = np.array([row.mean() for row in rows])
         reach = np.abs([[row.min(), row.max()] for row in rows] - means[:, None]).T
         places = np.arange(len(rows)) + (i - (len(names) - 1) / 2) * width
-        axes.bar(places, means, width, yerr=reach, capsize=2, label=str(setting))
+        axes.bar(places, means, width, yerr=reach, capsize=2, label=on_plot(str(setting)))
     for i, name in enumerate(values):
         if baseline and name in baseline:
             axes.plot([i - 0.45, i + 0.45], [baseline[name]] * 2, ":", color="black")
-    axes.set_xticks(range(len(values)), list(values))
-    axes.set(ylabel=_ylabel(baseline), title=label)
+    axes.set_xticks(range(len(values)), [on_plot(name) for name in values])
+    axes.set(ylabel=_ylabel(baseline), title=on_plot(label))
     axes.grid(axis="y", alpha=0.3)
     figure.legend(fontsize="small", loc="outside right upper")
     return png(figure)

@@ -1,0 +1,214 @@
+"""Names are any text: files stay in their folders, no two share one, no page or plot reads them."""
+
+import html
+import html.parser
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from fedjax_bn.data.division.partition import fingerprint, share_out_domains
+from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.figures import png
+from fedjax_bn.names import file_name, on_page, on_plot, shown
+from fedjax_bn.run import logs
+from fedjax_bn.run.report import page, plots, tables
+
+ODD = (
+    *(
+        "../../evil",
+        "..",
+        ".",
+        "",
+        "/etc/passwd",
+        "a/b",
+        "a\\b",
+        "C:evil",
+        "~root",
+        "$HOME",
+        "a$b$c",
+    ),
+    *("con", "NUL.txt", "com1 .x", "lpt9", "trailing.", "trailing ", " leading", "-rf", "_hidden"),
+    *("a\nb", "a\0b", "\x1b[31mred", "\udcff\udcfe", "\u202egpj.exe", "%2E", "%", "%~", "100%"),
+    *("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "&amp;", "`#*_[x](y)"),
+    *("猫", "café", "😀", "\ufffe", "x" * 300, "x" * 299 + "y", "é" * 90, r"\alpha", "$\\frac{"),
+)
+SURROGATES = st.characters(categories=("Cs",))
+TEXTS = st.one_of(
+    st.sampled_from(ODD),
+    st.text(
+        st.one_of(st.characters(), SURROGATES, st.sampled_from("./\\%$_ \n<>&\"'~")), max_size=150
+    ),
+)
+
+
+@settings(max_examples=400)
+@given(TEXTS)
+def test_a_file_name_is_one_ordinary_part_of_a_path(text):
+    name = file_name(text)
+    assert 0 < len(name) <= 100
+    assert name.isascii()
+    assert name.isprintable()
+    assert not set(name) & set('/\\:*?"<>|$~`') - set("~" if "%~" in name else "")
+    assert not {name[0], name[-1]} & {".", " "}
+    assert name.split(".")[0].rstrip().lower() not in ("con", "prn", "aux", "nul", "com1", "lpt9")
+    place = Path("/runs/one") / name
+    assert place.parts == ("/", "runs", "one", name)
+
+
+@settings(max_examples=400)
+@given(TEXTS, TEXTS)
+@example("x" * 300, "x" * 299 + "y")
+@example("%2E", ".")
+@example("", "%")
+@example("a\udcc3\udca9", "aé")
+def test_two_texts_have_two_file_names_and_are_shown_differently(one, other):
+    assert (file_name(one) == file_name(other)) == (one == other)
+    assert (shown(one) == shown(other)) == (one == other)
+
+
+def test_a_text_shorter_than_the_limit_can_be_read_back_from_its_file_name():
+    from urllib.parse import unquote_to_bytes
+
+    for text in ODD:
+        if text and len(file_name(text)) < 100:
+            found = unquote_to_bytes(file_name(text)).decode("utf-8", "surrogatepass")
+            assert found == text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mnist", "art_painting", "Real World", "UCLA_1", "center0", "gaussian_noise", "LabelMe"),
+        *("cifar10_c-fog-32-0a1b", "tsmobn", "images-224-12.5", "a=1,b=(2)"),
+    ],
+)
+def test_ordinary_names_stay_as_they_are(name):
+    assert file_name(name) == shown(name) == on_page(name) == on_plot(name) == name
+
+
+class _Reader(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@given(TEXTS)
+def test_a_page_shows_a_name_and_nothing_else(text):
+    reader = _Reader()
+    reader.feed(f'<b title="{on_page(text)}">{on_page(text)}</b>')
+    reader.close()
+    assert (reader.tags, reader.attributes) == (["b"], [("title", shown(text))])
+    assert reader.text == shown(text)
+    assert on_page(text).encode().decode() == on_page(text)
+
+
+def test_a_plot_shows_a_name_and_no_formula():
+    """Warnings are errors here: of characters that the font lacks, and of hidden legend entries."""
+    figure = Figure(figsize=(9, 9))
+    axes = figure.subplots()
+    labels = [on_plot(text) for text in ODD]
+    for label in labels:
+        axes.plot([0, 1], label=label)
+    axes.set_title(labels[0])
+    axes.legend(fontsize=4)
+    assert [one.get_text() for one in axes.get_legend().get_texts()] == labels
+    assert all(one._preprocess_math(one.get_text())[1] is False for one in axes.get_legend().texts)
+    assert png(figure)
+
+
+def test_a_long_name_is_cut_in_a_plot():
+    assert on_plot("x" * 41) == "x" * 37 + "..."
+
+
+def domains(*names: str, count: int = 8) -> Dataset:
+    rng = np.random.default_rng(0)
+    made = []
+    for name in names:
+        images = rng.integers(0, 256, (count, 4, 4, 3), np.uint8)
+        split = Split(images, np.arange(count, dtype=np.int32) % 2)
+        made.append(Domain(name, split, None, split))
+    return Dataset("odd", 2, tuple(made), (0.5,), (0.5,), classes=("$a$b", "_c"))
+
+
+def test_clients_of_two_domains_never_have_one_name():
+    bigger = domains("a", count=20).domains
+    dataset = domains("a/0", "b")._replace(domains=(*bigger, *domains("a/0", "b").domains))
+    with pytest.raises(ValueError, match="two domains or clients are called 'a/0'; rename one"):
+        share_out_domains(dataset, num_clients=4)
+
+
+def test_a_split_of_names_that_are_no_text_has_a_fingerprint():
+    dataset = domains("a")
+    (domain,) = dataset.domains
+    named = [
+        domain._replace(train=domain.train._replace(names=np.array([name] * 8)))
+        for name in ("\udcff.jpg", "\udcfe.jpg")
+    ]
+    first, second = (fingerprint(dataset._replace(domains=(one,))) for one in named)
+    assert first != second
+
+
+def test_every_tag_of_tensorboard_is_a_column_of_its_own():
+    names = [*ODD, "a b", "a_b"]
+    record = {"round": 1, "loss": dict.fromkeys(names, 1.0)}
+    tags = [tag for tag, _ in logs.scalars(record)]
+    assert len(set(tags)) == len(tags) == len(set(names))
+    assert all(tag.encode().decode() == tag for tag in tags)
+
+
+def summary_of(names, method="fedbn"):
+    unseen = {name: {"running": 50.0} for name in names}
+    internal = dict.fromkeys(names, 60.0) | {"mean": 60.0}
+    about = {"seed": 0, "rounds": 1, "selected_round": 1, "seconds_per_round": 1.0}
+    about |= {"samples_per_second": 1.0, "compile_seconds": 1.0, "traffic": {}}
+    return {
+        "method": method,
+        "dataset": "<odd>",
+        "accuracy": {"internal": internal, "unseen": unseen},
+    } | about
+
+
+def test_a_client_and_an_unseen_domain_have_columns_of_their_own():
+    summary = summary_of(["a", "a [running]"])
+    assert len(tables.columns(summary)) == 5
+
+
+def test_a_report_of_odd_names_is_a_page_with_our_tags_only(tmp_path):
+    names = [name for name in ODD[::4] if name] + ["\udcff", "<script>alert(1)</script>", "$a$"]
+    by_client = dict.fromkeys(names, 1.0)
+    record = {
+        "round": 1,
+        "loss": by_client,
+        "weights": by_client,
+        "accuracy": by_client | {"mean": 1.0},
+    }
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    (tmp_path / "summary.json").write_text(json.dumps(summary_of(names)))
+    (tmp_path / "config.json").write_text(json.dumps({"config": {}, "notes": names}))
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / 'unseen-"><script>planted<script>.png').write_bytes(b"planted")
+    page.write_report(tmp_path)
+    reader = _Reader()
+    reader.feed((tmp_path / "report.html").read_text())
+    known = {"html", "head", "meta", "title", "style", "body", "h1", "p", "pre", "h2", "img"}
+    assert set(reader.tags) <= known
+    assert "planted" not in reader.text
+
+
+def test_plots_of_data_with_odd_names_are_drawn(tmp_path):
+    some = ["$a$/0", "$a$/1", "猫", "_hidden", "\udcff", "\ta\n"]
+    dataset = domains(*some, count=4)
+    assert plots.class_counts(dataset)
+    assert plots.samples(list(dataset.domains[:4]), count=2)

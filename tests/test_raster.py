@@ -1,0 +1,156 @@
+"""Image files are rasters of stated formats, sizes and numbers; anything else is one sentence."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+from PIL import EpsImagePlugin, Image
+
+import fedjax_bn.run.readers as readers
+from fedjax_bn.data.pixels.decode import decode, decode_image
+from fedjax_bn.data.pixels.raster import FORMATS, check_file_size, open_raster, to_rgb
+from fedjax_bn.run.config import base
+
+GREY = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+RGB = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+
+
+def encoded(image, kind: str, **options) -> bytes:
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    content = io.BytesIO()
+    image.save(content, kind, **options)
+    return content.getvalue()
+
+
+def read(tmp_path, content: bytes, **options):
+    (tmp_path / "a.jpg").write_bytes(content)
+    return decode([tmp_path / "a.jpg"], 8, root=tmp_path, progress=False, **options)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_formats_of_datasets_are_opened_whatever_the_files_are_called(tmp_path, kind):
+    content = encoded(RGB, kind)
+    with Image.open(io.BytesIO(content)) as expected:
+        pixels = np.asarray(expected.convert("RGB"))
+    np.testing.assert_array_equal(read(tmp_path, content)[0][0], pixels)
+
+
+def test_postscript_starts_no_program(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *given: started.append(given))
+    with pytest.raises(ValueError, match=r"a\.jpg \(not an image of a known kind, JPEG, PNG"):
+        read(tmp_path, encoded(RGB, "EPS"))
+    assert not started
+
+
+@pytest.mark.parametrize("kind", ["PDF", "ICO", "PCX", "SGI", "TGA", "SPIDER"])
+def test_other_formats_of_pillow_are_not_opened(kind):
+    image = Image.fromarray(RGB).convert("F") if kind == "SPIDER" else Image.fromarray(RGB)
+    with pytest.raises(ValueError, match="not an image of a known kind"):
+        open_raster(encoded(image, kind))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"P", b"P5", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"BM"]
+)
+def test_the_beginning_of_an_image_is_no_image(tmp_path, content):
+    with pytest.raises(ValueError, match=r"1 of 1 images .* cannot be read: a\.jpg \("):
+        read(tmp_path, content)
+
+
+@pytest.mark.parametrize("side", [12_000, 14_000, 40_000])
+def test_all_images_above_one_stated_size_are_refused_in_one_way(tmp_path, side):
+    """Pillow itself warns of 144 megapixels, and refuses 196; warnings are errors here."""
+    header = b"P5 %d %d 255\n" % (side, side)
+    sentence = rf"\({side} x {side} pixels are more than the 100 megapixels of data.max_megapixels"
+    with pytest.raises(ValueError, match=sentence):
+        read(tmp_path, header)
+    image = open_raster(header, max_megapixels=1600)
+    assert image.size == (side, side)
+
+
+def test_a_large_image_is_read_where_the_limit_allows_it(tmp_path):
+    content = encoded(Image.new("1", (13_000, 13_800)), "PNG")  # 179.4 megapixels, Pillow's limit
+    (tmp_path / "a.jpg").write_bytes(content)
+    image = open_raster(content, max_megapixels=180)
+    assert image.size == (13_000, 13_800)
+    with pytest.raises(ValueError, match=r"of data\.max_megapixels"):
+        open_raster(content, max_megapixels=179)
+
+
+def test_a_file_of_absurd_length_is_not_even_read(tmp_path):
+    (tmp_path / "a.jpg").touch()
+    with open(tmp_path / "a.jpg", "r+b") as file:
+        file.truncate(2**40)
+    with pytest.raises(ValueError, match=r"1,099,511,627,776 bytes are more than an image of the"):
+        decode([tmp_path / "a.jpg"], 8, root=tmp_path, progress=False)
+    check_file_size(16 * 10**6, 1)
+
+
+@pytest.mark.parametrize(
+    ("image", "kind", "words"),
+    [
+        (Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)), "TIFF", "floats"),
+        (Image.fromarray(np.full((8, 8), 255, np.float32)), "TIFF", "floats"),
+        (Image.fromarray(np.full((8, 8), 70_000, np.int32)), "TIFF", "integers of 32 bits"),
+        (Image.fromarray(np.full((8, 8), -1, np.int32)), "TIFF", "integers of 32 bits"),
+        (Image.fromarray(np.ones((8, 8), np.float32)), "PPM", "floats"),
+    ],
+)
+def test_numbers_without_a_stated_white_are_refused_naming_the_file(tmp_path, image, kind, words):
+    sentence = rf"a\.jpg \(its pixels are {words}.* which is white; save it with 8 or 16 bits\)"
+    with pytest.raises(ValueError, match=sentence):
+        read(tmp_path, encoded(image, kind))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_of_sixteen_bits_the_upper_eight_are_kept(tmp_path, kind):
+    images, notes = read(tmp_path, encoded(GREY, kind))
+    np.testing.assert_array_equal(images[0], np.repeat((GREY >> 8)[..., None], 3, -1))
+    assert notes == ("images converted to RGB: 1 from 16-bit grey",)
+
+
+def test_of_sixteen_bits_in_the_other_order_the_upper_eight_are_kept():
+    image = Image.frombytes("I;16B", (8, 8), GREY.astype(">u2").tobytes())
+    found = decode_image(encoded(image, "TIFF"), 8)[0]
+    np.testing.assert_array_equal(found[..., 0], GREY >> 8)
+
+
+def tiff(values: np.ndarray, bits: int, white_is_zero: bool = False) -> bytes:
+    """A grey TIFF of one strip, its numbers packed from the highest bit on."""
+    text = "".join(f"{value:0{bits}b}" for value in values.ravel())
+    raw = bytes(int(text[k : k + 8], 2) for k in range(0, len(text), 8))
+    raw = values.astype("<u2").tobytes() if bits == 16 else raw
+    height, width = values.shape
+    tags = [(256, width), (257, height), (258, bits), (259, 1), (262, int(not white_is_zero))]
+    tags += [(273, 8), (277, 1), (278, height), (279, len(raw))]
+    entries = b"".join(
+        tag.to_bytes(2, "little") + b"\x04\0\x01\0\0\0" + value.to_bytes(4, "little")
+        for tag, value in tags
+    )
+    start = (8 + len(raw)).to_bytes(4, "little")
+    return b"II*\0" + start + raw + len(tags).to_bytes(2, "little") + entries + bytes(4)
+
+
+@pytest.mark.parametrize(("bits", "white_is_zero"), [(16, False), (16, True), (12, False)])
+def test_numbers_of_a_tiff_mean_what_its_tags_say(bits, white_is_zero):
+    values = GREY >> (16 - bits)
+    image = open_raster(tiff(values, bits, white_is_zero))
+    assert image.mode == "I;16"
+    grey = (values >> (bits - 8)).astype(np.uint8)
+    expected = 255 - grey if white_is_zero else grey
+    np.testing.assert_array_equal(np.asarray(to_rgb(image))[..., 1], expected)
+
+
+def test_the_limit_is_a_key_of_the_configuration(tmp_path):
+    for domain in "ab":
+        for name in "cd":
+            (tmp_path / domain / name).mkdir(parents=True)
+            Image.new("L", (1500, 1500)).save(tmp_path / domain / name / "1.png")
+    config = base()
+    config.data.update(name="folders", path=str(tmp_path), cache="", image_size=4)
+    assert len(readers.DATASETS["folders"](config).pools) == 2
+    config.data.max_megapixels = 2.0
+    with pytest.raises(ValueError, match=re.escape("more than the 2 megapixels of data.max_mega")):
+        readers.DATASETS["folders"](config)
