@@ -1,4 +1,4 @@
-"""The sweeps of the five papers and of their small forms: what they list, and beside which number."""
+"""The sweeps of the papers and of their small forms: their runs, and beside which number."""
 
 import json
 import sys
