@@ -134,21 +134,39 @@ def test_loading_works_inside_a_trace_and_on_abstract_variables(write):
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, abstract(model))
 
 
-def test_alexnet_takes_the_convolutions_and_nothing_else(write):
-    model, tensors = SMALL["alexnet"][0](10), alexnet_tensors()
+def test_alexnet_takes_all_layers_whose_widths_fit_and_no_batch_norm(write):
+    model, tensors = SMALL["alexnet"][0](10), alexnet_tensors(widths=(32, 16), classes=12)
     before = drawn(model)
     variables, notes = pretrained.load(write(tensors), model, before)
     new, old = flatten_dict(variables), flatten_dict(before)
     assert new.keys() == old.keys()
     for path, leaf in new.items():
-        if not path[1].startswith("conv"):
-            assert leaf is old[path]
+        assert (leaf is old[path]) == path[1].startswith(("norm", "head"))
+    layers = variables["params"]
     for i, index in enumerate((0, 3, 6, 8, 10), start=1):
         weight, bias = (tensors[f"features.{index}.{leaf}"] for leaf in ("weight", "bias"))
-        layer = variables["params"][f"conv{i}"]
-        np.testing.assert_array_equal(layer["kernel"], weight.transpose(2, 3, 1, 0))
-        np.testing.assert_array_equal(layer["bias"], bias)
-    assert "convolutions only" in notes[1]
+        np.testing.assert_array_equal(layers[f"conv{i}"]["kernel"], weight.transpose(2, 3, 1, 0))
+        np.testing.assert_array_equal(layers[f"conv{i}"]["bias"], bias)
+    maps = np.random.default_rng(0).random((2, 256, 6, 6))  # channels first, as PyTorch flattens
+    ours = maps.transpose(0, 2, 3, 1).reshape(2, -1) @ np.float64(layers["dense1"]["kernel"])
+    theirs = maps.reshape(2, -1) @ np.float64(tensors["classifier.1.weight"]).T
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    np.testing.assert_array_equal(layers["dense2"]["kernel"], tensors["classifier.4.weight"].T)
+    assert "batch norms start fresh" in notes[1]
+    assert notes[2] == (
+        "pretrained: classifier.fc3 starts fresh, because the file's is 16 to 12 and this model's "
+        "16 to 10"
+    )
+
+
+def test_alexnets_dense_layers_of_other_widths_start_fresh(write):
+    model = SMALL["alexnet"][0](10)
+    before = drawn(model)
+    variables, notes = pretrained.load(write(alexnet_tensors()), model, before)
+    for name in ("dense1", "dense2", "head"):
+        assert variables["params"][name]["kernel"] is before["params"][name]["kernel"]
+    assert "because the file's is 9216 to 8 and this model's 9216 to 32" in notes[2]
+    assert len(notes) == 5
 
 
 def test_densenet_takes_the_old_names_of_torchvisions_files(write):

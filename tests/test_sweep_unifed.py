@@ -1,79 +1,45 @@
 """UniFed's sweep: which runs there are, and what they make of fabricated results."""
 
+import json
 import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "launch" / "sweeps"))
 
+import plan  # noqa: E402
 import sweep  # noqa: E402
 import unifed  # noqa: E402
-import unifed_small  # noqa: E402
 
 from fedjax_bn.adaptation.choice import choose_adaptation  # noqa: E402
 from fedjax_bn.data.corruptions import INTERNAL, TYPES  # noqa: E402
 from fedjax_bn.models import MLP  # noqa: E402
-from fedjax_bn.run.config import assign, base  # noqa: E402
-from fedjax_bn.run.report.published import published  # noqa: E402
 from test_sweep import fabricate, section  # noqa: E402
 
-
-@pytest.mark.parametrize("paper", [unifed.SWEEP, unifed_small.SWEEP])
-def test_runs_have_names_of_their_own_valid_keys_and_serve_a_table_or_figure(paper):
-    names = [run.name for run in paper.runs]
-    assert len(names) == len(set(names))
-    config = base()
-    for run in paper.runs:
-        assert (ROOT / run.config).is_file()
-        for key, value in run.changes.items():
-            assign(config, key, sweep._text(value))
-    needed = {n for part in (*paper.tables(), *paper.figures()) for n in sweep.runs_of(part)}
-    assert needed == set(names)
+RUNS = plan.all_runs(unifed.SWEEP.parts)
+STATISTICS = unifed.ABLATIONS.changes["adaptations"]
 
 
 def test_eight_algorithms_both_ways_in_two_protocols():
-    kinds = {run.name.rpartition("/")[0] for run in unifed.RUNS}
+    kinds = {run.name.rpartition("/")[0] for run in RUNS}
     internal = {name for name in kinds if name.startswith("internal/")}
     external = {name for name in kinds if name.startswith("external/")}
     assert len(internal) == 8 * 2
     assert len(external) == 8 * 2 * 4
-    for run in unifed.RUNS:
+    for run in RUNS:
         if run.name.startswith("internal/"):
             assert run.changes["target"] == ""
             assert (run.changes["data.validation"], run.changes["data.test"]) == (0.1, 0.2)
 
 
 def test_the_statistics_of_figure_6_are_spelled_as_the_program_reads_them():
-    choices = [choose_adaptation(text, MLP()) for text in unifed.ABLATIONS]
+    choices = [choose_adaptation(text, MLP()) for text in STATISTICS]
     assert [choice.batch_size for choice in choices[1:10]] == list(unifed.BATCHES)
     assert [choice.order for choice in choices[-10:]] == list(unifed.ORDERS)
 
 
 def test_from_ten_to_twelve_clients_train_where_a_type_is_left_out():
     assert sorted(15 - len(own) for own in TYPES.values()) == [10, 11, 12, 12]
-
-
-def test_every_number_of_unifeds_tables_has_its_cell():
-    for number, table in (("2", unifed.table2(unifed.RUNS)), ("3", unifed.table3(unifed.RUNS))):
-        columns = [i for i, name in enumerate(table.columns) if name != "mean"]
-        cells = [row[i] for row in table.rows.values() for i in columns]
-        placed = [cell.published[0] for cell in cells if cell.published]
-        printed = [cell.mean for cell in published(paper="UniFed", table=number)]
-        assert sorted(placed) == sorted(printed)
-
-
-def test_published_numbers_stand_at_their_method_and_column():
-    second, third = unifed.table2(unifed.RUNS), unifed.table3(unifed.RUNS)
-    assert second.rows["FedDC+client-specific BN"][2].published == (74.27, None)
-    assert second.rows["FedDC+client-specific BN"][2].domain == "impulse_noise"
-    assert round(second.rows["FedAvg"][15].published[0], 1) == 73.8
-    row = third.rows["FedBN+client-specific BN"]
-    bright = third.columns.index("bright")
-    assert row[bright].published == (96.30, None)
-    assert row[bright].runs[0] == "external/digital/fedavg/own/0"
-    assert row[bright].adaptation == "tsmobn"
 
 
 def test_the_report_has_tables_and_the_convergence_of_every_client(tmp_path):
@@ -83,11 +49,13 @@ def test_the_report_has_tables_and_the_convergence_of_every_client(tmp_path):
     fabricate(tmp_path, "internal/fedavg/own/0", losses)
     unseen = {name: {"running": 40.0, "tsmobn": 70.0} for name in TYPES["noise"]}
     fabricate(tmp_path, "external/noise/moon/averaged/0", {"fog": 1.0}, unseen=unseen)
-    outside = {text: 40.0 + i for i, text in enumerate((*unifed.ABLATIONS, "tsmobn"))}
+    outside = {text: 40.0 + i for i, text in enumerate((*STATISTICS, "tsmobn"))}
     unseen = dict.fromkeys(("center1", "center2"), outside)
-    for name in ("camelyon17/fedavg/averaged/0", "camelyon17/ablation/averaged/1"):
-        inside = dict.fromkeys(("center0", "center3", "center4"), 90.0)
-        fabricate(tmp_path, name, inside, unseen=unseen)
+    inside = dict.fromkeys(("center0", "center3", "center4"), 90.0)
+    fabricate(tmp_path, "camelyon17/fedavg/averaged/0", inside, unseen=unseen)
+    folder = tmp_path / "camelyon17/fedavg/averaged/0/evaluations"
+    folder.mkdir()
+    (folder / "ablations.json").write_text(json.dumps({"unseen": unseen, "internal": {}}))
     assert sweep.main(unifed.SWEEP, ["report", "--workdir", str(tmp_path)]) == 0
     row = "| MOON | measured, 1 of 3 runs | 50.00 | 50.00 | 50.00 |"
     assert row in section(tmp_path, "Table 2")

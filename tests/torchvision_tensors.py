@@ -38,7 +38,7 @@ def resnet_tensors(classes=7, width=8, seed=1):
     return tensors
 
 
-def alexnet_tensors(seed=0):
+def alexnet_tensors(seed=0, widths=(8, 8), classes=8):
     """torchvision's AlexNet, whose dense layers are made small here."""
     rng = np.random.default_rng(seed)
     tensors = {}
@@ -46,7 +46,8 @@ def alexnet_tensors(seed=0):
     for index, (out, inputs, side) in (channels | {10: (256, 256, 3)}).items():
         tensors[f"features.{index}.weight"] = rng.random((out, inputs, side, side), np.float32)
         tensors[f"features.{index}.bias"] = rng.random(out, np.float32)
-    for index in (1, 4, 6):
-        tensors[f"classifier.{index}.weight"] = rng.random((8, 8), np.float32)
-        tensors[f"classifier.{index}.bias"] = rng.random(8, np.float32)
+    inputs = (9216, *widths)
+    for index, into, out in zip((1, 4, 6), inputs, (*widths, classes), strict=True):
+        tensors[f"classifier.{index}.weight"] = rng.random((out, into), np.float32)
+        tensors[f"classifier.{index}.bias"] = rng.random(out, np.float32)
     return tensors

@@ -29,11 +29,14 @@ _RENAMED = {
     AlexNet: tuple(
         (rf"^features\.{index}\.", f"features.conv{i}.")
         for i, index in enumerate((0, 3, 6, 8, 10), start=1)
+    )
+    + tuple(
+        (rf"^classifier\.{index}\.", f"classifier.fc{i}.")
+        for i, index in enumerate((1, 4, 6), start=1)
     ),
     DenseNet: ((r"(\.denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2"),),
     ResNet: (),
 }
-_ALEXNET_UNUSED = {f"classifier.{i}.{leaf}" for i in (1, 4, 6) for leaf in ("weight", "bias")}
 _HEAD = (("params", "head", "kernel"), ("params", "head", "bias"))
 
 
@@ -43,9 +46,9 @@ def load(
     """The variables of `model` with pretrained weights in them.
 
     The classifier stays as it is where the file's has another number of classes. AlexNet takes
-    torchvision's five convolutions only; batch norms, which that network lacks, and the dense
-    layers around them stay (UniFed, section 4.1.1). A file with the names of FedBN's AlexNet fills
-    it whole.
+    torchvision's convolutions and dense layers; batch norms, which that network lacks, stay
+    (UniFed, section 4.1.1), and so do dense layers of another width. A file with the names of
+    FedBN's AlexNet fills it whole.
 
     Args:
       source: a `.safetensors`, `.pth` or `.pt` file, or the id of a repository on the Hugging Face
@@ -88,9 +91,7 @@ def _choose(
     """The tensors to use, the names of those that the model keeps of its own, and notes."""
     names = {path: torch_name(model, path) for path in leaves}
     if isinstance(model, AlexNet) and "features.bn1.weight" not in tensors:
-        fresh = {name for name in names.values() if not name.startswith("features.conv")}
-        used = {name: tensors[name] for name in tensors.keys() - _ALEXNET_UNUSED}
-        return used, fresh, ("pretrained: convolutions only; all other layers start fresh",)
+        return _choose_without_batch_norm(leaves, names, tensors)
     head, *_ = head_names = [names[path] for path in _HEAD]
     ours = leaves[_HEAD[0]].shape[-1]
     shape = tensors[head].shape if head in tensors else ()
@@ -102,6 +103,26 @@ def _choose(
         f"classes and this model {ours}"
     )
     return used, set(head_names), (note,)
+
+
+def _choose_without_batch_norm(
+    leaves: Mapping[tuple[str, ...], Any], names: Mapping[tuple[str, ...], str], tensors: _Tensors
+) -> tuple[_Tensors, set[str], tuple[str, ...]]:
+    """`_choose` for torchvision's AlexNet: dense layers where the widths fit, no batch norms."""
+    fresh = {name for name in names.values() if ".bn" in name}
+    notes = ["pretrained: batch norms start fresh, because torchvision's AlexNet has none"]
+    for path, name in names.items():
+        if path[-1] != "kernel" or name not in tensors:  # `convert` names one that is missing
+            continue
+        theirs, ours = tensors[name].shape, leaves[path].shape[::-1]
+        if len(theirs) == 2 and theirs != ours:
+            layer = name.removesuffix(".weight")
+            fresh |= {name, f"{layer}.bias"}
+            notes.append(
+                f"pretrained: {layer} starts fresh, because the file's is {theirs[1]} to "
+                f"{theirs[0]} and this model's {ours[1]} to {ours[0]}"
+            )
+    return {name: t for name, t in tensors.items() if name not in fresh}, fresh, tuple(notes)
 
 
 def _rename(model: nn.Module, tensors: _Tensors) -> _Tensors:

@@ -1,54 +1,99 @@
-"""A paper's runs, tables and figures as data, which the files of the papers fill in."""
+"""A paper's tables and figures as data: which runs and tests they need, and which cell holds what.
+
+The files of the papers make them from the protocols and rows of `rows`.
+"""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
+from fedjax_bn.run.report.published import Cell as Published  # noqa: E402
+
+UNSEEN = "unseen"  # in place of a domain: the mean over all unseen ones of a run
+MEAN = "mean"  # in place of a domain: the mean over all internal clients
+OWN = "own"  # in place of an adaptation: each internal client's own model, of an evaluation
+
+
+class Evaluation(NamedTuple):
+    """A finished run tested once more, which writes WORKDIR/RUN/evaluations/NAME.json.
+
+    Attributes:
+      name: of that file.
+      changes: dotted key -> value.
+      flags: such as "--internal".
+      program: the arguments of Python in front of them.
+    """
+
+    name: str
+    changes: Mapping[str, Any]
+    flags: tuple[str, ...] = ()
+    program: tuple[str, ...] = ("-m", "fedjax_bn.main", "evaluate")
+
 
 class Run(NamedTuple):
-    """One call of fedjax_bn.main.
+    """One call of fedjax_bn.main, and perhaps tests of what it trained.
 
     Attributes:
       name: also its folder in the workdir, such as "digits/E1/fedbn/0".
       config: the config file, from the repository's root.
       changes: dotted key -> value, what differs from the config file.
-      data: which --data.NAME=PATH it needs; empty where the data are generated.
+      needs: dotted key -> NAME of --data.NAME=PATH, what the user must supply.
+      tests: that follow.
     """
 
     name: str
     config: str
-    changes: dict[str, Any]
-    data: str = ""
+    changes: Mapping[str, Any]
+    needs: Mapping[str, str]
+    tests: tuple[Evaluation, ...] = ()
 
 
 class Cell(NamedTuple):
-    """A number of a table: an accuracy in percent, as mean (std) over runs.
+    """A number of a table: percent, as mean (std) over seeds.
 
     Attributes:
-      runs: names, usually one a seed.
-      domain: the client, or the unseen domain, that the accuracy is of; "mean" for that of all
-        clients, "unseen" for that of all unseen domains, of which every run may have its own.
-      published: mean and std as printed in the paper, None where it prints none.
+      parts: names of runs by target, alternative and seed: the mean is over targets; of several
+        alternatives the one with the best validation accuracy counts, chosen by target.
+      domain: the client, or the unseen domain, that the accuracy is of; or MEAN, or UNSEEN.
+      published: what the paper prints; of several numbers their mean is shown.
       adaptation: that of an unseen domain.
+      test: the evaluation that it is read from; empty: the run's summary.json.
+      missing: why there are no runs.
     """
 
-    runs: tuple[str, ...]
+    parts: tuple[tuple[tuple[str, ...], ...], ...]
     domain: str
-    published: tuple[float, float | None] | None = None
+    published: tuple[Published, ...] = ()
     adaptation: str = "running"
+    test: str = ""
+    missing: str = ""
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The names of all its runs."""
+        return tuple(name for part in self.parts for group in part for name in group)
 
 
 class Table(NamedTuple):
-    """A table of the paper: row label -> one cell a column (None for an empty one)."""
+    """A table of the paper: row label -> one cell a column (None for an empty one).
+
+    Attributes:
+      name: unique, such as "table1-abide".
+      title: its numbers in the paper in front of a colon: "Table 2, Table E.5: Digits-DG".
+      columns: their headings.
+      rows: the cells.
+      runs: all that they need.
+    """
 
     name: str
     title: str
     columns: tuple[str, ...]
-    rows: dict[str, tuple[Cell | None, ...]]
+    rows: Mapping[str, tuple[Cell | None, ...]]
+    runs: tuple[Run, ...]
 
 
 class Figure(NamedTuple):
@@ -56,38 +101,52 @@ class Figure(NamedTuple):
 
     Attributes:
       name, title: as of a table.
-      runs: names of the runs that it shows.
+      runs: those that it shows.
       draw: the workdir -> PNG bytes; None where none of its runs has finished.
     """
 
     name: str
     title: str
-    runs: tuple[str, ...]
+    runs: tuple[Run, ...]
     draw: Callable[[Path], bytes | None]
 
 
 class Sweep(NamedTuple):
-    """All runs of a paper, and what they are for; the latter are functions, made only if asked."""
+    """A paper.
 
+    Attributes:
+      name: of its file here, and of its folder.
+      paper: its title in reports.
+      tables, figures: in the paper's order.
+    """
+
+    name: str
     paper: str
-    runs: tuple[Run, ...]
-    tables: Callable[[], Sequence[Table]]
-    figures: Callable[[], Sequence[Figure]]
+    tables: tuple[Table, ...]
+    figures: tuple[Figure, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Table | Figure, ...]:
+        """Tables and figures."""
+        return (*self.tables, *self.figures)
 
 
-def seeds(count: int, name: str, config: str, changes: dict[str, Any], data: str) -> list[Run]:
-    """The same run with seeds 0 to count - 1, named NAME/SEED."""
-    return [Run(f"{name}/{s}", config, changes | {"seed": s}, data) for s in range(count)]
+def all_runs(parts: Iterable[Table | Figure]) -> tuple[Run, ...]:
+    """The runs of tables and figures, each once, with the tests that any of them wants.
+
+    Raises:
+      ValueError: two different runs have one name.
+    """
+    found: dict[str, Run] = {}
+    for run in (run for part in parts for run in part.runs):
+        known = found.setdefault(run.name, run)
+        if known[1:4] != run[1:4]:
+            raise ValueError(f"two different runs are named {run.name}: give them other folders")
+        tests = {test.name: test for test in (*known.tests, *run.tests)}
+        found[run.name] = known._replace(tests=tuple(tests.values()))
+    return tuple(found.values())
 
 
 def finished(workdir: Path, name: str) -> bool:
     """Whether a run has ended."""
     return (workdir / name / "summary.json").exists()
-
-
-def runs_of(part: Table | Figure) -> list[str]:
-    """The names of the runs that a table or figure needs, each once."""
-    if isinstance(part, Figure):
-        return list(dict.fromkeys(part.runs))
-    cells = [cell for row in part.rows.values() for cell in row if cell]
-    return list(dict.fromkeys(name for cell in cells for name in cell.runs))

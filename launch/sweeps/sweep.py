@@ -1,81 +1,145 @@
 """What the sweeps share: the commands that list, run and report the runs of a paper.
 
-    python launch/sweeps/PAPER.py list   --workdir DIR [--only GLOB] [--data.NAME=PATH ...]
-    python launch/sweeps/PAPER.py run    --workdir DIR [--only GLOB] [--data.NAME=PATH ...]
-    python launch/sweeps/PAPER.py report --workdir DIR
+    python launch/sweeps/PAPER.py [run] [--only WHAT] [--data FOLDER] [--workdir DIR] [--dry-run]
+    python launch/sweeps/PAPER.py list     the same as --dry-run
+    python launch/sweeps/PAPER.py report   [--workdir DIR]
 
-`list` prints the commands. `run` executes those that are not finished, one after another; a run
-that was stopped goes on where it was. `report` writes report.md and figures from what has finished.
---only takes globs of run names ("digits/E1/*") or names of tables and figures ("table11"), several
-behind commas. --config.KEY=VALUE changes a key of every selected run, as for fedjax_bn.main.
+`run` executes what has not finished, one after another; a run that was stopped goes on where it
+was. With --dry-run it prints these commands instead, all of them. `report` writes report.md and
+figures from what has finished. --only takes globs of run names ("digits/E1/*") or tables and
+figures as the paper numbers them ("Table 3", "Fig. 4"), several behind commas. FOLDER has the data
+sets and weights by their NAMEs, which the file of the paper lists (FOLDER/pacs, or FOLDER/pacs.npz
+and so on); --data.NAME=PATH gives one of them. --config.KEY=VALUE changes a key of every selected
+run, as for fedjax_bn.main; the report says of every number in what its runs differ.
 """
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from plan import ROOT, Run, Sweep, finished, runs_of
+from plan import ROOT, Evaluation, Figure, Run, Sweep, Table, all_runs, finished
 from report import write_report
 
 
-def command(
-    run: Run, workdir: Path, data: dict[str, str], changes: Iterable[str] = ()
+def train_command(
+    run: Run, workdir: Path, data: Mapping[str, str], changes: Iterable[str] = ()
 ) -> list[str]:
-    """The arguments of Python that make a run; an unknown path is written PATH_OF_NAME."""
-    path = {"data.path": data.get(run.data, f"PATH_OF_{run.data}")} if run.data else {}
-    settings = [f"--config.{key}={_text(value)}" for key, value in (run.changes | path).items()]
+    """The arguments of Python that train a run; an unknown path is written PATH_OF_NAME."""
+    given = {key: data.get(name, f"PATH_OF_{name}") for key, name in run.needs.items()}
+    settings = [
+        f"--config.{key}={text(value)}" for key, value in ({**run.changes, **given}).items()
+    ]
     config = os.path.relpath(ROOT / run.config)
     parts = ["-m", "fedjax_bn.main", "--config", config, *settings, *changes]
     return [*parts, "--workdir", str(workdir / run.name)]
 
 
-def _text(value: Any) -> str:
+def test_command(run: Run, evaluation: Evaluation, workdir: Path) -> list[str]:
+    """The arguments of Python that test a finished run once more."""
+    settings = [f"--config.{key}={text(value)}" for key, value in evaluation.changes.items()]
+    folder = ["--workdir", str(workdir / run.name), f"--name={evaluation.name}"]
+    program = [os.path.relpath(ROOT / p) if p.endswith(".py") else p for p in evaluation.program]
+    return [*program, *folder, *evaluation.flags, *settings]
+
+
+test_command.__test__ = False  # no test of pytest's
+
+
+def commands(
+    run: Run, workdir: Path, data: Mapping[str, str], changes: Iterable[str] = ()
+) -> list[list[str]]:
+    """All that a run needs: the training, then its tests."""
+    tests = [test_command(run, evaluation, workdir) for evaluation in run.tests]
+    return [train_command(run, workdir, data, changes), *tests]
+
+
+def text(value: Any) -> str:
+    """A value as the command line spells it."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def select(sweep: Sweep, only: str) -> list[Run]:
-    """The runs whose name fits a glob of `only`, or that a table or figure of that name needs.
+def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
+    """The runs whose name fits a glob of `only`, or that a table or figure of that number needs.
 
     Raises:
       SystemExit: none does.
     """
+    every = all_runs(sweep.parts)
     if not only:
-        return list(sweep.runs)
-    patterns = only.split(",")
-    names = {run.name for run in sweep.runs if any(fnmatch(run.name, p) for p in patterns)}
-    if not all(any(fnmatch(run.name, p) for run in sweep.runs) for p in patterns):
-        for part in (*sweep.tables(), *sweep.figures()):
-            if any(fnmatch(part.name, p) for p in patterns):
-                names |= set(runs_of(part))
-    chosen = [run for run in sweep.runs if run.name in names]
-    if not chosen:
-        raise SystemExit(f"--only={only} fits no run, table or figure; see `list` for all names")
-    return chosen
+        return every
+    chosen: set[str] = set()
+    for pattern in only.split(","):
+        fitting = {run.name for run in every if fnmatch(run.name, pattern.strip())}
+        for part in sweep.parts:
+            if any(fnmatch(label, _plain(pattern)) for label in labels(part)):
+                fitting |= {run.name for run in part.runs}
+        if not fitting:
+            known = ", ".join(part.title.partition(":")[0] for part in sweep.parts if part.runs)
+            raise SystemExit(
+                f"--only={pattern.strip()} fits no run of this sweep: give a glob of the names "
+                f"that `list` prints, or one of {known}"
+            )
+        chosen |= fitting
+    return tuple(run for run in every if run.name in chosen)
 
 
-def execute(chosen: list[Run], workdir: Path, data: dict[str, str], changes: list[str]) -> int:
+def labels(part: Table | Figure) -> set[str]:
+    """What a part is called by: its name, its numbers in the paper, and these without a letter."""
+    numbers = [part.name, *part.title.partition(":")[0].split(",")]
+    return {_plain(form) for n in numbers for form in (n, re.sub(r"(?<=\d)[a-z]$", "", n.strip()))}
+
+
+def _plain(label: str) -> str:
+    return re.sub(r"[\s._-]", "", label.lower())
+
+
+def locate(folder: Path, needed: Iterable[str]) -> dict[str, str]:
+    """Which of the needed names a folder has: NAME itself, or the only NAME.SUFFIX."""
+    found = {}
+    for name in needed:
+        fitting = [folder / name] if (folder / name).exists() else sorted(folder.glob(f"{name}.*"))
+        if len(fitting) == 1:
+            found[name] = str(fitting[0])
+    return found
+
+
+def _without(run: Run, keys: set[str]) -> Run:
+    """A run that waits for nothing that --config.KEY=VALUE gives."""
+    return run._replace(needs={key: n for key, n in run.needs.items() if key not in keys})
+
+
+def execute(
+    chosen: Sequence[Run], workdir: Path, data: Mapping[str, str], changes: Sequence[str]
+) -> int:
     """Runs what is not finished; returns how many runs failed. Ctrl-C stops all."""
-    missing = sorted({run.data for run in chosen if run.data and run.data not in data})
-    ready = [run for run in chosen if run.data not in missing]
-    for name in missing:
-        count = sum(run.data == name for run in chosen)
+    for name in sorted({name for run in chosen for name in run.needs.values()} - data.keys()):
+        count = sum(name in run.needs.values() for run in chosen)
         print(f"{count} runs wait for --data.{name}=PATH", file=sys.stderr)
+    ready = [run for run in chosen if set(run.needs.values()) <= data.keys()]
     failed = []
     for number, run in enumerate(ready, start=1):
-        if finished(workdir, run.name):
-            continue
-        print(f"[{number}/{len(ready)}] {run.name}", file=sys.stderr, flush=True)
-        status = subprocess.run([sys.executable, *command(run, workdir, data, changes)]).returncode
-        if status == 130:
-            raise SystemExit(status)
-        if status:
-            failed.append(run.name)
+        todo = [] if finished(workdir, run.name) else [train_command(run, workdir, data, changes)]
+        todo += [
+            test_command(run, evaluation, workdir)
+            for evaluation in run.tests
+            if not (workdir / run.name / "evaluations" / f"{evaluation.name}.json").exists()
+        ]
+        if todo:
+            print(f"[{number}/{len(ready)}] {run.name}", file=sys.stderr, flush=True)
+        for command in todo:
+            status = subprocess.run([sys.executable, *command]).returncode
+            if status == 130:
+                raise SystemExit(status)
+            if status:
+                failed.append(run.name)
+                break
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return len(failed)
@@ -83,16 +147,21 @@ def execute(chosen: list[Run], workdir: Path, data: dict[str, str], changes: lis
 
 def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
     """The command line of a sweep; returns the exit status."""
+    needed = sorted({name for run in all_runs(sweep.parts) for name in run.needs.values()})
     parser = argparse.ArgumentParser(
         description=f"The runs behind {sweep.paper}.",
-        epilog="--data.NAME=PATH and --config.KEY=VALUE may be given any number of times",
+        epilog="--data.NAME=PATH and --config.KEY=VALUE may be given any number of times; NAMEs: "
+        + (", ".join(needed) or "none"),
         allow_abbrev=False,
     )
-    parser.add_argument("action", choices=("list", "run", "report"))
-    parser.add_argument("--workdir", type=Path, required=True)
-    parser.add_argument("--only", default="", help="globs of run names, or names of tables")
+    parser.add_argument("action", choices=("run", "list", "report"), nargs="?", default="run")
+    parser.add_argument("--workdir", type=Path, default=Path("runs") / sweep.name)
+    parser.add_argument("--only", default="", help="tables, figures, or globs of run names")
+    parser.add_argument("--data", type=Path, help="folder with the data sets by their NAMEs")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands of `run`")
     options, rest = parser.parse_known_args(arguments)
-    data, changes = {}, []
+    data = locate(options.data, needed) if options.data else {}
+    changes = []
     for argument in rest:
         name, equals, value = argument.partition("=")
         if not equals or not name.startswith(("--data.", "--config.")):
@@ -103,16 +172,17 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
             data[name.removeprefix("--data.")] = value
         else:
             changes.append(argument)
-    unknown = set(data) - {run.data for run in sweep.runs}
+    unknown = set(data) - set(needed)
     if unknown:
-        known = sorted({run.data for run in sweep.runs} - {""})
-        parser.error(f"there is no --data.{min(unknown)}: valid are {', '.join(known)}")
+        parser.error(f"there is no --data.{min(unknown)}: valid are {', '.join(needed)}")
     if options.action == "report":
         print(write_report(sweep, options.workdir))
         return 0
-    chosen = select(sweep, options.only)
-    if options.action == "list":
+    replaced = {change.partition("=")[0].removeprefix("--config.") for change in changes}
+    chosen = [_without(run, replaced) for run in select(sweep, options.only)]
+    if options.dry_run or options.action == "list":
         for run in chosen:
-            print(shlex.join(["python", *command(run, options.workdir, data, changes)]))
+            for command in commands(run, options.workdir, data, changes):
+                print(shlex.join(["python", *command]))
         return 0
     return min(execute(chosen, options.workdir, data, changes), 1)

@@ -1,9 +1,12 @@
-"""Every run behind UniFed's Fig. 3, 5 and 6 and Tables 2 and 3 (Jiang et al.).
+"""UniFed's Fig. 3, 5 and 6 and Tables 2 and 3 (Jiang et al.).
 
-    python launch/sweeps/unifed.py list|run|report --workdir DIR [--only GLOB] [--data.NAME=PATH]
+    python launch/sweeps/unifed.py [--only "Table 2"] [--data FOLDER] [--dry-run]     see sweep.py
 
-NAME is cifar10_c (the published folder, or CIFAR-10, from which the corruptions are made) or
-camelyon17, as their config files take data.path.
+NAMEs of data: cifar10_c (the published folder, or CIFAR-10, from which the corruptions are made)
+and camelyon17, as their config files take data.path; and alexnet, a file of AlexNet's ImageNet
+weights by torchvision's names, which you supply: --data.alexnet=FILE. Images of CIFAR-10-C have 256
+pixels a side (section 4.1.1). --config.pretrained= starts at random, --config.data.image_size=64
+makes them small, and the report says so.
 
 Eight algorithms, each with batch norm averaged and kept by the clients ("own"), three seeds
 (section 4: "three independent runs"), in two protocols: all 15 corruptions as internal clients,
@@ -11,23 +14,26 @@ divided 0.7, 0.1 and 0.2; and one of four types of corruption left out, external
 clients are tested with the received running statistics and with test-specific ones (TsmoBN,
 momentum 0.9); what Table 3 calls "+Ours" is the latter after training with averaged batch norm, and
 its row FedBN is FedAvg with batch norm kept. PerFedAvg adapts to 16 labelled samples of a client
-first. A run on Camelyon17 serves both: three hospitals train and test, two are external. Fig. 6 has
-runs of its own, tested once, at their end.
+first. A run on Camelyon17 serves both: three hospitals train and test, two are external. Fig. 6
+tests the FedAvg runs with other statistics.
 
 Decisions where the paper is silent: severity 1, as TsmoBN, whose numbers Table 3 repeats; the
 algorithms' own arguments are those of their papers (fedjax_bn/run/defaults.py); the columns A to O
-of Table 2 are the corruptions in the order of Table 3.
+of Table 2 are the corruptions in the order of Table 3. Camelyon17's hospitals are cut to the
+smallest, and its DenseNet-121 starts at random, as in TsmoBN; --config.data.truncate=False leaves
+them whole.
 """
 
 import sys
 from functools import partial
 
+import curves
 import figures
-from plan import Cell, Figure, Run, Sweep, Table, seeds
+from plan import MEAN, Evaluation, Figure, Sweep, Table
+from rows import Column, Protocol, Row, Training, internal, names, runs_of, table
 from sweep import main
 
 from fedjax_bn.data.corruptions import INTERNAL, TYPES
-from fedjax_bn.run.report.published import published
 
 METHODS = {
     "FedAvg": "fedavg",
@@ -43,206 +49,173 @@ SHARES = {"averaged": "everything", "own": "all_but_batch_norm"}
 SEEDS = 3
 OURS = "+client-specific BN"  # behind a method's name in the published tables
 TRACKED = "tsmobn"
-ABLATED = "camelyon17/ablation/averaged"
-# headings of Table 3 -> domain; Table 2 has the letters A to O
-EXTERNAL = dict(
-    zip(
-        (
-            *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost"),
-            *("fog", "bright", "contrast", "elastic", "pixelate", "jpeg"),
-        ),
-        INTERNAL,
-        strict=True,
-    )
+# headings of Table 3; Table 2 has the letters A to O
+HEADINGS = (
+    *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog"),
+    *("bright", "contrast", "elastic", "pixelate", "jpeg"),
 )
 LETTERS = dict(zip("ABCDEFGHIJKLMNO", INTERNAL, strict=True))
 TYPE_OF = {corruption: kind for kind, own in TYPES.items() for corruption in own}
-
+EXTERNAL = {
+    heading: Column((TYPE_OF[domain],), domain)
+    for heading, domain in zip(HEADINGS, INTERNAL, strict=True)
+}
 HOSPITALS = {"hospital1": "center0", "hospital2": "center3", "hospital3": "center4"}
 OUTSIDE = {"hospital4": "center1", "hospital5": "center2"}
 BATCHES = tuple(2**k for k in range(1, 10))
 MOMENTA = tuple(k / 10 for k in range(10))
 ORDERS = tuple(range(10))
-ABLATIONS = (
-    "running",
-    *(f"batch:batch_size={size}" for size in BATCHES),
-    *(f"tsmobn:momentum={momentum}" for momentum in MOMENTA),
-    *(f"tsmobn:order={order}" for order in ORDERS),
+ABLATIONS = Evaluation(
+    "ablations",
+    {
+        "adaptations": (
+            "running",
+            *(f"batch:batch_size={size}" for size in BATCHES),
+            *(f"tsmobn:momentum={momentum}" for momentum in MOMENTA),
+            *(f"tsmobn:order={order}" for order in ORDERS),
+        )
+    },
 )
+DIVIDED = {"data.validation": 0.1, "data.test": 0.2}  # where internal clients are tested
+FULL_SIZE = {"data.image_size": 256}
 
-PROTOCOL = {"target": "", "data.validation": 0.1, "data.test": 0.2}  # of internal clients
+
+def training(label: str, way: str, *tests: Evaluation) -> Training:
+    """An algorithm with batch norm averaged or kept."""
+    method = METHODS[label]
+    return Training(f"{method}/{way}", {"method": method, "share": SHARES[way]}, tests)
 
 
-def cifar_runs(config: str, count: int, external: int, data: str) -> list[Run]:
-    """All runs on CIFAR-10-C.
+def protocols(
+    config: str, needs: dict[str, str], inside: int, outside: int, changes: dict[str, object]
+) -> tuple[Protocol, Protocol]:
+    """CIFAR-10-C with internal and with external clients.
 
     Args:
       config: its file.
-      count: seeds of the internal protocol.
-      external: seeds of the external one.
-      data: the name of the data's path.
+      needs: see `Run`.
+      inside: seeds of the internal protocol.
+      outside: seeds of the external one.
+      changes: of the config.
     """
-    runs = []
-    for method in METHODS.values():
-        for folder, share in SHARES.items():
-            changes = {"method": method, "share": share}
-            inside = f"internal/{method}/{folder}"
-            runs += seeds(count, inside, config, changes | PROTOCOL, data)
-            for kind in TYPES:
-                left = f"external/{kind}/{method}/{folder}"
-                runs += seeds(external, left, config, changes | {"target": kind}, data)
-    return runs
+    columns = internal(LETTERS) | {MEAN: Column(("",), MEAN)}
+    divided = {**changes, "target": "", **DIVIDED}
+    return (
+        Protocol("internal", config, columns, inside, needs, divided),
+        Protocol("external", config, EXTERNAL, outside, needs, changes),
+    )
 
 
-def camelyon_runs() -> list[Run]:
-    """All runs on Camelyon17."""
-    runs = []
-    divided = {"data.validation": 0.1, "data.test": 0.2}
-    for method in METHODS.values():
-        for folder, share in SHARES.items():
-            changes = {"method": method, "share": share, **divided}
-            name = f"camelyon17/{method}/{folder}"
-            runs += seeds(SEEDS, name, "configs/camelyon17.py", changes, "camelyon17")
-    once = {"method": "fedavg", "adaptations": ABLATIONS, "rounds": 200, "eval_every": 200}
-    return runs + seeds(SEEDS, ABLATED, "configs/camelyon17.py", once | divided, "camelyon17")
-
-
-RUNS = (*cifar_runs("configs/cifar10_c.py", SEEDS, SEEDS, "cifar10_c"), *camelyon_runs())
-
-
-def names(runs: tuple[Run, ...], prefix: str) -> tuple[str, ...]:
-    """All runs below a folder, such as "internal/fedavg/own"."""
-    return tuple(run.name for run in runs if run.name.startswith(f"{prefix}/"))
-
-
-def printed(table: str, method: str) -> dict[str, tuple[float, float | None]]:
-    """Column -> published mean and std; {} for a row that the paper has not."""
-    every = published(paper="UniFed", table=table)
-    return {cell.column: (cell.mean, cell.std) for cell in every if cell.method == method}
-
-
-def table2(runs: tuple[Run, ...]) -> Table:
+def table2(protocol: Protocol) -> Table:
     """Internal clients, each with its own model; the mean over them behind the paper's columns."""
-    rows = {}
-    for label, method in METHODS.items():
-        for folder, ours in (("averaged", ""), ("own", OURS)):
-            own = names(runs, f"internal/{method}/{folder}")
-            numbers = with_mean(printed("2", label + ours), LETTERS)
-            domains = {**LETTERS, "mean": "mean"}
-            rows[label + ours] = tuple(Cell(own, d, numbers.get(c)) for c, d in domains.items())
+    rows = {
+        label + ours: Row((training(label, way),))
+        for label in METHODS
+        for way, ours in (("averaged", ""), ("own", OURS))
+    }
     title = "Table 2: internal clients A to O (gaussian_noise to jpeg_compression)"
-    return Table("table2", title, (*LETTERS, "mean"), rows)
+    made = table("table2", title, protocol, rows, {"paper": "UniFed", "table": "2"})
+    with_mean = {
+        label: (*cells[:-1], cells[-1]._replace(published=sum((c.published for c in cells), ())))
+        for label, cells in made.rows.items()
+    }
+    return made._replace(rows=with_mean)
 
 
-def with_mean(
-    numbers: dict[str, tuple[float, float | None]], columns: dict[str, str]
-) -> dict[str, tuple[float, float | None]]:
-    """Published numbers of all columns, and their mean, which the paper does not print."""
-    if not numbers:
-        return {}
-    return numbers | {"mean": (sum(numbers[c][0] for c in columns) / len(columns), None)}
-
-
-def table3(runs: tuple[Run, ...]) -> Table:
+def table3(protocol: Protocol) -> Table:
     """External clients: both ways of training, both statistics at the test."""
     rows = {}
-    for label, method in METHODS.items():
-        for folder in SHARES:
+    for label in METHODS:
+        for way in SHARES:
             for ours, adaptation in (("", "running"), (OURS, TRACKED)):
-                name, row = external_name(label, folder, ours)
-                numbers = printed("3", name)
-                rows[row] = tuple(
-                    Cell(
-                        names(runs, f"external/{TYPE_OF[domain]}/{method}/{folder}"),
-                        domain,
-                        numbers.get(column),
-                        adaptation,
-                    )
-                    for column, domain in EXTERNAL.items()
-                )
+                rows[external_name(label, way, ours)] = Row((training(label, way),), adaptation)
     title = "Table 3: external clients, one type of corruption left out"
-    return Table("table3", title, tuple(EXTERNAL), rows)
+    return table("table3", title, protocol, rows, {"paper": "UniFed", "table": "3"})
 
 
-def external_name(label: str, folder: str, ours: str) -> tuple[str, str]:
-    """A row of Table 3: its name in the paper, and in ours."""
-    if folder == "averaged":
-        return label + ours, label + ours
-    if label == "FedAvg":
-        return f"FedBN{ours}", f"FedBN{ours}"
-    return "", f"{label}, trained with own batch norm{ours}"
+def external_name(label: str, way: str, ours: str) -> str:
+    """A row of Table 3: its name in the paper, or in ours where the paper has none."""
+    if way == "averaged":
+        return label + ours
+    return f"FedBN{ours}" if label == "FedAvg" else f"{label}, trained with own batch norm{ours}"
 
 
-def fig5_tables() -> list[Table]:
+INSIDE, LEFT_OUT = protocols(
+    "configs/cifar10_c.py",
+    {"data.path": "cifar10_c", "pretrained": "alexnet"},
+    SEEDS,
+    SEEDS,
+    FULL_SIZE,
+)
+CAMELYON = Protocol(
+    "camelyon17",
+    "configs/camelyon17.py",
+    internal(HOSPITALS),
+    SEEDS,
+    {"data.path": "camelyon17"},
+    DIVIDED,
+)
+CAMELYON_OUTSIDE = CAMELYON._replace(columns=internal(OUTSIDE))
+TESTED = training("FedAvg", "averaged", ABLATIONS)
+
+
+def fig5_tables() -> tuple[Table, Table]:
     """Camelyon17: internal hospitals with their own models, external ones both ways."""
     inside, outside = {}, {}
-    for label, method in METHODS.items():
-        for folder, ours in (("averaged", ""), ("own", OURS)):
-            own = names(RUNS, f"camelyon17/{method}/{folder}")
-            inside[label + ours] = tuple(Cell(own, domain) for domain in HOSPITALS.values())
-        own = names(RUNS, f"camelyon17/{method}/averaged")
+    for label in METHODS:
+        for way, ours in (("averaged", ""), ("own", OURS)):
+            inside[label + ours] = Row((training(label, way),))
         for ours, adaptation in (("", "running"), (OURS, TRACKED)):
-            outside[label + ours] = tuple(
-                Cell(own, domain, None, adaptation) for domain in OUTSIDE.values()
-            )
-    return [
-        Table("fig5a-numbers", "Fig. 5a: internal hospitals", tuple(HOSPITALS), inside),
-        Table("fig5b-numbers", "Fig. 5b: external hospitals", tuple(OUTSIDE), outside),
-    ]
+            outside[label + ours] = Row((training(label, "averaged"),), adaptation)
+    return (
+        table("fig5a-numbers", "Fig. 5a: internal hospitals", CAMELYON, inside),
+        table("fig5b-numbers", "Fig. 5b: external hospitals", CAMELYON_OUTSIDE, outside),
+    )
 
 
-def convergence(runs: tuple[Run, ...]) -> Figure:
+def convergence(protocol: Protocol) -> Figure:
     """Fig. 3: training loss of every client and its mean, a panel an algorithm."""
+    made = {label: {way: training(label, way) for way in SHARES} for label in METHODS}
     panels = {
-        label: {
-            f"{folder} batch norm": names(runs, f"internal/{method}/{folder}") for folder in SHARES
-        }
-        for label, method in METHODS.items()
+        label: {f"{way} batch norm": names(protocol, "", one) for way, one in ways.items()}
+        for label, ways in made.items()
     }
-    every = tuple(n for panel in panels.values() for own in panel.values() for n in own)
-    draw = partial(figures.convergence, panels=panels)
-    return Figure("fig3", "Fig. 3: convergence on internal clients", every, draw)
-
-
-def all_figures() -> list[Figure]:
-    """Figures 3, 5 and 6."""
-    bars = [
-        Figure(
-            table.name.removesuffix("-numbers"),
-            table.title,
-            tuple(dict.fromkeys(n for row in table.rows.values() for c in row for n in c.runs)),
-            partial(figures.accuracy_bars, table=table),
-        )
-        for table in fig5_tables()
-    ]
-    kinds = {
-        "fig6a": ("one batch at a time", "batch size", "batch:batch_size={}", BATCHES),
-        "fig6b": ("momentum", "momentum", "tsmobn:momentum={}", MOMENTA),
-        "fig6c": ("order of the samples", "random order", "tsmobn:order={}", ORDERS),
-    }
-    return [convergence(RUNS), *bars, *(ablation(name, *kind) for name, kind in kinds.items())]
+    runs = runs_of(protocol, [one for ways in made.values() for one in ways.values()])
+    draw = partial(curves.convergence, panels=panels)
+    return Figure("fig3", "Fig. 3: convergence on internal clients", runs, draw)
 
 
 def ablation(name: str, what: str, label: str, spelled: str, settings: tuple) -> Figure:
     """A part of Fig. 6, on both external hospitals, of models trained with averaged batch norm."""
-    runs = names(RUNS, ABLATED)
     draw = partial(
         figures.adaptations,
-        runs=runs,
-        domains=OUTSIDE,
+        runs={domain: names(CAMELYON, "", TESTED) for domain in OUTSIDE.values()},
         label=label,
         spelled={setting: spelled.format(setting) for setting in settings},
         logarithmic=name == "fig6a",
+        test=ABLATIONS.name,
     )
-    return Figure(name, f"Fig. {name.removeprefix('fig')}: {what}", runs, draw)
+    title = f"Fig. {name.removeprefix('fig')}: {what}"
+    return Figure(name, title, runs_of(CAMELYON, [TESTED]), draw)
 
 
-def tables() -> list[Table]:
-    """Tables 2 and 3, and the numbers of Fig. 5."""
-    return [table2(RUNS), table3(RUNS), *fig5_tables()]
-
-
-SWEEP = Sweep("UniFed (Jiang et al.)", RUNS, tables, all_figures)
+FIG5 = fig5_tables()
+FIGURES = (
+    convergence(INSIDE),
+    *(
+        Figure(
+            one.name.removesuffix("-numbers"),
+            one.title,
+            one.runs,
+            partial(figures.bars, table=one),
+        )
+        for one in FIG5
+    ),
+    ablation("fig6a", "one batch at a time", "batch size", "batch:batch_size={}", BATCHES),
+    ablation("fig6b", "momentum", "momentum", "tsmobn:momentum={}", MOMENTA),
+    ablation("fig6c", "order of the samples", "random order", "tsmobn:order={}", ORDERS),
+)
+SWEEP = Sweep("unifed", "UniFed (Jiang et al.)", (table2(INSIDE), table3(LEFT_OUT), *FIG5), FIGURES)
 
 if __name__ == "__main__":
     sys.exit(main(SWEEP))

@@ -1,6 +1,6 @@
 """UniFed's Tables 2 and 3 and Fig. 3 at a size that two CPU cores carry.
 
-    python launch/sweeps/unifed_small.py list|run|report --workdir DIR --data.cifar10=PATH
+    python launch/sweeps/unifed_small.py [--only "Table 2"] [--data.cifar10=PATH]     see sweep.py
 
 PATH is CIFAR-10 or a part of it. As launch/sweeps/unifed.py, but by configs/cifar10_c_small.py: 32
 pixels a side, a small network from random weights, severity 5, few rounds; two seeds of the
@@ -11,14 +11,14 @@ import sys
 
 from plan import Sweep
 from sweep import main
-from unifed import cifar_runs, convergence, table2, table3
+from unifed import convergence, protocols, table2, table3
 
-RUNS = tuple(cifar_runs("configs/cifar10_c_small.py", 2, 1, "cifar10"))
+INSIDE, LEFT_OUT = protocols("configs/cifar10_c_small.py", {"data.path": "cifar10"}, 2, 1, {})
 SWEEP = Sweep(
+    "unifed_small",
     "UniFed (Jiang et al.), reduced",
-    RUNS,
-    lambda: [table2(RUNS), table3(RUNS)],
-    lambda: [convergence(RUNS)],
+    (table2(INSIDE), table3(LEFT_OUT)),
+    (convergence(INSIDE),),
 )
 
 if __name__ == "__main__":

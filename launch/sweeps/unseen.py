@@ -1,9 +1,9 @@
 """Unseen clients on real images at a size that two CPU cores carry: TsmoBN, FedIG and FedIG-A.
 
-    python launch/sweeps/unseen.py list|run|report --workdir DIR [--only GLOB] [--data.NAME=PATH]
+    python launch/sweeps/unseen.py [--only 'digits/*'] [--data FOLDER] [--dry-run]     see sweep.py
 
-NAME is digits or pacs: what its config file takes as data.path. Every domain of digits is left out
-in turn, of PACS the sketches. FedIG is a run of FedIG-A tested without its adapter, since the
+NAMEs of data: digits and pacs, as their config files take data.path. Every domain of digits is left
+out in turn, of PACS the sketches. FedIG is a run of FedIG-A tested without its adapter, since the
 adapter does not touch the main network. Seeds share compiled programs where the environment has
 JAX_COMPILATION_CACHE_DIR=FOLDER.
 
@@ -14,18 +14,18 @@ Published numbers beside the digits are Digits-DG's (TsmoBN, Table E.5), beside 
 """
 
 import sys
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
 import figures
-from plan import Cell, Figure, Run, Sweep, Table, seeds
+from plan import Figure, Sweep, Table
+from rows import Protocol, Row, Training, left_out, table
 from sweep import main
 
-from fedjax_bn.run.report.published import published
 
-
-class Row(NamedTuple):
-    """A row of a table: which method is tested how, and its names in the papers' tables."""
+class Served(NamedTuple):
+    """A row: which method is tested how, and its names in the papers' tables."""
 
     method: str
     adaptation: str
@@ -34,23 +34,19 @@ class Row(NamedTuple):
 
 
 ROWS = {
-    "FedAvg": Row("fedavg", "running", "FedAvg", "FedAvg"),
-    "FedAvg + TsmoBN": Row("fedavg", "tsmobn", "FedAvg+TsmoBN"),
-    "FedBN": Row("fedbn", "running", "FedBN", "FedBN"),
-    "FedBN + TsmoBN": Row("fedbn", "tsmobn", "FedBN+TsmoBN"),
-    "FedIG": Row("fediga", "running", "", "FedIG"),
-    "FedIG + TsmoBN": Row("fediga", "tsmobn"),
-    "FedIG-A": Row("fediga", "zero_shot_adapter", "", "FedIG-A"),
-    "FedIG, alpha 0.5": Row("fediga", "fixed_alpha"),
-    "FedIG, IABN": Row("fediga", "iabn"),
+    "FedAvg": Served("fedavg", "running", "FedAvg", "FedAvg"),
+    "FedAvg + TsmoBN": Served("fedavg", "tsmobn", "FedAvg+TsmoBN"),
+    "FedBN": Served("fedbn", "running", "FedBN", "FedBN"),
+    "FedBN + TsmoBN": Served("fedbn", "tsmobn", "FedBN+TsmoBN"),
+    "FedIG": Served("fediga", "running", "", "FedIG"),
+    "FedIG + TsmoBN": Served("fediga", "tsmobn"),
+    "FedIG-A": Served("fediga", "zero_shot_adapter", "", "FedIG-A"),
+    "FedIG, alpha 0.5": Served("fediga", "fixed_alpha"),
+    "FedIG, IABN": Served("fediga", "iabn"),
 }
 METHODS = ("fedavg", "fedbn", "fediga")
 SEEDS = 3
-
-# heading -> domain
 DIGITS = {"MNIST": "mnist", "SVHN": "svhn", "USPS": "usps", "fonts": "fonts", "MNIST-M": "mnist_m"}
-DIGITS_DG = ("MNIST", "SVHN", "MNIST-M")  # which of them Table E.5 has too
-PACS = {"S": "sketch"}
 
 DIGITS_KEYS = {
     "model": "SmallCNN",
@@ -74,79 +70,53 @@ PACS_KEYS = {
 }
 
 
-def adaptations(method: str) -> tuple[str, ...]:
-    """How the unseen client of a method's run is served."""
-    return tuple(row.adaptation for row in ROWS.values() if row.method == method)
-
-
-def runs_of(data: str, config: str, targets: dict[str, str], keys: dict) -> list[Run]:
-    """The runs of one dataset: a target, method and seed each."""
-    runs = []
-    for target in targets.values():
-        for method in METHODS:
-            changes = {"method": method, "target": target, "adaptations": adaptations(method)}
-            runs += seeds(SEEDS, f"{data}/{target}/{method}", config, changes | keys, data)
-    return runs
-
-
-RUNS = (
-    *runs_of("digits", "configs/digits.py", DIGITS, DIGITS_KEYS),
-    *runs_of("pacs", "configs/pacs.py", PACS, PACS_KEYS),
+TRAININGS = {
+    method: Training(
+        method,
+        {
+            "method": method,
+            "adaptations": tuple(row.adaptation for row in ROWS.values() if row.method == method),
+        },
+    )
+    for method in METHODS
+}
+ON_DIGITS = Protocol(
+    "digits", "configs/digits.py", left_out(DIGITS), SEEDS, {"data.path": "digits"}, DIGITS_KEYS
+)
+ON_PACS = Protocol(
+    "pacs", "configs/pacs.py", left_out({"S": "sketch"}), SEEDS, {"data.path": "pacs"}, PACS_KEYS
 )
 
 
-def names(data: str, target: str, method: str) -> tuple[str, ...]:
-    """The runs of a target and a method, one a seed."""
-    return tuple(f"{data}/{target}/{method}/{seed}" for seed in range(SEEDS))
-
-
-def table(data: str, title: str, targets: dict[str, str]) -> Table:
-    """One row for each way to serve, a column a target and their mean by seed."""
-    rows = {}
-    for label, row in ROWS.items():
-        cells = [
-            Cell(names(data, t, row.method), t, printed(data, heading, row), row.adaptation)
-            for heading, t in targets.items()
-        ]
-        every = tuple(n for t in targets.values() for n in names(data, t, row.method))
-        rows[label] = (*cells, Cell(every, "unseen", None, row.adaptation))
-    return Table(data, title, (*targets, "mean"), rows)
-
-
-def printed(data: str, heading: str, row: Row) -> tuple[float, float | None] | None:
-    """The published number, None where there is none."""
-    if data == "digits":
-        where = {"paper": "TsmoBN", "table": "E.5", "method": row.tsmobn}
-    else:
-        where = {"paper": "FedIG-A", "table": "5", "dataset": "PACS", "method": row.fedig}
-    if not where["method"] or (data == "digits" and heading not in DIGITS_DG):
-        return None
-    (cell,) = published(**where, column=heading)
-    return cell.mean, cell.std
-
-
-def tables() -> list[Table]:
-    """A table a dataset."""
-    return [
-        table("digits", "Digits, each domain left out", DIGITS),
-        table("pacs", "PACS at 48x48, from scratch", PACS),
-    ]
-
-
-def all_figures() -> list[Figure]:
-    """The tables' numbers as bars."""
-    return [
-        Figure(
-            f"{one.name}-bars",
-            one.title,
-            tuple(run.name for run in RUNS if run.data == one.name),
-            partial(figures.accuracy_bars, table=one),
+def compared(name: str, title: str, protocol: Protocol, where: Mapping[str, str]) -> Table:
+    """One row for each way to serve; a column a target and their mean by seed."""
+    field = where["paper"].lower().partition("-")[0]
+    rows = {
+        label: Row(
+            (TRAININGS[row.method],), row.adaptation, getattr(row, field) or "printed nowhere"
         )
-        for one in tables()
-    ]
+        for label, row in ROWS.items()
+    }
+    average = "mean" if len(protocol.columns) > 1 else ""
+    return table(name, title, protocol, rows, where, average)
 
 
-SWEEP = Sweep("TsmoBN (Jiang et al. 2021) and FedIG-A: unseen clients", RUNS, tables, all_figures)
+TABLES = (
+    compared(
+        "digits", "Digits, each domain left out", ON_DIGITS, {"paper": "TsmoBN", "table": "E.5"}
+    ),
+    compared(
+        "pacs",
+        "PACS at 48x48, from scratch",
+        ON_PACS,
+        {"paper": "FedIG-A", "table": "5", "dataset": "PACS"},
+    ),
+)
+FIGURES = tuple(
+    Figure(f"{one.name}-bars", one.title, one.runs, partial(figures.bars, table=one))
+    for one in TABLES
+)
+SWEEP = Sweep("unseen", "TsmoBN and FedIG-A: unseen clients, small", TABLES, FIGURES)
 
 if __name__ == "__main__":
     sys.exit(main(SWEEP))

@@ -1,0 +1,124 @@
+"""A client of another domain joins a finished federation (FedBN, Appendix G).
+
+    python launch/joining.py --workdir RUN [--client NAME] [--epochs 20] [--name joined]
+
+It receives the federation's model and learns batch norm alone, on its own training images: "This
+new center will compute its own mean and variance statistics, and learn the corresponding local BN
+parameters." Everything else stays as received. RUN left the client out (target=NAME); its data are
+read again from where the run's were. Writes RUN/evaluations/joined.json: the accuracy on its test
+images as received, with the clients' mean batch norm, and with its own.
+
+Decisions where the paper is silent: batch norm starts as the clients' mean, the optimizer, the
+batch size and the learning rate are the run's, and there is no augmentation.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import jax
+import optax
+from ml_collections import ConfigDict
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+
+from fedjax_bn import methods, sharing  # noqa: E402
+from fedjax_bn.data.domain import Domain  # noqa: E402
+from fedjax_bn.federation import FederatedState, global_variables  # noqa: E402
+from fedjax_bn.run import finished, workdir  # noqa: E402
+from fedjax_bn.run.configured_method import OPTIMIZERS  # noqa: E402
+from fedjax_bn.run.datasets import configured_clients  # noqa: E402
+from fedjax_bn.run.errors import ConfigError, UserError  # noqa: E402
+from fedjax_bn.run.evaluate import internal_evaluator  # noqa: E402
+from fedjax_bn.run.experiment import Experiment  # noqa: E402
+from fedjax_bn.run.readers import DATASETS  # noqa: E402
+from fedjax_bn.run.rounds import open_rounds  # noqa: E402
+from fedjax_bn.run.start import make_keys  # noqa: E402
+
+
+def batch_norm_only(
+    optimizer: optax.GradientTransformation, variables: sharing.Variables
+) -> optax.GradientTransformation:
+    """The optimizer for scales and biases of batch norms; every other parameter stays as it is.
+
+    Raises:
+      ValueError: the model has no batch norm.
+    """
+    stays = sharing.all_but_batch_norm(variables)
+    labels = jax.tree.map(lambda kept: "stays" if kept else "learns", {"params": stays["params"]})
+    return optax.multi_transform({"learns": optimizer, "stays": optax.set_to_zero()}, labels)
+
+
+def join(
+    config: ConfigDict, experiment: Experiment, variables: sharing.Variables, client: Domain
+) -> tuple[FederatedState, dict[str, float]]:
+    """Trains batch norm on a client for `config.rounds` epochs.
+
+    Args:
+      config: the run's, with rounds, local epochs and seed as wanted here.
+      experiment: the run's model and how it reads images.
+      variables: the collections that the client receives.
+      client: its training and test samples.
+
+    Returns:
+      The client's state, and its accuracy in percent "received" and "joined".
+    """
+    optimizer = batch_norm_only(OPTIMIZERS[config.optimizer.name](config.optimizer), variables)
+    method = methods.singleset(experiment.model, optimizer, prepare=experiment.prepare)
+    internal = experiment.internal._replace(domains=(client,))
+    alone = experiment._replace(method=method, internal=internal, unseen=())
+    keys = make_keys(config)
+    state = method.init(keys.method, variables, 1)
+    evaluate = internal_evaluator(config, alone)
+    accuracy = {"received": evaluate(state)["accuracy"]["mean"]}
+    round = open_rounds(config, alone, keys, state).compile(state)
+    for _ in range(config.rounds):
+        state, _ = round(state)
+    return state, accuracy | {"joined": evaluate(state)["accuracy"]["mean"]}
+
+
+def find_client(config: ConfigDict, name: str) -> Domain:
+    """The client that a run left out, with the samples that it would have trained on.
+
+    Raises:
+      ConfigError: the run's data have no such client, or only test samples of it.
+    """
+    whole = config.copy_and_resolve_references()
+    whole.target = ""
+    known = configured_clients(DATASETS[whole.data.name](whole), whole)[0].domains
+    chosen = [domain for domain in known if domain.name == name]
+    if not chosen or chosen[0].train is None:
+        names = ", ".join(domain.name for domain in known if domain.train is not None)
+        raise ConfigError(f"--client={name} has no training samples in the run's data: {names} do")
+    return chosen[0]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description="A client joins a finished federation.")
+    parser.add_argument("--workdir", type=Path, required=True, help="of the finished run")
+    parser.add_argument("--client", default="", help="which; by default the one it left out")
+    parser.add_argument("--epochs", type=int, default=20, help="that the client trains")
+    parser.add_argument("--name", default="joined", help="of the file in evaluations/")
+    options = parser.parse_args(arguments)
+    try:
+        about = finished.read_about(options.workdir)
+        own = finished.configuration(about["config"])
+        client = find_client(own, options.client or own.target)
+        experiment, state, _ = finished.restore(options.workdir, own, about["form"])
+        alone = own.copy_and_resolve_references()
+        alone.update(rounds=options.epochs, local_epochs=1, local_steps=0, clients_per_round=0)
+        _, accuracy = join(alone, experiment, global_variables(state), client)
+    except (UserError, ValueError, OSError) as error:
+        print(f"joining: {error}", file=sys.stderr)
+        return 2
+    path = options.workdir / "evaluations" / f"{options.name}.json"
+    result = {"client": client.name, "epochs": options.epochs, "seed": own.seed}
+    workdir.write_json(path, result | {"unseen": {client.name: accuracy}, "internal": {}})
+    print(", ".join(f"{way} {percent:.2f} %" for way, percent in accuracy.items()), path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""FedIG's Tables 1 to 3 and 5 to 12, Fig. 4 to 10 (FedIG-A, A.1 to A.7).
+
+    python launch/sweeps/fedig.py [--only "Table 5"] [--data FOLDER] [--dry-run]     see sweep.py
+
+NAMEs of data: pacs, vlcs and officehome, as their config files take data.path; and resnet18, a file
+of ResNet-18's ImageNet weights by torchvision's names, which you supply: --data.resnet18=FILE.
+--config.pretrained= starts at random instead, with CAFL as a mean (configs/pacs.py), and the report
+says so. Four seeds (section 4.1). Table 4 is a benchmark, benchmarks/fedig_costs.py.
+
+FedIG is a run of FedIG-A tested without its adapter, which does not touch the main network. Each
+domain is left out in turn; averages are over targets, by seed. Table 12 tests FedIG-A's runs on
+their internal clients: a client's number is the mean over the three targets that leave it inside.
+FedProx has the library's mu, 0.01, but in Table 3a, where the text has 0.1. Fig. 5 and 6 print no
+values: their lambdas are points around the ranges that A.1 names.
+"""
+
+import sys
+from functools import partial
+
+import figures
+from plan import MEAN, OWN, Evaluation, Figure, Sweep, Table
+from rivals import rivals
+from rows import Column, Protocol, Row, Training, cell, left_out, names, runs_of, table
+from sweep import main
+
+DOMAINS = {
+    "PACS": {"P": "photo", "A": "art_painting", "C": "cartoon", "S": "sketch"},
+    "VLCS": {"V": "VOC2007", "L": "LabelMe", "C": "Caltech101", "S": "SUN09"},
+    "OfficeHome": {"A": "Art", "C": "Clipart", "P": "Product", "R": "Real World"},
+}
+SEEDS = 4
+RIVALS = (
+    *("RandAug", "Mixstyle", "SFA", "RandConv", "L2D", "JiGen", "RSC", "SelfReg", "COPA", "FedDG"),
+    "CSAC",
+)
+ADAPTER = "zero_shot_adapter"
+INFERENCE = {  # Table 3c, of FedIG-A's own runs
+    "FedIG + ensemble BNs": "ensemble",
+    "FedIG + IABN": "iabn",
+    "FedIG + MixNorm": "mixnorm",
+    "FedIG + random alpha": "random_alpha",
+    "FedIG + fixed alpha 0.5": "fixed_alpha",
+    "FedIG-A (zero-shot adapter)": ADAPTER,
+}
+LAMBDA_1 = (0.01, 0.1, 0.3, 0.5, 1.0)
+LAMBDA_2 = (0.5, 1.0, 2.0, 4.0, 5.0, 8.0)
+INSIDE = Evaluation("inside", {}, ("--internal", "--alphas", "--tsne"))
+RANGES = {
+    "FedIG-A, u ~ U(0.0, 0.5)": "uniform:low=0.0:high=0.5",
+    "FedIG-A, u ~ U(0.5, 1.0)": "uniform:low=0.5:high=1.0",
+    "FedIG-A, u ~ U(-0.1, 1.1)": "uniform:low=-0.1:high=1.1",
+}
+
+
+def plain(method: str, folder: str = "", **keys: object) -> Training:
+    """A method without adapter; keys of a group as fedig__mixing."""
+    changes = {key.replace("__", "."): value for key, value in keys.items()}
+    return Training(folder or method, {"method": method, "adaptations": ("running",), **changes})
+
+
+FEDAVG, FEDPROX, FEDBN = plain("fedavg"), plain("fedprox"), plain("fedbn")
+FEDIGA = Training(
+    "fediga",
+    {"method": "fediga", "adaptations": ("running", *dict.fromkeys(INFERENCE.values()))},
+    (INSIDE,),
+)
+
+
+def varied(folder: str, **keys: object) -> Training:
+    """FedIG-A with other arguments."""
+    changes = {key.replace("__", "."): value for key, value in keys.items()}
+    return Training(folder, {"method": "fediga", "adaptations": ("running", ADAPTER), **changes})
+
+
+BIN = Training("bin", {"method": "fedig", "fedig.gates": True, "adaptations": ("learned_alpha",)})
+
+
+def protocol(dataset: str) -> Protocol:
+    """One domain left out after the other."""
+    name = dataset.lower()
+    needs = {"data.path": name, "pretrained": "resnet18"}
+    columns = left_out(DOMAINS[dataset])
+    return Protocol(name, f"configs/{name}.py", columns, SEEDS, needs, {})
+
+
+def where(number: int, **more: str) -> dict[str, str]:
+    """Fields of the published cells of a table."""
+    return {"paper": "FedIG-A", "table": str(number), **more}
+
+
+PROTOCOLS = {dataset: protocol(dataset) for dataset in DOMAINS}
+PACS = PROTOCOLS["PACS"]
+METHODS: dict[str, Row | str] = {
+    "FedAvg": Row((FEDAVG,)),
+    "FedProx": Row((FEDPROX,)),
+    "FedBN": Row((FEDBN,)),
+    **rivals(*RIVALS),
+    "FedIG": Row((FEDIGA,)),
+    "FedIG-A": Row((FEDIGA,), ADAPTER),
+}
+MIXING = {
+    "FedBN": Row((FEDBN,)),
+    "FedIG, Global: u = 0.0": Row((plain("fedig", "fedig-u0", fedig__mixing="constant:u=0.0"),)),
+    "FedIG, Instance: u = 1.0": Row((plain("fedig", "fedig-u1", fedig__mixing="constant:u=1.0"),)),
+    "FedIG, Global & instance: u = 0.5": Row(
+        (plain("fedig", "fedig-u0.5", fedig__mixing="constant:u=0.5"),)
+    ),
+    "FedIG, Global & instance: u ~ U(0, 1)": Row((FEDIGA,)),
+}
+LOSSES = {
+    "FedBN": Row((FEDBN,)),
+    "FedIG, CACL": Row((plain("fedig", "fedig-cacl", fedig__lambda_2=0.0),)),
+    "FedIG, CAFL": Row((plain("fedig", "fedig-cafl", fedig__lambda_1=0.0),)),
+    "FedIG, CAFL+CACL": Row((FEDIGA,)),
+}
+COMPONENTS = {
+    "FedBN": Row((FEDBN,)),
+    "FedBN + FedProx": Row(
+        (plain("fedprox", "fedbn-fedprox", share="all_but_batch_norm", fedprox__mu=0.1),)
+    ),
+    "FedBN + MixStyle + CAL": Row((plain("fedig", "fedig-mixstyle", fedig__mixing="mixstyle"),)),
+    "FedIG": Row((FEDIGA,)),
+    "FedIG + BIN (learned alpha)": Row((BIN,), "learned_alpha"),
+    **{label: Row((FEDIGA,), adaptation) for label, adaptation in INFERENCE.items()},
+}
+UNIFORM = {
+    "FedIG-A, u ~ U(0, 1)": Row((FEDIGA,), ADAPTER),
+    **{
+        label: Row((varied(f"fediga-{mixing.replace(':', '-')}", fedig__mixing=mixing),), ADAPTER)
+        for label, mixing in RANGES.items()
+    },
+}
+
+
+THIRTY = varied("fediga")
+CROWDED = {  # folder -> changes of configs/pacs_30_clients.py
+    "iid": {},
+    "dirichlet0.5": {"data.partition": "dirichlet", "data.alpha": 0.5},
+    "dirichlet0.1": {"data.partition": "dirichlet", "data.alpha": 0.1},
+}
+
+
+def crowd(folder: str) -> Protocol:
+    """30 clients, of which ten train a round."""
+    name, config = f"pacs_30_clients/{folder}", "configs/pacs_30_clients.py"
+    return PACS._replace(name=name, config=config, changes=CROWDED[folder])
+
+
+def crowded(number: int, folder: str) -> Table:
+    """Tables 9 to 11."""
+    rows = {
+        "FedProx": Row((FEDPROX,)),
+        "FedBN": Row((FEDBN,)),
+        "FedIG-A": Row((THIRTY,), ADAPTER),
+    }
+    title = f"Table {number}: 30 clients, {folder}"
+    return table(f"table{number}", title, crowd(folder), rows, where(number), average="Avg")
+
+
+def inside(dataset: str) -> Table:
+    """Table 12: FedIG-A's runs on their own clients."""
+    domains = DOMAINS[dataset]
+    columns = {
+        heading: Column(tuple(t for t in domains.values() if t != domain), domain)
+        for heading, domain in domains.items()
+    }
+    columns["Avg"] = Column(tuple(domains.values()), MEAN)
+    rows = {
+        "FedIG (local statistics)": Row((FEDIGA,), OWN, test=INSIDE.name),
+        "FedIG (global statistics)": Row((FEDIGA,), "running", test=INSIDE.name),
+        "FedIG-A (global statistics)": Row((FEDIGA,), ADAPTER, test=INSIDE.name),
+    }
+    return table(
+        f"table12-{dataset.lower()}",
+        f"Table 12: clients inside the federation, {dataset}",
+        PROTOCOLS[dataset]._replace(columns=columns),
+        rows,
+        where(12, dataset=dataset),
+    )
+
+
+def lambdas(name: str, number: int, key: str, values: tuple[float, ...], usual: float) -> Table:
+    """Fig. 5 and 6: FedIG-A over one lambda, a row a target."""
+    trainings = {
+        value: FEDIGA
+        if value == usual
+        else varied(f"fediga-{key}-{value}", **{f"fedig__{key}": value})
+        for value in values
+    }
+    rows = {
+        f"{heading}, FedIG-A": tuple(
+            cell(PACS, Row((training,), ADAPTER), column) for training in trainings.values()
+        )
+        for heading, column in PACS.columns.items()
+    }
+    title = f"Fig. {number}: {name} on PACS"
+    runs = runs_of(PACS, trainings.values())
+    return Table(f"fig{number}", title, tuple(map(str, values)), rows, runs)
+
+
+TABLES = (
+    table("table1", "Table 1: variants of MixIG", PACS, MIXING, where(1), average="Avg"),
+    table("table2", "Table 2: objectives", PACS, LOSSES, where(2), average="Avg"),
+    table("table3", "Table 3: components", PACS, COMPONENTS, where(3), average="Avg"),
+    *(
+        table(f"table5-{d.lower()}", f"Table 5: {d}", p, METHODS, where(5, dataset=d), "Avg")
+        for d, p in PROTOCOLS.items()
+    ),
+    *(
+        table(
+            f"table6-{d.lower()}",
+            f"Table 6: MixIG's distribution, {d}",
+            PROTOCOLS[d],
+            UNIFORM,
+            where(6, dataset=d),
+            "Avg",
+        )
+        for d in ("PACS", "VLCS")
+    ),
+    table("table7", "Table 7: VLCS", PROTOCOLS["VLCS"], METHODS, where(7), "Avg"),
+    table("table8", "Table 8: OfficeHome", PROTOCOLS["OfficeHome"], METHODS, where(8), "Avg"),
+    *(crowded(number, folder) for number, folder in zip((9, 10, 11), CROWDED, strict=True)),
+    *map(inside, DOMAINS),
+)
+SWEEPS = (
+    (lambdas("lambda_1", 5, "lambda_1", LAMBDA_1, 0.1), "lambda_1"),
+    (lambdas("lambda_2", 6, "lambda_2", LAMBDA_2, 4.0), "lambda_2"),
+)
+
+
+def first(dataset: str, target: str) -> str:
+    """The folder of the first seed's evaluation of FedIG-A."""
+    return f"{names(PROTOCOLS[dataset], target, FEDIGA)[0]}/evaluations/{INSIDE.name}"
+
+
+def alphas(number: int, dataset: str) -> Figure:
+    """Fig. 7 to 9: the adapter's alphas on every domain left out."""
+    files = [f"{first(dataset, d)}-alphas-{d}.png" for d in DOMAINS[dataset].values()]
+    title = f"Fig. {number}: alphas on {dataset}"
+    runs = runs_of(PROTOCOLS[dataset], [FEDIGA])
+    return Figure(f"fig{number}", title, runs, partial(figures.pictures, files=files))
+
+
+def partitions() -> Figure:
+    """Fig. 10: who owns which classes, where photographs are left out."""
+    photo = {"P": Column(("photo",), "photo")}
+    protocols = [crowd(folder)._replace(columns=photo) for folder in CROWDED]
+    files = [f"{names(p, 'photo', THIRTY)[0]}/plots/class_counts.png" for p in protocols]
+    runs = tuple(run for p in protocols for run in runs_of(p, [THIRTY]))
+    draw = partial(figures.pictures, files=files)
+    return Figure("fig10", "Fig. 10: classes of the 30 clients, photo left out", runs, draw)
+
+
+FIGURES = (
+    Figure(
+        "fig4",
+        "Fig. 4: alphas and t-SNE, art paintings left out",
+        runs_of(PACS._replace(columns={"A": PACS.columns["A"]}), [FEDIGA]),
+        partial(
+            figures.pictures,
+            files=[
+                f"{first('PACS', 'art_painting')}-{kind}-art_painting.png"
+                for kind in ("alphas", "tsne")
+            ],
+        ),
+    ),
+    *(
+        Figure(one.name, one.title, one.runs, partial(figures.lines, table=one, xlabel=xlabel))
+        for one, xlabel in SWEEPS
+    ),
+    *(alphas(number, dataset) for number, dataset in zip((7, 8, 9), DOMAINS, strict=True)),
+    partitions(),
+)
+SWEEP = Sweep("fedig", "FedIG-A (FedIG: client-agnostic learning)", TABLES, FIGURES)
+
+if __name__ == "__main__":
+    sys.exit(main(SWEEP))

@@ -1,0 +1,236 @@
+"""The sweeps of the papers and of their small forms: their runs, and beside which number."""
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "launch" / "sweeps"))
+
+import coverage  # noqa: E402
+import fedbn  # noqa: E402
+import fedcd  # noqa: E402
+import fedcd_small  # noqa: E402
+import fedig  # noqa: E402
+import plan  # noqa: E402
+import sweep  # noqa: E402
+import tsmobn  # noqa: E402
+import unifed  # noqa: E402
+import unifed_small  # noqa: E402
+import unseen  # noqa: E402
+
+from fedjax_bn.run.config import check  # noqa: E402
+from fedjax_bn.run.config_file import read  # noqa: E402
+from fedjax_bn.run.configured_method import check_adaptations, method_maker  # noqa: E402
+from fedjax_bn.run.report.published import published  # noqa: E402
+
+PAPERS = tuple(coverage.SWEEPS.values())
+ALL = (*PAPERS, fedcd_small.SWEEP, unifed_small.SWEEP, unseen.SWEEP)
+NAMES = [one.name for one in ALL]
+# What internal clients' cells have, and what launch/joining.py writes.
+PERSONAL = ("running", plan.OWN, "received", "joined")
+
+
+def tables_of(one: plan.Sweep) -> dict[str, plan.Table]:
+    return {table.name: table for table in one.tables}
+
+
+@cache
+def adaptations_of(config: str) -> tuple[str, ...]:
+    """Those of a config file."""
+    name, colon, inline = config.partition(":")
+    return read(f"{ROOT / name}{colon}{inline}").adaptations
+
+
+def kinds(runs) -> dict[str, plan.Run]:
+    """One run of each kind: seeds and targets apart, runs of a kind have the same changes."""
+    found = {}
+    for run in runs:
+        changes = {k: v for k, v in run.changes.items() if k not in ("seed", "target")}
+        found.setdefault((run.config, str(sorted(changes.items(), key=str))), run)
+    return {run.name: run for run in found.values()}
+
+
+@pytest.mark.parametrize("one", ALL, ids=NAMES)
+def test_every_command_is_a_configuration_that_the_program_accepts(one):
+    for run in kinds(plan.all_runs(one.parts)).values():
+        name, colon, inline = run.config.partition(":")
+        given = dict.fromkeys(run.needs, "x")
+        changes = [(key, sweep.text(value)) for key, value in {**run.changes, **given}.items()]
+        config = read(f"{ROOT / name}{colon}{inline}", changes)
+        check(config)
+        check_adaptations(config, config.adaptations)
+        method_maker(config)
+
+
+@pytest.mark.parametrize("one", ALL, ids=NAMES)
+def test_every_cell_has_runs_that_make_its_adaptation_or_says_why_not(one):
+    runs = {run.name: run for run in plan.all_runs(one.parts)}
+    for table in one.tables:
+        own = {run.name for run in table.runs}
+        for cells in table.rows.values():
+            assert len(cells) == len(table.columns)
+            for cell in cells:
+                assert bool(cell.runs) != bool(cell.missing)
+                assert own >= set(cell.runs)
+                for name in cell.runs:
+                    tests = {test.name: test.changes for test in runs[name].tests}
+                    changes = runs[name].changes | tests.get(cell.test, {})
+                    known = changes.get("adaptations", adaptations_of(runs[name].config))
+                    assert cell.test in ("", *tests)
+                    assert cell.adaptation in (*known, *PERSONAL)
+
+
+@pytest.mark.parametrize("one", ALL, ids=NAMES)
+def test_tables_and_figures_have_names_of_their_own(one):
+    names = [part.name for part in one.parts]
+    assert len(names) == len(set(names))
+    assert all(part.runs for part in one.figures)
+
+
+def test_seeds_are_the_papers():
+    def seeds(one, prefix):
+        runs = [run for run in plan.all_runs(one.parts) if run.name.startswith(prefix)]
+        return {run.changes["seed"] for run in runs}
+
+    assert seeds(fedig.SWEEP, "pacs/") == {0, 1, 2, 3}  # "four runs"
+    assert seeds(tsmobn.SWEEP, "") == {0, 1, 2}  # "random seed 0, 1, 2"
+    assert seeds(fedbn.SWEEP, "office/") == {0, 1, 2, 3, 4}  # "5-trial"
+    assert seeds(unifed.SWEEP, "") == {0, 1, 2}  # "three independent runs"
+
+
+@pytest.fixture(scope="module")
+def covered() -> dict[tuple[str, ...], coverage.Answer]:
+    every = coverage.answers(Path("runs"), {})
+    return {(a.number.paper, a.number.table, a.number.dataset, a.number.setting, a.number.method,
+             a.number.column): a for a in every}  # fmt: skip
+
+
+def test_every_published_number_has_a_command_or_a_reason(capsys):
+    assert coverage.main([]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2037
+    assert json.loads(last) == {
+        "rows": 2037,
+        "with_command": 1519,
+        "without": {
+            "a method still to come": 454,
+            "a rival whose formula is not to be had": 10,
+            "detection still to come": 54,
+        },
+    }
+
+
+def test_published_rows_are_distinct_and_none_is_lost(covered):
+    assert len(covered) == 2037
+    assert coverage.NO_TABLE not in {answer.reason for answer in covered.values()}
+
+
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [
+        (
+            ("FedIG-A", "2", "PACS", "client-agnostic objectives", "FedIG, CACL", "Avg"),
+            ("configs/pacs.py", "method=fedig", "lambda_2=0.0", "target=photo", "pretrained="),
+        ),
+        (
+            ("FedIG-A", "3", "PACS", "components", "FedBN + FedProx", "A"),
+            ("target=art_painting", "share=all_but_batch_norm", "fedprox.mu=0.1"),
+        ),
+        (
+            ("FedIG-A", "11", "PACS", "30 clients, Dirichlet 0.1", "FedBN", "S"),
+            ("pacs_30_clients.py", "data.alpha=0.1", "method=fedbn", "target=sketch"),
+        ),
+        (
+            ("FedIG-A", "12", "VLCS", "clients inside the federation",
+             "FedIG-A (global statistics)", "L"),
+            ("method=fediga", "target=VOC2007", "evaluate", "--internal"),
+        ),
+        (
+            ("TsmoBN", "E.11", "CIFAR-10-C (severity 1), four extra corruptions",
+             "trained with blur left out", "FedNova+TsmoBN", "spatter"),
+            ("image_size=256", "target=blur", "method=fednova", "evaluate", "target=extra"),
+        ),
+        (
+            ("TsmoBN", "E.4", "Camelyon17", "imbalanced data", "FedAdam", "hospital5"),
+            ("camelyon17.py", "truncate=False", "method=fedadam"),
+        ),
+        (
+            ("UniFed", "3", "CIFAR-10-C", "external clients, leave-one-corruption-type-out",
+             "FedBN+client-specific BN", "fog"),
+            ("method=fedavg", "share=all_but_batch_norm", "target=weather", "pretrained="),
+        ),
+        (
+            ("FedCD", "1", "PACS", "leave-one-domain-out", "Scaffold", "C"),
+            ("pacs.py:protocol=fedcd", "method=scaffold", "target=cartoon"),
+        ),
+        (
+            ("FedBN", "13", "Digits-Five", "B=50, E=16", "FedAvg", "USPS"),
+            ("batch_size=50", "local_epochs=16", "rounds=19", "method=fedavg"),
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_is_that_of_the_experiment(row, parts, covered):
+    command = covered[row].command
+    assert all(part in command for part in parts), command
+
+
+def test_columns_of_table_3_are_the_corruptions_of_their_type(covered):
+    third = tables_of(unifed.SWEEP)["table3"]
+    row = dict(zip(third.columns, third.rows["FedBN+client-specific BN"], strict=True))
+    assert row["bright"].published[0].mean == 96.30
+    assert row["bright"].runs[0] == "external/digital/fedavg/own/0"
+    assert (row["bright"].domain, row["bright"].adaptation) == ("brightness", "tsmobn")
+
+
+def test_averages_are_over_targets_and_personal_accuracy_over_the_others():
+    tables = tables_of(fedig.SWEEP)
+    average = tables["table7"].rows["FedIG-A"][-1]
+    assert len(average.parts) == 4
+    assert average.domain == plan.UNSEEN
+    inside = tables["table12-pacs"].rows["FedIG (local statistics)"]
+    assert [part[0][0].split("/")[1] for part in inside[0].parts] == [
+        *("art_painting", "cartoon", "sketch"),
+    ]
+    assert (inside[0].domain, inside[0].adaptation) == ("photo", plan.OWN)
+    assert len(inside[-1].parts) == 4
+
+
+def test_unifeds_mean_over_clients_stands_beside_that_of_the_printed_numbers():
+    import report
+
+    second = tables_of(unifed.SWEEP)["table2"]
+    assert report.printed(second.rows["FedAvg"][-1])[0] == pytest.approx(73.80, abs=0.01)
+
+
+def test_fedcds_rows_take_lambda_and_eta_by_validation_from_the_papers_grid():
+    rows = tables_of(fedcd.SWEEP)["table1"].rows
+    runs = {run.name: run for run in plan.all_runs(fedcd.SWEEP.parts)}
+    both = [runs[group[0]].changes for group in rows["FedCD-SCI + REA"][0].parts[0]]
+    assert len(both) == 15
+    assert {c["fedcd.lambda_sci"] for c in both} == {0.5, 0.7, 0.8, 0.9, 1.0}
+    assert {c["fedcd.eta"] for c in both} == {0.3, 0.5, 0.8}
+    assert all("weigh" not in c for c in both)  # REA is the method's own
+    alone = [runs[group[0]].changes for group in rows["FedCD-SCI"][0].parts[0]]
+    assert {c["weigh"] for c in alone} == {"by_size"}
+
+
+def test_every_number_of_fedcd_has_its_cell():
+    placed = coverage.placed(fedcd.SWEEP)
+    assert set(placed) == set(published(paper="FedCD"))
+
+
+def test_fedbns_table_17_gives_fedbn_the_statistics_of_test_batches_and_the_others_both():
+    rows = tables_of(fedbn.SWEEP)["table17"].rows
+    served = {label: cells[0].adaptation for label, cells in rows.items()}
+    assert served == {
+        "FedBN": fedbn.OWN_STATISTICS,
+        "FedProx": "running",
+        "FedProx, statistics of test batches": fedbn.OWN_STATISTICS,
+        "FedAvg": "running",
+        "FedAvg, statistics of test batches": fedbn.OWN_STATISTICS,
+    }
+    assert all(bool(c.published) == ("," not in label) for label, (c, _) in rows.items())
