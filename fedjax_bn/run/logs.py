@@ -5,10 +5,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import summary
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
+
+from fedjax_bn.run.imports import hidden
+
+with hidden("torch"):  # where it is installed, seconds for the name of a type
+    from tensorboardX import summary
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 
 def open_events(folder: Path, rounds_done: int) -> EventsWriter:
