@@ -23,6 +23,9 @@ from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
 
 CONFIG = flags.DEFINE_string("config", None, "config, see above; --config.KEY=VALUE changes a key")
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default runs/CONFIG")
+DISTRIBUTED = flags.DEFINE_bool(
+    "distributed", None, "train: this process is one of several, see launch/README.md"
+)
 NAME = flags.DEFINE_string("name", "evaluation", "evaluate: name of the files it writes")
 INTERNAL = flags.DEFINE_bool("internal", False, "evaluate: test the internal clients too")
 ALPHAS = flags.DEFINE_bool("alphas", False, "evaluate: record and plot the adapter's alphas")
@@ -67,7 +70,14 @@ def train(arguments: list[str]) -> None:
         )
     config = read(CONFIG.value, changes)
     # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
+    import jax
+
     from fedjax_bn.run.commands import train_all
+    from fedjax_bn.run.distributed import join
+
+    join(DISTRIBUTED.value)
+    if jax.process_count() > 1:
+        raise ConfigError("training by several processes is not written yet: start one")
 
     name = file_name(Path(CONFIG.value.partition(":")[0]).stem)
     train_all(config, Path(WORKDIR.value or f"runs/{name}"))
@@ -75,6 +85,8 @@ def train(arguments: list[str]) -> None:
 
 def evaluate(arguments: list[str]) -> None:
     """Tests the finished run in --workdir."""
+    if DISTRIBUTED.value:
+        raise ConfigError("--distributed belongs to training: leave it out to evaluate")
     changes = changes_of(arguments)
     if not WORKDIR.value:
         raise ConfigError("evaluate needs the workdir of a finished run: --workdir DIR")
@@ -95,8 +107,8 @@ def list_(arguments: list[str]) -> None:
 def help_(arguments: list[str]) -> None:
     """Prints what the command line understands."""
     del arguments
-    ours = (flags.FLAGS[flag.name] for flag in (CONFIG, WORKDIR, *OF_EVALUATE))
-    show("\n".join((str(__doc__), *(f"  --{flag.name:10}{flag.help}" for flag in ours))))
+    ours = (flags.FLAGS[flag.name] for flag in (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE))
+    show("\n".join((str(__doc__), *(f"  --{flag.name:12}{flag.help}" for flag in ours))))
 
 
 COMMANDS = {"train": train, "evaluate": evaluate, "list": list_} | dict.fromkeys(HELP, help_)

@@ -9,6 +9,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")  # it is the user's, not ours
 # Nearly all of the suite's time is compilation of tiny programs; `make test-slow` optimizes.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and "XLA_FLAGS" not in os.environ:

@@ -150,6 +150,9 @@ RUN = {
     "personalize.rate": Key(
         None, "their learning rate; empty: perfedavg.inner_rate", AT_LEAST_0, float
     ),
+    "compilation_cache": Key(
+        "~/.cache/fedjax_bn/compiled", "folder for compiled programs; empty: none is kept"
+    ),
     "seed": Key(0, "of all random numbers", SEED),
 }
 

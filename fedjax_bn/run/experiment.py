@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
@@ -150,10 +149,12 @@ def _model_maker(config: ConfigDict) -> Callable[..., Any]:
 
     def make_model(num_classes: int) -> Any:
         given: dict[str, Any] = {"num_classes": num_classes}
-        if isinstance(make, type) and issubclass(make, nnx.Module):
-            given["rngs"] = nnx.Rngs(config.seed)
+        if isinstance(make, type) and _is_nnx(make):
+            from flax.nnx import Rngs
+
+            given["rngs"] = Rngs(config.seed)
         model = call_chosen(what, make, **given, **fields)
-        if isinstance(model, nnx.Module):
+        if _is_nnx(type(model)):
             return models.from_nnx(model)
         if not isinstance(model, nn.Module):
             raise ConfigError(
@@ -162,6 +163,15 @@ def _model_maker(config: ConfigDict) -> Callable[..., Any]:
         return model
 
     return make_model
+
+
+def _is_nnx(kind: type) -> bool:
+    """Whether a class is a module of nnx, which is imported for nobody else: it takes long."""
+    if issubclass(kind, nn.Module):
+        return False
+    from flax.nnx import Module
+
+    return issubclass(kind, Module)
 
 
 def _check_validation(internal: Dataset, config: ConfigDict) -> None:

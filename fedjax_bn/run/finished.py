@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, workdir
+from fedjax_bn.run.compilation_cache import keep_compiled
 from fedjax_bn.run.defaults import base
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.experiment import Experiment, assemble
@@ -58,6 +59,7 @@ def restore(
       CheckpointError: as `restore_state`.
       ConfigError, ValueError: the configuration names what is not there.
     """
+    keep_compiled(config.compilation_cache)
     sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), np.zeros(1, np.int32))
     domains = [Domain(name, sample, sample, sample) for name in form["clients"]]
     mean, std = tuple(form["mean"]), tuple(form["std"])

@@ -5,12 +5,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
 from tqdm import tqdm
 
 from fedjax_bn.names import shown
+from fedjax_bn.run.imports import hidden
+
+with hidden("torch"):  # where it is installed, seconds for the name of a type
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.proto.summary_pb2 import Summary
 
 
 def open_events(folder: Path, rounds_done: int) -> EventsWriter:

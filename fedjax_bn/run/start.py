@@ -12,6 +12,7 @@ from fedjax_bn import models, sharing
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import pretrained
+from fedjax_bn.run.compilation_cache import keep_compiled
 from fedjax_bn.run.configured_method import start_notes, with_method_parts
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import (
@@ -38,6 +39,7 @@ def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], Federate
     Raises:
       ConfigError: whatever is wrong with the configuration or the data it names.
     """
+    keep_compiled(config.compilation_cache)
     try:
         experiment = build(config)
         keys = make_keys(config)

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import ndimage
+import scipy  # loads ndimage where it is used
 
 
 def gaussian_blur(images: np.ndarray, rng: np.random.Generator, sigma: float) -> np.ndarray:
     """Images f64[N, H, W, 3] through a Gaussian of sigma pixels; edges are repeated outwards."""
-    return ndimage.gaussian_filter(images, (0, sigma, sigma, 0), mode="nearest")
+    return scipy.ndimage.gaussian_filter(images, (0, sigma, sigma, 0), mode="nearest")
 
 
 def glass_blur(
@@ -42,7 +42,7 @@ def defocus_blur(
 ) -> np.ndarray:
     """A disk of that radius in pixels as point spread, its edge smoothed over 3x3 pixels."""
     kernel = _disk(radius, smooth)
-    return ndimage.correlate(images, kernel[None, :, :, None], mode="mirror")
+    return scipy.ndimage.correlate(images, kernel[None, :, :, None], mode="mirror")
 
 
 def _disk(radius: float, smooth: float) -> np.ndarray:
@@ -51,7 +51,7 @@ def _disk(radius: float, smooth: float) -> np.ndarray:
     inside = (reach[:, None] ** 2 + reach**2 <= radius**2).astype(np.float64)
     bell = np.exp(-np.square([-1, 0, 1]) / (2 * smooth**2))
     bell /= bell.sum()
-    return ndimage.convolve(inside / inside.sum(), np.outer(bell, bell), mode="constant")
+    return scipy.ndimage.convolve(inside / inside.sum(), np.outer(bell, bell), mode="constant")
 
 
 def motion_blur(
@@ -99,7 +99,7 @@ def magnify(images: np.ndarray, factor: float) -> np.ndarray:
     kept = int(np.ceil(side / factor))
     first = (side - kept) // 2
     # enlarging is linear and acts on rows and columns alike: its matrix is what it makes of 1
-    matrix = ndimage.zoom(np.eye(kept), (factor, 1), order=1)
+    matrix = scipy.ndimage.zoom(np.eye(kept), (factor, 1), order=1)
     trim = (len(matrix) - side) // 2
     matrix = matrix[trim : trim + side]
     large = images[:, first : first + kept, first : first + kept]

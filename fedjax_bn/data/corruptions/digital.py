@@ -4,7 +4,7 @@ from collections.abc import Callable
 from io import BytesIO
 
 import numpy as np
-from scipy import ndimage
+import scipy  # loads ndimage where it is used
 
 
 def contrast(images: np.ndarray, rng: np.random.Generator, keep: float) -> np.ndarray:
@@ -85,7 +85,7 @@ def elastic_transform(
     images = _look_at(images, np.einsum("nka,kyx->anyx", affine, points), "mirror")
     fields = [rng.uniform(-1, 1, (count, side, side)) for _ in range(2)]
     across, down = (
-        ndimage.gaussian_filter(field, (0, sigma, sigma), mode="reflect", truncate=3) * alpha
+        scipy.ndimage.gaussian_filter(field, (0, sigma, sigma), mode="reflect", truncate=3) * alpha
         for field in fields
     )
     return _look_at(images, grid[:, None] + np.stack([down, across]), "reflect")
@@ -102,5 +102,5 @@ def _look_at(images: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
     every = np.broadcast_to(np.arange(len(images))[:, None, None], places.shape[1:])
     where = np.concatenate([every[None], places])
     channels = np.moveaxis(images, -1, 0)
-    seen = [ndimage.map_coordinates(one, where, order=1, mode=mode) for one in channels]
+    seen = [scipy.ndimage.map_coordinates(one, where, order=1, mode=mode) for one in channels]
     return np.stack(seen, axis=-1)

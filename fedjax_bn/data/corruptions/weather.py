@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from scipy import ndimage
+import scipy  # loads ndimage where it is used
 
 from fedjax_bn.data.corruptions.blur import drag, magnify
 
@@ -142,11 +142,11 @@ def spatter(
       ModuleNotFoundError: water needs OpenCV, which is not installed.
     """
     layer = rng.normal(mean, scale, images.shape[:3])
-    layer = ndimage.gaussian_filter(layer, (0, size, size), mode="nearest")
+    layer = scipy.ndimage.gaussian_filter(layer, (0, size, size), mode="nearest")
     layer[layer < least] = 0
     if mud:
         cover = (layer > least).astype(np.float64)
-        cover = ndimage.gaussian_filter(cover, (0, strength, strength), mode="nearest")
+        cover = scipy.ndimage.gaussian_filter(cover, (0, strength, strength), mode="nearest")
         cover = np.where(cover < 0.8, 0, cover)[..., None]
         return images * (1 - cover) + MUD * cover
     light = np.stack([_water_light(drops) for drops in (layer * 255).astype(np.uint8)])

@@ -16,7 +16,7 @@ distribution of features alone, which is the setting of FedBN (section 3).
 from typing import NamedTuple
 
 import numpy as np
-from scipy import ndimage
+import scipy  # loads ndimage where it is used
 
 from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
@@ -157,7 +157,9 @@ def _lay(ink: np.ndarray, angle: float, move: np.ndarray) -> np.ndarray:
     matrix = np.array([[cosine, -sine], [sine, cosine]]) * (len(ink) / WRITING)
     middle = np.full(2, (len(ink) - 1) / 2)
     offset = middle - matrix @ (np.full(2, (SIZE - 1) / 2) + move)
-    placed = ndimage.affine_transform(ink, matrix, offset, (SIZE, SIZE), order=3, mode="constant")
+    placed = scipy.ndimage.affine_transform(
+        ink, matrix, offset, (SIZE, SIZE), order=3, mode="constant"
+    )
     return np.clip(placed, 0, 1)
 
 
@@ -168,19 +170,19 @@ def _resolve(ink: np.ndarray, resolution: int) -> np.ndarray:
 
 def _zoom(ink: np.ndarray, side: int, order: int) -> np.ndarray:
     factors = (1, side / ink.shape[1], side / ink.shape[2])
-    return ndimage.zoom(ink, factors, order=order, mode="nearest", grid_mode=True)
+    return scipy.ndimage.zoom(ink, factors, order=order, mode="nearest", grid_mode=True)
 
 
 def _thicken(ink: np.ndarray, pixels: int) -> np.ndarray:
     """Pen strokes grown by `pixels` on every side (or shrunk, if negative): f64[N, 28, 28]."""
     side = 2 * abs(pixels) + 1
-    change = ndimage.grey_dilation if pixels > 0 else ndimage.grey_erosion
+    change = scipy.ndimage.grey_dilation if pixels > 0 else scipy.ndimage.grey_erosion
     return change(ink, size=(1, side, side))
 
 
 def _blur(ink: np.ndarray, sigma: float) -> np.ndarray:
     """Ink through a lens with a Gaussian point spread of sigma pixels: f64[N, 28, 28]."""
-    return ndimage.gaussian_filter(ink, (0, sigma, sigma), mode="nearest")
+    return scipy.ndimage.gaussian_filter(ink, (0, sigma, sigma), mode="nearest")
 
 
 def _random_crops(photograph: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,0 +1,70 @@
+"""Compiled programs kept between runs: JAX's persistent cache, on by default and safe to share.
+
+JAX names an entry by the program, the versions, the options of XLA and what it is compiled for, the
+features of the CPU included, so that unlike machines can share a folder. It writes an entry in
+place, which a reader may find half written and a killed run leaves so for ever. Here the size is
+limited, which makes JAX lock the folder, and what a killed run left is dropped at the start.
+"""
+
+import os
+import warnings
+from pathlib import Path
+
+import jax
+from filelock import FileLock
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+_SETTINGS = {
+    "jax_compilation_cache_max_size": 2 * 2**30,  # bytes; the least recently used go first
+    "jax_persistent_cache_min_compile_time_secs": 0.1,  # what takes less is compiled again
+}
+_ENTRY, _USED = "-cache", "-atime"  # JAX writes the time of use after the entry: it is complete
+
+
+def keep_compiled(folder: str) -> None:
+    """Lets JAX look for compiled programs in a folder and keep new ones there.
+
+    JAX's own environment variables go first: JAX_COMPILATION_CACHE_DIR, its limits, and
+    JAX_ENABLE_COMPILATION_CACHE=false, with which nothing is kept. A folder that cannot be written
+    is said once and not used.
+
+    Args:
+      folder: a path, in which ~ is the home, or the address of a bucket (`gs://...`); "" for none.
+    """
+    name = "jax_compilation_cache_dir"
+    if not jax.config.jax_enable_compilation_cache or name.upper() in os.environ:
+        return
+    remote = "://" in folder  # a bucket's objects appear whole
+    place = folder if remote or not folder else str(Path(folder).expanduser())
+    if place and not remote:
+        try:
+            _drop_torn(Path(place))
+        except (OSError, NotImplementedError) as error:  # not writable; without locks
+            warnings.warn(
+                f"compiled programs are not kept in {place} ({error}): give another folder as "
+                "config.compilation_cache, or leave it empty",
+                stacklevel=2,
+            )
+            place = ""
+    for key, value in ({} if remote else _SETTINGS).items():
+        if key.upper() not in os.environ:
+            jax.config.update(key, value)
+    if jax.config.jax_compilation_cache_dir != (place or None):
+        jax.config.update(name, place or None)
+        reset_cache()  # else JAX stays with the folder that it opened first
+
+
+def _drop_torn(folder: Path) -> None:
+    """Removes entries that a killed process left half written or half removed.
+
+    Raises:
+      OSError: the folder cannot be written, or stayed locked for a minute.
+      NotImplementedError: its file system has no locks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lockfile", timeout=60):  # JAX's own
+        names = set(os.listdir(folder))
+        for name in names:
+            for end, other in ((_ENTRY, _USED), (_USED, _ENTRY)):
+                if name.endswith(end) and name.removesuffix(end) + other not in names:
+                    (folder / name).unlink()

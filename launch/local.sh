@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# One training by N processes on this machine; where there are GPUs, process i has GPU i.
+#
+#   launch/local.sh -n 2 [--dry-run] --config quickstart --workdir runs/quickstart
+#
+# -m MODULE runs a module of your own. PYTHON names the interpreter. All end when one fails.
+set -euo pipefail
+
+number=0 module=fedjax_bn.main dry_run=false
+while (($#)); do
+  case $1 in
+    -n) number=${2:-} && shift 2 ;;
+    -m) module=${2:-} && shift 2 ;;
+    --dry-run) dry_run=true && shift ;;
+    *) break ;;
+  esac
+done
+if [[ ! $number =~ ^[1-9][0-9]*$ || -z $module ]]; then
+  sed -n '2,/^set/{/^# \{0,1\}/s///p}' "$0" >&2
+  exit 2
+fi
+
+python=${PYTHON:-python}
+port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
+pids=()
+for ((i = 0; i < number; i++)); do
+  command=(env "JAX_COORDINATOR_ADDRESS=localhost:$port" "JAX_NUM_PROCESSES=$number"
+    "JAX_PROCESS_ID=$i" "JAX_LOCAL_DEVICE_IDS=$i" "$python" -m "$module" --distributed "$@")
+  if $dry_run; then
+    printf '%q ' "${command[@]}" && echo
+  else
+    "${command[@]}" &
+    pids+=($!)
+  fi
+done
+
+# The program takes TERM as it takes Ctrl-C, which does not reach background processes.
+stop() { kill -TERM "${pids[@]}" 2>/dev/null || true; }
+trap stop INT TERM
+status=0
+for _ in ${pids[@]+"${pids[@]}"}; do
+  wait -n || { status=$? && stop && break; }
+done
+until wait; do :; done # a trap cuts a wait short
+exit "$status"

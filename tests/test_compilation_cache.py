@@ -1,0 +1,134 @@
+"""Compiled programs are kept between runs, are the same programs, and survive a kill."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+from fedjax_bn.run.compilation_cache import keep_compiled
+
+NAMES = ("jax_compilation_cache_dir", "jax_compilation_cache_max_size")
+NAMES += ("jax_persistent_cache_min_compile_time_secs", "jax_enable_compilation_cache")
+HIT, MISS = (f"/jax/compilation_cache/cache_{what}" for what in ("hits", "misses"))
+
+SEEN: list[str] = []  # hits and misses since a test began
+
+
+def listen(event: str, **rest: object) -> None:
+    if event in (HIT, MISS):
+        SEEN.append(event)
+
+
+jax.monitoring.register_event_listener(listen)  # the oldest JAX cannot take it back
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Turns the cache on for one test and keeps every program; lists hits and misses."""
+    before = {name: getattr(jax.config, name) for name in NAMES}
+    SEEN.clear()
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_enable_compilation_cache", True)
+    reset_cache()
+
+    yield SEEN
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
+
+
+def compile_and_run() -> float:
+    """Compiles a program anew and runs it."""
+    return float(jax.jit(lambda x: jnp.sin(x).sum())(np.arange(7, dtype=np.float32)))
+
+
+def entries(folder) -> list[str]:
+    return sorted(path.name for path in folder.glob("*-cache"))
+
+
+def test_a_kept_program_is_found_again_and_gives_the_same_bits(tmp_path, events):
+    key = jax.random.key(0)
+    images, start = jax.random.normal(key, (5, 8, 6)), jax.random.normal(key, (6, 4))
+
+    def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
+        return (jnp.tanh(x @ weights) ** 2).mean()
+
+    def train() -> bytes:
+        def step(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            return weights - jax.grad(loss)(weights, x), None
+
+        program = jax.jit(lambda weights: jax.lax.scan(step, weights, images)[0])
+        return np.asarray(program(start)).tobytes()
+
+    fresh = train()  # nothing is kept yet
+    assert not events
+    keep_compiled(str(tmp_path))
+    kept = train()
+    assert events == [MISS]
+    found = train()
+    assert events == [MISS, HIT]
+    assert fresh == kept == found
+
+
+def test_a_half_written_entry_is_dropped_at_the_next_start(tmp_path, events):
+    keep_compiled(str(tmp_path))
+    compile_and_run()
+    answer = compile_and_run()
+    whole = entries(tmp_path)
+    assert whole
+    for name in whole:  # killed while it wrote: JAX writes the time of use afterwards
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:100])
+        (tmp_path / name.replace("-cache", "-atime")).unlink()
+    (tmp_path / "gone-atime").write_bytes(bytes(8))  # killed while it removed
+    (tmp_path / "a user's file").touch()
+    keep_compiled(str(tmp_path))
+    assert set(os.listdir(tmp_path)) - {".lockfile"} == {"a user's file"}
+    events.clear()
+    assert compile_and_run() == answer
+    assert events == [MISS]
+    assert entries(tmp_path) == [name for name in whole if "lambda" in name]
+
+
+def test_another_folder_is_used_from_then_on_and_none_keeps_nothing(tmp_path, events):
+    for name in ("one", "two"):
+        keep_compiled(str(tmp_path / name))
+        compile_and_run()
+        assert entries(tmp_path / name)
+    events.clear()
+    keep_compiled("")
+    compile_and_run()
+    assert not events
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_not_used(tmp_path, events):
+    (tmp_path / "file").touch()
+    with pytest.warns(UserWarning, match=r"not kept in .*file.*give another folder as config\.com"):
+        keep_compiled(str(tmp_path / "file" / "below"))
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_what_jax_was_told_itself_goes_first(tmp_path, events, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
+    keep_compiled(str(tmp_path / "ours"))
+    assert not (tmp_path / "ours").exists()
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "5000")
+    keep_compiled(str(tmp_path / "ours"))
+    assert jax.config.jax_compilation_cache_max_size == -1  # as JAX read its variable at its import
+
+
+def test_a_bucket_is_given_to_jax_as_it_is(events):
+    keep_compiled("gs://bucket/compiled")
+    assert jax.config.jax_compilation_cache_dir == "gs://bucket/compiled"
+    assert jax.config.jax_compilation_cache_max_size == -1
+
+
+def test_the_suite_keeps_out_of_the_users_cache():
+    before = jax.config.jax_compilation_cache_dir
+    keep_compiled("~/never")
+    assert jax.config.jax_compilation_cache_dir == before
