@@ -1,0 +1,59 @@
+"""Floating-point operations of a traced program, counted from its convolutions and products.
+
+XLA's own count (`cost_analysis`) takes a loop's body once and does not see what cuDNN does.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+
+def count(jaxpr: Any) -> int:
+    """Multiplications and additions of all convolutions and matrix products, loops unrolled.
+
+    Zeros that a gradient's dilation puts between values are not counted, padding is. Of a branch
+    the most expensive side counts, of a loop with unknown end one turn.
+    """
+    return sum(_of_equation(equation) for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns)
+
+
+def _of_equation(equation: Any) -> int:
+    name, params = equation.primitive.name, equation.params
+    if name == "conv_general_dilated":
+        return _of_convolution(equation)
+    if name == "dot_general":
+        return _of_product(equation)
+    inner = [count(one) for one in _programs(params.values())]
+    if name == "cond":
+        return max(inner)
+    return sum(inner) * (params["length"] if name == "scan" else 1)
+
+
+def _programs(values: Iterable[Any]) -> Iterable[Any]:
+    """The programs among an operation's parameters."""
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from _programs(value)
+        elif hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+            yield value
+
+
+def _of_convolution(equation: Any) -> int:
+    _, kernel = equation.invars
+    dimensions = equation.params["dimension_numbers"].rhs_spec  # output, input, then space
+    taps = math.prod(kernel.aval.shape[axis] for axis in dimensions[1:])
+    dilated = math.prod(equation.params["lhs_dilation"])
+    return 2 * math.prod(equation.outvars[0].aval.shape) * taps // dilated
+
+
+def _of_product(equation: Any) -> int:
+    (axes, _), _ = equation.params["dimension_numbers"]
+    summed = math.prod(equation.invars[0].aval.shape[axis] for axis in axes)
+    return 2 * math.prod(equation.outvars[0].aval.shape) * summed
+
+
+def of_function(function: Any, *args: Any) -> int:
+    """`count` of a function on arguments (or their shapes)."""
+    return count(jax.make_jaxpr(function)(*args))

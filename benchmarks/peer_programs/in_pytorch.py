@@ -1,0 +1,55 @@
+"""What the three programs on PyTorch share: network, data, one client's steps."""
+
+import functools
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from peer_programs.rounds import LEARNING_RATE, read
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))  # the networks' definitions lie there
+
+import torch_models
+
+Client = tuple[torch.Tensor, torch.Tensor]  # u8[S, B, 3, H, W], i64[S, B]
+
+
+def new_network(name: str) -> torch.nn.Module:
+    """DigitCNN or ResNet18."""
+    if name == "DigitCNN":
+        return torch_models.DigitCNN()
+    return torch_models.ResNet(torch_models.BasicBlock, (2, 2, 2, 2))
+
+
+def load(name: str, path: str) -> tuple[torch.nn.Module, list[Client]]:
+    """The network with its first tensors, and the clients' batches."""
+    arrays, tensors = read(path)
+    model = new_network(name)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
+    images = np.ascontiguousarray(arrays["image"].transpose(0, 1, 2, 5, 3, 4))
+    labels = torch.from_numpy(arrays["label"]).long()
+    return model.train(), list(zip(torch.from_numpy(images), labels, strict=True))
+
+
+load_once = functools.cache(load)  # one reading for each process
+
+
+def loss_of(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of a batch of bytes."""
+    _, logits = model((images.float() / 255 - 0.5) / 0.5)
+    return torch.nn.functional.cross_entropy(logits, labels)
+
+
+def train(model: torch.nn.Module, client: Client) -> float:
+    """One step of plain SGD a batch, in place; returns the mean loss."""
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
+    losses = []
+    for images, labels in zip(*client, strict=True):
+        optimizer.zero_grad()
+        loss = loss_of(model, images, labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return float(torch.stack(losses).mean())

@@ -1,0 +1,152 @@
+"""A program of its own: asking it for rounds, and what it and its children take (Linux)."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from peer_programs.rounds import MARK
+
+BENCHMARKS = Path(__file__).parents[1]
+TICK = os.sysconf("SC_CLK_TCK")
+LONGEST = 600.0  # seconds of a round, or of starting
+
+
+class Cpu(NamedTuple):
+    """CPU seconds of a process and its children, the ended ones that it waited for included."""
+
+    user: float
+    system: float
+
+
+class Peer:
+    """A running program.
+
+    Attributes:
+      losses: of each round, the mean of every client.
+      cpu: of each round.
+      megabytes: the most that its processes had together after a round (proportional shares).
+    """
+
+    def __init__(self, interpreter: str, module: str, network: str, task: Path, log: Path) -> None:
+        """Starts it, and returns when it is ready.
+
+        Raises:
+          RuntimeError: it ended, or is not ready in time.
+        """
+        self.losses: list[list[float]] = []
+        self.cpu: list[Cpu] = []
+        self.megabytes, self._log = 0.0, log
+        paths = [str(BENCHMARKS), str(BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")]
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                [interpreter, "-m", f"peer_programs.{module}", network, str(task)],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        try:
+            self._answer()  # "ready"
+        except RuntimeError:
+            self.end()
+            raise
+
+    def a_round(self) -> None:
+        """Makes one round.
+
+        Raises:
+          RuntimeError: the program ended, or did not answer in time.
+        """
+        before = self._spent()
+        try:
+            self._pipe("stdin").write("round\n")
+            self._pipe("stdin").flush()
+        except BrokenPipeError:
+            pass  # it ended: the answer, which never comes, says why
+        losses = self._answer()
+        after = self._spent()
+        self.losses.append(losses)
+        self.cpu.append(Cpu(*(b - a for a, b in zip(before, after, strict=True))))
+
+    def weigh(self) -> None:
+        """Looks at the memory; takes too long to be timed with a round."""
+        self.megabytes = max(self.megabytes, sum(map(_megabytes, tree(self._process.pid))))
+
+    def end(self) -> None:
+        """Ends it and all its children."""
+        children = tree(self._process.pid)
+        self._pipe("stdin").close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for child in children[1:]:
+            try:
+                os.kill(child, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._pipe("stdout").close()
+
+    def _answer(self) -> list[float]:
+        """The next line that is for us."""
+        late = threading.Timer(LONGEST, self._process.kill)
+        late.start()
+        try:
+            for line in self._pipe("stdout"):
+                if line.startswith(MARK):
+                    return json.loads(line.removeprefix(MARK))
+        finally:
+            late.cancel()
+        said = self._log.read_text().strip().splitlines()
+        raise RuntimeError(f"it ended: {' '.join(said[-3:])[-600:]} (all of it: {self._log})")
+
+    def _pipe(self, name: str) -> IO[str]:
+        return getattr(self._process, name)
+
+    def _spent(self) -> Cpu:
+        spent = [_cpu(one) for one in tree(self._process.pid)]
+        return Cpu(*(sum(values) for values in zip(*spent, strict=True)))
+
+
+def tree(root: int) -> list[int]:
+    """A process and all that came of it and live, itself first."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
+            parents[int(entry.name)] = int(fields[1])
+    found = [root]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def _stat(process: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on; none where it has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _cpu(process: int) -> Cpu:
+    fields = _stat(process)
+    if not fields:
+        return Cpu(0.0, 0.0)
+    user, system, user_children, system_children = map(int, fields[11:15])
+    return Cpu((user + user_children) / TICK, (system + system_children) / TICK)
+
+
+def _megabytes(process: int) -> float:
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0.0
+    sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Pss:")}
+    return float(sizes.get("Pss", 0)) * 1024 / 1e6
