@@ -19,13 +19,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.client import Received, differentiate, gradient_step
+from fedjax_bn.local_step import differentiate, gradient_step
 from fedjax_bn.methods.fedcd import masked_step
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.methods.sci import Aligned, Alignment, aligned_objective, mask_gradient
 from fedjax_bn.models import DigitCNN, ResNet18, SmallCNN
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import with_masks
+from fedjax_bn.state import Received
 from interleave import Samples, conclude, figures, interleave, paired_ratio, show
 from machine import announce
 

@@ -1,21 +1,7 @@
-"""What one client does in a round, as a pure function: a scan over its steps.
+"""What one client does in a round, as a pure function: a scan over its local steps.
 
-Four seams, each a plain function or a pair of them, from the narrowest to the widest:
-
-    objective(variables, batch, received, key) -> (value, (loss, moved))
-    gradient(variables, batch, received, key) -> (gradients, (loss, moved))
-    LocalStep: update(variables, state, batch, received, key) -> (variables, state, loss)
-    Client: run(received, batches, key) -> LocalUpdate
-
-An *objective* is what a client minimizes: it returns the value to differentiate, the loss to report
-(both f[], means over valid samples) and the collections that the pass moved, such as `batch_stats`.
-A *gradient* is that of an objective by default (`differentiate`), with respect to `params` and
-perhaps other collections, and may be corrected or replaced. A *local step* is one descent along it
-by default (`gradient_step`), and may be several. A *client* makes local steps over the round's
-batches by default (`train_locally`).
-
-`batch` is {"image": [B, ...], "label": i32[B] or a tree, "valid": bool[B], "last_epoch": bool[]};
-the last says whether the step belongs to the client's last local epoch.
+A *client* makes local steps over the round's batches by default (`train_locally`). It is the widest
+of the seams that `fedjax_bn.local_step` begins; `take_part` is what a round does with it.
 """
 
 from collections.abc import Callable
@@ -23,35 +9,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from fedjax_bn.backend import wait_for_all
-from fedjax_bn.batches import blank_padding
-from fedjax_bn.sharing import Variables, join
+from fedjax_bn.batches import blank_padding, last_epoch, owned_samples
+from fedjax_bn.local_step import Batch, LocalStep
+from fedjax_bn.sharing import Variables, join, split_like
+from fedjax_bn.state import Broadcast, Own, Received, Upload
+from fedjax_bn.task import masked_mean
 
 PyTree = Any
-Batch = dict[str, PyTree]
 # load(source, batch, key) -> batch: what a step does to its batch before all else
 Load = Callable[[PyTree, Batch, jax.Array], Batch]
 _LOADING = 2**31  # what the key of a step is folded with for `load`
-
-
-class Received(NamedTuple):
-    """What a client starts a round with.
-
-    Attributes:
-      shared: the shared leaves as the server sent them, None elsewhere.
-      personal: the client's personal leaves at the start of the round, None elsewhere.
-      memory: what the method remembers of this client.
-      server: what the server sends besides the shared leaves.
-      validation: the client's part of the round's `batches["validation"]`, () where there is none.
-    """
-
-    shared: PyTree
-    personal: PyTree
-    memory: PyTree = ()
-    server: PyTree = ()
-    validation: PyTree = ()
 
 
 class Trained(NamedTuple):
@@ -78,20 +46,6 @@ class Trained(NamedTuple):
         if self.chosen is not None:
             real &= jnp.arange(len(real)) < self.chosen
         return real.sum(dtype=jnp.int32)
-
-
-class LocalStep(NamedTuple):
-    """One step of local training, as a pair of pure functions.
-
-    Attributes:
-      init: `init(variables) -> state`, before the first step.
-      update: `update(variables, state, batch, received, key) -> (variables, state, loss f[])`.
-    """
-
-    init: Callable[[Variables], PyTree]
-    update: Callable[
-        [Variables, PyTree, Batch, Received, jax.Array], tuple[Variables, PyTree, jax.Array]
-    ]
 
 
 class LocalUpdate(NamedTuple):
@@ -139,69 +93,8 @@ class Memory(NamedTuple):
     step: PyTree = ()
 
 
-Objective = Callable[
-    [Variables, Batch, Received, jax.Array], tuple[jax.Array, tuple[jax.Array, PyTree]]
-]
-Gradient = Callable[
-    [Variables, Batch, Received, jax.Array], tuple[Variables, tuple[jax.Array, PyTree]]
-]
 Finish = Callable[[Received, Trained], tuple[Variables, PyTree, PyTree]]
 Train = Callable[..., Trained]
-
-
-def differentiate(objective: Objective, collections: tuple[str, ...] = ("params",)) -> Gradient:
-    """The gradient of an objective with respect to whole collections, {collection: tree}."""
-
-    def gradient(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, tuple[jax.Array, PyTree]]:
-        def value(trained: Variables) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
-            return objective({**variables, **trained}, batch, received, key)
-
-        trained = {name: variables[name] for name in collections}
-        (_, reported), gradients = jax.value_and_grad(value, has_aux=True)(trained)
-        return gradients, reported
-
-    return gradient
-
-
-def gradient_step(
-    gradient: Gradient,
-    optimizer: optax.GradientTransformation,
-    collections: tuple[str, ...] = ("params",),
-) -> LocalStep:
-    """The step of FedAvg: the optimizer moves whole collections along their gradient.
-
-    Args:
-      gradient: usually `differentiate(objective, collections)`, perhaps corrected.
-      optimizer: any optax transformation, of {collection: tree}.
-      collections: those that the gradient is of.
-    """
-
-    def update(
-        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, PyTree, jax.Array]:
-        gradients, (loss, moved) = gradient(variables, batch, received, key)
-        trained, state = descend(optimizer, gradients, state, variables)
-        return {**variables, **moved, **trained}, state, loss
-
-    def init(variables: Variables) -> PyTree:
-        return optimizer.init({name: variables[name] for name in collections})
-
-    return LocalStep(init, update)
-
-
-def descend(
-    optimizer: optax.GradientTransformation,
-    gradients: Variables,
-    state: PyTree,
-    variables: Variables,
-) -> tuple[Variables, PyTree]:
-    """One step of an optimizer: the moved collections of `gradients`, and its new state."""
-    trained = {name: variables[name] for name in gradients}
-    with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-        updates, state = optimizer.update(wait_for_all(gradients), state, trained)
-    return optax.apply_updates(trained, updates), state
 
 
 def no_memory(shared: PyTree, personal: PyTree) -> PyTree:
@@ -321,3 +214,70 @@ def run_steps(
 def where_tree(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """`yes` where the condition bool[] holds, else `no`, leaf by leaf."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def take_part(
+    client: Client, broadcast: Broadcast, own: Own, batches: Batch, key: jax.Array
+) -> tuple[Own, Upload, jax.Array]:
+    """One client's part of a round; who sits out costs nothing where clients are mapped in turn.
+
+    Args:
+      client: what it does.
+      broadcast: what the server sent.
+      own: what stays with the client.
+      batches: a round's, without the axis K, with "client" i32[].
+      key: the run's.
+
+    Returns:
+      What stays with it now, its upload, and the loss of each step f[S].
+    """
+    who, size = batches["client"], owned_samples(batches, client.epochs)
+    key = jax.random.fold_in(jax.random.fold_in(key, broadcast.round), who)
+    validation = batches.get("validation", ())
+    data = {name: batches[name] for name in ("image", "label", "valid")}
+    data |= {"source": batches["source"]} if "source" in batches else {}
+    last = last_epoch(batches["valid"], client.epochs)
+    received = Received(broadcast.shared, own.personal, own.memory, broadcast.message, validation)
+
+    def train(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
+        update = client.run(received, data | {"last_epoch": last}, key)
+        shared, personal = split_like(update.variables, broadcast.shared)
+        new = Own(personal, update.memory)
+        finite = _all_finite((shared, new, update.message, update.losses))
+        # A client that fails keeps what is its own.
+        return where_tree(finite, new, own), shared, _told(update), finite
+
+    def idle(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
+        like = jax.eval_shape(train, received)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        return own, *nothing[1:3], jnp.ones((), bool)
+
+    participates = batches.get("participates")
+    if participates is None:
+        participates = jnp.ones((), bool)
+        own, shared, update, finite = train(received)
+    else:
+        own, shared, update, finite = jax.lax.cond(participates, train, idle, received)
+    losses, counts = update.losses, update.counts
+    upload = Upload(
+        shared=shared,
+        message=update.message,
+        size=size,
+        risk=masked_mean(losses, jnp.where(last, counts, 0)),
+        loss=masked_mean(losses, counts),
+        finite=finite,
+        participates=participates,
+        client=who,
+        population=batches.get("population"),
+    )
+    return own, upload, losses
+
+
+def _told(update: LocalUpdate) -> LocalUpdate:
+    """What is told of a client's round: all but what it keeps."""
+    return update._replace(variables=(), memory=())
+
+
+def _all_finite(tree: PyTree) -> jax.Array:
+    floating = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in floating]).all()

@@ -25,8 +25,8 @@ from fedjax_bn.aggregation import (
     normalize,
     restore,
 )
-from fedjax_bn.batches import Batches, check_batches, last_epoch, owned_samples
-from fedjax_bn.client import Client, LocalUpdate, Received, where_tree
+from fedjax_bn.batches import Batches, check_batches
+from fedjax_bn.client import Client, take_part, where_tree
 from fedjax_bn.devices import (
     Meeting,
     checked_mesh,
@@ -37,7 +37,7 @@ from fedjax_bn.devices import (
     split_batches,
 )
 from fedjax_bn.mapping import group_size, map_and_sum
-from fedjax_bn.sharing import SharingRule, Variables, everything, split, split_like
+from fedjax_bn.sharing import SharingRule, Variables, everything, split
 from fedjax_bn.state import (
     Broadcast,
     FederatedState,
@@ -52,7 +52,6 @@ from fedjax_bn.state import (
     take_rows,
     with_own,
 )
-from fedjax_bn.task import masked_mean
 from fedjax_bn.uploads import (
     Sums,
     counting,
@@ -75,7 +74,6 @@ __all__ = [
     "own_of",
     "put_rows",
     "take_rows",
-    "traffic",
     "with_own",
 ]
 
@@ -157,26 +155,10 @@ def federate(
     return FederatedMethod(
         init=functools.partial(_init, plan),
         round=jax.jit(functools.partial(_round, plan), donate_argnums=0),
-        client=jax.jit(lambda *arguments: _client(plan, *arguments)[:2]),
+        client=jax.jit(lambda *arguments: take_part(client, *arguments)[:2]),
         server=jax.jit(functools.partial(_server, plan)),
         statistics=statistics,
     )
-
-
-def traffic(method: FederatedMethod, state: FederatedState, batches: Batches) -> dict[str, int]:
-    """{"down": bytes of a broadcast, "up": bytes of an upload}, of one client and round.
-
-    Args:
-      method: the method.
-      state: its state; only shapes count, here and in the batches.
-      batches: a round's, without the axis K.
-    """
-    sent = jax.eval_shape(broadcast_of, state)
-    own = jax.eval_shape(lambda state: own_of(state, 0), state)
-    batches = batches | {"client": jax.ShapeDtypeStruct((), jnp.int32)}
-    key = jax.eval_shape(jax.random.key, 0)
-    _, upload = jax.eval_shape(method.client, sent, own, batches, key)
-    return {"down": _bytes(sent), "up": _bytes(upload)}
 
 
 def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:
@@ -254,7 +236,7 @@ def _train_all(
     broadcast = broadcast_of(state)
 
     def one(weight: jax.Array | None, own: Own, batches: Batches) -> tuple[PyTree, tuple]:
-        own, upload, losses = _client(plan, broadcast, own, batches, key)
+        own, upload, losses = take_part(plan.client, broadcast, own, batches, key)
         if weight is None:
             return (), (own, upload, losses)
         part = part_of(plan.server, weight, upload)
@@ -281,57 +263,6 @@ def _train_all(
     }
     sums, told = meeting.together(sums, told)
     return (sums, weighing, told), own
-
-
-def _client(
-    plan: _Plan, broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array
-) -> tuple[Own, Upload, jax.Array]:
-    """One client's part of a round; who sits out costs nothing where clients are mapped in turn."""
-    who, size = batches["client"], owned_samples(batches, plan.client.epochs)
-    key = jax.random.fold_in(jax.random.fold_in(key, broadcast.round), who)
-    validation = batches.get("validation", ())
-    data = {name: batches[name] for name in ("image", "label", "valid")}
-    data |= {"source": batches["source"]} if "source" in batches else {}
-    last = last_epoch(batches["valid"], plan.client.epochs)
-    received = Received(broadcast.shared, own.personal, own.memory, broadcast.message, validation)
-
-    def train(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
-        update = plan.client.run(received, data | {"last_epoch": last}, key)
-        shared, personal = split_like(update.variables, broadcast.shared)
-        new = Own(personal, update.memory)
-        finite = _all_finite((shared, new, update.message, update.losses))
-        # A client that fails keeps what is its own.
-        return where_tree(finite, new, own), shared, _told(update), finite
-
-    def idle(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
-        like = jax.eval_shape(train, received)
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-        return own, *nothing[1:3], jnp.ones((), bool)
-
-    participates = batches.get("participates")
-    if participates is None:
-        participates = jnp.ones((), bool)
-        own, shared, update, finite = train(received)
-    else:
-        own, shared, update, finite = jax.lax.cond(participates, train, idle, received)
-    losses, counts = update.losses, update.counts
-    upload = Upload(
-        shared=shared,
-        message=update.message,
-        size=size,
-        risk=masked_mean(losses, jnp.where(last, counts, 0)),
-        loss=masked_mean(losses, counts),
-        finite=finite,
-        participates=participates,
-        client=who,
-        population=batches.get("population"),
-    )
-    return own, upload, losses
-
-
-def _told(update: LocalUpdate) -> LocalUpdate:
-    """What is told of a client's round: all but what it keeps."""
-    return update._replace(variables=(), memory=())
 
 
 def _server(plan: _Plan, state: FederatedState, uploads: Upload) -> FederatedState:
@@ -364,12 +295,3 @@ def _conclude(
     new = plan.server.update(state.shared, aggregate, state.server)
     shared, server = where_tree(sums.weight > 0, new, (state.shared, state.server))
     return state._replace(round=state.round + 1, shared=shared, server=server)
-
-
-def _all_finite(tree: PyTree) -> jax.Array:
-    floating = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in floating]).all()
-
-
-def _bytes(tree: PyTree) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

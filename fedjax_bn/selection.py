@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import of_clients
-from fedjax_bn.client import Batch, Load, LocalStep, Received, Train, Trained, run_steps, where_tree
+from fedjax_bn.client import Load, Train, Trained, run_steps, where_tree
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.dtypes import parameter_dtype
+from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.sharing import Variables
+from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification
 
 PyTree = Any

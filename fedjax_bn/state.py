@@ -37,6 +37,24 @@ class Own(NamedTuple):
     memory: PyTree
 
 
+class Received(NamedTuple):
+    """What a client starts a round with.
+
+    Attributes:
+      shared: the shared leaves as the server sent them, None elsewhere.
+      personal: the client's personal leaves at the start of the round, None elsewhere.
+      memory: what the method remembers of this client.
+      server: what the server sends besides the shared leaves.
+      validation: the client's part of the round's `batches["validation"]`, () where there is none.
+    """
+
+    shared: PyTree
+    personal: PyTree
+    memory: PyTree = ()
+    server: PyTree = ()
+    validation: PyTree = ()
+
+
 class Upload(NamedTuple):
     """What a client sends back.
 

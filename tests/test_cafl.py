@@ -14,7 +14,6 @@ import optax
 import pytest
 
 import runs
-from fedjax_bn.client import Received
 from fedjax_bn.methods import fedig
 from fedjax_bn.methods.fedig import client_agnostic
 from fedjax_bn.methods.learning import learning
@@ -23,6 +22,7 @@ from fedjax_bn.run import commands, train
 from fedjax_bn.run.config_file import read
 from fedjax_bn.run.configured_method import resolved, start_notes
 from fedjax_bn.run.report import write_report
+from fedjax_bn.state import Received
 
 KEY = jax.random.key(0)
 

@@ -10,7 +10,6 @@ from jax.sharding import Mesh, PartitionSpec
 import norm_nets as nets
 from fedjax_bn import adaptation
 from fedjax_bn import client as local
-from fedjax_bn.client import Received
 from fedjax_bn.methods import fedbn, fedig
 from fedjax_bn.methods.fedig import client_agnostic
 from fedjax_bn.methods.learning import learning, supervised
@@ -22,6 +21,7 @@ from fedjax_bn.normalization import (
 )
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.mixig import constant, mixed_statistics
+from fedjax_bn.state import Received
 
 MODELS = [nets.HandMade(), nets.Remat()]
 KEY = jax.random.key(0)

@@ -12,7 +12,6 @@ import pytest
 import norm_nets as nets
 from federations import assert_close, assert_equal, client
 from fedjax_bn.aggregation import ServerState
-from fedjax_bn.client import Received
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.methods.fedig import adapter_step, client_agnostic, fedig
@@ -24,6 +23,7 @@ from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.mixig import constant, mixed_statistics, uniform
 from fedjax_bn.normalization.mixing import choose_mixing
 from fedjax_bn.normalization.mixstyle import mixstyle_statistics
+from fedjax_bn.state import Received
 
 MODEL = nets.HandMade()
 KEY = jax.random.key(7)

@@ -17,9 +17,10 @@ from federations import (
     variables_of,
 )
 from fedjax_bn.batches import blank_padding
-from fedjax_bn.client import Received, differentiate
+from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.methods.perfedavg import meta_gradient, personalize, split_valid
+from fedjax_bn.state import Received
 
 KEY = jax.random.key(0)
 

@@ -10,7 +10,6 @@ import optax
 import pytest
 
 import runs
-from fedjax_bn.client import Received
 from fedjax_bn.data.domain import Dataset, Domain, Split, whole
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.data.sampling import validation_batches
@@ -25,6 +24,7 @@ from fedjax_bn.run.scoring import score_clients
 from fedjax_bn.run.scoring_data import stack_batches
 from fedjax_bn.run.summary import out_of_patience, select_round
 from fedjax_bn.selection import validation_score
+from fedjax_bn.state import Received
 
 
 class Slope(nn.Module):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import small_oracle
 from federations import assert_close
-from fedjax_bn.client import Received
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.methods.sci import Alignment, align, aligned_objective, mask_gradient
 from fedjax_bn.models import SmallCNN, masks
+from fedjax_bn.state import Received
 from small_oracle import SmallNet
 
 KEY = jax.random.key(5)

@@ -10,9 +10,10 @@ import pytest
 from federations import CLASSES, assert_close, batches_of, variables_of
 from fedjax_bn import methods
 from fedjax_bn.aggregation import Weighing, risk_extrapolation
-from fedjax_bn.federation import broadcast_of, own_of, put_rows, take_rows, traffic, with_own
+from fedjax_bn.federation import broadcast_of, own_of, put_rows, take_rows, with_own
 from fedjax_bn.methods import fedavg
 from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.traffic import traffic
 
 KEY = jax.random.key(3)
 SIZES = (9, 4, 6, 5)

@@ -4,8 +4,8 @@ from typing import Any
 
 import optax
 
-from fedjax_bn.client import differentiate, gradient_step
 from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import differentiate, gradient_step
 from fedjax_bn.methods.learning import learning, method_of, supervised
 
 

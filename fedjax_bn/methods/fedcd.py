@@ -17,13 +17,15 @@ from fedjax_bn.aggregation import (
     messages_by_size,
     risk_extrapolation,
 )
-from fedjax_bn.client import Batch, Gradient, LocalStep, Received, Trained, descend, differentiate
+from fedjax_bn.client import Trained
 from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Gradient, LocalStep, descend, differentiate
 from fedjax_bn.methods.learning import learning, method_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.masks import COLLECTION, FEATURES, keep_masks, with_masks
 from fedjax_bn.ranges import AtLeast0, bounded
 from fedjax_bn.sharing import SharingRule, Variables, everything, join
+from fedjax_bn.state import Received
 
 PyTree = Any
 

@@ -6,16 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.client import (
-    Batch,
-    Finish,
-    Gradient,
-    Received,
-    Trained,
-    differentiate,
-    gradient_step,
-)
+from fedjax_bn.client import Finish, Trained
 from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Gradient, differentiate, gradient_step
 from fedjax_bn.methods.fedprox import proximal
 from fedjax_bn.methods.learning import learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh
@@ -26,6 +19,7 @@ from fedjax_bn.methods.scaffold import (
 )
 from fedjax_bn.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.sharing import Variables, join, split_like
+from fedjax_bn.state import Received
 
 PyTree = Any
 

@@ -8,17 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, averaging, cast_like
-from fedjax_bn.client import (
-    Batch,
-    LocalStep,
-    Objective,
-    Received,
-    Trained,
-    differentiate,
-    gradient_step,
-)
+from fedjax_bn.client import Trained
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, LocalStep, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import StatisticsRule
@@ -35,6 +28,7 @@ from fedjax_bn.sharing import (
     join,
     path_names,
 )
+from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean, require_classifier
 
 PyTree = Any

@@ -10,23 +10,16 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_bn.client import (
-    Batch,
-    Finish,
-    LocalStep,
-    Objective,
-    Received,
-    no_memory,
-    plain_finish,
-    train_locally,
-)
+from fedjax_bn.client import Finish, no_memory, plain_finish, train_locally
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod, federate
+from fedjax_bn.local_step import Batch, LocalStep, Objective
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.perturb import Perturb
 from fedjax_bn.sharing import Variables
+from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification
 
 PyTree = Any

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.client import Batch, Received
+from fedjax_bn.local_step import Batch
 from fedjax_bn.methods.learning import Learning
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import COLLECTION
 from fedjax_bn.sharing import Variables
+from fedjax_bn.state import Received
 
 PyTree = Any
 Masks = Mapping[str, jax.Array]

@@ -9,7 +9,7 @@ import jax
 from ml_collections import ConfigDict
 
 from fedjax_bn.data.domain import form_of
-from fedjax_bn.federation import FederatedState, traffic
+from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, logs, workdir
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.configured_method import resolved
@@ -30,6 +30,7 @@ from fedjax_bn.run.rounds import open_rounds
 from fedjax_bn.run.start import data_hash, partition_table, prepare
 from fedjax_bn.run.stop import stop_requests
 from fedjax_bn.run.summary import out_of_patience, select_round, summarize
+from fedjax_bn.traffic import traffic
 
 
 def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) -> Record:

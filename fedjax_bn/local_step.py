@@ -1,0 +1,106 @@
+"""What a client minimizes, along which gradient, and one step of its training.
+
+Four seams, each a plain function or a pair of them, from the narrowest to the widest:
+
+    objective(variables, batch, received, key) -> (value, (loss, moved))
+    gradient(variables, batch, received, key) -> (gradients, (loss, moved))
+    LocalStep: update(variables, state, batch, received, key) -> (variables, state, loss)
+    client.Client: run(received, batches, key) -> LocalUpdate
+
+An *objective* is what a client minimizes: it returns the value to differentiate, the loss to report
+(both f[], means over valid samples) and the collections that the pass moved, such as `batch_stats`.
+A *gradient* is that of an objective by default (`differentiate`), with respect to `params` and
+perhaps other collections, and may be corrected or replaced. A *local step* is one descent along it
+by default (`gradient_step`), and may be several.
+
+`batch` is {"image": [B, ...], "label": i32[B] or a tree, "valid": bool[B], "last_epoch": bool[]};
+the last says whether the step belongs to the client's last local epoch.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from fedjax_bn.backend import wait_for_all
+from fedjax_bn.sharing import Variables
+from fedjax_bn.state import Received
+
+PyTree = Any
+Batch = dict[str, PyTree]
+Objective = Callable[
+    [Variables, Batch, Received, jax.Array], tuple[jax.Array, tuple[jax.Array, PyTree]]
+]
+Gradient = Callable[
+    [Variables, Batch, Received, jax.Array], tuple[Variables, tuple[jax.Array, PyTree]]
+]
+
+
+class LocalStep(NamedTuple):
+    """One step of local training, as a pair of pure functions.
+
+    Attributes:
+      init: `init(variables) -> state`, before the first step.
+      update: `update(variables, state, batch, received, key) -> (variables, state, loss f[])`.
+    """
+
+    init: Callable[[Variables], PyTree]
+    update: Callable[
+        [Variables, PyTree, Batch, Received, jax.Array], tuple[Variables, PyTree, jax.Array]
+    ]
+
+
+def differentiate(objective: Objective, collections: tuple[str, ...] = ("params",)) -> Gradient:
+    """The gradient of an objective with respect to whole collections, {collection: tree}."""
+
+    def gradient(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, tuple[jax.Array, PyTree]]:
+        def value(trained: Variables) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
+            return objective({**variables, **trained}, batch, received, key)
+
+        trained = {name: variables[name] for name in collections}
+        (_, reported), gradients = jax.value_and_grad(value, has_aux=True)(trained)
+        return gradients, reported
+
+    return gradient
+
+
+def gradient_step(
+    gradient: Gradient,
+    optimizer: optax.GradientTransformation,
+    collections: tuple[str, ...] = ("params",),
+) -> LocalStep:
+    """The step of FedAvg: the optimizer moves whole collections along their gradient.
+
+    Args:
+      gradient: usually `differentiate(objective, collections)`, perhaps corrected.
+      optimizer: any optax transformation, of {collection: tree}.
+      collections: those that the gradient is of.
+    """
+
+    def update(
+        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, PyTree, jax.Array]:
+        gradients, (loss, moved) = gradient(variables, batch, received, key)
+        trained, state = descend(optimizer, gradients, state, variables)
+        return {**variables, **moved, **trained}, state, loss
+
+    def init(variables: Variables) -> PyTree:
+        return optimizer.init({name: variables[name] for name in collections})
+
+    return LocalStep(init, update)
+
+
+def descend(
+    optimizer: optax.GradientTransformation,
+    gradients: Variables,
+    state: PyTree,
+    variables: Variables,
+) -> tuple[Variables, PyTree]:
+    """One step of an optimizer: the moved collections of `gradients`, and its new state."""
+    trained = {name: variables[name] for name in gradients}
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
+        updates, state = optimizer.update(wait_for_all(gradients), state, trained)
+    return optax.apply_updates(trained, updates), state
