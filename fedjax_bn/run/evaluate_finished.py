@@ -25,6 +25,7 @@ from fedjax_bn.run.datasets import check_data_keys, check_target
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluate import internal_evaluator, served_variables, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment, build
+from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.per_sample import alphas_of, features_of
 from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.run.records import Record
@@ -99,13 +100,12 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         "internal": inside,
         "config": dict(flatten(config)),
     }
-    files = []
-    for suffix, content in pictures.items():
-        files.append(place.with_name(place.name + suffix))
-        workdir.write_atomically(files[-1], content)
-    files.append(place.with_name(f"{place.name}.json"))
-    workdir.write_json(files[-1], result)
-    return result, files
+    contents = {place.with_name(place.name + end): image for end, image in pictures.items()}
+    with owned(folder, wait=True):
+        for path, content in contents.items():
+            workdir.write_atomically(path, content)
+        workdir.write_json(place.with_name(f"{place.name}.json"), result)
+    return result, [*contents, place.with_name(f"{place.name}.json")]
 
 
 def _wanted(own: ConfigDict, request: Request) -> ConfigDict:
