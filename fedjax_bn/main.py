@@ -10,7 +10,6 @@ quickstart, configs/digits.py:method=fedavg,rounds=10. A run that was stopped go
 """
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +18,7 @@ from absl import flags, logging
 
 from fedjax_bn.run.config_file import changes_of, read
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
+from fedjax_bn.run.stop import listen
 
 CONFIG = flags.DEFINE_string("config", None, "config, see above; --config.KEY=VALUE changes a key")
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default runs/CONFIG")
@@ -32,7 +32,7 @@ HELP = ("--help", "-help", "-h", "help")
 
 def command() -> None:
     """What `fedjax-bn`, `python -m fedjax_bn` and `python -m fedjax_bn.main` do."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    listen()
     sys.path.append("")  # a user's own modules; `python -m` has it already
     main(parse_flags(sys.argv))
 
@@ -47,8 +47,6 @@ def main(argv: list[str]) -> None:
         COMMANDS[name](arguments)
     except InterruptedRun as stop:
         fail(str(stop), status=130)
-    except KeyboardInterrupt:
-        fail("stopped at once: give the same command to go on from the last checkpoint", 130)
     except UserError as error:
         fail(str(error))
 

@@ -153,7 +153,7 @@ def test_every_prefix_of_the_writes_of_a_run_is_gone_on_from(recorded, tmp_path)
             jax.tree.map(np.testing.assert_array_equal, state, states[rounds])
         if any("validation" in record for record in records):
             # Or a later round took its place, which will be reached, and selected, again.
-            assert {select_round(records), *range(rounds + 1, ROUNDS)} & selected_in(folder)
+            assert {select_round(records), *range(rounds + 1, ROUNDS + 1)} & selected_in(folder)
         reached.add(rounds)
     assert reached == {0, 2, 4, 5}
 

@@ -101,6 +101,17 @@ def resume(folder: Path, start: Callable[[], PyTree], rounds: int) -> PyTree:
     return start()
 
 
+def saved(folder: Path) -> str:
+    """A part of a sentence on the rounds of a workdir that have a checkpoint."""
+    names = (path.name for path in (folder / "checkpoints" / "latest").glob("*"))
+    last = max((int(name) for name in names if name.isdecimal()), default=0)
+    return (
+        f"rounds 1 to {last} are saved in {folder}"
+        if last
+        else f"no round is saved in {folder} yet"
+    )
+
+
 def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
     """Saves `state` as `round`, in the background; a checkpoint of that round is replaced.
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -22,7 +23,7 @@ from fedjax_bn.run.records import Record, require_finite, require_weights, round
 from fedjax_bn.run.report import write_data_plots
 from fedjax_bn.run.rounds import open_rounds
 from fedjax_bn.run.start import Keys, data_hash, partition_table, prepare
-from fedjax_bn.run.stop import stop_requests
+from fedjax_bn.run.stop import saying, stop_requests
 from fedjax_bn.run.summary import select_round, summarize
 
 
@@ -55,7 +56,7 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
 
     # 3. Otherwise this process owns the folder until it ends, and goes on from the latest
     # checkpoint, if there is one.
-    with owned(folder):
+    with owned(folder), saying(partial(checkpoint.saved, folder)):
         claim(folder, dict(flatten(config)), about)
         state, records = resume(folder, start, say)
         if records:
