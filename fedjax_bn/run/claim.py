@@ -1,29 +1,15 @@
 """Whose workdir a folder is: of one configuration and its data, as its config.json says."""
 
 import json
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from fedjax_bn import __version__
 from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.forms import CLAIM
 from fedjax_bn.run.workdir import read_json, write_json
 
 # Where data are kept changes no result.
 _MAY_DIFFER = {"data.cache", "data.device_megabytes"}
-
-
-def describe_machine() -> dict[str, Any]:
-    """Versions and devices, for the record."""
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    return {
-        "versions": {"fedjax_bn": __version__, "python": platform.python_version()}
-        | {name: version(name) for name in packages},
-        "devices": [str(device) for device in jax.devices()],
-    }
 
 
 def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:
@@ -59,10 +45,10 @@ def check_claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) ->
         _check_unused(workdir)
         return
     new = json.loads(json.dumps({"config": config, **about}))
-    old = read_json(workdir / "config.json", ("config", "data"))
+    old = read_json(workdir / "config.json", CLAIM)
     keys = sorted({*old["config"], *new["config"]} - _MAY_DIFFER)
     changes = [
-        f"{key} ({old['config'].get(key)!r} there, {new['config'].get(key)!r} now)"
+        f"{key:.40} ({_short(old['config'].get(key))} there, {_short(new['config'].get(key))} now)"
         for key in keys
         if old["config"].get(key) != new["config"].get(key)
     ]
@@ -71,8 +57,14 @@ def check_claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) ->
     if changes:
         raise WorkdirError(
             f"{workdir} belongs to a run of another configuration; these differ: "
-            f"{', '.join(changes)}. Give another --workdir, or the old values to go on"
+            f"{', '.join(changes[:8])}. Give another --workdir, or the old values to go on"
         )
+
+
+def _short(value: Any) -> str:
+    """A value as Python spells it, of what is long only the beginning."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _check_unused(workdir: Path) -> None:

@@ -11,12 +11,14 @@ from ml_collections import ConfigDict
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState, traffic
 from fedjax_bn.run import checkpoint, logs, workdir
-from fedjax_bn.run.claim import check_claim, claim, describe_machine
+from fedjax_bn.run.claim import check_claim, claim
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.configured_method import resolved
 from fedjax_bn.run.errors import InterruptedRun
 from fedjax_bn.run.evaluate import evaluator
 from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.forms import SUMMARY
+from fedjax_bn.run.machine import describe_machine, difference
 from fedjax_bn.run.mask_log import log_masks
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.records import Record, require_finite, require_weights, round_record
@@ -58,6 +60,8 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     # checkpoint, if there is one.
     with owned(folder), saying(partial(checkpoint.saved, folder)):
         claim(folder, dict(flatten(config)), about)
+        if note := difference(folder, about):
+            say(note)
         state, records = resume(folder, start, say)
         if records:
             say(f"going on from round {len(records)} of {config.rounds} in {folder}")
@@ -82,7 +86,7 @@ def resume(
 
 def _say_finished(config: ConfigDict, folder: Path, say: Callable[[str], None]) -> Record:
     """The summary of a finished run, which is left as it is, but for rounds written twice."""
-    summary = workdir.read_json(folder / "summary.json", ("method", "accuracy"))
+    summary = workdir.read_json(folder / "summary.json", SUMMARY)
     path = folder / "metrics.jsonl"
     if workdir.holds_rounds_twice(path):
         with owned(folder):

@@ -7,13 +7,15 @@ goes on from after a power cut is whole, and what is behind it is dropped.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
 from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.forms import OBJECT, RECORD, Form, misfit, other_names
 
 _WRITING = RLock()  # held while a file is written, so that a process can end between two writes
 
@@ -90,20 +92,21 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
-def read_json(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads a JSON file of a run, an object that has at least `keys`.
+def read_json(path: Path, form: Form = OBJECT) -> dict[str, Any]:
+    """Reads a JSON file of a run, by default any object.
 
     Raises:
-      WorkdirError: it is not there or damaged.
+      WorkdirError: it is not there, damaged, or of another form.
     """
     try:
         content = json.loads(path.read_text())
-        if not isinstance(content, dict) or not content.keys() >= set(keys):
-            raise ValueError(f"it must be an object with {', '.join(keys)}")
+        if wrong := misfit(content, form):
+            raise ValueError(wrong)
         return content
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WorkdirError(
-            f"cannot read {path} ({error}): move that folder away or give another --workdir"
+            f"cannot read {path} ({textwrap.shorten(str(error), 120)}): move that folder away or "
+            "give another --workdir"
         ) from error
 
 
@@ -135,8 +138,10 @@ def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
       WorkdirError: lines of those rounds are missing.
     """
     records = {record["round"]: record for record in reversed(_whole_lines(path))}
-    missing = next((n for n in range(1, rounds + 1) if n not in records), None)
-    if missing:
+    wrong = (
+        n for n in range(1, rounds + 1) if n not in records or other_names(records[n], records[1])
+    )
+    if missing := next(wrong, None):
         raise WorkdirError(
             f"{path} is damaged at round {missing} of the {rounds} that the checkpoint has: move "
             f"{path.parent} away and start again, or give another --workdir"
@@ -179,9 +184,9 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     """The lines that hold the record of a round, as they stand."""
     found = []
     for line in _lines_of(path):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if isinstance(record, dict) and type(record.get("round")) is int:
+            if not misfit(record, RECORD):
                 found.append(record)
     return found
 
