@@ -9,8 +9,6 @@ quickstart, configs/digits.py:method=fedavg,rounds=10. A run that was stopped go
 `python -m fedjax_bn` is the same command.
 """
 
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -19,7 +17,9 @@ from absl import flags, logging
 
 from fedjax_bn.names import file_name
 from fedjax_bn.run.config_file import changes_of, read
+from fedjax_bn.run.console import endure
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
+from fedjax_bn.run.stop import listen
 
 CONFIG = flags.DEFINE_string("config", None, "config, see above; --config.KEY=VALUE changes a key")
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default runs/CONFIG")
@@ -36,7 +36,8 @@ HELP = ("--help", "-help", "-h", "help")
 
 def command() -> None:
     """What `fedjax-bn`, `python -m fedjax_bn` and `python -m fedjax_bn.main` do."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    endure()
+    listen()
     sys.path.append("")  # a user's own modules; `python -m` has it already
     main(parse_flags(sys.argv))
 
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> None:
         COMMANDS[name](arguments)
     except InterruptedRun as stop:
         fail(str(stop), status=130)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # where `main` was called without `command`, as in a notebook
         fail("stopped at once: give the same command to go on from the last checkpoint", 130)
     except UserError as error:
         fail(str(error))
@@ -101,14 +102,14 @@ def list_(arguments: list[str]) -> None:
     """Prints what there is of a kind."""
     from fedjax_bn.run.listing import listing
 
-    show(listing(arguments))
+    print(listing(arguments))
 
 
 def help_(arguments: list[str]) -> None:
     """Prints what the command line understands."""
     del arguments
     ours = (flags.FLAGS[flag.name] for flag in (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE))
-    show("\n".join((str(__doc__), *(f"  --{flag.name:12}{flag.help}" for flag in ours))))
+    print("\n".join((str(__doc__), *(f"  --{flag.name:12}{flag.help}" for flag in ours))))
 
 
 COMMANDS = {"train": train, "evaluate": evaluate, "list": list_} | dict.fromkeys(HELP, help_)
@@ -123,14 +124,6 @@ def parse_flags(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv, known_only=True)
     except flags.Error as error:
         fail(str(error))
-
-
-def show(text: str) -> None:
-    """Prints a text, of which `| head` need not read all."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

@@ -5,8 +5,12 @@ notice a flipped bit, and whose parallel readers print tracebacks of what they d
 """
 
 import hashlib
+import json
+import re
+import shutil
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +20,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
-from fedjax_bn.run.errors import CheckpointError
+from fedjax_bn.run.errors import CheckpointError, WorkdirError
+from fedjax_bn.run.workdir import sync
 
 PyTree = Any
 CHECKSUMS = "SHA256SUMS"  # in a checkpoint's folder, as `sha256sum --check` reads them
+_FORM = "# form {}"  # its first line, which that takes for a comment
 
 
 def open_folder(folder: Path, keep: int) -> ocp.CheckpointManager:
@@ -43,39 +49,124 @@ def open_folder(folder: Path, keep: int) -> ocp.CheckpointManager:
         ) from error
 
 
-def open_both(folder: Path, rounds_done: int) -> tuple[ocp.CheckpointManager, ...]:
-    """The latest and the selected checkpoints of a workdir, without rounds still to come."""
+@contextmanager
+def open_both(
+    folder: Path, rounds_done: int
+) -> Iterator[tuple[ocp.CheckpointManager, ocp.CheckpointManager]]:
+    """The latest and the selected checkpoints of a workdir, without rounds still to come.
+
+    When the block ends, the disk has them.
+
+    Raises:
+      CheckpointError: as `open_folder`.
+      WorkdirError: as `settle`.
+    """
     latest = open_folder(folder / "checkpoints" / "latest", keep=2)
     selected = open_folder(folder / "checkpoints" / "selected", keep=1)
-    for round in selected.all_steps():
-        if round > rounds_done:  # of a killed run; it will be reached, and saved, again
-            selected.delete(round)
-    return latest, selected
+    with _settled(latest), _settled(selected):
+        for manager in (latest, selected):
+            for round in manager.all_steps():
+                if round > rounds_done:  # of a killed run; it will be reached, and saved, again
+                    manager.delete(round)
+        yield latest, selected
 
 
-def resume(folder: Path, start: Callable[[], PyTree]) -> PyTree:
+@contextmanager
+def _settled(manager: ocp.CheckpointManager) -> Iterator[None]:
+    """Closes a folder, and waits until the disk has what is in it."""
+    try:
+        yield
+        settle(manager)
+    finally:
+        with suppress(Exception):  # the fault of a save, which `settle` has raised
+            manager.close()
+
+
+def resume(folder: Path, start: Callable[[], PyTree], rounds: int) -> PyTree:
     """The state of a workdir's latest checkpoint, or `start()` where there is none.
+
+    Args:
+      folder: the workdir.
+      start: makes the state before the first round.
+      rounds: that have records; where they are too few for the latest checkpoint, the one before
+        it is taken if they are enough for that.
 
     Raises:
       CheckpointError: as `open_folder` and `restore`.
     """
     with open_folder(folder / "checkpoints" / "latest", keep=2) as latest:
-        if latest.all_steps():
-            return restore(latest, jax.eval_shape(start))
+        if steps := latest.all_steps():
+            enough = [round for round in steps if round <= rounds]
+            return restore(latest, jax.eval_shape(start), max(enough or steps))
     return start()
+
+
+def saved(folder: Path) -> str:
+    """A part of a sentence on the rounds of a workdir that have a checkpoint."""
+    names = (path.name for path in (folder / "checkpoints" / "latest").glob("*"))
+    last = max((int(name) for name in names if name.isdecimal()), default=0)
+    return (
+        f"rounds 1 to {last} are saved in {folder}"
+        if last
+        else f"no round is saved in {folder} yet"
+    )
 
 
 def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
     """Saves `state` as `round`, in the background; a checkpoint of that round is replaced.
 
     The state is copied first, because the next round donates its buffers.
+
+    Raises:
+      WorkdirError: as `settle`, of this or of the save before.
     """
-    if round in manager.all_steps():
+    settle(manager)
+    with _faults_named(manager):
+        if round in manager.all_steps():
+            manager.delete(round)
+        state = jax.tree.map(np.array, state)
+        about = {"form": _form(state)}
+        manager.save(round, args=ocp.args.StandardSave(state), custom_metadata=about)
+
+
+def settle(manager: ocp.CheckpointManager) -> None:
+    """Waits until the disk has what was saved.
+
+    Raises:
+      WorkdirError: it could not be written; no part of it is left behind.
+    """
+    with _faults_named(manager):
         manager.wait_until_finished()
-        manager.delete(round)
-    state = jax.tree.map(np.array, state)
-    about = {"form": _form(state)}
-    manager.save(round, args=ocp.args.StandardSave(state), custom_metadata=about)
+        sync(Path(manager.directory))
+
+
+@contextmanager
+def _faults_named(manager: ocp.CheckpointManager) -> Iterator[None]:
+    """Turns what a failing save raises, of any kind, into a sentence."""
+    folder = Path(manager.directory)
+    try:
+        yield
+    except Exception as error:
+        for left in folder.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(left, ignore_errors=True)
+        raise WorkdirError(
+            f"cannot save a checkpoint in {folder} ({_reason(error)}): make room there or make it "
+            "writable and give the same command to go on"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The error in a few words: the system's, where it stands behind others."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    found = re.search(
+        r"No space left on device|Read-only file system|Disk quota exceeded|File too large",
+        str(error),
+    )
+    return found[0] if found else textwrap.shorten(str(error) or repr(error), 120)
 
 
 def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = None) -> PyTree:
@@ -96,10 +187,9 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
     device = SingleDeviceSharding(jax.devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), like)
     try:
-        about = manager.metadata(round).custom_metadata or {}
-        if about.get("form") != _form(like):
+        if _read_checksums(folder)[0] != _FORM.format(_form(like)):
             reason = "its arrays have other names or shapes"
-        elif _checksums(folder) != (folder / CHECKSUMS).read_text():
+        elif not is_whole(folder):
             reason = "its checksums do not match"
         else:
             return manager.restore(round, args=ocp.args.StandardRestore(like))
@@ -119,10 +209,29 @@ def _form(state: PyTree) -> str:
 
 
 def _add_checksums(folder: Path) -> None:
-    """Adds the checksums to a checkpoint whose files are written, before Orbax commits it."""
+    """Adds the checksums to a checkpoint whose files are written, before Orbax commits it.
+
+    The disk has all that they speak of before the checkpoint gets its name.
+    """
     for place in folder.iterdir():
         if place.is_dir() and not (place / CHECKSUMS).exists():
-            (place / CHECKSUMS).write_text(_checksums(place))
+            # A power cut may empty Orbax's own metadata, which it writes again behind us.
+            about = json.loads((place / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]
+            form = _FORM.format(about["form"])
+            (place / CHECKSUMS).write_text(f"{form}\n{_checksums(place)}")
+            for path in (*place.rglob("*"), place):
+                sync(path)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a checkpoint's files are those of its checksums."""
+    return _read_checksums(folder)[1] == _checksums(folder)
+
+
+def _read_checksums(folder: Path) -> tuple[str, str]:
+    """The form in the first line, and the checksums below it."""
+    form, _, sums = (folder / CHECKSUMS).read_text().partition("\n")
+    return form, sums
 
 
 def _checksums(folder: Path) -> str:

@@ -10,6 +10,7 @@ from fedjax_bn.names import file_name, shown
 from fedjax_bn.run import evaluate_finished, train, workdir
 from fedjax_bn.run.configured_method import suits
 from fedjax_bn.run.datasets import domain_names
+from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.report import tables, write_report
 
 Record = dict[str, Any]
@@ -36,7 +37,8 @@ def train_all(config: ConfigDict, folder: Path) -> None:
         "targets": list(by_target),
         "accuracy": [{"method": m, "adaptation": a, **row} for (m, a), row in rows.items()],
     }
-    workdir.write_json(folder / "targets.json", content)
+    with owned(folder, wait=True):
+        workdir.write_json(folder / "targets.json", content)
     print(f"\n{tables.targets(rows)}")
     print(f"\ntargets.json and a folder a target are in {folder}")
 
@@ -45,7 +47,8 @@ def _train_one(config: ConfigDict, folder: Path) -> list[Record]:
     """Trains the method and its baselines for one target; returns their summaries."""
     summaries = [train.run(one, place) for one, place in runs(config, folder)]
     if not (folder / "report.html").exists():
-        write_report(folder)
+        with owned(folder, wait=True):
+            write_report(folder)
     return summaries
 
 

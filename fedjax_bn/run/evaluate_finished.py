@@ -28,6 +28,7 @@ from fedjax_bn.run.datasets import check_data_keys, check_target
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluate import internal_evaluator, served_variables, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment, build
+from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.per_sample import alphas_of, features_of
 from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.run.records import Record, have_trained
@@ -106,13 +107,13 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         "internal": inside,
         "config": dict(flatten(config)),
     }
-    start, files = _start_of_names(request.name), []
-    for end, content in pictures.items():
-        files.append(folder / "evaluations" / f"{start}{end}")
-        workdir.write_atomically(files[-1], content)
-    files.append(folder / "evaluations" / f"{start}.json")
-    workdir.write_json(files[-1], result)
-    return result, files
+    start, place = _start_of_names(request.name), folder / "evaluations"
+    contents = {place / f"{start}{end}": picture for end, picture in pictures.items()}
+    with owned(folder, wait=True):
+        for path, content in contents.items():
+            workdir.write_atomically(path, content)
+        workdir.write_json(place / f"{start}.json", result)
+    return result, [*contents, place / f"{start}.json"]
 
 
 def _start_of_names(name: str) -> str:

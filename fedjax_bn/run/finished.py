@@ -4,6 +4,8 @@ A run's config.json holds the form of its samples, so that neither its training 
 are needed.
 """
 
+import math
+import textwrap
 from pathlib import Path
 
 import jax
@@ -14,9 +16,11 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.compilation_cache import keep_compiled
+from fedjax_bn.run.config import check
 from fedjax_bn.run.defaults import base
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.experiment import Experiment, assemble
+from fedjax_bn.run.forms import FINISHED
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.start import make_keys, make_start
 
@@ -27,7 +31,7 @@ def read_about(folder: Path) -> Record:
     Raises:
       WorkdirError: there is no finished run.
     """
-    about = workdir.read_json(folder / "config.json", ("config", "data", "form"))
+    about = workdir.read_json(folder / "config.json", FINISHED)
     if not (folder / "summary.json").exists():
         raise WorkdirError(
             f"{folder} holds a run that has not finished: give the command that started it again, "
@@ -37,11 +41,22 @@ def read_about(folder: Path) -> Record:
 
 
 def configuration(flat: Record) -> ConfigDict:
-    """The configuration that a config.json holds."""
+    """The configuration that a config.json holds.
+
+    Raises:
+      WorkdirError: it holds none.
+    """
     config = base()
     known = {k: tuple(v) if isinstance(v, list) else v for k, v in flat.items()}
-    with config.unlocked():
-        config.update_from_flattened_dict(known)
+    try:
+        with config.unlocked():
+            config.update_from_flattened_dict(known)
+        check(config)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise WorkdirError(
+            f"the run's config.json holds no configuration ({textwrap.shorten(str(error), 160)}): "
+            "give the workdir of another run"
+        ) from error
     return config
 
 
@@ -57,9 +72,11 @@ def restore(
 
     Raises:
       CheckpointError: as `restore_state`.
+      WorkdirError: the form is none.
       ConfigError, ValueError: the configuration names what is not there.
     """
     keep_compiled(config.compilation_cache)
+    _check_form(folder, form)
     sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), np.zeros(1, np.int32))
     domains = [Domain(name, sample, sample, sample) for name in form["clients"]]
     mean, std = tuple(form["mean"]), tuple(form["std"])
@@ -67,6 +84,23 @@ def restore(
     experiment = assemble(config, internal, ())
     like = jax.eval_shape(make_start(config, experiment, make_keys(config)))
     return experiment, *restore_state(folder, like)
+
+
+def _check_form(folder: Path, form: Record) -> None:
+    """Raises WorkdirError where no samples can have the form that a config.json holds."""
+    clients, shape, channels = form["clients"], form["shape"], {len(form["mean"]), len(form["std"])}
+    wrong = (
+        (not clients or len(set(clients)) < len(clients), "clients"),
+        (not 1 <= len(shape) <= 4 or math.prod(shape) > 2**28, "shape"),
+        (form["dtype"] not in ("uint8", "float32"), "dtype"),
+        (not channels <= {1, *shape[-1:]} or not all(form["std"]), "mean or std"),
+    )
+    for is_wrong, what in wrong:
+        if is_wrong:
+            raise WorkdirError(
+                f"cannot read {folder / 'config.json'} (no samples have its form's {what}): give "
+                "the workdir of another run"
+            )
 
 
 def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, int]:

@@ -7,6 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.run.configured_method import local_epochs
+from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.records import Record
 
@@ -82,5 +83,14 @@ def summarize(
 
 
 def _accuracies(record: Record) -> Record:
-    """The accuracies of one evaluated round: {"internal": ..., "unseen": ...}."""
+    """The accuracies of one evaluated round: {"internal": ..., "unseen": ...}.
+
+    Raises:
+      WorkdirError: its line was changed.
+    """
+    if "accuracy" not in record:
+        raise WorkdirError(
+            f"metrics.jsonl has no accuracies of round {record['round']}, which was evaluated: "
+            "move the workdir away and start again, or give another --workdir"
+        )
     return {"internal": record["accuracy"], "unseen": record.get("unseen", {})}

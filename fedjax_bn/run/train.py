@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -11,13 +11,17 @@ from ml_collections import ConfigDict
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, logs, workdir
+from fedjax_bn.run.claim import check_claim, claim
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.configured_method import resolved
 from fedjax_bn.run.errors import InterruptedRun
 from fedjax_bn.run.evaluate import evaluator, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.finished import restore_state
+from fedjax_bn.run.forms import SUMMARY
+from fedjax_bn.run.machine import describe_machine, difference
 from fedjax_bn.run.mask_log import log_masks
+from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.records import (
     Record,
     have_trained,
@@ -27,8 +31,8 @@ from fedjax_bn.run.records import (
 )
 from fedjax_bn.run.report import write_data_plots
 from fedjax_bn.run.rounds import open_rounds
-from fedjax_bn.run.start import data_hash, partition_table, prepare
-from fedjax_bn.run.stop import stop_requests
+from fedjax_bn.run.start import Keys, data_hash, partition_table, prepare
+from fedjax_bn.run.stop import saying, stop_requests
 from fedjax_bn.run.summary import out_of_patience, select_round, summarize
 from fedjax_bn.traffic import traffic
 
@@ -53,21 +57,63 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     experiment, keys, start = prepare(config)
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about["notes"] = list(experiment.notes)
-    about |= workdir.describe_machine()
-    workdir.claim(folder, dict(flatten(config)), about)
+    about |= describe_machine()
+    check_claim(folder, dict(flatten(config)), about)
 
     # 2. A finished run only says so.
     if (folder / "summary.json").exists():
-        say(f"{folder} holds a finished run of {config.method}; nothing to do.")
-        return workdir.read_json(folder / "summary.json", ("method", "accuracy"))
+        return _say_finished(config, folder, say)
 
-    # 3. Otherwise go on from the latest checkpoint, if there is one; records behind it are dropped.
-    state = checkpoint.resume(folder, start)
-    if state.round:
-        say(f"going on from round {int(state.round)} of {config.rounds} in {folder}")
-    records = workdir.read_lines(folder / "metrics.jsonl", int(state.round))
-    workdir.rewrite_lines(folder / "metrics.jsonl", records)
+    # 3. Otherwise this process owns the folder until it ends, and goes on from the latest
+    # checkpoint, if there is one.
+    with owned(folder), saying(partial(checkpoint.saved, folder)):
+        claim(folder, dict(flatten(config)), about)
+        if note := difference(folder, about):
+            say(note)
+        state, records = resume(folder, start, say)
+        if records:
+            say(f"going on from round {len(records)} of {config.rounds} in {folder}")
+        return _finish(config, experiment, keys, folder, state, records, say)
 
+
+def resume(
+    folder: Path, start: Callable[[], FederatedState], say: Callable[[str], None]
+) -> tuple[FederatedState, list[Record]]:
+    """The state that a workdir goes on from, and the records behind it; later ones are dropped.
+
+    Raises:
+      WorkdirError, CheckpointError: the workdir is damaged.
+    """
+    path = folder / "metrics.jsonl"
+    state = checkpoint.resume(folder, start, workdir.rounds_recorded(path))
+    records = workdir.read_lines(path, int(state.round))
+    if note := workdir.keep_lines(path, records):
+        say(note)
+    return state, records
+
+
+def _say_finished(config: ConfigDict, folder: Path, say: Callable[[str], None]) -> Record:
+    """The summary of a finished run, which is left as it is, but for rounds written twice."""
+    summary = workdir.read_json(folder / "summary.json", SUMMARY)
+    path = folder / "metrics.jsonl"
+    if workdir.holds_rounds_twice(path):
+        with owned(folder):
+            say(workdir.keep_lines(path, workdir.read_lines(path, config.rounds)))
+    say(f"{folder} holds a finished run of {config.method}; nothing to do.")
+    return summary
+
+
+def _finish(
+    config: ConfigDict,
+    experiment: Experiment,
+    keys: Keys,
+    folder: Path,
+    state: FederatedState,
+    records: list[Record],
+    say: Callable[[str], None],
+) -> Record:
+    """The rounds that are left, and the summary; arguments as of `run` and `loop`."""
+    form = jax.eval_shape(lambda state: state, state)  # before a round donates it
     # 4. Say and draw what will be trained, and compile a round.
     for note in (*experiment.notes, partition_table(config, state)):
         say(note)
@@ -89,7 +135,7 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
             f"best in round {summary['selected_round']} (patience={config.patience})"
         )
     if config.eval_unseen == "once":
-        selected, _ = restore_state(folder, jax.eval_shape(start))
+        selected, _ = restore_state(folder, form)
         summary["accuracy"] |= unseen_evaluator(config, experiment)(selected)
     workdir.write_json(folder / "summary.json", summary)
     return summary
@@ -105,8 +151,9 @@ def loop(
 ) -> list[Record]:
     """Runs the rounds that are left, as long as there is patience; returns the records of all.
 
-    The order of writes lets a run that was killed between any two of them go on exactly: the line
-    of a round, the selected checkpoint where it is one, then the latest, which counts them.
+    The order of writes lets a run that was killed between any two of them go on exactly, and after
+    a power cut too: the line of a round, the selected checkpoint where it is one, then the latest,
+    which counts them and waits until the disk has them.
 
     Args:
       config: the run's.
@@ -121,10 +168,10 @@ def loop(
     """
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(config, experiment)
-    latest, selected = checkpoint.open_both(folder, len(records))
-    events = closing(logs.open_events(folder / "events", len(records)))
+    opened = checkpoint.open_both(folder, len(records))
+    events = logs.open_events(folder / "events", len(records))
     bar = logs.progress(config.method, config.rounds, len(records))
-    with latest, selected, bar, events as log, stop_requests() as stop_requested:
+    with opened as (latest, selected), bar, events as log, stop_requests() as stop_requested:
         while len(records) < config.rounds and not out_of_patience(records, config.patience):
             number, start = len(records) + 1, time.perf_counter()
             state, metrics = round(state)
@@ -148,10 +195,12 @@ def loop(
             stop = stop_requested()
             if last or stop or number % config.checkpoint_every == 0:
                 # A run that goes on from here will not write these again.
-                selected.wait_until_finished()
-                log.flush()
+                checkpoint.settle(selected)
+                logs.settle(log)
+                workdir.sync(folder / "metrics.jsonl")
                 checkpoint.save(latest, number, state)
             if stop:
+                checkpoint.settle(latest)
                 raise InterruptedRun(
                     f"stopped after round {number} of {config.rounds}, which is saved in {folder}: "
                     "give the same command to go on"

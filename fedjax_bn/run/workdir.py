@@ -1,26 +1,90 @@
-"""The files of a run: config.json, metrics.jsonl, summary.json; written atomically."""
+"""The files of a run, and the one way in which they are written and read.
+
+A file is written beside its place, waited for until the disk has it, and then renamed; lines of
+metrics.jsonl are appended, and waited for before a checkpoint counts them (`sync`). So what a run
+goes on from after a power cut is whole, and what is behind it is dropped.
+"""
 
 import json
 import os
-import platform
-from collections.abc import Sequence
-from importlib.metadata import version
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
-import jax
-
-from fedjax_bn import __version__
 from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.forms import OBJECT, RECORD, Form, misfit, other_names
+
+_WRITING = RLock()  # held while a file is written, so that a process can end between two writes
+
+
+@contextmanager
+def no_write_under_way(seconds: float) -> Iterator[None]:
+    """Waits, at most so long, until no file is being written, and keeps others from starting."""
+    held = _WRITING.acquire(timeout=seconds)
+    try:
+        yield
+    finally:
+        if held:
+            _WRITING.release()
+
+
+@contextmanager
+def faults_named(place: Path | str) -> Iterator[None]:
+    """Turns the system's error on writing into a sentence for the user.
+
+    Raises:
+      WorkdirError: in place of OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise WorkdirError(
+            f"cannot write to {place} ({error.strerror or error}): make room there or make it "
+            "writable and give the same command to go on, or give another --workdir"
+        ) from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file so that readers see all of it or nothing, whenever the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Writes a file so that readers see all of it or nothing, whenever process or power ends.
+
+    Only the owner of a workdir writes there (`ownership.owned`), so the name of the file that is
+    not yet whole is free, and one that a kill left behind is overwritten.
+
+    Raises:
+      WorkdirError: the disk is full, or the folder cannot be written to; no part is left behind.
+    """
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    partial = path.with_name(f".{path.name}.partial")
+    with _WRITING, faults_named(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(partial, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until the disk has a file's content, or a folder's names.
+
+    Raises:
+      WorkdirError: it could not be written.
+    """
+    with faults_named(path):
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -28,121 +92,107 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
-def describe_machine() -> dict[str, Any]:
-    """Versions and devices, for the record."""
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    return {
-        "versions": {"fedjax_bn": __version__, "python": platform.python_version()}
-        | {name: version(name) for name in packages},
-        "devices": [str(device) for device in jax.devices()],
-    }
-
-
-# Where data and compiled programs are kept changes no result.
-_MAY_DIFFER = {"compilation_cache", "data.cache", "data.device_megabytes"}
-
-
-def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:
-    """Makes a folder the workdir of one configuration, or checks that it is already.
-
-    Args:
-      workdir: the folder, new or of an earlier start of the same run.
-      config: flat configuration, dotted key -> value; must be equal on every start, but for keys
-        that change no result (`_MAY_DIFFER`).
-      about: versions, devices and data, recorded at the first start; of it only "data" must be
-        equal.
+def read_json(path: Path, form: Form = OBJECT) -> dict[str, Any]:
+    """Reads a JSON file of a run, by default any object.
 
     Raises:
-      WorkdirError: the folder holds a run of another configuration or of other data, or holds
-        files that are no run's.
-    """
-    path = workdir / "config.json"
-    new = json.loads(json.dumps({"config": config, **about}))
-    if not path.exists():
-        _check_unused(workdir)
-        try:
-            write_json(path, new)
-        except OSError as error:
-            raise WorkdirError(
-                f"cannot write to {workdir} ({error}): give another --workdir"
-            ) from error
-        return
-    old = read_json(path, ("config", "data"))
-    keys = sorted({*old["config"], *new["config"]} - _MAY_DIFFER)
-    changes = [
-        f"{key} ({old['config'].get(key)!r} there, {new['config'].get(key)!r} now)"
-        for key in keys
-        if old["config"].get(key) != new["config"].get(key)
-    ]
-    if not changes and old["data"] != new["data"]:
-        changes = ["the data themselves (their hash)"]
-    if changes:
-        raise WorkdirError(
-            f"{workdir} belongs to a run of another configuration; these differ: "
-            f"{', '.join(changes)}. Give another --workdir, or the old values to go on"
-        )
-
-
-def _check_unused(workdir: Path) -> None:
-    """Raises WorkdirError if a workdir without config.json is a file or holds anything."""
-    if workdir.exists() and not workdir.is_dir():
-        raise WorkdirError(f"{workdir} is a file: give a folder with --workdir")
-    # Hidden files are what a run leaves that was killed before it wrote its config.json.
-    names = sorted(path.name for path in workdir.glob("*") if path.name[0] != ".")
-    if names:
-        raise WorkdirError(
-            f"{workdir} is not empty ({names[0]}, ...) and holds no config.json of a run: give an "
-            "empty or new folder with --workdir"
-        )
-
-
-def read_json(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads a JSON file of a run, an object that has at least `keys`.
-
-    Raises:
-      WorkdirError: it is not there or damaged.
+      WorkdirError: it is not there, damaged, or of another form.
     """
     try:
         content = json.loads(path.read_text())
-        if not isinstance(content, dict) or not content.keys() >= set(keys):
-            raise ValueError(f"it must be an object with {', '.join(keys)}")
+        if wrong := misfit(content, form):
+            raise ValueError(wrong)
         return content
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WorkdirError(
-            f"cannot read {path} ({error}): move that folder away or give another --workdir"
+            f"cannot read {path} ({textwrap.shorten(str(error), 120)}): move that folder away or "
+            "give another --workdir"
         ) from error
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Appends one JSON line in a single write."""
-    with open(path, "ab", buffering=0) as file:
-        file.write((json.dumps(record) + "\n").encode())
+    """Appends one JSON line; `sync` waits for it.
+
+    Raises:
+      WorkdirError: it could not be written; no part of it is left behind.
+    """
+    data = (json.dumps(record) + "\n").encode()
+    with _WRITING, faults_named(path), open(path, "ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            while data:  # a disk that is nearly full takes a part
+                data = data[file.write(data) :]
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)
+            raise
 
 
 def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
-    """The records of the first `rounds` rounds; later or torn lines of a killed run are dropped.
+    """The records of the first `rounds` rounds, each once.
+
+    Later or torn lines of a killed run are dropped. Where two processes wrote at once, which is no
+    longer possible, a round's first line stands: both had the same configuration and data.
 
     Raises:
       WorkdirError: lines of those rounds are missing.
     """
-    records = []
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    for number, line in enumerate(lines[:rounds], start=1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(record, dict) or record.get("round") != number:
-            break
-        records.append(record)
-    if len(records) < rounds:
+    records = {record["round"]: record for record in reversed(_whole_lines(path))}
+    wrong = (
+        n for n in range(1, rounds + 1) if n not in records or other_names(records[n], records[1])
+    )
+    if missing := next(wrong, None):
         raise WorkdirError(
-            f"{path} is damaged at round {len(records) + 1} of the {rounds} that the checkpoint "
-            f"has: move {path.parent} away and start again, or give another --workdir"
+            f"{path} is damaged at round {missing} of the {rounds} that the checkpoint has: move "
+            f"{path.parent} away and start again, or give another --workdir"
         )
-    return records
+    return [records[number] for number in range(1, rounds + 1)]
 
 
-def rewrite_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    """Writes records as JSON lines."""
-    write_atomically(path, "".join(json.dumps(record) + "\n" for record in records))
+def rounds_recorded(path: Path) -> int:
+    """How many rounds have their lines, from the first on without a gap."""
+    numbers = {record["round"] for record in _whole_lines(path)}
+    return next(n for n in range(len(numbers) + 1) if n + 1 not in numbers)
+
+
+def keep_lines(path: Path, records: list[dict[str, Any]]) -> str:
+    """Rewrites a file of lines where it holds others than these records.
+
+    Returns:
+      A sentence for the user where rounds were there more than once; empty else.
+    """
+    lines = [json.dumps(record).encode() for record in records]
+    if path.exists() and _lines_of(path) == lines:
+        return ""
+    twice = holds_rounds_twice(path)
+    write_atomically(path, b"".join(line + b"\n" for line in lines))
+    if not twice:
+        return ""
+    return (
+        f"{path} held rounds more than once, as two processes leave it that write at once: it was "
+        f"repaired, and holds the first {len(records)} rounds once each"
+    )
+
+
+def holds_rounds_twice(path: Path) -> bool:
+    """Whether rounds have more than one line."""
+    numbers = [record["round"] for record in _whole_lines(path)]
+    return len(set(numbers)) < len(numbers)
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines that hold the record of a round, as they stand."""
+    found = []
+    for line in _lines_of(path):
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if not misfit(record, RECORD):
+                found.append(record)
+    return found
+
+
+def _lines_of(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise WorkdirError(f"cannot read {path} ({error.strerror}): move it away") from error

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.names import on_page
+from fedjax_bn.run.forms import CLAIM, SUMMARY
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.report import plots, tables
 from fedjax_bn.run.report.unseen import ablations
@@ -30,7 +31,7 @@ def write_report(folder: Path) -> None:
     Raises:
       WorkdirError: the folder holds no finished run.
     """
-    summary = read_json(folder / "summary.json")
+    summary = read_json(folder / "summary.json", SUMMARY)
     records = read_lines(folder / "metrics.jsonl", summary["rounds"])
     summaries = [summary, *_baselines(folder)]
     drawn = {
@@ -57,7 +58,7 @@ def write_data_plots(folder: Path, internal: Dataset, unseen: Sequence[Domain]) 
 
 def _baselines(folder: Path) -> list[Record]:
     """The summaries of the finished baselines of a run."""
-    return [read_json(path) for path in sorted(folder.glob("baselines/*/summary.json"))]
+    return [read_json(path, SUMMARY) for path in sorted(folder.glob("baselines/*/summary.json"))]
 
 
 def _page(folder: Path, summary: Record, summaries: list[Record], drawn: list[str]) -> str:
@@ -69,7 +70,7 @@ def _page(folder: Path, summary: Record, summaries: list[Record], drawn: list[st
         f"{summary['samples_per_second']:,.0f} training samples a second, "
         f"compiled in {summary['compile_seconds']:.3g} s"
     )
-    notes = read_json(folder / "config.json").get("notes", [])
+    notes = read_json(folder / "config.json", CLAIM).get("notes", [])
     parts = [f"<p>{on_page(text)}</p>" for text in (facts, *notes)]
     parts.append(_preformatted(tables.comparison(summaries)))
     captions = {

@@ -1,0 +1,110 @@
+"""The forms of a run's JSON files: what was edited or damaged is told in a sentence.
+
+A form is a kind (a word for it, and a test), a list of one form, or a dict from key to form. A key
+that ends with "?" may be missing; "*" stands for any further names.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Form = Any  # a _Kind, a list of one form, a dict of forms
+
+
+class _Kind(NamedTuple):
+    """What a single value must be."""
+
+    word: str
+    holds: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    """A float, NaN included, as of a client without samples; or a whole number of 64 bits."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)
+
+
+ANY = _Kind("anything", lambda value: True)
+TEXT = _Kind("text", lambda value: type(value) is str)
+NUMBER = _Kind("a number", _is_number)
+_OR_NOTHING = _Kind("a number or null", lambda value: value is None or _is_number(value))
+_COUNT = _Kind(
+    "a whole number above 0", lambda value: type(value) is int and 0 < value < 2**31
+)  # of rounds, classes, pixels
+_ACCURACY = {"mean": NUMBER, "*": NUMBER}
+_UNSEEN = {"*": {"*": NUMBER}}
+_BOTH = {"internal": _ACCURACY, "unseen": _UNSEEN}
+OBJECT = {"*": ANY}
+
+CLAIM = {"config": OBJECT, "data": TEXT, "notes?": [TEXT], "*": ANY}
+FINISHED = CLAIM | {
+    "form": {
+        "dataset": TEXT,
+        "clients": [TEXT],
+        "num_classes": _COUNT,
+        "shape": [_COUNT],
+        "dtype": TEXT,
+        "mean": [NUMBER],
+        "std": [NUMBER],
+    }
+}
+SUMMARY = {
+    "method": TEXT,
+    "dataset": TEXT,
+    "seed": NUMBER,
+    "rounds": _COUNT,
+    "selected_round": _COUNT,
+    "accuracy": _BOTH,
+    "last_round": _BOTH,
+    "seconds_per_round": NUMBER,
+    "compile_seconds": NUMBER,
+    "samples_per_second": NUMBER,
+    "*": ANY,
+}
+RECORD = {
+    "round": _COUNT,
+    "loss": {"*": _OR_NOTHING},
+    "weights": {"*": _OR_NOTHING},
+    "seconds": NUMBER,
+    "accuracy?": _ACCURACY,
+    "validation?": _ACCURACY,
+    "unseen?": _UNSEEN,
+    "mask_l1?": _ACCURACY,
+    "not_finite?": [TEXT],
+    "*": ANY,
+}
+
+
+def misfit(value: Any, form: Form, place: str = "it") -> str:
+    """What is wrong with a value read from JSON, as a sentence; empty where it has the form."""
+    if isinstance(form, _Kind):
+        return "" if form.holds(value) else f"{place} must be {form.word}"
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            return f"{place} must be a list"
+        named = ((f"{place}[{i}]", one, form[0]) for i, one in enumerate(value))
+    else:
+        if not isinstance(value, dict):
+            return f"{place} must be an object"
+        keys = {key.rstrip("?") for key in form} - {"*"}
+        missing = [key for key in form if key not in value and key[-1:] not in "?*"]
+        if missing:
+            return f"{place} has no {missing[0]!r}"
+        further = form.get("*")
+        named = (
+            (f"{place}[{key[:40]!r}]", one, form.get(key, form.get(f"{key}?", further)))
+            for key, one in value.items()
+            if key in keys or further is not None
+        )
+    return next(filter(None, (misfit(one, of, name) for name, one, of in named)), "")
+
+
+def other_names(record: dict[str, Any], first: dict[str, Any]) -> str:
+    """Which part of a round's record has other names than that of the first; empty for none."""
+    for key in ("loss", "weights", "accuracy", "validation", "unseen", "mask_l1"):
+        if key in record and key in first and _names(record[key]) != _names(first[key]):
+            return key
+    return ""
+
+
+def _names(part: Any) -> Any:
+    """The keys of nested objects."""
+    return {key: _names(one) for key, one in part.items()} if isinstance(part, dict) else None

@@ -1,0 +1,65 @@
+"""What bits depend on is recorded, and a run that goes on elsewhere says what is other there."""
+
+import copy
+import json
+import os
+
+import jax
+import pytest
+
+import runs
+from fedjax_bn.run import train, workdir
+from fedjax_bn.run.machine import describe_machine, difference
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """A workdir whose run was stopped before its first round."""
+    runs.install(monkeypatch)
+    monkeypatch.setattr(train, "_finish", lambda *given: {})
+    runs.run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def edit(folder, **machine):
+    content = workdir.read_json(folder / "config.json")
+    content["machine"] |= machine
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def test_config_json_records_what_bits_depend_on(begun):
+    found = workdir.read_json(begun / "config.json")["machine"]
+    assert found["backend"] == jax.default_backend()
+    assert found["device_kind"] == jax.devices()[0].device_kind
+    assert found["cores"] == len(os.sched_getaffinity(0))
+    assert found["environment"]["XLA_FLAGS"] == os.environ.get("XLA_FLAGS", "")
+    assert found["options"]["enable_x64"] is False
+    assert found["cpu"]
+
+
+def test_going_on_where_nothing_is_other_says_nothing_of_it(begun):
+    said = []
+    train.run(runs.config(), begun, say=said.append)
+    assert said == []
+
+
+def test_going_on_with_other_cores_and_flags_says_so_once_and_is_no_error(begun):
+    edit(begun, cores=96, environment={"XLA_FLAGS": "--xla_cpu_enable_fast_math=true", "NPROC": ""})
+    said = []
+    train.run(runs.config(), begun, say=said.append)
+    (sentence,) = said
+    assert f"cores (96 there, {len(os.sched_getaffinity(0))} now)" in sentence
+    assert "environment.XLA_FLAGS ('--xla_cpu_enable_fast_math=true' there, " in sentence
+    assert "last bits" in sentence
+
+
+def test_other_versions_and_devices_are_named_and_what_older_runs_lack_is_not(begun):
+    about = describe_machine()
+    other = copy.deepcopy(about)
+    other["versions"]["jaxlib"], other["devices"] = "0.0.1", ["TPU_0"]
+    del other["machine"]
+    (begun / "config.json").write_text(json.dumps(other))
+    text = difference(begun, about)
+    assert "versions.jaxlib ('0.0.1' there, " in text
+    assert "devices (['TPU_0'] there, " in text
+    assert "cores" not in text

@@ -1,0 +1,124 @@
+"""One process owns a workdir while it writes there; a folder that two wrote to is repaired."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import runs
+from fedjax_bn.run import commands, evaluate_finished, logs, ownership, workdir
+from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.report import write_report
+
+OWNER = f"process {os.getpid()} on {socket.gethostname()}"
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fedjax_bn.run.ownership import owned
+with owned(Path(sys.argv[1])):
+    print("mine", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    runs.install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A tiny run."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch)
+        runs.run(folder)
+    return folder
+
+
+def test_a_second_run_of_a_workdir_is_refused_naming_the_owner_and_changes_nothing(
+    tmp_path, monkeypatch
+):
+    folder, refused = tmp_path / "run", []
+    real = logs.advance
+
+    def meanwhile(bar, record):
+        real(bar, record)
+        if record["round"] == 3 and not refused:
+            refused.append("")
+            before = runs.lines_written(folder)
+            with pytest.raises(WorkdirError) as error:
+                runs.run(folder)
+            refused[:] = [str(error.value)]
+            assert runs.lines_written(folder) == before
+
+    monkeypatch.setattr(logs, "advance", meanwhile)
+    runs.run(folder)
+    assert [line["round"] for line in runs.lines(folder)] == [1, 2, 3, 4, 5, 6]
+    assert OWNER in refused[0]
+    assert str(folder) in refused[0]
+
+
+def test_a_kill_releases_the_workdir(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], cwd=runs.ROOT, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout.readline() == b"mine\n"
+        by_it = pytest.raises(WorkdirError, match=f"process {holder.pid} on ")
+        with by_it, ownership.owned(tmp_path):
+            pytest.fail("two own it")
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    with ownership.owned(tmp_path):
+        assert json.loads((tmp_path / ownership.OWNER).read_text())["pid"] == os.getpid()
+    assert not (tmp_path / ownership.OWNER).exists()
+
+
+def test_an_evaluation_and_a_report_wait_for_the_workdir_and_are_refused_when_it_is_held(
+    finished, monkeypatch
+):
+    monkeypatch.setattr(ownership, "PATIENCE", 0.0)
+    with ownership.owned(finished):
+        with pytest.raises(WorkdirError, match=OWNER):
+            commands.train_all(runs.config(), finished)
+        with pytest.raises(WorkdirError, match=OWNER):
+            evaluate_finished.run(finished, evaluate_finished.Request(), say=str)
+    assert not (finished / "evaluations").exists()
+
+
+def write_twice(folder) -> list[bytes]:
+    """What two processes left that trained over each other; returns the lines of one."""
+    once = runs.lines_written(folder)
+    slower = [line.replace(b'"seconds": ', b'"seconds": 1') for line in once]
+    mixed = [line for pair in zip(once, slower, strict=True) for line in pair]
+    (folder / "metrics.jsonl").write_bytes(b"\n".join([*mixed, slower[3], once[-1][:20]]))
+    return once
+
+
+def test_rounds_written_twice_are_repaired_when_the_run_goes_on(tmp_path, finished):
+    folder = shutil.copytree(finished, tmp_path / "twice")
+    (folder / "summary.json").unlink()
+    shutil.rmtree(folder / "checkpoints" / "latest" / "6")
+    once, said = write_twice(folder), []
+    runs.train.run(runs.config(), folder, say=said.append)
+    assert runs.lines_written(folder)[:4] == once[:4]
+    assert [line["round"] for line in runs.lines(folder)] == [1, 2, 3, 4, 5, 6]
+    assert sum("more than once" in text for text in said) == 1
+
+
+def test_rounds_written_twice_in_a_finished_run_are_repaired_and_reported(tmp_path, finished):
+    folder = shutil.copytree(finished, tmp_path / "twice")
+    once, said = write_twice(folder), []
+    write_report(folder)
+    runs.train.run(runs.config(), folder, say=said.append)
+    assert runs.lines_written(folder) == once
+    assert sum("more than once" in text for text in said) == 1
+    assert workdir.read_lines(folder / "metrics.jsonl", 6) == [json.loads(line) for line in once]
