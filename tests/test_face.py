@@ -32,6 +32,7 @@ INNER = {
     "dtypes",
     "figures",
     "main",
+    "names",
     "run",
     "spelling",
     "state",
