@@ -194,6 +194,12 @@ def test_a_pickle_cannot_forge_an_array_of_objects():
         read_pickled_arrays(pickle.dumps({b"data": forged}, 2))
 
 
+@pytest.mark.parametrize("number", [b"\xff\xff\xff\xff", b"\0\0\0\x7f"])
+def test_a_number_in_a_pickle_takes_no_memory(number):
+    put = b"r" + number  # remembers the dictionary as entry 4294967295
+    assert read_pickled_arrays(b"\x80\x02}" + put + b".") == {}
+
+
 @pytest.mark.parametrize("dtype", ["u1", "<i8", ">i4", "<u2"])
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_pickled_arrays_are_what_pickle_itself_gives(dtype, protocol):

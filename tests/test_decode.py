@@ -44,8 +44,8 @@ def pillow(path: Path, size: int) -> np.ndarray:
 
 def kept_in(cache: Path) -> list[Path]:
     """What the cache holds besides the locks, which are empty and stay."""
-    assert all(not lock.stat().st_size for lock in cache.glob("*.lock"))
-    return [path for path in cache.iterdir() if path.suffix != ".lock"]
+    assert all(not lock.stat().st_size for lock in cache.rglob("*.lock"))
+    return [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 def load(files: list[Path], size: int = 8, cache: Path | None = None):
@@ -201,8 +201,8 @@ def test_any_change_of_the_source_is_decoded_anew(tmp_path, files, monkeypatch, 
     np.testing.assert_array_equal(images, [pillow(file, size) for file in files])
 
 
-@pytest.mark.parametrize("damage", ["short", "empty", "header", "notes"])
-def test_a_damaged_cache_is_decoded_anew(tmp_path, files, damage):
+@pytest.mark.parametrize("damage", ["short", "empty", "header", "notes", "longer", "before"])
+def test_a_damaged_cache_is_decoded_anew_with_a_sentence(tmp_path, files, damage, capsys):
     first = np.array(load(files, cache=tmp_path / "cache")[0])
     (path,) = (tmp_path / "cache").glob("*.npy")
     content = path.read_bytes()
@@ -211,10 +211,56 @@ def test_a_damaged_cache_is_decoded_anew(tmp_path, files, damage):
         "empty": b"",
         "header": content.replace(b"|u1", b"<i2", 1),
         "notes": content[:-2],
+        "longer": content + b" ",
+        "before": content[: 128 + first.nbytes] + b"[]",  # as versions without checksums wrote it
     }
     path.write_bytes(broken[damage])
     again, _ = load(files, cache=tmp_path / "cache")
     np.testing.assert_array_equal(again, first)
+    said = f"{path} is damaged or of an earlier version: it is made again\n"
+    assert capsys.readouterr().err == said
+    load(files, cache=tmp_path / "cache")
+    assert not capsys.readouterr().err
+
+
+def test_a_bit_that_changed_anywhere_in_a_cache_is_noticed(tmp_path, files, capsys):
+    first = np.array(load(files, cache=tmp_path / "cache")[0])
+    (path,) = (tmp_path / "cache").glob("*.npy")
+    content = path.read_bytes()
+    places = np.random.default_rng(0).choice(len(content), 60, replace=False)
+    for place in (0, 127, 128, 1087, 1088, len(content) - 1, *places.tolist()):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        np.testing.assert_array_equal(load(files, cache=tmp_path / "cache")[0], first)
+        assert "is made again" in capsys.readouterr().err, place
+        assert path.read_bytes() == content
+
+
+def test_blocks_written_in_any_order_are_checked_as_they_lie(tmp_path, capsys):
+    rows = np.random.default_rng(0).integers(0, 256, (7, 5), np.uint8)
+
+    def make(write):
+        for start, stop in ((3, 7), (0, 1), (1, 3)):
+            write(rows[start:stop][:, ::-1][:, ::-1], start)
+        return ("a note",)
+
+    for _ in range(2):
+        array, notes = cache_module.cached_array(tmp_path, "rows/of ../any", rows.shape, make)
+        np.testing.assert_array_equal(array, rows)
+        assert notes == ("a note",)
+    (path,) = tmp_path.glob("*.npy")
+    assert path.parent == tmp_path
+    assert not capsys.readouterr().err
+
+
+def test_an_array_that_was_not_written_whole_is_never_read(tmp_path):
+    def make(write):
+        write(np.ones((2, 5), np.uint8))
+        return ()
+
+    with pytest.raises(OSError, match="vanished or changed"):
+        cache_module.cached_array(tmp_path, "rows", (3, 5), make)
 
 
 @contextmanager
@@ -228,9 +274,9 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("size", [100, 600, 1089])
+@pytest.mark.parametrize("size", [100, 600, 1100])
 def test_a_full_disk_in_the_middle_is_one_sentence_and_leaves_nothing(tmp_path, files, size):
-    """5 images of 8x8x3 bytes behind a header of 128, and two bytes of notes, are 1090."""
+    """5 images of 8x8x3 bytes behind a header of 128 are 1088; checksums and notes follow."""
     with (
         files_of_at_most(size),
         pytest.raises(OSError, match=r"cannot keep 0\.0 MB .*File too large") as error,
@@ -241,7 +287,8 @@ def test_a_full_disk_in_the_middle_is_one_sentence_and_leaves_nothing(tmp_path, 
     assert kept_in(tmp_path / "cache") == []
     assert len(load(files, cache=tmp_path / "cache")[0]) == 5
     (whole,) = kept_in(tmp_path / "cache")
-    assert whole.stat().st_size == 1090
+    assert whole.stat().st_size > 1100
+    assert np.load(whole).shape == (5, 8, 8, 3)
 
 
 def test_a_disk_too_small_from_the_start_is_noticed_before_decoding(tmp_path, files, monkeypatch):
@@ -256,7 +303,7 @@ def test_a_disk_too_small_from_the_start_is_noticed_before_decoding(tmp_path, fi
 
 def test_a_cache_that_is_a_file_is_named(tmp_path, files):
     spoil(tmp_path / "cache", b"")
-    with pytest.raises(OSError, match=r"cannot keep .* in .*cache \(File exists\)"):
+    with pytest.raises(OSError, match=r"cannot keep .* in .*cache \(Not a directory\)"):
         load(files, cache=tmp_path / "cache")
 
 
@@ -308,12 +355,23 @@ def test_what_a_killed_process_leaves_is_removed_and_harms_nobody(tmp_path, file
 def test_partial_files_of_other_sources_are_swept_unless_their_writer_lives(tmp_path, files):
     process = start(tmp_path, "hang")
     assert process.stdout.readline() == "writing\n"
-    dead = spoil(tmp_path / "cache" / "other-8-00.partial", b"half")
+    ours = tmp_path / "cache" / cache_module._PARTIAL
+    dead = spoil(ours / "other-8-00.partial", b"half")
     load(files, 6, tmp_path / "cache")
     assert not dead.exists()
-    assert len(list((tmp_path / "cache").glob("set-8-*.partial"))) == 1
+    assert len(list(ours.glob("set-8-*.partial"))) == 1
     process.kill()
     process.communicate()
+
+
+def test_partial_files_of_other_programs_stay(tmp_path, files):
+    theirs = [
+        tmp_path / "cache" / name for name in ("film.partial", "set-8-00.partial", "x/a.partial")
+    ]
+    for file in theirs:
+        spoil(file, b"half of a download")
+    load(files, cache=tmp_path / "cache")
+    assert all(file.read_bytes() == b"half of a download" for file in theirs)
 
 
 def test_of_two_processes_one_decodes_and_both_read_the_same(tmp_path, files):

@@ -33,6 +33,7 @@ INNER = {
     "figures",
     "ranges",
     "main",
+    "names",
     "run",
     "spelling",
     "state",

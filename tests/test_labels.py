@@ -1,6 +1,7 @@
 """Labels of a user's file: what is no class is refused by name, before any cast could hide it."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fedjax_bn.data.labels import class_labels
-from fedjax_bn.data.sets import npz
+from fedjax_bn.data.sets import npz, tfds_source
 
 NUMBERS = st.one_of(arrays.integer_dtypes(), arrays.unsigned_integer_dtypes())
 ANY = st.one_of(
@@ -59,6 +60,17 @@ def test_labels_are_kept_exactly_or_refused(data):
 def test_what_is_no_class_is_named(labels, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         class_labels(labels, "it", 10)
+
+
+@pytest.mark.parametrize("label", [3, -1, 2**32 + 1, 0.5])
+def test_a_prepared_copy_with_a_label_of_no_class_is_refused(label):
+    """Before, it was left out without a word, or cut to a whole number."""
+    feature = SimpleNamespace(num_classes=3)
+    info = SimpleNamespace(features={"label": feature})
+    builder = SimpleNamespace(data_dir="copies/tiny", info=info)
+    records = [{"label": np.int64(0)}, {"label": label}]
+    with pytest.raises(ValueError, match=rf"copies/tiny, train, has label {label}.* at index 1"):
+        tfds_source._table(tfds_source._Copy("a", "tiny"), "train", records, builder)
 
 
 def test_times_are_no_labels_of_an_archive(tmp_path):

@@ -223,6 +223,7 @@ NAN = np.where(np.arange(60).reshape(12, 5) == 17, np.nan, 1).astype(np.float32)
         ({"images": np.zeros(3)}, r"has an array 'images'; allowed are DOMAIN__images and"),
         ({"day__dev_images": np.zeros(3)}, r"has an array 'day__dev_images'; allowed are"),
         ({"classes": np.array(["ant"])}, r"label 1, but `classes` names 1, 0 to 0"),
+        ({"classes": np.array(["ant", "ant"])}, r"classes has a name twice"),
         ({"classes": np.arange(2)}, r"classes is int64 \(2,\); it must be str \[C\]"),
     ],
 )

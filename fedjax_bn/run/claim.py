@@ -8,8 +8,8 @@ from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.forms import CLAIM
 from fedjax_bn.run.workdir import read_json, write_json
 
-# Where data and compiled programs are kept changes no result.
-_MAY_DIFFER = {"compilation_cache", "data.cache", "data.device_megabytes"}
+# Where data and compiled programs are kept, and what is too large to be read, change no result.
+_MAY_DIFFER = {"compilation_cache", "data.cache", "data.device_megabytes", "data.max_megapixels"}
 
 
 def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
 
     Image.init()
     for name in FORMATS:
-        make, accepts = Image.OPEN[name]
+        make, accepts = Image.OPEN.get(name, (None, lambda begin: False))  # WEBP may be left out
         if accepts(content[:16].ljust(16, b"\0")) is True:
             break
     else:

@@ -60,6 +60,8 @@ def read_archive(
     classes = arrays.get("classes", np.empty(0, np.str_))
     if classes.ndim != 1 or classes.dtype.kind != "U":
         raise ValueError(f"{path}: classes is {classes.dtype} {classes.shape}; it must be str [C]")
+    if len(set(classes.tolist())) < len(classes):
+        raise ValueError(f"{path}: classes has a name twice; each class needs its own")
     checked = {
         name: {part: _checked_part(arrays, name, part, path) for part in there[name]}
         for name in domains or there

@@ -40,7 +40,8 @@ _STAND_INS = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+# Python's own, not C's, which takes memory for as many entries as a number in the file says.
+class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module not in _MODULES or name not in _STAND_INS:
             raise ValueError(f"it names {module}.{name}, which arrays have not")
