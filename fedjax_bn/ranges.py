@@ -8,7 +8,6 @@ refuse what its signature does not allow; the configuration reads the same range
 import difflib
 import functools
 import inspect
-import math
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
@@ -44,10 +43,6 @@ def between(low: int, high: int) -> Range:
     return Range(text, lambda value: low <= value <= high)
 
 
-def _finite(value: float) -> bool:
-    return abs(value) <= _MOST
-
-
 def _printable(text: str) -> bool:
     # Control characters, NUL among them, and what UTF-8 cannot write.
     odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
@@ -74,12 +69,12 @@ def _sizes(text: str) -> bool:
         return False
 
 
-_MOST = 1.7976931348623157e308
+_MOST = 3.4e38  # what float32 holds
 _OF_TEXT = f"of at most {_LONGEST} characters, none a control character"
 ANY = Range("", lambda value: True)
-FINITE = Range("a finite number", _finite)
-AT_LEAST_0 = Range("at least 0", lambda value: 0 <= value <= _MOST)
-ABOVE_0 = Range("above 0", lambda value: 0 < value <= _MOST)
+FINITE = Range("a finite number", lambda value: abs(value) <= _MOST)
+AT_LEAST_0 = Range("at least 0", lambda value: value >= 0)
+ABOVE_0 = Range("above 0", lambda value: value > 0)
 SHARE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
 UP_TO_1 = Range("at least 0 and at most 1", lambda value: 0 <= value <= 1)
 FRACTION = Range("above 0 and at most 1", lambda value: 0 < value <= 1)
@@ -170,8 +165,8 @@ def stated_range(annotation: Any) -> Range | None:
 
 def refusal(value: Any, allowed: Range) -> str:
     """Why a value of the right type is not allowed, the end of a sentence; "" where it is."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "must be a finite number"
+    if isinstance(value, float) and not abs(value) <= _MOST:
+        return "must be a finite number, of at most 3.4e38 as float32 holds it"
     if allowed.holds(value):
         return ""
     if allowed.names:

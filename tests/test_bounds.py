@@ -234,6 +234,7 @@ def test_a_value_that_cannot_run_is_refused_with_what_is_allowed(text):
         ("adaptations=mixnorm:views=10000", "views=10000 must be at least 1"),
         ("weigh=risk_extrapolation:eta=-1", "eta=-1.0 must be at least 0"),
         ("weigh=risk_extrapolation:solver=newton", "solver='newton' is unknown"),
+        ("model=ResNet18", "this network reads images f[B, H, W, C], not samples of shape (6,)"),
         ("weigh=math:sqrt", "config.weigh='math:sqrt' fails (TypeError"),
         ("share=builtins:len", "config.share='builtins:len' must give a boolean for each"),
         ("perturb=amplitude_mix:probability=2", "probability=2.0 must be at least 0 and at most 1"),

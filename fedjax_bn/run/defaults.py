@@ -105,7 +105,10 @@ RUN = {
     "clients": Key("auto", "auto, map, vmap, vmap:n (n clients at a time)"),
     "clients_per_round": Key(0, "clients drawn to take part in a round; 0: all", CLIENTS_OR_0),
     "on_nonfinite": Key(
-        "stop", "what follows an update that is not finite", one_of("stop", "drop")
+        "stop",
+        "what follows an update of a client, or a step of the server, that is not finite: the run "
+        "stops, or it is left out; where all clients fail it stops",
+        one_of("stop", "drop"),
     ),
     "target": Key(
         "", "the unseen domain, several (a,b) or a group of them; each: all in turn; empty: none"
