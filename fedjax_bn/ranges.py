@@ -59,9 +59,31 @@ def _epochs(texts: tuple[str, ...]) -> bool:
     return len(texts) <= _LONGEST and all(digits) and all(int(text) > 0 for text in texts)
 
 
-def _sizes(text: str) -> bool:
-    kind, _, number = text.partition(":")
+def with_smallest(text: str) -> tuple[str, int]:
+    """What stands before `:smallest=N`, and N, by default 10.
+
+    Raises:
+      ValueError: N is no whole number from 1 to 65536.
+    """
+    before, given, number = text.partition(":smallest=")
+    if not given:
+        return text, SMALLEST
+    if not (_epochs((number,)) and SAMPLES.holds(int(number))):
+        raise ValueError(f"{shown(text)}: smallest must be {SAMPLES.text}")
+    return before, int(number)
+
+
+def _partition(text: str) -> bool:
     try:
+        name, _ = with_smallest(text)
+    except ValueError:
+        return False
+    return name == "dirichlet" or text in ("iid", "pooled")
+
+
+def _sizes(text: str) -> bool:
+    try:
+        kind, _, number = with_smallest(text)[0].partition(":")
         if kind in ("lognormal", "dirichlet"):
             return 0.001 <= float(number) <= (100 if kind == "lognormal" else 1e6)
         return not text or all(1 <= int(entry) < 2**31 for entry in text.split(","))
@@ -69,6 +91,7 @@ def _sizes(text: str) -> bool:
         return False
 
 
+SMALLEST = 10  # samples of the smallest client that is drawn, where there are enough
 _MOST = 3.4e38  # what float32 holds
 _OF_TEXT = f"of at most {_LONGEST} characters, none a control character"
 ANY = Range("", lambda value: True)
@@ -92,9 +115,10 @@ EPOCHS = Range("whole numbers above 0 and below 100000", _epochs)
 ALPHA = Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
 SIZES = Range(
     "whole numbers above 0, such as 743,7943, or lognormal:SIGMA with a number from 0.001 to 100, "
-    "or dirichlet:ALPHA with one from 0.001 to 1000000",
+    "or dirichlet:ALPHA with one from 0.001 to 1000000, these two perhaps with :smallest=N",
     _sizes,
 )
+PARTITION = Range("iid, dirichlet, dirichlet:smallest=N or pooled", _partition)
 TEXT = Range(_OF_TEXT, _printable)
 TEXTS = Range(
     f"each {_OF_TEXT}", lambda texts: len(texts) <= _LONGEST and all(map(_printable, texts))

@@ -54,10 +54,16 @@ def test_pacs_trains_on_three_domains_or_two_and_tests_the_others_whole(shared, 
 def test_abide_separates_no_subject(shared):
     changes = [("data.path", str(shared / "data/abide")), ("abide.windows_per_subject", "2")]
     experiment = build(read("configs/abide.py", changes))
-    assert len(experiment.internal.domains) == 4
+    names = [domain.name for domain in experiment.internal.domains]
+    assert names == ["NYU", "USM", "UM_1", "UCLA_1"]  # the paper's four, in its order
     for domain in experiment.internal.domains:
         assert not set(domain.train.names) & set(domain.test.names)
         assert len({*domain.train.names, *domain.test.names}) == 20
+
+
+def test_abide_takes_other_sites_where_it_is_told_so():
+    assert read("configs/abide.py:abide.sites=NYU,PITT").abide.sites == ("NYU", "PITT")
+    assert read("configs/abide.py", [("abide.sites", "")]).abide.sites == ()
 
 
 def test_cifar10_c_leaves_a_type_of_corruption_out(shared, tmp_path):
@@ -99,6 +105,11 @@ def test_the_cross_silo_setting_of_fedig_is_a_config(shared, tmp_path):
     clients = [domain.name for domain in experiment.internal.domains]
     assert len(clients) == 30
     assert sum(name.startswith("photo/") for name in clients) == 10
+    smallest = min(len(domain.train.labels) for domain in experiment.internal.domains)
+    assert smallest >= 10  # ours, which the docstring says
+    assert "dirichlet:smallest=1" in Path("configs/pacs_30_clients.py").read_text()
+    (note,) = [note for note in experiment.notes if "batch of 64 repeats samples" in note]
+    assert f"({smallest})" in note
 
 
 @pytest.mark.parametrize("name", ["batch_size", "momentum", "order", "affine"])

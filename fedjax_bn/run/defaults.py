@@ -20,6 +20,7 @@ from fedjax_bn.ranges import (
     COUNT_OR_0,
     EPOCHS,
     FRACTION,
+    PARTITION,
     PATH,
     PIXELS,
     SAMPLES,
@@ -158,11 +159,17 @@ DATA = {
     ),
     "data.partition": Key(
         "iid",
-        "labels of a domain's clients; pooled: one client owns all",
-        one_of("iid", "dirichlet", "pooled"),
+        "labels of a domain's clients; dirichlet:smallest=N: none has fewer than N samples, 10 "
+        "unless it is given, where there are enough; pooled: one client owns all",
+        PARTITION,
     ),
     "data.alpha": Key(0.5, "of dirichlet; the smaller, the more unequal", ALPHA),
-    "data.sizes": Key("", "of the clients: numbers, lognormal:SIGMA, dirichlet:ALPHA", SIZES),
+    "data.sizes": Key(
+        "",
+        "of the clients: numbers, lognormal:SIGMA, dirichlet:ALPHA, these two perhaps with "
+        ":smallest=N as in data.partition",
+        SIZES,
+    ),
     "data.augment": Key("none", "of the training images", one_of("none", "domainbed", "office")),
     "data.domains": Key((), "folders, npz, tfds_*: which; empty: all"),
     "data.classes": Key((), "domainnet, folders, tfds_*: which; empty: all, of domainnet ten"),
