@@ -91,6 +91,28 @@ def _sizes(text: str) -> bool:
         return False
 
 
+def mask_bounds(text: str) -> tuple[float, float]:
+    """LOW and HIGH of "LOW,HIGH".
+
+    Raises:
+      ValueError: they are no finite numbers, or LOW is not below HIGH.
+    """
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low = high = 0.0
+    if not -_MOST <= low < high <= _MOST:
+        raise ValueError(f"bounds={shown(text)} must be {BOUNDS.text}")
+    return low, high
+
+
+def _bounds(text: str) -> bool:
+    try:
+        return not text or bool(mask_bounds(text))
+    except ValueError:
+        return False
+
+
 SMALLEST = 10  # samples of the smallest client that is drawn, where there are enough
 _MOST = 3.4e38  # what float32 holds
 _OF_TEXT = f"of at most {_LONGEST} characters, none a control character"
@@ -114,10 +136,10 @@ UNITS = between(1, 16_384)
 EPOCHS = Range("whole numbers above 0 and below 100000", _epochs)
 ALPHA = Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
 SIZES = Range(
-    "whole numbers above 0, such as 743,7943, or lognormal:SIGMA with a number from 0.001 to 100, "
-    "or dirichlet:ALPHA with one from 0.001 to 1000000, these two perhaps with :smallest=N",
+    "whole numbers above 0, lognormal:SIGMA (0.001 to 100) or dirichlet:ALPHA (0.001 to 1e6)",
     _sizes,
 )
+BOUNDS = Range("LOW,HIGH with LOW below HIGH, such as 0,1; empty for none", _bounds)
 PARTITION = Range("iid, dirichlet, dirichlet:smallest=N or pooled", _partition)
 TEXT = Range(_OF_TEXT, _printable)
 TEXTS = Range(
@@ -133,6 +155,7 @@ Share = Annotated[float, SHARE]
 UpTo1 = Annotated[float, UP_TO_1]
 Seed = Annotated[int, SEED]
 Units = Annotated[int, UNITS]
+Bounds = Annotated[str, BOUNDS]
 Views = Annotated[int, between(1, 1000)]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])

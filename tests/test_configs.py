@@ -137,3 +137,11 @@ def test_pacs_has_the_protocols_of_both_papers(changes, steps, epochs, batch_siz
     assert (config.local_steps, config.local_epochs) == (steps, epochs)
     assert config.batch_size == batch_size
     assert config.optimizer.learning_rate == (0.001 if epochs == 5 else 0.01)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "", "fedcd2", "a.b", "non-sense"])
+def test_a_protocol_that_there_is_not_is_refused_with_those_that_there_are(name):
+    with pytest.raises(ConfigError, match=f"config.protocol='{name}' is unknown.* fedcd, fedig"):
+        read(f"configs/pacs.py:protocol={name},method=fedcd")
+    with pytest.raises(ConfigError, match="no key 'protocol'"):
+        read("configs/pacs.py", [("protocol", name)])

@@ -166,7 +166,7 @@ DATA = {
     "data.alpha": Key(0.5, "of dirichlet; the smaller, the more unequal", ALPHA),
     "data.sizes": Key(
         "",
-        "of the clients: numbers, lognormal:SIGMA, dirichlet:ALPHA, these two perhaps with "
+        "of the clients: one number or one each, such as 743,7943; or drawn, perhaps with "
         ":smallest=N as in data.partition",
         SIZES,
     ),
