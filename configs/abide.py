@@ -2,9 +2,14 @@
 
     python -m fedjax_bn.main --config configs/abide.py --config.data.path=FOLDER
 
+The clients are the paper's four sites, NYU, USM, UM_1 and UCLA_1, whichever others the folder has;
+--config.abide.sites=NYU,PITT takes these, and --config.abide.sites= takes all that have series.
+
 FOLDER holds the phenotypic table and the regions' time series of one atlas, laid out as
 fedjax_bn/data/sets/abide.py says; its docstring also says how much memory they take. Every window
 of 32 frames is a sample; the accuracy is that of single windows of subjects that nobody trained on.
+A sample has 111 x 110 / 2 = 6105 features with the Harvard-Oxford atlas as it is published, of 111
+regions; the paper's 5995 are 110 x 109 / 2, see fedjax_bn/data/sets/abide.py.
 
 The paper's Table 1 (50 epochs, Harvard-Oxford atlas, 88 + 167 + 52 + 63 subjects, 5 runs), accuracy
 in percent:
@@ -34,6 +39,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.weigh = "uniform"
     config.eval_every = 5
     config.data.name = "abide"
+    config.abide.sites = ("NYU", "USM", "UM_1", "UCLA_1")  # D.4, in the order of Table 1
     config.data.split = "stratified"  # the paper is silent; a fifth of the subjects tests
     config.data.validation = 0.0
     config.data.test = 0.2

@@ -77,13 +77,14 @@ import re
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.run.config import base, override
+from fedjax_bn.run.config import base, choose, override
 
-FEDCD = (
-    "local_steps=0,local_epochs=5,local_selection=0,batch_size=16,adaptations=running,"
+PROTOCOLS = {
+    "fedig": "",
+    "fedcd": "local_steps=0,local_epochs=5,local_selection=0,batch_size=16,adaptations=running,"
     "optimizer.learning_rate=0.001,optimizer.momentum=0.9,fedprox.mu=0.01,data.validation=0.1,"
-    "validate_with=own"
-)
+    "validate_with=own",
+}
 
 
 def get_config(changes: str = "") -> ConfigDict:
@@ -107,7 +108,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.data.split = "holdout"  # DomainBed's, not the authors' lists
     config.data.validation = 0.2
     config.data.augment = "domainbed"
-    named = dict(re.findall(r"(?:^|,)(protocol|method)=(\w+)", changes))
-    if named.get("protocol", named.get("method")) == "fedcd":
-        override(config, FEDCD)
-    return override(config, re.sub(r"(^|,)protocol=\w+", "", changes))
+    named = dict(re.findall(r"(?:^|,)(protocol|method)=([^,]*)", changes))
+    usual = "fedcd" if named.get("method") == "fedcd" else "fedig"
+    override(config, choose(PROTOCOLS, named.get("protocol", usual), "protocol"))
+    return override(config, re.sub(r"(^|,)protocol=[^,]*", "", changes))

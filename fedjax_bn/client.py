@@ -15,6 +15,7 @@ from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Broadcast, Own, Received, Upload
 from fedjax_bn.task import masked_mean
+from fedjax_bn.uploads import all_finite
 
 PyTree = Any
 # load(source, batch, key) -> batch: what a step does to its batch before all else
@@ -243,7 +244,7 @@ def take_part(
         update = client.run(received, data | {"last_epoch": last}, key)
         shared, personal = split_like(update.variables, broadcast.shared)
         new = Own(personal, update.memory)
-        finite = _all_finite((shared, new, update.message, update.losses))
+        finite = all_finite((shared, new, update.message, update.losses))
         # A client that fails keeps what is its own.
         return where_tree(finite, new, own), shared, _told(update), finite
 
@@ -276,8 +277,3 @@ def take_part(
 def _told(update: LocalUpdate) -> LocalUpdate:
     """What is told of a client's round: all but what it keeps."""
     return update._replace(variables=(), memory=())
-
-
-def _all_finite(tree: PyTree) -> jax.Array:
-    floating = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in floating]).all()

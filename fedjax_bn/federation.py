@@ -54,6 +54,7 @@ from fedjax_bn.state import (
 )
 from fedjax_bn.uploads import (
     Sums,
+    all_finite,
     counting,
     early_weights,
     part_of,
@@ -129,12 +130,13 @@ def federate(
 
     A client that sits out, and one whose update is not finite, keeps its personal leaves and memory
     and has weight 0; where nobody counts the shared leaves stay as they are; so it is where `weigh`
-    gives NaN, and the metrics' weights are NaN then. A client that makes fewer local epochs has
-    valid=False in the others. Random keys are `fold_in(fold_in(key, round), client)`.
+    gives NaN, and the metrics' weights are NaN then; and where the server's step, what it would
+    share and keep, is not finite, and server_finite is False then. A client that makes fewer local
+    epochs has valid=False in the others. Random keys are `fold_in(fold_in(key, round), client)`.
 
     A round's metrics are loss f[K] (mean over valid samples; NaN for a client that sits out),
-    step_loss f[K, S], risk f[K] (mean loss of the last local epoch), weights f[K] and finite
-    bool[K].
+    step_loss f[K, S], risk f[K] (mean loss of the last local epoch), weights f[K], finite
+    bool[K] and server_finite bool[].
 
     Args:
       client: what a client does, usually `client.train_locally(step)`.
@@ -211,7 +213,7 @@ def _round(
     own = jax.tree.map(lambda new, old: new[: old.shape[0]], own, before)
     told = jax.tree.map(lambda leaf: leaf[:rows], told)
     population = rows if population is None else population
-    after = _conclude(plan, state, sums, told["counts"], population)
+    after, finite = _conclude(plan, state, sums, told["counts"], population)
     weights = normalize(told["weights"])
     after = after._replace(
         weights=jnp.where(weights.sum() > 0, weights, state.weights),
@@ -225,6 +227,7 @@ def _round(
         "risk": told["risk"],
         "weights": weights,
         "finite": told["finite"],
+        "server_finite": finite,
     }
 
 
@@ -274,7 +277,7 @@ def _server(plan: _Plan, state: FederatedState, uploads: Upload) -> FederatedSta
     place = jnp.where(numbered, uploads.client, jnp.arange(given, dtype=jnp.int32))
     mine = jax.tree.map(lambda leaf: leaf[place], state.weighing)
     weights, new = weigh_uploads(plan.weigh, mine, uploads)
-    after = _conclude(
+    after, _ = _conclude(
         plan, state, sum_uploads(plan.server, weights, uploads), counting(uploads), population
     )
     weights = jnp.zeros_like(state.weights).at[place].set(normalize(weights))
@@ -286,12 +289,17 @@ def _server(plan: _Plan, state: FederatedState, uploads: Upload) -> FederatedSta
 
 def _conclude(
     plan: _Plan, state: FederatedState, sums: Sums, counts: jax.Array, population: jax.Array | int
-) -> FederatedState:
-    """The server's step, from the sums over clients."""
+) -> tuple[FederatedState, jax.Array]:
+    """The server's step, from the sums over clients, and whether it is finite, bool[].
+
+    One that is not is not taken: what the server shares and keeps stays as it was.
+    """
     mean = jax.tree.map(lambda x: x / sums.weight.astype(x.dtype), sums.leaves)
     message = jax.tree.map(lambda x: x / sums.message_weight.astype(x.dtype), sums.messages)
     share = counts.sum(dtype=float) / jnp.asarray(population, float)
     aggregate = Aggregate(restore(mean, state.shared), message, share)
     new = plan.server.update(state.shared, aggregate, state.server)
-    shared, server = where_tree(sums.weight > 0, new, (state.shared, state.server))
-    return state._replace(round=state.round + 1, shared=shared, server=server)
+    counted = sums.weight > 0
+    finite = all_finite(new) | ~counted
+    shared, server = where_tree(counted & finite, new, (state.shared, state.server))
+    return state._replace(round=state.round + 1, shared=shared, server=server), finite

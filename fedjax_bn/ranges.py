@@ -8,7 +8,6 @@ refuse what its signature does not allow; the configuration reads the same range
 import difflib
 import functools
 import inspect
-import math
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
@@ -44,10 +43,6 @@ def between(low: int, high: int) -> Range:
     return Range(text, lambda value: low <= value <= high)
 
 
-def _finite(value: float) -> bool:
-    return abs(value) <= _MOST
-
-
 def _printable(text: str) -> bool:
     # Control characters, NUL among them, and what UTF-8 cannot write.
     odd = any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
@@ -64,9 +59,31 @@ def _epochs(texts: tuple[str, ...]) -> bool:
     return len(texts) <= _LONGEST and all(digits) and all(int(text) > 0 for text in texts)
 
 
-def _sizes(text: str) -> bool:
-    kind, _, number = text.partition(":")
+def with_smallest(text: str) -> tuple[str, int]:
+    """What stands before `:smallest=N`, and N, by default 10.
+
+    Raises:
+      ValueError: N is no whole number from 1 to 65536.
+    """
+    before, given, number = text.partition(":smallest=")
+    if not given:
+        return text, SMALLEST
+    if not (_epochs((number,)) and SAMPLES.holds(int(number))):
+        raise ValueError(f"{shown(text)}: smallest must be {SAMPLES.text}")
+    return before, int(number)
+
+
+def _partition(text: str) -> bool:
     try:
+        name, _ = with_smallest(text)
+    except ValueError:
+        return False
+    return name == "dirichlet" or text in ("iid", "pooled")
+
+
+def _sizes(text: str) -> bool:
+    try:
+        kind, _, number = with_smallest(text)[0].partition(":")
         if kind in ("lognormal", "dirichlet"):
             return 0.001 <= float(number) <= (100 if kind == "lognormal" else 1e6)
         return not text or all(1 <= int(entry) < 2**31 for entry in text.split(","))
@@ -74,12 +91,35 @@ def _sizes(text: str) -> bool:
         return False
 
 
-_MOST = 1.7976931348623157e308
+def mask_bounds(text: str) -> tuple[float, float]:
+    """LOW and HIGH of "LOW,HIGH".
+
+    Raises:
+      ValueError: they are no finite numbers, or LOW is not below HIGH.
+    """
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low = high = 0.0
+    if not -_MOST <= low < high <= _MOST:
+        raise ValueError(f"bounds={shown(text)} must be {BOUNDS.text}")
+    return low, high
+
+
+def _bounds(text: str) -> bool:
+    try:
+        return not text or bool(mask_bounds(text))
+    except ValueError:
+        return False
+
+
+SMALLEST = 10  # samples of the smallest client that is drawn, where there are enough
+_MOST = 3.4e38  # what float32 holds
 _OF_TEXT = f"of at most {_LONGEST} characters, none a control character"
 ANY = Range("", lambda value: True)
-FINITE = Range("a finite number", _finite)
-AT_LEAST_0 = Range("at least 0", lambda value: 0 <= value <= _MOST)
-ABOVE_0 = Range("above 0", lambda value: 0 < value <= _MOST)
+FINITE = Range("a finite number", lambda value: abs(value) <= _MOST)
+AT_LEAST_0 = Range("at least 0", lambda value: value >= 0)
+ABOVE_0 = Range("above 0", lambda value: value > 0)
 SHARE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
 UP_TO_1 = Range("at least 0 and at most 1", lambda value: 0 <= value <= 1)
 FRACTION = Range("above 0 and at most 1", lambda value: 0 < value <= 1)
@@ -96,10 +136,11 @@ UNITS = between(1, 16_384)
 EPOCHS = Range("whole numbers above 0 and below 100000", _epochs)
 ALPHA = Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
 SIZES = Range(
-    "whole numbers above 0, such as 743,7943, or lognormal:SIGMA with a number from 0.001 to 100, "
-    "or dirichlet:ALPHA with one from 0.001 to 1000000",
+    "whole numbers above 0, lognormal:SIGMA (0.001 to 100) or dirichlet:ALPHA (0.001 to 1e6)",
     _sizes,
 )
+BOUNDS = Range("LOW,HIGH with LOW below HIGH, such as 0,1; empty for none", _bounds)
+PARTITION = Range("iid, dirichlet, dirichlet:smallest=N or pooled", _partition)
 TEXT = Range(_OF_TEXT, _printable)
 TEXTS = Range(
     f"each {_OF_TEXT}", lambda texts: len(texts) <= _LONGEST and all(map(_printable, texts))
@@ -114,6 +155,7 @@ Share = Annotated[float, SHARE]
 UpTo1 = Annotated[float, UP_TO_1]
 Seed = Annotated[int, SEED]
 Units = Annotated[int, UNITS]
+Bounds = Annotated[str, BOUNDS]
 Views = Annotated[int, between(1, 1000)]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])
@@ -170,8 +212,8 @@ def stated_range(annotation: Any) -> Range | None:
 
 def refusal(value: Any, allowed: Range) -> str:
     """Why a value of the right type is not allowed, the end of a sentence; "" where it is."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "must be a finite number"
+    if isinstance(value, float) and not abs(value) <= _MOST:
+        return "must be a finite number, of at most 3.4e38 as float32 holds it"
     if allowed.holds(value):
         return ""
     if allowed.names:

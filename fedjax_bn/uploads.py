@@ -75,3 +75,9 @@ def weigh_uploads(
         sizes = jnp.where(uploads.participates, uploads.size, 0)
         weights = rule(sizes, jnp.zeros(rows))
     return jnp.where(counts, weights, 0), state
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether all floating numbers of a tree are finite, bool[]."""
+    floating = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in floating] or [jnp.array(True)]).all()

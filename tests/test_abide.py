@@ -316,6 +316,10 @@ def test_real_series_of_four_sites_agree_with_numpy(shared):
         np.testing.assert_allclose(pool.images[2:4], np.nan_to_num(expected), atol=5e-6)
 
 
+def test_the_features_of_the_paper_are_those_of_110_regions_and_the_atlas_has_111():
+    assert (num_pairs(110), num_pairs(111)) == (5995, 6105)
+
+
 def test_no_split_separates_the_windows_of_a_subject(shared):
     source = abide.load(shared / "data" / "abide", windows_per_subject=3, progress=False)
     clients, _ = make_clients(source, split="stratified", validation=0.1, test=0.2)

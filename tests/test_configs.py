@@ -54,10 +54,16 @@ def test_pacs_trains_on_three_domains_or_two_and_tests_the_others_whole(shared, 
 def test_abide_separates_no_subject(shared):
     changes = [("data.path", str(shared / "data/abide")), ("abide.windows_per_subject", "2")]
     experiment = build(read("configs/abide.py", changes))
-    assert len(experiment.internal.domains) == 4
+    names = [domain.name for domain in experiment.internal.domains]
+    assert names == ["NYU", "USM", "UM_1", "UCLA_1"]  # the paper's four, in its order
     for domain in experiment.internal.domains:
         assert not set(domain.train.names) & set(domain.test.names)
         assert len({*domain.train.names, *domain.test.names}) == 20
+
+
+def test_abide_takes_other_sites_where_it_is_told_so():
+    assert read("configs/abide.py:abide.sites=NYU,PITT").abide.sites == ("NYU", "PITT")
+    assert read("configs/abide.py", [("abide.sites", "")]).abide.sites == ()
 
 
 def test_cifar10_c_leaves_a_type_of_corruption_out(shared, tmp_path):
@@ -104,6 +110,11 @@ def test_the_cross_silo_setting_of_fedig_is_a_config(shared, tmp_path):
     assert sum(name.startswith("photo/") for name in clients) == 10
     own = [domain for domain in experiment.internal.domains if domain.name.startswith("photo/")]
     assert {len(domain.validation.labels) for domain in own} == {1670 // 5}
+    smallest = min(len(domain.train.labels) for domain in experiment.internal.domains)
+    assert smallest >= 10  # ours, which the docstring says
+    assert "dirichlet:smallest=1" in Path("configs/pacs_30_clients.py").read_text()
+    (note,) = [note for note in experiment.notes if "batch of 64 repeats samples" in note]
+    assert f"({smallest})" in note
 
 
 @pytest.mark.parametrize("name", ["batch_size", "momentum", "order", "affine"])
@@ -154,3 +165,11 @@ def test_fedprox_of_fedigs_table_3a_is_fedbn_with_a_proximal_term():
     docstring = Path("configs/pacs.py").read_text()
     assert "--config.method=fedprox --config.share=all_but_batch_norm" in docstring
     assert config.fedprox.mu == 0.1
+
+
+@pytest.mark.parametrize("name", ["nonsense", "", "fedcd2", "a.b", "non-sense"])
+def test_a_protocol_that_there_is_not_is_refused_with_those_that_there_are(name):
+    with pytest.raises(ConfigError, match=f"config.protocol='{name}' is unknown.* fedcd, fedig"):
+        read(f"configs/pacs.py:protocol={name},method=fedcd")
+    with pytest.raises(ConfigError, match="no key 'protocol'"):
+        read("configs/pacs.py", [("protocol", name)])

@@ -349,17 +349,51 @@ def test_training_that_is_not_finite_stops_with_the_round_the_clients_and_the_re
         runs.run(tmp_path / "run", optimizer__learning_rate=1e30)
 
 
-def test_with_drop_training_that_is_not_finite_finishes_and_keeps_the_model(
-    tmp_path, trains, monkeypatch
+def test_with_drop_too_a_round_in_which_every_client_fails_is_an_error_that_names_them(
+    tmp_path, trains
 ):
-    wild = runs.config(optimizer__learning_rate=1e30, on_nonfinite="drop")
-    monkeypatch.setattr(main, "read", lambda source, changes: wild)
+    wild = {"optimizer__learning_rate": 1e30, "on_nonfinite": "drop"}
+    with pytest.raises(NotFiniteError) as caught:
+        runs.run(tmp_path / "run", **wild)
+    text = str(caught.value)
+    assert text.startswith("round 1: the update of ant, bee, cow is not finite")
+    assert "no other client took part" in text
+    assert "\n" not in text
+    assert runs.lines(tmp_path / "run") == []
+    with pytest.raises(NotFiniteError, match=r"round 1: the update of \w+, \w+ is not finite"):
+        runs.run(tmp_path / "cohort", clients_per_round=2, **wild)
+
+
+# Clients' updates above 1.2, finite, times an eta that is finite too.
+OVERFLOW = {
+    "method": "fedavgm",
+    "fedavgm__eta": 3e38,
+    "optimizer__learning_rate": 100.0,
+    "rounds": 2,
+}
+
+
+def test_a_step_of_the_server_that_is_not_finite_stops_the_run_with_the_round(tmp_path, trains):
+    with pytest.raises(NotFiniteError, match=r"^round 1: the server's step is not finite; lower"):
+        runs.run(tmp_path / "run", **OVERFLOW)
+    assert runs.lines(tmp_path / "run") == []
+
+
+def test_with_drop_a_step_of_the_server_that_is_not_finite_is_left_out(tmp_path, trains):
     folder = tmp_path / "run"
-    assert runs.command("--config", "wild.py", "--workdir", str(folder)) == 0
+    runs.run(folder, on_nonfinite="drop", **OVERFLOW)
     lines = runs.lines(folder)
-    assert [line["not_finite"] for line in lines] == [["ant", "bee", "cow"]] * 6
-    assert lines[1]["accuracy"] == lines[5]["accuracy"]
-    assert (folder / "report.html").exists()
+    assert [line["server_finite"] for line in lines] == [False, False]
+    assert "not_finite" not in lines[0]
+    _, _, begin = train.prepare(runs.config(on_nonfinite="drop", **OVERFLOW))
+    first = begin()
+    last = runs.saved(folder, first)
+    for old, new in zip(
+        jax.tree.leaves((first.shared, first.server)),
+        jax.tree.leaves((last.shared, last.server)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(old, new)
 
 
 def test_with_drop_the_others_go_on_without_the_client_that_is_not_finite(tmp_path, monkeypatch):

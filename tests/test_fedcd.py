@@ -23,8 +23,10 @@ from fedjax_bn.adaptation import running
 from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
+from fedjax_bn.methods.mask_training import mask_optimizer_of
 from fedjax_bn.models import MLP, masks
 from fedjax_bn.models.forward import forward
+from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.sharing import all_but_batch_norm, everything, nothing
 
 KEY = jax.random.key(5)
@@ -214,6 +216,65 @@ def test_several_masks_train_and_align_together():
         assert np.abs(state.server.sent.gradient[name]).max() > 0, name
 
 
+def test_masks_stay_within_their_bounds():
+    batches = batches_of((4, 3, 2), batch=4)  # one step
+    free, bound = (
+        two_rounds(rounds=1, batches=batches, bounds=bounds)[0].personal["mask"]["features"]
+        for bounds in ("", "0.99,1")
+    )
+    assert float(free.min()) < 0.99 < 1 < float(free.max())
+    np.testing.assert_array_equal(bound, np.clip(free, np.float32(0.99), np.float32(1)))
+
+
+def test_a_word_spells_where_the_masks_are_and_what_trains_them():
+    given = two_rounds(names=("features", "a"), mask_optimizer=SGD, bounds=(0.0, 1.0))[0]
+    spelled = two_rounds(
+        names="features, a", mask_optimizer="sgd:learning_rate=0.1:momentum=0.5", bounds="0,1"
+    )[0]
+    assert_equal(spelled, given)
+    still = two_rounds(mask_optimizer="none")[0].personal["mask"]
+    np.testing.assert_array_equal(still["features"], 1)
+
+
+@pytest.mark.parametrize("text", ["adam:learning_rate=0.5", "sgd:learning_rate=0.5"])
+def test_weight_decay_is_added_to_the_gradient_of_the_masks(text):
+    plain, decayed = (mask_optimizer_of(word) for word in (text, f"{text}:weight_decay=3"))
+    mask, gradient = jnp.array([1.0, -2.0]), jnp.array([0.5, 1.0])
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
+        expected, _ = plain.update(gradient + 3 * mask, plain.init(mask), mask)
+        got, _ = decayed.update(gradient, decayed.init(mask), mask)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_the_keys_of_the_configuration_are_those_of_the_masks(monkeypatch):
+    from fedjax_bn.run import start as run_start
+
+    runs.install(monkeypatch)
+    keys = {"names": "features,dense1", "bounds": "0,1", "mask_optimizer": "none"}
+    keys = {f"fedcd__{key}": value for key, value in keys.items()}
+    _, _, begin = run_start.prepare(runs.config(method="fedcd", **keys))
+    assert set(jax.eval_shape(begin).personal["mask"]) == {"features", "dense1"}
+    for key, value, said in (
+        ("names", "nowhere", "no intermediate 'nowhere'"),
+        ("mask_optimizer", "adm", "valid are adam, none, sgd"),
+        ("bounds", "2,1", "config.fedcd.bounds='2,1' must be LOW,HIGH"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            run_start.prepare(runs.config(method="fedcd", **{f"fedcd__{key}": value}))
+
+
+@pytest.mark.parametrize("weigh", ["risk_extrapolation", "by_size", "risk_extrapolation:eta=0.3"])
+def test_an_eta_that_nobody_reads_is_refused(monkeypatch, weigh):
+    from fedjax_bn.run import start as run_start
+
+    runs.install(monkeypatch)
+    config = runs.config(method="fedcd", weigh=weigh, fedcd__eta=0.8)
+    with pytest.raises(
+        ConfigError, match=r"fedcd\.eta=0\.8 is of no use .*risk_extrapolation:eta=0\.8"
+    ):
+        run_start.prepare(config)
+
+
 def test_it_is_served_by_any_adaptation_with_the_mean_mask():
     state, _ = two_rounds()
     served = global_variables(state)
@@ -257,10 +318,17 @@ def test_in_float64_all_of_it_is_float64(x64):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"lambda_sci": -1.0}, r"lambda_sci=-1\.0 must be finite and at least 0"),
+        ({"lambda_sci": -1.0}, r"lambda_sci=-1\.0 must be at least 0"),
         ({"lambda_sci": float("nan")}, "lambda_sci=nan"),
         ({"eta": -0.5}, r"eta=-0\.5"),
         ({"names": ()}, "must name something"),
+        ({"names": "features,"}, "must name something"),
+        ({"names": "a,a"}, "each once"),
+        ({"bounds": "1,0"}, "bounds='1,0' must be LOW,HIGH with LOW below HIGH"),
+        ({"bounds": (1.0, 0.0)}, "must be LOW,HIGH"),
+        ({"mask_optimizer": "adm"}, "'adm' is unknown|adm.* is unknown; valid are adam, none, sgd"),
+        ({"mask_optimizer": "sgd"}, "sgd needs learning_rate: write sgd:learning_rate=VALUE"),
+        ({"mask_optimizer": "adam:learning_rate=0"}, r"learning_rate=0\.0 must be above 0"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, said):

@@ -1,5 +1,7 @@
 """The round as a pure function: masks, sizes, participation, non-finite updates, strategies."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +23,7 @@ from federations import (
 )
 from fedjax_bn.aggregation import by_size, uniform
 from fedjax_bn.federation import client_variables, global_variables
-from fedjax_bn.methods import fedavg, fedbn, fedprox, silobn, singleset
+from fedjax_bn.methods import fedadam, fedavg, fedavgm, fedbn, fedprox, silobn, singleset
 
 SIZES = (9, 4, 6)
 METHODS = {m.__name__: m for m in (fedavg, fedbn, fedprox, silobn, singleset)}
@@ -162,6 +164,18 @@ def test_an_update_that_is_not_finite_is_reported_and_never_averaged(name):
     np.testing.assert_allclose(metrics["weights"], [9 / 13, 4 / 13, 0], rtol=1e-6)
     for leaf in jax.tree.leaves((state, global_variables(state), client_variables(state))):
         assert np.isfinite(leaf).all()
+
+
+@pytest.mark.parametrize("huge", [fedavgm, partial(fedadam, beta1=0.0)])
+def test_a_step_of_the_server_that_is_not_finite_is_reported_and_not_taken(huge):
+    method = huge(NormNet(), optax.sgd(100.0), eta=3e38)
+    variables, batches = variables_of(NormNet()), batches_of(SIZES)
+    before = jax.tree.map(jnp.copy, method.init(jax.random.key(0), variables, len(SIZES)))
+    state, metrics = run_rounds(method, variables, batches)
+    assert not metrics["server_finite"]
+    assert metrics["finite"].all()
+    assert_equal((state.shared, state.server), (before.shared, before.server))
+    assert bool(run_rounds(fedavg(NormNet(), SGD), variables, batches)[1]["server_finite"])
 
 
 def test_the_state_is_donated_and_the_callers_variables_are_not():

@@ -177,8 +177,11 @@ def test_a_split_is_this_one_on_any_machine(options, digest):
         ({"num_clients": 6, "clients_per_domain": 2}, "exclude each other: leave num_clients at 0"),
         ({"num_clients": 60}, "lower data.clients_per_domain (or data.num_clients) or raise data"),
         ({"sizes": "5,6"}, "one number of at least 1 for all clients, or one for each of the 3"),
-        ({"sizes": "0"}, "it must be whole numbers above 0, such as 743,7943"),
-        ({"sizes": "many"}, "data.sizes is 'many'; it must be whole numbers above 0, such as 743"),
+        ({"sizes": "0"}, "it must be whole numbers above 0, lognormal:SIGMA"),
+        (
+            {"sizes": "many"},
+            "data.sizes is 'many'; it must be whole numbers above 0, logn",
+        ),
         ({"sizes": "lognormal:-1"}, "data.sizes is 'lognormal:-1'; it must be"),
         ({"sizes": "50"}, "data.sizes asks for 50 training samples of 'b', which has 36; lower it"),
         (

@@ -14,7 +14,11 @@ from fedjax_bn.data.division.by_class import (
     take_fraction,
 )
 from fedjax_bn.data.division.integer_shares import apportion, fraction_size, quantize
-from fedjax_bn.data.division.label_and_size_skew import _raise_smallest, dirichlet_counts
+from fedjax_bn.data.division.label_and_size_skew import (
+    _raise_smallest,
+    client_sizes,
+    dirichlet_counts,
+)
 from fedjax_bn.data.division.partition import fingerprint, share_out_domains
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.seeds import generator
@@ -128,6 +132,26 @@ def test_dirichlet_counts_use_up_every_class_and_reach_the_minimum(counts, n, al
     assert (table >= 0).all()
     assert table.sum(1).tolist() == counts.tolist()
     assert table.sum(0).min() >= min(10, counts.sum() // n)
+
+
+def test_the_smallest_client_is_a_choice_of_whoever_names_the_partition():
+    split = numbered(np.arange(400) % 4)
+
+    def sizes(partition: str) -> list[int]:
+        clients = split_clients(split, 20, generator(1), partition=partition, alpha=0.05)
+        return sorted(len(client.labels) for client in clients)
+
+    assert sizes("dirichlet") == sizes("dirichlet:smallest=10")
+    assert [sizes(f"dirichlet:smallest={n}")[0] for n in (1, 3, 10, 20, 99)] == [1, 3, 10, 20, 20]
+
+
+@pytest.mark.parametrize("sizes", ["lognormal:4", "dirichlet:0.05"])
+def test_the_smallest_client_is_a_choice_of_whoever_names_the_sizes(sizes):
+    def drawn(text: str) -> list[int]:
+        return client_sizes(text, {"a": 400}, [20], generator(1))[0].tolist()
+
+    assert drawn(sizes) == drawn(f"{sizes}:smallest=10")
+    assert [min(drawn(f"{sizes}:smallest={n}")) for n in (1, 3, 10)] == [1, 3, 10]
 
 
 def test_dirichlet_counts_are_the_draws_rounded_by_largest_remainder():

@@ -1,6 +1,6 @@
 """FedCD (Ma et al., ACM MM 2024): SCI's feature masks at the clients, REA at the server."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,9 +21,10 @@ from fedjax_bn.client import Trained
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, descend, differentiate
 from fedjax_bn.methods.learning import learning, method_of
+from fedjax_bn.methods.mask_training import keep_within, mask_names, mask_optimizer_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
-from fedjax_bn.models.masks import COLLECTION, FEATURES, keep_masks, with_masks
-from fedjax_bn.ranges import AtLeast0, bounded
+from fedjax_bn.models.masks import COLLECTION, keep_masks, with_masks
+from fedjax_bn.ranges import AtLeast0, Bounds, bounded
 from fedjax_bn.sharing import SharingRule, Variables, everything, join
 from fedjax_bn.state import Received
 
@@ -37,8 +38,9 @@ def fedcd(
     *,
     lambda_sci: AtLeast0 = 0.7,
     eta: AtLeast0 = 0.5,
-    names: Sequence[str] = (FEATURES,),
-    mask_optimizer: optax.GradientTransformation | None = None,
+    names: str | Sequence[str] = "features",
+    bounds: Bounds | Sequence[float] = "",
+    mask_optimizer: optax.GradientTransformation | str = "",
     share: SharingRule = everything,
     weigh: WeighingRule | None = None,
     **options: Any,
@@ -62,25 +64,29 @@ def fedcd(
       optimizer: the local optimizer.
       lambda_sci: lambda, at least 0; the paper takes 0.5, 0.7, 0.8, 0.9 and 1.
       eta: as in `risk_extrapolation`; the paper takes 0.3, 0.5 and 0.8.
-      names: what is masked, "features" or paths of modules; several have a mask each.
-      mask_optimizer: that of the masks; `optimizer` by default, with a state of its own.
+      names: what is masked, "features" or paths of modules, "layer4_0,layer4_1"; each has a mask.
+      bounds: "LOW,HIGH", within which each step leaves the masks; "" for any values.
+      mask_optimizer: that of the masks, or what spells it, see `mask_training.mask_optimizer_of`;
+        "" for `optimizer`, with a state of its own.
       share: which leaves are averaged.
       weigh: the weighing rule; `risk_extrapolation(eta)` by default.
       **options: those of `fedavg` but `server`.
 
     Raises:
-      ValueError: `lambda_sci` or `eta` is out of its range, or nothing is named; at `init`, where
-        the model has no intermediate of a name.
+      ValueError: an argument is out of its range, or nothing is named; at `init`, where the model
+        has no intermediate of a name.
     """
-    if not names:
-        raise ValueError(f"fedcd: names={names!r} must name something to mask, such as 'features'")
+    names, within = mask_names(names), keep_within(bounds)
+    of_masks = mask_optimizer or optimizer
+    if isinstance(of_masks, str):
+        of_masks = mask_optimizer_of(of_masks)
     learned, options = learning(model, **options)
     trained = ("params", COLLECTION)
     gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
-    optimizers = {"params": optimizer, COLLECTION: mask_optimizer or optimizer}
+    optimizers = {"params": optimizer, COLLECTION: of_masks}
     each = optax.multi_transform(optimizers, {name: name for name in trained})
     method = method_of(
-        masked_step(gradient, each),
+        masked_step(gradient, each, within),
         share=keep_masks(share),
         weigh=weigh or risk_extrapolation(eta),
         server=_averaging_gradients(),
@@ -110,8 +116,18 @@ class Progress(NamedTuple):
     rounds: jax.Array
 
 
-def masked_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> LocalStep:
-    """One step of parameters and masks along the gradient of L_e; it sums up g_e."""
+def masked_step(
+    gradient: Gradient,
+    optimizer: optax.GradientTransformation,
+    within: Callable[[PyTree], PyTree] = lambda masks: masks,
+) -> LocalStep:
+    """One step of parameters and masks along the gradient of L_e; it sums up g_e.
+
+    Args:
+      gradient: that of L_e, of parameters and masks.
+      optimizer: of both.
+      within: what follows a step of the masks, such as `keep_within("0,1")`.
+    """
 
     def init(variables: Variables) -> Progress:
         trained = {name: variables[name] for name in ("params", COLLECTION)}
@@ -124,6 +140,7 @@ def masked_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> 
     ) -> tuple[Variables, Progress, jax.Array]:
         gradients, (loss, aligned) = gradient(variables, batch, received, key)
         trained, kept = descend(optimizer, gradients, state.optimizer, variables)
+        trained[COLLECTION] = within(trained[COLLECTION])
         rounds = received.server.rounds
         total, count = _add_gradient(state, aligned.gradient, batch, rounds)
         return {**variables, **aligned.moved, **trained}, Progress(kept, total, count, rounds), loss

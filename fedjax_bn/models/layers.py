@@ -130,6 +130,11 @@ def adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
 
 
 def _check_window(x: jax.Array, window: int, padding: int, name: str) -> None:
+    if x.ndim != 4:
+        raise ValueError(
+            f"this network reads images f[B, H, W, C], not samples of shape {x.shape[1:]}: {name} "
+            "needs a map; use another model, such as MLP"
+        )
     height, width = x.shape[1] + 2 * padding, x.shape[2] + 2 * padding
     if min(height, width) < window:
         raise ValueError(

@@ -19,6 +19,7 @@ from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.perturb import Perturb, amplitude_mix
 from fedjax_bn.ranges import shown
 from fedjax_bn.run.config import choice_of, choose
+from fedjax_bn.run.defaults import KEYS
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.selection import best_of_round, validation_score
 from fedjax_bn.sharing import Variables
@@ -116,6 +117,7 @@ def method_maker(
     options |= dict(resolved(config).get(_group_of(config.method), {}))
     if config.share:
         options["share"] = _choose_sharing(config.share)
+    _check_extrapolation(config)
     if config.weigh:
         options["weigh"] = choose_weighing(config.weigh)
     if config.perturb:
@@ -141,6 +143,16 @@ def method_maker(
         return made
 
     return make
+
+
+def _check_extrapolation(config: ConfigDict) -> None:
+    """Raises ConfigError if `fedcd.eta` is given beside a `weigh` that takes its place."""
+    eta = config.fedcd.eta
+    if config.weigh and eta != KEYS["fedcd.eta"].default:
+        raise ConfigError(
+            f"config.fedcd.eta={eta:g} is of no use with config.weigh={shown(config.weigh)}: write "
+            f"weigh=risk_extrapolation:eta={eta:g}, or leave weigh empty for FedCD's own"
+        )
 
 
 def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], dict[str, Any]]:

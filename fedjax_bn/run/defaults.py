@@ -20,6 +20,7 @@ from fedjax_bn.ranges import (
     COUNT_OR_0,
     EPOCHS,
     FRACTION,
+    PARTITION,
     PATH,
     PIXELS,
     SAMPLES,
@@ -117,7 +118,10 @@ RUN = {
     "clients": Key("auto", "auto, map, vmap, vmap:n (n clients at a time)"),
     "clients_per_round": Key(0, "clients drawn to take part in a round; 0: all", CLIENTS_OR_0),
     "on_nonfinite": Key(
-        "stop", "what follows an update that is not finite", one_of("stop", "drop")
+        "stop",
+        "what follows an update of a client, or a step of the server, that is not finite: the run "
+        "stops, or it is left out; where all clients fail it stops",
+        one_of("stop", "drop"),
     ),
     "target": Key(
         "", "the unseen domain, several (a,b) or a group of them; each: all in turn; empty: none"
@@ -184,11 +188,17 @@ DATA = {
     ),
     "data.partition": Key(
         "iid",
-        "labels of a domain's clients; pooled: one client owns all",
-        one_of("iid", "dirichlet", "pooled"),
+        "labels of a domain's clients; dirichlet:smallest=N: none has fewer than N samples, 10 "
+        "unless it is given, where there are enough; pooled: one client owns all",
+        PARTITION,
     ),
     "data.alpha": Key(0.5, "of dirichlet; the smaller, the more unequal", ALPHA),
-    "data.sizes": Key("", "of the clients: numbers, lognormal:SIGMA, dirichlet:ALPHA", SIZES),
+    "data.sizes": Key(
+        "",
+        "of the clients: one number or one each, such as 743,7943; or drawn, perhaps with "
+        ":smallest=N as in data.partition",
+        SIZES,
+    ),
     "data.augment": Key("none", "of the training images", one_of("none", "domainbed", "office")),
     "data.domains": Key((), "folders, npz, tfds_*: which; empty: all"),
     "data.classes": Key((), "domainnet, folders, tfds_*: which; empty: all, of domainnet ten"),

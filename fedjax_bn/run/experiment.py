@@ -16,6 +16,7 @@ from fedjax_bn import models, sharing
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.client import augmenting
 from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels import augment
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
@@ -131,7 +132,7 @@ def assemble(
             text: choose_adaptation(text, model, config.adapt_batch_size)
             for text in config.adaptations
         },
-        notes=notes + start_notes(config),
+        notes=notes + start_notes(config) + _repetition_notes(internal, config),
     )
 
 
@@ -201,6 +202,18 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
             f"config.clients_per_round={config.clients_per_round} is more than the {num_clients} "
             "clients there are: use 0 for all of them"
         )
+
+
+def _repetition_notes(internal: Dataset, config: ConfigDict) -> tuple[str, ...]:
+    """A sentence on the clients that have fewer samples than the full batches of their steps."""
+    sizes = {domain.name: len(domain.train.labels) for domain in internal.domains}
+    few = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
+    if not config.local_steps or not few:
+        return ()
+    return (
+        f"a step's batch of {config.batch_size} repeats samples of clients that have fewer: "
+        f"{first_few(few)}",
+    )
 
 
 def _check_draws(internal: Dataset, config: ConfigDict) -> None:

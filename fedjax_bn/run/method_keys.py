@@ -57,8 +57,14 @@ def _methods() -> Iterator[ast.FunctionDef]:
 
 def _annotation(argument: ast.arg) -> Any:
     """The type of an argument: `float`, or one of `fedjax_bn.ranges` by its name; else None."""
-    name = argument.annotation.id if isinstance(argument.annotation, ast.Name) else ""
-    return float if name == "float" else getattr(ranges, name, None)
+    names = [part.id for part in ast.walk(argument.annotation or argument) if _is_name(part)]
+    if "float" in names[:1]:
+        return float
+    return next((getattr(ranges, name) for name in names if hasattr(ranges, name)), None)
+
+
+def _is_name(part: ast.AST) -> bool:
+    return isinstance(part, ast.Name)
 
 
 def _plain(default: ast.expr | None) -> bool | int | float | str | None:

@@ -37,6 +37,8 @@ def round_record(
     }
     if not metrics["finite"].all():
         record["not_finite"] = [n for n, ok in zip(names, metrics["finite"], strict=True) if not ok]
+    if not metrics["server_finite"]:
+        record["server_finite"] = False
     return record
 
 
@@ -58,13 +60,34 @@ def have_trained(records: list[Record]) -> np.ndarray:
     )
 
 
-def require_finite(record: Record) -> None:
-    """Raises NotFiniteError where a client's update of the round is not finite."""
-    if "not_finite" in record:
+def require_finite(record: Record, metrics: dict[str, np.ndarray], on_nonfinite: str) -> None:
+    """Raises NotFiniteError where `on_nonfinite`, "stop" or "drop", lets no round go on so.
+
+    Args:
+      record: of the round.
+      metrics: of the round, as a method's `round` returns them.
+      on_nonfinite: the configuration's. With "drop" clients whose update is not finite are left
+        out, if there are others, and so is a server's step that is not.
+    """
+    failed = ", ".join(record.get("not_finite", ()))
+    lower = f"round {record['round']}: the update of {failed} is not finite; lower "
+    if failed and not (metrics["finite"] & np.isfinite(metrics["loss"])).any():
         raise NotFiniteError(
-            f"round {record['round']}: the update of {', '.join(record['not_finite'])} is not "
-            "finite; lower optimizer.learning_rate, look at that client's data, or set "
+            f"{lower}optimizer.learning_rate or look at the data: no other client took part, so "
+            "that nothing is left to go on with (on_nonfinite=drop leaves out some, not all)"
+        )
+    if on_nonfinite == "drop":
+        return
+    if failed:
+        raise NotFiniteError(
+            f"{lower}optimizer.learning_rate, look at that client's data, or set "
             "on_nonfinite=drop to leave such clients out of a round's mean"
+        )
+    if "server_finite" in record:
+        raise NotFiniteError(
+            f"round {record['round']}: the server's step is not finite; lower its learning rate "
+            "(eta of fedavgm, fedadam and the like), or set on_nonfinite=drop to leave such steps "
+            "out"
         )
 
 

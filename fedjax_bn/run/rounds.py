@@ -173,7 +173,7 @@ def _run_cohort(
     metrics = {
         name: jnp.full(population, value, metrics[name].dtype).at[client].set(metrics[name])
         for name, value in absent.items()
-    }
+    } | {"server_finite": metrics["server_finite"]}
     return put_rows(state, after, client), metrics
 
 

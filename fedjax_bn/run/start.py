@@ -43,9 +43,9 @@ def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], Federate
     try:
         experiment = build(config)
         keys = make_keys(config)
+        check_shapes(config, experiment, make_start(config, experiment, keys))
         fixed, notes = _load_pretrained(config, experiment)
         start = make_start(config, experiment, keys, fixed)
-        check_shapes(config, experiment, start)
         return experiment._replace(notes=experiment.notes + notes), keys, start
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error

@@ -48,7 +48,8 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     Raises:
       ConfigError: the configuration or the data do not suit.
       WorkdirError, CheckpointError: the workdir is another run's or damaged.
-      NotFiniteError: a client's update is not finite and `config.on_nonfinite` is "stop".
+      NotFiniteError: an update of a client or the server's step is not finite and
+        `config.on_nonfinite` is "stop", or all clients' updates are not.
       RiskError: the weighing rule cannot use a client's risk.
       InterruptedRun: Ctrl-C, after the state was saved.
     """
@@ -177,8 +178,7 @@ def loop(
             state, metrics = round(state)
             metrics = jax.device_get(metrics)
             record = round_record(names, metrics, number, time.perf_counter() - start)
-            if config.on_nonfinite == "stop":
-                require_finite(record)
+            require_finite(record, metrics, config.on_nonfinite)
             require_weights(names, metrics, number)
             if number == config.rounds or number % config.eval_every == 0:
                 record |= evaluate(state, have_trained([*records, record]))

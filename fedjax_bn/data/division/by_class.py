@@ -12,6 +12,7 @@ from fedjax_bn.data.division.groups import first_samples, number_groups, samples
 from fedjax_bn.data.division.integer_shares import apportion, at_least_one, fraction_size
 from fedjax_bn.data.division.label_and_size_skew import REMEDY, dirichlet_counts
 from fedjax_bn.data.domain import Split, select
+from fedjax_bn.ranges import with_smallest
 
 
 def _pools(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
@@ -97,7 +98,8 @@ def split_clients(
       class like cards, so the clients' numbers of groups differ by at most one, and so do those of
       any class. FedBN, Table 7, has 1 to 10 clients a domain. With `sizes`, clients get that many
       groups, stratified, and what is over belongs to nobody.
-    dirichlet: every class is shared out by a draw from Dirichlet(alpha), see `dirichlet_counts`.
+    dirichlet: every class is shared out by a draw from Dirichlet(alpha), see `dirichlet_counts`;
+      "dirichlet:smallest=N" says how many samples the smallest client has at least.
 
     Raises:
       ValueError: n is less than 1, more than the groups of some class (iid) or than all groups
@@ -111,8 +113,8 @@ def split_clients(
     labels = split.labels[first_samples(group)]
     if sizes is not None:
         parts = stratified_split(labels, sizes.tolist(), rng)
-    elif partition == "dirichlet":
-        parts = _deal_dirichlet(labels, n, alpha, rng)
+    elif (drawn := with_smallest(partition))[0] == "dirichlet":
+        parts = _deal_dirichlet(labels, n, alpha, rng, drawn[1])
     else:
         kind = "samples" if len(labels) == len(group) else "groups (by name)"
         parts = _deal_alike(labels, n, rng, kind)
@@ -134,9 +136,9 @@ def _deal_alike(
 
 
 def _deal_dirichlet(
-    labels: np.ndarray, n: int, alpha: float, rng: np.random.Generator
+    labels: np.ndarray, n: int, alpha: float, rng: np.random.Generator, smallest: int
 ) -> list[np.ndarray]:
-    counts = dirichlet_counts(np.unique(labels, return_counts=True)[1], n, alpha, rng)
+    counts = dirichlet_counts(np.unique(labels, return_counts=True)[1], n, alpha, rng, smallest)
     cuts = np.cumsum(counts, axis=1)[:, :-1]
     dealt = [np.split(pool, cut) for pool, cut in zip(_pools(labels, rng), cuts, strict=True)]
     return [np.concatenate(parts) for parts in zip(*dealt, strict=True)]

@@ -10,19 +10,18 @@ from fractions import Fraction
 import numpy as np
 
 from fedjax_bn.data.division.integer_shares import apportion, quantize
-from fedjax_bn.ranges import ALPHA, SIZES, refusal, shown
+from fedjax_bn.ranges import ALPHA, SIZES, SMALLEST, refusal, shown, with_smallest
 
-_MINIMUM = 10  # samples of the smallest client, where there are enough
 REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
 
 
 def dirichlet_counts(
-    counts: np.ndarray, n: int, alpha: float, rng: np.random.Generator
+    counts: np.ndarray, n: int, alpha: float, rng: np.random.Generator, smallest: int = SMALLEST
 ) -> np.ndarray:
     """How many samples of each class each of n clients gets; nothing is left over.
 
     For every class, shares p ~ Dirichlet(alpha, ..., alpha) over the clients are drawn, and its
-    samples are shared out by largest remainder. Then clients below min(MINIMUM, samples // n) are
+    samples are shared out by largest remainder. Then clients below min(smallest, samples // n) are
     raised to it, see `_raise_smallest`.
 
     Args:
@@ -30,6 +29,7 @@ def dirichlet_counts(
       n: clients, at least 1.
       alpha: concentration, above 0: near 0 a class has one owner, at 100 all have nearly the same.
       rng: draws the shares.
+      smallest: samples of the smallest client, at least 1. It is ours: the reference has none.
 
     Returns:
       i64[C, n].
@@ -45,7 +45,7 @@ def dirichlet_counts(
     shared = [
         apportion(quantize(draw), count) for draw, count in zip(draws, counts.tolist(), strict=True)
     ]
-    return _raise_smallest(np.array(shared), min(_MINIMUM, int(counts.sum()) // n))
+    return _raise_smallest(np.array(shared), min(smallest, int(counts.sum()) // n))
 
 
 def _raise_smallest(counts: np.ndarray, minimum: int) -> np.ndarray:
@@ -82,7 +82,8 @@ def client_sizes(
       sizes: whole numbers, one a client or one for all; or "lognormal:SIGMA" or "dirichlet:ALPHA".
         Drawn sizes are proportional to K draws of exp(SIGMA * normal) or to one draw of
         Dirichlet(ALPHA, ..., ALPHA), and as large as every domain's samples allow; but none is
-        below min(MINIMUM, its domain's samples // its domain's clients).
+        below min(N, its domain's samples // its domain's clients), with N of a further
+        ":smallest=N", or 10.
       available: name of each domain -> its samples.
       clients: number of clients of each domain.
       rng: draws the sizes.
@@ -102,11 +103,12 @@ def client_sizes(
             )
     if isinstance(sizes, str) and (why := refusal(sizes, SIZES)):
         raise ValueError(f"data.sizes is {shown(sizes)}; it {why}")
-    kind, _, number = sizes.partition(":") if isinstance(sizes, str) else ("", "", "")
+    text, smallest = with_smallest(sizes) if isinstance(sizes, str) else ("", 0)
+    kind, _, number = text.partition(":")
     borders = np.cumsum(clients)[:-1]
     if kind in ("lognormal", "dirichlet"):
         weights = _draw_weights(kind, float(number), sum(clients), rng)
-        return _largest_that_fit(np.split(weights, borders), list(available.values()))
+        return _largest_that_fit(np.split(weights, borders), list(available.values()), smallest)
     parts = np.split(_listed(sizes, sum(clients)), borders)
     for (name, limit), size in zip(available.items(), parts, strict=True):
         if size.sum() > limit:
@@ -126,13 +128,15 @@ def _draw_weights(kind: str, spread: float, n: int, rng: np.random.Generator) ->
     return np.maximum(quantize(draws / draws.max()), 1)
 
 
-def _largest_that_fit(weights: list[np.ndarray], available: Sequence[int]) -> list[np.ndarray]:
+def _largest_that_fit(
+    weights: list[np.ndarray], available: Sequence[int], smallest: int
+) -> list[np.ndarray]:
     """Sizes proportional to weights over all domains, so large that one domain is used up."""
     totals = [int(weight.sum()) for weight in weights]
     scale = min(Fraction(count, total) for count, total in zip(available, totals, strict=True))
     sizes = []
     for weight, total, limit in zip(weights, totals, available, strict=True):
-        least = min(_MINIMUM, limit // len(weight))
+        least = min(smallest, limit // len(weight))
         size = apportion(weight, max(int(scale * total), least * len(weight)))
         sizes.append(_raise_smallest(size[None], least)[0])
     return sizes

@@ -16,7 +16,7 @@ from fedjax_bn.data.division.label_and_size_skew import client_sizes
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_names_differ, splits
 from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.ranges import ALPHA, refusal
+from fedjax_bn.ranges import ALPHA, refusal, with_smallest
 
 _PARTITIONS = ("iid", "dirichlet")
 
@@ -43,7 +43,8 @@ def share_out_domains(
       fraction: of each domain's training samples, in (0, 1], taken before they are shared out.
         A source that has taken its own fraction already needs none here.
       seed: at least 0.
-      partition: "iid" or "dirichlet", how the clients of a domain differ, see `split_clients`.
+      partition: "iid", "dirichlet" or "dirichlet:smallest=N", how the clients of a domain differ,
+        see `split_clients`.
       num_clients: of all domains together, in place of `clients_per_domain`; the domains have
         equally many, the larger ones one more where that does not go out even. 0 for none.
       alpha: concentration of "dirichlet", above 0. FedIG, A.6, has 0.5 and 0.1.
@@ -54,9 +55,9 @@ def share_out_domains(
       ValueError: an argument is out of range, two exclude each other, or two clients would have one
         name; see also `take_fraction`, `split_clients` and `client_sizes`.
     """
-    _check_partition(partition, alpha, sizes)
+    kind = _check_partition(partition, alpha, sizes)
     counts = _clients_by_domain(dataset, clients_per_domain, num_clients)
-    if partition == "dirichlet" and max(counts) == 1:
+    if kind == "dirichlet" and max(counts) == 1:
         raise ValueError(
             "data.partition 'dirichlet' shares out each domain among several clients; set "
             "data.num_clients or data.clients_per_domain"
@@ -82,18 +83,20 @@ def share_out_domains(
     return dataset._replace(domains=tuple(clients))
 
 
-def _check_partition(partition: str, alpha: float, sizes: str | Sequence[int]) -> None:
-    if partition not in _PARTITIONS:
+def _check_partition(partition: str, alpha: float, sizes: str | Sequence[int]) -> str:
+    kind = with_smallest(partition)[0]
+    if kind not in _PARTITIONS or (kind == "iid" and partition != kind):
         raise ValueError(
             f"data.partition is {partition!r}; it must be one of {', '.join(_PARTITIONS)}"
         )
-    if partition == "dirichlet" and len(sizes):
+    if kind == "dirichlet" and len(sizes):
         raise ValueError(
             f"data.sizes={sizes!r} and data.partition='dirichlet' exclude each other: leave sizes "
             "empty or choose 'iid'"
         )
     if why := refusal(alpha, ALPHA):
         raise ValueError(f"data.alpha is {alpha}; it {why}")
+    return kind
 
 
 def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> list[int]:

@@ -70,8 +70,9 @@ def load(
       FileNotFoundError: the folder, the table or all series are missing.
       ValueError: an argument is out of range, or a file does not suit; up to ten are named.
 
-    Differs from the paper: its vectors have 5995 features, those of 110 regions; the 111th of the
-    Harvard-Oxford atlas has no signal in most subjects and is kept here, with correlations 0.
+    Differs from the paper: its vectors have 5995 = 110 * 109 / 2 features, those of 110 regions,
+    and it does not say which of the Harvard-Oxford atlas it leaves out. The published series have
+    111, which are all kept here: 111 * 110 / 2 = 6105.
     """
     how = Windows(**windows)
     _check_windows(how)
