@@ -80,6 +80,7 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     compile_seconds = time.perf_counter() - began
 
     # 5. Train. The summary is written last: it says that the run has finished.
+    like = jax.eval_shape(lambda state: state, state)
     records = loop(config, experiment, folder, round, state, records)
     summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent)
     if len(records) < config.rounds:
@@ -88,7 +89,7 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
             f"best in round {summary['selected_round']} (patience={config.patience})"
         )
     if config.eval_unseen == "once":
-        selected, _ = restore_state(folder, jax.eval_shape(start))
+        selected, _ = restore_state(folder, like)
         summary["accuracy"] |= unseen_evaluator(config, experiment)(selected)
     workdir.write_json(folder / "summary.json", summary)
     return summary
