@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(READINGS), help="readings, comma-separated")
     options = parser.parse_args()
     changes = [("data.path", options.path), ("data.image_size", str(options.size))]
-    changes += [("model", options.model), ("target", options.target)]
+    changes += [("model", options.model), ("target", options.target), ("data.validation", "0.1")]
     experiment = build(read(str(CONFIG), changes))
     draw = partial(sample, experiment, options.steps, options.batch)
     step, state = compiled(experiment, draw(0))
