@@ -104,7 +104,8 @@ def ridge(points: jax.Array, labels: jax.Array) -> jax.Array:
     """A linear classifier f[d + 1] of f[M, d] into 0 and 1, the last entry its constant."""
     inputs = jnp.append(points, jnp.ones((len(points), 1)), axis=1)
     gram = inputs.T @ inputs + 1e-3 * len(inputs) * jnp.eye(inputs.shape[1])
-    return jnp.linalg.solve(gram, inputs.T @ (2.0 * labels - 1))
+    signs = 2 * labels.astype(points.dtype) - 1
+    return jnp.linalg.solve(gram, inputs.T @ signs)
 
 
 def classes(classifier: jax.Array, points: jax.Array) -> jax.Array:
