@@ -5,7 +5,11 @@
 On random points and on the embedded digits seen by five scanners: the Gram matrices of averaged and
 client-specific batch norm in closed form and by Monte Carlo, their least eigenvalues (Corollary
 4.6), the two-layer network trained with either scale beside its predicted rate, and the error
-surfaces of FedBN's Fig. 1 and 2. Writes figures and theory.json into DIR; about half a minute.
+surfaces of FedBN's Fig. 1 and 2. And UniFed's bounds (Eq. 16 and 18) for an unseen client, which
+receives the mean of the others' linear classifiers and normalizes by their mean statistics or its
+own: of Gaussian clients that differ in mean and scale alone, as the paper assumes, and of a scanner
+(odd numbers from even). What is estimated, and from which side, says fedjax_bn/theory/bounds.py.
+Writes figures and theory.json into DIR; about half a minute.
 """
 
 import argparse
@@ -14,17 +18,25 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 from fedjax_bn.data.sets import synthetic  # noqa: E402
 from fedjax_bn.run.workdir import write_atomically  # noqa: E402
-from fedjax_bn.theory import Data, gram, least_eigenvalue, race, same_client, sampled_gram  # noqa: E402
+from fedjax_bn.theory import Data, bounds, gram, least_eigenvalue, race, same_client, sampled_gram  # noqa: E402
 from fedjax_bn.theory import figures as draw  # noqa: E402
-from fedjax_bn.theory.data import gaussian_clients, scanner_clients  # noqa: E402
+from fedjax_bn.theory.data import (  # noqa: E402
+    gaussian_clients,
+    scanner_clients,
+    scanner_points,
+    shifted_points,
+)
 
 SAMPLES = 100_000  # of Monte Carlo
+CLIENTS, EACH, DIMENSION, DELTA = 6, 180, 10, 0.05  # of the bounds
 
 
 def numbers(key: jax.Array, data: Data, courses: dict) -> dict[str, float]:
@@ -49,6 +61,58 @@ def numbers(key: jax.Array, data: Data, courses: dict) -> dict[str, float]:
     }
 
 
+def bound_numbers(points: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """What theory.json says of the bounds: all clients but the last train, the last is unseen."""
+    points = jnp.asarray(points).reshape(CLIENTS, EACH, DIMENSION)
+    labels = jnp.asarray(labels).reshape(CLIENTS, EACH)
+    weights = jnp.full(CLIENTS - 1, 1 / (CLIENTS - 1))
+    mean, variance = points.mean(1, keepdims=True), points.var(1, keepdims=True)
+    ways = {
+        "averaged": (mean[:-1].mean(0), variance[:-1].mean(0), bounds.averaged_bound),
+        "client-specific": (mean, variance, bounds.specific_bound),
+    }
+    found = {}
+    for name, (centre, scale, bound) in ways.items():
+        clients = bound_clients((points - centre) / jnp.sqrt(scale), labels)
+        result = bound(clients[:-1], clients[-1], weights, DIMENSION + 1, DELTA)
+        left = bounds.averaged_bound(clients[:-1], clients[-1], weights, DIMENSION + 1, DELTA)
+        found |= {
+            f"{name}: risk of the seen": float(result.risk),
+            f"{name}: divergence, mean of the seen, lower estimate": float(
+                weights @ left.divergences
+            ),
+            f"{name}: error of a common hypothesis, upper estimate": float(weights @ result.errors),
+            f"{name}: complexity": float(result.complexity),
+            f"{name}: bound": float(result.total),
+            f"{name}: risk of the unseen": float(result.observed),
+        }
+    return found
+
+
+def bound_clients(features: jax.Array, labels: jax.Array) -> list[bounds.Client]:
+    """What the seen scanners' mean classifier and a common one say of f[N, M, d] and i[N, M]."""
+    seen = jnp.stack([ridge(x, y) for x, y in zip(features[:-1], labels[:-1], strict=True)])
+    served = seen.mean(0)
+    common = ridge(features.reshape(-1, features.shape[-1]), labels.ravel())
+    return [
+        bounds.Client(x, classes(served, x), classes(common, x), y)
+        for x, y in zip(features, labels, strict=True)
+    ]
+
+
+def ridge(points: jax.Array, labels: jax.Array) -> jax.Array:
+    """A linear classifier f[d + 1] of f[M, d] into 0 and 1, the last entry its constant."""
+    inputs = jnp.append(points, jnp.ones((len(points), 1)), axis=1)
+    gram = inputs.T @ inputs + 1e-3 * len(inputs) * jnp.eye(inputs.shape[1])
+    signs = 2 * labels.astype(points.dtype) - 1
+    return jnp.linalg.solve(gram, inputs.T @ signs)
+
+
+def classes(classifier: jax.Array, points: jax.Array) -> jax.Array:
+    """i[M]: on which side of the classifier points lie."""
+    return (points @ classifier[:-1] + classifier[-1] > 0).astype(int)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Figures and numbers of the theory.")
@@ -65,6 +129,10 @@ def main(arguments: list[str] | None = None) -> int:
             name: race(key, data, options.width, options.steps) for name, data in datasets.items()
         }
         found = {name: numbers(key, data, courses[name]) for name, data in datasets.items()}
+        shifted = shifted_points(options.seed, CLIENTS, EACH, DIMENSION)
+        found["bounds, Gaussian clients"] = bound_numbers(*shifted)
+        scanned = scanner_points(CLIENTS, EACH, DIMENSION)
+        found["bounds, an unseen scanner"] = bound_numbers(*scanned)
         digits = datasets["digits"]
         whole = gram(digits.points)
         toy = synthetic.toy_regression(seed=options.seed)

@@ -16,6 +16,7 @@ import differences  # noqa: E402
 import fedbn  # noqa: E402
 import fedcd  # noqa: E402
 import figures  # noqa: E402
+import pixels  # noqa: E402
 import plan  # noqa: E402
 import report  # noqa: E402
 import rows  # noqa: E402
@@ -315,3 +316,16 @@ def test_two_different_runs_of_one_name_are_refused():
     part = plan.Table("t", "T", (), {}, (run, run._replace(changes={"method": "fedbn"})))
     with pytest.raises(ValueError, match="two different runs are named a/0"):
         plan.all_runs([part])
+
+
+def test_fig_6_shows_the_clients_of_the_first_run_that_has_finished(tmp_path):
+    config = {"data__name": "scanners", "model": "DigitCNN"}
+    fabricate(tmp_path, "x/0", {"flatbed": 1.0}, **config)
+    assert pixels.draw(tmp_path, ("absent", "x/0")).startswith(b"\x89PNG")
+    assert pixels.draw(tmp_path, ("absent",)) is None
+
+
+def test_data_that_are_gone_leave_fig_6_out_with_a_sentence(tmp_path, capsys):
+    fabricate(tmp_path, "x/0", {"a": 1.0}, data__name="digits", data__path=str(tmp_path / "gone"))
+    assert pixels.draw(tmp_path, ("x/0",)) is None
+    assert "Fig. 6 is left out: " in capsys.readouterr().err

@@ -28,6 +28,7 @@ from fedjax_bn.theory import (
     sampled_gram,
     train,
 )
+from fedjax_bn.theory.data import shifted_points
 
 KEY = jax.random.key(0)
 ROOT = Path(__file__).parents[1]
@@ -215,9 +216,22 @@ def test_the_script_writes_figures_and_numbers(tmp_path, monkeypatch):
     figures = {path.stem for path in tmp_path.glob("*.png")}
     assert figures == {"gram", "spectra", "rates", "fig1", "fig2"}
     found = json.loads((tmp_path / "theory.json").read_text())
-    for numbers in found.values():
+    for name in ("random points", "digits"):
+        numbers = found[name]
         assert numbers["least eigenvalue of G*"] >= numbers["least eigenvalue of G"] > 0
         assert numbers["Monte Carlo: largest deviation, standard errors"] < 6
+
+
+def test_the_scripts_bounds_hold_and_own_statistics_take_the_divergence_away(monkeypatch, x64):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from launch import theory as script
+
+    found = script.bound_numbers(*shifted_points(0, script.CLIENTS, script.EACH, script.DIMENSION))
+    for way in ("averaged", "client-specific"):
+        assert found[f"{way}: risk of the unseen"] < found[f"{way}: bound"]
+    divergence = "{}: divergence, mean of the seen, lower estimate".format
+    assert found[divergence("averaged")] > 5 * found[divergence("client-specific")]
+    assert found["client-specific: risk of the unseen"] < 0.15
 
 
 def test_the_notebooks_cells_run_in_order(monkeypatch):

@@ -1,5 +1,6 @@
-"""What FedBN and UniFed prove, in numbers: kernels, eigenvalues, rates, and their figures."""
+"""What FedBN and UniFed prove, in numbers: kernels, eigenvalues, rates, bounds; and figures."""
 
+from fedjax_bn.theory import bounds
 from fedjax_bn.theory.convergence import (
     Course,
     Data,
@@ -21,6 +22,7 @@ __all__ = [
     "Course",
     "Data",
     "Network",
+    "bounds",
     "data_from",
     "evolution",
     "gram",

@@ -24,13 +24,42 @@ def gaussian_clients(seed: int = 0, clients: int = 3, each: int = 12, dimension:
     return _assemble(points, clients, each, targets)
 
 
-def scanner_clients(clients: int = 5, each: int = 20, dimension: int = 10) -> Data:
-    """Embedded digits as different scanners see them; 1 for even numbers, -1 for odd.
+def shifted_points(
+    seed: int = 0, clients: int = 6, each: int = 180, dimension: int = 10
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gaussian clients that differ in the mean and scale of every feature, and in nothing else.
+
+    Args:
+      seed: at least 0.
+      clients: N.
+      each: points of a client.
+      dimension: d.
+
+    Returns:
+      Points f[N * each, d], one client after the other, and labels i[N * each], 0 or 1 by a
+      half-space of the points before they were shifted.
+    """
+    random = np.random.default_rng(seed)
+    standard = random.normal(size=(clients, each, dimension))
+    labels = standard @ random.normal(size=dimension) > 0
+    scale = np.exp(random.normal(size=(clients, 1, dimension)) / 2)
+    points = scale * standard + random.normal(size=(clients, 1, dimension))
+    return points.reshape(-1, dimension), labels.ravel().astype(np.int64)
+
+
+def scanner_points(
+    clients: int = 5, each: int = 20, dimension: int = 10
+) -> tuple[np.ndarray, np.ndarray]:
+    """Embedded digits as different scanners see them, on the principal axes of all together.
 
     Args:
       clients: N, up to 6 scanners.
-      each: digits of a scanner, more than `dimension`.
-      dimension: d, principal axes of all points together.
+      each: digits of a scanner.
+      dimension: d.
+
+    Returns:
+      Points f[N * each, d], one client after the other, scaled by their standard deviation, and
+      whether the number is odd, i[N * each].
     """
     domains = scanners.load().domains[:clients]
     images = np.concatenate([domain.train.images[:each] for domain in domains])
@@ -39,7 +68,19 @@ def scanner_clients(clients: int = 5, each: int = 20, dimension: int = 10) -> Da
     flat -= flat.mean(0)
     _, _, axes = np.linalg.svd(flat, full_matrices=False)
     points = flat @ axes[:dimension].T
-    return _assemble(points / points.std(), clients, each, 1.0 - 2 * (labels % 2))
+    return points / points.std(), labels % 2
+
+
+def scanner_clients(clients: int = 5, each: int = 20, dimension: int = 10) -> Data:
+    """Embedded digits as different scanners see them; 1 for even numbers, -1 for odd.
+
+    Args:
+      clients: N, up to 6 scanners.
+      each: digits of a scanner, more than `dimension`.
+      dimension: d, principal axes of all points together.
+    """
+    points, odd = scanner_points(clients, each, dimension)
+    return _assemble(points, clients, each, 1.0 - 2 * odd)
 
 
 def _assemble(points: np.ndarray, clients: int, each: int, targets: np.ndarray) -> Data:

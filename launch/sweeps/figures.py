@@ -128,11 +128,11 @@ def pictures(workdir: Path, files: Sequence[str]) -> bytes | None:
 
     Args:
       workdir: of the sweep.
-      files: their paths in it.
+      files: globs of their paths in it.
     """
     from PIL import Image
 
-    there = [workdir / file for file in files if (workdir / file).exists()]
+    there = [path for file in files for path in sorted(workdir.glob(file))]
     found = [Image.open(path).convert("RGB") for path in there]
     if not found:
         return None

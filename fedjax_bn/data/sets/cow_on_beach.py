@@ -5,7 +5,9 @@ the grass. Here the cows are scikit-learn's handwritten digits (see `data.scanne
 ground of its own colour. Four clients show a digit on it with different probabilities, and on a
 ground drawn from all ten else; they also differ in light. Two more places show what was learned:
 
-    meadow, pasture, heath, marsh   the digit's own ground in 90, 80, 70 and 60 % of the images
+    meadow, pasture, heath, marsh   the digit's own ground in 91, 82, 73 and 64 % of the images: it
+                                    is shown there with probability 0.9, 0.8, 0.7 and 0.6, and on
+                                    any of the ten else
     zoo                             any ground: the colour tells nothing
     beach                           never its own, but always that of the digit five further: the
                                     colour tells wrong
