@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One training on all hosts of a Cloud TPU slice; JAX finds them by itself.
 #
-#   launch/tpu_vm.sh --name NAME --zone ZONE --wheel dist/fedjax_bn-0.2.0-py3-none-any.whl
+#   launch/tpu_vm.sh --name NAME --zone ZONE --wheel dist/fedjax_bn-VERSION-py3-none-any.whl
 #   launch/tpu_vm.sh --name NAME --zone ZONE [--dry-run] --config pacs --workdir /mnt/shared/pacs
 #
 # The first installs the library on every host, the second trains. Run it in tmux: the training ends

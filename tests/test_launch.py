@@ -144,10 +144,11 @@ def test_slurm_starts_one_training_on_all_tasks(recorded):
 
 
 def test_a_task_of_a_slurm_array_runs_its_line(recorded, tmp_path):
-    (tmp_path / "commands").write_text("python -m one 'a b'\npython -m two 'c d'\n")
+    second = "python -m two 'c d' && python -m three"
+    (tmp_path / "commands").write_text(f"python -m one 'a b'\n{second}\n")
     each = ("--each", str(tmp_path / "commands"))
     assert launch("slurm.sbatch", *each, SLURM_ARRAY_TASK_ID="2").returncode == 0
-    assert recorded() == [["srun", "--ntasks=1", "bash", "-c", "exec python -m two 'c d'"]]
+    assert recorded() == [["srun", "--ntasks=1", "bash", "-c", second]]
     for number, words in (("3", "has no line 3"), ("", "needs sbatch --array=1-N")):
         result = launch("slurm.sbatch", *each, SLURM_ARRAY_TASK_ID=number)
         assert result.returncode != 0
@@ -224,7 +225,7 @@ def test_the_jobset_agrees_with_itself():
     assert mount["name"] == volume["name"]
     assert container["command"] == ["python", "-m", "fedjax_bn.main", "--distributed"]
     paths = [word.split("=")[-1] for word in container["args"] if "/" in word]
-    assert len(paths) == 2
+    assert len(paths) == 3
     assert all(path.startswith(mount["mountPath"] + "/") for path in paths)
 
 
