@@ -263,6 +263,19 @@ def test_a_case_says_what_a_round_took(bench, monkeypatch):
     json.dumps(found)
 
 
+def test_a_round_in_bfloat16_stays_in_bfloat16(bench):
+    import tasks
+    from on_accelerator import jax_case
+
+    tiny = tasks.Task("SmallCNN", SmallCNN(), 8, clients=2, samples=2, batch=2, gigaflops=0)
+    case = bench.work.Case("digit_cnn", 2, "fediga", "vmap", "bfloat16")
+    with jax.numpy_dtype_promotion("standard"):  # as the command has it
+        method, state, batches = jax_case._prepare(case, tiny)
+        after, _ = jax.eval_shape(method.round, state, batches, jax.random.key(0))
+    assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, state)
+    assert {x.dtype.name for x in jax.tree.leaves(after.shared)} == {"bfloat16"}
+
+
 def test_the_command_asks_for_an_accelerator_and_skips_what_is_finished(
     bench, monkeypatch, tmp_path, capsys
 ):
