@@ -8,7 +8,7 @@ from pathlib import Path
 from fedjax_bn.run.workdir import write_json
 from on_accelerator.jobs import Job, Record, perform
 
-FINAL = ("done", "out of memory", "too long", "absent")  # the others are tried again
+FINAL = ("done", "out of memory", "too long")  # the others are tried again
 LEAST = 20.0  # seconds below which no job is begun
 
 
@@ -37,7 +37,13 @@ def open_file(path: Path, about: Record) -> Record:
 def finished(records: Record, part: str, jobs: Sequence[Job]) -> bool:
     """Whether every job of a part has come to its end."""
     done = records["parts"].get(part, {})
-    return all(done.get(job.name, {}).get("outcome") in FINAL for job in jobs)
+    return all(_ended(done, job) for job in jobs)
+
+
+def _ended(done: Record, job: Job) -> bool:
+    """Whether there is nothing to try again; what was absent may be there now."""
+    outcome = done.get(job.name, {}).get("outcome")
+    return outcome in FINAL or (outcome == "absent" and bool(job.absent))
 
 
 def do_part(
@@ -64,7 +70,7 @@ def do_part(
     done = records["parts"].setdefault(part, {})
     end = time.monotonic() + seconds
     for job in jobs:
-        if done.get(job.name, {}).get("outcome") in FINAL:
+        if _ended(done, job):
             continue
         remaining = end - time.monotonic()
         if remaining < min(LEAST, seconds / 2) and not job.absent:

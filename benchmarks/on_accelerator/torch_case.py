@@ -64,10 +64,29 @@ def round_at(task: Task, dtype: str, mode: str, layout: str) -> Callable[[], Non
     return run
 
 
+class SmallCNN(torch.nn.Module):
+    """The network of that name, in PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[torch.nn.Module] = []
+        for inputs, width in ((3, 16), (16, 32), (32, 64)):
+            convolution = torch.nn.Conv2d(inputs, width, 3, 2, 1, bias=False)
+            layers += [convolution, torch.nn.BatchNorm2d(width), torch.nn.ReLU()]
+        self.body, self.head = torch.nn.Sequential(*layers), torch.nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features and logits."""
+        features = self.body(images).mean((2, 3))
+        return features, self.head(features)
+
+
 def network(name: str) -> torch.nn.Module:
     """PyTorch's module of a task's name."""
     if name == "DigitCNN":
         return torch_models.DigitCNN()
+    if name == "SmallCNN":
+        return SmallCNN()
     if name == "ResNet10":
         return torch_models.ResNet(torch_models.BasicBlock, (1, 1, 1, 1), width=8)
     return torch_models.ResNet(torch_models.BasicBlock, (2, 2, 2, 2))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import tasks
-from fedjax_bn.models import ResNet10
+from fedjax_bn.models import ResNet10, SmallCNN
 
 BATCH = 64
 METHODS = ("fedavg", "fedbn", "fediga")
@@ -75,8 +75,12 @@ def _ordered(part: str) -> Iterator[Case]:
 
 def _small_cases(part: str) -> list[Case]:
     chosen = {
-        "digit_cnn": [("fedavg", "map", "float32"), ("fedbn", "vmap", "bfloat16")],
-        "resnet18": [("fediga", "vmap:1", "float32")],
+        "digit_cnn": [
+            ("fedavg", "map", "float32"),
+            ("fedbn", "vmap", "bfloat16"),
+            ("fediga", "vmap:1", "float32"),
+        ],
+        "resnet18": [("fedavg", "vmap:1", "float32")],
     }
     return [Case(part, 2, *one, small=True) for one in chosen[part]]
 
@@ -96,6 +100,8 @@ def task_of(case: Case | TorchCase) -> tasks.Task:
         task = tasks.RESNET._replace(side=224, samples=4 * BATCH, batch=BATCH)
     if case.small:
         task = task._replace(samples=4, batch=2)
+    if case.small and case.part == "digit_cnn":
+        task = task._replace(name="SmallCNN", model=SmallCNN())
     if case.small and case.part == "resnet18":
         task = task._replace(name="ResNet10", model=ResNet10(num_classes=10, width=8), side=32)
     return task._replace(clients=case.num_clients)

@@ -22,7 +22,7 @@ class Program(NamedTuple):
 
 PROGRAMS = {
     "ours": Program("ours"),
-    "PyTorch": Program("plain_pytorch", (TORCH, "numpy")),
+    "PyTorch": Program("plain_pytorch", (TORCH, "numpy==2.4.6")),
     "Flower": Program("flower", (TORCH, "flwr[simulation]==1.41.0")),
     "pfl-research": Program("pfl_research", (TORCH, "pfl==0.6.0")),
 }

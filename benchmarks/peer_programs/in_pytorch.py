@@ -33,7 +33,10 @@ def load(name: str, path: str) -> tuple[torch.nn.Module, list[Client]]:
     return model.train(), list(zip(torch.from_numpy(images), labels, strict=True))
 
 
-load_once = functools.cache(load)  # one reading for each process
+@functools.cache
+def load_once(name: str, path: str) -> tuple[torch.nn.Module, list[Client]]:
+    """`load`, but one reading for each process."""
+    return load(name, path)
 
 
 def loss_of(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """A program of its own: asking it for rounds, and what it and its children take (Linux)."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from peer_programs.rounds import MARK
 BENCHMARKS = Path(__file__).parents[1]
 TICK = os.sysconf("SC_CLK_TCK")
 LONGEST = 600.0  # seconds of a round, or of starting
+ALONE = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # no word to their makers
 
 
 class Cpu(NamedTuple):
@@ -44,7 +46,7 @@ class Peer:
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 [interpreter, "-m", f"peer_programs.{module}", network, str(task)],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                env=os.environ | ALONE | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -64,11 +66,9 @@ class Peer:
           RuntimeError: the program ended, or did not answer in time.
         """
         before = self._spent()
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it ended: the missing answer says why
             self._pipe("stdin").write("round\n")
             self._pipe("stdin").flush()
-        except BrokenPipeError:
-            pass  # it ended: the answer, which never comes, says why
         losses = self._answer()
         after = self._spent()
         self.losses.append(losses)
@@ -81,17 +81,16 @@ class Peer:
     def end(self) -> None:
         """Ends it and all its children."""
         children = tree(self._process.pid)
-        self._pipe("stdin").close()
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe("stdin").close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         for child in children[1:]:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         self._pipe("stdout").close()
 
     def _answer(self) -> list[float]:
