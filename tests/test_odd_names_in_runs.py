@@ -68,6 +68,13 @@ def test_a_client_that_would_hide_a_key_of_the_files_is_refused(tmp_path, monkey
     assert not (tmp_path / "run").exists()
 
 
+def test_a_client_and_an_unseen_domain_have_different_names(tmp_path, monkeypatch):
+    runs.install(monkeypatch, renamed("a", "b", "c", "a/1"))
+    keys = {"target": "a/1", "data__clients_per_domain": 2}
+    with pytest.raises(ConfigError, match="two domains or clients are called 'a/1'; rename one"):
+        runs.run(tmp_path / "run", **keys)
+
+
 def test_a_baseline_of_ones_own_has_a_folder_of_its_own(tmp_path, monkeypatch):
     runs.install(monkeypatch)
     assert experiment.DATASETS["tiny"](None) is runs.DATA

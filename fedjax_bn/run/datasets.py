@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.pooled import pool_clients
-from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.source import Source
 from fedjax_bn.ranges import nearest, shown
 from fedjax_bn.run.config import choose
@@ -64,7 +64,8 @@ def configured_clients(
 
 
 def _check_names(names: Sequence[str], dataset: str) -> None:
-    """Raises ConfigError if a client or domain has the name of what stands beside them in files."""
+    """Raises ValueError unless names of clients and domains differ, also from keys of files."""
+    check_names_differ(names, dataset)
     for name in _BESIDE_NAMES & {*names}:
         raise ConfigError(
             f"{dataset} has a client or domain {name!r}, which in summary.json or targets.json is "
