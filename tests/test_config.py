@@ -189,6 +189,33 @@ def test_a_config_file_that_fails_is_named_with_the_reason(tmp_path, body, messa
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("config = {}; from ml_collections import ConfigDict; return ConfigDict()", "lacks abide"),
+        (
+            "from ml_collections import ConfigDict; return ConfigDict({'data': 3})",
+            "data is a group",
+        ),
+        ("from ml_collections import ConfigDict; return ConfigDict({1: 2, 'a': 3})", "(TypeError"),
+        ("from ml_collections import ConfigDict; return ConfigDict({1: 2})", "no key '1'"),
+        ("raise SystemExit(0)", "fails (SystemExit: 0)"),
+        ("config.batch_size = int('9' * 4000)", "config.batch_size=9999"),
+    ],
+)
+def test_a_configuration_of_another_form_is_refused(tmp_path, body, message):
+    with pytest.raises(ConfigError) as error:
+        check(read(write(tmp_path, body), [("data.name", "tiny")]))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 3000
+
+
+def test_a_frozen_configuration_can_be_changed(tmp_path):
+    body = "from ml_collections import FrozenConfigDict; return FrozenConfigDict(config)"
+    assert read(write(tmp_path, body), [("rounds", "3")]).rounds == 3
+
+
 def test_a_file_without_get_config_is_told_what_it_lacks(tmp_path):
     (tmp_path / "mine.py").write_text("rounds = 3\n")
     with pytest.raises(ConfigError, match="must define get_config"):

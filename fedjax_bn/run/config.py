@@ -79,6 +79,18 @@ def check_type(name: str, value: Any) -> None:
         )
 
 
+def check_complete(config: ConfigDict) -> None:
+    """Raises ConfigError if keys of a configuration are not exactly those that there are."""
+    names = [name for name, _ in flatten(config)]
+    for name in names:
+        check_key(name)
+    if missing := KEYS.keys() - set(names):
+        raise ConfigError(
+            f"the configuration lacks {', '.join(sorted(missing))}: get_config must start from "
+            "fedjax_bn.run.config.base()"
+        )
+
+
 def check_key(name: str) -> None:
     """Raises ConfigError with the nearest valid key if there is no dotted key of that name."""
     group = [key for key in sorted(KEYS) if key.startswith(f"{name}.")]
@@ -108,7 +120,7 @@ def flatten(config: ConfigDict, prefix: str = "") -> Iterable[tuple[str, Any]]:
         if isinstance(value, ConfigDict):
             yield from flatten(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, value
+            yield f"{prefix}{key}", value
 
 
 def choose(table: dict[str, Any], name: str, key: str) -> Any:
@@ -128,16 +140,10 @@ def check(config: ConfigDict) -> None:
     Raises:
       ConfigError: naming the key, its value and what is allowed.
     """
+    check_complete(config)
     for name, value in flatten(config):
-        check_key(name)
         check_type(name, value)
         _check_range(name, value)
-    missing = KEYS.keys() - dict(flatten(config)).keys()
-    if missing:
-        raise ConfigError(
-            f"the configuration lacks {', '.join(sorted(missing))}: get_config must start from "
-            "fedjax_bn.run.config.base()"
-        )
     if config.local_steps and config.local_epochs != 1:
         raise ConfigError(
             f"config.local_steps={config.local_steps} and config.local_epochs="

@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from fedjax_bn.ranges import nearest, shown
-from fedjax_bn.run.config import assign
+from fedjax_bn.run.config import assign, check_complete
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.spelling import one_line
 
@@ -32,6 +32,9 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
     try:
         get_config = runpy.run_path(str(path))["get_config"]
         config = get_config(inline) if inline else get_config()
+        if isinstance(config, ConfigDict):
+            check_complete(config)
+            config = ConfigDict(config)  # a frozen one cannot be changed
     except ConfigError:
         raise
     except SyntaxError as error:

@@ -1,0 +1,86 @@
+"""What shrinks FedCD's masks: the optimizer, its decay, bounds, or the place where they sit.
+
+    python benchmarks/masks.py [--model SmallCNN] [--rounds 30] [--only bounds,adam] \
+        [--config.data.fraction=1 ...]
+
+FedCD's SCI (by size, lambda = 0.7) on the embedded scanners, one left out, batches of 16 and SGD
+with momentum 0.9, which keeps the model as it is but for the masks. A row has the masks' mean L1
+norm over the number of masked features, at the start 1, after some rounds and at the last; the
+share of entries below 1; and the accuracies at the last round.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_bn.run.config_file import changes_of, read
+from fedjax_bn.run.train import run
+from fedjax_bn.run.workdir import read_json
+
+RATE = "0.05"
+SGD = f"sgd:learning_rate={RATE}:momentum=0.9"
+READINGS = {
+    "as_model": {},  # the clients' optimizer trains the masks too
+    "no_penalty": {"fedcd.lambda_sci": "0"},
+    "decay": {"fedcd.mask_optimizer": f"{SGD}:weight_decay=0.0005"},
+    "decay_20": {"fedcd.mask_optimizer": f"{SGD}:weight_decay=0.01"},
+    "decay_all": {"optimizer.weight_decay": "0.0005"},
+    "adam": {"fedcd.mask_optimizer": "adam:learning_rate=0.001"},
+    "bounds": {"fedcd.bounds": "0,1"},
+    "bounds_adam": {
+        "fedcd.bounds": "0,1",
+        "fedcd.mask_optimizer": "adam:learning_rate=0.001",
+    },
+    "inside": {"fedcd.names": "norm1"},  # signed maps of an inner layer, after a batch norm
+    "inside_bounds": {"fedcd.names": "norm1", "fedcd.bounds": "0,1"},
+}
+
+
+def main() -> None:
+    """Trains with every reading and prints a row for each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="SmallCNN")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--only", default=",".join(READINGS), help="readings, comma-separated")
+    options, rest = parser.parse_known_args()
+    for reading in options.only.split(","):
+        changes = {
+            **{"method": "fedcd", "weigh": "by_size", "target": "fax", "model": options.model},
+            **{"rounds": str(options.rounds), "eval_every": str(options.rounds)},
+            **{"batch_size": "16", "adaptations": "running"},
+            **{"optimizer.learning_rate": RATE, "optimizer.momentum": "0.9"},
+            **READINGS[reading],
+            **dict(changes_of(rest)),
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            row = {"reading": reading, **measure(list(changes.items()), Path(folder))}
+        print(json.dumps(row), flush=True)
+
+
+def measure(changes: list[tuple[str, str]], folder: Path) -> dict[str, object]:
+    """A run's masks and accuracies."""
+    summary = run(read("quickstart", changes), folder / "run", say=lambda text: None)
+    files = sorted((folder / "run" / "masks").glob("*.npz"))
+    masks = [_masks(file) for file in files]
+    shown = sorted({0, len(masks) // 4, len(masks) // 2, len(masks) - 1})
+    last = read_json(folder / "run" / "summary.json")["last_round"]
+    return {
+        "l1": {place + 1: round(float(np.abs(masks[place]).mean()), 3) for place in shown},
+        "below_1": round(float((masks[-1] < 1).mean()), 2),
+        "clients": round(last["internal"]["mean"], 1),
+        "unseen": round(next(iter(summary["last_round"]["unseen"].values()))["running"], 1),
+    }
+
+
+def _masks(file: Path) -> np.ndarray:
+    """All masks of a round in one row a client, f[K, C]."""
+    with np.load(file) as arrays:
+        names = [name for name in arrays if name != "clients" and not name.endswith(".mean")]
+        return np.concatenate([arrays[name] for name in names], axis=1)
+
+
+if __name__ == "__main__":
+    main()
