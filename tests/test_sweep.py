@@ -89,6 +89,11 @@ def test_a_folder_holds_the_data_sets_by_their_names(tmp_path, capsys):
     assert "--config.data.path=PATH_OF_domainnet " in printed
 
 
+def test_a_table_that_nothing_here_can_make_says_why():
+    with pytest.raises(SystemExit, match=r"^--only=Table 2 has no runs: detection still to come$"):
+        sweep.main(fedcd.SWEEP, ["--only", "Table 2"])
+
+
 def test_what_a_change_gives_need_not_be_supplied(capsys):
     only = ("--only", "pacs/photo/fedavg/0", "--data.pacs=p")
     sweep.main(fedcd.SWEEP, ["list", *only])

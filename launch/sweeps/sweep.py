@@ -76,18 +76,30 @@ def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
         return every
     chosen: set[str] = set()
     for pattern in only.split(","):
+        parts = [
+            part
+            for part in sweep.parts
+            if any(fnmatch(label, _plain(pattern)) for label in labels(part))
+        ]
         fitting = {run.name for run in every if fnmatch(run.name, pattern.strip())}
-        for part in sweep.parts:
-            if any(fnmatch(label, _plain(pattern)) for label in labels(part)):
-                fitting |= {run.name for run in part.runs}
+        fitting |= {run.name for part in parts for run in part.runs}
         if not fitting:
-            known = ", ".join(part.title.partition(":")[0] for part in sweep.parts if part.runs)
-            raise SystemExit(
-                f"--only={pattern.strip()} fits no run of this sweep: give a glob of the names "
-                f"that `list` prints, or one of {known}"
-            )
+            raise SystemExit(f"--only={pattern.strip()} {_why_not(sweep, parts)}")
         chosen |= fitting
     return tuple(run for run in every if run.name in chosen)
+
+
+def _why_not(sweep: Sweep, parts: Sequence[Table | Figure]) -> str:
+    """Why parts need no run, or, where there are none, what there is to choose."""
+    cells = [
+        c for part in parts for row in part.rows.values() for c in row
+    ]  # only tables have none
+    if cells:
+        return f"has no runs: {', '.join(dict.fromkeys(c.missing for c in cells if c))}"
+    known = ", ".join(dict.fromkeys(p.title.partition(":")[0] for p in sweep.parts if p.runs))
+    return (
+        f"fits no run of this sweep: give a glob of the names that `list` prints, or one of {known}"
+    )
 
 
 def labels(part: Table | Figure) -> set[str]:
