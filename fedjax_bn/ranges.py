@@ -69,7 +69,7 @@ def with_smallest(text: str) -> tuple[str, int]:
     if not given:
         return text, SMALLEST
     if not (_epochs((number,)) and SAMPLES.holds(int(number))):
-        raise ValueError(f"{shown(text)}: smallest must be {SAMPLES.text}")
+        raise ValueError(f"{brief(text)}: smallest must be {SAMPLES.text}")
     return before, int(number)
 
 
@@ -102,7 +102,7 @@ def mask_bounds(text: str) -> tuple[float, float]:
     except ValueError:
         low = high = 0.0
     if not -_MOST <= low < high <= _MOST:
-        raise ValueError(f"bounds={shown(text)} must be {BOUNDS.text}")
+        raise ValueError(f"bounds={brief(text)} must be {BOUNDS.text}")
     return low, high
 
 
@@ -196,7 +196,7 @@ def _require(name: str, ranges: Mapping[str, Range], given: Mapping[str, Any]) -
     for key, value in given.items():
         plain = key in ranges and isinstance(value, int | float | str)
         if plain and (why := refusal(value, ranges[key])):
-            raise ValueError(f"{name}: {key}={shown(value)} {why}")
+            raise ValueError(f"{name}: {key}={brief(value)} {why}")
 
 
 def stated_range(annotation: Any) -> Range | None:
@@ -221,7 +221,7 @@ def refusal(value: Any, allowed: Range) -> str:
     return f"must be {allowed.text}"
 
 
-def shown(value: Any) -> str:
+def brief(value: Any) -> str:
     """A value as messages show it: in one line, and not all of a long one."""
     try:
         text = repr(value)

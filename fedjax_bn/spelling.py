@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-from fedjax_bn.ranges import ANY, BY_KIND, Range, nearest, refusal, shown, stated_range
+from fedjax_bn.ranges import ANY, BY_KIND, Range, brief, nearest, refusal, stated_range
 
 Table = Mapping[str, Callable[..., Any]]
 PLAIN = (bool, int, float, str)  # types that a word can spell
@@ -227,7 +227,7 @@ def _change(what: str, change: str, known: Mapping[str, Argument]) -> tuple[str,
     key, equals, spelled = change.partition("=")
     if key not in known or not equals:
         raise ValueError(
-            f"{what}: {shown(change)} must be key=value with a key of {', '.join(sorted(known))}"
+            f"{what}: {brief(change)} must be key=value with a key of {', '.join(sorted(known))}"
         )
     kind, default, allowed = known[key]
     value = spelled if kind is str else literal(spelled)
@@ -237,5 +237,5 @@ def _change(what: str, change: str, known: Mapping[str, Argument]) -> tuple[str,
         such = f", such as {default!r}" if type(default) is kind else ""
         raise ValueError(f"{what}: {key} must be of type {kind.__name__}{such}")
     if why := refusal(value, allowed):
-        raise ValueError(f"{what}: {key}={shown(value)} {why}")
+        raise ValueError(f"{what}: {key}={brief(value)} {why}")
     return key, value

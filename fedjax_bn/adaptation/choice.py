@@ -9,7 +9,7 @@ from fedjax_bn.adaptation.ensemble import ensemble
 from fedjax_bn.adaptation.instance import fixed_alpha, iabn, learned_alpha, random_alpha
 from fedjax_bn.adaptation.mixnorm import mixnorm
 from fedjax_bn.adaptation.tsmobn import tsmobn
-from fedjax_bn.ranges import ORDER, SAMPLES, shown
+from fedjax_bn.ranges import ORDER, SAMPLES, brief
 from fedjax_bn.spelling import Argument, call_chosen, literal, read_choice, split_choice
 
 ADAPTATIONS = {
@@ -65,7 +65,7 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
     Raises:
       ValueError: an unknown name or key, or a value of the wrong type; it lists the valid ones.
     """
-    what = f"adaptation {shown(text)}"
+    what = f"adaptation {brief(text)}"
     make, options = read_choice(what, text, ADAPTATIONS, extra=STREAM)
     stream = {key: argument.default for key, argument in STREAM.items()}
     stream["batch_size"] = batch_size

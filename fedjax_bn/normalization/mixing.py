@@ -8,7 +8,7 @@ import jax
 from fedjax_bn.normalization.layer import StatisticsRule
 from fedjax_bn.normalization.mixig import constant, mixed_statistics, uniform
 from fedjax_bn.normalization.mixstyle import mixstyle_statistics
-from fedjax_bn.ranges import shown
+from fedjax_bn.ranges import brief
 from fedjax_bn.spelling import read_choice
 
 # mixing(key) -> the rule of one pass
@@ -28,7 +28,7 @@ def choose_mixing(text: str) -> Mixing:
     Raises:
       ValueError: an unknown name or key, or a value of the wrong type; it lists the valid ones.
     """
-    make, options = read_choice(f"mixing {shown(text)}", text, _MIXING)
+    make, options = read_choice(f"mixing {brief(text)}", text, _MIXING)
     if make in _DRAWS.values():
         return partial(mixed_statistics, draw=make(**options))
     return partial(make, **options)

@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_bn import spelling
-from fedjax_bn.ranges import nearest, refusal, shown
+from fedjax_bn.ranges import brief, nearest, refusal
 from fedjax_bn.run.defaults import KEYS, base
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.spelling import Table, as_float, literal
@@ -26,7 +26,7 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
     for change in filter(None, re.split(r",(?=[\w.]+=)", changes.strip(","))):
         key, equals, text = change.partition("=")
         if not equals:
-            raise ConfigError(f"config change {shown(change)} must be of the form key=value")
+            raise ConfigError(f"config change {brief(change)} must be of the form key=value")
         assign(config, key, text)
     return config
 
@@ -60,7 +60,7 @@ def parse(text: str, kind: type) -> Any:
     if kind is tuple and isinstance(value, str):
         return tuple(filter(None, map(str.strip, value.split(","))))
     if kind is tuple and isinstance(value, tuple | list):
-        return tuple(entry if isinstance(entry, str) else shown(entry) for entry in value)
+        return tuple(entry if isinstance(entry, str) else brief(entry) for entry in value)
     return value
 
 
@@ -72,9 +72,9 @@ def check_type(name: str, value: Any) -> None:
         right = all(isinstance(entry, str) for entry in value)
     if not right:
         kind = "a tuple of names" if key.kind is tuple else key.kind.__name__
-        such = "" if key.default is None else f", such as its default {shown(key.default)}"
+        such = "" if key.default is None else f", such as its default {brief(key.default)}"
         raise ConfigError(
-            f"config.{name}={shown(value)} is of type {type(value).__name__}, but it must be {kind}"
+            f"config.{name}={brief(value)} is of type {type(value).__name__}, but it must be {kind}"
             f"{such}"
         )
 
@@ -97,13 +97,13 @@ def check_key(name: str) -> None:
     if group:
         raise ConfigError(f"config.{name} is a group of keys: set one of {', '.join(group)}")
     if name not in KEYS:
-        raise ConfigError(f"config has no key {shown(name)}{nearest(name, KEYS)}")
+        raise ConfigError(f"config has no key {brief(name)}{nearest(name, KEYS)}")
 
 
 def _check_range(name: str, value: Any) -> None:
     """Raises ConfigError if a value of the right type is not in the range of its dotted key."""
     if value is not None and (why := refusal(value, KEYS[name].range)):
-        raise ConfigError(f"config.{name}={shown(value)} {why}")
+        raise ConfigError(f"config.{name}={brief(value)} {why}")
 
 
 def _lookup(config: ConfigDict, key: str) -> Any:
@@ -130,7 +130,7 @@ def choose(table: dict[str, Any], name: str, key: str) -> Any:
       ConfigError: there is no such name; the message lists the valid ones.
     """
     if name not in table:
-        raise ConfigError(f"config.{key}={shown(name)} is unknown{nearest(name, table)}")
+        raise ConfigError(f"config.{key}={brief(name)} is unknown{nearest(name, table)}")
     return table[name]
 
 
@@ -169,6 +169,6 @@ def choice_of(
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """`spelling.read_choice` for the value of a key, with a ConfigError."""
     try:
-        return spelling.read_choice(f"config.{key}={shown(text)}", text, table, given=given)
+        return spelling.read_choice(f"config.{key}={brief(text)}", text, table, given=given)
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.ranges import nearest, shown
+from fedjax_bn.ranges import brief, nearest
 from fedjax_bn.run.config import assign, check_complete
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.spelling import one_line
@@ -67,7 +67,7 @@ def find_config(name: str) -> Path:
     stem = name.removeprefix("configs/").removesuffix(".py")
     if stem not in ours:
         raise ConfigError(
-            f"there is no config file {shown(name)}: give a file such as {EXAMPLE}, or the name "
+            f"there is no config file {brief(name)}: give a file such as {EXAMPLE}, or the name "
             f"of a packaged one{nearest(Path(name).stem, ours)}"
         )
     return ours[stem]
@@ -91,12 +91,12 @@ def changes_of(arguments: Iterable[str]) -> list[tuple[str, str]]:
         name, equals, value = argument.partition("=")
         if not name.startswith(("--config.", "-config.")):
             raise ConfigError(
-                f"unknown argument {shown(argument)}: allowed are the commands evaluate and list, "
+                f"unknown argument {brief(argument)}: allowed are the commands evaluate and list, "
                 "--config, --config.KEY=VALUE and --workdir, see --help"
             )
         value = value if equals else next(left, None)
         if value is None:
-            name = shown(name)[1:-1]
+            name = brief(name)[1:-1]
             raise ConfigError(f"{name} has no value: write {name}=VALUE")
         changes.append((name.partition(".")[2], value))
     return changes

@@ -17,7 +17,7 @@ from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.perturb import Perturb, amplitude_mix
-from fedjax_bn.ranges import shown
+from fedjax_bn.ranges import brief
 from fedjax_bn.run.config import choice_of, choose
 from fedjax_bn.run.defaults import KEYS
 from fedjax_bn.run.errors import ConfigError
@@ -132,7 +132,7 @@ def method_maker(
 
     def make(model: nn.Module, prepare: Prepare, load: Load) -> FederatedMethod:
         options_of_run = options | {"prepare": prepare, "load": load}
-        what = f"config.method={shown(config.method)}"
+        what = f"config.method={brief(config.method)}"
         made = call_chosen(what, method, model, optimizer, **options_of_run)
         if not isinstance(made, FederatedMethod):
             raise ConfigError(f"{what} gives {type(made).__name__}, not a FederatedMethod")
@@ -150,7 +150,7 @@ def _check_extrapolation(config: ConfigDict) -> None:
     eta = config.fedcd.eta
     if config.weigh and eta != KEYS["fedcd.eta"].default:
         raise ConfigError(
-            f"config.fedcd.eta={eta:g} is of no use with config.weigh={shown(config.weigh)}: write "
+            f"config.fedcd.eta={eta:g} is of no use with config.weigh={brief(config.weigh)}: write "
             f"weigh=risk_extrapolation:eta={eta:g}, or leave weigh empty for FedCD's own"
         )
 
@@ -165,7 +165,7 @@ def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], 
     if options and method in METHODS.values():
         name = text.partition(":")[0]
         raise ConfigError(
-            f"config.{key}={shown(text)}: arguments of {name} are keys of their own, "
+            f"config.{key}={brief(text)}: arguments of {name} are keys of their own, "
             f"config.{KEYS_OF.get(name, name)}.KEY, see `fedjax-bn list keys`"
         )
     return method, options
@@ -180,7 +180,7 @@ def _choose_sharing(text: str) -> sharing.SharingRule:
     rule, options = choice_of("share", text, SHARING)
 
     def share(variables: Variables) -> Any:
-        what = f"config.share={shown(text)}"
+        what = f"config.share={brief(text)}"
         with naming(what):
             mask = rule(variables, **options)
             if jax.tree.structure(mask) != jax.tree.structure(variables):
@@ -200,7 +200,7 @@ def choose_weighing(text: str) -> aggregation.WeighingRule:
       ValueError: an unknown name or key, or a value of the wrong type or out of its range.
     """
     function, options = choice_of("weigh", text, WEIGHING)
-    what = f"config.weigh={shown(text)}"
+    what = f"config.weigh={brief(text)}"
     if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
         rule = partial(function, **options) if options else function
     else:
@@ -225,10 +225,10 @@ def choose_perturbation(text: str) -> Perturb:
       ValueError: an unknown name or key, or a value of the wrong type or out of its range.
     """
     make, options = choice_of("perturb", text, PERTURBATIONS)
-    perturb = call_chosen(f"config.perturb={shown(text)}", make, **options)
+    perturb = call_chosen(f"config.perturb={brief(text)}", make, **options)
     if not callable(perturb):
         raise ConfigError(
-            f"config.perturb={shown(text)} gives {type(perturb).__name__}, not a function "
+            f"config.perturb={brief(text)} gives {type(perturb).__name__}, not a function "
             "(key, x, valid) -> x"
         )
     return perturb
@@ -269,7 +269,7 @@ def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:
     for text in adaptations:
         if not suits(config, text):
             raise ConfigError(
-                f"config.adaptations has {shown(text)}, for which method={config.method!r} trains "
+                f"config.adaptations has {brief(text)}, for which method={config.method!r} trains "
                 "nothing: zero_shot_adapter needs method=fediga, learned_alpha needs method=fedig "
                 "with fedig.gates=True"
             )

@@ -8,7 +8,7 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.pooled import pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.source import Source
-from fedjax_bn.ranges import nearest, shown
+from fedjax_bn.ranges import brief, nearest
 from fedjax_bn.run.config import choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.readers import DATASETS, EMBEDDED, TFDS
@@ -103,7 +103,7 @@ def check_target(data: Source | Dataset, config: ConfigDict) -> None:
     for name in filter(None, map(str.strip, config.target.split(","))):
         if name not in valid:
             raise ConfigError(
-                f"config.target={shown(name)} is no domain of {data.name}{nearest(name, valid)}"
+                f"config.target={brief(name)} is no domain of {data.name}{nearest(name, valid)}"
             )
 
 
@@ -117,7 +117,7 @@ def check_data_keys(config: ConfigDict) -> None:
     name = config.data.name
     if name in EMBEDDED and config.data.path:
         raise ConfigError(
-            f"config.data.path={shown(config.data.path)} is of no use, because config.data.name="
+            f"config.data.path={brief(config.data.path)} is of no use, because config.data.name="
             f"{name!r} is embedded: choose another data.name, or leave data.path empty"
         )
     if name not in EMBEDDED | TFDS and not config.data.path:
@@ -128,7 +128,7 @@ def check_data_keys(config: ConfigDict) -> None:
     for key, able in _CHOICES.items():
         if config.data[key] and name not in able:
             raise ConfigError(
-                f"config.data.{key}={shown(','.join(config.data[key]))} is of no use with "
+                f"config.data.{key}={brief(','.join(config.data[key]))} is of no use with "
                 f"config.data.name={name!r}: leave it empty; it is for {', '.join(sorted(able))}"
             )
 

@@ -25,7 +25,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.mapping import group_size
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics
-from fedjax_bn.ranges import shown
+from fedjax_bn.ranges import brief
 from fedjax_bn.run.config import check, choice_of, choose
 from fedjax_bn.run.configured_method import (
     check_adaptations,
@@ -104,7 +104,7 @@ def build(config: ConfigDict) -> Experiment:
     check_labelled(config, internal, unseen)
     _check_validation(internal, config)
     experiment = assemble(config, internal, unseen, notes)
-    with naming(f"config.model={shown(config.model)}"):
+    with naming(f"config.model={brief(config.model)}"):
         _check_batch_sizes(experiment.model, internal, experiment.prepare, config)
     return experiment
 
@@ -146,7 +146,7 @@ def _model_maker(config: ConfigDict) -> Callable[..., Any]:
       ConfigError: there is no such model, or it has no such field.
     """
     make, fields = choice_of("model", config.model, MODELS, OF_CALLER)
-    what = f"config.model={shown(config.model)}"
+    what = f"config.model={brief(config.model)}"
 
     def make_model(num_classes: int) -> Any:
         given: dict[str, Any] = {"num_classes": num_classes}

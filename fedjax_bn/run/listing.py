@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.ranges import ANY, BY_KIND, nearest, shown
+from fedjax_bn.ranges import ANY, BY_KIND, brief, nearest
 from fedjax_bn.run.config_file import packaged_configs
 from fedjax_bn.run.defaults import KEYS, Key
 from fedjax_bn.run.errors import ConfigError
@@ -26,7 +26,7 @@ def listing(names: Sequence[str]) -> str:
         raise ConfigError(f"list what? One of {', '.join(LISTS)}")
     if len(names) > 1 or names[0] not in LISTS:
         raise ConfigError(
-            f"list {shown(' '.join(names))} is unknown{nearest(' '.join(names), LISTS)}"
+            f"list {brief(' '.join(names))} is unknown{nearest(' '.join(names), LISTS)}"
         )
     return _grid(LISTS[names[0]]())
 

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Split
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
-from fedjax_bn.ranges import shown
+from fedjax_bn.ranges import brief
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import Experiment, sampler
 from fedjax_bn.spelling import naming
@@ -30,7 +30,7 @@ def check_shapes(
       ConfigError: the state is larger than this machine's memory.
       ValueError: model, method and what they are given do not suit each other.
     """
-    with naming(f"config.method={shown(config.method)} on config.model={shown(config.model)}"):
+    with naming(f"config.method={brief(config.method)} on config.model={brief(config.model)}"):
         state = jax.eval_shape(start)
         _check_memory(config, state)
         method = experiment.method
@@ -81,7 +81,7 @@ def _check_memory(config: ConfigDict, state: FederatedState) -> None:
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     if size > (memory := _memory()):
         raise ConfigError(
-            f"config.model={shown(config.model)} takes {size / 2**30:.0f} GB for the "
+            f"config.model={brief(config.model)} takes {size / 2**30:.0f} GB for the "
             f"{state.weights.shape[0]} clients' state, more than the {memory / 2**30:.0f} GB of "
             "this machine: choose a smaller model or fewer clients"
         )

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from fedjax_bn.data.division.integer_shares import apportion, quantize
-from fedjax_bn.ranges import ALPHA, SIZES, SMALLEST, refusal, shown, with_smallest
+from fedjax_bn.ranges import ALPHA, SIZES, SMALLEST, brief, refusal, with_smallest
 
 REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
 
@@ -102,7 +102,7 @@ def client_sizes(
                 f"{REMEDY}"
             )
     if isinstance(sizes, str) and (why := refusal(sizes, SIZES)):
-        raise ValueError(f"data.sizes is {shown(sizes)}; it {why}")
+        raise ValueError(f"data.sizes is {brief(sizes)}; it {why}")
     text, smallest = with_smallest(sizes) if isinstance(sizes, str) else ("", 0)
     kind, _, number = text.partition(":")
     borders = np.cumsum(clients)[:-1]
@@ -147,7 +147,7 @@ def _listed(sizes: str | Sequence[int], n: int) -> np.ndarray:
     listed = np.array([int(entry) for entry in entries], np.int64)
     if len(listed) not in (1, n) or listed.min(initial=1) < 1:
         raise ValueError(
-            f"data.sizes is {shown(sizes)}; it must have one number of at least 1 for all clients, "
+            f"data.sizes is {brief(sizes)}; it must have one number of at least 1 for all clients, "
             f"or one for each of the {n}"
         )
     return np.broadcast_to(listed, n)
