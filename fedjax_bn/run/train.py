@@ -99,7 +99,7 @@ def _say_finished(config: ConfigDict, folder: Path, say: Callable[[str], None]) 
     path = folder / "metrics.jsonl"
     if workdir.holds_rounds_twice(path):
         with owned(folder):
-            say(workdir.keep_lines(path, workdir.read_lines(path, config.rounds)))
+            say(workdir.keep_lines(path, workdir.read_lines(path, summary["rounds"])))
     say(f"{folder} holds a finished run of {config.method}; nothing to do.")
     return summary
 
