@@ -68,9 +68,11 @@ def test_shellcheck_finds_nothing(script):
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("script", ["local.sh", "slurm.sbatch", "tpu_vm.sh"])
-def test_a_launcher_without_arguments_says_how_it_is_used(script):
-    result = launch(script)
+@pytest.mark.parametrize(
+    "call", [("local.sh",), ("local.sh", "-n"), ("slurm.sbatch",), ("tpu_vm.sh", "--name")]
+)
+def test_a_launcher_that_lacks_arguments_says_how_it_is_used(call):
+    result = launch(*call)
     assert result.returncode == 2
     assert "--" in result.stderr
     assert "set -euo" not in result.stderr
