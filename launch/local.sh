@@ -9,8 +9,8 @@ set -euo pipefail
 number=0 module=fedjax_bn.main dry_run=false
 while (($#)); do
   case $1 in
-    -n) number=${2:-} && shift 2 ;;
-    -m) module=${2:-} && shift 2 ;;
+    -n) number=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
+    -m) module=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
     --dry-run) dry_run=true && shift ;;
     *) break ;;
   esac

@@ -11,9 +11,9 @@ set -euo pipefail
 name='' zone='' wheel='' run=()
 while (($#)); do
   case $1 in
-    --name) name=${2:-} && shift 2 ;;
-    --zone) zone=${2:-} && shift 2 ;;
-    --wheel) wheel=${2:-} && shift 2 ;;
+    --name) name=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
+    --zone) zone=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
+    --wheel) wheel=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
     --dry-run) run=(echo) && shift ;;
     *) break ;;
   esac

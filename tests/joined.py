@@ -1,6 +1,9 @@
-"""What test_launch.py starts several times: processes that meet and add their numbers."""
+"""What test_launch.py starts several times: processes that meet, add their numbers and stop."""
 
+import os
+import signal
 import sys
+import time
 
 import jax
 import numpy as np
@@ -10,7 +13,8 @@ from fedjax_bn.run.distributed import join
 
 
 def main() -> None:
-    """Prints who this process is and a sum over the devices of all."""
+    """Prints who this process is, a sum over the devices of all, and whether SIGTERM stops it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command does
     join("--distributed" in sys.argv, timeout=60)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("clients",))
     own = np.full(jax.local_device_count(), jax.process_index() + 1, np.int32)
@@ -24,7 +28,13 @@ def main() -> None:
         out_specs=PartitionSpec(),
     )
     total = int(jax.jit(add)(numbers))
-    print(f"{jax.process_index()} of {jax.process_count()}: {total}", flush=True)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+        stopped = "not stopped"
+    except KeyboardInterrupt:
+        stopped = "stopped"
+    print(f"{jax.process_index()} of {jax.process_count()}: {total}, {stopped}", flush=True)
 
 
 if __name__ == "__main__":

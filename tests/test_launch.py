@@ -68,9 +68,11 @@ def test_shellcheck_finds_nothing(script):
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("script", ["local.sh", "slurm.sbatch", "tpu_vm.sh"])
-def test_a_launcher_without_arguments_says_how_it_is_used(script):
-    result = launch(script)
+@pytest.mark.parametrize(
+    "call", [("local.sh",), ("local.sh", "-n"), ("slurm.sbatch",), ("tpu_vm.sh", "--name")]
+)
+def test_a_launcher_that_lacks_arguments_says_how_it_is_used(call):
+    result = launch(*call)
     assert result.returncode == 2
     assert "--" in result.stderr
     assert "set -euo" not in result.stderr
@@ -79,11 +81,11 @@ def test_a_launcher_without_arguments_says_how_it_is_used(script):
 # local.sh
 
 
-def test_two_local_processes_meet_and_add_their_numbers():
+def test_two_local_processes_meet_add_their_numbers_and_stop_when_they_are_told():
     result = launch("local.sh", "-n", "2", "-m", "joined", JAX_NUM_CPU_DEVICES="2")
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if "Gloo" not in line]
-    assert sorted(lines) == ["0 of 2: 6", "1 of 2: 6"]
+    assert sorted(lines) == ["0 of 2: 6, stopped", "1 of 2: 6, stopped"]
 
 
 def test_dry_run_shows_the_command_of_every_local_process_and_starts_none(tmp_path):

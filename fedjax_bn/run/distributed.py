@@ -5,6 +5,7 @@ SLURM (a task each GPU), under Open MPI and on Cloud TPUs; elsewhere three varia
 """
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -96,6 +97,8 @@ def _connect(place: tuple[str, int, int] | None, timeout: int) -> None:
             f"--distributed: JAX finds no launcher that it knows ({error}): set {ADDRESS}, {COUNT} "
             f"and {NUMBER}, as launch/local.sh does, or leave --distributed out to train alone"
         ) from error
+    # JAX has just taken the signal for a service of its own; the program stops by it.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def _check_free(address: str, timeout: int) -> None:
