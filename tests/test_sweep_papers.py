@@ -234,3 +234,12 @@ def test_fedbns_table_17_gives_fedbn_the_statistics_of_test_batches_and_the_othe
         "FedAvg, statistics of test batches": fedbn.OWN_STATISTICS,
     }
     assert all(bool(c.published) == ("," not in label) for label, (c, _) in rows.items())
+
+
+@pytest.mark.parametrize("one", ALL, ids=NAMES)
+def test_a_report_on_nothing_has_every_table_and_figure(one, tmp_path):
+    assert sweep.main(one, ["report", "--workdir", str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert f"0 of {len(plan.all_runs(one.parts))} runs have finished" in text
+    assert all(f"\n## {part.title}\n" in text for part in one.parts)
+    assert not (tmp_path / "figures").exists()

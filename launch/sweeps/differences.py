@@ -35,7 +35,10 @@ def differences(workdir: Path, run: Run) -> tuple[str, ...]:
     supplied = dict.fromkeys(run.needs, "PATH")
     planned = _planned(run.config, tuple((changes | supplied).items()))
     said = []
+    others = _other_methods(theirs.get("method", ""))
     for key in sorted(planned.keys() & theirs.keys() - set(APART)):
+        if key.partition(".")[0] in others:
+            continue
         ours, given = planned[key], theirs[key]
         if key in run.needs:
             if not given:
@@ -43,6 +46,13 @@ def differences(workdir: Path, run: Run) -> tuple[str, ...]:
         elif _plain(ours) != _plain(given):
             said.append(f"{key} is {_show(given)} (planned: {_show(ours)})")
     return tuple(said)
+
+
+def _other_methods(method: str) -> set[str]:
+    """The groups of keys that are arguments of other methods."""
+    from fedjax_bn.run.configured_method import KEYS_OF, METHODS  # imports JAX, see `_planned`
+
+    return set(METHODS) - {KEYS_OF.get(method, method)}
 
 
 @cache
