@@ -228,6 +228,14 @@ def test_skipped_tests_are_no_parity(bench, tmp_path):
     assert "no test was run: ['a: no data']" in bench.parts._tests(report)["why"]
 
 
+def test_without_pytest_parity_has_failed_with_pythons_words(bench, tmp_path):
+    options = argparse.Namespace(**{**vars(OPTIONS), "out": tmp_path})
+    first = bench.parts.parity(options, ABOUT)[0]
+    record = bench.jobs.perform(first._replace(command=["-S", *first.command]), 30)
+    assert record["outcome"] == "failed"
+    assert record["why"].endswith("No module named pytest")
+
+
 def timed(seconds, **more):
     times = {"round_seconds": seconds, "least_seconds": seconds, "most_seconds": seconds}
     return {"outcome": "done", "samples_per_second": 100 / seconds, "seconds": 1.0, **times, **more}

@@ -62,7 +62,10 @@ def perform(job: Job, remaining: float) -> Record:
         return {"outcome": "too long", "why": f"not done in {job.seconds:.0f} s", **taken}
     if code not in job.accepts:
         return {**_failure(code, errors or output), **taken}
-    return {"outcome": "done", **job.read(output), **taken}
+    try:
+        return {"outcome": "done", **job.read(output), **taken}
+    except (ValueError, LookupError, OSError, SyntaxError) as error:  # what it should have written
+        return {**_failure(code, errors or output or repr(error)), **taken}
 
 
 def _failure(code: int, said: str) -> Record:
