@@ -25,7 +25,7 @@ from fedjax_bn.methods.mask_training import keep_within, mask_names, mask_optimi
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.masks import COLLECTION, keep_masks, with_masks
 from fedjax_bn.ranges import AtLeast0, Bounds, bounded
-from fedjax_bn.sharing import SharingRule, Variables, everything, join
+from fedjax_bn.sharing import Variables, everything, join
 from fedjax_bn.state import Received
 
 PyTree = Any
@@ -41,7 +41,6 @@ def fedcd(
     names: str | Sequence[str] = "features",
     bounds: Bounds | Sequence[float] = "",
     mask_optimizer: optax.GradientTransformation | str = "",
-    share: SharingRule = everything,
     weigh: WeighingRule | None = None,
     **options: Any,
 ) -> FederatedMethod:
@@ -68,9 +67,8 @@ def fedcd(
       bounds: "LOW,HIGH", within which each step leaves the masks; "" for any values.
       mask_optimizer: that of the masks, or what spells it, see `mask_training.mask_optimizer_of`;
         "" for `optimizer`, with a state of its own.
-      share: which leaves are averaged.
       weigh: the weighing rule; `risk_extrapolation(eta)` by default.
-      **options: those of `fedavg` but `server`.
+      **options: those of `fedavg` but `server`; `share` is `everything` by default.
 
     Raises:
       ValueError: an argument is out of its range, or nothing is named; at `init`, where the model
@@ -87,7 +85,7 @@ def fedcd(
     each = optax.multi_transform(optimizers, {name: name for name in trained})
     method = method_of(
         masked_step(gradient, each, within),
-        share=keep_masks(share),
+        share=keep_masks(options.pop("share", everything)),
         weigh=weigh or risk_extrapolation(eta),
         server=_averaging_gradients(),
         finish=_send_gradient,
