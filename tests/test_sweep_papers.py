@@ -1,5 +1,6 @@
 """The sweeps of the papers and of their small forms: their runs, and beside which number."""
 
+import importlib.util
 import json
 import sys
 from functools import cache
@@ -10,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "launch" / "sweeps"))
 
-import coverage  # noqa: E402
 import fedbn  # noqa: E402
 import fedcd  # noqa: E402
 import fedcd_small  # noqa: E402
@@ -26,6 +26,11 @@ from fedjax_bn.run.config import check  # noqa: E402
 from fedjax_bn.run.config_file import read  # noqa: E402
 from fedjax_bn.run.configured_method import check_adaptations, method_maker  # noqa: E402
 from fedjax_bn.run.report.published import published  # noqa: E402
+
+# By its path: a package of PyPI has the same name.
+spec = importlib.util.spec_from_file_location("of_papers", ROOT / "launch/sweeps/coverage.py")
+coverage = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(coverage)
 
 PAPERS = tuple(coverage.SWEEPS.values())
 ALL = (*PAPERS, fedcd_small.SWEEP, unifed_small.SWEEP, unseen.SWEEP)

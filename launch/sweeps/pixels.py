@@ -1,5 +1,6 @@
 """FedBN's Fig. 6: images of every client, and how their pixel values are distributed."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,12 +34,11 @@ def draw(workdir: Path, runs: Sequence[str]) -> bytes | None:
 
 def _clients(folder: Path) -> Dataset:
     """The clients of a finished run, read again."""
-    from fedjax_bn.run import workdir
     from fedjax_bn.run.datasets import configured_clients
     from fedjax_bn.run.finished import configuration
     from fedjax_bn.run.readers import DATASETS
 
-    config = configuration(workdir.read_json(folder / "config.json", ("config",))["config"])
+    config = configuration(json.loads((folder / "config.json").read_text())["config"])
     return configured_clients(DATASETS[config.data.name](config), config)[0]
 
 

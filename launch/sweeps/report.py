@@ -161,7 +161,7 @@ def marks_of(names: Iterable[str], apart: Apart) -> dict[str, str]:
 
 
 def table_text(table: Table, done: Results, apart: Apart) -> str:
-    """The table in Markdown: two lines a row, measured and published, without empty columns."""
+    """The table in Markdown: a row's measured and published numbers, without empty columns."""
     marks, lines = marks_of((run.name for run in table.runs), apart), []
     for label, cells in table.rows.items():
         names = {name for cell in cells if cell for name in cell.runs}
@@ -170,7 +170,8 @@ def table_text(table: Table, done: Results, apart: Apart) -> str:
         shown = [cell_text(cell, done, apart, marks) if cell else "" for cell in cells]
         lines.append(([label, f"none: {why}" if why else count], shown))
         theirs = [number(printed(cell)) if cell and cell.published else "" for cell in cells]
-        lines.append((["", "published"], theirs))
+        if any(theirs):
+            lines.append((["", "published"], theirs))
     used = [i for i in range(len(table.columns)) if any(values[i] for _, values in lines)]
     heads = ["", "", *(table.columns[i] for i in used)]
     rows = [[*label, *(values[i] or "-" for i in used)] for label, values in lines]

@@ -4,6 +4,7 @@ In the zoo the ground's colour and the digit are independent, so a channel's var
 images has a share that the colour explains and one that the digit does.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -66,11 +67,11 @@ def read_channels(folder: Path) -> Channels:
     from fedjax_bn.data.domain import whole
     from fedjax_bn.data.sets.cow_on_beach import ground_of
     from fedjax_bn.federation import global_variables
-    from fedjax_bn.run import train, workdir
+    from fedjax_bn.run import train
     from fedjax_bn.run.finished import configuration, restore_state
     from fedjax_bn.run.per_sample import features_of
 
-    config = configuration(workdir.read_json(folder / "config.json", ("config",))["config"])
+    config = configuration(json.loads((folder / "config.json").read_text())["config"])
     experiment, _, start = train.prepare(config)
     state, _ = restore_state(folder, jax.eval_shape(start))
     variables = global_variables(state)
