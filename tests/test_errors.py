@@ -1,5 +1,6 @@
 """Every mistake of a user ends with one sentence and leaves nothing half-written."""
 
+import json
 import zipfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import runs
 from fedjax_bn import main
-from fedjax_bn.run import experiment, train, workdir
+from fedjax_bn.run import claim, experiment, train, workdir
 from fedjax_bn.run.config import base
 from fedjax_bn.run.configured_method import resolved
 from fedjax_bn.run.errors import NotFiniteError, WorkdirError
@@ -270,22 +271,22 @@ def test_a_rule_that_keeps_batch_norm_local_refuses_a_model_that_has_none(
 def test_a_workdir_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(WorkdirError, match="is a file: give a folder with --workdir"):
-        workdir.claim(tmp_path / "file", {}, {})
+        claim.claim(tmp_path / "file", {}, {})
     with pytest.raises(WorkdirError, match=r"cannot write to .*give another --workdir"):
-        workdir.claim(tmp_path / "file" / "below", {}, {})
+        claim.claim(tmp_path / "file" / "below", {}, {})
 
 
 def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("important")
     before = runs.files(tmp_path)
     with pytest.raises(WorkdirError, match=r"not empty \(thesis.tex, ...\).*with --workdir"):
-        workdir.claim(tmp_path, {}, {})
+        claim.claim(tmp_path, {}, {})
     assert runs.files(tmp_path) == before
 
 
 def test_an_empty_folder_and_one_that_a_run_was_killed_in_at_once_are_accepted(tmp_path):
     (tmp_path / ".config.json.123").write_text("{")
-    workdir.claim(tmp_path, {"rounds": 3}, {"data": "x"})
+    claim.claim(tmp_path, {"rounds": 3}, {"data": "x"})
     assert workdir.read_json(tmp_path / "config.json") == {"config": {"rounds": 3}, "data": "x"}
 
 
@@ -293,7 +294,7 @@ def test_an_empty_folder_and_one_that_a_run_was_killed_in_at_once_are_accepted(t
 def test_a_damaged_config_json_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content, encoding="latin-1")
     with pytest.raises(WorkdirError, match=r"config.json.*move that folder away or give another"):
-        workdir.claim(tmp_path, {"rounds": 3}, {"data": "x"})
+        claim.claim(tmp_path, {"rounds": 3}, {"data": "x"})
     assert (tmp_path / "config.json").read_text(encoding="latin-1") == content
 
 
@@ -304,7 +305,7 @@ def test_a_damaged_summary_json_is_named_and_the_workdir_is_left_alone(
     config = resolved(runs.config())
     experiment_, _, _ = train.prepare(config)
     flat = dict(train.flatten(config))
-    workdir.claim(tmp_path / "run", flat, {"data": train.data_hash(experiment_)})
+    claim.claim(tmp_path / "run", flat, {"data": train.data_hash(experiment_)})
     (tmp_path / "run" / "summary.json").write_text(content)
     before = runs.files(tmp_path)
     with pytest.raises(WorkdirError, match=r"cannot read .*summary.json"):
@@ -312,13 +313,21 @@ def test_a_damaged_summary_json_is_named_and_the_workdir_is_left_alone(
     assert runs.files(tmp_path) == before
 
 
+def line(number, name="ant"):
+    """A line of metrics.jsonl."""
+    record = {"round": number, "loss": {name: 1.5}, "weights": {name: 1.0}, "seconds": 0.1}
+    return json.dumps(record).encode() + b"\n"
+
+
 @pytest.mark.parametrize(
     ("content", "bad"),
     [
         (b"", 1),
-        (b'{"round": 1}\n{"rou', 2),
-        (b'{"round": 1}\n{"round": 3}\n', 2),
-        (b'{"round": 1}\n[]\n{"round": 3}\n', 2),
+        (line(1) + b'{"rou', 2),
+        (line(1) + line(3), 2),
+        (line(1) + b"[]\n" + line(3), 2),
+        (line(1) + b'{"round": 2}\n' + line(3), 2),
+        (line(1) + line(2, "elk") + line(3), 2),
         (b"\xff\xfe\n", 1),
     ],
 )
@@ -331,8 +340,8 @@ def test_damaged_metrics_are_named_with_the_round(tmp_path, content, bad):
 
 def test_metrics_behind_the_checkpoint_are_dropped_however_torn(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"round": 1}\n{"round": 2}\n{"round": 3, "lo')
-    assert workdir.read_lines(path, 2) == [{"round": 1}, {"round": 2}]
+    path.write_bytes(line(1) + line(2) + line(3)[:-20])
+    assert workdir.read_lines(path, 2) == [json.loads(line(1)), json.loads(line(2))]
 
 
 def test_training_that_is_not_finite_stops_with_the_round_the_clients_and_the_remedies(

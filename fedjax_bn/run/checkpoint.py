@@ -5,7 +5,6 @@ notice a flipped bit, and whose parallel readers print tracebacks of what they d
 """
 
 import hashlib
-import json
 import re
 import shutil
 import textwrap
@@ -26,6 +25,9 @@ from fedjax_bn.run.workdir import sync
 PyTree = Any
 CHECKSUMS = "SHA256SUMS"  # in a checkpoint's folder, as `sha256sum --check` reads them
 _FORM = "# form {}"  # its first line, which that takes for a comment
+# Folder -> the form of what is being saved there. Orbax's own metadata could hold it, but it writes
+# them again behind our checksums, so that a power cut may empty them.
+_forms: dict[Path, str] = {}
 
 
 def open_folder(folder: Path, keep: int) -> ocp.CheckpointManager:
@@ -125,8 +127,8 @@ def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
         if round in manager.all_steps():
             manager.delete(round)
         state = jax.tree.map(np.array, state)
-        about = {"form": _form(state)}
-        manager.save(round, args=ocp.args.StandardSave(state), custom_metadata=about)
+        _forms[Path(manager.directory)] = _FORM.format(_form(state))
+        manager.save(round, args=ocp.args.StandardSave(state))
 
 
 def settle(manager: ocp.CheckpointManager) -> None:
@@ -214,18 +216,16 @@ def _add_checksums(folder: Path) -> None:
     The disk has all that they speak of before the checkpoint gets its name.
     """
     for place in folder.iterdir():
-        if place.is_dir() and not (place / CHECKSUMS).exists():
-            # A power cut may empty Orbax's own metadata, which it writes again behind us.
-            about = json.loads((place / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]
-            form = _FORM.format(about["form"])
-            (place / CHECKSUMS).write_text(f"{form}\n{_checksums(place)}")
+        # Names that are numbers have been committed, or a killed run was deleting them.
+        if place.is_dir() and not place.name.isdecimal():
+            (place / CHECKSUMS).write_text(f"{_forms[folder]}\n{_checksums(place)}")
             for path in (*place.rglob("*"), place):
                 sync(path)
 
 
 def is_whole(folder: Path) -> bool:
     """Whether a checkpoint's files are those of its checksums."""
-    return _read_checksums(folder)[1] == _checksums(folder)
+    return (folder / CHECKSUMS).exists() and _read_checksums(folder)[1] == _checksums(folder)
 
 
 def _read_checksums(folder: Path) -> tuple[str, str]:
