@@ -1,8 +1,9 @@
-"""How fast known chips can be at most, from their makers' data sheets.
+"""How fast known chips can be at most: only those whose figures we have read.
 
-NVIDIA: the data sheets of H100, H200, GH200, A100, A10, L4, L40S, T4 and V100 (tensor cores without
-sparsity). Google: the pages "TPU v2" to "TPU v6e" of the Cloud TPU documentation, where JAX has
-one device a core (v2, v3) half of a chip's.
+H100 SXM and H200: NVIDIA's as tabulated at glennklockwood.com/garden/processors/h100. A100, L4,
+L40S, T4, V100: NVIDIA's as listed by dealers and catalogues of GPUs (seen 2026-11). All are for
+tensor cores without sparsity. TPU v5e and v6e: docs.cloud.google.com/tpu/docs/v5e and v6e. Check a
+figure in the maker's own data sheet before you rest a claim on it, and add your chip's.
 """
 
 from typing import NamedTuple
@@ -24,24 +25,15 @@ class Peak(NamedTuple):
 # Beginning of JAX's `device_kind` -> peak; the longest that fits counts.
 PEAKS = {
     "NVIDIA H100 80GB HBM3": Peak(989.4, 494.7),
-    "NVIDIA H100 PCIe": Peak(756.0, 378.0),
-    "NVIDIA H100 NVL": Peak(835.0, 417.5),
     "NVIDIA H200": Peak(989.4, 494.7),
-    "NVIDIA H200 NVL": Peak(835.5, 417.5),
-    "NVIDIA GH200": Peak(989.4, 494.7),
+    "NVIDIA H200 NVL": Peak(None, None),  # slower; not read
     "NVIDIA A100": Peak(312.0, 156.0),
-    "NVIDIA A10": Peak(125.0, 62.5),
     "NVIDIA L4": Peak(121.0, 60.0),
     "NVIDIA L40S": Peak(362.0, 183.0),
     "Tesla T4": Peak(None, 8.1),
-    "Tesla V100": Peak(None, 15.7),
-    "TPU v2": Peak(22.5, None),
-    "TPU v3": Peak(61.5, None),
-    "TPU v4": Peak(275.0, None),
+    "Tesla V100-SXM2": Peak(None, 15.7),
     "TPU v5 lite": Peak(197.0, None),
     "TPU v5e": Peak(197.0, None),
-    "TPU v5": Peak(459.0, None),
-    "TPU v5p": Peak(459.0, None),
     "TPU v6 lite": Peak(918.0, None),
     "TPU v6e": Peak(918.0, None),
 }
@@ -51,7 +43,7 @@ UNKNOWN = Peak(None, None)
 def peak_of(kind: str) -> Peak:
     """The peak of a device kind; `UNKNOWN` where the table has none.
 
-    A longer word is another chip: an A10G is no A10.
+    A longer word is another chip: an L40S is no L40, and no L4.
     """
     fits = [name for name in PEAKS if f"{kind} ".startswith((f"{name} ", f"{name}-"))]
     return PEAKS[max(fits, key=len)] if fits else UNKNOWN

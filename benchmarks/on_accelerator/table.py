@@ -39,7 +39,8 @@ def _peaks(peak: Peak) -> str:
     known = [f"{value:g} Tflop/s in {dtype}" for dtype, value in peak._asdict().items() if value]
     if not known:
         return "The peak of this device is unknown (on_accelerator/peaks.py): no fractions of it."
-    return f"Peak by the maker's data sheet: {', '.join(known)} (float32: TF32 where there is one)."
+    source = "on_accelerator/peaks.py says whence; float32 is TF32 where there is one"
+    return f"Peak: {', '.join(known)} ({source})."
 
 
 def _outcomes(done: Record) -> list[str]:
