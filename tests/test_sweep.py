@@ -34,7 +34,8 @@ def fabricate(workdir, name, accuracy, rounds=300, unseen=None, validation=None,
     scores = {"internal": internal, "unseen": unseen or {}}
     summary = {"method": "m", "seed": 0, "rounds": rounds, "accuracy": scores, "last_round": scores}
     (folder / "summary.json").write_text(json.dumps(summary | {"selected_round": 2}))
-    lines = [{"round": r, "loss": dict.fromkeys(accuracy, 1 / r)} for r in range(1, 5)]
+    losses = {r: dict.fromkeys(accuracy, 1 / r) for r in range(1, 5)}
+    lines = [{"round": r, "loss": loss, "train_loss": loss} for r, loss in losses.items()]
     if validation is not None:
         lines[1]["validation"] = {"mean": validation}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -335,3 +336,17 @@ def test_data_that_are_gone_leave_fig_6_out_with_a_sentence(tmp_path, capsys):
     fabricate(tmp_path, "x/0", {"a": 1.0}, data__name="digits", data__path=str(tmp_path / "gone"))
     assert pixels.draw(tmp_path, ("x/0",)) is None
     assert "Fig. 6 is left out: " in capsys.readouterr().err
+
+
+def test_a_loss_that_only_evaluated_rounds_have_is_drawn_there(tmp_path, monkeypatch):
+    fabricate(tmp_path, "x/0", {"a": 1.0})
+    lines = [{"round": r, "loss": {"a": 9.0}} for r in range(1, 5)]
+    for number in (2, 4):
+        lines[number - 1]["train_loss"] = {"a": 1 / number}
+    (tmp_path / "x/0/metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    drawn = []
+    monkeypatch.setattr(curves, "png", lambda figure: drawn.append(figure) or b"")
+    assert curves.losses(tmp_path, {"m": ("x/0",)}, {"A": "a"}, "train_loss") == b""
+    (line,) = drawn[0].axes[0].lines
+    np.testing.assert_array_equal(line.get_xydata(), [[2, 0.5], [4, 0.25]])
+    assert curves.losses(tmp_path, {"m": ("x/0",)}, {"A": "a"}, "other") is None

@@ -44,6 +44,12 @@ def tables_of(one: plan.Sweep) -> dict[str, plan.Table]:
 
 
 @cache
+def patience_of(config: str) -> int:
+    """That of a config file."""
+    return read(str(ROOT / config)).patience
+
+
+@cache
 def adaptations_of(config: str) -> tuple[str, ...]:
     """Those of a config file."""
     name, colon, inline = config.partition(":")
@@ -248,3 +254,19 @@ def test_a_report_on_nothing_has_every_table_and_figure(one, tmp_path):
     assert f"0 of {len(plan.all_runs(one.parts))} runs have finished" in text
     assert all(f"\n## {part.title}\n" in text for part in one.parts)
     assert not (tmp_path / "figures").exists()
+
+
+def test_fedbns_loss_curves_are_taken_after_aggregation_in_every_round():
+    (third,) = (figure for figure in fedbn.SWEEP.figures if figure.name == "fig3")
+    assert third.draw.keywords["key"] == "train_loss"
+    for run in third.runs:
+        assert (run.changes["eval_train_loss"], run.changes["eval_every"]) == (True, 1)
+
+
+def test_tsmobn_stops_early_and_unifed_does_not():
+    for one, patience in ((tsmobn.SWEEP, 10), (unifed.SWEEP, 0)):
+        for run in plan.all_runs(one.parts):
+            if run.config != "configs/digits_dg.py":
+                assert (
+                    run.changes.get("patience", read(str(ROOT / run.config)).patience) == patience
+                )

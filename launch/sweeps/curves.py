@@ -18,7 +18,10 @@ Records = list[dict[str, Any]]
 
 
 def losses(
-    workdir: Path, methods: Mapping[str, Sequence[str]], domains: Mapping[str, str]
+    workdir: Path,
+    methods: Mapping[str, Sequence[str]],
+    domains: Mapping[str, str],
+    key: str = "loss",
 ) -> bytes | None:
     """Training loss over rounds, one panel a domain, one line a method: its mean over seeds.
 
@@ -26,10 +29,16 @@ def losses(
       workdir: of the sweep.
       methods: label -> names of its runs.
       domains: title of the panel -> client.
+      key: which loss of a record, "loss" of the local steps, or "train_loss" after aggregation,
+        which only evaluated rounds have.
     """
     known = {label: _records(workdir, names) for label, names in methods.items()}
-    known = {label: runs for label, runs in known.items() if runs}
-    clients = {name for runs in known.values() for run in runs for name in run[0]["loss"]}
+    known = {
+        label: runs
+        for label, every in known.items()
+        if (runs := [run for run in every if any(key in record for record in run)])
+    }
+    clients = {n for runs in known.values() for run in runs for r in run for n in r.get(key, {})}
     panels = {title: client for title, client in domains.items() if client in clients}
     if not panels:
         return None
@@ -37,8 +46,9 @@ def losses(
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, client) in zip(grid, panels.items(), strict=True):
         for label, runs in known.items():
-            values = mean_over(runs, lambda record, client=client: record["loss"].get(client))
-            axes.plot(np.arange(1, len(values) + 1), values, label=label)
+            values = mean_over(runs, lambda record, c=client: record.get(key, {}).get(c))
+            there = np.flatnonzero(~np.isnan(values))
+            axes.plot(there + 1, values[there], label=label)
         axes.set(title=title, xlabel="round")
         axes.grid(alpha=0.3)
     grid[0].set_ylabel("training loss")

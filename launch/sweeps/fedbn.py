@@ -11,8 +11,9 @@ of 743. Unequal sizes (E.6): all clients make the steps of the largest client's 
 is "the best value founded by grid search" of FedProx's defaults, which the text does not name: it
 is 0.01 on digits and ABIDE, and the authors' code's 0.001 on Office-Caltech10 and DomainNet; the
 tables "mu" hold the whole grid, and the one that validation chooses where there is a validation
-set. Table 17 gives FedBN the statistics of test batches, as the paper does, FedAvg and FedProx
-their running ones, and both of these those of test batches besides.
+set. Fig. 3 and 7 show the loss after aggregation in evaluation mode, as the authors' code takes it;
+their runs take it every round. Table 17 gives FedBN the statistics of test batches, as the paper
+does, FedAvg and FedProx their running ones, and both of these those of test batches besides.
 """
 
 import math
@@ -102,8 +103,9 @@ def epochs(count: int) -> dict[str, int]:
     return {"local_epochs": count, "rounds": math.ceil(EPOCHS / count)}
 
 
-DEFAULT = digits("E1", 5)
-BY_EPOCHS = {e: DEFAULT if e == 1 else digits(f"E{e}", **epochs(e)) for e in LOCAL_EPOCHS}
+CURVES = {"eval_train_loss": True, "eval_every": 1}
+DEFAULT = digits("E1", 5, **CURVES)
+BY_EPOCHS = {e: DEFAULT if e == 1 else digits(f"E{e}", **CURVES, **epochs(e)) for e in LOCAL_EPOCHS}
 BY_PERCENT = {
     p: DEFAULT if p == 10 else digits(f"data{p}", data__fraction=p / 100) for p in PERCENTS
 }
@@ -265,11 +267,14 @@ TABLES = (
 )
 
 
-def loss_figure(name: str, title: str, protocol: Protocol, domains: dict[str, str]) -> Figure:
-    """Training losses of both methods."""
+def loss_figure(
+    name: str, title: str, protocol: Protocol, domains: dict[str, str], key: str = "train_loss"
+) -> Figure:
+    """Training losses of both methods, `key` of `curves.losses`."""
     methods = {label: names(protocol, "", TRAININGS[label]) for label in TWO}
     runs = runs_of(protocol, [TRAININGS[label] for label in TWO])
-    return Figure(name, title, runs, partial(curves.losses, methods=methods, domains=domains))
+    draw = partial(curves.losses, methods=methods, domains=domains, key=key)
+    return Figure(name, title, runs, draw)
 
 
 def line_figure(source: Table, xlabel: str, log: bool = False) -> Figure:
@@ -310,7 +315,9 @@ FIGURES = (
         for e, protocol in BY_EPOCHS.items()
     ),
     *(line_figure(one, "local epochs E") for one in ALL_BATCHES),
-    loss_figure("fig9", "Fig. 9: training loss on synthetic Gaussians", GAUSSIANS, SYNTHETIC),
+    loss_figure(
+        "fig9", "Fig. 9: training loss on synthetic Gaussians", GAUSSIANS, SYNTHETIC, "loss"
+    ),
 )
 SWEEP = Sweep("fedbn", "FedBN (Li et al., ICLR 2021)", TABLES, FIGURES)
 

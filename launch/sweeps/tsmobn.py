@@ -7,7 +7,8 @@ are made) and camelyon17, as their config files take data.path; and alexnet, a f
 ImageNet weights by torchvision's names, which you supply: --data.alexnet=FILE. --config.pretrained=
 starts at random instead, and the report says so.
 
-Three seeds, 0, 1 and 2 (E.2.2). Images of CIFAR-10-C have 256 pixels a side (E.1). Each of its four
+Three seeds, 0, 1 and 2 (E.2.2); runs on CIFAR-10-C and Camelyon17 stop when ten rounds bring no
+better validation accuracy, images of CIFAR-10-C have 256 pixels a side (E.1). Each of its four
 types of corruption is left out in turn: `--only "Table 1"` makes all four, and `--only
 'cifar10_c/noise/*'` one. Tables E.11 and E.12 test the same models on four more corruptions,
 without further training. Fig. 3 and E.3 to E.5 test the FedAvg models of Tables E.7 and 1 with
