@@ -83,7 +83,7 @@ def test_all_adaptations_can_be_chosen_by_name(state):
         ("tsmobn:momentun=0.5", "must be key=value with a key of about, affine, batch_size"),
         ("tsmobn:momentum", "must be key=value"),
         ("tsmobn:momentum=high", "momentum must be of type float, such as 0.9"),
-        ("running:batch_size=0", "batch_size must be at least 1"),
+        ("running:batch_size=0", "batch_size=0 must be at least 1"),
     ],
 )
 def test_a_wrong_choice_is_one_clear_sentence(text, message):
