@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         data,
         extrapolation,
         federation,
+        local_step,
         mapping,
         methods,
         models,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         sharing,
         task,
         theory,
+        traffic,
     )
 
 __version__ = "0.2.0"
@@ -36,6 +38,7 @@ __all__ = [
     "data",
     "extrapolation",
     "federation",
+    "local_step",
     "mapping",
     "methods",
     "models",
@@ -45,6 +48,7 @@ __all__ = [
     "sharing",
     "task",
     "theory",
+    "traffic",
 ]
 
 

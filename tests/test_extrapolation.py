@@ -204,6 +204,7 @@ def silent():
         "risk": np.array([0.5, 0.0, 0.4]),
         "weights": np.full(3, np.nan),
         "finite": np.ones(3, bool),
+        "server_finite": np.bool_(True),
     }
     one = {
         "image": jax.ShapeDtypeStruct((1, 2, 6), jnp.float32),

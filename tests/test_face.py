@@ -29,6 +29,7 @@ PACKAGE = Path(fb.__file__).parent
 INNER = {
     "__main__",
     "backend",
+    "devices",
     "dtypes",
     "figures",
     "ranges",

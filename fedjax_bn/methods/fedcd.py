@@ -58,6 +58,9 @@ def fedcd(
     1 are `weigh=by_size` (SCI alone) and `fedavg(..., weigh=risk_extrapolation(eta))` (REA alone).
     With lambda = 0, `mask_optimizer=optax.set_to_zero()` and `weigh=by_size` it is FedAvg.
 
+    The paper does not say what trains the masks. Here the model's optimizer does, and they grow,
+    where those of its Fig. 3 shrink; a weight decay of 0.01 shrinks them (docs/results.md).
+
     Args:
       model: images -> outputs; `fedjax_bn.models.features` says what its features are.
       optimizer: the local optimizer.

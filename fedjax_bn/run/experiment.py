@@ -16,7 +16,6 @@ from fedjax_bn import models, sharing
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.client import augmenting
 from fedjax_bn.data.domain import Dataset, Domain
-from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels import augment
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
@@ -35,13 +34,13 @@ from fedjax_bn.run.configured_method import (
     start_notes,
 )
 from fedjax_bn.run.datasets import check_data_keys, check_image_size, configured_clients
+from fedjax_bn.run.draws import check_draws, repetition_notes
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.personalization import check_labelled
 from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.spelling import call_chosen, naming
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
-_MOST_DRAWS = 2**28  # 2 GB of numbers
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
 AUGMENTATIONS = {
     "none": lambda size: None,
@@ -100,7 +99,7 @@ def build(config: ConfigDict) -> Experiment:
         )
     check_image_size(internal, config)
     _check_clients(internal, config)
-    _check_draws(internal, config)
+    check_draws(internal, config)
     check_labelled(config, internal, unseen)
     _check_validation(internal, config)
     experiment = assemble(config, internal, unseen, notes)
@@ -132,7 +131,7 @@ def assemble(
             text: choose_adaptation(text, model, config.adapt_batch_size)
             for text in config.adaptations
         },
-        notes=notes + start_notes(config) + _repetition_notes(internal, config),
+        notes=notes + start_notes(config) + repetition_notes(internal, config),
     )
 
 
@@ -201,31 +200,6 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
         raise ConfigError(
             f"config.clients_per_round={config.clients_per_round} is more than the {num_clients} "
             "clients there are: use 0 for all of them"
-        )
-
-
-def _repetition_notes(internal: Dataset, config: ConfigDict) -> tuple[str, ...]:
-    """A sentence on the clients that have fewer samples than the full batches of their steps."""
-    sizes = {domain.name: len(domain.train.labels) for domain in internal.domains}
-    few = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
-    if not config.local_steps or not few:
-        return ()
-    return (
-        f"a step's batch of {config.batch_size} repeats samples of clients that have fewer: "
-        f"{first_few(few)}",
-    )
-
-
-def _check_draws(internal: Dataset, config: ConfigDict) -> None:
-    """Raises ConfigError if a round draws more samples than its index can reasonably hold."""
-    longest = max(len(domain.train.labels) for domain in internal.domains)
-    clients = config.clients_per_round or len(internal.domains)
-    each = config.local_steps * config.batch_size or max(local_epochs(config)) * longest
-    if clients * each > _MOST_DRAWS:
-        raise ConfigError(
-            f"a round of {clients} clients would draw {clients * each} samples, but it can draw "
-            f"{_MOST_DRAWS} at most: lower config.local_steps, config.local_epochs, "
-            "config.client_epochs or config.batch_size"
         )
 
 
