@@ -173,11 +173,9 @@ def summary_of(names, method="fedbn"):
     internal = dict.fromkeys(names, 60.0) | {"mean": 60.0}
     about = {"seed": 0, "rounds": 1, "selected_round": 1, "seconds_per_round": 1.0}
     about |= {"samples_per_second": 1.0, "compile_seconds": 1.0, "traffic": {}}
-    return {
-        "method": method,
-        "dataset": "<odd>",
-        "accuracy": {"internal": internal, "unseen": unseen},
-    } | about
+    accuracy = {"internal": internal, "unseen": unseen}
+    about |= {"accuracy": accuracy, "last_round": accuracy}
+    return {"method": method, "dataset": "<odd>"} | about
 
 
 def test_a_client_and_an_unseen_domain_have_columns_of_their_own():
@@ -192,11 +190,12 @@ def test_a_report_of_odd_names_is_a_page_with_our_tags_only(tmp_path):
         "round": 1,
         "loss": by_client,
         "weights": by_client,
+        "seconds": 1.0,
         "accuracy": by_client | {"mean": 1.0},
     }
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     (tmp_path / "summary.json").write_text(json.dumps(summary_of(names)))
-    (tmp_path / "config.json").write_text(json.dumps({"config": {}, "notes": names}))
+    (tmp_path / "config.json").write_text(json.dumps({"config": {}, "data": "", "notes": names}))
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / 'unseen-"><script>planted<script>.png').write_bytes(b"planted")
     page.write_report(tmp_path)

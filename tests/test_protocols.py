@@ -32,10 +32,17 @@ class Slope(nn.Module):
 
     num_classes: int = 2
 
-    @nn.compact
-    def __call__(self, images):
-        first = BatchNorm(name="norm")(images)[:, 0, 0]
+    def setup(self):
+        self.norm = BatchNorm()
+
+    def features(self, images):
+        return self.norm(images)[:, 0, 0]
+
+    def classify(self, first):
         return jnp.concatenate([first, jnp.zeros_like(first)], 1)
+
+    def __call__(self, images):
+        return self.classify(self.features(images))
 
 
 def slopes() -> Split:
@@ -258,11 +265,13 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
                 raise Killed
             ones, every = np.ones(4), np.ones(4, bool)
             metrics = {"loss": ones, "weights": ones / 4, "finite": every, "risk": ones}
+            metrics["server_finite"] = np.bool_(True)
             return {"round": np.asarray(number, np.int32)}, metrics
 
-        state = checkpoint.resume(tmp_path, lambda: {"round": np.asarray(0, np.int32)})
-        records = workdir.read_lines(tmp_path / "metrics.jsonl", int(state["round"]))
-        workdir.rewrite_lines(tmp_path / "metrics.jsonl", records)
+        lines, first = tmp_path / "metrics.jsonl", {"round": np.asarray(0, np.int32)}
+        state = checkpoint.resume(tmp_path, lambda: first, workdir.rounds_recorded(lines))
+        records = workdir.read_lines(lines, int(state["round"]))
+        workdir.keep_lines(lines, records)
         return train.loop(config, built, tmp_path, round, state, records)
 
     monkeypatch.setattr(train, "evaluator", evaluated)
