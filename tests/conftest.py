@@ -1,5 +1,7 @@
 """Strict settings for every test: two virtual devices, strict promotion, warnings are errors."""
 
+import contextlib
+import ctypes
 import gc
 import os
 import subprocess
@@ -28,6 +30,27 @@ if not hasattr(jax, "enable_x64"):  # the oldest versions that we support
     jax.enable_x64 = enable_x64
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 gc.set_threshold(100_000, 50, 50)  # a collection visits all that JAX remembers of every program
+
+
+def _megabytes() -> float:
+    """What this process holds in memory; 0 where nobody says."""
+    path = Path("/proc/self/statm")
+    return (
+        int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+        if path.exists()
+        else 0
+    )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten():
+    """Forgets a module's compiled programs where they have come to much."""
+    yield
+    if _megabytes() > 1500:
+        jax.clear_caches()
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):  # glibc gives nothing back by itself
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture
