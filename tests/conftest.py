@@ -1,17 +1,29 @@
 """Strict settings for every test: two virtual devices, strict promotion, warnings are errors."""
 
+import atexit
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
-os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")  # it is the user's, not ours
+# One folder for all workers, which the process that starts them removes: not the user's.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    compiled = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
+    atexit.register(shutil.rmtree, compiled, ignore_errors=True)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# Tests of sweeps have launch/sweeps on their path, whose coverage.py is not the package.
+if importlib.util.find_spec("coverage") is None:
+    sys.modules["coverage"] = None
 # Nearly all of the suite's time is compilation of tiny programs; `make test-slow` optimizes.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and "XLA_FLAGS" not in os.environ:

@@ -106,6 +106,7 @@ def colours():
     return {"image": images, "label": labels, "valid": np.ones(labels.shape, bool)}
 
 
+@pytest.mark.slow
 def test_from_random_weights_the_mean_learns_where_the_sum_does_not():
     """With the paper's optimizer and lambda_2; three classes have a loss of log 3 = 1.099."""
     batches, losses = colours(), {}

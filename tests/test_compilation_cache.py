@@ -30,7 +30,10 @@ def events(monkeypatch):
     """Turns the cache on for one test and keeps every program; lists hits and misses."""
     before = {name: getattr(jax.config, name) for name in NAMES}
     SEEN.clear()
+    for name in [name for name in os.environ if name.startswith(("JAX_COMPIL", "JAX_PERSIST"))]:
+        monkeypatch.delenv(name)  # the suite's own
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_enable_compilation_cache", True)
     reset_cache()

@@ -50,7 +50,13 @@ def after(name, batches, mesh=None, rounds=1):
     return state._replace(personal=(), memory=()), clients, metrics
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Methods that differ from another one in a step on the server or in a number only.
+ALIKE = ("fedadagrad", "fedavgm", "fedprox", "fedyogi", "fediga", "silobn", "fedavg, kept momentum")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in NAMES]
+)
 def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name):
     """Two rounds of one program, in which nothing but what is shared is reduced, and numbers."""
     batches = batches_for((9, 4, 6, 5))

@@ -16,7 +16,7 @@ from test_parity_digits import batches_of, close, initial_variables, pixels, sto
 __all__ = ["stored"]  # a fixture
 
 
-@pytest.mark.parametrize("make", [fedavg, fedbn])
+@pytest.mark.parametrize("make", [pytest.param(fedavg, marks=pytest.mark.slow), fedbn])
 def test_the_unseen_stream_equals_pytorch(stored, x64, optimized, make):
     values, data = stored
     model, key = DigitCNN(), jax.random.key(0)

@@ -91,7 +91,7 @@ def stop_at(folder: Path, command: tuple, number: signal.Signals, moment) -> Non
     assert runs.steps(folder)
 
 
-QUICK = ("writing a checkpoint",)
+QUICK = ("after the first round",)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

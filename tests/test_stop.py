@@ -14,6 +14,8 @@ import runs
 from fedjax_bn.run import checkpoint, stop
 
 COMMAND = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell behind & has ignored
 import hashlib, sys, threading, time
 from pathlib import Path
 from fedjax_bn import main
