@@ -201,6 +201,8 @@ def start(*arguments: str) -> subprocess.Popen:
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    # Compiling leaves the time in which tests stop it.
+    environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     return subprocess.Popen(
         [sys.executable, "-c", ALONE, *arguments],
         cwd=ROOT,

@@ -50,8 +50,9 @@ def after(name, batches, mesh=None, rounds=1):
     return state._replace(personal=(), memory=()), clients, metrics
 
 
-# Methods that differ from another one in a step on the server or in a number only.
-ALIKE = ("fedadagrad", "fedavgm", "fedprox", "fedyogi", "fediga", "silobn", "fedavg, kept momentum")
+# Methods that differ from another one in what no device sees, such as a step on the server.
+ALIKE = ("fedadagrad", "fedavgm", "fedprox", "fedyogi", "fediga", "silobn", "singleset", "feddc")
+ALIKE += ("fedavg", "fedavg, kept momentum")
 
 
 @pytest.mark.parametrize(

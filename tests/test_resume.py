@@ -94,10 +94,11 @@ def stop_at(folder: Path, command: tuple, number: signal.Signals, moment) -> Non
 QUICK = ("after the first round",)
 
 
+@pytest.mark.slow  # kills at every line of the loop, in this process, are below
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "chosen",
-    [pytest.param(QUICK, id="one"), pytest.param(None, id="all", marks=pytest.mark.slow)],
+    [pytest.param(QUICK, id="one"), pytest.param(None, id="all")],
 )
 def test_stopped_at_several_moments_a_run_ends_with_the_bits_of_a_straight_run(tmp_path, chosen):
     file = tmp_path / "tiny.py"
