@@ -31,8 +31,8 @@ if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and "XLA_FLAGS" not in os
     wanted = ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
     attempt = [sys.executable, "-c", "import jax; jax.devices()"]
     # XLA ends a process that asks for a flag that this version does not know.
-    for count in (2, 1):
-        flags = {"XLA_FLAGS": " ".join(wanted[:count])}
+    for chosen in (wanted, wanted[:1], wanted[1:]):
+        flags = {"XLA_FLAGS": " ".join(chosen)}
         if subprocess.run(attempt, env=os.environ | flags, capture_output=True).returncode == 0:
             os.environ.update(flags)
             break

@@ -38,12 +38,17 @@ class DropoutNet(nn.Module):
 
 
 def variables_of(model, seed=0):
-    variables = model.init(jax.random.key(seed), jnp.zeros((2, FEATURES), jnp.float32))
+    sample = np.zeros((2, FEATURES), np.float32)
+    variables = jax.jit(model.init)(
+        jax.random.key(seed), sample
+    )  # one program, not one an operation
     # Distinct values everywhere, so that an exchange of leaves shows.
     leaves, structure = jax.tree.flatten(variables)
     random = np.random.default_rng(seed)
     noise = [0.1 * random.uniform(size=leaf.shape) for leaf in leaves]
-    leaves = [leaf + jnp.asarray(n, leaf.dtype) for leaf, n in zip(leaves, noise, strict=True)]
+    leaves = [
+        jnp.asarray(np.asarray(leaf) + n, leaf.dtype) for leaf, n in zip(leaves, noise, strict=True)
+    ]
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -67,7 +72,7 @@ def batches_of(sizes, batch=4, epochs=1, seed=0, steps=None):
 def run_rounds(method, variables, batches, rounds=1, key=None):
     """The state and the last metrics after some rounds."""
     key = jax.random.key(1) if key is None else key
-    state = method.init(key, variables, len(batches["valid"]))
+    state = jax.jit(method.init, static_argnums=2)(key, variables, len(batches["valid"]))
     for _ in range(rounds):
         state, metrics = method.round(state, batches, key)
     return state, metrics

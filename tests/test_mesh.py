@@ -52,7 +52,7 @@ def after(name, batches, mesh=None, rounds=1):
 
 # Methods that differ from another one in what no device sees, such as a step on the server.
 ALIKE = ("fedadagrad", "fedavgm", "fedprox", "fedyogi", "fediga", "silobn", "singleset", "feddc")
-ALIKE += ("fedavg", "fedavg, kept momentum")
+ALIKE += ("fedavg", "fedavg, kept momentum", "fedadam", "fednova", "moon", "perfedavg")
 
 
 @pytest.mark.parametrize(
