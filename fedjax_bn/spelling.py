@@ -113,11 +113,8 @@ def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options:
     try:
         _signature(function).bind(*given, **options)
     except (TypeError, ValueError) as error:
-        keys = "".join(f", {key}=..." for key in options)
-        raise ValueError(
-            f"{what}: {error}; it is called with ({', '.join(type(x).__name__ for x in given)}"
-            f"{keys})"
-        ) from error
+        call = ", ".join([*(type(x).__name__ for x in given), *(f"{key}=..." for key in options)])
+        raise ValueError(f"{what}: {error}; it is called with ({call})") from error
     with naming(what) if _is_own(function) else nullcontext():
         return function(*given, **options)
 
