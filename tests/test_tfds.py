@@ -270,3 +270,8 @@ def test_a_copy_that_cannot_be_made_says_why_and_how_to_make_it(tmp_path, monkey
 def test_an_unknown_choice_is_refused_with_what_there_is(office, name, options, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         tfds_source.load(office[1], name, image_size=8, download=False, **options)
+
+
+def test_the_limit_on_an_image_is_that_of_the_configuration(office):
+    with pytest.raises(ValueError, match=r"more than the 1e-06 megapixels of data\.max_megapixels"):
+        tfds_source.load(office[1], "office_caltech10", image_size=8, max_megapixels=1e-6)

@@ -106,6 +106,7 @@ def _read_tfds(name: str) -> _Read:
             domains=data.domains or data.corruptions,
             classes=data.classes or (domainnet.TEN if name == "domainnet" else ()),
             cache=_cache_folder(config),
+            max_megapixels=data.max_megapixels,
         )
 
     return read

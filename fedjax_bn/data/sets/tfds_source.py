@@ -28,6 +28,7 @@ from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cached_blocks import array_of_blocks
 from fedjax_bn.data.pixels.decode import decode_image
+from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.pools import PARTS
 from fedjax_bn.data.sets import cifar10, domainnet
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
@@ -61,9 +62,8 @@ def load(
     image_size: int,
     domains: Sequence[str] = (),
     classes: Sequence[str] = (),
-    cache: Path | None = None,
     download: bool = True,
-    progress: bool = True,
+    **how: Any,
 ) -> Source:
     """A dataset from tensorflow-datasets as u8[N, image_size, image_size, 3].
 
@@ -73,9 +73,8 @@ def load(
       image_size: pixels a side; images are stretched to it by Pillow's bilinear filter.
       domains: which ones, in that order; empty for all.
       classes: which ones, in that order, as in FedBN's ten of DomainNet; empty for all.
-      cache: folder for the decoded images; without one they are held in memory.
       download: prepare what is not there. Ours cannot be fetched: see fedjax_bn/tfds.
-      progress: show how far reading is.
+      **how: `cache`, `progress` and `max_megapixels` as in `pixels.decode.decode`.
 
     Returns:
       Source; splits train, validation and test are the official parts. Samples are named by
@@ -93,18 +92,16 @@ def load(
     folder = Path(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     opened = {}
     for copy in _copies_of(name, domains, severity or "1"):
-        how = _how_to_prepare(copy.builder)
-        opened[copy] = open_copy(folder, copy.builder, how, download and name not in _OURS)
+        told = _how_to_prepare(copy.builder)
+        opened[copy] = open_copy(folder, copy.builder, told, download and name not in _OURS)
     known = tuple(next(iter(opened.values())).info.features["label"].names)
     classes = tuple(classes) or known
     unknown = [one for one in classes if one not in known]
     if unknown:
         raise ValueError(f"{name} has no classes {unknown}; it has {', '.join(known)}")
     chosen = np.array([known.index(one) for one in classes])
-    pools = tuple(
-        _pool(copy, builder, chosen, image_size, cache, progress)
-        for copy, builder in opened.items()
-    )
+    reading = _Reading(image_size, **how)
+    pools = tuple(_pool(copy, builder, chosen, reading) for copy, builder in opened.items())
     if name == "cifar10_c":
         pools = _same_photographs(pools)
     mean, std = _constants(name)
@@ -161,9 +158,16 @@ def _how_to_prepare(name: str) -> str:
     return f"tfds build {name} --file_format=array_record (needs TensorFlow and a connection)"
 
 
-def _pool(
-    copy: _Copy, builder: Any, chosen: np.ndarray, size: int, cache: Path | None, progress: bool
-) -> Pool:
+class _Reading(NamedTuple):
+    """How images are read, see `load`."""
+
+    size: int
+    cache: Path | None = None
+    progress: bool = True
+    max_megapixels: float = MEGAPIXELS
+
+
+def _pool(copy: _Copy, builder: Any, chosen: np.ndarray, how: _Reading) -> Pool:
     """The samples of the chosen classes, whose labels become positions in `chosen`."""
     import tensorflow_datasets as tfds
 
@@ -176,28 +180,28 @@ def _pool(
         for name, source in zip(split_names, sources, strict=True)
     ]
     kept = [np.flatnonzero(np.isin(table.labels, chosen)) for table in tables]
-    shape = (sum(map(len, kept)), size, size, 3)
+    shape = (sum(map(len, kept)), how.size, how.size, 3)
 
     def blocks() -> Iterator[np.ndarray]:
-        with progress_bar(shape[0], f"reading {copy.domain}", progress) as shown:
+        with progress_bar(shape[0], f"reading {copy.domain}", how.progress) as shown:
             for source, rows in zip(sources, kept, strict=True):
                 for first in range(0, len(rows), _BLOCK):
                     block = rows[first : first + _BLOCK]
-                    yield _decode(source, block, size)
+                    yield _decode(source, block, how)
                     shown.update(len(block))
 
     labels = np.concatenate([t.labels[rows] for t, rows in zip(tables, kept, strict=True)])
     state = hash_of(
         str(builder.info.version), labels, *(there[name].num_bytes for name in split_names)
     )
-    file = f"tfds-{copy.builder.replace('/', '-')}-{copy.domain}-{size}-{state}"
+    file = f"tfds-{copy.builder.replace('/', '-')}-{copy.domain}-{how.size}-{state}"
     position = np.full(chosen.max() + 1, -1, np.int32)
     position[chosen] = np.arange(len(chosen), dtype=np.int32)
     names, parts = (
         np.concatenate([table[column][rows] for table, rows in zip(tables, kept, strict=True)])
         for column in (1, 2)
     )
-    images = array_of_blocks(cache, file, shape, blocks)
+    images = array_of_blocks(how.cache, file, shape, blocks)
     divided = None if (parts < 0).any() else parts
     return Pool(copy.domain, images, position[labels], names, divided)
 
@@ -227,12 +231,14 @@ def _table(copy: _Copy, split: str, source: Sequence[dict[str, Any]], builder: A
     )
 
 
-def _decode(source: Any, rows: np.ndarray, size: int) -> np.ndarray:
+def _decode(source: Any, rows: np.ndarray, how: _Reading) -> np.ndarray:
     """Images u8[n, size, size, 3] of these rows; threads decode, since Pillow works unlocked."""
     records = source.__getitems__(rows.tolist())
     with ThreadPoolExecutor() as threads:
-        images = threads.map(lambda r: decode_image(r["image"], size)[0], records)
-        return np.stack(list(images))
+        decoded = threads.map(
+            lambda r: decode_image(r["image"], how.size, how.max_megapixels)[0], records
+        )
+        return np.stack(list(decoded))
 
 
 def _same_photographs(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
