@@ -119,6 +119,14 @@ def run(folder: Path, **changes: object) -> dict:
     return train.run(config(**changes), folder, say=lambda text: None)
 
 
+def finished(folder: Path, **changes: object) -> Path:
+    """The folder with a finished run on the tiny data, which stay only for that run."""
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        run(folder, **changes)
+    return folder
+
+
 def saved(folder: Path, like: object, kind: str = "latest", round: int | None = None) -> object:
     """The leaves of a checkpoint as NumPy arrays."""
     with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:

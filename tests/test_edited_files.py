@@ -36,10 +36,7 @@ FILES = ("config.json", "summary.json", "metrics.jsonl")
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A finished run, and its files' contents."""
-    folder = tmp_path_factory.mktemp("edited") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        runs.install(patch)
-        runs.run(folder)
+    folder = runs.finished(tmp_path_factory.mktemp("edited") / "run")
     return folder, {name: (folder / name).read_text() for name in FILES}
 
 

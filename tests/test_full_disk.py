@@ -109,12 +109,8 @@ def test_a_workdir_below_a_file_is_one_sentence(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """A run that had room, and how large its largest files are: of lines, and of a checkpoint."""
-    folder = tmp_path_factory.mktemp("room") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        runs.install(patch)
-        runs.run(folder)
-    return folder
+    """A run that had room."""
+    return runs.finished(tmp_path_factory.mktemp("room") / "run")
 
 
 def left_over(folder):

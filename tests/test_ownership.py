@@ -35,11 +35,7 @@ def tiny(monkeypatch):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A tiny run."""
-    folder = tmp_path_factory.mktemp("runs") / "finished"
-    with pytest.MonkeyPatch.context() as patch:
-        runs.install(patch)
-        runs.run(folder)
-    return folder
+    return runs.finished(tmp_path_factory.mktemp("runs") / "finished")
 
 
 def test_a_second_run_of_a_workdir_is_refused_naming_the_owner_and_changes_nothing(

@@ -66,11 +66,7 @@ def convergence(workdir: Path, panels: Mapping[str, Mapping[str, Sequence[str]]]
       workdir: of the sweep.
       panels: title -> {way: names of its runs}.
     """
-    known = {
-        title: {way: runs for way, names in ways.items() if (runs := _records(workdir, names))}
-        for title, ways in panels.items()
-    }
-    known = {title: ways for title, ways in known.items() if ways}
+    known = _finished_panels(workdir, panels)
     if not known:
         return None
     labelled: dict[str, Any] = {}
@@ -105,11 +101,7 @@ def norms(workdir: Path, panels: Mapping[str, Mapping[str, Sequence[str]]]) -> b
       workdir: of the sweep.
       panels: title -> {label: names of its runs}.
     """
-    known = {
-        title: {label: runs for label, names in lines.items() if (runs := _records(workdir, names))}
-        for title, lines in panels.items()
-    }
-    known = {title: lines for title, lines in known.items() if lines}
+    known = _finished_panels(workdir, panels)
     if not known:
         return None
     figure = Figure(figsize=(max(6.5, 3.6 * len(known)), 3.6), layout="constrained")
@@ -139,6 +131,17 @@ def mean_over(runs: Sequence[Records], of: Callable[[dict[str, Any]], Any]) -> n
             for r in range(rounds)
         ]
     )
+
+
+def _finished_panels(
+    workdir: Path, panels: Mapping[str, Mapping[str, Sequence[str]]]
+) -> dict[str, dict[str, list[Records]]]:
+    """Panels with the records of their lines' finished runs, without lines and panels of none."""
+    known = {
+        title: {label: runs for label, names in lines.items() if (runs := _records(workdir, names))}
+        for title, lines in panels.items()
+    }
+    return {title: lines for title, lines in known.items() if lines}
 
 
 def _records(workdir: Path, names: Sequence[str]) -> list[Records]:
