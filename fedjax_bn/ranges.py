@@ -115,7 +115,7 @@ def _bounds(text: str) -> bool:
 
 SMALLEST = 10  # samples of the smallest client that is drawn, where there are enough
 _MOST = 3.4e38  # what float32 holds
-_OF_TEXT = f"of at most {_LONGEST} characters, none a control character"
+_OF_TEXT = f"printable, at most {_LONGEST} characters"
 ANY = Range("", lambda value: True)
 FINITE = Range("a finite number", lambda value: abs(value) <= _MOST)
 AT_LEAST_0 = Range("at least 0", lambda value: value >= 0)
@@ -145,7 +145,7 @@ TEXT = Range(_OF_TEXT, _printable)
 TEXTS = Range(
     f"each {_OF_TEXT}", lambda texts: len(texts) <= _LONGEST and all(map(_printable, texts))
 )
-PATH = Range(f"{_OF_TEXT}, and ~NAME the home of a user that there is", _is_path)
+PATH = Range(f"a path ({_OF_TEXT}) whose ~NAME, if any, is a user here", _is_path)
 BY_KIND = {float: FINITE, int: WHOLE, str: TEXT, tuple: TEXTS}
 
 # Types of arguments.
