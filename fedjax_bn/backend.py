@@ -1,9 +1,11 @@
 """The one place that asks which machine a program is traced for.
 
-Code made for CPU (`models.cpu`, `normalization.instance`, `wait_for_all`) asks here and is plain
-XLA on any other backend.
+Code made for CPU (`models.cpu`, `normalization.instance`, `wait_for_all`) and the mapping `auto`
+ask here, and are plain XLA on any other backend. The answer is given while a program is traced,
+before JAX knows for which platform it will be lowered: `traced_for` says so where it is another.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -14,9 +16,33 @@ from fedjax_bn.dtypes import promote
 PyTree = Any
 
 
+# Part of the keys by which JAX remembers traces: none is taken for another platform's.
+_traced_for = jax.make_user_context(None)
+
+
+def traced_for(platform: str) -> AbstractContextManager[None]:
+    """A context in which programs are traced for another platform than that of JAX's devices here.
+
+        with traced_for("cuda"):
+            exported = jax.export.export(method.round, platforms=("cuda",))(state, batches, key)
+
+    Without it a program exported on a machine without accelerator has the kernels made for CPU:
+    right anywhere, and slow elsewhere. Nothing is moved to that platform's devices.
+
+    Args:
+      platform: "cpu", or any other, such as "cuda", "rocm" or "tpu", of which all are alike here.
+    """
+    return _traced_for(platform)
+
+
 def on_cpu() -> bool:
-    """Whether programs are compiled for CPU, where XLA needs other forms of some operations."""
-    return jax.default_backend() == "cpu"
+    """Whether programs are traced for CPU, where XLA needs other forms of some operations.
+
+    The platform is that of `traced_for`, else of `jax.default_device`, else JAX's default backend.
+    """
+    device = jax.config.jax_default_device
+    default = getattr(device, "platform", device) or jax.default_backend()
+    return (_traced_for.value or default) == "cpu"
 
 
 def wait_for_all(gradients: PyTree) -> PyTree:

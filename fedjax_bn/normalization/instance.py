@@ -26,13 +26,20 @@ def instance_moments(x: jax.Array) -> Pair:
 @jax.custom_jvp
 def _moments(x: jax.Array) -> Pair:
     """Mean and biased variance over the positions, f[B, P, C] -> f[B, C] each."""
+    if on_cpu():
+        return _moments_on_cpu(x)
+    mean = x.mean(1)
+    return mean, jnp.square(x - mean[:, None]).mean(1)
+
+
+def _moments_on_cpu(x: jax.Array) -> Pair:
+    """The same; XLA:CPU is slow at sums over a middle axis.
+
+    Neighbours are added up first: distances to one of the values, which is within sqrt(positions)
+    deviations of the mean, so that E[d^2] - E[d]^2 loses little, and their squares. Products with a
+    constant row sum what is left.
+    """
     samples, positions, _ = x.shape
-    if not on_cpu():
-        mean = x.mean(1)
-        return mean, jnp.square(x - mean[:, None]).mean(1)
-    # XLA:CPU is slow at sums over a middle axis. Neighbours are added up first: distances to one of
-    # the values, which is within sqrt(positions) deviations of the mean, so that E[d^2] - E[d]^2
-    # loses little, and their squares. Products with a constant row sum what is left.
     middle = x[:, positions // 2 :][:, :1]
     group = positions if positions <= 16 else max(n for n in range(1, 9) if positions % n == 0)
     grouped = x.reshape(samples, positions // group, group, -1)

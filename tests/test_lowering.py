@@ -1,0 +1,197 @@
+"""Programs traced here for another platform hold nothing that was made for CPU.
+
+Every operation of a lowered program names the file and line that it comes from.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax import export
+
+from fedjax_bn import methods, models
+from fedjax_bn.adaptation import with_clients
+from fedjax_bn.adaptation.choice import ADAPTATIONS
+from fedjax_bn.backend import on_cpu, traced_for
+from fedjax_bn.federation import broadcast_of, own_of
+from fedjax_bn.local_step import differentiate
+from fedjax_bn.methods.learning import learning, supervised
+from fedjax_bn.models import layers
+from fedjax_bn.normalization import instance
+from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.normalization.batch_instance import with_gates
+from fedjax_bn.state import Received
+
+ELSEWHERE = ("cuda", "tpu")
+KEY = jax.random.key(0)
+CLIENTS, BATCH, CLASSES = 3, 4, 3
+IMAGES = jax.ShapeDtypeStruct((BATCH, 8, 8, 3), jnp.float32)
+# Every operation of a line of these was made for CPU, but for the seam itself, models/cpu/__init__.
+MADE_FOR_CPU = re.compile(r"models/cpu/(?!__init__)\w+\.py|wait_for_all")
+
+
+class Network(models.SmallCNN):
+    """A small network with a pooling layer."""
+
+    def features(self, images):
+        return super().features(layers.max_pool(images, 3, 1, 1))
+
+
+NETWORK = Network(CLASSES, widths=(16, 16))
+
+
+def lowered(function, *arguments, platforms=ELSEWHERE):
+    """The text of a program for these platforms; arguments are arrays or their forms."""
+    program = jax.jit(function).trace(*arguments).lower(lowering_platforms=platforms)
+    return program.as_text(debug_info=True)
+
+
+def lowered_elsewhere(function, *arguments):
+    """The same, traced for an accelerator: nothing in it was made for CPU."""
+    with traced_for("cuda"), pytest.MonkeyPatch.context() as patch:
+        # It lies inside a custom_jvp, where older versions of JAX name no lines: a call would fail.
+        patch.setattr(instance, "_moments_on_cpu", None)
+        text = lowered(function, *arguments)
+    assert not set(MADE_FOR_CPU.findall(text))
+    return text
+
+
+def variables_of(model, images=IMAGES):
+    """The form of a model's variables."""
+    return jax.eval_shape(model.init, KEY, images)
+
+
+def batch_of(images=IMAGES, lead=()):
+    """The form of a batch, or of many."""
+    count = images.shape[0]
+    return {
+        "image": jax.ShapeDtypeStruct((*lead, *images.shape), images.dtype),
+        "label": jax.ShapeDtypeStruct((*lead, count), jnp.int32),
+        "valid": jax.ShapeDtypeStruct((*lead, count), bool),
+    }
+
+
+def parts_of(method):
+    """`all_parts(state, batches, key)`: a round, and the client and the server by themselves."""
+
+    def all_parts(state, batches, key):
+        one = jax.tree.map(lambda x: x[0], batches) | {"client": jnp.zeros((), jnp.int32)}
+        own, upload = method.client(broadcast_of(state), own_of(state, 0), one, key)
+        uploads = jax.tree.map(lambda x: jnp.stack([x] * CLIENTS), upload)
+        return method.round(state, batches, key), own, method.server(state, uploads)
+
+    return all_parts
+
+
+def method_and_state(name, model=NETWORK, images=IMAGES):
+    method = getattr(methods, name)(model, optax.sgd(0.1, momentum=0.5))
+    init = functools.partial(method.init, num_clients=CLIENTS)
+    return method, jax.eval_shape(init, KEY, variables_of(model, images))
+
+
+# Methods that differ from another one in the server's step, a term of the loss or what is shared.
+ALIKE = ("fedadagrad", "fedavgm", "fedprox", "fedyogi", "silobn", "singleset")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in methods.__all__]
+)
+def test_every_method_is_lowered_for_accelerators(name):
+    method, state = method_and_state(name)
+    text = lowered_elsewhere(parts_of(method), state, batch_of(lead=(CLIENTS, 2)), KEY)
+    assert "stablehlo.convolution" in text
+    assert "reduce_window" in text
+
+
+def test_what_is_made_for_cpu_is_found_where_it_is():
+    """Without a word on the platform, the kernels are those of the machine that traces."""
+    method, state = method_and_state("fedbn")
+    predict = ADAPTATIONS["running"](NETWORK).predict
+
+    def both(state, batches, key, variables, images):
+        return method.round(state, batches, key), predict(variables, (), images)
+
+    images = jax.ShapeDtypeStruct((1000, 16, 16, 3), jnp.float32)
+    given = state, batch_of(lead=(CLIENTS, 2)), KEY, variables_of(NETWORK), images
+    found = set(MADE_FOR_CPU.findall(lowered(both, *given, platforms=("cpu",))))
+    kernels = {f"models/cpu/{name}.py" for name in ("chunks", "convolution", "pooling")}
+    assert kernels | {"wait_for_all"} <= found
+
+
+@pytest.mark.parametrize("name", ADAPTATIONS)
+def test_every_adaptation_is_lowered_for_accelerators(name):
+    adaptation = ADAPTATIONS[name](NETWORK)
+
+    def variables():
+        made = with_gates(NETWORK.init(KEY, jnp.zeros(IMAGES.shape)))
+        stacked = jax.tree.map(lambda x: jnp.stack([x] * CLIENTS), made)
+        made = with_clients(made, stacked)
+        return with_adapter(KEY, NETWORK, made, jnp.zeros(IMAGES.shape))
+
+    def predict(variables, images, valid):
+        carry = adaptation.init(variables)
+        return adaptation.predict(variables, carry, images, valid)
+
+    batch = batch_of()
+    given = jax.eval_shape(variables), batch["image"], batch["valid"]
+    text = lowered_elsewhere(predict, *given)
+    assert "stablehlo.convolution" in text
+
+
+SIDES = {"AlexNet": 64, "DigitCNN": 28, "MLP": 8, "TwoLayer": 8}
+SMALL = {"DenseNet": {"block_sizes": (1, 1)}, "ResNet": {"stage_sizes": (1, 1), "bottleneck": True}}
+LARGE = ("DenseNet121", "ResNet10", "ResNet50")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in models.__all__]
+)
+def test_every_model_is_lowered_for_accelerators(name):
+    """Its gradient on a batch, and what it says of as many images as a CPU takes in chunks."""
+    model = getattr(models, name)(num_classes=CLASSES, **SMALL.get(name, {}))
+    side = SIDES.get(name, 32)
+    images = jax.ShapeDtypeStruct((BATCH, side, side, 3), jnp.float32)
+    many = jax.ShapeDtypeStruct((1000, *images.shape[1:]), jnp.float32)
+    gradient = differentiate(supervised(learning(model)[0]))
+    running = ADAPTATIONS["running"](model)
+
+    def both(variables, batch, images):
+        learned = gradient(variables, batch, Received(variables, ()), KEY)
+        return learned, running.predict(variables, (), images)
+
+    text = lowered_elsewhere(both, variables_of(model, images), batch_of(images), many)
+    assert ("stablehlo.convolution" in text) == (name not in ("MLP", "TwoLayer"))
+
+
+def test_the_platform_is_the_one_said_else_the_default_device_else_the_default(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not on_cpu()
+    with traced_for("cpu"):
+        assert on_cpu()
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert on_cpu()
+        with traced_for("tpu"):
+            assert not on_cpu()
+    assert not on_cpu()
+
+
+def test_a_trace_of_one_platform_is_not_taken_for_another():
+    """A jitted function that both platforms call with the same arguments is traced for each."""
+    convolve = jax.jit(lambda x: layers.max_pool(x, 2, 2))
+    plain = "stablehlo.reduce_window"
+    for _ in range(2):
+        assert plain not in lowered(convolve, IMAGES)
+        assert plain in lowered_elsewhere(convolve, IMAGES)
+
+
+def test_an_exported_round_is_that_of_plain_xla():
+    """What `export` keeps of a round for two platforms: no calls into this machine."""
+    method, state = method_and_state("fedbn")
+    form = batch_of(lead=(CLIENTS, 2))
+    with traced_for("cuda"):
+        exported = export.export(method.round, platforms=ELSEWHERE)(state, form, KEY)
+    assert exported.platforms == ELSEWHERE
+    assert "callback" not in exported.mlir_module()
