@@ -13,6 +13,7 @@ sys.path.append(str(ROOT / "launch" / "sweeps"))
 
 import curves  # noqa: E402
 import differences  # noqa: E402
+import execute  # noqa: E402
 import fedbn  # noqa: E402
 import fedcd  # noqa: E402
 import figures  # noqa: E402
@@ -118,13 +119,11 @@ def calls(monkeypatch):
     """Commands are noted instead of run; those of fedprox fail."""
     made = []
 
-    def run(command):
+    def call(processes, command, **options):
         made.append(command)
-        return subprocess.CompletedProcess(
-            command, 2 if "--config.method=fedprox" in command else 0
-        )
+        return 2 if "--config.method=fedprox" in command else 0
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(execute.Processes, "call", call)
     return made
 
 
@@ -136,13 +135,18 @@ def test_run_executes_what_is_not_finished_and_goes_on_after_a_failure(tmp_path,
     assert status == 1
     folders = [command[-1].removeprefix(f"{tmp_path}/") for command in calls]
     assert folders == ["abide/singleset/3", "abide/fedavg/3", "abide/fedprox/3"]
-    assert "failed: abide/fedprox/3" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "abide/fedprox/3 failed with status 2" in said.err
+    lines = [line.split() for line in said.out.splitlines()]
+    assert lines[:3] == [["done", "2"], ["finished", "before", "1"], ["failed", "1"]]
+    assert lines[3][0] == "abide/fedprox/{3}"
 
 
 def test_run_says_which_data_it_waits_for(tmp_path, calls, capsys):
-    assert give("--workdir", str(tmp_path), "--only", "abide/fedbn/*,synthetic/fedbn/0") == 0
+    fabricate(tmp_path, "abide/fedbn/3", {"NYU": 1.0})
+    assert give("--workdir", str(tmp_path), "--only", "abide/fedbn/*,synthetic/fedbn/0") == 3
     assert len(calls) == 1
-    assert "5 runs wait for --data.abide=PATH" in capsys.readouterr().err
+    assert "abide/fedbn/{0,1,2,4} for --data.abide=PATH" in capsys.readouterr().out
 
 
 def test_a_test_follows_its_training_once(tmp_path, calls):

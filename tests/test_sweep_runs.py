@@ -1,6 +1,5 @@
 """A table of a sweep from its commands to its report, on runs that a test can afford."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import runs
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "launch" / "sweeps"))
 
+import execute  # noqa: E402
 import plan  # noqa: E402
 import report  # noqa: E402
 import rows  # noqa: E402
@@ -53,13 +53,13 @@ def made(tmp_path_factory):
         ),
     )
 
-    def run(command):
+    def call(processes, command, **options):
         assert command[1:3] == ["-m", "fedjax_bn.main"]
-        return subprocess.CompletedProcess(command, runs.command(*command[3:]))
+        return runs.command(*command[3:])
 
     with pytest.MonkeyPatch.context() as patch:
         runs.install(patch)
-        patch.setattr(sweep.subprocess, "run", run)
+        patch.setattr(execute.Processes, "call", call)
         arguments = ["--workdir", str(folder / "runs"), "--data.tiny=none"]
         assert sweep.main(one, [*arguments, "--config.rounds=3"]) == 0
         assert sweep.main(one, ["report", *arguments]) == 0

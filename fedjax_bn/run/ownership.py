@@ -47,15 +47,30 @@ def owned(folder: Path, wait: bool = False) -> Iterator[None]:
         lock.release()
 
 
-def _refusal(folder: Path, lock: FileLock) -> str:
-    """One sentence on who owns the folder."""
+def owner_of(folder: Path) -> str:
+    """Who owns a folder now, such as "process 7 on HOST"; "" where nobody does."""
+    if not (folder / OWNER).exists():
+        return ""
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            return ""  # whoever wrote its name there was killed
+    except Timeout:
+        return _name(folder)
+
+
+def _name(folder: Path) -> str:
+    """What the owner of a folder wrote of itself."""
     try:
         owner = json.loads((folder / OWNER).read_text())
-        who = f"process {int(owner['pid'])} on {str(owner['host'])[:80]!s}"
+        return f"process {int(owner['pid'])} on {str(owner['host'])[:80]!s}"
     except (OSError, ValueError, TypeError, KeyError):  # it has not written its name yet
-        who = "another process"
+        return "another process"
+
+
+def _refusal(folder: Path, lock: FileLock) -> str:
+    """One sentence on who owns the folder."""
     left = f" (or, if it is gone, delete {folder / LOCK})" if isinstance(lock, SoftFileLock) else ""
     return (
-        f"{folder} is in use by {who}, which writes there: wait until it has ended{left}, or give "
-        "another --workdir"
+        f"{folder} is in use by {_name(folder)}, which writes there: wait until it has ended{left}"
+        ", or give another --workdir"
     )

@@ -150,3 +150,12 @@ def all_runs(parts: Iterable[Table | Figure]) -> tuple[Run, ...]:
 def finished(workdir: Path, name: str) -> bool:
     """Whether a run has ended."""
     return (workdir / name / "summary.json").exists()
+
+
+def by_folder(names: Iterable[str]) -> str:
+    """Names of runs with what differs last in braces: a/{0,1}, b/{0}."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        folder, _, last = name.rpartition("/")
+        found.setdefault(folder, []).append(last)
+    return ", ".join(f"{folder}/{{{','.join(last)}}}" for folder, last in found.items())

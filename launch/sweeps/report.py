@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from differences import differences, legend, letters
-from plan import UNSEEN, Cell, Run, Sweep, Table, all_runs, finished
+from plan import UNSEEN, Cell, Run, Sweep, Table, all_runs, by_folder, finished
 
 from fedjax_bn.run.workdir import write_atomically
 
@@ -228,11 +228,6 @@ def oddities(table: Table) -> Iterable[str]:
 
 
 def missing(names: Sequence[str], done: Results) -> str:
-    """A sentence on the runs that have not finished, by folder; empty where all have."""
-    left: dict[str, list[str]] = {}
-    for name in dict.fromkeys(names):
-        if name not in done:
-            folder, _, seed = name.rpartition("/")
-            left.setdefault(folder, []).append(seed)
-    runs = [f"{folder}/{{{','.join(seeds)}}}" for folder, seeds in left.items()]
-    return f"Missing: {', '.join(runs)}." if left else ""
+    """Which runs have not finished."""
+    left = by_folder(name for name in dict.fromkeys(names) if name not in done)
+    return f"Missing: {left}." if left else ""

@@ -1,29 +1,36 @@
 """What the sweeps share: the commands that list, run and report the runs of a paper.
 
     python launch/sweeps/PAPER.py [run] [--only WHAT] [--data FOLDER] [--workdir DIR] [--dry-run]
-    python launch/sweeps/PAPER.py list     the same as --dry-run
-    python launch/sweeps/PAPER.py report   [--workdir DIR]
+                                        [--jobs N] [--retries N]
+    python launch/sweeps/PAPER.py list        the same as --dry-run
+    python launch/sweeps/PAPER.py commands    a line a run, for an array of launch/slurm.sbatch
+    python launch/sweeps/PAPER.py report      [--workdir DIR]
 
-`run` executes what has not finished, one after another; a run that was stopped goes on where it
-was. With --dry-run it prints these commands instead, all of them. `report` writes report.md and
-figures from what has finished. --only takes globs of run names ("digits/E1/*") or tables and
-figures as the paper numbers them ("Table 3", "Fig. 4"), several behind commas. FOLDER has the data
-sets and weights by their NAMEs, which the file of the paper lists (FOLDER/pacs, or FOLDER/pacs.npz
-and so on); --data.NAME=PATH gives one of them. --config.KEY=VALUE changes a key of every selected
-run, as for fedjax_bn.main; the report says of every number in what its runs differ.
+`run` executes what has not finished, N at a time, each on its share of the cores; what they print
+is in DIR/logs where N is above 1. A run that was stopped goes on where it was, one that another
+process trains is left to it, and one that fails is tried again as often as --retries says. The last
+lines say what came of all; the exit status is 0 where every run has finished, 1 where one failed, 3
+where one is in use or waits for data, 130 after Ctrl-C. With --dry-run the commands are printed
+instead, all of them. `report` writes report.md and figures from what has finished.
+
+--only takes globs of run names ("digits/E1/*") or tables and figures as the paper numbers them
+("Table 3", "Fig. 4"), several behind commas. FOLDER has the data sets and weights by their NAMEs,
+which the file of the paper lists (FOLDER/pacs, or FOLDER/pacs.npz and so on); --data.NAME=PATH
+gives one of them. --config.KEY=VALUE changes a key of every selected run, as for fedjax_bn.main;
+the report says of every number in what its runs differ.
 """
 
 import argparse
 import os
 import re
 import shlex
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from execute import WAITS, Job, Outcome, execute, exit_status, table
 from plan import ROOT, Evaluation, Figure, Run, Sweep, Table, all_runs, finished
 from report import write_report
 
@@ -127,34 +134,54 @@ def _without(run: Run, keys: set[str]) -> Run:
     return run._replace(needs={key: n for key, n in run.needs.items() if key not in keys})
 
 
-def execute(
-    chosen: Sequence[Run], workdir: Path, data: Mapping[str, str], changes: Sequence[str]
+def left(
+    run: Run, workdir: Path, data: Mapping[str, str], changes: Iterable[str] = ()
+) -> list[list[str]]:
+    """What of `commands` is still to be done."""
+    todo = [] if finished(workdir, run.name) else [train_command(run, workdir, data, changes)]
+    return todo + [
+        test_command(run, evaluation, workdir)
+        for evaluation in run.tests
+        if not (workdir / run.name / "evaluations" / f"{evaluation.name}.json").exists()
+    ]
+
+
+def execute_all(
+    chosen: Sequence[Run], options: argparse.Namespace, data: Mapping[str, str], changes: list[str]
 ) -> int:
-    """Runs what is not finished; returns how many runs failed. Ctrl-C stops all."""
-    for name in sorted({name for run in chosen for name in run.needs.values()} - data.keys()):
-        count = sum(name in run.needs.values() for run in chosen)
-        print(f"{count} runs wait for --data.{name}=PATH", file=sys.stderr)
-    ready = [run for run in chosen if set(run.needs.values()) <= data.keys()]
-    failed = []
-    for number, run in enumerate(ready, start=1):
-        todo = [] if finished(workdir, run.name) else [train_command(run, workdir, data, changes)]
-        todo += [
-            test_command(run, evaluation, workdir)
-            for evaluation in run.tests
-            if not (workdir / run.name / "evaluations" / f"{evaluation.name}.json").exists()
-        ]
-        if todo:
-            print(f"[{number}/{len(ready)}] {run.name}", file=sys.stderr, flush=True)
-        for command in todo:
-            status = subprocess.run([sys.executable, *command]).returncode
-            if status == 130:
-                raise SystemExit(status)
-            if status:
-                failed.append(run.name)
-                break
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return len(failed)
+    """Runs what is not finished, and says what came of it; returns the exit status."""
+    jobs, outcomes = [], []
+    for run in chosen:
+        lacks = sorted(set(run.needs.values()) - data.keys())
+        if lacks and left(run, options.workdir, data):
+            paths = " ".join(f"--data.{name}=PATH" for name in lacks)
+            outcomes.append(Outcome(run.name, WAITS, f"for {paths}"))
+        else:
+            todo = partial(left, run, options.workdir, data, changes)
+            jobs.append(Job(run.name, options.workdir / run.name, todo))
+    logs = options.workdir / "logs" if options.jobs > 1 else None
+    outcomes += execute(jobs, options.jobs, options.retries, logs)
+    print(table(outcomes))
+    return exit_status(outcomes)
+
+
+def array_lines(
+    sweep: Sweep, chosen: Sequence[Run], options: argparse.Namespace, rest: Iterable[str]
+) -> Iterator[str]:
+    """For each run that has not finished the command of this sweep that executes it alone."""
+    script = os.path.relpath(ROOT / "launch" / "sweeps" / f"{sweep.name}.py")
+    given = ["--workdir", str(options.workdir), f"--retries={options.retries}"]
+    given += ["--data", str(options.data)] if options.data else []
+    for run in chosen:
+        if left(run, options.workdir, {}):
+            yield shlex.join(["python", script, "run", "--only", run.name, *given, *rest])
+
+
+def count(least: int, text: str) -> int:
+    """A whole number of at least `least`, from the command line."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+    return int(text)
 
 
 def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
@@ -166,11 +193,14 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
         + (", ".join(needed) or "none"),
         allow_abbrev=False,
     )
-    parser.add_argument("action", choices=("run", "list", "report"), nargs="?", default="run")
+    actions = ("run", "list", "commands", "report")
+    parser.add_argument("action", choices=actions, nargs="?", default="run")
     parser.add_argument("--workdir", type=Path, default=Path("runs") / sweep.name)
     parser.add_argument("--only", default="", help="tables, figures, or globs of run names")
     parser.add_argument("--data", type=Path, help="folder with the data sets by their NAMEs")
     parser.add_argument("--dry-run", action="store_true", help="print the commands of `run`")
+    parser.add_argument("--jobs", type=partial(count, 1), default=1, help="runs at a time")
+    parser.add_argument("--retries", type=partial(count, 0), default=0, help="of a run that fails")
     options, rest = parser.parse_known_args(arguments)
     data = locate(options.data, needed) if options.data else {}
     changes = []
@@ -197,4 +227,8 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
             for command in commands(run, options.workdir, data, changes):
                 print(shlex.join(["python", *command]))
         return 0
-    return min(execute(chosen, options.workdir, data, changes), 1)
+    if options.action == "commands":
+        for line in array_lines(sweep, chosen, options, rest):
+            print(line)
+        return 0
+    return execute_all(chosen, options, data, changes)
