@@ -142,8 +142,12 @@ def test_a_stop_reaches_every_run_once_and_nothing_else_starts(tmp_path, running
     assert len(saved) == 2
 
 
-@pytest.mark.parametrize(("step", "sent"), [(None, [signal.SIGTERM]), ("0", [])])
-def test_under_slurm_which_signals_every_process_a_stop_is_not_sent_twice(step, sent, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "step", "sent"), [("SIGTERM", "", 1), ("SIGTERM", "0", 0), ("SIGINT", "0", 1)]
+)
+def test_a_stop_that_slurm_sends_to_every_process_is_not_sent_twice(
+    number, step, sent, monkeypatch
+):
     """A second one would end a run at once, before its state is saved."""
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     if step:
@@ -151,8 +155,8 @@ def test_under_slurm_which_signals_every_process_a_stop_is_not_sent_twice(step, 
     processes, got = execute.Processes(), []
     process = type("Process", (), {"send_signal": lambda self, number: got.append(number)})
     processes.running.add(process())
-    processes.stop(signal.SIGINT)
-    assert got == sent
+    processes.stop(signal.Signals[number])
+    assert got == [signal.SIGTERM] * sent
     assert processes.call(["/bin/false"]) == execute.MISTAKE  # and nothing else starts
 
 

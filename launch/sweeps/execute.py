@@ -76,8 +76,9 @@ class Processes:
         """A handler of signals that passes them on."""
         del frame
         self.signal = number
-        # SLURM signals every process of a step by itself.
-        for process in () if "SLURM_STEP_ID" in os.environ else tuple(self.running):
+        # SLURM sends SIGTERM to every process of a step; a second one would end a run at once.
+        theirs = number == signal.SIGTERM and "SLURM_STEP_ID" in os.environ
+        for process in () if theirs else tuple(self.running):
             process.send_signal(signal.SIGTERM)
 
 
