@@ -107,13 +107,13 @@ RUN = {
     ),
     "weigh": Key(
         "",
-        "by_size, uniform, risk_extrapolation:eta=0.5:solver=slsqp, or your own; empty: the "
-        "method's own",
+        "by_size, uniform, risk_extrapolation:eta=0.5:solver=slsqp, "
+        "generalization_adjustment:metric=loss:step=0.2, or your own; empty: the method's own",
     ),
     "perturb": Key(
         "",
         "what training does to images once they are standardized: amplitude_mix:probability=0.5, "
-        "or your own; empty: nothing",
+        "randconv:mix=True:largest=7, or your own; empty: nothing",
     ),
     "clients": Key("auto", "auto, map, vmap, vmap:n (n clients at a time)"),
     "clients_per_round": Key(0, "clients drawn to take part in a round; 0: all", CLIENTS_OR_0),

@@ -33,6 +33,7 @@ from fedjax_bn.run.configured_method import (
     method_maker,
     start_notes,
 )
+from fedjax_bn.run.configured_weighing import is_told
 from fedjax_bn.run.datasets import check_data_keys, check_image_size, configured_clients
 from fedjax_bn.run.draws import check_draws, repetition_notes
 from fedjax_bn.run.errors import ConfigError
@@ -178,6 +179,12 @@ def _check_validation(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if anything is chosen by validation and a client has no samples for it."""
     without = [domain.name for domain in internal.domains if domain.validation is None]
     unused = {"local_selection": 0, "patience": 0, "validate_with": "own"}
+    if is_told(config) and without:
+        raise ConfigError(
+            f"config.weigh={brief(config.weigh)} needs validation samples, but client "
+            f"{without[0]!r} of {internal.name} has none: set config.data.validation above 0, or "
+            "choose another weigh"
+        )
     for key, nothing in unused.items():
         if config[key] != nothing and without:
             raise ConfigError(
