@@ -162,6 +162,7 @@ Bounds = Annotated[str, BOUNDS]
 Views = Annotated[int, between(1, 1000)]
 Rounds = Annotated[int, COUNT]
 OddSide = Annotated[int, ODD_SIDE]
+Magnitude = Annotated[int, between(0, 30)]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])
 

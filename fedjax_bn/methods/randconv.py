@@ -45,8 +45,9 @@ def randconv(
       model: images -> logits.
       optimizer: the local optimizer.
       consistency: c, at least 0; 10 with `mix`, 5 for RC_img, in the authors' script for digits.
-      mix, identity, largest: as in `perturb.randconv`, (True, 0) for RC_mix, (False, 0.5) for
-        RC_img.
+      mix: whether images are mixed with their convolutions: RC_mix, else RC_img.
+      identity: probability that a pass sees the images as they are; 0.5 for RC_img.
+      largest: side of the largest kernel, odd.
       **options: those of `fedavg`; what `perturb` gives is convolved.
 
     Raises:

@@ -199,7 +199,11 @@ DATA = {
         ":smallest=N as in data.partition",
         SIZES,
     ),
-    "data.augment": Key("none", "of the training images", one_of("none", "domainbed", "office")),
+    "data.augment": Key(
+        "none",
+        "of the training images: none, domainbed, office, randaug:ops=2:magnitude=9, or your own "
+        "function (size, *, ...) -> augment",
+    ),
     "data.domains": Key((), "folders, npz, tfds_*: which; empty: all"),
     "data.classes": Key((), "domainnet, folders, tfds_*: which; empty: all, of domainnet ten"),
     "data.corruptions": Key((), "cifar10_c: which; empty: all 19"),
