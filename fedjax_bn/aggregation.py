@@ -15,23 +15,11 @@ import optax
 
 from fedjax_bn.dtypes import promote
 from fedjax_bn.extrapolation import risk_extrapolation as risk_extrapolation
+from fedjax_bn.generalization import generalization_adjustment as generalization_adjustment
+from fedjax_bn.weighing import Weighing as Weighing
 
 PyTree = Any
 WeighingRule = Callable[[jax.Array, jax.Array], jax.Array]
-
-
-class Weighing(NamedTuple):
-    """A weighing rule that may look at the clients' messages and remember.
-
-    Attributes:
-      init: `init(num_clients) -> state`, a tree of arrays [K, ...], a row a client.
-      weigh: `weigh(state, sizes, risks, messages) -> (weights f[C], state)`, where rows are the C
-        clients of the round and messages their stacked `LocalUpdate.message`; who does not count
-        has size and risk 0, and messages that mean nothing.
-    """
-
-    init: Callable[[int], PyTree]
-    weigh: Callable[[PyTree, jax.Array, jax.Array, PyTree], tuple[jax.Array, PyTree]]
 
 
 def by_size(sizes: jax.Array, risks: jax.Array) -> jax.Array:

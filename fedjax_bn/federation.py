@@ -52,6 +52,7 @@ from fedjax_bn.state import (
     take_rows,
     with_own,
 )
+from fedjax_bn.telling import telling
 from fedjax_bn.uploads import (
     Sums,
     all_finite,
@@ -153,7 +154,8 @@ def federate(
       ValueError: the mesh has no axis "clients"; at `init`, where `share` needs a batch norm and
         the model has none, or `clients` does not suit K; at `round`, where batches do not fit.
     """
-    plan = _Plan(client, server or averaging(), share, weigh, clients, checked_mesh(mesh))
+    client, server, weigh = telling(client, server or averaging(), weigh)
+    plan = _Plan(client, server, share, weigh, clients, checked_mesh(mesh))
     return FederatedMethod(
         init=functools.partial(_init, plan),
         round=jax.jit(functools.partial(_round, plan), donate_argnums=0),

@@ -5,11 +5,13 @@ bytes; any method takes one as `perturb=`.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.ranges import UpTo1, bounded
+from fedjax_bn.ranges import OddSide, UpTo1, bounded
 
 Perturb = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
@@ -46,6 +48,57 @@ def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
         return jnp.where(jax.random.bernoulli(whether_key, probability), mixed, x)
 
     return perturb
+
+
+@bounded
+def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> Perturb:
+    """Random convolution (Xu et al., ICLR 2021): another texture for every batch, the same shapes.
+
+        x' = a x + (1 - a) conv(x, w),   w f[k, k, C, C] ~ N(0, 1 / (C k^2)),   a ~ U(0, 1)
+
+    with k uniform in 1, 3, ..., `largest`, zeros around the images, no bias and no clipping; k, w
+    and a are drawn once a batch. Without `mix` a is 0: RC_img of the paper is
+    `randconv:mix=False:identity=0.5`, RC_mix is the default. The paper's loss between three draws
+    is `methods.randconv`. Nothing of it travels.
+
+    Args:
+      mix: whether the images are mixed with what the convolution makes of them.
+      identity: probability that a batch stays as it is, in [0, 1].
+      largest: side of the largest kernel, odd; 7 in the authors' script for digits.
+
+    Returns:
+      `perturb(key, x f[B, H, W, C], valid bool[B]) -> f[B, H, W, C]`.
+
+    Raises:
+      ValueError: an argument is out of its range; at use, where samples are no images.
+    """
+    sides = range(1, largest + 1, 2)
+
+    def convolved(side: int, key: jax.Array, x: jax.Array) -> jax.Array:
+        kernel = random_kernel(key, side, x.shape[-1], x.dtype)
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
+        del valid
+        if x.ndim != 4:
+            raise ValueError(f"randconv needs images f[B, H, W, C], not {x.shape}")
+        side_key, kernel_key, share_key, whether_key = jax.random.split(key, 4)
+        which = jax.random.randint(side_key, (), 0, len(sides))
+        changed = jax.lax.switch(which, [partial(convolved, k) for k in sides], kernel_key, x)
+        if mix:
+            share = jax.random.uniform(share_key, (), x.dtype)
+            changed = share * x + (1 - share) * changed
+        return jnp.where(jax.random.bernoulli(whether_key, identity), x, changed)
+
+    return perturb
+
+
+def random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.Array:
+    """f[side, side, C, C] ~ N(0, 1 / (C side^2)): an output has the mean square of its patch."""
+    shape = (side, side, channels, channels)
+    return jax.random.normal(key, shape, dtype) * (channels * side**2) ** -0.5
 
 
 def mix_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array) -> jax.Array:

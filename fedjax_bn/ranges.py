@@ -133,6 +133,9 @@ SAMPLES, SAMPLES_OR_0 = between(1, 65_536), between(0, 65_536)
 CLIENTS, CLIENTS_OR_0 = between(1, 1_000_000), between(0, 1_000_000)
 PIXELS = between(1, 4096)
 UNITS = between(1, 16_384)
+ODD_SIDE = Range(
+    "odd, at least 1 and at most 31", lambda value: value % 2 == 1 and 1 <= value <= 31
+)
 EPOCHS = Range("whole numbers above 0 and below 100000", _epochs)
 ALPHA = Range("at least 0.001 and at most 1000000", lambda value: 0.001 <= value <= 1e6)
 SIZES = Range(
@@ -157,6 +160,9 @@ Seed = Annotated[int, SEED]
 Units = Annotated[int, UNITS]
 Bounds = Annotated[str, BOUNDS]
 Views = Annotated[int, between(1, 1000)]
+Rounds = Annotated[int, COUNT]
+OddSide = Annotated[int, ODD_SIDE]
+Magnitude = Annotated[int, between(0, 30)]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])
 

@@ -14,7 +14,7 @@ from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
-from fedjax_bn.task import Task, classification
+from fedjax_bn.task import Task, classification, masked_mean
 
 PyTree = Any
 # score(variables, received) -> f[], the greater the better
@@ -96,14 +96,45 @@ def validation_score(
       task: whose score; `task.classification()`, with accuracy in percent, by default.
       statistics: how the method's clients predict, its `FederatedMethod.statistics`.
     """
-    adaptation, task = of_clients(model, statistics), task or classification()
+    task = task or classification()
+    passed = _over_validation(model, prepare, statistics, task.score.of_batch)
+    return lambda variables, received: task.score.of_all(passed(variables, received))
 
-    def score(variables: Variables, received: Received) -> jax.Array:
+
+def validation_loss(
+    model: Any,
+    prepare: Prepare,
+    task: Task | None = None,
+    statistics: StatisticsRule | None = None,
+) -> Score:
+    """The mean loss f[] of a model on the client's own validation samples, the less the better.
+
+    Arguments are those of `validation_score`.
+    """
+    task = task or classification()
+
+    def of_batch(outputs: PyTree, label: PyTree, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return task.loss(outputs, label, valid), valid.sum(dtype=jnp.int32)
+
+    passed = _over_validation(model, prepare, statistics, of_batch)
+    return lambda variables, received: masked_mean(*passed(variables, received))
+
+
+def _over_validation(
+    model: Any,
+    prepare: Prepare,
+    statistics: StatisticsRule | None,
+    of_batch: Callable[[PyTree, PyTree, jax.Array], PyTree],
+) -> Callable[[Variables, Received], PyTree]:
+    """What `of_batch(outputs, label, valid)` gives of each batch of validation samples, stacked."""
+    adaptation = of_clients(model, statistics)
+
+    def passed(variables: Variables, received: Received) -> PyTree:
         def one(batch: Batch) -> PyTree:
             images = prepare(batch["image"], parameter_dtype(variables))
             outputs, _ = adaptation.predict(variables, (), images, batch["valid"])
-            return task.score.of_batch(outputs, batch["label"], batch["valid"])
+            return of_batch(outputs, batch["label"], batch["valid"])
 
-        return task.score.of_all(jax.lax.map(one, received.validation))
+        return jax.lax.map(one, received.validation)
 
-    return score
+    return passed

@@ -8,6 +8,9 @@ import numpy as np
 from fedjax_bn.normalization import BatchNorm
 
 FEATURES, CLASSES = 6, 3
+# Methods that other papers compare with; each obeys what test_rival_invariants.py says of all.
+RIVALS = ("fedsam", "fedsr", "mixstyle", "randconv", "rsc")
+NEED_MAPS = ("mixstyle", "randconv")
 
 
 class NormNet(nn.Module):
@@ -35,6 +38,25 @@ class DropoutNet(nn.Module):
     def __call__(self, x, train=False):
         x = BatchNorm()(nn.Dense(8)(x))
         return nn.Dense(CLASSES)(nn.Dropout(0.5)(x, deterministic=not train))
+
+
+class MapNet(nn.Module):
+    """A batch norm that sees a map of three positions, dropout, and a classifier."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.relu(BatchNorm(name="norm")(x.reshape(-1, 3, 2))).mean(1)
+        x = nn.Dropout(0.2)(nn.Dense(4, name="dense")(x), deterministic=not train)
+        return nn.Dense(CLASSES, name="out")(x)
+
+
+def as_maps(images, dtype):
+    """What `MapNet` reads, in the form of images of one channel."""
+    return images.astype(dtype).reshape(-1, 3, 2, 1)
+
+
+# What a method needs on `MapNet`.
+ON_MAPS = {"mixstyle": {"names": "norm"}, "randconv": {"prepare": as_maps}}
 
 
 def variables_of(model, seed=0):

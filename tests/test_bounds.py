@@ -17,7 +17,8 @@ from fedjax_bn.models import MLP, DenseNet121, DigitCNN, ResNet18, TwoLayer
 from fedjax_bn.run import commands, shapes, start
 from fedjax_bn.run.config import assign, base, check, override
 from fedjax_bn.run.config_file import read
-from fedjax_bn.run.configured_method import METHODS, PERTURBATIONS, SHARING, WEIGHING
+from fedjax_bn.run.configured_method import METHODS, PERTURBATIONS, SHARING
+from fedjax_bn.run.configured_weighing import WEIGHING
 from fedjax_bn.run.defaults import KEYS
 from fedjax_bn.run.errors import ConfigError, UserError
 from fedjax_bn.run.experiment import MODELS, OF_CALLER

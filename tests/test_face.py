@@ -38,8 +38,10 @@ INNER = {
     "run",
     "spelling",
     "state",
+    "telling",
     "tfds",
     "uploads",
+    "weighing",
 }
 OWN = """
 from functools import partial

@@ -8,7 +8,7 @@ import optax
 import pytest
 from flax import nnx
 
-from federations import CLASSES, FEATURES, assert_close, batches_of, variables_of
+from federations import CLASSES, FEATURES, NEED_MAPS, assert_close, batches_of, variables_of
 from fedjax_bn import adaptation, methods
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.federation import global_variables
@@ -16,7 +16,7 @@ from fedjax_bn.models import from_nnx
 
 KEY = jax.random.key(2)
 NEED_BATCH_NORM = {"fedbn", "silobn", "fedig", "fediga"}
-OTHERS = sorted(set(methods.__all__) - NEED_BATCH_NORM)
+OTHERS = sorted(set(methods.__all__) - NEED_BATCH_NORM - set(NEED_MAPS))
 
 
 class Net(nn.Module):

@@ -1,34 +1,29 @@
 """A method is a client and a server, and a round is over a cohort: the same numbers every way."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from federations import CLASSES, assert_close, batches_of, variables_of
+from federations import (
+    ON_MAPS,
+    RIVALS,
+    MapNet,
+    assert_close,
+    batches_of,
+    variables_of,
+)
 from fedjax_bn import methods
 from fedjax_bn.aggregation import Weighing, risk_extrapolation
 from fedjax_bn.federation import broadcast_of, own_of, put_rows, take_rows, with_own
 from fedjax_bn.methods import fedavg
-from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.traffic import traffic
 
 KEY = jax.random.key(3)
 SIZES = (9, 4, 6, 5)
 EVERYBODY, PRESENT = jnp.ones(4, bool), jnp.asarray([True, False, True, True])
 SGD = optax.sgd(0.1, momentum=0.5)
-
-
-class MapNet(nn.Module):
-    """A batch norm that sees a map of three positions, dropout, and a classifier."""
-
-    @nn.compact
-    def __call__(self, x, train=False):
-        x = nn.relu(BatchNorm(name="norm")(x.reshape(-1, 3, 2))).mean(1)
-        x = nn.Dropout(0.2)(nn.Dense(4, name="dense")(x), deterministic=not train)
-        return nn.Dense(CLASSES, name="out")(x)
 
 
 def remembering():
@@ -51,12 +46,16 @@ OPTIONS = {
     "fedbn, by risks": {"weigh": risk_extrapolation(0.8)},
     "fedbn, remembering": {"weigh": remembering()},
 }
-NAMES = [*methods.__all__, *OPTIONS]
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in RIVALS))
+    for name in [*methods.__all__, *OPTIONS]
+]
 
 
 def method_of(name, clients="map"):
     make = getattr(methods, name.partition(",")[0])
-    return make(MapNet(), SGD, clients=clients, local_epochs=2, **OPTIONS.get(name, {}))
+    options = OPTIONS.get(name, {}) | ON_MAPS.get(name, {})
+    return make(MapNet(), SGD, clients=clients, local_epochs=2, **options)
 
 
 def unequal_batches(present=EVERYBODY):

@@ -9,8 +9,13 @@ from fedjax_bn.methods.feddc import feddc
 from fedjax_bn.methods.fedig import fedig, fediga
 from fedjax_bn.methods.fednova import fednova
 from fedjax_bn.methods.fedprox import fedprox
+from fedjax_bn.methods.fedsam import fedsam
+from fedjax_bn.methods.fedsr import fedsr
+from fedjax_bn.methods.mixstyle import mixstyle
 from fedjax_bn.methods.moon import moon
 from fedjax_bn.methods.perfedavg import perfedavg
+from fedjax_bn.methods.randconv import randconv
+from fedjax_bn.methods.rsc import rsc
 from fedjax_bn.methods.scaffold import scaffold
 from fedjax_bn.methods.silobn import silobn
 from fedjax_bn.methods.singleset import singleset
@@ -27,9 +32,14 @@ __all__ = [
     "fediga",
     "fednova",
     "fedprox",
+    "fedsam",
+    "fedsr",
     "fedyogi",
+    "mixstyle",
     "moon",
     "perfedavg",
+    "randconv",
+    "rsc",
     "scaffold",
     "silobn",
     "singleset",

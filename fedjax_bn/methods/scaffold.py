@@ -52,17 +52,23 @@ def scaffold(
     if learning_rate is None:
         check_fresh("scaffold", optimizer, options)
     learned, options = learning(model, **options)
-    gradient = _corrected(differentiate(supervised(learned)))
-    return method_of(
-        gradient_step(gradient, optimizer),
-        server=averaging_with_variate(),
-        memory=lambda shared, personal: jax.tree.map(jnp.zeros_like, shared["params"]),
-        finish=_renew_variate(optimizer, learning_rate),
-        **options,
-    )
+    gradient = corrected(differentiate(supervised(learned)))
+    options |= keeping_variates(optimizer, learning_rate)
+    return method_of(gradient_step(gradient, optimizer), **options)
 
 
-def _corrected(gradient: Gradient) -> Gradient:
+def keeping_variates(
+    optimizer: optax.GradientTransformation, learning_rate: float | None = None
+) -> dict[str, Any]:
+    """The options of `method_of` by which clients and server keep their variates."""
+    return {
+        "server": averaging_with_variate(),
+        "memory": lambda shared, personal: jax.tree.map(jnp.zeros_like, shared["params"]),
+        "finish": _renew_variate(optimizer, learning_rate),
+    }
+
+
+def corrected(gradient: Gradient) -> Gradient:
     """g - c_k + c over shared parameters; c_k is the client's memory, c the server's state."""
 
     def wrapped(

@@ -6,6 +6,7 @@ last dense layer that a pass calls (`nn.Dense`, `nnx.Linear`), and the features 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,9 @@ from fedjax_bn.normalization.calls import Call, intercepting, shapes_of, takes_t
 
 # method(model, images, train=False) -> (features f[B, F], outputs), in place of `__call__`
 FeaturesMethod = Callable[..., tuple[jax.Array, Any]]
+Classify = Callable[[jax.Array], Any]
+# around(classify, features) -> outputs, in place of `classify(features)`
+Around = Callable[[Classify, jax.Array], Any]
 
 
 class FeaturesOf(NamedTuple):
@@ -34,6 +38,7 @@ def features_method(
     *,
     frozen: bool = False,
     mask: jax.Array | None = None,
+    around: Around | None = None,
 ) -> FeaturesMethod:
     """A function to be applied in place of `__call__` that returns (features, outputs).
 
@@ -46,6 +51,7 @@ def features_method(
       images: f[B, ...]; only the shape counts.
       frozen: whether the gradient of the outputs stops at the features.
       mask: f[F], what multiplies the features; None for nothing.
+      around: what stands in the place of the classifier and may call it, once, with f[..., F].
 
     Raises:
       ValueError: the model shows no features and does not end in a dense layer.
@@ -55,11 +61,13 @@ def features_method(
         return features if mask is None else times(features, mask)
 
     stop = jax.lax.stop_gradient if frozen else lambda x: x
+    around = around or (lambda classify, features: classify(features))
     if shows_features(model):
 
         def shown(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
             features = masked(model.features(images, **takes_train(model.features, train)))
-            return features, model.classify(stop(features), **takes_train(model.classify, train))
+            classify = partial(model.classify, **takes_train(model.classify, train))
+            return features, around(classify, stop(features))
 
         return shown
 
@@ -72,7 +80,8 @@ def features_method(
             if not _calls_dense(call) or call.path != classifier:
                 return function(*args, **kwargs)
             seen.append(masked(args[0]))
-            return function(stop(seen[-1]), *args[1:], **kwargs)
+            classify = lambda x: function(x, *args[1:], **kwargs)  # noqa: E731
+            return around(classify, stop(seen[-1]))
 
         with intercepting(note):
             outputs = model(images, **takes_train(model.__call__, train))

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from fedjax_bn.models import masks
-from fedjax_bn.models.features import FeaturesOf, features_method
+from fedjax_bn.models import latent, masks
+from fedjax_bn.models.features import Around, FeaturesOf, features_method
 from fedjax_bn.normalization import StatisticsRule, normalize_with
 from fedjax_bn.normalization.calls import SERVED, takes_train
 from fedjax_bn.normalization.layer import RECORDED
@@ -47,12 +47,14 @@ def forward(
     valid: jax.Array | None = None,
     key: jax.Array | None = None,
     wanted: Collection[Literal["features", "frozen features", "moved", "recorded"]] = (),
+    around: Around | None = None,
 ) -> Output:
-    """Passes a batch through a model; masks among the variables are applied.
+    """Passes a batch through a model; masks and a latent among the variables are applied.
 
     Args:
       model: images f[B, ...] -> outputs; a linen module, or what `from_nnx` makes.
-      variables: its collections, perhaps with `mask` (see `models.masks`).
+      variables: its collections, perhaps with `mask` (see `models.masks`) or `latent` (see
+        `models.latent`).
       images: f[B, ...] as the model reads them.
       train: whether running statistics move and the model is told that it trains.
       statistics: the rule of all batch norms; by default the batch's own in training and the
@@ -61,6 +63,8 @@ def forward(
       key: random key of dropout, in training.
       wanted: what is wanted besides: the features; "frozen features" are these, and the gradient of
         the outputs stops at them; the running statistics as a rule moves them; what it records.
+      around: `around(classify, features) -> outputs`, what stands in the place of the classifier
+        and may call it, once.
 
     Raises:
       ValueError: features are asked for, and the model has none to show; a
@@ -68,6 +72,8 @@ def forward(
         model is an nnx module without `from_nnx`.
     """
     plain, own = masks.take(variables)
+    plain, drawn = latent.take(plain, key if train else None)
+    around = around or drawn
     if instead := isinstance(model, FeaturesOf):
         model, wanted = model.model, (*wanted, "features")
         own = {name: mask for name, mask in own.items() if name != masks.FEATURES}
@@ -75,8 +81,8 @@ def forward(
     _check(model, statistics, owners)
     method, mask = None, own.get(masks.FEATURES)
     shown, frozen = "features" in wanted, "frozen features" in wanted
-    if shown or frozen or mask is not None:
-        method = features_method(model, plain, images, frozen=frozen, mask=mask)
+    if shown or frozen or mask is not None or around:
+        method = features_method(model, plain, images, frozen=frozen, mask=mask, around=around)
     options = takes_train(method or model.__call__, train)
     mutable = [STATISTICS] * (train or "moved" in wanted) + [RECORDED] * ("recorded" in wanted)
     if mutable:

@@ -1,25 +1,27 @@
 """The method that a configuration names, and what some methods train besides the model."""
 
-import inspect
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from fedjax_bn import aggregation, methods, sharing
+from fedjax_bn import methods, sharing
 from fedjax_bn.client import Load
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.perturb import Perturb, amplitude_mix
+from fedjax_bn.perturb import Perturb, amplitude_mix, randconv
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.config import choice_of, choose
-from fedjax_bn.run.defaults import KEYS
+from fedjax_bn.run.configured_weighing import (
+    check_extrapolation,
+    choose_weighing,
+    is_told,
+    told_weighing,
+)
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.selection import best_of_round, validation_score
 from fedjax_bn.sharing import Variables
@@ -35,12 +37,7 @@ SHARING = {
         sharing.all_but_statistics,
     )
 }
-WEIGHING = {
-    "by_size": aggregation.by_size,
-    "uniform": aggregation.uniform,
-    "risk_extrapolation": aggregation.risk_extrapolation,
-}
-PERTURBATIONS = {"amplitude_mix": amplitude_mix}
+PERTURBATIONS = {"amplitude_mix": amplitude_mix, "randconv": randconv}
 OPTIMIZERS = {
     "sgd": lambda config: optax.sgd(
         config.learning_rate, config.momentum or None, nesterov=config.nesterov
@@ -117,7 +114,7 @@ def method_maker(
     options |= dict(resolved(config).get(_group_of(config.method), {}))
     if config.share:
         options["share"] = _choose_sharing(config.share)
-    _check_extrapolation(config)
+    check_extrapolation(config)
     if config.weigh:
         options["weigh"] = choose_weighing(config.weigh)
     if config.perturb:
@@ -139,20 +136,13 @@ def method_maker(
         if config.local_selection:  # as its clients predict, which the method has said
             score = validation_score(model, prepare, statistics=made.statistics)
             options_of_run["train"] = best_of_round(score, config.local_selection)
+        if is_told(config):
+            options_of_run["weigh"] = told_weighing(config, model, prepare, made.statistics)
+        if config.local_selection or is_told(config):
             made = call_chosen(what, method, model, optimizer, **options_of_run)
         return made
 
     return make
-
-
-def _check_extrapolation(config: ConfigDict) -> None:
-    """Raises ConfigError if `fedcd.eta` is given beside a `weigh` that takes its place."""
-    eta = config.fedcd.eta
-    if config.weigh and eta != KEYS["fedcd.eta"].default:
-        raise ConfigError(
-            f"config.fedcd.eta={eta:g} is of no use with config.weigh={brief(config.weigh)}: write "
-            f"weigh=risk_extrapolation:eta={eta:g}, or leave weigh empty for FedCD's own"
-        )
 
 
 def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], dict[str, Any]]:
@@ -188,34 +178,6 @@ def _choose_sharing(text: str) -> sharing.SharingRule:
         return mask
 
     return share if rule not in SHARING.values() else rule
-
-
-def choose_weighing(text: str) -> aggregation.WeighingRule:
-    """The rule that `name:key=value:key=value` spells, such as `risk_extrapolation:eta=0.3`.
-
-    A user's own, `package.module:function`, is a rule `(sizes, risks, *, ...) -> weights`, or a
-    function without required arguments that returns one.
-
-    Raises:
-      ValueError: an unknown name or key, or a value of the wrong type or out of its range.
-    """
-    function, options = choice_of("weigh", text, WEIGHING)
-    what = f"config.weigh={brief(text)}"
-    if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
-        rule = partial(function, **options) if options else function
-    else:
-        rule = call_chosen(what, function, **options)
-    if not isinstance(rule, aggregation.Weighing):
-        _check_weighing(what, rule)
-    return rule
-
-
-def _check_weighing(what: str, rule: aggregation.WeighingRule) -> None:
-    """Raises ValueError where a rule does not give two clients two weights."""
-    with naming(what):
-        weights = jax.eval_shape(rule, jnp.ones(2, jnp.int32), jnp.ones(2))
-        if getattr(weights, "shape", None) != (2,):
-            raise ConfigError(f"{what} must give a weight f[K] to each of K clients")
 
 
 def choose_perturbation(text: str) -> Perturb:

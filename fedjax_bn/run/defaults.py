@@ -107,13 +107,13 @@ RUN = {
     ),
     "weigh": Key(
         "",
-        "by_size, uniform, risk_extrapolation:eta=0.5:solver=slsqp, or your own; empty: the "
-        "method's own",
+        "by_size, uniform, risk_extrapolation:eta=0.5:solver=slsqp, "
+        "generalization_adjustment:metric=loss:step=0.2, or your own; empty: the method's own",
     ),
     "perturb": Key(
         "",
         "what training does to images once they are standardized: amplitude_mix:probability=0.5, "
-        "or your own; empty: nothing",
+        "randconv:mix=True:largest=7, or your own; empty: nothing",
     ),
     "clients": Key("auto", "auto, map, vmap, vmap:n (n clients at a time)"),
     "clients_per_round": Key(0, "clients drawn to take part in a round; 0: all", CLIENTS_OR_0),
@@ -199,7 +199,11 @@ DATA = {
         ":smallest=N as in data.partition",
         SIZES,
     ),
-    "data.augment": Key("none", "of the training images", one_of("none", "domainbed", "office")),
+    "data.augment": Key(
+        "none",
+        "of the training images: none, domainbed, office, randaug:ops=2:magnitude=9, or your own "
+        "function (size, *, ...) -> augment",
+    ),
     "data.domains": Key((), "folders, npz, tfds_*: which; empty: all"),
     "data.classes": Key((), "domainnet, folders, tfds_*: which; empty: all, of domainnet ten"),
     "data.corruptions": Key((), "cifar10_c: which; empty: all 19"),

@@ -18,13 +18,14 @@ from fedjax_bn.client import augmenting
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.pixels import augment
 from fedjax_bn.data.pixels.images import Prepare, standardize
+from fedjax_bn.data.pixels.randaug import randaug
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.data.source import Source
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.mapping import group_size
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics
-from fedjax_bn.ranges import brief
+from fedjax_bn.ranges import Magnitude, Views, brief
 from fedjax_bn.run.config import check, choice_of, choose
 from fedjax_bn.run.configured_method import (
     check_adaptations,
@@ -33,6 +34,7 @@ from fedjax_bn.run.configured_method import (
     method_maker,
     start_notes,
 )
+from fedjax_bn.run.configured_weighing import is_told
 from fedjax_bn.run.datasets import check_data_keys, check_image_size, configured_clients
 from fedjax_bn.run.draws import check_draws, repetition_notes
 from fedjax_bn.run.errors import ConfigError
@@ -42,10 +44,19 @@ from fedjax_bn.spelling import call_chosen, naming
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
+
+
+def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
+    del size
+    return randaug(ops, magnitude)
+
+
+# `make(size, ...) -> augment`, with the side of the images that the model reads
 AUGMENTATIONS = {
     "none": lambda size: None,
     "domainbed": augment.domainbed,
     "office": lambda size: augment.office(),
+    "randaug": _randaug,
 }
 
 
@@ -84,7 +95,7 @@ def build(config: ConfigDict) -> Experiment:
     for name in config.baselines:
         choose_method("baselines", name)
     make_model = _model_maker(config)
-    choose(AUGMENTATIONS, config.data.augment, "data.augment")
+    _augmentation(config)
     method_maker(config)
     for text in config.adaptations:  # before data are read
         choose_adaptation(text, make_model(num_classes=2), config.adapt_batch_size)
@@ -119,8 +130,7 @@ def assemble(
     model = _model_maker(config)(num_classes=internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
     make_method = method_maker(config)
-    make_augment = choose(AUGMENTATIONS, config.data.augment, "data.augment")
-    load = augmenting(make_augment(config.data.image_size))
+    load = augmenting(_augmentation(config))
     return Experiment(
         model=model,
         method=make_method(model, prepare, load),
@@ -133,6 +143,18 @@ def assemble(
         },
         notes=notes + start_notes(config) + repetition_notes(internal, config),
     )
+
+
+def _augmentation(config: ConfigDict) -> augment.Augment | None:
+    """What `config.data.augment` spells, such as `randaug:magnitude=5`, or a user's own.
+
+    Raises:
+      ConfigError: an unknown name or key, or a value of the wrong type or out of its range.
+    """
+    text = config.data.augment
+    make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
+    what = f"config.data.augment={brief(text)}"
+    return call_chosen(what, make, config.data.image_size, **options)
 
 
 def _model_maker(config: ConfigDict) -> Callable[..., Any]:
@@ -178,6 +200,12 @@ def _check_validation(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if anything is chosen by validation and a client has no samples for it."""
     without = [domain.name for domain in internal.domains if domain.validation is None]
     unused = {"local_selection": 0, "patience": 0, "validate_with": "own"}
+    if is_told(config) and without:
+        raise ConfigError(
+            f"config.weigh={brief(config.weigh)} needs validation samples, but client "
+            f"{without[0]!r} of {internal.name} has none: set config.data.validation above 0, or "
+            "choose another weigh"
+        )
     for key, nothing in unused.items():
         if config[key] != nothing and without:
             raise ConfigError(

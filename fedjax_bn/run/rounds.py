@@ -19,6 +19,7 @@ from fedjax_bn.data.sampling import (
     validation_batches,
 )
 from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
+from fedjax_bn.run.configured_weighing import what_validates
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import Experiment, sampler
 from fedjax_bn.run.stream import megabytes, stream_rounds
@@ -199,12 +200,12 @@ def _streamed_rounds(program: Callable, batches: Iterator[Batches], state: Feder
 
 
 def _validation_data(config: ConfigDict, experiment: Experiment) -> Batches:
-    """{"validation": the clients' samples on the device}, where they select by them; else {}.
+    """{"validation": the clients' samples on the device}, where training needs them; else {}.
 
     Raises:
       ConfigError: they do not fit.
     """
-    if not config.local_selection:
+    if not what_validates(config):
         return {}
     splits = [domain.validation for domain in experiment.internal.domains]
     check_validation_fits(config, splits)
@@ -216,9 +217,9 @@ def check_validation_fits(config: ConfigDict, splits: list[Split]) -> None:
     size, limit = _padded_megabytes(splits), config.data.device_megabytes
     if size > limit:
         raise ConfigError(
-            f"config.local_selection={config.local_selection} keeps the clients' {size:.0f} MB of "
+            f"{what_validates(config)} keeps the clients' {size:.0f} MB of "
             f"validation samples on the device, more than config.data.device_megabytes={limit}: "
-            "raise it, lower config.data.validation, or set local_selection=0"
+            "raise it, lower config.data.validation, or leave that key out"
         )
 
 

@@ -13,6 +13,7 @@ from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Split
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.ranges import brief
+from fedjax_bn.run.configured_weighing import what_validates
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import Experiment, sampler
 from fedjax_bn.spelling import naming
@@ -59,7 +60,7 @@ def _batches_of_one(config: ConfigDict, experiment: Experiment) -> Batches:
         "client": _Form((), jnp.int32),
         "source": _Form((longest, *images.shape[1:]), images.dtype),
     }
-    if not config.local_selection:
+    if not what_validates(config):
         return batches
     return batches | {"validation": _validation(config, [d.validation for d in domains])}
 

@@ -5,10 +5,8 @@ NO_FORMULA = "a rival whose formula is not to be had"
 DETECTION = "detection still to come"
 
 _RIVALS = {
-    **dict.fromkeys(("RandAug", "Mixstyle", "SFA", "RandConv", "L2D", "JiGen", "RSC"), TO_COME),
-    **dict.fromkeys(("SelfReg", "COPA", "FedDG", "CSAC", "CSD"), TO_COME),
-    **dict.fromkeys(("FedDG-GA", "FedSAM", "FedADG", "HarmoFL", "FedSR", "FedCMI"), TO_COME),
-    **dict.fromkeys(("FedL2R", "SNR"), TO_COME),
+    **dict.fromkeys(("SFA", "L2D", "JiGen", "SelfReg", "COPA", "FedDG", "CSAC", "CSD"), TO_COME),
+    **dict.fromkeys(("FedADG", "HarmoFL", "SNR"), TO_COME),
     **dict.fromkeys(("ARFL", "FedCSA"), NO_FORMULA),
 }
 

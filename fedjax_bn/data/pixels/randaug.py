@@ -1,0 +1,189 @@
+"""RandAugment (Cubuk et al., NeurIPS 2020): some of fourteen operations, all equally strong.
+
+Operations are torchvision's, `RandAugment(num_ops, magnitude)` with 31 bins, nearest pixels and
+zeros where there was nothing, on bytes as Pillow computes them: image u8[H, W, C] -> u8[H, W, C].
+A strength is f[] in [0, 1], the magnitude over 30, and a sign is drawn where there is one.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.backend import on_cpu
+from fedjax_bn.data.pixels import geometry
+from fedjax_bn.data.pixels.augment import Augment
+from fedjax_bn.ranges import Magnitude, Views, bounded
+
+Operation = Callable[[jax.Array, jax.Array], jax.Array]
+_STRONGEST = 30
+_SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # of Pillow's SMOOTH, over 13
+
+
+@bounded
+def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
+    """RandAugment of a whole batch, every image with operations of its own.
+
+    Args:
+      ops: operations one after another, each one of the fourteen with the same probability; 2 as
+        in torchvision.
+      magnitude: their strength, 0 to 30; 9 as in torchvision.
+
+    Returns:
+      `augment(key, images u8[B, H, W, 3]) -> u8[B, H, W, 3]`; it raises ValueError where images
+      are no such bytes.
+
+    Raises:
+      ValueError: an argument is out of its range.
+    """
+    strength = magnitude / _STRONGEST
+
+    def one(key: jax.Array, image: jax.Array) -> jax.Array:
+        for own in jax.random.split(key, ops):
+            which_key, sign_key = jax.random.split(own)
+            which = jax.random.randint(which_key, (), 0, len(OPERATIONS))
+            sign = jnp.where(jax.random.bernoulli(sign_key), -1.0, 1.0)
+            image = jax.lax.switch(which, tuple(OPERATIONS.values()), image, sign * strength)
+        return image
+
+    def augment(key: jax.Array, images: jax.Array) -> jax.Array:
+        if images.dtype != jnp.uint8 or images.ndim != 4 or images.shape[-1] != 3:
+            raise ValueError(
+                f"randaug needs images u8[B, H, W, 3], not {images.dtype}{images.shape}: choose an "
+                "augmentation without colours, or none for features that are no images"
+            )
+        keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
+        # Under `vmap` a switch computes all operations; one after another, only its own.
+        if on_cpu():
+            return jax.lax.map(lambda given: one(*given), (keys, images))
+        return jax.vmap(one)(keys, images)
+
+    return augment
+
+
+def affine(image: jax.Array, rows: tuple, columns: tuple) -> jax.Array:
+    """What the middle of each new pixel shows of the old image, the nearest pixel; 0 outside.
+
+    Args:
+      image: [H, W, C].
+      rows, columns: (a, b, c), the old row is a row + b column + c, and likewise the old column.
+    """
+    high, wide = image.shape[:2]
+    y, x = jnp.arange(high, dtype=float)[:, None] + 0.5, jnp.arange(wide, dtype=float) + 0.5
+    old_y, old_x = (jnp.floor(a * y + b * x + c) for a, b, c in (rows, columns))
+    inside = (old_x >= 0) & (old_x < wide) & (old_y >= 0) & (old_y < high)
+    index = jnp.where(inside, old_y * wide + old_x, 0).astype(jnp.int32)
+    found = image.reshape(high * wide, -1)[index]
+    return jnp.where(inside[..., None], found, jnp.zeros((), image.dtype))
+
+
+def _shear_x(image: jax.Array, strength: jax.Array) -> jax.Array:
+    return affine(image, (1, 0, 0), (0.3 * strength, 1, 0))
+
+
+def _shear_y(image: jax.Array, strength: jax.Array) -> jax.Array:
+    return affine(image, (1, 0.3 * strength, 0), (0, 1, 0))
+
+
+def _translate_x(image: jax.Array, strength: jax.Array) -> jax.Array:
+    return affine(image, (1, 0, 0), (0, 1, jnp.trunc(150 / 331 * image.shape[1] * strength)))
+
+
+def _translate_y(image: jax.Array, strength: jax.Array) -> jax.Array:
+    return affine(image, (1, 0, jnp.trunc(150 / 331 * image.shape[0] * strength)), (0, 1, 0))
+
+
+def _rotate(image: jax.Array, strength: jax.Array) -> jax.Array:
+    return geometry.rotate(image, 30 * strength)
+
+
+def _brightness(image: jax.Array, strength: jax.Array) -> jax.Array:
+    return _blend(jnp.zeros_like(image), image, strength)
+
+
+def _color(image: jax.Array, strength: jax.Array) -> jax.Array:
+    return _blend(jnp.broadcast_to(_luma(image)[..., None], image.shape), image, strength)
+
+
+def _contrast(image: jax.Array, strength: jax.Array) -> jax.Array:
+    mean = jnp.floor(_luma(image).astype(float).mean() + 0.5).astype(image.dtype)
+    return _blend(jnp.full_like(image, mean), image, strength)
+
+
+def _sharpness(image: jax.Array, strength: jax.Array) -> jax.Array:
+    pixels = image.astype(jnp.int32)
+    high, wide = image.shape[:2]
+    smooth = sum(
+        weight * pixels[row : high - 2 + row, column : wide - 2 + column]
+        for row, weights in enumerate(_SMOOTH)
+        for column, weight in enumerate(weights)
+    )
+    inner = jnp.floor(smooth / 13 + 0.5).astype(image.dtype)
+    return _blend(image.at[1:-1, 1:-1].set(inner), image, strength)
+
+
+def _posterize(image: jax.Array, strength: jax.Array) -> jax.Array:
+    dropped = jnp.round(4 * jnp.abs(strength)).astype(jnp.uint8)
+    return (image >> dropped) << dropped
+
+
+def _solarize(image: jax.Array, strength: jax.Array) -> jax.Array:
+    threshold = 255 * (1 - jnp.abs(strength))
+    return jnp.where(image.astype(threshold.dtype) < threshold, image, 255 - image)
+
+
+def _autocontrast(image: jax.Array, strength: jax.Array) -> jax.Array:
+    del strength
+    pixels = image.astype(float)
+    low, high = pixels.min((0, 1)), pixels.max((0, 1))
+    scaled = jnp.floor((pixels - low) * (255 / jnp.where(high > low, high - low, 1)))
+    return jnp.where(high > low, scaled, pixels).astype(image.dtype)
+
+
+def _equalize(image: jax.Array, strength: jax.Array) -> jax.Array:
+    del strength
+    return jax.vmap(_equalize_channel, in_axes=-1, out_axes=-1)(image)
+
+
+def _equalize_channel(channel: jax.Array) -> jax.Array:
+    """Pillow's table: how many pixels are darker, in 255 steps as large as there are without white.
+
+    "White" is the brightest level that occurs.
+    """
+    counts = jnp.zeros(256, jnp.int32).at[channel.astype(jnp.int32)].add(1)
+    step = (channel.size - counts[channel.max().astype(jnp.int32)]) // 255
+    darker = jnp.cumsum(counts) - counts
+    table = jnp.clip((darker + step // 2) // jnp.maximum(step, 1), 0, 255).astype(channel.dtype)
+    return jnp.where(step > 0, table[channel.astype(jnp.int32)], channel)
+
+
+def _luma(image: jax.Array) -> jax.Array:
+    """Pillow's mode L, in its fixed point."""
+    red, green, blue = (image[..., i].astype(jnp.int32) for i in range(3))
+    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).astype(image.dtype)
+
+
+def _blend(plain: jax.Array, image: jax.Array, strength: jax.Array) -> jax.Array:
+    """`ImageEnhance` with the factor 1 + 0.9 strength: plain at factor 0, the image at 1."""
+    one, other = (x.astype(float) for x in (plain, image))
+    mixed = one + (1 + 0.9 * strength) * (other - one)
+    return jnp.clip(mixed, 0, 255).astype(image.dtype)  # cut, as Pillow does
+
+
+OPERATIONS: dict[str, Operation] = {
+    "identity": lambda image, strength: image,
+    "shear_x": _shear_x,
+    "shear_y": _shear_y,
+    "translate_x": _translate_x,
+    "translate_y": _translate_y,
+    "rotate": _rotate,
+    "brightness": _brightness,
+    "color": _color,
+    "contrast": _contrast,
+    "sharpness": _sharpness,
+    "posterize": _posterize,
+    "solarize": _solarize,
+    "autocontrast": _autocontrast,
+    "equalize": _equalize,
+}

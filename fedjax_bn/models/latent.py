@@ -1,0 +1,126 @@
+"""A random latent between a network's features and its classifier (Nguyen et al. 2022, FedSR).
+
+It is a collection of its own, `latent`, beside a model's, and serves any model:
+
+    mu = f A + a,   s = softplus(f B + b),   z = mu + s e,   e ~ N(0, I),   logits = classify(z)
+
+`models.forward.forward`, through which all methods and adaptations pass, applies it wherever the
+variables hold one: with one draw a sample in training, and else with the mean of the class
+probabilities over some fixed draws, whose logarithm are the outputs. z has as many entries as the
+features, so that the classifier is the model's own.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.models.features import Around, Classify, shows_features
+from fedjax_bn.models.masks import FEATURES, with_masks
+from fedjax_bn.normalization import normalize_with, running_statistics
+from fedjax_bn.sharing import Variables, path_names
+
+PyTree = Any
+
+COLLECTION = "latent"
+SAMPLES = 20  # draws of a prediction, as in the authors' code
+_DRAWING = 2**31 + 2  # what the key of a pass is folded with
+_TESTING = 20221128  # seed of the draws of predictions
+
+
+def take(variables: Variables, key: jax.Array | None) -> tuple[Variables, Around | None]:
+    """The variables without their latent, and what it does around the classifier; None for nothing.
+
+    Args:
+      variables: a model's, perhaps with `latent`.
+      key: random key of a training pass; None at test.
+    """
+    if COLLECTION not in variables:
+        return variables, None
+    plain = {name: tree for name, tree in variables.items() if name != COLLECTION}
+    return plain, _around(variables[COLLECTION], key)
+
+
+def _around(latent: PyTree, key: jax.Array | None) -> Around:
+    def drawn(classify: Classify, features: jax.Array) -> jax.Array:
+        if "deviation" not in latent:
+            return classify(mean_of(latent, features))
+        if key is not None:
+            return classify(draw(latent, features, key))
+        shape = (SAMPLES, 1, features.shape[-1])
+        noise = jax.random.normal(jax.random.key(_TESTING), shape, features.dtype)
+        mean, deviation = moments_of(latent, features)
+        logits = classify((mean + deviation * noise).reshape(-1, features.shape[-1]))
+        logs = jax.nn.log_softmax(logits).reshape(SAMPLES, len(features), -1)
+        return jax.nn.logsumexp(logs, 0) - jnp.log(jnp.asarray(SAMPLES, logs.dtype))
+
+    return drawn
+
+
+def mean_of(latent: PyTree, features: jax.Array) -> jax.Array:
+    """mu f[B, F] of features f[B, F]."""
+    return _affine(latent["mean"], features)
+
+
+def moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """mu and s, f[B, F] each."""
+    return mean_of(latent, features), jax.nn.softplus(_affine(latent["deviation"], features))
+
+
+def draw(latent: PyTree, features: jax.Array, key: jax.Array) -> jax.Array:
+    """z f[B, F], as a training pass with that key draws it; mu where there is no deviation."""
+    if "deviation" not in latent:
+        return mean_of(latent, features)
+    mean, deviation = moments_of(latent, features)
+    noise = jax.random.normal(jax.random.fold_in(key, _DRAWING), mean.shape, mean.dtype)
+    return mean + deviation * noise
+
+
+def with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: bool) -> Variables:
+    """The variables with the collection `latent`; one that is there stays as it is.
+
+    Args:
+      key: random key of its start, PyTorch's of a dense layer.
+      model: a linen module, or what `from_nnx` makes.
+      variables: its collections.
+      noise: whether there is a deviation; without, z is mu.
+
+    Raises:
+      ValueError: the size of the model's features cannot be found.
+    """
+    if COLLECTION in variables:
+        return variables
+    mask = with_masks(model, variables, (FEATURES,))["mask"][FEATURES]
+    layers = ("mean", "deviation") if noise else ("mean",)
+    keys = dict(zip(layers, jax.random.split(key, len(layers)), strict=True))
+    return {**variables, COLLECTION: {name: _dense(k, mask) for name, k in keys.items()}}
+
+
+def classes_of(model: Any, variables: Variables) -> int:
+    """How many outputs the classifier has of a model whose features' size is known."""
+    mask = with_masks(model, variables, (FEATURES,))["mask"][FEATURES]
+    if not shows_features(model):
+        leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
+        kernels = [k for path, k in leaves if path_names(path)[-1] == "kernel" and k.ndim == 2]
+        sizes = {kernel.shape[0] for kernel in kernels}
+        return next(k.shape[1] for k in kernels if len(k) == len(mask) and k.shape[1] not in sizes)
+
+    def classify(variables: Variables, features: jax.Array) -> jax.Array:
+        return model.apply(variables, features, method=lambda model, x: model.classify(x))
+
+    features = jax.ShapeDtypeStruct((2, len(mask)), mask.dtype)
+    with normalize_with(running_statistics):
+        return jax.eval_shape(classify, variables, features).shape[-1]
+
+
+def _dense(key: jax.Array, like: jax.Array) -> dict[str, jax.Array]:
+    """A layer of as many outputs as inputs, U(-1/sqrt(F), 1/sqrt(F)), in the dtype of `like`."""
+    size, bound = len(like), len(like) ** -0.5
+    draw = partial(jax.random.uniform, dtype=like.dtype, minval=-bound, maxval=bound)
+    kernel_key, bias_key = jax.random.split(key)
+    return {"kernel": draw(kernel_key, (size, size)), "bias": draw(bias_key, (size,))}
+
+
+def _affine(layer: PyTree, x: jax.Array) -> jax.Array:
+    return x @ layer["kernel"].astype(x.dtype) + layer["bias"].astype(x.dtype)
