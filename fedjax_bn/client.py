@@ -4,6 +4,7 @@ A *client* makes local steps over the round's batches by default (`train_locally
 of the seams that `fedjax_bn.local_step` begins; `take_part` is what a round does with it.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -240,6 +241,7 @@ def take_part(
     last = last_epoch(batches["valid"], client.epochs)
     received = Received(broadcast.shared, own.personal, own.memory, broadcast.message, validation)
 
+    @functools.partial(jax.jit, inline=True)  # traced once, though `idle` asks for its form too
     def train(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
         update = client.run(received, data | {"last_epoch": last}, key)
         shared, personal = split_like(update.variables, broadcast.shared)

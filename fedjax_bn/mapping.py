@@ -53,6 +53,7 @@ def map_and_sum(
     """
     num_clients = jax.tree.leaves(stacked)[0].shape[0]
     size = group_size(clients, num_clients)
+    function = jax.jit(function, inline=True)  # traced once, though used twice
 
     def at_once(group: tuple) -> tuple[PyTree, PyTree]:
         parts, results = jax.vmap(function)(*group)
