@@ -10,7 +10,8 @@
      "client": i32[C], who the rows are, and "population": i32[], how many clients there are in all
          (optional; the rows are all clients, in order)}
 
-S steps are E equal local epochs.
+S steps are E equal local epochs. On a mesh of devices rows of padding may follow, up to a multiple
+of its clients axis: they count nowhere.
 """
 
 import jax
@@ -22,6 +23,12 @@ Batches = dict[str, PyTree]
 REQUIRED = ("image", "label", "valid")
 _OPTIONAL = ("source", "participates", "size", "validation", "client", "population")
 _BY_CLIENT = ("participates", "size", "client")
+
+
+def rows_of(batches: Batches) -> int:
+    """How many rows batches have; 0 where they lack `valid`."""
+    shape = getattr(batches.get("valid"), "shape", ())
+    return shape[0] if shape else 0
 
 
 def check_batches(batches: Batches, rows: int, epochs: int) -> None:

@@ -138,3 +138,35 @@ def on_each_device(
         axis_names={CLIENTS},
         check_vma=False,
     )(common, rows)
+
+
+def apart(
+    function: Callable[..., PyTree],
+    mesh: Mesh | None,
+    common: PyTree,
+    rows: PyTree,
+    parts: PyTree = None,
+) -> PyTree:
+    """Calls a function once on every device with what lies there; nothing meets.
+
+    Args:
+      function: `function(common, rows, parts) -> tree`, arrays with a leading axis.
+      mesh: None for one device.
+      common: a tree that every device gets whole.
+      rows: a tree of arrays [P, ...], shared out by client.
+      parts: a tree of arrays shared out over all devices by their leading axis.
+
+    Returns:
+      What the function returns, one device's behind another's: of all where there are parts, else
+      of those of the clients axis.
+    """
+    if mesh is None:
+        return function(common, rows, parts)
+    by_client, over_all = PartitionSpec(CLIENTS), PartitionSpec(mesh.axis_names)
+    return jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), by_client, over_all),
+        out_specs=by_client if parts is None else over_all,
+        check_vma=False,
+    )(common, rows, parts)

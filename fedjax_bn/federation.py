@@ -25,7 +25,7 @@ from fedjax_bn.aggregation import (
     normalize,
     restore,
 )
-from fedjax_bn.batches import Batches, check_batches
+from fedjax_bn.batches import Batches, check_batches, rows_of
 from fedjax_bn.client import Client, take_part, where_tree
 from fedjax_bn.devices import (
     Meeting,
@@ -54,6 +54,7 @@ from fedjax_bn.state import (
 )
 from fedjax_bn.telling import telling
 from fedjax_bn.uploads import (
+    OF_WEIGHTS,
     Sums,
     all_finite,
     counting,
@@ -198,15 +199,19 @@ def _round(
 ) -> tuple[FederatedState, Metrics]:
     """One round: broadcast, local training, aggregation."""
     rows = state.weights.shape[0]
-    check_batches(batches, rows, plan.client.epochs)
-    batches = {"client": jnp.arange(rows, dtype=jnp.int32)} | batches
+    total = padded(rows, plan.mesh)
+    given = total if rows_of(batches) == total else rows
+    check_batches(batches, given, plan.client.epochs)
+    batches = {"client": jnp.arange(given, dtype=jnp.int32)} | batches
     population = batches.pop("population", None)
-    if padded(rows, plan.mesh) > rows:
-        batches = {"participates": jnp.ones(rows, bool)} | batches
+    if total > rows:
+        present = jnp.arange(given) < rows
+        batches["participates"] = batches.get("participates", present) & present
     # Weights known before training spare holding all trained models at once.
-    early = early_weights(plan.weigh, batches, plan.client.epochs)
+    known = {name: x[:rows] for name, x in batches.items() if name in OF_WEIGHTS}
+    early = early_weights(plan.weigh, known, plan.client.epochs)
     before = Own(state.personal, state.memory)
-    early, old, batches = pad_rows((early, before, batches), padded(rows, plan.mesh))
+    early, old, batches = pad_rows((early, before, batches), total)
     given = early, old, split_batches(batches, plan.mesh)
     common = (state._replace(personal=(), memory=()), key)
     (sums, weighing, told), own = on_each_device(

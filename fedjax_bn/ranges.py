@@ -9,11 +9,13 @@ import difflib
 import functools
 import inspect
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 _LONGEST = 4096  # characters of a text, as of a path
+_MESH = re.compile(r"([1-9]\d{0,5})|clients:([1-9]\d{0,5})(?:,batch:([1-9]\d{0,5}))?", re.ASCII)
 
 
 class Range(NamedTuple):
@@ -106,6 +108,26 @@ def mask_bounds(text: str) -> tuple[float, float]:
     return low, high
 
 
+def mesh_sizes(text: str) -> tuple[int, int | None]:
+    """N and M of "clients:N,batch:M", N and 1 of "clients:N", N and None of a number alone.
+
+    Raises:
+      ValueError: it is none of these.
+    """
+    found = _MESH.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{brief(text)} must be {MESH.text}")
+    devices, clients, batch = found.groups()
+    return (int(devices), None) if devices else (int(clients), int(batch or 1))
+
+
+def _mesh(text: str) -> bool:
+    try:
+        return text == "auto" or bool(mesh_sizes(text))
+    except ValueError:
+        return False
+
+
 def _bounds(text: str) -> bool:
     try:
         return not text or bool(mask_bounds(text))
@@ -143,6 +165,7 @@ SIZES = Range(
     _sizes,
 )
 BOUNDS = Range("LOW,HIGH with LOW below HIGH, such as 0,1; empty for none", _bounds)
+MESH = Range("auto, a number of devices, clients:N or clients:N,batch:M", _mesh)
 PARTITION = Range("iid, dirichlet, dirichlet:smallest=N or pooled", _partition)
 TEXT = Range(_OF_TEXT, _printable)
 TEXTS = Range(

@@ -18,6 +18,7 @@ from fedjax_bn.batches import Batches, owned_samples
 from fedjax_bn.state import Upload
 
 PyTree = Any
+OF_WEIGHTS = ("valid", "size", "participates")  # what `early_weights` reads of batches
 
 
 class Sums(NamedTuple):

@@ -67,7 +67,7 @@ def join(
     optimizer = batch_norm_only(OPTIMIZERS[config.optimizer.name](config.optimizer), variables)
     method = methods.singleset(experiment.model, optimizer, prepare=experiment.prepare)
     internal = experiment.internal._replace(domains=(client,))
-    alone = experiment._replace(method=method, internal=internal, unseen=())
+    alone = experiment._replace(method=method, internal=internal, unseen=(), mesh=None)
     keys = make_keys(config)
     state = method.init(keys.method, variables, 1)
     evaluate = internal_evaluator(config, alone)

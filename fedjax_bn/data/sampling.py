@@ -39,14 +39,27 @@ def stack_clients(splits: Sequence[Split], longest: int | None = None) -> Client
       longest: N, by default the number of samples of the largest.
     """
     longest = longest or max(len(split.labels) for split in splits)
+    return jax.tree.map(jnp.asarray, client_rows(splits, longest, 0, len(splits)))
+
+
+def client_rows(splits: Sequence[Split], longest: int, start: int, stop: int) -> ClientData:
+    """Some rows of `stack_clients` as NumPy arrays; of the others no sample is read.
+
+    Args:
+      splits: of the K clients.
+      longest: N.
+      start: the first row.
+      stop: the row behind the last; rows from K on are empty.
+    """
     first = splits[0].images
-    images = np.zeros((len(splits), longest, *first.shape[1:]), first.dtype)
-    labels = np.zeros((len(splits), longest), np.int32)
-    for k, split in enumerate(splits):
-        images[k, : len(split.labels)] = np.asarray(split.images)
-        labels[k, : len(split.labels)] = split.labels
-    sizes = jnp.asarray([len(split.labels) for split in splits], jnp.int32)
-    return ClientData(jnp.asarray(images), jnp.asarray(labels), sizes)
+    images = np.zeros((stop - start, longest, *first.shape[1:]), first.dtype)
+    labels = np.zeros((stop - start, longest), np.int32)
+    sizes = np.zeros(stop - start, np.int32)
+    for row, split in enumerate(splits[start:stop]):
+        sizes[row] = len(split.labels)
+        images[row, : sizes[row]] = np.asarray(split.images)
+        labels[row, : sizes[row]] = split.labels
+    return ClientData(images, labels, sizes)
 
 
 class Draw(NamedTuple):
@@ -135,24 +148,29 @@ def point_to(data: ClientData, draw: Draw) -> dict[str, jax.Array]:
     }
 
 
-def validation_batches(splits: Sequence[Split], batch_size: int) -> dict[str, jax.Array]:
+def validation_batches(
+    splits: Sequence[Split], batch_size: int, start: int = 0, stop: int | None = None
+) -> dict[str, np.ndarray]:
     """The clients' validation samples in order, as batches, zeros behind the last.
 
     Args:
       splits: of the K clients.
       batch_size: B at most.
+      start: the first row.
+      stop: the row behind the last; rows from K on are empty. By default K.
 
     Returns:
-      {"image": [K, V, B, ...], "label": i32[K, V, B], "valid": bool[K, V, B]}.
+      {"image": [R, V, B, ...], "label": i32[R, V, B], "valid": bool[R, V, B]}, R = stop - start.
     """
     longest = max(len(split.labels) for split in splits)
     batch_size = min(batch_size, longest)
     count = math.ceil(longest / batch_size)
-    data = stack_clients(splits, count * batch_size)
-    valid = jnp.arange(count * batch_size) < data.sizes[:, None]
+    stop = len(splits) if stop is None else stop
+    data = client_rows(splits, count * batch_size, start, stop)
+    valid = np.arange(count * batch_size) < data.sizes[:, None]
 
-    def cut(leaf: jax.Array) -> jax.Array:
-        return leaf.reshape(len(splits), count, batch_size, *leaf.shape[2:])
+    def cut(leaf: np.ndarray) -> np.ndarray:
+        return leaf.reshape(len(leaf), count, batch_size, *leaf.shape[2:])
 
     return {"image": cut(data.images), "label": cut(data.labels), "valid": cut(valid)}
 

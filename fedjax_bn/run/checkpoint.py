@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, SingleDeviceSharding
 
+from fedjax_bn.backend import on_cpu
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
+from fedjax_bn.run.mesh import form_on, without_padding
 from fedjax_bn.run.workdir import sync
 
 PyTree = Any
@@ -84,7 +87,9 @@ def _settled(manager: ocp.CheckpointManager) -> Iterator[None]:
             manager.close()
 
 
-def resume(folder: Path, start: Callable[[], PyTree], rounds: int) -> PyTree:
+def resume(
+    folder: Path, start: Callable[[], PyTree], rounds: int, mesh: Mesh | None = None
+) -> PyTree:
     """The state of a workdir's latest checkpoint, or `start()` where there is none.
 
     Args:
@@ -92,6 +97,7 @@ def resume(folder: Path, start: Callable[[], PyTree], rounds: int) -> PyTree:
       start: makes the state before the first round.
       rounds: that have records; where they are too few for the latest checkpoint, the one before
         it is taken if they are enough for that.
+      mesh: the devices over which the state's clients are shared out; None for one.
 
     Raises:
       CheckpointError: as `open_folder` and `restore`.
@@ -99,7 +105,7 @@ def resume(folder: Path, start: Callable[[], PyTree], rounds: int) -> PyTree:
     with open_folder(folder / "checkpoints" / "latest", keep=2) as latest:
         if steps := latest.all_steps():
             enough = [round for round in steps if round <= rounds]
-            return restore(latest, jax.eval_shape(start), max(enough or steps))
+            return restore(latest, form_on(jax.eval_shape(start), mesh), max(enough or steps))
     return start()
 
 
@@ -117,7 +123,8 @@ def saved(folder: Path) -> str:
 def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
     """Saves `state` as `round`, in the background; a checkpoint of that round is replaced.
 
-    The state is copied first, because the next round donates its buffers.
+    Every device writes its own rows. On CPU, where what is written would be the buffers that the
+    next round donates, they are copied first.
 
     Raises:
       WorkdirError: as `settle`, of this or of the save before.
@@ -126,9 +133,16 @@ def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
     with _faults_named(manager):
         if round in manager.all_steps():
             manager.delete(round)
-        state = jax.tree.map(np.array, state)
+        state = jax.tree.map(_kept, state)
         _forms[Path(manager.directory)] = _FORM.format(_form(state))
         manager.save(round, args=ocp.args.StandardSave(state))
+
+
+def _kept(leaf: Any) -> Any:
+    """What a save reads of a leaf while the run goes on; from accelerators Orbax copies itself."""
+    if isinstance(leaf, jax.Array):
+        return jnp.copy(leaf) if on_cpu() else leaf
+    return np.array(leaf)
 
 
 def settle(manager: ocp.CheckpointManager) -> None:
@@ -176,7 +190,10 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
 
     Args:
       manager: an open folder.
-      like: a tree of arrays or of `jax.ShapeDtypeStruct`, of the structure that was saved.
+      like: a tree of arrays or of `jax.ShapeDtypeStruct`, of the structure that was saved, whose
+        leaves say by their `sharding` where they shall lie; by default on this process's first
+        device. Rows of padding of a federation's state, which follow from its devices, may be
+        more or fewer than were saved.
       round: one of `manager.all_steps()`.
 
     Raises:
@@ -186,15 +203,21 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
     if round is None:
         raise CheckpointError(f"no checkpoint in {manager.directory}: train first")
     folder = Path(manager.directory) / str(round)
-    device = SingleDeviceSharding(jax.devices()[0])
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), like)
+    device = SingleDeviceSharding(jax.local_devices()[0])
+
+    def there(leaf: Any) -> jax.ShapeDtypeStruct:
+        sharding = getattr(leaf, "sharding", None) or device
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    like = jax.tree.map(there, like)
     try:
         if _read_checksums(folder)[0] != _FORM.format(_form(like)):
             reason = "its arrays have other names or shapes"
         elif not is_whole(folder):
             reason = "its checksums do not match"
         else:
-            return manager.restore(round, args=ocp.args.StandardRestore(like))
+            # The form is right, so that what is cut or filled up are rows of padding.
+            return manager.restore(round, args=ocp.args.StandardRestore(like, strict=False))
     except Exception as error:  # Orbax raises many kinds.
         reason = textwrap.shorten(str(error) or repr(error), 120)
     raise CheckpointError(
@@ -204,8 +227,8 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
 
 
 def _form(state: PyTree) -> str:
-    """SHA-256 in hex over paths, shapes and dtypes of all leaves."""
-    leaves = jax.tree.leaves_with_path(state)
+    """SHA-256 in hex over paths, shapes and dtypes of all leaves, without rows of padding."""
+    leaves = jax.tree.leaves_with_path(without_padding(state))
     text = [(jax.tree_util.keystr(path), leaf.shape, str(leaf.dtype)) for path, leaf in leaves]
     return hashlib.sha256(repr(text).encode()).hexdigest()
 

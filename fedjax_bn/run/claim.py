@@ -8,8 +8,15 @@ from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.forms import CLAIM
 from fedjax_bn.run.workdir import read_json, write_json
 
-# Where data and compiled programs are kept, and what is too large to be read, change no result.
-_MAY_DIFFER = {"compilation_cache", "data.cache", "data.device_megabytes", "data.max_megapixels"}
+# Where data and compiled programs are kept, what is too large to be read, and the devices change no
+# result (the devices: but for the order of sums, which `machine.difference` says).
+_MAY_DIFFER = {
+    "compilation_cache",
+    "data.cache",
+    "data.device_megabytes",
+    "data.max_megapixels",
+    "mesh",
+}
 
 
 def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) -> None:

@@ -1,11 +1,13 @@
 """The method that a configuration names, and what some methods train besides the model."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import optax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn import methods, sharing
@@ -100,12 +102,13 @@ def start_notes(config: ConfigDict) -> tuple[str, ...]:
 
 def method_maker(
     config: ConfigDict,
-) -> Callable[[nn.Module, Prepare, Load], FederatedMethod]:
-    """Returns `make(model, prepare, load)` for the configured method.
+) -> Callable[..., FederatedMethod]:
+    """Returns `make(model, prepare, load, mesh=None)` for the configured method.
 
     A method's own arguments are the configuration's keys under its name, such as `fedprox.mu`;
     FedIG-A has those of FedIG. A user's own method, `package.module:function:key=value`, is a
-    function `(model, optimizer, *, prepare, load, clients, local_epochs, ...) -> FederatedMethod`.
+    function `(model, optimizer, *, prepare, load, clients, local_epochs, ...) -> FederatedMethod`;
+    on several devices it is given `mesh` too.
 
     Raises:
       ConfigError: an unknown name, module or argument.
@@ -127,9 +130,14 @@ def method_maker(
     if config.optimizer.keep:
         options["keep_optimizer"] = True
 
-    def make(model: nn.Module, prepare: Prepare, load: Load) -> FederatedMethod:
+    def make(
+        model: nn.Module, prepare: Prepare, load: Load, mesh: Mesh | None = None
+    ) -> FederatedMethod:
         options_of_run = options | {"prepare": prepare, "load": load}
         what = f"config.method={brief(config.method)}"
+        if mesh is not None:
+            _check_takes_mesh(what, method)
+            options_of_run["mesh"] = mesh
         made = call_chosen(what, method, model, optimizer, **options_of_run)
         if not isinstance(made, FederatedMethod):
             raise ConfigError(f"{what} gives {type(made).__name__}, not a FederatedMethod")
@@ -143,6 +151,16 @@ def method_maker(
         return made
 
     return make
+
+
+def _check_takes_mesh(what: str, method: Callable[..., FederatedMethod]) -> None:
+    """Raises ConfigError where a user's own method knows nothing of several devices."""
+    known = inspect.signature(method).parameters.values()
+    if not any(p.name == "mesh" or p.kind is p.VAR_KEYWORD for p in known):
+        raise ConfigError(
+            f"{what} takes no argument mesh, which says over which devices its clients are shared "
+            "out: give it one, for `federate`, or train on one device with config.mesh=1"
+        )
 
 
 def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], dict[str, Any]]:

@@ -20,6 +20,7 @@ from fedjax_bn.ranges import (
     COUNT_OR_0,
     EPOCHS,
     FRACTION,
+    MESH,
     PARTITION,
     PATH,
     PIXELS,
@@ -116,6 +117,13 @@ RUN = {
         "randconv:mix=True:largest=7, or your own; empty: nothing",
     ),
     "clients": Key("auto", "auto, map, vmap, vmap:n (n clients at a time)"),
+    "mesh": Key(
+        "auto",
+        "devices over which clients are shared out: auto, all; a number, 1 for one alone; "
+        "clients:N,batch:M, N over which clients and M over which each batch, as auto does it "
+        "where there are more devices than clients",
+        MESH,
+    ),
     "clients_per_round": Key(0, "clients drawn to take part in a round; 0: all", CLIENTS_OR_0),
     "on_nonfinite": Key(
         "stop",

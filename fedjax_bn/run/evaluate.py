@@ -10,11 +10,13 @@ which a round is selected, is by the clients' own models as well, or by the aggr
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn.adaptation import ensemble, with_clients
@@ -24,6 +26,7 @@ from fedjax_bn.data.domain import Domain, Split, whole
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.mesh import copies_on, over_all, own_rows, place_copies, place_own
 from fedjax_bn.run.personalization import (
     adapt_clients,
     adapt_unseen,
@@ -32,7 +35,7 @@ from fedjax_bn.run.personalization import (
     set_aside_all,
 )
 from fedjax_bn.run.records import Record
-from fedjax_bn.run.scoring import mean_loss, score_clients, score_unseen
+from fedjax_bn.run.scoring import carries, mean_loss, score_clients, score_unseen
 from fedjax_bn.run.scoring_data import TestData, in_order, stack_batches
 from fedjax_bn.run.stream import megabytes, stream_tests
 from fedjax_bn.sharing import Variables
@@ -68,9 +71,9 @@ def internal_evaluator(
 
     `trained` bool[K] says who has taken part in a round so far; None for all.
     """
-    domains, method = experiment.internal.domains, experiment.method
+    domains, method, mesh = experiment.internal.domains, experiment.method, experiment.mesh
     score = score_clients(
-        experiment.model, experiment.prepare, len(domains), task, method.statistics
+        experiment.model, experiment.prepare, len(domains), task, method.statistics, mesh
     )
     view = {"validation": _aggregated if config.validate_with == "global" else _unchanged}
     # Where a split serves for both, it is evaluated once.
@@ -84,10 +87,12 @@ def internal_evaluator(
         for key, parts in splits.items():
             labelled, splits[key] = set_aside_all(parts, how)
             adapt[key] = adapt_clients(
-                experiment.model, experiment.prepare, how, labelled, method.statistics
+                experiment.model, experiment.prepare, how, labelled, method.statistics, mesh
             )
     limit = config.data.device_megabytes
-    blocks = {key: _blocks(part, config.eval_batch_size, limit) for key, part in splits.items()}
+    blocks = {
+        key: _blocks(part, config.eval_batch_size, limit, mesh) for key, part in splits.items()
+    }
 
     def evaluate(state: FederatedState, trained: np.ndarray | None = None) -> Record:
         record, state = {}, _known(state, trained)
@@ -113,9 +118,10 @@ def _train_loss_evaluator(
     domains = experiment.internal.domains
     task = task or classification()
     model, prepare, rule = experiment.model, experiment.prepare, experiment.method.statistics
-    score = score_clients(model, prepare, len(domains), task._replace(score=mean_loss(task)), rule)
+    task, mesh = task._replace(score=mean_loss(task)), experiment.mesh
+    score = score_clients(model, prepare, len(domains), task, rule, mesh)
     splits = [domain.train for domain in domains]
-    parts = _blocks(splits, config.eval_batch_size, config.data.device_megabytes)
+    parts = _blocks(splits, config.eval_batch_size, config.data.device_megabytes, mesh)
 
     def evaluate(state: FederatedState, trained: np.ndarray | None = None) -> Record:
         state = _known(state, trained)
@@ -143,11 +149,14 @@ def unseen_evaluator(
             labelled, tested[name] = set_aside(split, how)
             rule = experiment.method.statistics
             adapt[name] = adapt_unseen(experiment.model, experiment.prepare, how, labelled, rule)
-    limit = config.data.device_megabytes
-    score = adaptation_scorer(experiment.prepare, experiment.adaptations, tested, limit, task)
+    limit, mesh = config.data.device_megabytes, experiment.mesh
+    score = adaptation_scorer(experiment.prepare, experiment.adaptations, tested, limit, task, mesh)
+    serve = partial(served_variables, choices=experiment.adaptations)
+    if mesh is not None:
+        serve = jax.jit(serve, out_shardings=copies_on(mesh))
 
     def evaluate(state: FederatedState) -> Record:
-        received = served_variables(state, experiment.adaptations)
+        received = serve(state)
         return {"unseen": score({name: adapt[name](received) for name in tested})}
 
     return evaluate
@@ -159,6 +168,7 @@ def adaptation_scorer(
     splits: Mapping[str, Split],
     device_megabytes: float,
     task: Task | None = None,
+    mesh: Mesh | None = None,
 ) -> Callable[[Mapping[str, Variables]], dict[str, dict[str, float]]]:
     """Returns `score({client: variables}) -> {client: {adaptation: percent}}`.
 
@@ -168,20 +178,25 @@ def adaptation_scorer(
       splits: client -> the samples it is tested on.
       device_megabytes: larger splits are streamed from the host.
       task: how outputs are judged; by default `task.classification`.
+      mesh: the devices over which a client's batches are shared out; None for one. Where one
+        batch depends on those before it, all devices judge all: a batch is too small to divide.
     """
-    streams = {(choice.batch_size, choice.order) for choice in choices.values()}
-    blocks = {
-        (name, size, order): _blocks([in_order(split, order)], size, device_megabytes)
-        for name, split in splits.items()
-        for size, order in streams
+    scores = {
+        text: score_unseen(one.adaptation, prepare, task, mesh) for text, one in choices.items()
     }
-    scores = {text: score_unseen(one.adaptation, prepare, task) for text, one in choices.items()}
+
+    @cache
+    def blocks(name: str, size: int, order: int, where: str) -> Callable[[], Iterable[TestData]]:
+        return _blocks([in_order(splits[name], order)], size, device_megabytes, mesh, where)
 
     def of_client(name: str, variables: Variables) -> dict[str, float]:
-        return {
-            text: scores[text](variables, blocks[name, choice.batch_size, choice.order]())
-            for text, choice in choices.items()
-        }
+        found = {}
+        for text, choice in choices.items():
+            where = "copies" if carries(choice.adaptation, variables) else "parts"
+            where = where if mesh is not None else ""
+            parts = blocks(name, choice.batch_size, choice.order, where)
+            found[text] = scores[text](variables, parts())
+        return found
 
     return lambda received: {name: of_client(name, received[name]) for name in splits}
 
@@ -209,10 +224,13 @@ def _known(state: FederatedState, trained: np.ndarray | None) -> FederatedState:
 @jax.jit
 def _with_newcomers(state: FederatedState, trained: jax.Array) -> FederatedState:
     """The state in which clients that have never trained own what an unseen client receives."""
-    mean = weighted_mean(state.personal, state.weights)
+    num_clients = state.weights.shape[0]
+    mine = jax.tree.map(lambda leaf: leaf[:num_clients], state.personal)
+    mean = weighted_mean(mine, state.weights)
 
     def chosen(rows: jax.Array, mean: jax.Array) -> jax.Array:
-        return jnp.where(trained.reshape(-1, *(1,) * mean.ndim), rows, mean)
+        known = jnp.pad(trained, (0, rows.shape[0] - num_clients))
+        return jnp.where(known.reshape(-1, *(1,) * mean.ndim), rows, mean)
 
     return state._replace(personal=jax.tree.map(chosen, state.personal, mean))
 
@@ -223,10 +241,31 @@ def _unchanged(received: Any) -> Any:
 
 
 def _blocks(
-    splits: Sequence[Split], batch_size: int, device_megabytes: float
+    splits: Sequence[Split],
+    batch_size: int,
+    device_megabytes: float,
+    mesh: Mesh | None = None,
+    where: str = "clients",
 ) -> Callable[[], Iterable[TestData]]:
-    """Returns `parts()`, the test batches: all of them on the device, or block after block."""
-    if megabytes(splits) <= device_megabytes:
-        resident = stack_batches(splits, batch_size)
+    """Returns `parts()`, the test batches: all of them on the device, or block after block.
+
+    On a mesh they lie where their clients' models do ("clients"), each device has as many
+    ("parts"), or all have all ("copies").
+    """
+    over, by_client = (None if where == "copies" else mesh), where == "clients"
+    fits = megabytes(splits) <= device_megabytes * (1 if over is None else over.size)
+    put = partial(place_copies, mesh=mesh) if over is None else partial(_put, over)
+    if fits:
+        resident = stack_batches(splits, batch_size, over, by_client)
+        resident = resident if over is not None else put(resident)
         return lambda: (resident,)
-    return lambda: map(jax.device_put, stream_tests(splits, batch_size, device_megabytes))
+    return lambda: map(put, stream_tests(splits, batch_size, device_megabytes, over, by_client))
+
+
+def _put(mesh: Mesh, block: TestData) -> TestData:
+    """A block of a stream, with the batches of this process's devices, on the mesh."""
+    over = over_all(mesh)
+    own = own_rows(mesh.size, over)
+    length = len(block.client) // len(own)
+    rows = (own[:, None] * length + np.arange(length)).reshape(-1)
+    return place_own(rows, mesh.size * length, over, block)

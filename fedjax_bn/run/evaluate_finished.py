@@ -76,6 +76,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
     about = finished.read_about(folder)
     own = finished.configuration(about["config"])
     config = _wanted(own, request)
+    own.mesh = config.mesh  # the devices that are here now
     check_adaptations(own, config.adaptations)
     try:
         experiment, state, number = finished.restore(folder, own, about["form"])

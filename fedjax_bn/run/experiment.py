@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
@@ -21,6 +22,7 @@ from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.data.pixels.randaug import randaug
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.data.source import Source
+from fedjax_bn.devices import padded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.mapping import group_size
 from fedjax_bn.models.forward import forward
@@ -38,6 +40,7 @@ from fedjax_bn.run.configured_weighing import is_told
 from fedjax_bn.run.datasets import check_data_keys, check_image_size, configured_clients
 from fedjax_bn.run.draws import check_draws, repetition_notes
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.mesh import choose_mesh
 from fedjax_bn.run.personalization import check_labelled
 from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.spelling import call_chosen, naming
@@ -71,6 +74,7 @@ class Experiment(NamedTuple):
       prepare: stored images -> what the model reads.
       adaptations: text -> how unseen clients predict.
       notes: sentences for the user on the data and the start.
+      mesh: the devices over which the method's clients are shared out; None for one.
     """
 
     model: Any
@@ -80,6 +84,7 @@ class Experiment(NamedTuple):
     prepare: Prepare
     adaptations: dict[str, Choice]
     notes: tuple[str, ...]
+    mesh: Mesh | None = None
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -131,9 +136,10 @@ def assemble(
     prepare = standardize(internal.mean, internal.std)
     make_method = method_maker(config)
     load = augmenting(_augmentation(config))
+    mesh = choose_mesh(config.mesh, _rows(config, internal), config.batch_size)
     return Experiment(
         model=model,
-        method=make_method(model, prepare, load),
+        method=make_method(model, prepare, load, mesh),
         internal=internal,
         unseen=unseen,
         prepare=prepare,
@@ -142,6 +148,7 @@ def assemble(
             for text in config.adaptations
         },
         notes=notes + start_notes(config) + repetition_notes(internal, config),
+        mesh=mesh,
     )
 
 
@@ -218,7 +225,8 @@ def _check_validation(internal: Dataset, config: ConfigDict) -> None:
 def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if a number of clients does not suit the federation."""
     num_clients = len(internal.domains)
-    group_size(config.clients, num_clients)
+    mesh = choose_mesh(config.mesh, _rows(config, internal), config.batch_size)
+    group_size(config.clients, padded(num_clients, mesh) // padded(1, mesh))
     if config.client_epochs and len(config.client_epochs) != num_clients:
         raise ConfigError(
             f"config.client_epochs has {len(config.client_epochs)} numbers for {num_clients} "
@@ -229,6 +237,11 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
             f"config.clients_per_round={config.clients_per_round} is more than the {num_clients} "
             "clients there are: use 0 for all of them"
         )
+
+
+def _rows(config: ConfigDict, internal: Dataset) -> int:
+    """Clients of a round."""
+    return config.clients_per_round or len(internal.domains)
 
 
 def sampler(config: ConfigDict, internal: Dataset) -> Sampler:

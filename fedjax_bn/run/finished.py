@@ -21,6 +21,7 @@ from fedjax_bn.run.defaults import base
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.experiment import Experiment, assemble
 from fedjax_bn.run.forms import FINISHED
+from fedjax_bn.run.mesh import form_on
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.start import make_keys, make_start
 
@@ -83,7 +84,7 @@ def restore(
     internal = Dataset(form["dataset"], form["num_classes"], tuple(domains), mean, std)
     experiment = assemble(config, internal, ())
     like = jax.eval_shape(make_start(config, experiment, make_keys(config)))
-    return experiment, *restore_state(folder, like)
+    return experiment, *restore_state(folder, form_on(like, experiment.mesh))
 
 
 def _check_form(folder: Path, form: Record) -> None:

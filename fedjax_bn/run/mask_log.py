@@ -11,6 +11,7 @@ from fedjax_bn.data.domain import select
 from fedjax_bn.federation import FederatedState, client_variables
 from fedjax_bn.models.masks import COLLECTION, FEATURES, take
 from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.mesh import gathered
 from fedjax_bn.run.per_sample import features_of
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.report.features import masked_features
@@ -32,10 +33,11 @@ def log_masks(
       {"mask_l1": {client: L1 norm, "mean": their mean}}, over several masks of a client their mean
       (FedCD, Fig. 3); {} where there are no masks.
     """
-    masks = jax.device_get(state.personal.get(COLLECTION, {}))
-    if not masks:
+    if not state.personal.get(COLLECTION):
         return {}
     names = [domain.name for domain in experiment.internal.domains]
+    masks = jax.device_get(gathered(state.personal[COLLECTION], experiment.mesh))
+    masks = jax.tree.map(lambda leaf: leaf[: len(names)], masks)
     path = folder / "masks" / f"{int(state.round):04}.npz"
     write_atomically(path, _packed(names, masks, np.asarray(state.weights)))
     if last and FEATURES in masks:

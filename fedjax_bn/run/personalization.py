@@ -6,23 +6,27 @@ the samples that are evaluated and never count in the accuracy.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn.data.division.groups import number_groups
 from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
 from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.devices import apart, padded
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.mesh import clients_of, place_rows
 from fedjax_bn.sharing import Variables, join
 
+PyTree = Any
 SAMPLES = {"perfedavg": 16}  # where nothing else is said; half a batch of 32, as in its training
 
 
@@ -111,8 +115,9 @@ def adapt_clients(
     choice: Personalization,
     labelled: Sequence[Split],
     statistics: StatisticsRule | None = None,
+    mesh: Mesh | None = None,
 ) -> Callable[[FederatedState], FederatedState]:
-    """Returns jitted `adapt(state)`: all leaves personal, each client's own model after its steps.
+    """Returns `adapt(state)`: all leaves personal, each client's own model after its steps.
 
     Args:
       model: linen module, images -> logits.
@@ -120,21 +125,29 @@ def adapt_clients(
       choice: how.
       labelled: of each client.
       statistics: the method's `FederatedMethod.statistics`, by which it trains and predicts.
+      mesh: the devices over which the state's clients are shared out; None for one.
     """
-    images, labels = _stack(labelled)
 
-    @jax.jit
-    def adapt(state: FederatedState) -> FederatedState:
+    def on_device(shared: PyTree, rows: tuple, _: None) -> Variables:
         def one(client: tuple) -> Variables:
             own, images, labels = client
             adapt = _steps_on(model, prepare, choice, images, labels, statistics)
-            return adapt(join(state.shared, own))
+            return adapt(join(shared, own))
 
-        personal = jax.lax.map(one, (state.personal, images, labels))
+        return jax.lax.map(one, rows)
+
+    @jax.jit
+    def adapt(state: FederatedState, images: jax.Array, labels: jax.Array) -> FederatedState:
+        rows = state.personal, images, labels
+        personal = apart(on_device, mesh, state.shared, rows)
         nothing = jax.tree.map(lambda leaf: None, state.shared)
         return state._replace(shared=nothing, personal=personal)
 
-    return adapt
+    def read(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        return _stack([*labelled[start:stop], *[labelled[0]] * (stop - max(start, len(labelled)))])
+
+    given = place_rows(read, padded(len(labelled), mesh), clients_of(mesh))
+    return lambda state: adapt(state, *given)
 
 
 def adapt_unseen(
@@ -146,13 +159,19 @@ def adapt_unseen(
 ) -> _Adapt:
     """Returns jitted `adapt(variables)`: the received model after an unseen client's steps."""
     images, labels = _stack([labelled])
-    return jax.jit(_steps_on(model, prepare, choice, images[0], labels[0], statistics))
+
+    @jax.jit
+    def adapt(variables: Variables) -> Variables:
+        given = jnp.asarray(images[0]), jnp.asarray(labels[0])
+        return _steps_on(model, prepare, choice, *given, statistics)(variables)
+
+    return adapt
 
 
-def _stack(labelled: Sequence[Split]) -> tuple[jax.Array, jax.Array]:
+def _stack(labelled: Sequence[Split]) -> tuple[np.ndarray, np.ndarray]:
     """Images [K, n, ...] and labels i32[K, n]."""
     images = np.stack([np.asarray(split.images) for split in labelled])
-    return jnp.asarray(images), jnp.asarray(np.stack([split.labels for split in labelled]))
+    return images, np.stack([split.labels for split in labelled])
 
 
 def _steps_on(

@@ -1,4 +1,8 @@
-"""The rounds of a run as compiled programs: data on the device, or streamed from the host."""
+"""The rounds of a run as compiled programs: data on the devices, or streamed from the host.
+
+On a mesh batches have rows of padding up to a multiple of its clients axis, with numbers that no
+client has; each device holds and gets its own clients' rows.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -6,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn.batches import Batches
@@ -13,15 +18,25 @@ from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import (
     ClientData,
     Draw,
+    client_rows,
     point_to,
     rows_of,
-    stack_clients,
     validation_batches,
 )
+from fedjax_bn.devices import padded
 from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
 from fedjax_bn.run.configured_weighing import what_validates
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import Experiment, sampler
+from fedjax_bn.run.mesh import (
+    clients_of,
+    everywhere,
+    own_rows,
+    place_copies,
+    place_own,
+    place_rows,
+    shardings_of,
+)
 from fedjax_bn.run.stream import megabytes, stream_rounds
 
 Round = Callable[[FederatedState], tuple[FederatedState, dict[str, jax.Array]]]
@@ -57,14 +72,17 @@ def open_rounds(
       keys: with the random keys `data`, `method` and `participation`.
       state: before the next round.
     """
-    splits = [domain.train for domain in experiment.internal.domains]
+    splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
+    over = clients_of(mesh)
     longest = max(len(split.labels) for split in splits)
-    padded, limit = _padded_megabytes(splits), config.data.device_megabytes
+    needed, limit = _padded_megabytes(splits, mesh), config.data.device_megabytes
     size = f"{megabytes(splits):.0f} MB of training samples"
     kept = _validation_data(config, experiment)
-    program = partial(_compile_round, config, experiment, keys, kept)
-    if padded <= limit:
-        data = stack_clients(splits)
+    keys_there = place_copies(keys, mesh)
+    program = partial(_compile_round, config, experiment, keys_there, kept)
+    if needed <= limit:
+        rows = padded(len(splits), mesh)
+        data = place_rows(partial(client_rows, splits, longest), rows, over)
         note = f"{size} stay on the device (data.device_megabytes={limit})"
         feed = partial(_resident_batches, config, experiment, longest)
         like = jax.eval_shape(feed, state.round, data, keys) | kept
@@ -72,15 +90,17 @@ def open_rounds(
     draw = partial(jax.jit(partial(draw_round, config, experiment, longest)), keys)
     index, images = jax.eval_shape(draw, state.round)[1].index, splits[0].images
     note = (
-        f"{size} are streamed, because {padded:.0f} MB pass data.device_megabytes={limit}; "
+        f"{size} are streamed, because {needed:.0f} MB pass data.device_megabytes={limit}; "
         f"a round's batches take {images[:1].nbytes * index.size / 2**20:.0f} MB of the device"
     )
-    rounds = stream_rounds(splits, draw, int(state.round), config.rounds)
+    rows = own_rows(index.shape[0], over)
+    rounds = stream_rounds(splits, draw, int(state.round), config.rounds, rows)
+    put = partial(place_own, rows, index.shape[0], over)
     image = jax.ShapeDtypeStruct(
         (*index.shape, *splits[0].images.shape[1:]), splits[0].images.dtype
     )
     like = {"image": image, "label": index, "valid": jax.ShapeDtypeStruct(index.shape, bool)} | kept
-    return Rounds(note, _one_client(like), partial(_streamed_rounds, program, rounds))
+    return Rounds(note, _one_client(like), partial(_streamed_rounds, program, map(put, rounds)))
 
 
 def _one_client(batches: Batches) -> Batches:
@@ -91,13 +111,25 @@ def _one_client(batches: Batches) -> Batches:
 def draw_round(
     config: ConfigDict, experiment: Experiment, longest: int, keys: Any, number: jax.Array
 ) -> tuple[jax.Array, Draw]:
-    """Who takes part in a round and on which samples; the same on the device and for a stream."""
+    """Who takes part in a round and on which samples; the same on the device and for a stream.
+
+    Returns:
+      Numbers of clients i32[C], from K on of rows of padding, and their samples, of those none.
+    """
     splits = [domain.train for domain in experiment.internal.domains]
     sizes = jnp.asarray([len(split.labels) for split in splits], jnp.int32)
     client = _choose_cohort(config, keys, number, len(splits))
     client = jnp.arange(len(splits), dtype=jnp.int32) if client is None else client
+    client = _with_padding(client, len(splits), experiment.mesh)
     key = jax.random.fold_in(keys.data, number)
-    return client, sampler(config, experiment.internal)(sizes[client], client, longest, key)
+    draw = sampler(config, experiment.internal)(sizes[client], client, longest, key)
+    return client, draw._replace(valid=draw.valid & (client < len(splits))[:, None, None])
+
+
+def _with_padding(client: jax.Array, num_clients: int, mesh: Mesh | None) -> jax.Array:
+    """i32[P], numbers of a round's clients and behind them K in rows of padding."""
+    missing = padded(len(client), mesh) - len(client)
+    return jnp.pad(client, (0, missing), constant_values=num_clients)
 
 
 def _choose_cohort(
@@ -120,9 +152,9 @@ def _resident_batches(
     keys: Any,
 ) -> Batches:
     """The batches of a round, numbers of samples in the data that lie on the device."""
-    _, draw = draw_round(config, experiment, longest, keys, number)
-    client = _choose_cohort(config, keys, number, len(data.sizes))
-    return point_to(rows_of(data, client), draw)
+    client, draw = draw_round(config, experiment, longest, keys, number)
+    cohort = _choose_cohort(config, keys, number, len(experiment.internal.domains))
+    return point_to(rows_of(data, None if cohort is None else client), draw)
 
 
 def _compile_round(
@@ -135,16 +167,18 @@ def _compile_round(
     data: Any,
 ) -> Callable[[FederatedState, Any], tuple]:
     """Sampling, look-up, augmentation and the method's round as one program of (state, data)."""
-    num_clients = len(experiment.internal.domains)
+    num_clients, mesh = len(experiment.internal.domains), experiment.mesh
 
-    @partial(jax.jit, donate_argnums=0)
     def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
         client = _choose_cohort(config, keys, state.round, num_clients)
-        batches = feed(state.round, data, keys) | rows_of(kept, client)
-        return _run_cohort(experiment.method, state, batches, client, keys.method)
+        rows = None if client is None else _with_padding(client, num_clients, mesh)
+        batches = feed(state.round, data, keys) | rows_of(kept, rows)
+        return _run_cohort(experiment.method, state, batches, client, rows, keys.method)
 
+    spread = None if mesh is None else (shardings_of(state, mesh), everywhere(mesh))
+    program = jax.jit(round, donate_argnums=0, out_shardings=spread)
     # Keys are arguments: runs with other seeds find this program in JAX's compilation cache.
-    compiled = round.lower(state, data, kept, keys).compile()
+    compiled = program.lower(state, data, kept, keys).compile()
     return lambda state, data: compiled(state, data, kept, keys)
 
 
@@ -153,6 +187,7 @@ def _run_cohort(
     state: FederatedState,
     batches: Batches,
     client: jax.Array | None,
+    rows: jax.Array | None,
     key: jax.Array,
 ) -> tuple[FederatedState, dict[str, jax.Array]]:
     """A round over a cohort, with state and metrics of all clients [K, ...].
@@ -160,15 +195,16 @@ def _run_cohort(
     Args:
       method: the method.
       state: of all K clients.
-      batches: of the cohort, [C, ...].
+      batches: of the cohort and of rows of padding, [P, ...].
       client: i32[C], who it is; None for all.
+      rows: i32[P], the same with a number for every row; None for all.
       key: the run's.
     """
     if client is None:
         return method.round(state, batches, key)
     population = state.weights.shape[0]
     cohort = take_rows(state, client)
-    who = {"client": client, "population": jnp.asarray(population, jnp.int32)}
+    who = {"client": rows, "population": jnp.asarray(population, jnp.int32)}
     after, metrics = method.round(cohort, batches | who, key)
     absent = {"loss": jnp.nan, "risk": 0.0, "weights": 0.0, "finite": True}
     metrics = {
@@ -193,8 +229,7 @@ def _streamed_rounds(program: Callable, batches: Iterator[Batches], state: Feder
     waiting = [first]
 
     def round(state: FederatedState) -> tuple:
-        one = waiting.pop() if waiting else next(batches)
-        return run(state, jax.device_put(one))
+        return run(state, waiting.pop() if waiting else next(batches))
 
     return round
 
@@ -207,14 +242,17 @@ def _validation_data(config: ConfigDict, experiment: Experiment) -> Batches:
     """
     if not what_validates(config):
         return {}
-    splits = [domain.validation for domain in experiment.internal.domains]
-    check_validation_fits(config, splits)
-    return {"validation": validation_batches(splits, config.eval_batch_size)}
+    splits, mesh = [d.validation for d in experiment.internal.domains], experiment.mesh
+    check_validation_fits(config, splits, mesh)
+    read = partial(validation_batches, splits, config.eval_batch_size)
+    return {"validation": place_rows(read, padded(len(splits), mesh), clients_of(mesh))}
 
 
-def check_validation_fits(config: ConfigDict, splits: list[Split]) -> None:
+def check_validation_fits(
+    config: ConfigDict, splits: list[Split], mesh: Mesh | None = None
+) -> None:
     """Raises ConfigError where the clients' validation samples do not fit on the device."""
-    size, limit = _padded_megabytes(splits), config.data.device_megabytes
+    size, limit = _padded_megabytes(splits, mesh), config.data.device_megabytes
     if size > limit:
         raise ConfigError(
             f"{what_validates(config)} keeps the clients' {size:.0f} MB of "
@@ -223,7 +261,8 @@ def check_validation_fits(config: ConfigDict, splits: list[Split]) -> None:
         )
 
 
-def _padded_megabytes(splits: list[Split]) -> float:
-    """Memory of the samples of all splits, each padded to the largest."""
+def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
+    """Memory of the samples of one device, of each of its clients as many as the largest has."""
     longest = max(len(split.labels) for split in splits)
-    return splits[0].images[:1].nbytes * longest * len(splits) / 2**20
+    each = padded(len(splits), mesh) // padded(1, mesh)
+    return splits[0].images[:1].nbytes * longest * each / 2**20

@@ -5,68 +5,116 @@ One call judges all batches that lie on the device in one program. What a task k
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.devices import apart
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization import StatisticsRule
+from fedjax_bn.run.mesh import copies_on
 from fedjax_bn.run.scoring_data import TestData
 from fedjax_bn.sharing import Variables, join
 from fedjax_bn.task import Score, Task, classification
 
 PyTree = Any
+
+
+class Judged(NamedTuple):
+    """What is known of batches, in any order.
+
+    Attributes:
+      client: i32[T], whose they are.
+      used: bool[T], whether they hold samples; a stream pads with others.
+      kept: a tree of arrays [T, ...], what the task keeps of each.
+    """
+
+    client: jax.Array
+    used: jax.Array
+    kept: PyTree
+
+
 Blocks = TestData | Iterable[TestData]  # all on the device at once, or block after block
 
 
 def judge_clients(
-    model: nn.Module, prepare: Prepare, task: Task, statistics: StatisticsRule | None = None
-) -> Callable[[FederatedState, TestData], PyTree]:
-    """Returns jitted `judge(state, data) -> kept [T, ...]`, what the task keeps of each batch.
+    model: nn.Module,
+    prepare: Prepare,
+    task: Task,
+    statistics: StatisticsRule | None = None,
+    mesh: Mesh | None = None,
+) -> Callable[[FederatedState, TestData], Judged]:
+    """Returns jitted `judge(state, data) -> Judged`, what the task keeps of each batch.
 
-    Each client answers with its own model, by the statistics rule, see `score_clients`.
+    Each client answers with its own model, by the statistics rule, see `score_clients`; on a mesh
+    where its row of the state lies.
     """
     adaptation = of_clients(model, statistics)
 
-    @jax.jit
-    def judge(state: FederatedState, data: TestData) -> PyTree:
+    def on_device(shared: PyTree, personal: PyTree, data: TestData) -> Judged:
         def one(_: None, place: tuple[jax.Array, jax.Array]) -> tuple[None, PyTree]:
             client, batch = place
-            own = jax.tree.map(lambda leaf: leaf[client], state.personal)
-            variables = join(state.shared, own)
+            # Every device has as many rows, and they are in the order of the clients.
+            own = jax.tree.map(lambda leaf: leaf[client % leaf.shape[0]], personal)
+            variables = join(shared, own)
             images = prepare(data.images[batch], parameter_dtype(variables))
             outputs, _ = adaptation.predict(variables, (), images, data.valid[batch])
             return None, _keep(task.score, outputs, data, batch)
 
-        return jax.lax.scan(one, None, (data.client, data.batch))[1]
+        return _judged(data, jax.lax.scan(one, None, (data.client, data.batch))[1])
 
-    return judge
+    def judge(state: FederatedState, data: TestData) -> Judged:
+        return apart(on_device, mesh, state.shared, state.personal, data)
+
+    return jax.jit(judge, out_shardings=copies_on(mesh))
 
 
 def judge_unseen(
-    adaptation: Adaptation, prepare: Prepare, task: Task
-) -> Callable[[Variables, PyTree, TestData], tuple[PyTree, PyTree]]:
-    """Returns jitted `judge(variables, carry, data) -> (carry, kept [T, ...])`.
+    adaptation: Adaptation, prepare: Prepare, task: Task, mesh: Mesh | None = None
+) -> Callable[[Variables, PyTree, TestData], tuple[PyTree, Judged]]:
+    """Returns jitted `judge(variables, carry, data) -> (carry, Judged)`.
 
-    The batches of one unseen client are streamed in order through the adaptation.
+    The batches of one unseen client are streamed in order through the adaptation; on a mesh each
+    device has some of them where nothing is carried from one to the next, and else all.
     """
 
-    @jax.jit
-    def judge(variables: Variables, carry: PyTree, data: TestData) -> tuple[PyTree, PyTree]:
+    def on_device(variables: Variables, carry: PyTree, data: TestData) -> tuple[PyTree, Judged]:
         def one(carry: PyTree, batch: jax.Array) -> tuple[PyTree, PyTree]:
             images = prepare(data.images[batch], parameter_dtype(variables))
             outputs, carry = adaptation.predict(variables, carry, images, data.valid[batch])
             return carry, _keep(task.score, outputs, data, batch)
 
-        return jax.lax.scan(one, carry, data.batch)
+        carry, kept = jax.lax.scan(one, carry, data.batch)
+        return carry, _judged(data, kept)
 
-    return judge
+    def judge(variables: Variables, carry: PyTree, data: TestData) -> tuple[PyTree, Judged]:
+        if jax.tree.leaves(carry):
+            return on_device(variables, carry, data)
+        return carry, apart(
+            lambda variables, _, data: on_device(variables, carry, data)[1],
+            mesh,
+            variables,
+            (),
+            data,
+        )
+
+    return jax.jit(judge, out_shardings=copies_on(mesh))
+
+
+def carries(adaptation: Adaptation, variables: Variables) -> bool:
+    """Whether an adaptation carries anything from one batch to the next, as TsmoBN does."""
+    return bool(jax.tree.leaves(jax.eval_shape(adaptation.init, variables)))
+
+
+def _judged(data: TestData, kept: PyTree) -> Judged:
+    return Judged(data.client, data.valid.any(1)[data.batch] & (data.client >= 0), kept)
 
 
 def score_clients(
@@ -75,6 +123,7 @@ def score_clients(
     num_clients: int,
     task: Task | None = None,
     statistics: StatisticsRule | None = None,
+    mesh: Mesh | None = None,
 ) -> Callable[[FederatedState, Blocks], list[float]]:
     """Returns `score(state, blocks)`: percent of each client, with its own model.
 
@@ -85,12 +134,13 @@ def score_clients(
       task: how outputs are judged; by default `task.classification`.
       statistics: how the method's clients predict, its `FederatedMethod.statistics`; None for
         their running statistics.
+      mesh: the devices on which state and blocks lie; None for one.
     """
     task = task or classification()
-    judge = judge_clients(model, prepare, task, statistics)
+    judge = judge_clients(model, prepare, task, statistics, mesh)
 
     def score(state: FederatedState, blocks: Blocks) -> list[float]:
-        kept = [_used(block, judge(state, block)) for block in _as_blocks(blocks)]
+        kept = [_used(judge(state, block)) for block in _as_blocks(blocks)]
         client, joined = _joined(kept)
         return [_total(task.score, joined, client == k) for k in range(num_clients)]
 
@@ -98,20 +148,23 @@ def score_clients(
 
 
 def score_unseen(
-    adaptation: Adaptation, prepare: Prepare, task: Task | None = None
+    adaptation: Adaptation, prepare: Prepare, task: Task | None = None, mesh: Mesh | None = None
 ) -> Callable[[Variables, Blocks], float]:
     """Returns `score(variables, blocks)`: percent of one unseen client.
 
     The adaptation starts afresh at each call; arguments are those of `score_clients`.
     """
     task = task or classification()
-    judge = judge_unseen(adaptation, prepare, task)
+    judge = judge_unseen(adaptation, prepare, task, mesh)
+    begin = adaptation.init
+    if mesh is not None:
+        begin = jax.jit(begin, out_shardings=copies_on(mesh))
 
     def score(variables: Variables, blocks: Blocks) -> float:
-        carry, kept = adaptation.init(variables), []
+        carry, kept = begin(variables), []
         for block in _as_blocks(blocks):
             carry, one = judge(variables, carry, block)
-            kept.append(_used(block, one))
+            kept.append(_used(one))
         client, joined = _joined(kept)
         return _total(task.score, joined, np.ones_like(client, bool))
 
@@ -142,10 +195,10 @@ def _as_blocks(blocks: Blocks) -> Iterable[TestData]:
     return [blocks] if isinstance(blocks, TestData) else blocks
 
 
-def _used(block: TestData, kept: PyTree) -> tuple[np.ndarray, PyTree]:
-    """Client i32[t] and what is kept of batches that hold samples; a stream pads with others."""
-    used = np.asarray(block.valid).any(1)[np.asarray(block.batch)]
-    return np.asarray(block.client)[used], jax.tree.map(lambda leaf: np.asarray(leaf)[used], kept)
+def _used(judged: Judged) -> tuple[np.ndarray, PyTree]:
+    """Client i32[t] and what is kept of the batches that hold samples."""
+    client, used, kept = jax.tree.map(np.asarray, judged)
+    return client[used], jax.tree.map(lambda leaf: leaf[used], kept)
 
 
 def _joined(parts: Sequence[PyTree]) -> PyTree:

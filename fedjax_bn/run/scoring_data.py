@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_bn.data.domain import Split, select
+from fedjax_bn.devices import CLIENTS, padded
+from fedjax_bn.run.mesh import over_all, place_rows
 
 PyTree = Any
 
@@ -21,8 +23,8 @@ class TestData(NamedTuple):
       images: u8[U, B, H, W, C] or f32[U, B, F].
       labels: i32[U, B], or a tree of arrays [U, B, ...].
       valid: bool[U, B].
-      client: i32[T], whose batch it is.
-      batch: i32[T], which of the U stored ones it is.
+      client: i32[T], whose batch it is; -1 of padding, which counts for nothing.
+      batch: i32[T], which of the batches stored on its device it is.
     """
 
     images: jax.Array
@@ -32,24 +34,71 @@ class TestData(NamedTuple):
     batch: jax.Array
 
 
-def stack_batches(splits: Sequence[Split], batch_size: int) -> TestData:
+Place = tuple[int, Split, int]  # of a batch: client, its split, number of the first sample
+
+
+def stack_batches(
+    splits: Sequence[Split], batch_size: int, mesh: Mesh | None = None, by_client: bool = True
+) -> TestData:
     """Cuts each client's split into batches in order, the last one padded, and stacks them all.
 
-    A split that several clients have (the same object) is stored once.
+    A split that several clients have (the same object) is stored once, on each device.
+
+    Args:
+      splits: of the clients.
+      batch_size: B at most.
+      mesh: the devices over which the batches are shared out; None for one.
+      by_client: as in `shared_out`.
     """
     batch_size = min(batch_size, max(len(split.images) for split in splits))
-    places = batch_places(splits, batch_size)
-    stored = list(dict.fromkeys((id(split), start) for _, split, start in places))
-    number = {place: i for i, place in enumerate(stored)}
-    by_id = {id(split): split for split in splits}
-    batches = [read_batch(by_id[name], start, batch_size) for name, start in stored]
-    images, labels, valid = jax.tree.map(lambda *parts: np.stack(parts), *batches)
-    client = np.array([k for k, _, _ in places], np.int32)
-    batch = np.array([number[id(split), start] for _, split, start in places], np.int32)
-    return jax.tree.map(jnp.asarray, TestData(images, labels, valid, client, batch))
+    parts = shared_out(batch_places(splits, batch_size), len(splits), mesh, by_client)
+    stored = [list(dict.fromkeys((id(split), start) for _, split, start in part)) for part in parts]
+    by_id, width = {id(split): split for split in splits}, max(map(len, stored))
+    length, over = max(map(len, parts)), None if mesh is None else over_all(mesh)
+
+    def read(start: int, stop: int) -> tuple:
+        here = [(by_id[name], first) for name, first in stored[start // width]]
+        here += [(splits[0], len(splits[0].images))] * (stop - start - len(here))
+        batches = [read_batch(split, first, batch_size) for split, first in here]
+        return jax.tree.map(lambda *rows: np.stack(rows), *batches)
+
+    def point(start: int, stop: int) -> tuple[np.ndarray, ...]:
+        part = parts[start // length]
+        number = {place: i for i, place in enumerate(stored[start // length])}
+        found = [(k, number[id(split), start]) for k, split, start in part]
+        found += [(-1, 0)] * (stop - start - len(part))
+        return tuple(np.array(column, np.int32) for column in zip(*found, strict=True))
+
+    images, labels, valid = place_rows(read, len(parts) * width, over)
+    return TestData(images, labels, valid, *place_rows(point, len(parts) * length, over))
 
 
-def batch_places(splits: Sequence[Split], batch_size: int) -> list[tuple[int, Split, int]]:
+def shared_out(
+    places: Sequence[Place], num_clients: int, mesh: Mesh | None, by_client: bool
+) -> list[list[Place]]:
+    """The batches of each device.
+
+    Args:
+      places: of all batches.
+      num_clients: K.
+      mesh: None for one device.
+      by_client: whether a client's batches go where its row of the state lies, in turn where
+        several devices have it; else all devices get as many, in order.
+    """
+    if mesh is None:
+        return [list(places)]
+    if not by_client:
+        size = -(-len(places) // mesh.size)
+        return [list(places[d * size : (d + 1) * size]) for d in range(mesh.size)]
+    each = padded(num_clients, mesh) // mesh.shape[CLIENTS]
+    parts: list[list[Place]] = [[] for _ in range(mesh.size)]
+    beside = mesh.size // mesh.shape[CLIENTS]
+    for number, place in enumerate(places):
+        parts[place[0] // each * beside + number % beside].append(place)
+    return parts
+
+
+def batch_places(splits: Sequence[Split], batch_size: int) -> list[Place]:
     """(client, its split, number of the first sample) of every batch, client after client."""
     return [
         (k, split, start)

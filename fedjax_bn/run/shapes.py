@@ -90,7 +90,7 @@ def _check_memory(config: ConfigDict, state: FederatedState) -> None:
 
 def _memory() -> float:
     """Bytes of the device, or of the machine; infinite where nobody says."""
-    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit:
         return limit
     try:

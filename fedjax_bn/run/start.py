@@ -21,6 +21,7 @@ from fedjax_bn.run.experiment import (
     initial_variables,
     sample_input,
 )
+from fedjax_bn.run.mesh import place_copies, shardings_of
 from fedjax_bn.run.shapes import check_shapes
 
 
@@ -64,7 +65,6 @@ def make_start(
 ) -> Callable[[], FederatedState]:
     """Returns `start() -> state` before the first round; `fixed` as `_load_pretrained` gives it."""
 
-    @jax.jit
     def begin(fixed: sharing.Variables | None) -> FederatedState:
         variables = initial_variables(experiment, keys.model)
         if fixed is not None:
@@ -74,7 +74,10 @@ def make_start(
         variables = with_method_parts(config, experiment.model, variables, images, key)
         return experiment.method.init(keys.method, variables, len(experiment.internal.domains))
 
-    return partial(begin, fixed)
+    if experiment.mesh is None:
+        return partial(jax.jit(begin), fixed)
+    spread = shardings_of(jax.eval_shape(begin, fixed), experiment.mesh)
+    return partial(jax.jit(begin, out_shardings=spread), place_copies(fixed, experiment.mesh))
 
 
 def _load_pretrained(

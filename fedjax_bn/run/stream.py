@@ -9,11 +9,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import Draw
-from fedjax_bn.run.scoring_data import TestData, batch_places, read_batch
+from fedjax_bn.run.mesh import over_all, own_rows
+from fedjax_bn.run.scoring_data import TestData, batch_places, read_batch, shared_out
 
 _THREADS = 8
 
@@ -44,6 +46,7 @@ def stream_rounds(
     draw: Callable[[int], tuple[jax.Array, Draw]],
     first: int,
     rounds: int,
+    own: Sequence[int] | None = None,
 ) -> Iterator[Batches]:
     """The batches of rounds `first` to `rounds` - 1, as NumPy arrays.
 
@@ -56,20 +59,27 @@ def stream_rounds(
         `data.sampling`.
       first: rounds already done.
       rounds: of the whole run.
+      own: which of the C rows are wanted; by default all. Of the others no sample is read.
 
     Yields:
-      {"image": [C, S, B, ...], "label": i32[C, S, B], "valid": bool[C, S, B], "size": i32[C]}.
+      {"image": [C, S, B, ...], "label": i32[C, S, B], "valid": bool[C, S, B], "size": i32[C]}. A
+      row with a number that no client has is empty.
     """
     grain = _import_grain()
     drawn = lru_cache(2)(lambda number: jax.tree.map(np.asarray, draw(number)))
-    rows, steps, _ = drawn(first)[1].index.shape
-    sizes = np.array([len(split.labels) for split in splits], np.int32)
+    given, steps, batch_size = drawn(first)[1].index.shape
+    own = np.arange(given) if own is None else np.asarray(own)
+    rows, form = len(own), splits[0].images
+    sizes = np.array([*(len(split.labels) for split in splits), 0], np.int32)
 
     def read(place: int) -> dict[str, np.ndarray]:
         number, rest = divmod(place, rows * steps)
-        row, step = divmod(rest, steps)
+        row, step = own[rest // steps], rest % steps
         client, draw = drawn(number)
         index, valid = draw.index[row, step], draw.valid[row, step]
+        if client[row] >= len(splits):
+            images = np.zeros((batch_size, *form.shape[1:]), form.dtype)
+            return {"image": images, "label": np.zeros(batch_size, np.int32), "valid": valid}
         split, index = splits[client[row]], np.where(valid, index, 0)
         labels = np.where(valid, split.labels[index], 0).astype(np.int32)
         images = np.asarray(split.images[index])
@@ -77,32 +87,44 @@ def stream_rounds(
 
     places = grain.MapDataset.range(first * rows * steps, rounds * rows * steps)
     batches = places.map(read).batch(rows * steps)
-    options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=2 * rows * steps)
+    options = grain.ReadOptions(
+        num_threads=_THREADS, prefetch_buffer_size=max(2 * rows * steps, _THREADS)
+    )
     for number, one in enumerate(batches.to_iter_dataset(options), first):
         yield {key: leaf.reshape(rows, steps, *leaf.shape[1:]) for key, leaf in one.items()} | {
-            "size": sizes[drawn(number)[0]]
+            "size": sizes[np.minimum(drawn(number)[0][own], len(splits))]
         }
 
 
 def stream_tests(
-    splits: Sequence[Split], batch_size: int, limit_megabytes: float
+    splits: Sequence[Split],
+    batch_size: int,
+    limit_megabytes: float,
+    mesh: Mesh | None = None,
+    by_client: bool = True,
 ) -> Iterator[TestData]:
-    """The batches of `stack_batches` in blocks of one shape, read ahead on the host."""
+    """The batches of `stack_batches` in blocks of one shape, read ahead on the host.
+
+    On a mesh a block holds those of this process's devices, one device's behind another's.
+    """
     grain = _import_grain()
     batch_size = min(batch_size, max(len(split.labels) for split in splits))
-    places = batch_places(splits, batch_size)
-    one = splits[0].images[:1].nbytes * batch_size / 2**20
-    length = max(1, min(len(places), int(limit_megabytes / 4 / max(one, 1e-9))))
+    parts = shared_out(batch_places(splits, batch_size), len(splits), mesh, by_client)
+    own = [0] if mesh is None else own_rows(mesh.size, over_all(mesh)).tolist()
+    longest, one = max(map(len, parts)), splits[0].images[:1].nbytes * batch_size / 2**20
+    length = max(1, min(longest, int(limit_megabytes / 4 / max(one, 1e-9))))
 
     def read(number: int) -> TestData:
-        client, split, start = places[min(number, len(places) - 1)]
+        block, rest = divmod(number, len(own) * length)
+        device, position = own[rest // length], block * length + rest % length
+        there = position < len(parts[device])
+        # Behind the last batch any is read, and counts for nothing.
+        client, split, start = parts[device][position] if there else (-1, splits[0], 0)
         images, labels, valid = read_batch(split, start, batch_size)
-        # Behind the last batch it is read again, and counts for nothing.
-        return TestData(
-            images, labels, valid & (number < len(places)), np.int32(client), np.int32(0)
-        )
+        client, batch = np.int32(client), np.int32(rest % length)
+        return TestData(images, labels, valid & there, client, batch)
 
-    numbers = grain.MapDataset.range(-(-len(places) // length) * length).map(read)
-    options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=2 * length)
-    for block in numbers.batch(length).to_iter_dataset(options):
-        yield block._replace(batch=np.arange(length, dtype=np.int32))
+    size = len(own) * length
+    numbers = grain.MapDataset.range(-(-longest // length) * size).map(read)
+    options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=max(2 * size, _THREADS))
+    yield from numbers.batch(size).to_iter_dataset(options)

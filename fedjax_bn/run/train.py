@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn.data.domain import form_of
@@ -21,6 +22,7 @@ from fedjax_bn.run.finished import restore_state
 from fedjax_bn.run.forms import SUMMARY
 from fedjax_bn.run.machine import describe_machine, difference
 from fedjax_bn.run.mask_log import log_masks
+from fedjax_bn.run.mesh import form_on, mesh_note
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.records import (
     Record,
@@ -71,14 +73,17 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
         claim(folder, dict(flatten(config)), about)
         if note := difference(folder, about):
             say(note)
-        state, records = resume(folder, start, say)
+        state, records = resume(folder, start, say, experiment.mesh)
         if records:
             say(f"going on from round {len(records)} of {config.rounds} in {folder}")
         return _finish(config, experiment, keys, folder, state, records, say)
 
 
 def resume(
-    folder: Path, start: Callable[[], FederatedState], say: Callable[[str], None]
+    folder: Path,
+    start: Callable[[], FederatedState],
+    say: Callable[[str], None],
+    mesh: Mesh | None = None,
 ) -> tuple[FederatedState, list[Record]]:
     """The state that a workdir goes on from, and the records behind it; later ones are dropped.
 
@@ -86,7 +91,7 @@ def resume(
       WorkdirError, CheckpointError: the workdir is damaged.
     """
     path = folder / "metrics.jsonl"
-    state = checkpoint.resume(folder, start, workdir.rounds_recorded(path))
+    state = checkpoint.resume(folder, start, workdir.rounds_recorded(path), mesh)
     records = workdir.read_lines(path, int(state.round))
     if note := workdir.keep_lines(path, records):
         say(note)
@@ -114,10 +119,12 @@ def _finish(
     say: Callable[[str], None],
 ) -> Record:
     """The rounds that are left, and the summary; arguments as of `run` and `loop`."""
-    form = jax.eval_shape(lambda state: state, state)  # before a round donates it
+    form = form_on(state, experiment.mesh)  # before a round donates it
     # 4. Say and draw what will be trained, and compile a round.
     for note in (*experiment.notes, partition_table(config, state)):
         say(note)
+    if experiment.mesh is not None:
+        say(mesh_note(experiment.mesh))
     write_data_plots(folder, experiment.internal, experiment.unseen)
     rounds = open_rounds(config, experiment, keys, state)
     bytes_sent = traffic(experiment.method, state, rounds.batches)
