@@ -135,17 +135,20 @@ def point_to(data: ClientData, draw: Draw) -> dict[str, jax.Array]:
     }
 
 
-def validation_batches(splits: Sequence[Split], batch_size: int) -> dict[str, jax.Array]:
+def validation_batches(
+    splits: Sequence[Split], batch_size: int, longest: int | None = None
+) -> dict[str, jax.Array]:
     """The clients' validation samples in order, as batches, zeros behind the last.
 
     Args:
       splits: of the K clients.
       batch_size: B at most.
+      longest: samples for which there is room, by default those of the largest split.
 
     Returns:
       {"image": [K, V, B, ...], "label": i32[K, V, B], "valid": bool[K, V, B]}.
     """
-    longest = max(len(split.labels) for split in splits)
+    longest = longest or max(len(split.labels) for split in splits)
     batch_size = min(batch_size, longest)
     count = math.ceil(longest / batch_size)
     data = stack_clients(splits, count * batch_size)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
@@ -25,6 +26,7 @@ from fedjax_bn.mapping import group_size
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics
 from fedjax_bn.ranges import brief
+from fedjax_bn.run.availability import read_trace
 from fedjax_bn.run.config import check, choice_of, choose
 from fedjax_bn.run.configured_method import (
     check_adaptations,
@@ -60,6 +62,7 @@ class Experiment(NamedTuple):
       prepare: stored images -> what the model reads.
       adaptations: text -> how unseen clients predict.
       notes: sentences for the user on the data and the start.
+      trace: who is available in which round, see `run.availability`; None where all always are.
     """
 
     model: Any
@@ -69,6 +72,7 @@ class Experiment(NamedTuple):
     prepare: Prepare
     adaptations: dict[str, Choice]
     notes: tuple[str, ...]
+    trace: np.ndarray | None = None
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -103,6 +107,8 @@ def build(config: ConfigDict) -> Experiment:
     check_labelled(config, internal, unseen)
     _check_validation(internal, config)
     experiment = assemble(config, internal, unseen, notes)
+    trace = read_trace(config.participation.trace, len(internal.domains))
+    experiment = experiment._replace(trace=trace)
     with naming(f"config.model={brief(config.model)}"):
         _check_batch_sizes(experiment.model, internal, experiment.prepare, config)
     return experiment
@@ -196,11 +202,12 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
             f"config.client_epochs has {len(config.client_epochs)} numbers for {num_clients} "
             "clients: give one for each"
         )
-    if config.clients_per_round > num_clients:
-        raise ConfigError(
-            f"config.clients_per_round={config.clients_per_round} is more than the {num_clients} "
-            "clients there are: use 0 for all of them"
-        )
+    for key in ("clients_per_round", "eval_clients"):
+        if config[key] > num_clients:
+            raise ConfigError(
+                f"config.{key}={config[key]} is more than the {num_clients} clients there are: use "
+                "0 for all of them"
+            )
 
 
 def sampler(config: ConfigDict, internal: Dataset) -> Sampler:

@@ -112,7 +112,7 @@ def adapt_clients(
     labelled: Sequence[Split],
     statistics: StatisticsRule | None = None,
 ) -> Callable[[FederatedState], FederatedState]:
-    """Returns jitted `adapt(state)`: all leaves personal, each client's own model after its steps.
+    """Returns `adapt(state)`: all leaves personal, each client's own model after its steps.
 
     Args:
       model: linen module, images -> logits.
@@ -121,10 +121,24 @@ def adapt_clients(
       labelled: of each client.
       statistics: the method's `FederatedMethod.statistics`, by which it trains and predicts.
     """
-    images, labels = _stack(labelled)
+    images, labels = stack_labelled(labelled)
+    adapt = adapt_rows(model, prepare, choice, statistics)
+    return lambda state: adapt(state, images, labels)
+
+
+def adapt_rows(
+    model: nn.Module,
+    prepare: Prepare,
+    choice: Personalization,
+    statistics: StatisticsRule | None = None,
+) -> Callable[[FederatedState, jax.Array, jax.Array], FederatedState]:
+    """Returns jitted `adapt(state, images, labels)`, as `adapt_clients` of the clients' samples.
+
+    Images are [C, n, ...] and labels i32[C, n], as `stack_labelled` makes them.
+    """
 
     @jax.jit
-    def adapt(state: FederatedState) -> FederatedState:
+    def adapt(state: FederatedState, images: jax.Array, labels: jax.Array) -> FederatedState:
         def one(client: tuple) -> Variables:
             own, images, labels = client
             adapt = _steps_on(model, prepare, choice, images, labels, statistics)
@@ -145,11 +159,11 @@ def adapt_unseen(
     statistics: StatisticsRule | None = None,
 ) -> _Adapt:
     """Returns jitted `adapt(variables)`: the received model after an unseen client's steps."""
-    images, labels = _stack([labelled])
+    images, labels = stack_labelled([labelled])
     return jax.jit(_steps_on(model, prepare, choice, images[0], labels[0], statistics))
 
 
-def _stack(labelled: Sequence[Split]) -> tuple[jax.Array, jax.Array]:
+def stack_labelled(labelled: Sequence[Split]) -> tuple[jax.Array, jax.Array]:
     """Images [K, n, ...] and labels i32[K, n]."""
     images = np.stack([np.asarray(split.images) for split in labelled])
     return jnp.asarray(images), jnp.asarray(np.stack([split.labels for split in labelled]))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.batches import Batches
@@ -19,6 +20,7 @@ from fedjax_bn.data.sampling import (
     validation_batches,
 )
 from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
+from fedjax_bn.run.availability import Cohort, draw_cohort
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import Experiment, sampler
 from fedjax_bn.run.stream import megabytes, stream_rounds
@@ -93,21 +95,16 @@ def draw_round(
     """Who takes part in a round and on which samples; the same on the device and for a stream."""
     splits = [domain.train for domain in experiment.internal.domains]
     sizes = jnp.asarray([len(split.labels) for split in splits], jnp.int32)
-    client = _choose_cohort(config, keys, number, len(splits))
+    client = cohort_of(config, experiment, keys, number).client
     client = jnp.arange(len(splits), dtype=jnp.int32) if client is None else client
     key = jax.random.fold_in(keys.data, number)
     return client, sampler(config, experiment.internal)(sizes[client], client, longest, key)
 
 
-def _choose_cohort(
-    config: ConfigDict, keys: Any, number: jax.Array, num_clients: int
-) -> jax.Array | None:
-    """i32[C], the numbers of the clients that take part in a round; None where all do."""
-    if not 0 < config.clients_per_round < num_clients:
-        return None
-    key = jax.random.fold_in(keys.participation, number)
-    order = jax.random.permutation(key, num_clients).astype(jnp.int32)
-    return jnp.sort(jnp.argsort(order)[: config.clients_per_round]).astype(jnp.int32)
+def cohort_of(config: ConfigDict, experiment: Experiment, keys: Any, number: jax.Array) -> Cohort:
+    """Who is drawn for a round, and who of them takes part."""
+    sizes = np.array([len(domain.train.labels) for domain in experiment.internal.domains])
+    return draw_cohort(config, experiment.trace, sizes, keys.participation, number)
 
 
 def _resident_batches(
@@ -120,7 +117,7 @@ def _resident_batches(
 ) -> Batches:
     """The batches of a round, numbers of samples in the data that lie on the device."""
     _, draw = draw_round(config, experiment, longest, keys, number)
-    client = _choose_cohort(config, keys, number, len(data.sizes))
+    client = cohort_of(config, experiment, keys, number).client
     return point_to(rows_of(data, client), draw)
 
 
@@ -134,13 +131,12 @@ def _compile_round(
     data: Any,
 ) -> Callable[[FederatedState, Any], tuple]:
     """Sampling, look-up, augmentation and the method's round as one program of (state, data)."""
-    num_clients = len(experiment.internal.domains)
 
     @partial(jax.jit, donate_argnums=0)
     def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
-        client = _choose_cohort(config, keys, state.round, num_clients)
-        batches = feed(state.round, data, keys) | rows_of(kept, client)
-        return _run_cohort(experiment.method, state, batches, client, keys.method)
+        cohort = cohort_of(config, experiment, keys, state.round)
+        batches = feed(state.round, data, keys) | rows_of(kept, cohort.client) | cohort.entries()
+        return _run_cohort(experiment.method, state, batches, cohort.client, keys.method)
 
     # Keys are arguments: runs with other seeds find this program in JAX's compilation cache.
     compiled = round.lower(state, data, kept, keys).compile()

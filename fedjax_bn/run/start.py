@@ -1,5 +1,6 @@
 """What a run needs before its first round: the experiment, the random keys, the first state."""
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from fedjax_bn.run.experiment import (
     initial_variables,
     sample_input,
 )
+from fedjax_bn.run.population import Held, check_population, num_clients, on_disk
 from fedjax_bn.run.shapes import check_shapes
 
 
@@ -42,6 +44,7 @@ def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], Federate
     keep_compiled(config.compilation_cache)
     try:
         experiment = build(config)
+        check_population(config, len(experiment.internal.domains))
         keys = make_keys(config)
         check_shapes(config, experiment, make_start(config, experiment, keys))
         fixed, notes = _load_pretrained(config, experiment)
@@ -62,7 +65,12 @@ def make_start(
     keys: Keys,
     fixed: sharing.Variables | None = None,
 ) -> Callable[[], FederatedState]:
-    """Returns `start() -> state` before the first round; `fixed` as `_load_pretrained` gives it."""
+    """Returns `start() -> state` before the first round; `fixed` as `_load_pretrained` gives it.
+
+    The state has a row a client, or one in all where the rows lie on the disk.
+    """
+    clients = len(experiment.internal.domains)
+    rows = 1 if on_disk(config, clients) else clients
 
     @jax.jit
     def begin(fixed: sharing.Variables | None) -> FederatedState:
@@ -72,7 +80,7 @@ def make_start(
         images = sample_input(experiment.internal, experiment.prepare, 2)
         key = jax.random.fold_in(keys.model, 1)
         variables = with_method_parts(config, experiment.model, variables, images, key)
-        return experiment.method.init(keys.method, variables, len(experiment.internal.domains))
+        return experiment.method.init(keys.method, variables, rows)
 
     return partial(begin, fixed)
 
@@ -100,18 +108,21 @@ def _load_pretrained(
 
 
 def data_hash(experiment: Experiment) -> str:
-    """SHA-256 of the data split, the unseen clients included."""
+    """SHA-256 of the data split, the unseen clients included, and of the trace if there is one."""
     domains = experiment.internal.domains + experiment.unseen
-    return fingerprint(experiment.internal._replace(domains=domains))
+    data = fingerprint(experiment.internal._replace(domains=domains))
+    if experiment.trace is None:
+        return data
+    return hashlib.sha256(data.encode() + experiment.trace.tobytes()).hexdigest()
 
 
-def partition_table(config: ConfigDict, state: FederatedState) -> str:
+def partition_table(config: ConfigDict, state: FederatedState | Held) -> str:
     """Which leaves are shared and which personal, with counts and bytes of one client."""
     own = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state.personal
     )
     variables = sharing.join(state.shared, own)
     mask = jax.tree.map(lambda leaf: leaf is not None, state.shared, is_leaf=lambda x: x is None)
-    return f"{config.method} on {config.model}, {state.weights.shape[0]} clients\n" + (
+    return f"{config.method} on {config.model}, {num_clients(state):,} clients\n" + (
         sharing.describe(variables, mask)
     )
