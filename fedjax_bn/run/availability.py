@@ -22,7 +22,8 @@ from ml_collections import ConfigDict
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.errors import ConfigError
 
-_DROPOUT, _BY_SIZE = 1, 2  # with what the key of a round is folded in
+# What the key of a round is folded with: not by 0 and 1, into which a permutation splits its key.
+_DROPOUT, _BY_SIZE = 2**31, 2**31 + 1
 
 
 class Cohort(NamedTuple):

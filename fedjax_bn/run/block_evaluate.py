@@ -41,7 +41,7 @@ def in_blocks(config: ConfigDict, experiment: Experiment) -> bool:
     return bool(config.eval_clients) or on_disk(config, len(experiment.internal.domains))
 
 
-def tested_clients(config: ConfigDict, num_clients: int) -> np.ndarray:
+def clients_tested(config: ConfigDict, num_clients: int) -> np.ndarray:
     """The numbers of the clients that are evaluated: all, or a sample that the seed draws."""
     if not config.eval_clients:
         return np.arange(num_clients)
@@ -54,7 +54,7 @@ def block_evaluator(
 ) -> Callable[..., Record]:
     """As `evaluate.internal_evaluator`, and train_loss too where `config.eval_train_loss`."""
     domains, task = experiment.internal.domains, task or classification()
-    tested = tested_clients(config, len(domains))
+    tested = clients_tested(config, len(domains))
     mine = [domains[k] for k in tested]
     parts = {"accuracy": [domain.test for domain in mine]}
     once = config.validate_with == "own" and all(d.test is d.validation for d in mine)
@@ -150,12 +150,12 @@ def _scorer(
         if how:
             labelled, splits = set_aside_all(splits, how)
             state = steps(state, *stack_labelled(labelled))
-        return score(state, test_blocks(splits[:count], batch, _BLOCK))[:count]
+        return score(state, blocks_of_tests(splits[:count], batch, _BLOCK))[:count]
 
     return of_block
 
 
-def test_blocks(splits: Sequence[Split], batch_size: int, length: int) -> Iterator[TestData]:
+def blocks_of_tests(splits: Sequence[Split], batch_size: int, length: int) -> Iterator[TestData]:
     """Test batches in blocks of one shape on the device; the last one ends with empty batches.
 
     Args:

@@ -21,7 +21,7 @@ from fedjax_bn.federation import FederatedState
 from fedjax_bn.names import file_name
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.run import finished, workdir
-from fedjax_bn.run.block_evaluate import tested_clients
+from fedjax_bn.run.block_evaluate import clients_tested
 from fedjax_bn.run.config import assign, check, flatten
 from fedjax_bn.run.config_file import read
 from fedjax_bn.run.configured_method import check_adaptations
@@ -211,7 +211,7 @@ def _internal_scores(
             "hash differs): give --config.data.path of the data it was trained on"
         )
     domains = [
-        built.internal.domains[k] for k in tested_clients(theirs, len(built.internal.domains))
+        built.internal.domains[k] for k in clients_tested(theirs, len(built.internal.domains))
     ]
     rows = {"own": internal_evaluator(theirs, built)(state, trained)["accuracy"]}
     # Clients of one domain have one test split, and the same global model.

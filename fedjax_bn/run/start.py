@@ -13,6 +13,7 @@ from fedjax_bn import models, sharing
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import pretrained
+from fedjax_bn.ranges import brief
 from fedjax_bn.run.compilation_cache import keep_compiled
 from fedjax_bn.run.configured_method import start_notes, with_method_parts
 from fedjax_bn.run.errors import ConfigError
@@ -49,6 +50,7 @@ def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], Federate
         check_shapes(config, experiment, make_start(config, experiment, keys))
         fixed, notes = _load_pretrained(config, experiment)
         start = make_start(config, experiment, keys, fixed)
+        _check_rows_alike(config, experiment, keys)
         return experiment._replace(notes=experiment.notes + notes), keys, start
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
@@ -64,13 +66,14 @@ def make_start(
     experiment: Experiment,
     keys: Keys,
     fixed: sharing.Variables | None = None,
+    rows: int = 0,
 ) -> Callable[[], FederatedState]:
     """Returns `start() -> state` before the first round; `fixed` as `_load_pretrained` gives it.
 
-    The state has a row a client, or one in all where the rows lie on the disk.
+    The state has `rows` rows, by default one a client, or one in all where they lie on the disk.
     """
     clients = len(experiment.internal.domains)
-    rows = 1 if on_disk(config, clients) else clients
+    rows = rows or (1 if on_disk(config, clients) else clients)
 
     @jax.jit
     def begin(fixed: sharing.Variables | None) -> FederatedState:
@@ -83,6 +86,23 @@ def make_start(
         return experiment.method.init(keys.method, variables, rows)
 
     return partial(begin, fixed)
+
+
+def _check_rows_alike(config: ConfigDict, experiment: Experiment, keys: Keys) -> None:
+    """Raises ConfigError where rows lie on the disk and a weighing rule begins them differently.
+
+    Personal leaves and memory begin alike by what `federate` is.
+    """
+    clients = len(experiment.internal.domains)
+    start = make_start(config, experiment, keys, rows=clients)
+    if not on_disk(config, clients) or not jax.eval_shape(start).weighing:
+        return
+    for leaf in jax.tree.leaves(jax.jit(lambda: start().weighing)()):
+        if (leaf != leaf[:1]).any():
+            raise ConfigError(
+                f"config.weigh={brief(config.weigh)} begins with other memory for some clients "
+                "than for others, which rows on the disk do not have: set population=device"
+            )
 
 
 def _load_pretrained(
