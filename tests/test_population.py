@@ -11,8 +11,16 @@ import runs
 import test_power_cut as cut
 from federations import assert_close, variables_of
 from fedjax_bn.federation import global_variables
-from fedjax_bn.run import checkpoint, population, row_store, stored_rounds, train
+from fedjax_bn.run import (
+    checkpoint,
+    evaluate_finished,
+    population,
+    row_store,
+    stored_rounds,
+    train,
+)
 from fedjax_bn.run.errors import CheckpointError, ConfigError
+from fedjax_bn.run.report import write_report
 from fedjax_bn.run.row_store import SLOTS, UNTOUCHED, RowStore
 from test_second_form import (
     KEY,
@@ -271,3 +279,33 @@ def test_more_than_the_disk_has_is_refused_before_anything_is_written(tiny, tmp_
 def test_rows_on_the_disk_need_clients_that_sit_out(tiny, tmp_path):
     with pytest.raises(ConfigError, match="all 4 take part: lower clients_per_round"):
         runs.run(tmp_path / "run", population="disk", target="")
+
+
+@pytest.mark.slow
+def test_a_finished_population_is_evaluated_and_drawn(tiny, tmp_path):
+    """A method with masks, whose records and pictures are of a round's cohort."""
+    folder, keys = tmp_path / "run", KEYS | {"target": "dog", "clients_per_round": 2}
+    summary = runs.run(folder, population="disk", method="fedcd", eval_every=3, **keys)
+    request = evaluate_finished.Request(internal=True)
+    result, _ = evaluate_finished.run(folder, request, say=lambda text: None)
+    assert result["internal"]["own"] == pytest.approx(summary["accuracy"]["internal"])
+    assert result["unseen"] == summary["accuracy"]["unseen"]
+    write_report(folder)
+    last = runs.lines(folder)[-1]
+    with np.load(folder / "masks" / "0006.npz") as masks:
+        took_part = [name for name, loss in last["loss"].items() if loss is not None]
+        assert masks["clients"].tolist() == took_part
+        norms = [np.abs(mask).sum() for mask in masks["features"]]
+        np.testing.assert_allclose(last["mask_l1"]["mean"], np.mean(norms), rtol=1e-6)
+        np.testing.assert_allclose(
+            masks["features.mean"],
+            sum(last["weights"][n] * m for n, m in zip(took_part, masks["features"], strict=True)),
+            rtol=1e-5,
+        )
+
+
+def test_all_models_at_once_are_refused_where_they_lie_on_the_disk(tiny, tmp_path):
+    with pytest.raises(ConfigError, match="'ensemble', which holds the models of all clients"):
+        runs.run(
+            tmp_path, population="disk", clients_per_round=2, adaptations=("running", "ensemble")
+        )
