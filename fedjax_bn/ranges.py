@@ -75,12 +75,26 @@ def with_smallest(text: str) -> tuple[str, int]:
     return before, int(number)
 
 
+def drawn_samples(text: str) -> int:
+    """N of the partition `drawn:N`; 0 of another.
+
+    Raises:
+      ValueError: N is no whole number from 1 to 65536.
+    """
+    name, _, number = text.partition(":")
+    if name != "drawn":
+        return 0
+    if not (_epochs((number,)) and SAMPLES.holds(int(number))):
+        raise ValueError(f"{brief(text)}: N of drawn:N must be {SAMPLES.text}")
+    return int(number)
+
+
 def _partition(text: str) -> bool:
     try:
         name, _ = with_smallest(text)
+        return name == "dirichlet" or text in ("iid", "pooled") or bool(drawn_samples(text))
     except ValueError:
         return False
-    return name == "dirichlet" or text in ("iid", "pooled")
 
 
 def _sizes(text: str) -> bool:
@@ -166,7 +180,7 @@ SIZES = Range(
 )
 BOUNDS = Range("LOW,HIGH with LOW below HIGH, such as 0,1; empty for none", _bounds)
 MESH = Range("auto, a number of devices, clients:N or clients:N,batch:M", _mesh)
-PARTITION = Range("iid, dirichlet, dirichlet:smallest=N or pooled", _partition)
+PARTITION = Range("iid, dirichlet, dirichlet:smallest=N, drawn:N or pooled", _partition)
 TEXT = Range(_OF_TEXT, _printable)
 TEXTS = Range(
     f"each {_OF_TEXT}", lambda texts: len(texts) <= _LONGEST and all(map(_printable, texts))

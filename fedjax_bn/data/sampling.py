@@ -149,7 +149,11 @@ def point_to(data: ClientData, draw: Draw) -> dict[str, jax.Array]:
 
 
 def validation_batches(
-    splits: Sequence[Split], batch_size: int, start: int = 0, stop: int | None = None
+    splits: Sequence[Split],
+    batch_size: int,
+    start: int = 0,
+    stop: int | None = None,
+    longest: int | None = None,
 ) -> dict[str, np.ndarray]:
     """The clients' validation samples in order, as batches, zeros behind the last.
 
@@ -158,11 +162,12 @@ def validation_batches(
       batch_size: B at most.
       start: the first row.
       stop: the row behind the last; rows from K on are empty. By default K.
+      longest: samples for which there is room, by default those of the largest split.
 
     Returns:
       {"image": [R, V, B, ...], "label": i32[R, V, B], "valid": bool[R, V, B]}, R = stop - start.
     """
-    longest = max(len(split.labels) for split in splits)
+    longest = longest or max(len(split.labels) for split in splits)
     batch_size = min(batch_size, longest)
     count = math.ceil(longest / batch_size)
     stop = len(splits) if stop is None else stop

@@ -125,6 +125,23 @@ RUN = {
         MESH,
     ),
     "clients_per_round": Key(0, "clients drawn to take part in a round; 0: all", CLIENTS_OR_0),
+    "population": Key(
+        "auto",
+        "where the clients' own parts of the state lie: device, disk (in the workdir; those drawn "
+        "for a round are on the device), or auto: disk for more than 1000, of which some take part",
+        one_of("auto", "device", "disk"),
+    ),
+    "participation.draw": Key(
+        "uniform",
+        "how clients_per_round are drawn: uniform, or by_size, with chances by their samples",
+        one_of("uniform", "by_size"),
+    ),
+    "participation.trace": Key(
+        "", "file that says who is available in which round; empty: all are", PATH
+    ),
+    "participation.dropout": Key(
+        0.0, "chance of a client to drop out of a round for which it was drawn", SHARE
+    ),
     "on_nonfinite": Key(
         "stop",
         "what follows an update of a client, or a step of the server, that is not finite: the run "
@@ -150,6 +167,17 @@ RUN = {
         "aggregation and without training (FedBN, Fig. 3)",
     ),
     "eval_batch_size": Key(500, "samples tested at once", SAMPLES),
+    "eval_clients": Key(
+        0,
+        "if above 0: clients that are evaluated, always the same ones, drawn from the seed; 0: all",
+        CLIENTS_OR_0,
+    ),
+    "clients_named": Key(
+        100,
+        "records, tables and plots name clients one by one up to so many; of more they show "
+        "quantiles, and means by domain",
+        CLIENTS,
+    ),
     "adapt_batch_size": Key(32, "of the stream that adaptations see", SAMPLES),
     "checkpoint_every": Key(5, "rounds between checkpoints; the last one is always kept", COUNT),
     "personalize.samples": Key(
@@ -197,7 +225,8 @@ DATA = {
     "data.partition": Key(
         "iid",
         "labels of a domain's clients; dirichlet:smallest=N: none has fewer than N samples, 10 "
-        "unless it is given, where there are enough; pooled: one client owns all",
+        "unless it is given, where there are enough; drawn:N: each draws N of its domain's, which "
+        "others may have too; pooled: one client owns all",
         PARTITION,
     ),
     "data.alpha": Key(0.5, "of dirichlet; the smaller, the more unequal", ALPHA),

@@ -22,10 +22,12 @@ from ml_collections import ConfigDict
 from fedjax_bn.adaptation import ensemble, with_clients
 from fedjax_bn.adaptation.choice import Choice
 from fedjax_bn.aggregation import weighted_mean
-from fedjax_bn.data.domain import Domain, Split, whole
+from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.federation import FederatedState, client_variables, global_variables
+from fedjax_bn.run.block_evaluate import block_evaluator, in_blocks
 from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.groups import by_client
 from fedjax_bn.run.mesh import copies_on, over_all, own_rows, place_copies, place_own
 from fedjax_bn.run.personalization import (
     adapt_clients,
@@ -34,6 +36,7 @@ from fedjax_bn.run.personalization import (
     set_aside,
     set_aside_all,
 )
+from fedjax_bn.run.population import Held, refuse_ensemble
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.scoring import carries, mean_loss, score_clients, score_unseen
 from fedjax_bn.run.scoring_data import TestData, in_order, stack_batches
@@ -52,7 +55,7 @@ def evaluator(config: ConfigDict, experiment: Experiment, task: Task | None = No
     Unseen clients are left out where the configuration tests them once, when the run has ended.
     """
     internal = internal_evaluator(config, experiment, task)
-    if config.eval_train_loss:
+    if config.eval_train_loss and not in_blocks(config, experiment):
         internal = _both(internal, _train_loss_evaluator(config, experiment, task))
     if config.eval_unseen == "once":
         return internal
@@ -69,8 +72,11 @@ def internal_evaluator(
 ) -> Evaluate:
     """Returns `evaluate(state, trained) -> {"accuracy", "validation"}`, each client with its model.
 
-    `trained` bool[K] says who has taken part in a round so far; None for all.
+    `trained` bool[K] says who has taken part in a round so far; None for all. Where clients are
+    evaluated in blocks, the record has train_loss too if `config.eval_train_loss`.
     """
+    if in_blocks(config, experiment):
+        return block_evaluator(config, experiment, task)
     domains, method, mesh = experiment.internal.domains, experiment.method, experiment.mesh
     score = score_clients(
         experiment.model, experiment.prepare, len(domains), task, method.statistics, mesh
@@ -89,7 +95,7 @@ def internal_evaluator(
             adapt[key] = adapt_clients(
                 experiment.model, experiment.prepare, how, labelled, method.statistics, mesh
             )
-    limit = config.data.device_megabytes
+    limit, names = config.data.device_megabytes, [domain.name for domain in domains]
     blocks = {
         key: _blocks(part, config.eval_batch_size, limit, mesh) for key, part in splits.items()
     }
@@ -98,7 +104,7 @@ def internal_evaluator(
         record, state = {}, _known(state, trained)
         for key, parts in blocks.items():
             values = score(adapt[key](view.get(key, _unchanged)(state)), parts())
-            record[key] = _by_client(domains, values)
+            record[key] = by_client(names, values, config.clients_named)
         if once:
             record["validation"] = record["accuracy"]
         return record
@@ -122,18 +128,14 @@ def _train_loss_evaluator(
     score = score_clients(model, prepare, len(domains), task, rule, mesh)
     splits = [domain.train for domain in domains]
     parts = _blocks(splits, config.eval_batch_size, config.data.device_megabytes, mesh)
+    names = [domain.name for domain in domains]
 
     def evaluate(state: FederatedState, trained: np.ndarray | None = None) -> Record:
         state = _known(state, trained)
-        return {"train_loss": _by_client(domains, score(state, parts()))}
+        values = score(state, parts())
+        return {"train_loss": by_client(names, values, config.clients_named)}
 
     return evaluate
-
-
-def _by_client(domains: Sequence[Domain], values: list[float]) -> dict[str, float]:
-    """Client -> its value, and "mean"."""
-    names = [domain.name for domain in domains]
-    return dict(zip(names, values, strict=True)) | {"mean": float(np.mean(values))}
 
 
 def unseen_evaluator(
@@ -201,8 +203,14 @@ def adaptation_scorer(
     return lambda received: {name: of_client(name, received[name]) for name in splits}
 
 
-def served_variables(state: FederatedState, choices: Iterable[str]) -> Variables:
-    """What an unseen client receives; the clients' batch norms too where `ensemble` is chosen."""
+def served_variables(state: FederatedState | Held, choices: Iterable[str]) -> Variables:
+    """What an unseen client receives; the clients' batch norms too where `ensemble` is chosen.
+
+    Raises:
+      ConfigError: it is, but the clients' rows lie on the disk.
+    """
+    if isinstance(state, Held):
+        refuse_ensemble(choices)
     variables = global_variables(state)
     if any(text.partition(":")[0] == ensemble.__name__ for text in choices):
         return with_clients(variables, client_variables(state))

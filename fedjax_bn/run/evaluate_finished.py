@@ -21,6 +21,7 @@ from fedjax_bn.federation import FederatedState
 from fedjax_bn.names import file_name
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.run import finished, workdir
+from fedjax_bn.run.block_evaluate import clients_tested
 from fedjax_bn.run.config import assign, check, flatten
 from fedjax_bn.run.config_file import read
 from fedjax_bn.run.configured_method import check_adaptations
@@ -28,6 +29,7 @@ from fedjax_bn.run.datasets import check_data_keys, check_target
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluate import internal_evaluator, served_variables, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment, build
+from fedjax_bn.run.groups import by_client
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.per_sample import alphas_of, features_of
 from fedjax_bn.run.readers import DATASETS
@@ -93,7 +95,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         scores = unseen_evaluator(config, experiment)(state).get("unseen", {})
         inside = {}
         if request.internal:
-            trained = _trained(folder, own, number)
+            trained = _trained(folder, own, number, about["form"]["clients"])
             inside = _internal_scores(config, own, experiment, state, about, trained)
         pictures = dict(_draw(config, experiment, state, tested, request, scores))
     except (ValueError, OSError, ImportError) as error:
@@ -177,11 +179,12 @@ def _check_form(tested: Dataset, form: Record) -> None:
         )
 
 
-def _trained(folder: Path, own: ConfigDict, number: int) -> np.ndarray | None:
+def _trained(folder: Path, own: ConfigDict, number: int, names: list[str]) -> np.ndarray | None:
     """Which clients have trained up to a round, bool[K]; None where all do in every round."""
-    if not own.clients_per_round:
+    keys = own.participation
+    if not (own.clients_per_round or keys.trace or keys.dropout):
         return None
-    return have_trained(workdir.read_lines(folder / "metrics.jsonl", number))
+    return have_trained(workdir.read_lines(folder / "metrics.jsonl", number), names)
 
 
 def _internal_scores(
@@ -208,15 +211,18 @@ def _internal_scores(
             f"the data in {theirs.data.path or theirs.data.name} are not those of the run (their "
             "hash differs): give --config.data.path of the data it was trained on"
         )
-    domains = built.internal.domains
+    domains = [
+        built.internal.domains[k] for k in clients_tested(theirs, len(built.internal.domains))
+    ]
     rows = {"own": internal_evaluator(theirs, built)(state, trained)["accuracy"]}
     # Clients of one domain have one test split, and the same global model.
     tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
     scores = unseen_evaluator(config, experiment._replace(unseen=tuple(tests.values())))(state)
     by_split = {name: scores["unseen"][domain.name] for name, domain in tests.items()}
+    names = [domain.name for domain in domains]
     for text in config.adaptations:
-        row = {domain.name: by_split[id(domain.test)][text] for domain in domains}
-        rows[text] = row | {"mean": float(np.mean(list(row.values())))}
+        row = [by_split[id(domain.test)][text] for domain in domains]
+        rows[text] = by_client(names, row, theirs.clients_named)
     return rows
 
 

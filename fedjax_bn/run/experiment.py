@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -28,6 +29,7 @@ from fedjax_bn.mapping import group_size
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics
 from fedjax_bn.ranges import Magnitude, Views, brief
+from fedjax_bn.run.availability import read_trace
 from fedjax_bn.run.config import check, choice_of, choose
 from fedjax_bn.run.configured_method import (
     check_adaptations,
@@ -42,6 +44,7 @@ from fedjax_bn.run.draws import check_draws, repetition_notes
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.mesh import choose_mesh
 from fedjax_bn.run.personalization import check_labelled
+from fedjax_bn.run.population import on_disk
 from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.spelling import call_chosen, naming
 
@@ -75,6 +78,7 @@ class Experiment(NamedTuple):
       adaptations: text -> how unseen clients predict.
       notes: sentences for the user on the data and the start.
       mesh: the devices over which the method's clients are shared out; None for one.
+      trace: who is available in which round, see `run.availability`; None where all always are.
     """
 
     model: Any
@@ -85,6 +89,7 @@ class Experiment(NamedTuple):
     adaptations: dict[str, Choice]
     notes: tuple[str, ...]
     mesh: Mesh | None = None
+    trace: np.ndarray | None = None
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -119,6 +124,8 @@ def build(config: ConfigDict) -> Experiment:
     check_labelled(config, internal, unseen)
     _check_validation(internal, config)
     experiment = assemble(config, internal, unseen, notes)
+    trace = read_trace(config.participation.trace, len(internal.domains))
+    experiment = experiment._replace(trace=trace)
     with naming(f"config.model={brief(config.model)}"):
         _check_batch_sizes(experiment.model, internal, experiment.prepare, config)
     return experiment
@@ -136,7 +143,7 @@ def assemble(
     prepare = standardize(internal.mean, internal.std)
     make_method = method_maker(config)
     load = augmenting(_augmentation(config))
-    mesh = choose_mesh(config.mesh, _rows(config, internal), config.batch_size)
+    mesh = _mesh(config, len(internal.domains))
     return Experiment(
         model=model,
         method=make_method(model, prepare, load, mesh),
@@ -225,23 +232,36 @@ def _check_validation(internal: Dataset, config: ConfigDict) -> None:
 def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if a number of clients does not suit the federation."""
     num_clients = len(internal.domains)
-    mesh = choose_mesh(config.mesh, _rows(config, internal), config.batch_size)
+    mesh = _mesh(config, len(internal.domains))
     group_size(config.clients, padded(num_clients, mesh) // padded(1, mesh))
     if config.client_epochs and len(config.client_epochs) != num_clients:
         raise ConfigError(
             f"config.client_epochs has {len(config.client_epochs)} numbers for {num_clients} "
             "clients: give one for each"
         )
-    if config.clients_per_round > num_clients:
+    for key in ("clients_per_round", "eval_clients"):
+        if config[key] > num_clients:
+            raise ConfigError(
+                f"config.{key}={config[key]} is more than the {num_clients} clients there are: use "
+                "0 for all of them"
+            )
+
+
+def _mesh(config: ConfigDict, num_clients: int) -> Mesh | None:
+    """The devices over which a round's clients are shared out; None for one.
+
+    Raises:
+      ConfigError: it cannot be made, or the clients' rows lie on the disk.
+    """
+    if not on_disk(config, num_clients):
+        return choose_mesh(config.mesh, config.clients_per_round or num_clients, config.batch_size)
+    if config.mesh not in ("auto", "1"):
         raise ConfigError(
-            f"config.clients_per_round={config.clients_per_round} is more than the {num_clients} "
-            "clients there are: use 0 for all of them"
+            f"config.mesh={brief(config.mesh)} shares out rows that stay on the devices, but those "
+            f"of this population lie on the disk, which serves one device: set mesh=1, or "
+            "population=device"
         )
-
-
-def _rows(config: ConfigDict, internal: Dataset) -> int:
-    """Clients of a round."""
-    return config.clients_per_round or len(internal.domains)
+    return None
 
 
 def sampler(config: ConfigDict, internal: Dataset) -> Sampler:

@@ -22,6 +22,7 @@ from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.experiment import Experiment, assemble
 from fedjax_bn.run.forms import FINISHED
 from fedjax_bn.run.mesh import form_on
+from fedjax_bn.run.population import start_held
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.start import make_keys, make_start
 
@@ -83,8 +84,10 @@ def restore(
     mean, std = tuple(form["mean"]), tuple(form["std"])
     internal = Dataset(form["dataset"], form["num_classes"], tuple(domains), mean, std)
     experiment = assemble(config, internal, ())
-    like = jax.eval_shape(make_start(config, experiment, make_keys(config)))
-    return experiment, *restore_state(folder, form_on(like, experiment.mesh))
+    start = make_start(config, experiment, make_keys(config))
+    start = start_held(config, start, folder, len(domains))
+    like = form_on(jax.eval_shape(start), experiment.mesh)
+    return experiment, *restore_state(folder, like)
 
 
 def _check_form(folder: Path, form: Record) -> None:

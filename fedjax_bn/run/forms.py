@@ -29,6 +29,7 @@ _OR_NOTHING = _Kind("a number or null", lambda value: value is None or _is_numbe
 _COUNT = _Kind(
     "a whole number above 0", lambda value: type(value) is int and 0 < value < 2**31
 )  # of rounds, classes, pixels
+_INDEX = _Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**31)
 _ACCURACY = {"mean": NUMBER, "*": NUMBER}
 _UNSEEN = {"*": {"*": NUMBER}}
 _BOTH = {"internal": _ACCURACY, "unseen": _UNSEEN}
@@ -69,6 +70,7 @@ RECORD = {
     "unseen?": _UNSEEN,
     "mask_l1?": _ACCURACY,
     "not_finite?": [TEXT],
+    "clients?": [_INDEX],
     "*": ANY,
 }
 

@@ -76,7 +76,9 @@ def progress(title: str, rounds: int, done: int) -> tqdm:
 
 def advance(bar: tqdm, record: dict[str, Any]) -> None:
     """Moves the bar by a round; behind it its mean loss, and mean accuracy where there is one."""
-    losses = [value for value in record["loss"].values() if value is not None]
+    told = record["loss"]
+    told = {"mean": told["mean"]} if "mean" in told else told  # of many clients it is a summary
+    losses = [value for value in told.values() if value is not None]
     text = f"loss {sum(losses) / max(len(losses), 1):.3f}"
     if "accuracy" in record:
         text += f", accuracy {record['accuracy']['mean']:.1f} %"

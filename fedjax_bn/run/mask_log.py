@@ -8,11 +8,13 @@ import numpy as np
 
 from fedjax_bn.adaptation import running
 from fedjax_bn.data.domain import select
-from fedjax_bn.federation import FederatedState, client_variables
+from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.models.masks import COLLECTION, FEATURES, take
 from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.groups import by_client
 from fedjax_bn.run.mesh import gathered
 from fedjax_bn.run.per_sample import features_of
+from fedjax_bn.run.population import Held, rows_of_clients
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.report.features import masked_features
 from fedjax_bn.run.workdir import write_atomically
@@ -21,38 +23,58 @@ SAMPLES = 256  # of a client, whose features are drawn
 
 
 def log_masks(
-    experiment: Experiment, folder: Path, state: FederatedState, last: bool = False
+    experiment: Experiment,
+    folder: Path,
+    state: FederatedState | Held,
+    last: bool = False,
+    limit: int = 100,
 ) -> Record:
     """Writes the masks of a round, and after the last one a picture of what they do.
 
     `masks/ROUND.npz` holds, for each mask, NAME f[K, C] and NAME.mean f[C], what an unseen client
     receives, and the names of the clients. `plots/masked_features.png` shows the first and the last
-    client.
+    client. Of a population they are those of the round's cohort.
 
     Returns:
       {"mask_l1": {client: L1 norm, "mean": their mean}}, over several masks of a client their mean
-      (FedCD, Fig. 3); {} where there are no masks.
+      (FedCD, Fig. 3), and of more than `limit` clients, or of a cohort, a summary (`run.groups`);
+      {} where there are no masks.
     """
     if not state.personal.get(COLLECTION):
         return {}
+    mean = jax.device_get(global_variables(state)[COLLECTION])
     names = [domain.name for domain in experiment.internal.domains]
+    if isinstance(state, Held):
+        experiment, state, limit = *_of_cohort(experiment, state), 0
+        names = [""] * len(names)  # another cohort has other names, which a record must not have
+    domains = experiment.internal.domains
     masks = jax.device_get(gathered(state.personal[COLLECTION], experiment.mesh))
-    masks = jax.tree.map(lambda leaf: leaf[: len(names)], masks)
+    masks = jax.tree.map(lambda leaf: leaf[: len(domains)], masks)
     path = folder / "masks" / f"{int(state.round):04}.npz"
-    write_atomically(path, _packed(names, masks, np.asarray(state.weights)))
+    write_atomically(path, _packed([domain.name for domain in domains], masks, mean))
     if last and FEATURES in masks:
-        two = sorted({0, len(names) - 1})
+        two = sorted({0, len(domains) - 1})
         image = masked_features(_features_of(experiment, state, two), masks[FEATURES][two])
         write_atomically(folder / "plots" / "masked_features.png", image)
-    norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0).tolist()
-    return {"mask_l1": dict(zip(names, norms, strict=True)) | {"mean": float(np.mean(norms))}}
+    norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
+    return {"mask_l1": by_client(names[: len(norms)], norms, limit)}
 
 
-def _packed(names: list[str], masks: dict[str, np.ndarray], weights: np.ndarray) -> bytes:
-    """The content of `masks/ROUND.npz`; weights f[K] are those of the round."""
+def _of_cohort(experiment: Experiment, held: Held) -> tuple[Experiment, FederatedState]:
+    """The experiment and the state of a round's cohort alone."""
+    client = np.asarray(held.client)
+    rows = rows_of_clients(held, client, ("personal",))["personal"]
+    domains = tuple(experiment.internal.domains[k] for k in client)
+    internal = experiment.internal._replace(domains=domains)
+    state = held.state._replace(personal=rows, weights=np.zeros(len(client)))
+    return experiment._replace(internal=internal), state
+
+
+def _packed(names: list[str], masks: dict[str, np.ndarray], mean: dict[str, np.ndarray]) -> bytes:
+    """The content of `masks/ROUND.npz`."""
     arrays = {"clients": np.array(names)}
     for name, mask in masks.items():
-        arrays |= {name: mask, f"{name}.mean": (weights[:, None] * mask).sum(0) / weights.sum()}
+        arrays |= {name: mask, f"{name}.mean": mean[name]}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()

@@ -127,6 +127,27 @@ def adapt_clients(
       statistics: the method's `FederatedMethod.statistics`, by which it trains and predicts.
       mesh: the devices over which the state's clients are shared out; None for one.
     """
+    adapt = adapt_rows(model, prepare, choice, statistics, mesh)
+
+    def read(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        missing = stop - max(start, len(labelled))
+        return stack_labelled([*labelled[start:stop], *[labelled[0]] * missing])
+
+    images, labels = place_rows(read, padded(len(labelled), mesh), clients_of(mesh))
+    return lambda state: adapt(state, images, labels)
+
+
+def adapt_rows(
+    model: nn.Module,
+    prepare: Prepare,
+    choice: Personalization,
+    statistics: StatisticsRule | None = None,
+    mesh: Mesh | None = None,
+) -> Callable[[FederatedState, jax.Array, jax.Array], FederatedState]:
+    """Returns jitted `adapt(state, images, labels)`, as `adapt_clients` of the clients' samples.
+
+    Images are [C, n, ...] and labels i32[C, n], as `stack_labelled` makes them.
+    """
 
     def on_device(shared: PyTree, rows: tuple, _: None) -> Variables:
         def one(client: tuple) -> Variables:
@@ -143,11 +164,7 @@ def adapt_clients(
         nothing = jax.tree.map(lambda leaf: None, state.shared)
         return state._replace(shared=nothing, personal=personal)
 
-    def read(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        return _stack([*labelled[start:stop], *[labelled[0]] * (stop - max(start, len(labelled)))])
-
-    given = place_rows(read, padded(len(labelled), mesh), clients_of(mesh))
-    return lambda state: adapt(state, *given)
+    return adapt
 
 
 def adapt_unseen(
@@ -158,7 +175,7 @@ def adapt_unseen(
     statistics: StatisticsRule | None = None,
 ) -> _Adapt:
     """Returns jitted `adapt(variables)`: the received model after an unseen client's steps."""
-    images, labels = _stack([labelled])
+    images, labels = stack_labelled([labelled])
 
     @jax.jit
     def adapt(variables: Variables) -> Variables:
@@ -168,7 +185,7 @@ def adapt_unseen(
     return adapt
 
 
-def _stack(labelled: Sequence[Split]) -> tuple[np.ndarray, np.ndarray]:
+def stack_labelled(labelled: Sequence[Split]) -> tuple[np.ndarray, np.ndarray]:
     """Images [K, n, ...] and labels i32[K, n]."""
     images = np.stack([np.asarray(split.images) for split in labelled])
     return images, np.stack([split.labels for split in labelled])

@@ -6,35 +6,40 @@ import numpy as np
 
 from fedjax_bn.extrapolation import check_risks
 from fedjax_bn.run.errors import NotFiniteError, RiskError
+from fedjax_bn.run.groups import by_client
 
 Record = dict[str, Any]  # as JSON has it: of a round, a run, an evaluation
 
 
 def round_record(
-    names: list[str], metrics: dict[str, np.ndarray], number: int, seconds: float
+    names: list[str],
+    metrics: dict[str, np.ndarray],
+    number: int,
+    seconds: float,
+    limit: int = 100,
 ) -> Record:
     """One line of metrics.jsonl; None for the loss of a client that took no part.
+
+    Of more than `limit` clients it has a summary, see `run.groups`, and `clients`, the numbers of
+    those that took part, where these are not all.
 
     Args:
       names: of the K clients.
       metrics: of the round, as a method's `round` returns them.
       number: of the round, from 1.
       seconds: that it took.
+      limit: the configuration's `clients_named`.
     """
-
-    def by_client(values: np.ndarray) -> Record:
-        numbers = values.tolist()
-        return {
-            name: value if np.isfinite(value) else None
-            for name, value in zip(names, numbers, strict=True)
-        }
-
     record = {
         "round": number,
-        "loss": by_client(metrics["loss"]),
-        "weights": by_client(metrics["weights"]),
+        "loss": by_client(names, metrics["loss"], limit, mean=False),
+        "weights": by_client(names, metrics["weights"], limit, mean=False),
         "seconds": seconds,
     }
+    # The loss of a client whose update is not finite may not be either.
+    took_part = np.isfinite(metrics["loss"]) | ~metrics["finite"]
+    if len(names) > limit and not took_part.all():
+        record["clients"] = np.flatnonzero(took_part).tolist()
     if not metrics["finite"].all():
         record["not_finite"] = [n for n, ok in zip(names, metrics["finite"], strict=True) if not ok]
     if not metrics["server_finite"]:
@@ -42,22 +47,25 @@ def round_record(
     return record
 
 
-def have_trained(records: list[Record]) -> np.ndarray:
+def have_trained(records: list[Record], names: list[str] | None = None) -> np.ndarray:
     """Who has trained in one round at least, and kept it: bool[K].
 
     Args:
       records: of all rounds so far, at least one.
+      names: of the K clients; by default those of the first record, which then has them.
     """
-    return np.any(
-        [
-            [
-                loss is not None and name not in record.get("not_finite", ())
-                for name, loss in record["loss"].items()
-            ]
-            for record in records
-        ],
-        axis=0,
-    )
+    names = names or list(records[0]["loss"])
+    number = {name: k for k, name in enumerate(names)}
+    trained = np.zeros(len(names), bool)
+    for record in records:
+        mine = np.ones(len(names), bool)
+        if "clients" in record:
+            mine = np.isin(np.arange(len(names)), record["clients"])
+        elif names[0] in record["loss"]:
+            mine = np.array([record["loss"].get(name) is not None for name in names])
+        mine[[number[name] for name in record.get("not_finite", ())]] = False
+        trained |= mine
+    return trained
 
 
 def require_finite(record: Record, metrics: dict[str, np.ndarray], on_nonfinite: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -25,6 +26,7 @@ from fedjax_bn.data.sampling import (
 )
 from fedjax_bn.devices import padded
 from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
+from fedjax_bn.run.availability import Cohort, draw_cohort
 from fedjax_bn.run.configured_weighing import what_validates
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import Experiment, sampler
@@ -118,7 +120,7 @@ def draw_round(
     """
     splits = [domain.train for domain in experiment.internal.domains]
     sizes = jnp.asarray([len(split.labels) for split in splits], jnp.int32)
-    client = _choose_cohort(config, keys, number, len(splits))
+    client = cohort_of(config, experiment, keys, number).client
     client = jnp.arange(len(splits), dtype=jnp.int32) if client is None else client
     client = _with_padding(client, len(splits), experiment.mesh)
     key = jax.random.fold_in(keys.data, number)
@@ -132,15 +134,15 @@ def _with_padding(client: jax.Array, num_clients: int, mesh: Mesh | None) -> jax
     return jnp.pad(client, (0, missing), constant_values=num_clients)
 
 
-def _choose_cohort(
-    config: ConfigDict, keys: Any, number: jax.Array, num_clients: int
-) -> jax.Array | None:
-    """i32[C], the numbers of the clients that take part in a round; None where all do."""
-    if not 0 < config.clients_per_round < num_clients:
-        return None
-    key = jax.random.fold_in(keys.participation, number)
-    order = jax.random.permutation(key, num_clients).astype(jnp.int32)
-    return jnp.sort(jnp.argsort(order)[: config.clients_per_round]).astype(jnp.int32)
+def _absent_in_padding(mesh: Mesh | None, participates: jax.Array) -> jax.Array:
+    """bool[P], who takes part, and False in rows of padding."""
+    return jnp.pad(participates, (0, padded(len(participates), mesh) - len(participates)))
+
+
+def cohort_of(config: ConfigDict, experiment: Experiment, keys: Any, number: jax.Array) -> Cohort:
+    """Who is drawn for a round, and who of them takes part."""
+    sizes = np.array([len(domain.train.labels) for domain in experiment.internal.domains])
+    return draw_cohort(config, experiment.trace, sizes, keys.participation, number)
 
 
 def _resident_batches(
@@ -153,8 +155,8 @@ def _resident_batches(
 ) -> Batches:
     """The batches of a round, numbers of samples in the data that lie on the device."""
     client, draw = draw_round(config, experiment, longest, keys, number)
-    cohort = _choose_cohort(config, keys, number, len(experiment.internal.domains))
-    return point_to(rows_of(data, None if cohort is None else client), draw)
+    everybody = cohort_of(config, experiment, keys, number).client is None
+    return point_to(rows_of(data, None if everybody else client), draw)
 
 
 def _compile_round(
@@ -170,9 +172,11 @@ def _compile_round(
     num_clients, mesh = len(experiment.internal.domains), experiment.mesh
 
     def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
-        client = _choose_cohort(config, keys, state.round, num_clients)
+        cohort = cohort_of(config, experiment, keys, state.round)
+        client = cohort.client
         rows = None if client is None else _with_padding(client, num_clients, mesh)
-        batches = feed(state.round, data, keys) | rows_of(kept, rows)
+        present = jax.tree.map(partial(_absent_in_padding, mesh), cohort.entries())
+        batches = feed(state.round, data, keys) | rows_of(kept, rows) | present
         return _run_cohort(experiment.method, state, batches, client, rows, keys.method)
 
     spread = None if mesh is None else (shardings_of(state, mesh), everywhere(mesh))

@@ -84,7 +84,8 @@ def _check_memory(config: ConfigDict, state: FederatedState) -> None:
         raise ConfigError(
             f"config.model={brief(config.model)} takes {size / 2**30:.0f} GB for the "
             f"{state.weights.shape[0]} clients' state, more than the {memory / 2**30:.0f} GB of "
-            "this machine: choose a smaller model or fewer clients"
+            "this machine: choose a smaller model or fewer clients, or, where clients_per_round "
+            "are not all, population=disk"
         )
 
 

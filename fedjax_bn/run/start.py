@@ -1,5 +1,6 @@
 """What a run needs before its first round: the experiment, the random keys, the first state."""
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from fedjax_bn import models, sharing
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import pretrained
+from fedjax_bn.ranges import brief
 from fedjax_bn.run.compilation_cache import keep_compiled
 from fedjax_bn.run.configured_method import start_notes, with_method_parts
 from fedjax_bn.run.errors import ConfigError
@@ -22,6 +24,7 @@ from fedjax_bn.run.experiment import (
     sample_input,
 )
 from fedjax_bn.run.mesh import place_copies, shardings_of
+from fedjax_bn.run.population import Held, check_population, num_clients, on_disk
 from fedjax_bn.run.shapes import check_shapes
 
 
@@ -43,10 +46,12 @@ def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], Federate
     keep_compiled(config.compilation_cache)
     try:
         experiment = build(config)
+        check_population(config, len(experiment.internal.domains))
         keys = make_keys(config)
         check_shapes(config, experiment, make_start(config, experiment, keys))
         fixed, notes = _load_pretrained(config, experiment)
         start = make_start(config, experiment, keys, fixed)
+        _check_rows_alike(config, experiment, keys)
         return experiment._replace(notes=experiment.notes + notes), keys, start
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
@@ -62,8 +67,14 @@ def make_start(
     experiment: Experiment,
     keys: Keys,
     fixed: sharing.Variables | None = None,
+    rows: int = 0,
 ) -> Callable[[], FederatedState]:
-    """Returns `start() -> state` before the first round; `fixed` as `_load_pretrained` gives it."""
+    """Returns `start() -> state` before the first round; `fixed` as `_load_pretrained` gives it.
+
+    The state has `rows` rows, by default one a client, or one in all where they lie on the disk.
+    """
+    clients = len(experiment.internal.domains)
+    rows = rows or (1 if on_disk(config, clients) else clients)
 
     def begin(fixed: sharing.Variables | None) -> FederatedState:
         variables = initial_variables(experiment, keys.model)
@@ -72,12 +83,29 @@ def make_start(
         images = sample_input(experiment.internal, experiment.prepare, 2)
         key = jax.random.fold_in(keys.model, 1)
         variables = with_method_parts(config, experiment.model, variables, images, key)
-        return experiment.method.init(keys.method, variables, len(experiment.internal.domains))
+        return experiment.method.init(keys.method, variables, rows)
 
     if experiment.mesh is None:
         return partial(jax.jit(begin), fixed)
     spread = shardings_of(jax.eval_shape(begin, fixed), experiment.mesh)
     return partial(jax.jit(begin, out_shardings=spread), place_copies(fixed, experiment.mesh))
+
+
+def _check_rows_alike(config: ConfigDict, experiment: Experiment, keys: Keys) -> None:
+    """Raises ConfigError where rows lie on the disk and a weighing rule begins them differently.
+
+    Personal leaves and memory begin alike by what `federate` is.
+    """
+    clients = len(experiment.internal.domains)
+    start = make_start(config, experiment, keys, rows=clients)
+    if not on_disk(config, clients) or not jax.eval_shape(start).weighing:
+        return
+    for leaf in jax.tree.leaves(jax.jit(lambda: start().weighing)()):
+        if (leaf != leaf[:1]).any():
+            raise ConfigError(
+                f"config.weigh={brief(config.weigh)} begins with other memory for some clients "
+                "than for others, which rows on the disk do not have: set population=device"
+            )
 
 
 def _load_pretrained(
@@ -103,18 +131,21 @@ def _load_pretrained(
 
 
 def data_hash(experiment: Experiment) -> str:
-    """SHA-256 of the data split, the unseen clients included."""
+    """SHA-256 of the data split, the unseen clients included, and of the trace if there is one."""
     domains = experiment.internal.domains + experiment.unseen
-    return fingerprint(experiment.internal._replace(domains=domains))
+    data = fingerprint(experiment.internal._replace(domains=domains))
+    if experiment.trace is None:
+        return data
+    return hashlib.sha256(data.encode() + experiment.trace.tobytes()).hexdigest()
 
 
-def partition_table(config: ConfigDict, state: FederatedState) -> str:
+def partition_table(config: ConfigDict, state: FederatedState | Held) -> str:
     """Which leaves are shared and which personal, with counts and bytes of one client."""
     own = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state.personal
     )
     variables = sharing.join(state.shared, own)
     mask = jax.tree.map(lambda leaf: leaf is not None, state.shared, is_leaf=lambda x: x is None)
-    return f"{config.method} on {config.model}, {state.weights.shape[0]} clients\n" + (
+    return f"{config.method} on {config.model}, {num_clients(state):,} clients\n" + (
         sharing.describe(variables, mask)
     )

@@ -24,6 +24,7 @@ from fedjax_bn.run.machine import describe_machine, difference
 from fedjax_bn.run.mask_log import log_masks
 from fedjax_bn.run.mesh import form_on, mesh_note
 from fedjax_bn.run.ownership import owned
+from fedjax_bn.run.population import Held, disk_note, keep_rows, protect_rows, start_held
 from fedjax_bn.run.records import (
     Record,
     have_trained,
@@ -35,6 +36,7 @@ from fedjax_bn.run.report import write_data_plots
 from fedjax_bn.run.rounds import open_rounds
 from fedjax_bn.run.start import Keys, data_hash, partition_table, prepare
 from fedjax_bn.run.stop import saying, stop_requests
+from fedjax_bn.run.stored_rounds import open_stored_rounds
 from fedjax_bn.run.summary import out_of_patience, select_round, summarize
 from fedjax_bn.traffic import traffic
 
@@ -58,6 +60,7 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
     config = resolved(config)
     experiment, keys, start = prepare(config)
+    start = start_held(config, start, folder, len(experiment.internal.domains))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about["notes"] = list(experiment.notes)
     about |= describe_machine()
@@ -66,6 +69,9 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     # 2. A finished run only says so.
     if (folder / "summary.json").exists():
         return _say_finished(config, folder, say)
+
+    if note := disk_note(config, start):
+        say(note)
 
     # 3. Otherwise this process owns the folder until it ends, and goes on from the latest
     # checkpoint, if there is one.
@@ -92,6 +98,7 @@ def resume(
     """
     path = folder / "metrics.jsonl"
     state = checkpoint.resume(folder, start, workdir.rounds_recorded(path), mesh)
+    protect_rows(folder, state)
     records = workdir.read_lines(path, int(state.round))
     if note := workdir.keep_lines(path, records):
         say(note)
@@ -126,7 +133,8 @@ def _finish(
     if experiment.mesh is not None:
         say(mesh_note(experiment.mesh))
     write_data_plots(folder, experiment.internal, experiment.unseen)
-    rounds = open_rounds(config, experiment, keys, state)
+    opening = open_stored_rounds if isinstance(state, Held) else open_rounds
+    rounds = opening(config, experiment, keys, state)
     bytes_sent = traffic(experiment.method, state, rounds.batches)
     say(rounds.note)
     say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
@@ -184,20 +192,22 @@ def loop(
             number, start = len(records) + 1, time.perf_counter()
             state, metrics = round(state)
             metrics = jax.device_get(metrics)
-            record = round_record(names, metrics, number, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            record = round_record(names, metrics, number, seconds, config.clients_named)
             require_finite(record, metrics, config.on_nonfinite)
             require_weights(names, metrics, number)
             if number == config.rounds or number % config.eval_every == 0:
-                record |= evaluate(state, have_trained([*records, record]))
+                record |= evaluate(state, have_trained([*records, record], names))
 
             records.append(record)
             last = number == config.rounds or out_of_patience(records, config.patience)
-            record |= log_masks(experiment, folder, state, last)
+            record |= log_masks(experiment, folder, state, last, config.clients_named)
             workdir.append_line(folder / "metrics.jsonl", record)
             logs.write_events(log, record)
             logs.advance(bar, record)
 
             if "validation" in record and select_round(records) == number:
+                keep_rows("selected", state)
                 checkpoint.save(selected, number, state)
             stop = stop_requested()
             if last or stop or number % config.checkpoint_every == 0:
@@ -205,6 +215,7 @@ def loop(
                 checkpoint.settle(selected)
                 logs.settle(log)
                 workdir.sync(folder / "metrics.jsonl")
+                keep_rows("latest", state)
                 checkpoint.save(latest, number, state)
             if stop:
                 checkpoint.settle(latest)

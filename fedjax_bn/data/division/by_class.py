@@ -12,7 +12,8 @@ from fedjax_bn.data.division.groups import first_samples, number_groups, samples
 from fedjax_bn.data.division.integer_shares import apportion, at_least_one, fraction_size
 from fedjax_bn.data.division.label_and_size_skew import REMEDY, dirichlet_counts
 from fedjax_bn.data.domain import Split, select
-from fedjax_bn.ranges import with_smallest
+from fedjax_bn.data.rows import Rows
+from fedjax_bn.ranges import drawn_samples, with_smallest
 
 
 def _pools(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
@@ -92,7 +93,7 @@ def split_clients(
     alpha: float = 0.5,
     sizes: np.ndarray | None = None,
 ) -> list[Split]:
-    """n disjoint clients of a split; samples with the same name have one owner.
+    """n clients of a split, disjoint but for "drawn"; samples with the same name have one owner.
 
     iid: the same label distribution for all. The groups (see `groups`) are dealt out class after
       class like cards, so the clients' numbers of groups differ by at most one, and so do those of
@@ -100,6 +101,8 @@ def split_clients(
       groups, stratified, and what is over belongs to nobody.
     dirichlet: every class is shared out by a draw from Dirichlet(alpha), see `dirichlet_counts`;
       "dirichlet:smallest=N" says how many samples the smallest client has at least.
+    drawn:N: each client draws N samples at random with replacement, so that there may be far more
+      clients than samples; what one has others may have too.
 
     Raises:
       ValueError: n is less than 1, more than the groups of some class (iid) or than all groups
@@ -107,6 +110,8 @@ def split_clients(
     """
     if n < 1:
         raise ValueError(f"data.clients_per_domain is {n}; it must be at least 1")
+    if count := drawn_samples(partition):
+        return [_drawn(split, index) for index in rng.integers(len(split.labels), size=(n, count))]
     if n == 1 and sizes is None:
         return [split]
     group = number_groups(split.names, len(split.labels))
@@ -119,6 +124,12 @@ def split_clients(
         kind = "samples" if len(labels) == len(group) else "groups (by name)"
         parts = _deal_alike(labels, n, rng, kind)
     return [select(split, rng.permutation(samples_of(part, group))) for part in parts]
+
+
+def _drawn(split: Split, index: np.ndarray) -> Split:
+    """Samples of a split, which stay where they are."""
+    names = None if split.names is None else split.names[index]
+    return Split(Rows(split.images, index), split.labels[index], names)
 
 
 def _deal_alike(

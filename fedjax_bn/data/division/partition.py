@@ -16,9 +16,9 @@ from fedjax_bn.data.division.label_and_size_skew import client_sizes
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_names_differ, splits
 from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.ranges import ALPHA, refusal, with_smallest
+from fedjax_bn.ranges import ALPHA, drawn_samples, refusal, with_smallest
 
-_PARTITIONS = ("iid", "dirichlet")
+_PARTITIONS = ("iid", "dirichlet", "drawn:N")
 
 
 def share_out_domains(
@@ -43,8 +43,8 @@ def share_out_domains(
       fraction: of each domain's training samples, in (0, 1], taken before they are shared out.
         A source that has taken its own fraction already needs none here.
       seed: at least 0.
-      partition: "iid", "dirichlet" or "dirichlet:smallest=N", how the clients of a domain differ,
-        see `split_clients`.
+      partition: "iid", "dirichlet", "dirichlet:smallest=N" or "drawn:N", how the clients of a
+        domain differ, see `split_clients`.
       num_clients: of all domains together, in place of `clients_per_domain`; the domains have
         equally many, the larger ones one more where that does not go out even. 0 for none.
       alpha: concentration of "dirichlet", above 0. FedIG, A.6, has 0.5 and 0.1.
@@ -84,15 +84,15 @@ def share_out_domains(
 
 
 def _check_partition(partition: str, alpha: float, sizes: str | Sequence[int]) -> str:
-    kind = with_smallest(partition)[0]
+    kind = "drawn:N" if drawn_samples(partition) else with_smallest(partition)[0]
     if kind not in _PARTITIONS or (kind == "iid" and partition != kind):
         raise ValueError(
             f"data.partition is {partition!r}; it must be one of {', '.join(_PARTITIONS)}"
         )
-    if kind == "dirichlet" and len(sizes):
+    if kind != "iid" and len(sizes):
         raise ValueError(
-            f"data.sizes={sizes!r} and data.partition='dirichlet' exclude each other: leave sizes "
-            "empty or choose 'iid'"
+            f"data.sizes={sizes!r} and data.partition={partition!r} exclude each other: leave "
+            "sizes empty or choose 'iid'"
         )
     if why := refusal(alpha, ALPHA):
         raise ValueError(f"data.alpha is {alpha}; it {why}")

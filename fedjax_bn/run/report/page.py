@@ -2,17 +2,20 @@
 
 import base64
 import html
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.names import on_page
 from fedjax_bn.run.forms import CLAIM, SUMMARY
+from fedjax_bn.run.groups import some_of
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.report import plots, tables
 from fedjax_bn.run.report.unseen import ablations
 from fedjax_bn.run.workdir import read_json, read_lines, write_atomically
 
+_MOST_SAMPLED = 40  # clients of which images, and names in the configuration, are shown
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto }}
@@ -50,8 +53,12 @@ def write_report(folder: Path) -> None:
 
 
 def write_data_plots(folder: Path, internal: Dataset, unseen: Sequence[Domain]) -> None:
-    """Writes plots of what every client sees, and of how many samples of each class it owns."""
-    images = plots.samples([*internal.domains, *unseen])
+    """Writes plots of what clients see, and of how many samples of each class they own.
+
+    Of many clients some are shown, evenly spaced.
+    """
+    shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
+    images = plots.samples([*shown, *unseen])
     write_atomically(folder / "plots" / "samples.png", images)
     write_atomically(folder / "plots" / "class_counts.png", plots.class_counts(internal))
 
@@ -91,9 +98,19 @@ def _page(folder: Path, summary: Record, summaries: list[Record], drawn: list[st
             data = base64.b64encode(path.read_bytes()).decode()
             text = on_page(caption)
             parts.append(f'<h2>{text}</h2><img alt="{text}" src="data:image/png;base64,{data}">')
-    config = (folder / "config.json").read_text()
+    config = _shortened(read_json(folder / "config.json", CLAIM))
     parts.append(f"<h2>Configuration</h2>{_preformatted(config)}")
     return _PAGE.format(title=on_page(title), body="\n".join(parts))
+
+
+def _shortened(about: Record) -> str:
+    """The content of config.json, with the first and last names only of many clients."""
+    form = about.get("form")
+    names = form.get("clients") if isinstance(form, dict) else None
+    if isinstance(names, list) and len(names) > _MOST_SAMPLED:
+        names = [names[0], f"... {len(names) - 2} others ...", names[-1]]
+        about = about | {"form": form | {"clients": names}}
+    return json.dumps(about, indent=2)
 
 
 def _preformatted(text: str) -> str:

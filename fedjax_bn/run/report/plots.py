@@ -7,8 +7,11 @@ from matplotlib.figure import Figure
 from fedjax_bn.data.domain import Dataset, Domain, splits
 from fedjax_bn.figures import png
 from fedjax_bn.names import on_plot
+from fedjax_bn.run.groups import some_of
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.report.tables import columns, heading
+
+_MOST_COUNTED = 200  # clients whose labels are shown
 
 
 def curves(records: list[Record], key: str, label: str) -> bytes:
@@ -68,9 +71,10 @@ def samples(domains: list[Domain], count: int = 10) -> bytes:
 def class_counts(dataset: Dataset) -> bytes:
     """Training samples of each class (rows) that each client (columns) owns, as FedIG's Fig. 10.
 
-    Clients of one domain stand together; numbers are written in where there is room for them.
+    Clients of one domain stand together; numbers are written in where there is room for them. Of
+    many clients some are shown, evenly spaced.
     """
-    domains = dataset.domains
+    domains = [dataset.domains[k] for k in some_of(len(dataset.domains), _MOST_COUNTED)]
     counts = [np.bincount(d.train.labels, minlength=dataset.num_classes) for d in domains]
     table = np.stack(counts, axis=1)  # [C, K]
     classes, clients = table.shape
@@ -78,6 +82,8 @@ def class_counts(dataset: Dataset) -> bytes:
     size = (max(5, 2.5 + 0.42 * min(clients, 40)), max(3, 1.6 + 0.3 * min(classes, 20)))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
+    if clients < len(dataset.domains):
+        axes.set_title(f"{clients} of {len(dataset.domains):,} clients", fontsize=10)
     mesh = axes.pcolormesh(table, cmap="Blues", vmin=0, edgecolors="0.85", linewidth=0.5 * roomy)
     figure.colorbar(mesh, label="training samples", pad=0.01)
     if roomy:
@@ -99,6 +105,9 @@ def _name_clients(axes: Axes, names: list[tuple[str, str, str]]) -> None:
     places = np.arange(len(names)) + 0.5
     shared = [domain for domain, _, _ in names]
     own = [on_plot(name) for _, _, name in names]
+    if not any(shared) and len(names) > 40:
+        axes.set_xticks([])
+        return
     if not any(shared):
         axes.set_xticks(places, own, fontsize=8, rotation=30, ha="right")
         return

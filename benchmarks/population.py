@@ -1,0 +1,188 @@
+"""What a round costs when its clients are drawn from 100, 1,000 and 10,000.
+
+    python benchmarks/population.py --json
+
+FedBN on configs/population.py: 64 clients a round, 16 samples each, whose own parts lie on the
+disk. Each population trains in a process of its own, from the same program as a run, and its rows
+are waited for as before a checkpoint every fifth round. The claim is that time, device and host
+memory do not grow with the population, and the disk with those who have trained.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_bn.run.config_file import read
+from fedjax_bn.run.population import Held, start_held
+from fedjax_bn.run.row_store import RowStore
+from fedjax_bn.run.start import prepare
+from fedjax_bn.run.stored_rounds import open_stored_rounds
+from machine import announce
+
+CONFIG = Path(__file__).parents[1] / "configs" / "population.py"
+FIGURES = ("round_seconds", "device_megabytes", "host_megabytes", "disk_megabytes")
+FLUSH_EVERY = 5
+
+
+def main() -> None:
+    """Measures every population, prints a table and perhaps JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--populations", type=int, nargs="+", default=[100, 1000, 10_000])
+    add("--cohort", type=int, default=64, help="clients a round; default %(default)s")
+    add("--method", default="fedbn", help="scaffold: a model's size a client")
+    add("--model", default="DigitCNN")
+    add("--rounds", type=int, default=12, help="default %(default)s; the first does not count")
+    add("--json", action="store_true", help="print a JSON object as the last line")
+    add("--alone", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.alone:
+        print(json.dumps(measure(options.alone, options)))
+        return
+    here = announce(
+        f"{options.method}, {options.model}: rounds of {options.cohort} clients out of "
+        f"{', '.join(f'{n:,}' for n in options.populations)}, {options.rounds} each"
+    )
+    found = {str(count): in_a_process(count) for count in options.populations}
+    show(found)
+    if options.json:
+        figures = {name: {n: one[name] for n, one in found.items()} for name in FIGURES}
+        print(json.dumps({"machine": here, **vars(options), "details": found} | figures))
+
+
+def in_a_process(population: int) -> dict[str, Any]:
+    """`measure` in a process of its own, because memory is counted by process."""
+    command = [sys.executable, *sys.argv, "--alone", str(population)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Trains some rounds with one population; seconds are medians, memory is the most it took."""
+    config = read(
+        str(CONFIG),
+        [
+            ("data.num_clients", str(population)),
+            ("clients_per_round", str(options.cohort)),
+            ("method", options.method),
+            ("model", options.model),
+            ("rounds", str(options.rounds)),
+            ("population", "disk"),
+            ("adaptations", "running"),
+        ],
+    )
+    experiment, keys, start = prepare(config)
+    with tempfile.TemporaryDirectory() as folder:
+        begin = start_held(config, start, Path(folder), len(experiment.internal.domains))
+        held = begin()
+        with timed_store() as store_seconds, device_bytes() as most:
+            step = open_stored_rounds(config, experiment, keys, held).compile(held)
+            seconds, flushes = train(step, held, options.rounds)
+        disk = held.store.taken_bytes()
+        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        length = sum(path.stat().st_size for path in (Path(folder) / "population").iterdir())
+    return {
+        "round_seconds": median(seconds[1:]),
+        "fastest_seconds": min(seconds[1:]),
+        "store_seconds": median(store_seconds[2:]),
+        "flush_seconds": median(flushes),
+        "device_megabytes": round(most[0] / 2**20, 2),
+        "host_megabytes": round(host / 2**10, 1),
+        "disk_megabytes": round(disk / 2**20, 2),
+        "length_megabytes": round(length / 2**20, 1),
+    }
+
+
+def train(step: Any, held: Held, rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds of each round, and of each wait for the disk."""
+    seconds, flushes = [], []
+    for number in range(1, rounds + 1):
+        began = time.perf_counter()
+        held, _ = step(held)
+        seconds.append(time.perf_counter() - began)
+        if number % FLUSH_EVERY == 0 or number == rounds:
+            began = time.perf_counter()
+            held.store.keep("latest", np.asarray(held.slots))
+            flushes.append(time.perf_counter() - began)
+    return seconds, flushes
+
+
+@contextmanager
+def timed_store() -> Iterator[list[float]]:
+    """Seconds of a round's reading and writing of rows, one a round."""
+    spent, real = [0.0], {name: getattr(RowStore, name) for name in ("read", "write")}
+
+    def timed(name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            result = real[name](*arguments)
+            spent[-1] += time.perf_counter() - began
+            if name == "write":
+                spent.append(0.0)
+            return result
+
+        return call
+
+    try:
+        for name in real:
+            setattr(RowStore, name, timed(name))
+        yield spent
+    finally:
+        for name, function in real.items():
+            setattr(RowStore, name, function)
+
+
+@contextmanager
+def device_bytes() -> Iterator[list[int]]:
+    """The bytes of arrays on the device at most, [0] of the list; where it says so, its own count.
+
+    XLA's temporary memory is in a device's own count only.
+    """
+    most, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            most[0] = max(most[0], sum(array.nbytes for array in jax.live_arrays()))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield most
+    finally:
+        done.set()
+        thread.join()
+        counted = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        most[0] = counted or most[0]
+
+
+def show(found: dict[str, dict[str, Any]]) -> None:
+    """Prints the table."""
+    print(
+        "| clients | s a round (least) | rows read and written, s | waiting for the disk, s | "
+        "device MB | host MB | disk MB (length of the files) |"
+    )
+    print("|---:|---:|---:|---:|---:|---:|---:|")
+    for name, one in found.items():
+        print(
+            f"| {int(name):,} | {one['round_seconds']:.3f} ({one['fastest_seconds']:.3f}) | "
+            f"{one['store_seconds']:.4f} | {one['flush_seconds']:.3f} | "
+            f"{one['device_megabytes']:.1f} | {one['host_megabytes']:,.0f} | "
+            f"{one['disk_megabytes']:.1f} ({one['length_megabytes']:,.0f}) |"
+        )
+
+
+if __name__ == "__main__":
+    main()

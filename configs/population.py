@@ -1,0 +1,45 @@
+"""10,000 clients, of which 64 train a round; no download.
+
+    python -m fedjax_bn.main --config configs/population.py
+
+Five of the embedded scanners have 2,000 clients each, and the sixth is the unseen one. A client has
+16 samples, drawn from the 180 of its scanner with replacement, so that clients share samples: the
+data are small, and what is shown is a large population, not a result of a paper.
+
+The clients' own parts (batch norm with FedBN) lie in the workdir and those of a round's 64 on the
+device, see `population` in `fedjax-bn list keys`. A tenth of the clients that are drawn drop out.
+Of all clients 100 are evaluated, always the same ones; metrics, tables and plots show quantiles and
+means by scanner.
+
+    who is available when, from a file   --config.participation.trace=FILE
+    chances by the clients' samples      --config.participation.draw=by_size
+    all clients evaluated, in blocks     --config.eval_clients=0
+    rows on the device, as of few        --config.population=device
+
+Small: --config.data.num_clients=200 --config.clients_per_round=8 --config.rounds=3
+--config.population=disk
+"""
+
+from ml_collections import ConfigDict
+
+from fedjax_bn.run.config import base, override
+
+
+def get_config(changes: str = "") -> ConfigDict:
+    config = base()
+    config.method = "fedbn"
+    config.model = "DigitCNN"
+    config.rounds = 50
+    config.clients_per_round = 64
+    config.population = "auto"
+    config.participation.dropout = 0.1
+    config.eval_clients = 100
+    config.clients_named = 50
+    config.eval_every = 10
+    config.checkpoint_every = 10
+    config.data.name = "scanners"
+    config.data.num_clients = 10_000
+    config.data.partition = "drawn:16"
+    config.target = "fax"
+    config.adaptations = ("running", "batch", "tsmobn")
+    return override(config, changes)

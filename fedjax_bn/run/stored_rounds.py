@@ -1,0 +1,153 @@
+"""The rounds of a population whose clients' own parts lie on the disk, see `run.population`.
+
+The device holds what the clients share and the rows of one cohort. The batches of the next cohort
+are read while this one trains (`run.stream`); its rows are read afterwards, because a client may be
+in both.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.batches import Batches
+from fedjax_bn.data.sampling import validation_batches
+from fedjax_bn.federation import FederatedMethod, FederatedState
+from fedjax_bn.run.configured_weighing import what_validates
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.population import PARTS, Held, rows_of_clients
+from fedjax_bn.run.rounds import Rounds, cohort_of, draw_round
+from fedjax_bn.run.stream import megabytes, stream_rounds
+
+_ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True}
+Rows = dict[str, Any]  # part of a client -> tree [C, ...]
+
+
+def open_stored_rounds(config: ConfigDict, experiment: Experiment, keys: Any, held: Held) -> Rounds:
+    """As `rounds.open_rounds`, for rows in a store; training data are streamed whatever their size.
+
+    Raises:
+      ConfigError: several processes train together.
+    """
+    if jax.process_count() > 1:
+        raise ConfigError(
+            "config.population='disk' keeps all clients' rows in the workdir of one process, but "
+            f"{jax.process_count()} train together: start one, or set population=device"
+        )
+    splits = [domain.train for domain in experiment.internal.domains]
+    longest = max(len(split.labels) for split in splits)
+    draw = partial(jax.jit(partial(draw_round, config, experiment, longest)), keys)
+    index, images = jax.eval_shape(draw, held.round)[1].index, splits[0].images
+    batches = stream_rounds(splits, draw, int(held.round), config.rounds)
+    image = jax.ShapeDtypeStruct((*index.shape[1:], *images.shape[1:]), images.dtype)
+    valid = jax.ShapeDtypeStruct(index.shape[1:], bool)
+    label = jax.ShapeDtypeStruct(index.shape[1:], jnp.int32)
+    like = {"image": image, "label": label, "valid": valid}
+    validate = _validation(config, experiment)
+    like |= jax.tree.map(_one_row, validate(np.arange(1))) if validate else {}
+    note = f"{megabytes(splits):.0f} MB of training samples are streamed, as those of a population"
+    return Rounds(note, like, partial(_compile, config, experiment, keys, batches, validate))
+
+
+def _validation(
+    config: ConfigDict, experiment: Experiment
+) -> Callable[[np.ndarray], Batches] | None:
+    """Returns `of(client)`, the validation samples of a cohort that trains with them; else None."""
+    if not what_validates(config):
+        return None
+    splits = [domain.validation for domain in experiment.internal.domains]
+    longest = max(len(split.labels) for split in splits)
+
+    def of(client: np.ndarray) -> Batches:
+        chosen = [splits[k] for k in client]
+        return {"validation": validation_batches(chosen, config.eval_batch_size, longest=longest)}
+
+    return of
+
+
+def _compile(
+    config: ConfigDict,
+    experiment: Experiment,
+    keys: Any,
+    streamed: Iterator[Batches],
+    validate: Callable[[np.ndarray], Batches] | None,
+    held: Held,
+) -> Callable[[Held], tuple[Held, dict[str, np.ndarray]]]:
+    """The next round as `round(held) -> (held, metrics [N])`."""
+    waiting = next(streamed, None)
+    if waiting is None:  # the last round is done
+        return lambda held: (held, {})
+    draw = jax.jit(partial(cohort_of, config, experiment, keys))
+    num_clients = held.store.num_clients
+
+    def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
+        cohort = jax.device_get(draw(held.round))
+        client = cohort.client
+        batches = batches | (validate(client) if validate else {}) | cohort.entries()
+        batches |= {"client": client}
+        rows = rows_of_clients(held, client)
+        return client, jax.device_put((held.state, rows, batches, keys.method))
+
+    program = partial(_round, experiment.method, num_clients)
+    first = inputs(held, waiting)[1]
+    compiled = jax.jit(program, donate_argnums=(0, 1)).lower(*first).compile()
+    del first
+
+    def round(held: Held) -> tuple[Held, dict[str, np.ndarray]]:
+        nonlocal waiting
+        batches, waiting = waiting if waiting is not None else next(streamed), None
+        client, given = inputs(held, batches)
+        state, rows, metrics = compiled(*given)
+        rows, metrics = jax.device_get((rows, metrics))
+        trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
+        new = jax.tree.map(lambda x: x[trained], rows)
+        slots = held.store.write(np.asarray(held.slots), client[trained], new)
+        told = {
+            name: _by_all(metrics[name], client, num_clients, value)
+            for name, value in _ABSENT.items()
+        }
+        told["server_finite"] = metrics["server_finite"]
+        return Held(state, held.first, client, slots, held.store), told
+
+    return round
+
+
+def _one_row(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+
+
+def _by_all(values: np.ndarray, client: np.ndarray, total: int, absent: float) -> np.ndarray:
+    """Values [C] of a cohort as [N], with another one for all that were not drawn."""
+    everybody = np.full(total, absent, values.dtype)
+    everybody[client] = values
+    return everybody
+
+
+def _round(
+    method: FederatedMethod,
+    num_clients: int,
+    state: FederatedState,
+    rows: Rows,
+    batches: Batches,
+    key: jax.Array,
+) -> tuple[FederatedState, Rows, dict[str, jax.Array]]:
+    """A round over a cohort, from and to the form of `Held.state`."""
+    before = state.personal
+    cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=batches["client"].shape))
+    cohort = cohort._replace(**rows)
+    population = jnp.asarray(num_clients, jnp.int32)
+    after, metrics = method.round(cohort, batches | {"population": population}, key)
+    weights = metrics["weights"]
+    # Where nobody counts, an unseen client receives what it would have received before.
+    counted = weights.sum() > 0
+    mean = weighted_mean(after.personal, weights)
+    mean = jax.tree.map(lambda new, old: jnp.where(counted, new, old[0])[None], mean, before)
+    rows = {part: getattr(after, part) for part in PARTS}
+    kept = after._replace(weights=state.weights, personal=mean, memory=(), weighing=())
+    return kept, rows, {name: metrics[name] for name in (*_ABSENT, "server_finite")}

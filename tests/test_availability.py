@@ -1,0 +1,96 @@
+"""Who takes part in a round: chances by size, a trace of who is available, and dropouts."""
+
+import jax
+import numpy as np
+import pytest
+
+import runs
+from fedjax_bn.run.availability import draw_cohort, read_trace
+from fedjax_bn.run.errors import ConfigError
+
+KEY = jax.random.key(4)
+SIZES = np.array([10, 20, 30, 40, 0 + 1, 60])
+
+
+def cohorts(rounds: int, trace=None, **changes) -> tuple[np.ndarray, np.ndarray]:
+    """Clients and who of them takes part, [rounds, C], of many rounds at once."""
+    config = runs.config(**changes)
+
+    def of(number):
+        cohort = draw_cohort(config, trace, SIZES, KEY, number)
+        entries = cohort.entries()
+        return cohort.client, entries.get("participates", True)
+
+    return jax.device_get(jax.jit(jax.vmap(of))(np.arange(rounds)))
+
+
+def test_all_clients_alike_are_drawn_once_each_and_as_often_as_others():
+    client, _ = cohorts(3000, clients_per_round=2)
+    assert (client[:, 0] < client[:, 1]).all()
+    share = np.bincount(client.ravel(), minlength=6) / 3000
+    np.testing.assert_allclose(share, 1 / 3, atol=4 * np.sqrt(2 / 9 / 3000))
+
+
+def test_by_size_the_chance_of_a_client_is_its_share_of_the_samples_not_yet_drawn():
+    client, _ = cohorts(4000, clients_per_round=2, participation__draw="by_size")
+    p = SIZES / SIZES.sum()
+    # The first is k, or the second is after another first.
+    expected = [p[k] + sum(p[j] * p[k] / (1 - p[j]) for j in range(6) if j != k) for k in range(6)]
+    share = np.bincount(client.ravel(), minlength=6) / 4000
+    np.testing.assert_allclose(share, expected, atol=4 * 0.5 / np.sqrt(4000))
+
+
+def test_dropouts_come_at_their_rate_and_independently_of_the_draw():
+    plain, _ = cohorts(2000, clients_per_round=3)
+    client, present = cohorts(2000, clients_per_round=3, participation__dropout=0.3)
+    np.testing.assert_array_equal(plain, client)
+    assert abs(present.mean() - 0.7) < 4 * np.sqrt(0.21 / 6000)
+
+
+def test_a_trace_says_who_takes_part_and_begins_again(tmp_path):
+    path = tmp_path / "trace.txt"
+    path.write_text("# rounds\n0-2, 5\nall # everybody\n\n4\n")
+    trace = read_trace(str(path), 6)
+    client, present = cohorts(6, trace, clients_per_round=2)
+    available = [{0, 1, 2, 5}, set(range(6)), {4}] * 2
+    for drawn, mine, there in zip(client, present, available, strict=True):
+        assert set(drawn[mine]) <= there
+        assert len(drawn[mine]) == min(2, len(there))
+    _, everybody = cohorts(3, trace)
+    assert everybody.tolist() == [[k in there for k in range(6)] for there in available[:3]]
+    np.savez(tmp_path / "same.npz", available=everybody)
+    np.testing.assert_array_equal(read_trace(str(tmp_path / "same.npz"), 6), trace)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("0,1\n6\n", "line 2 has '6'; write numbers of clients from 0 to 5"),
+        ("4-2", "line 1 has '4-2'"),
+        ("# nobody", "no line names a client"),
+        (None, "No such file"),
+        ({"present": np.ones((2, 6), bool)}, "but no array 'available'"),
+        ({"available": np.ones((2, 5), bool)}, r"bool\[2, 5\], but it must be bool\[rounds, 6\]"),
+        ({"available": np.zeros((2, 6), bool)}, "nobody is available in round 1"),
+    ],
+)
+def test_a_wrong_trace_is_refused_naming_the_file_and_the_fault(tmp_path, content, words):
+    path = tmp_path / ("trace.npz" if isinstance(content, dict) else "trace.txt")
+    if isinstance(content, dict):
+        np.savez(path, **content)
+    elif content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=words) as error:
+        read_trace(str(path), 6)
+    assert str(path) in str(error.value)
+
+
+def test_who_is_absent_neither_trains_nor_counts(tmp_path, monkeypatch):
+    runs.install(monkeypatch)
+    (tmp_path / "trace").write_text("0,2\n1\n")
+    changes = {"participation__trace": str(tmp_path / "trace"), "target": "", "rounds": 2}
+    runs.run(tmp_path / "run", **changes)
+    first, second = runs.lines(tmp_path / "run")
+    assert [name for name, loss in first["loss"].items() if loss is not None] == ["ant", "cow"]
+    assert [name for name, loss in second["loss"].items() if loss is not None] == ["bee"]
+    assert second["weights"] == {"ant": 0.0, "bee": 1.0, "cow": 0.0, "dog": 0.0}

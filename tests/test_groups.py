@@ -1,0 +1,98 @@
+"""What is told of many clients: quantiles and means by domain; of a sample the same as of all."""
+
+import numpy as np
+import pytest
+
+import runs
+from fedjax_bn.data.division.by_class import split_clients
+from fedjax_bn.data.division.partition import share_out_domains
+from fedjax_bn.data.seeds import generator
+from fedjax_bn.run.block_evaluate import clients_tested
+from fedjax_bn.run.evaluate import evaluator
+from fedjax_bn.run.groups import by_client, groups, some_of
+from fedjax_bn.run.records import have_trained, round_record
+from fedjax_bn.run.train import prepare
+
+NAMES = [f"{domain}/{k}" for domain in ("north", "south") for k in range(60)]
+
+
+def test_few_clients_are_named_one_by_one():
+    assert by_client(["a", "b"], [1.0, np.nan], 2, mean=False) == {"a": 1.0, "b": None}
+    assert by_client(["a", "b"], [1.0, 3.0], 2) == {"a": 1.0, "b": 3.0, "mean": 2.0}
+
+
+def test_of_many_the_quantiles_and_the_means_of_their_domains_are_told():
+    values = np.random.default_rng(0).normal(size=120)
+    values[3] = np.nan
+    known, told = np.sort(values[np.isfinite(values)]), by_client(NAMES, values, 100)
+    assert told["min"] == known[0]
+    assert told["max"] == known[-1]
+    assert told["median"] == known[59]  # of 119
+    np.testing.assert_allclose(told["q25"], known[29] * 0.5 + known[30] * 0.5)
+    np.testing.assert_allclose(told["mean"], known.mean())
+    np.testing.assert_allclose(told["south/*"], values[60:].mean())
+    assert len(told) == 10
+    nobody = by_client(NAMES, np.full(120, np.nan), 100)
+    assert nobody.keys() == told.keys()
+    assert set(nobody.values()) == {None}
+
+
+def test_domains_of_one_client_and_more_than_twenty_are_no_groups():
+    assert groups(["a", "b"]) == {}
+    assert groups([f"d{k}/0" for k in range(21)]) == {}
+    assert list(groups(NAMES)) == ["north", "south"]
+
+
+def test_some_are_spread_evenly_over_all():
+    assert some_of(5, 10).tolist() == [0, 1, 2, 3, 4]
+    assert some_of(10_000, 5).tolist() == [0, 2500, 5000, 7499, 9999]
+
+
+def test_the_record_of_many_clients_says_who_took_part():
+    loss = np.full(120, np.nan)
+    loss[[5, 70, 90]] = 1.0, 2.0, np.nan
+    finite = np.ones(120, bool)
+    finite[90] = False
+    metrics = {"loss": loss, "weights": np.zeros(120), "finite": finite, "server_finite": True}
+    record = round_record(NAMES, metrics, 1, 0.5, 100)
+    assert record["clients"] == [5, 70, 90]
+    assert record["not_finite"] == [NAMES[90]]
+    assert np.flatnonzero(have_trained([record], NAMES)).tolist() == [5, 70]
+    named = round_record(NAMES, metrics, 1, 0.5, 120)
+    assert "clients" not in named
+    assert np.flatnonzero(have_trained([named], NAMES)).tolist() == [5, 70]
+
+
+@pytest.mark.parametrize("validate_with", ["own", "global"])
+def test_a_sample_is_evaluated_as_all_clients_are(monkeypatch, validate_with):
+    runs.install(monkeypatch, runs.dataset())
+    told = []
+    for count in (0, 3):
+        config = runs.config(target="", eval_clients=count, validate_with=validate_with)
+        experiment, _, start = prepare(config)
+        told.append(evaluator(config, experiment)(start(), np.array([True, False, True, True])))
+    names = [runs.NAMES[k] for k in clients_tested(config, 4)]
+    assert len(names) == 3
+    for key in ("accuracy", "validation"):
+        every, some = (one[key] for one in told)
+        assert some == {name: every[name] for name in names} | {
+            "mean": np.mean([every[name] for name in names])
+        }
+
+
+def test_drawn_clients_may_be_more_than_the_samples_which_stay_where_they_are():
+    split = runs.DATA.domains[0].train
+    clients = split_clients(split, 50, generator(3), partition="drawn:7")
+    assert len(clients) == 50
+    for client in clients:
+        assert client.images.array is split.images
+        np.testing.assert_array_equal(split.labels[client.images.index], client.labels)
+        assert len(client.labels) == 7
+    counts = np.bincount(np.concatenate([client.images.index for client in clients]))
+    assert counts.max() < 45  # of 350 draws from 22, 16 each
+    assert counts.min() > 2
+    federation = share_out_domains(runs.DATA, num_clients=40, partition="drawn:7")
+    assert len(federation.domains) == 40
+    assert federation.domains[-1].name == "dog/9"
+    with pytest.raises(ValueError, match="exclude each other"):
+        share_out_domains(runs.DATA, 3, partition="drawn:7", sizes="5")
