@@ -238,7 +238,14 @@ def take_part(
     data = {name: batches[name] for name in ("image", "label", "valid")}
     data |= {"source": batches["source"]} if "source" in batches else {}
     last = last_epoch(batches["valid"], client.epochs)
-    received = Received(broadcast.shared, own.personal, own.memory, broadcast.message, validation)
+    received = Received(
+        broadcast.shared,
+        own.personal,
+        own.memory,
+        broadcast.message,
+        validation,
+        broadcast.round,
+    )
 
     def train(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
         update = client.run(received, data | {"last_epoch": last}, key)
