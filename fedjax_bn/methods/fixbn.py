@@ -25,11 +25,11 @@ def fixbn(
 ) -> FederatedMethod:
     """FedAvg whose batch norms normalize by the received running statistics from a round on.
 
-    Before `from_round` it is FedAvg. From then on running statistics move no more, but for rounding in
-    their mean, and training normalizes by them too, so that clients and their mean see the same network; scale, bias and
-    weights are trained on. One step of SGD of all clients is then the step of the pooled data. The
-    authors also keep the momentum between rounds (`keep_optimizer=True`). Nothing but the model
-    travels. With `from_round` at the last round or later it is FedAvg.
+    Before `from_round` it is FedAvg. From then on running statistics move no more, but for rounding
+    in their mean, and training normalizes by them too, so that clients and their mean see the same
+    network; scale, bias and weights are trained on. One step of SGD of all clients is then the step
+    of the pooled data. The authors also keep the momentum between rounds (`keep_optimizer=True`).
+    Nothing but the model travels. With `from_round` at the last round or later it is FedAvg.
 
     Args:
       model: one with at least one batch norm, images -> outputs.
