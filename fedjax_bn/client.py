@@ -239,7 +239,14 @@ def take_part(
     data = {name: batches[name] for name in ("image", "label", "valid")}
     data |= {"source": batches["source"]} if "source" in batches else {}
     last = last_epoch(batches["valid"], client.epochs)
-    received = Received(broadcast.shared, own.personal, own.memory, broadcast.message, validation)
+    received = Received(
+        broadcast.shared,
+        own.personal,
+        own.memory,
+        broadcast.message,
+        validation,
+        broadcast.round,
+    )
 
     @functools.partial(jax.jit, inline=True)  # traced once, though `idle` asks for its form too
     def train(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:

@@ -200,6 +200,7 @@ Views = Annotated[int, between(1, 1000)]
 Rounds = Annotated[int, COUNT]
 OddSide = Annotated[int, ODD_SIDE]
 Magnitude = Annotated[int, between(0, 30)]
+RoundsOr0 = Annotated[int, COUNT_OR_0]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])
 

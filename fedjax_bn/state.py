@@ -46,6 +46,7 @@ class Received(NamedTuple):
       memory: what the method remembers of this client.
       server: what the server sends besides the shared leaves.
       validation: the client's part of the round's `batches["validation"]`, () where there is none.
+      round: i32[], rounds finished.
     """
 
     shared: PyTree
@@ -53,6 +54,7 @@ class Received(NamedTuple):
     memory: PyTree = ()
     server: PyTree = ()
     validation: PyTree = ()
+    round: jax.Array | int = 0
 
 
 class Upload(NamedTuple):

@@ -9,7 +9,7 @@ from fedjax_bn.normalization import BatchNorm
 
 FEATURES, CLASSES = 6, 3
 # Methods that other papers compare with; each obeys what test_rival_invariants.py says of all.
-RIVALS = ("fedsam", "fedsr", "mixstyle", "randconv", "rsc")
+RIVALS = ("fedsam", "fedsr", "fixbn", "hbn", "mixstyle", "randconv", "rsc")
 NEED_MAPS = ("mixstyle", "randconv")
 
 

@@ -10,6 +10,7 @@ from fedjax_bn.data.sampling import point_to, rows_of, stack_clients
 from fedjax_bn.run import experiment as module
 from fedjax_bn.run import rounds, train
 from fedjax_bn.run.config import check
+from fedjax_bn.run.configured_augmentation import AUGMENTATIONS
 from fedjax_bn.run.evaluate import evaluator
 from fedjax_bn.run.scoring_data import stack_batches
 from fedjax_bn.run.stream import stream_rounds, stream_tests
@@ -107,7 +108,7 @@ def test_streamed_evaluation_counts_as_the_resident_one():
 def test_augmentation_changes_training_and_never_evaluation(monkeypatch):
     config = runs.config()
     plain, keys, start = train.prepare(config)
-    monkeypatch.setitem(module.AUGMENTATIONS, "none", lambda size: lambda key, images: images * 0)
+    monkeypatch.setitem(AUGMENTATIONS, "none", lambda size: lambda key, images: images * 0)
     changed, _, _ = train.prepare(config)
     state = start()
     losses = []

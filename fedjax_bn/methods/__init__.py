@@ -11,6 +11,8 @@ from fedjax_bn.methods.fednova import fednova
 from fedjax_bn.methods.fedprox import fedprox
 from fedjax_bn.methods.fedsam import fedsam
 from fedjax_bn.methods.fedsr import fedsr
+from fedjax_bn.methods.fixbn import fixbn
+from fedjax_bn.methods.hbn import hbn
 from fedjax_bn.methods.mixstyle import mixstyle
 from fedjax_bn.methods.moon import moon
 from fedjax_bn.methods.perfedavg import perfedavg
@@ -35,6 +37,8 @@ __all__ = [
     "fedsam",
     "fedsr",
     "fedyogi",
+    "fixbn",
+    "hbn",
     "mixstyle",
     "moon",
     "perfedavg",

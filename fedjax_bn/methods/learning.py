@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_bn.client import Finish, no_memory, plain_finish, train_locally
+from fedjax_bn.client import Client, Finish, no_memory, plain_finish, train_locally
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod, federate
@@ -76,6 +76,7 @@ def method_of(
     *,
     memory: Callable[[PyTree, PyTree], PyTree] = no_memory,
     finish: Finish = plain_finish,
+    around: Callable[[Client], Client] = lambda client: client,
     **options: Any,
 ) -> FederatedMethod:
     """The method whose clients make one kind of local step.
@@ -83,12 +84,14 @@ def method_of(
     Args:
       step: the local step.
       memory, finish: as in `client.train_locally`.
+      around: what makes the method's client of the usual one.
       **options: `local_epochs`, `keep_optimizer`, `load` and `train` as in `client.train_locally`;
         `share`, `weigh`, `server`, `clients` and `statistics` as in `federation.federate`.
     """
     names = inspect.signature(train_locally).parameters
     local = {name: options.pop(name) for name in names if name in options}
-    return federate(train_locally(step, memory=memory, finish=finish, **local), **options)
+    client = train_locally(step, memory=memory, finish=finish, **local)
+    return federate(around(client), **options)
 
 
 def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> Objective:

@@ -18,9 +18,7 @@ from fedjax_bn import models, sharing
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.client import augmenting
 from fedjax_bn.data.domain import Dataset, Domain
-from fedjax_bn.data.pixels import augment
 from fedjax_bn.data.pixels.images import Prepare, standardize
-from fedjax_bn.data.pixels.randaug import randaug
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.data.source import Source
 from fedjax_bn.devices import padded
@@ -28,9 +26,10 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.mapping import group_size
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import Layer, Statistics
-from fedjax_bn.ranges import Magnitude, Views, brief
+from fedjax_bn.ranges import brief
 from fedjax_bn.run.availability import read_trace
 from fedjax_bn.run.config import check, choice_of, choose
+from fedjax_bn.run.configured_augmentation import choose_augmentation
 from fedjax_bn.run.configured_method import (
     check_adaptations,
     choose_method,
@@ -50,20 +49,6 @@ from fedjax_bn.spelling import call_chosen, naming
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
-
-
-def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
-    del size
-    return randaug(ops, magnitude)
-
-
-# `make(size, ...) -> augment`, with the side of the images that the model reads
-AUGMENTATIONS = {
-    "none": lambda size: None,
-    "domainbed": augment.domainbed,
-    "office": lambda size: augment.office(),
-    "randaug": _randaug,
-}
 
 
 class Experiment(NamedTuple):
@@ -105,7 +90,7 @@ def build(config: ConfigDict) -> Experiment:
     for name in config.baselines:
         choose_method("baselines", name)
     make_model = _model_maker(config)
-    _augmentation(config)
+    choose_augmentation(config)
     method_maker(config)
     for text in config.adaptations:  # before data are read
         choose_adaptation(text, make_model(num_classes=2), config.adapt_batch_size)
@@ -142,7 +127,7 @@ def assemble(
     model = _model_maker(config)(num_classes=internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
     make_method = method_maker(config)
-    load = augmenting(_augmentation(config))
+    load = augmenting(choose_augmentation(config))
     mesh = _mesh(config, len(internal.domains))
     return Experiment(
         model=model,
@@ -157,18 +142,6 @@ def assemble(
         notes=notes + start_notes(config) + repetition_notes(internal, config),
         mesh=mesh,
     )
-
-
-def _augmentation(config: ConfigDict) -> augment.Augment | None:
-    """What `config.data.augment` spells, such as `randaug:magnitude=5`, or a user's own.
-
-    Raises:
-      ConfigError: an unknown name or key, or a value of the wrong type or out of its range.
-    """
-    text = config.data.augment
-    make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
-    what = f"config.data.augment={brief(text)}"
-    return call_chosen(what, make, config.data.image_size, **options)
 
 
 def _model_maker(config: ConfigDict) -> Callable[..., Any]:

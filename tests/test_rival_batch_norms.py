@@ -1,0 +1,95 @@
+"""FixBN and HBN: a step by the pooled data, pooled moments, and what they reduce to."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from federations import MapNet, NormNet, assert_close, assert_equal, batches_of, run_rounds
+from federations import variables_of as start_of
+from fedjax_bn.federation import global_variables
+from fedjax_bn.methods import fedavg, fixbn, hbn
+from fedjax_bn.sharing import all_but_statistics
+
+SIZES, KEY = (9, 4, 6), jax.random.key(1)
+SGD = optax.sgd(0.1)
+NET = NormNet()
+
+
+def variables_of(net=NET):
+    variables = jax.tree.map(lambda x: jnp.asarray(np.asarray(x), float), start_of(net))
+    return jax.tree.map(lambda x: x + 0.3, variables)
+
+
+def test_fixbn_that_never_comes_is_fedavg_and_once_it_comes_statistics_stay(x64):
+    method = fixbn(NET, SGD, from_round=2)
+    state, states = method.init(KEY, variables_of(), 3), []
+    for _ in range(4):
+        state, _ = method.round(state, batches_of(SIZES), KEY)
+        states.append(jax.tree.map(jnp.copy, state))
+    plain, _ = run_rounds(fedavg(NET, SGD), variables_of(), batches_of(SIZES), rounds=2)
+    assert_close(states[1].shared, plain.shared, rtol=1e-12)
+    early, late = states[1].shared, states[3].shared
+    assert_close(late["batch_stats"], early["batch_stats"], rtol=1e-14)  # their mean is rounded
+    assert (late["params"]["bn"]["kernel"] != early["params"]["bn"]["kernel"]).any()
+
+
+def test_a_step_of_fixbns_clients_is_the_step_of_the_pooled_data(x64):
+    variables, batches = variables_of(), batches_of((4, 3, 2))
+    state, _ = run_rounds(fixbn(NET, SGD, from_round=0), variables, batches)
+    valid = np.asarray(batches["valid"]).ravel()
+    x = np.asarray(batches["image"]).reshape(len(valid), -1)[valid]
+    y = np.asarray(batches["label"]).ravel()[valid]
+
+    def loss(params):
+        logits = NET.apply(variables | {"params": params}, x)  # by its running statistics
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    gradient = jax.jit(jax.grad(loss))(variables["params"])
+    expected = jax.tree.map(lambda w, g: w - 0.1 * g, variables["params"], gradient)
+    assert_close(global_variables(state)["params"], expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("share", "plain"),
+    [(1e3, fedavg(NET, SGD)), (-1e3, fixbn(NET, SGD, from_round=0))],
+    ids=["batch", "fixed"],
+)
+def test_hbn_lies_between_fedavg_and_fixbn(x64, share, plain):
+    variables, batches = variables_of(), batches_of((4, 3, 2))
+    method = hbn(NET, SGD)
+    state = method.init(KEY, variables, 3)
+    personal = jax.tree.map(lambda t: jnp.full_like(t, share), state.personal)
+    assert [leaf.shape for leaf in jax.tree.leaves(personal)] == [(3, 8), (3, 8)]
+    state, _ = method.round(state._replace(personal=personal), batches, KEY)
+    expected, _ = run_rounds(plain, variables, batches)
+    ours = jax.tree.leaves(state.shared["params"])
+    for one, other in zip(ours, jax.tree.leaves(expected.shared["params"]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_hbns_server_moves_towards_the_moments_of_the_joined_data(x64):
+    """`MapNet`'s batch norm sees the data themselves, three positions of two channels each."""
+    variables, batches = variables_of(MapNet()), batches_of(SIZES)
+    state, _ = run_rounds(hbn(MapNet(), SGD, momentum=0.25), variables, batches)
+    valid = np.asarray(batches["valid"]).ravel()
+    x = np.asarray(batches["image"]).reshape(len(valid), -1)[valid].reshape(-1, 2)
+    old, new = variables["batch_stats"]["norm"], state.shared["batch_stats"]["norm"]
+    np.testing.assert_allclose(new["mean"], 0.75 * old["mean"] + 0.25 * x.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(new["var"], 0.75 * old["var"] + 0.25 * x.var(0), rtol=1e-12)
+
+
+def test_hbn_leaves_statistics_alone_that_clients_keep():
+    method = hbn(NET, SGD, share=all_but_statistics, momentum=0.5)
+    state = method.init(KEY, start_of(NET), 3)
+    before = jax.tree.map(np.array, state.personal["batch_stats"])
+    after, _ = method.round(state, batches_of(SIZES), KEY)
+    assert_equal(after.personal["batch_stats"], before)
+
+
+def test_shares_are_learned():
+    state, _ = run_rounds(hbn(NET, SGD), start_of(NET), batches_of(SIZES))
+    own = state.personal["params"]["a"]["gate"]
+    assert (own != 0).all()
+    assert (own[0] != own[1]).any()
