@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.data.domain import Split
+from fedjax_bn.data.label_trees import stored
+from fedjax_bn.data.rows import Rows
 
 PyTree = Any
 
@@ -22,12 +24,12 @@ class ClientData(NamedTuple):
 
     Attributes:
       images: u8[K, N, H, W, C] or f32[K, N, F].
-      labels: i32[K, N].
+      labels: i32[K, N], or a tree of arrays [K, N, ...].
       sizes: i32[K], samples that each client really has.
     """
 
     images: jax.Array
-    labels: jax.Array
+    labels: PyTree
     sizes: jax.Array
 
 
@@ -38,15 +40,20 @@ def stack_clients(splits: Sequence[Split], longest: int | None = None) -> Client
       splits: of the K clients.
       longest: N, by default the number of samples of the largest.
     """
-    longest = longest or max(len(split.labels) for split in splits)
-    first = splits[0].images
-    images = np.zeros((len(splits), longest, *first.shape[1:]), first.dtype)
-    labels = np.zeros((len(splits), longest), np.int32)
-    for k, split in enumerate(splits):
-        images[k, : len(split.labels)] = np.asarray(split.images)
-        labels[k, : len(split.labels)] = split.labels
-    sizes = jnp.asarray([len(split.labels) for split in splits], jnp.int32)
-    return ClientData(jnp.asarray(images), jnp.asarray(labels), sizes)
+    longest = longest or max(len(split.images) for split in splits)
+
+    def stacked(dtype: np.dtype, *arrays: np.ndarray | Rows) -> jax.Array:
+        rows = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), dtype)
+        for k, array in enumerate(arrays):
+            rows[k, : len(array)] = np.asarray(array)
+        return jnp.asarray(rows)
+
+    images = stacked(splits[0].images.dtype, *(split.images for split in splits))
+    labels = jax.tree.map(
+        lambda *leaves: stacked(stored(leaves[0]), *leaves), *(split.labels for split in splits)
+    )
+    sizes = jnp.asarray([len(split.images) for split in splits], jnp.int32)
+    return ClientData(images, labels, sizes)
 
 
 class Draw(NamedTuple):
@@ -121,14 +128,22 @@ def rows_of(data: PyTree, client: jax.Array | None) -> PyTree:
     return data if client is None else jax.tree.map(lambda leaf: leaf[client], data)
 
 
+def label_forms(split: Split, place: tuple[int, ...]) -> PyTree:
+    """The forms (`jax.ShapeDtypeStruct`) [*place, ...] of labels like the split's."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((*place, *leaf.shape[1:]), stored(leaf)), split.labels
+    )
+
+
 def point_to(data: ClientData, draw: Draw) -> dict[str, jax.Array]:
     """Batches whose `image` i32[C, S, B] are numbers among a client's samples, its `source`.
 
     So a round holds the images of one step at a time, not of all its steps.
     """
+    look_up = jax.vmap(lambda rows, index: rows[index])
     return {
         "image": draw.index,
-        "label": jax.vmap(lambda labels, index: labels[index])(data.labels, draw.index),
+        "label": jax.tree.map(lambda leaf: look_up(leaf, draw.index), data.labels),
         "valid": draw.valid,
         "size": data.sizes,
         "source": data.images,
@@ -143,9 +158,9 @@ def validation_batches(splits: Sequence[Split], batch_size: int) -> dict[str, ja
       batch_size: B at most.
 
     Returns:
-      {"image": [K, V, B, ...], "label": i32[K, V, B], "valid": bool[K, V, B]}.
+      {"image": [K, V, B, ...], "label": i32[K, V, B] or a tree, "valid": bool[K, V, B]}.
     """
-    longest = max(len(split.labels) for split in splits)
+    longest = max(len(split.images) for split in splits)
     batch_size = min(batch_size, longest)
     count = math.ceil(longest / batch_size)
     data = stack_clients(splits, count * batch_size)
@@ -154,7 +169,8 @@ def validation_batches(splits: Sequence[Split], batch_size: int) -> dict[str, ja
     def cut(leaf: jax.Array) -> jax.Array:
         return leaf.reshape(len(splits), count, batch_size, *leaf.shape[2:])
 
-    return {"image": cut(data.images), "label": cut(data.labels), "valid": cut(valid)}
+    labels = jax.tree.map(cut, data.labels)
+    return {"image": cut(data.images), "label": labels, "valid": cut(valid)}
 
 
 def _orders(

@@ -206,9 +206,9 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
 def sampler(config: ConfigDict, internal: Dataset) -> Sampler:
     """Which samples a round trains on."""
     if not config.local_steps:
-        longest = max(len(domain.train.labels) for domain in internal.domains)
+        longest = max(len(domain.train.images) for domain in internal.domains)
         return by_epochs(min(config.batch_size, longest), local_epochs(config))
-    smallest = min(len(domain.train.labels) for domain in internal.domains)
+    smallest = min(len(domain.train.images) for domain in internal.domains)
     return by_steps(config.batch_size, config.local_steps, smallest)
 
 
@@ -231,7 +231,7 @@ def _check_batch_sizes(model: Any, internal: Dataset, prepare: Prepare, config: 
     """
     batch_size = config.batch_size
     for domain in internal.domains:
-        size = len(domain.train.labels)
+        size = len(domain.train.images)
         last = batch_size if config.local_steps else (size % batch_size or batch_size)
         if last == 1:
             break

@@ -6,7 +6,7 @@ the samples that are evaluated and never count in the accuracy.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -42,6 +42,7 @@ class Personalization(NamedTuple):
     seed: int
 
 
+PyTree = Any
 _Adapt = Callable[[Variables], Variables]
 
 
@@ -72,7 +73,7 @@ def check_labelled(config: ConfigDict, internal: Dataset, unseen: Sequence[Domai
         if len(labelled) < choice.samples or not len(rest):
             raise ConfigError(
                 f"config.personalize.samples={choice.samples}, but client {client!r} has "
-                f"{len(split.labels)} samples in its {name} split, too few to label these and test "
+                f"{len(split.images)} samples in its {name} split, too few to label these and test "
                 "others: lower it, set it to 0 to test without personalization, or give the client "
                 "more samples (data.test, data.validation)"
             )
@@ -84,7 +85,7 @@ def draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np
     Samples with one name, such as windows of a recording, are never on both sides: where some are
     labelled, the others of that name are not tested.
     """
-    group = number_groups(split.names, len(split.labels))
+    group = number_groups(split.names, len(split.images))
     order = np.random.default_rng(choice.seed).permutation(len(group))
     labelled = order[: choice.samples]
     return labelled, np.flatnonzero(~np.isin(group, group[labelled]))
@@ -149,10 +150,11 @@ def adapt_unseen(
     return jax.jit(_steps_on(model, prepare, choice, images[0], labels[0], statistics))
 
 
-def _stack(labelled: Sequence[Split]) -> tuple[jax.Array, jax.Array]:
-    """Images [K, n, ...] and labels i32[K, n]."""
+def _stack(labelled: Sequence[Split]) -> tuple[jax.Array, PyTree]:
+    """Images [K, n, ...] and labels i32[K, n], or a tree of arrays."""
     images = np.stack([np.asarray(split.images) for split in labelled])
-    return jnp.asarray(images), jnp.asarray(np.stack([split.labels for split in labelled]))
+    labels = (split.labels for split in labelled)
+    return jnp.asarray(images), jax.tree.map(lambda *rows: jnp.asarray(np.stack(rows)), *labels)
 
 
 def _steps_on(
@@ -160,7 +162,7 @@ def _steps_on(
     prepare: Prepare,
     choice: Personalization,
     images: jax.Array,
-    labels: jax.Array,
+    labels: PyTree,
     statistics: StatisticsRule | None,
 ) -> _Adapt:
     """`perfedavg.personalize` on some samples, as a function of the variables."""

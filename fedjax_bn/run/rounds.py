@@ -13,6 +13,7 @@ from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import (
     ClientData,
     Draw,
+    label_forms,
     point_to,
     rows_of,
     stack_clients,
@@ -57,7 +58,7 @@ def open_rounds(
       state: before the next round.
     """
     splits = [domain.train for domain in experiment.internal.domains]
-    longest = max(len(split.labels) for split in splits)
+    longest = max(len(split.images) for split in splits)
     padded, limit = _padded_megabytes(splits), config.data.device_megabytes
     size = f"{megabytes(splits):.0f} MB of training samples"
     kept = _validation_data(config, experiment)
@@ -78,7 +79,8 @@ def open_rounds(
     image = jax.ShapeDtypeStruct(
         (*index.shape, *splits[0].images.shape[1:]), splits[0].images.dtype
     )
-    like = {"image": image, "label": index, "valid": jax.ShapeDtypeStruct(index.shape, bool)} | kept
+    label = label_forms(splits[0], index.shape)
+    like = {"image": image, "label": label, "valid": jax.ShapeDtypeStruct(index.shape, bool)} | kept
     return Rounds(note, _one_client(like), partial(_streamed_rounds, program, rounds))
 
 
@@ -92,7 +94,7 @@ def draw_round(
 ) -> tuple[jax.Array, Draw]:
     """Who takes part in a round and on which samples; the same on the device and for a stream."""
     splits = [domain.train for domain in experiment.internal.domains]
-    sizes = jnp.asarray([len(split.labels) for split in splits], jnp.int32)
+    sizes = jnp.asarray([len(split.images) for split in splits], jnp.int32)
     client = _choose_cohort(config, keys, number, len(splits))
     client = jnp.arange(len(splits), dtype=jnp.int32) if client is None else client
     key = jax.random.fold_in(keys.data, number)
@@ -224,5 +226,5 @@ def check_validation_fits(config: ConfigDict, splits: list[Split]) -> None:
 
 def _padded_megabytes(splits: list[Split]) -> float:
     """Memory of the samples of all splits, each padded to the largest."""
-    longest = max(len(split.labels) for split in splits)
+    longest = max(len(split.images) for split in splits)
     return splits[0].images[:1].nbytes * longest * len(splits) / 2**20

@@ -4,7 +4,7 @@ What is read when is a pure function of the round, so a run that was stopped goe
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Split
+from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import Draw
 from fedjax_bn.run.scoring_data import TestData, batch_places, read_batch
 
@@ -58,12 +59,13 @@ def stream_rounds(
       rounds: of the whole run.
 
     Yields:
-      {"image": [C, S, B, ...], "label": i32[C, S, B], "valid": bool[C, S, B], "size": i32[C]}.
+      {"image": [C, S, B, ...], "label": i32[C, S, B] or a tree, "valid": bool[C, S, B],
+      "size": i32[C]}.
     """
     grain = _import_grain()
     drawn = lru_cache(2)(lambda number: jax.tree.map(np.asarray, draw(number)))
     rows, steps, _ = drawn(first)[1].index.shape
-    sizes = np.array([len(split.labels) for split in splits], np.int32)
+    sizes = np.array([len(split.images) for split in splits], np.int32)
 
     def read(place: int) -> dict[str, np.ndarray]:
         number, rest = divmod(place, rows * steps)
@@ -71,7 +73,7 @@ def stream_rounds(
         client, draw = drawn(number)
         index, valid = draw.index[row, step], draw.valid[row, step]
         split, index = splits[client[row]], np.where(valid, index, 0)
-        labels = np.where(valid, split.labels[index], 0).astype(np.int32)
+        labels = jax.tree.map(partial(_valid_rows, index=index, valid=valid), split.labels)
         images = np.asarray(split.images[index])
         return {"image": images, "label": labels, "valid": valid}
 
@@ -79,9 +81,15 @@ def stream_rounds(
     batches = places.map(read).batch(rows * steps)
     options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=2 * rows * steps)
     for number, one in enumerate(batches.to_iter_dataset(options), first):
-        yield {key: leaf.reshape(rows, steps, *leaf.shape[1:]) for key, leaf in one.items()} | {
+        yield jax.tree.map(lambda leaf: leaf.reshape(rows, steps, *leaf.shape[1:]), one) | {
             "size": sizes[drawn(number)[0]]
         }
+
+
+def _valid_rows(leaf: np.ndarray, index: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """leaf[index], zeros where `valid` bool[B] is False."""
+    rows = leaf[index]
+    return np.where(valid.reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0).astype(stored(leaf))
 
 
 def stream_tests(
@@ -89,7 +97,7 @@ def stream_tests(
 ) -> Iterator[TestData]:
     """The batches of `stack_batches` in blocks of one shape, read ahead on the host."""
     grain = _import_grain()
-    batch_size = min(batch_size, max(len(split.labels) for split in splits))
+    batch_size = min(batch_size, max(len(split.images) for split in splits))
     places = batch_places(splits, batch_size)
     one = splits[0].images[:1].nbytes * batch_size / 2**20
     length = max(1, min(len(places), int(limit_megabytes / 4 / max(one, 1e-9))))
