@@ -8,6 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.data.boxes import bdd100k, cityscapes, driving, own, vistas
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.data.sets import (
     abide,
@@ -46,6 +47,11 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
         return load(data.path, image_size=data.image_size, cache=_cache_folder(config), **options)
 
     return read
+
+
+def _read_boxes(load: Callable[..., Source]) -> _Read:
+    """Returns `read(config)` for images with boxes."""
+    return _read_images(load, "domains", "classes", "max_boxes")
 
 
 def _digits_options(config: ConfigDict) -> dict[str, Any]:
@@ -122,6 +128,13 @@ EMBEDDED: dict[str, _Read] = {
     "scanners": lambda config: scanners.load(seed=config.seed),
     "synthetic": lambda config: synthetic.load(seed=config.seed),
 }
+BOXES: dict[str, ModuleType] = {
+    "bdd100k": bdd100k,
+    "boxes": own,
+    "cityscapes": cityscapes,
+    "driving": driving,
+    "vistas": vistas,
+}
 TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
 DATASETS: dict[str, _Read] = {
     **EMBEDDED,
@@ -129,6 +142,7 @@ DATASETS: dict[str, _Read] = {
         name: _read_images(partial(image_folders.load, name))
         for name in image_folders.IMAGE_FOLDERS
     },
+    **{name: _read_boxes(module.load) for name, module in BOXES.items()},
     "abide": _read_abide,
     "camelyon17": _read_images(camelyon17.load),
     "cifar10_c": _read_images(cifar10_c.load, "corruptions", "severities"),
@@ -141,6 +155,7 @@ DATASETS: dict[str, _Read] = {
     **TFDS,
 }
 _MODULES: dict[str, ModuleType] = {
+    **BOXES,
     "abide": abide,
     "camelyon17": camelyon17,
     "cifar10_c": cifar10_c,
