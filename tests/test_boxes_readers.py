@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedjax_bn.data.boxes import bdd100k, cityscapes, driving, own, vistas
 from fedjax_bn.data.boxes.instances import boxes_of
-from fedjax_bn.data.label_trees import BOXES, CLASS
+from fedjax_bn.data.label_trees import BOXES, CLASS, crowd
 from fedjax_bn.data.pixels.letterbox import GREY
 from fedjax_bn.data.source import TRAIN, VALIDATION, Source
 
@@ -123,12 +123,15 @@ def coco(**changes) -> dict:
     } | changes
 
 
-def test_coco_leaves_out_crowds_and_boxes_outside_and_cuts_those_at_the_border(tmp_path):
+def test_coco_crowds_stay_such_and_boxes_are_cut_at_the_border_or_left_out_beyond(tmp_path):
     for name in "ab":
         picture(tmp_path / f"day/images/{name}.png")
     text(tmp_path / "day/annotations/instances_train.json", coco())
     source = own.load(tmp_path, **HOW)
     assert found(source) == [[("cat", [60, 0, 64, 10])], [("dog", [4, 4, 12, 12])]]
+    labels = source.pools[0].labels
+    assert labels[CLASS].tolist() == [[0, -1], [1, crowd(0)]]
+    assert labels[BOXES][1, 1].tolist() == [0, 0.25, 1, 0.75]
     notes = " | ".join(source.notes)
     assert "1 crowds" in notes
     assert "2 boxes without area, or outside their image, left out, such as" in notes
@@ -224,8 +227,8 @@ def write_cityscapes(root: Path, clear_end: str) -> Path:
         ]
         text(Path(f"{label}polygons.json"), {"imgWidth": 64, "imgHeight": 32, "objects": objects})
     else:
-        car, group = (26001, 8, 4, 20, 30), (24, 40, 4, 50, 30)
-        instances(Path(f"{label}instanceIds.png"), (7, 0, 0, 64, 32), car, group)
+        car, group = (26001, 8, 4, 20, 30), (24, 40, 4, 60, 30)
+        instances(Path(f"{label}instanceIds.png"), (7, 0, 0, 64, 2), car, group)
     return root
 
 
@@ -234,6 +237,8 @@ def test_cityscapes_boxes_serve_clear_and_foggy_images_of_one_name(tmp_path, for
     source = cityscapes.load(write_cityscapes(tmp_path, form), cache=tmp_path / "cache", **HOW)
     assert [pool.name for pool in source.pools] == ["cityscapes", "foggy"]
     assert found(source) == found(source, 1) == [[("car", [8, 4, 20, 30])]]
+    classes = source.pools[0].labels[CLASS][0].tolist()
+    assert classes == ([2, crowd(0)] if form == "polygons" else [crowd(0), 2])  # largest first
     assert source.pools[0].names.tolist() == source.pools[1].names.tolist()
     again = cityscapes.load(tmp_path, domains=("foggy",), cache=tmp_path / "cache", **HOW)
     assert found(again) == found(source)

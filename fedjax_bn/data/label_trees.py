@@ -4,7 +4,9 @@
     detection       {"boxes": f32[N, M, 4], "class": i32[N, M]}
 
 A box is (x1, y1, x2, y2) in [0, 1] of the image's width and height; M is the greatest number of
-boxes of an image. Behind an image's own boxes there is padding, class -1 and a box of zeros.
+boxes of an image. Behind an image's own boxes there is padding, class -1 and a box of zeros. A
+crowd of class c, a group that is no single object, has class -2 - c: nobody learns it, and no
+detection is wrong there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,11 @@ import numpy as np
 PyTree = Any
 BOXES, CLASS = "boxes", "class"
 PADDING = -1  # the class of a box that is none
+
+
+def crowd(number: int) -> int:
+    """The class of a crowd of a class; of a crowd's it is the class itself."""
+    return -2 - number
 
 
 def has_boxes(labels: PyTree) -> bool:
@@ -120,16 +127,16 @@ def _check_boxes(labels: dict[str, np.ndarray], num_classes: int, place: str) ->
             f"{place} has boxes {boxes.dtype}{boxes.shape} and classes "
             f"{classes.dtype}{classes.shape}; they must be float32 [N, M, 4] and int32 [N, M]"
         )
-    wrong = np.argwhere((classes < PADDING) | (classes >= num_classes))
+    wrong = np.argwhere((classes < crowd(num_classes - 1)) | (classes >= num_classes))
     if len(wrong):
         image, row = wrong[0]
         raise ValueError(
             f"{place} has class {classes[image, row]} at image {image}, box {row}; classes must be "
-            f"in 0..{num_classes - 1}, or -1 behind an image's last box"
+            f"in 0..{num_classes - 1}, -2 less that of a crowd, or -1 behind an image's last box"
         )
     with np.errstate(invalid="ignore"):
         sound = ((boxes >= 0) & (boxes <= 1)).all(-1) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
-    wrong = np.argwhere(~sound & (classes >= 0))
+    wrong = np.argwhere(~sound & (classes != PADDING))
     if len(wrong):
         image, row = wrong[0]
         raise ValueError(

@@ -199,7 +199,11 @@ DATA = {
         ":smallest=N as in data.partition",
         SIZES,
     ),
-    "data.augment": Key("none", "of the training images", one_of("none", "domainbed", "office")),
+    "data.augment": Key(
+        "none",
+        "of the training images: none, domainbed, office, boxes:flip=0.5:scale=0.5, or your own "
+        "function (size, *, ...) -> augment",
+    ),
     "data.domains": Key(
         (), "boxes, folders, npz, tfds_*: which; empty: all; bdd100k: see its file"
     ),

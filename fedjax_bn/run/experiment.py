@@ -14,9 +14,10 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
-from fedjax_bn.client import augmenting
+from fedjax_bn.client import Load, augmenting, changing
 from fedjax_bn.data.domain import Dataset, Domain
-from fedjax_bn.data.pixels import augment
+from fedjax_bn.data.label_trees import has_boxes
+from fedjax_bn.data.pixels import augment, box_augment
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.data.source import Source
@@ -46,6 +47,7 @@ AUGMENTATIONS = {
     "none": lambda size: None,
     "domainbed": augment.domainbed,
     "office": lambda size: augment.office(),
+    "boxes": box_augment.of_boxes,
 }
 
 
@@ -84,7 +86,7 @@ def build(config: ConfigDict) -> Experiment:
     for name in config.baselines:
         choose_method("baselines", name)
     make_model = _model_maker(config)
-    choose(AUGMENTATIONS, config.data.augment, "data.augment")
+    _augmentation(config)
     method_maker(config)
     for text in config.adaptations:  # before data are read
         choose_adaptation(text, make_model(num_classes=2), config.adapt_batch_size)
@@ -119,8 +121,7 @@ def assemble(
     model = _model_maker(config)(num_classes=internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
     make_method = method_maker(config)
-    make_augment = choose(AUGMENTATIONS, config.data.augment, "data.augment")
-    load = augmenting(make_augment(config.data.image_size))
+    load = _loading(config, internal)
     return Experiment(
         model=model,
         method=make_method(model, prepare, load),
@@ -133,6 +134,37 @@ def assemble(
         },
         notes=notes + start_notes(config) + repetition_notes(internal, config),
     )
+
+
+def _loading(config: ConfigDict, internal: Dataset) -> Load:
+    """How a batch is found and augmented, its boxes too where images have some.
+
+    Raises:
+      ConfigError: the augmentation does not suit the labels.
+    """
+    change, boxed = _augmentation(config), has_boxes(internal.domains[0].train.labels)
+    moves = isinstance(change, box_augment.BoxAugment)
+    if change is not None and moves != boxed:
+        have, remedy = ("boxes, which it would leave where they were", "boxes")
+        if not boxed:
+            have, remedy = "no boxes to move", "another"
+        raise ConfigError(
+            f"config.data.augment={brief(config.data.augment)} does not suit {internal.name}, "
+            f"whose images have {have}: choose {remedy}, or none"
+        )
+    return changing(change.change) if moves else augmenting(change)
+
+
+def _augmentation(config: ConfigDict) -> augment.Augment | box_augment.BoxAugment | None:
+    """What `config.data.augment` spells, such as `boxes:flip=0`, or a user's own.
+
+    Raises:
+      ConfigError: an unknown name or key, or a value of the wrong type or out of its range.
+    """
+    text = config.data.augment
+    make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
+    what = f"config.data.augment={brief(text)}"
+    return call_chosen(what, make, config.data.image_size, **options)
 
 
 def _model_maker(config: ConfigDict) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ from fedjax_bn.data.sets import (
     npz,
     own_folders,
     scanners,
+    signs,
     synthetic,
     tfds_source,
 )
@@ -126,6 +127,8 @@ def _cache_folder(config: ConfigDict) -> Path | None:
 EMBEDDED: dict[str, _Read] = {
     "cow_on_beach": lambda config: cow_on_beach.load(seed=config.seed),
     "scanners": lambda config: scanners.load(seed=config.seed),
+    "signs": lambda config: signs.load(seed=config.seed),
+    "signs_shortcut": lambda config: signs.load(seed=config.seed, shortcut=True),
     "synthetic": lambda config: synthetic.load(seed=config.seed),
 }
 BOXES: dict[str, ModuleType] = {
@@ -167,6 +170,7 @@ _MODULES: dict[str, ModuleType] = {
     "morpho_mnist": morpho_mnist,
     "npz": npz,
     "scanners": scanners,
+    "signs": signs,
     "synthetic": synthetic,
 }
 
@@ -175,5 +179,6 @@ def describe_datasets() -> dict[str, str]:
     """What each name of `DATASETS` is, in one line."""
     lines = {name: f"{row.title}: {row.about}" for name, row in image_folders.IMAGE_FOLDERS.items()}
     lines |= {name: module.__doc__.splitlines()[0] for name, module in _MODULES.items()}
+    lines["signs_shortcut"] = "signs whose rims tell the digit mostly, but not in dusk"
     lines |= {name: f"{name[5:]} as tensorflow-datasets has prepared it" for name in TFDS}
     return {name: lines[name].rstrip(".") for name in DATASETS}

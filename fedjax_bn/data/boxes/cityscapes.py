@@ -5,12 +5,12 @@
     gtFine/{train,val}/CITY/CITY_SEQ_FRAME_gtFine_instanceIds.png or _polygons.json
 
 Boxes are those of the instances' pixels (id * 1000 + number), or else of the polygons, of which
-later ones hide parts. Groups ("persongroup", or an id without number) are crowds, left out, and
-counted where polygons are read. Clear and foggy images of one scene have one name, so that no split
-separates them.
+later ones hide parts. Groups ("persongroup", or an id without number) are crowds. Clear and foggy
+images of one scene have one name, so that no split separates them.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedjax_bn.data.boxes.coco import CROWDS
 from fedjax_bn.data.boxes.instances import read_all
 from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
 from fedjax_bn.data.boxes.parsing import entry, number, read_json
+from fedjax_bn.data.label_trees import PADDING, crowd
 from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.source import Source
 
@@ -110,12 +111,19 @@ def _list_domain(
     if instances:
         files = [label for label, _ in instances]
         digest = f"cityscapes-{'-'.join(map(str, sorted(ids.items())))}"
-        boxes = read_all(files, lambda k: ids.get(k // 1000, -1), root=root, name=digest, **how)
+        boxes = read_all(files, partial(_class_of, ids), root=root, name=digest, **how)
         for (_, one), (classes, corners) in zip(instances, boxes, strict=True):
             rows = range(1, len(classes) + 1)
             scenes.append(one._replace(classes=classes, corners=corners, rows=rows))
     scenes += [_read_polygons(label, one, numbers, slips) for label, one in polygons]
     return sorted(scenes, key=lambda one: one.file)
+
+
+def _class_of(ids: dict[int, int], value: int) -> int:
+    """The class of an instance, of a group of some, or none."""
+    if value in ids:
+        return crowd(ids[value])
+    return ids.get(value // 1000, PADDING)
 
 
 def _read_polygons(path: Path, one: Labelled, numbers: dict[str, int], slips: Slips) -> Labelled:
@@ -125,11 +133,12 @@ def _read_polygons(path: Path, one: Labelled, numbers: dict[str, int], slips: Sl
     for row, each in enumerate(entry(content, "objects", list, str(path)), 1):
         place = f"{path}, row {row}"
         label = entry(each, "label", str, place)
-        if label.removesuffix("group") in numbers and label.endswith("group"):
-            slips.add(CROWDS)
-        if label in numbers:
+        single = label.removesuffix("group")
+        if single in numbers:
             rows.append(row)
-            classes.append(numbers[label])
+            classes.append(numbers[single] if label == single else crowd(numbers[single]))
+            if label != single:
+                slips.add(CROWDS)
             corners.append(_extent(entry(each, "polygon", list, place), place))
     return one._replace(classes=classes, corners=corners, rows=rows, size=size)
 

@@ -4,7 +4,7 @@
 
 {"images": [{"id", "file_name", "width", "height"}], "categories": [{"id", "name"}],
 "annotations": [{"image_id", "category_id", "bbox": [x, y, w, h], "iscrowd"}]}; boxes are in pixels
-from the image's upper left corner. Crowds are left out, and counted.
+from the image's upper left corner. Crowds stay such, see `label_trees`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,10 @@ from typing import Any
 
 from fedjax_bn.data.boxes.labelled import Labelled, Slips, part_of
 from fedjax_bn.data.boxes.parsing import entry, number, of_kind, read_json
+from fedjax_bn.data.label_trees import crowd
 from fedjax_bn.names import shown
 
-CROWDS = "crowds (groups that are no single object) left out"
+CROWDS = "crowds, groups that are no single object: nobody learns them, no detection is wrong there"
 _KEYS = {"images", "annotations", "categories"}
 
 
@@ -72,12 +73,14 @@ def labelled(
             raise ValueError(f"{place} is of image {image}, which `images` does not have")
         if category not in named:
             raise ValueError(f"{place} is of category {category}, which `categories` does not name")
+        if named[category] not in numbers:
+            slips.add("boxes of classes that data.classes does not name left out")
+            continue
+        class_ = numbers[named[category]]
         if one.get("iscrowd"):
             slips.add(CROWDS)
-        elif named[category] not in numbers:
-            slips.add("boxes of classes that data.classes does not name left out")
-        else:
-            boxes[image].append((row, numbers[named[category]], _corners(one, place)))
+            class_ = crowd(class_)
+        boxes[image].append((row, class_, _corners(one, place)))
     base = _base(path, folder, images)
     return [_image(one, path, base, boxes[one["id"]], part, k) for k, one in enumerate(images, 1)]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_bn.data.label_trees import PADDING
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import hash_of_files
@@ -60,7 +61,7 @@ def read_all(
 
     Args:
       files: PNGs of instances.
-      classes_of: instance -> its class; -1 for none.
+      classes_of: instance -> its class, see `label_trees`; -1 for none.
       root: see `pixels.decode.decode`.
       name: tells `classes_of` from others, in the cache.
       cache: folder, or None.
@@ -72,7 +73,7 @@ def read_all(
         found = [
             (classes_of(k), box) for k, box in boxes_of(read_ids(file, max_megapixels)).items()
         ]
-        found = [(number, box) for number, box in found if number >= 0]
+        found = [(number, box) for number, box in found if number != PADDING]
         found.sort(
             key=lambda one: (one[1][0] - one[1][2]) * (one[1][3] - one[1][1])
         )  # largest first
@@ -96,7 +97,7 @@ def read_all(
     folder = None if cache is None else Path(cache)
     rows = cached_array(folder, digest, shape, make)[0]
     placed = np.ascontiguousarray(rows).view("<i4").reshape(len(files), _MOST, _FIELDS)
-    return [_kept(one[one[:, 0] >= 0]) for one in placed]
+    return [_kept(one[one[:, 0] != PADDING]) for one in placed]
 
 
 def _kept(rows: np.ndarray) -> tuple[list[int], list[tuple[int, ...]]]:

@@ -32,7 +32,7 @@ class Labelled(NamedTuple):
     Attributes:
       file: the image.
       place: the file of its labels, and where in it, to begin a sentence with.
-      classes: of each box, positions in the dataset's classes.
+      classes: of each box, positions in the dataset's classes; see `label_trees.crowd`.
       corners: of each box, x1, y1, x2, y2, from the left and upper edge of the image; x2 and y2 are
         where the box ends, so that x2 - x1 is its width.
       rows: of each box, which row of the labels it is.

@@ -4,8 +4,8 @@
     {training,validation}/instances/*.png, config_v1.2.json  or  .../v2.0/instances/*.png,
     config_v2.0.json
 
-A pixel of an instance PNG is class * 256 + number, with the classes of the config. Groups of people
-are crowds, left out. Licence of the data: CC BY-NC-SA.
+A pixel of an instance PNG is class * 256 + number, with the classes of the config; of groups of
+people there are no instances. Licence of the data: CC BY-NC-SA.
 """
 
 from collections.abc import Sequence
