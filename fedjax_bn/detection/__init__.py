@@ -1,0 +1,38 @@
+"""Detection: boxes in images, as a task that every method trains which needs no logits.
+
+`detection(model.anchors)` is the task, `models.YOLOv5n` and `models.TinyDetector` are networks
+whose anchors it reads. Everything is written from formulas of papers: YOLOv3 (Redmon & Farhadi
+2018) for anchors and logistic classes, CIoU (Zheng et al. 2020), COCO's mean average precision.
+"""
+
+from fedjax_bn.detection.anchors import Anchors
+from fedjax_bn.detection.average_precision import Found, mean_average_precision
+from fedjax_bn.detection.decode import (
+    EVALUATION,
+    PREDICTION,
+    Detections,
+    Keeping,
+    decode,
+    detect,
+    suppress,
+)
+from fedjax_bn.detection.loss import Parts, Recipe, detection_loss, detection_parts
+from fedjax_bn.detection.task import detection
+
+__all__ = [
+    "EVALUATION",
+    "PREDICTION",
+    "Anchors",
+    "Detections",
+    "Found",
+    "Keeping",
+    "Parts",
+    "Recipe",
+    "decode",
+    "detect",
+    "detection",
+    "detection_loss",
+    "detection_parts",
+    "mean_average_precision",
+    "suppress",
+]

@@ -1,0 +1,133 @@
+"""Mean average precision as COCO counts it, on the host in float64.
+
+For every class the detections of all images are taken from the best on; one is right where it
+meets a box of that class and image, not taken yet, with an IoU of at least t. The average precision
+is the mean, at the recalls 0, 0.01, ..., 1, of the best precision at that recall or above; its mean
+over the classes that have boxes is the mAP at t.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
+_RECALLS = np.linspace(0, 1, 101)
+_MOST = 100  # detections of a class and image that count
+
+
+class Found(NamedTuple):
+    """Detections and boxes of N images.
+
+    Attributes:
+      boxes: corners f[N, D, 4] of detections, in the unit of `true_boxes`.
+      scores: f[N, D].
+      classes: i32[N, D]; -1 where there is none.
+      true_boxes: corners f[N, M, 4].
+      true_classes: i32[N, M]; -1 where there is none, and -2 - c of a crowd of class c, which a
+        detection may meet without being right or wrong.
+    """
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    classes: np.ndarray
+    true_boxes: np.ndarray
+    true_classes: np.ndarray
+
+
+def mean_average_precision(
+    found: Found, thresholds: Sequence[float] = (0.5,), most: int = _MOST
+) -> float:
+    """mAP in percent, a mean over thresholds and the classes that have boxes; NaN without any.
+
+    Args:
+      found: of all images.
+      thresholds: least IoUs t; (0.5,) is mAP50, `THRESHOLDS` is mAP50-95.
+      most: how many detections of a class count in an image.
+    """
+    values = average_precisions(found, thresholds, most)
+    return 100 * float(np.mean(list(values.values()))) if values else float("nan")
+
+
+def average_precisions(
+    found: Found, thresholds: Sequence[float] = (0.5,), most: int = _MOST
+) -> dict[int, np.ndarray]:
+    """Class -> average precision f64[thresholds] in [0, 1], of the classes that have boxes."""
+    found = Found(*map(np.asarray, found))
+    known = np.unique(found.true_classes[found.true_classes >= 0])
+    return {int(number): _of_class(found, int(number), thresholds, most) for number in known}
+
+
+def _of_class(found: Found, number: int, thresholds: Sequence[float], most: int) -> np.ndarray:
+    """Average precision f64[thresholds] of one class that has boxes."""
+    scores, right, ignored = [], [], []
+    mine = found.classes == number
+    crowd = found.true_classes == -2 - number
+    true = (found.true_classes == number) | crowd
+    for image in np.flatnonzero(mine.any(1)):
+        index = np.flatnonzero(mine[image])
+        index = index[np.argsort(-found.scores[image, index], kind="stable")][:most]
+        there = np.flatnonzero(true[image])
+        there = there[np.argsort(crowd[image, there], kind="stable")]
+        one = _match(
+            found.boxes[image, index].astype(float),
+            found.true_boxes[image, there].astype(float),
+            crowd[image, there],
+            thresholds,
+        )
+        scores.append(found.scores[image, index])
+        right.append(one[0])
+        ignored.append(one[1])
+    total = (found.true_classes == number).sum()
+    if not scores:
+        return np.zeros(len(thresholds))
+    order = np.argsort(-np.concatenate(scores), kind="stable")
+    right, ignored = (np.concatenate(part, 1)[:, order] for part in (right, ignored))
+    return np.array([_area(r[~i], total) for r, i in zip(right, ignored, strict=True)])
+
+
+def _match(
+    boxes: np.ndarray, true: np.ndarray, crowd: np.ndarray, thresholds: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which of d detections, best first, are right, and which count neither way: bool[t, d].
+
+    True boxes come before crowds, which may be met again and again.
+    """
+    right, ignored = np.zeros((2, len(thresholds), len(boxes)), bool)
+    if not len(true):
+        return right, ignored
+    overlap = _overlaps(boxes, true, crowd)
+    for t, threshold in enumerate(thresholds):
+        least, taken = min(threshold, 1 - 1e-10), np.zeros(len(true), bool)
+        for d in np.flatnonzero(overlap.max(1) >= least):
+            free = np.where(taken & ~crowd, -1, overlap[d])
+            # A box of its own is preferred to any crowd; of equals the last one is met.
+            for group in (~crowd, crowd):
+                value = np.where(group, free, -1)
+                best = len(value) - 1 - np.argmax(value[::-1])
+                if value[best] >= least:
+                    taken[best] = True
+                    right[t, d], ignored[t, d] = ~crowd[best], crowd[best]
+                    break
+    return right, ignored
+
+
+def _overlaps(boxes: np.ndarray, true: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    """IoU f64[d, m]; with a crowd the share of the detection that lies in it."""
+    low = np.maximum(boxes[:, None, :2], true[:, :2])
+    high = np.minimum(boxes[:, None, 2:], true[:, 2:])
+    both = np.clip(high - low, 0, None).prod(-1)
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(-1)[:, None]
+    union = np.where(crowd, area, area + (true[:, 2:] - true[:, :2]).prod(-1) - both)
+    return np.divide(both, union, out=np.zeros_like(both), where=union > 0)
+
+
+def _area(right: np.ndarray, total: int) -> float:
+    """Average precision of detections in order, bool[n], of `total` boxes."""
+    if not len(right):
+        return 0.0
+    hits = np.cumsum(right)
+    precision = hits / np.arange(1, len(right) + 1)
+    best = np.maximum.accumulate(precision[::-1])[::-1]
+    place = np.searchsorted(hits / total, _RECALLS, side="left")
+    return float(np.where(place < len(best), best[np.minimum(place, len(best) - 1)], 0).mean())

@@ -1,0 +1,131 @@
+"""From a detector's outputs to detections: boxes, scores, and which of those that overlap to keep.
+
+Shapes are fixed: every image has D detections, the rest of them with class -1.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_bn.detection.anchors import Anchors
+from fedjax_bn.detection.boxes import decode_offsets, iou, to_corners
+from fedjax_bn.detection.loss import Outputs
+
+
+class Detections(NamedTuple):
+    """What is found in images, best first.
+
+    Attributes:
+      boxes: corners f[B, D, 4] in [0, 1] of the image.
+      scores: f[B, D] in [0, 1]; 0 where there is nothing.
+      classes: i32[B, D]; -1 where there is nothing.
+    """
+
+    boxes: jax.Array
+    scores: jax.Array
+    classes: jax.Array
+
+
+class Keeping(NamedTuple):
+    """Which predictions are kept.
+
+    Attributes:
+      score: those above this one, in [0, 1].
+      overlap: of two of a class, the better one where their IoU is above this, in [0, 1].
+      best_class: whether a box is of its best class only, or of every class above `score`.
+      candidates: of how many best predictions an image they are chosen, at least 1.
+      detections: D, how many an image are kept at most.
+    """
+
+    score: float = 0.001
+    overlap: float = 0.6
+    best_class: bool = False
+    candidates: int = 1000
+    detections: int = 300
+
+
+# For evaluation, and for pictures.
+EVALUATION = Keeping()
+PREDICTION = Keeping(score=0.25, overlap=0.45, best_class=True, detections=100)
+
+
+def decode(outputs: Outputs, anchors: Anchors) -> tuple[jax.Array, jax.Array]:
+    """All predictions: boxes as corners f[B, N, 4] in [0, 1] of the image, scores f[B, N, C].
+
+    The score of class c is sigmoid(objectness) sigmoid(c). Boxes are cut at the image's border.
+
+    Args:
+      outputs: of each level f[B, H, W, A, 5 + C].
+      anchors: of the levels.
+    """
+    boxes, scores = [], []
+    for raw, sizes, stride in zip(outputs, *anchors, strict=True):
+        batch, height, width, _, depth = raw.shape
+        centres = decode_offsets(raw[..., :4], jnp.asarray(sizes, raw.dtype) / stride)
+        across, down = (jnp.arange(n, dtype=raw.dtype) for n in (width, height))
+        corner = jnp.stack(jnp.broadcast_arrays(across[None, :], down[:, None]), -1)
+        centres = centres.at[..., :2].add(corner[:, :, None])
+        corners = to_corners(centres) / jnp.asarray((width, height) * 2, raw.dtype)
+        boxes.append(jnp.clip(corners, 0, 1).reshape(batch, -1, 4))
+        score = jax.nn.sigmoid(raw[..., 4:5]) * jax.nn.sigmoid(raw[..., 5:])
+        scores.append(score.reshape(batch, -1, depth - 5))
+    return jnp.concatenate(boxes, 1), jnp.concatenate(scores, 1)
+
+
+def suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping = EVALUATION) -> Detections:
+    """Non-maximum suppression, class by class: the best first, then whatever it leaves.
+
+    Args:
+      boxes: corners f[B, N, 4].
+      scores: f[B, N, C].
+      keeping: which are kept.
+    """
+    return jax.vmap(lambda box, score: _suppress(box, score, keeping))(boxes, scores)
+
+
+def detect(outputs: Outputs, anchors: Anchors, keeping: Keeping = EVALUATION) -> Detections:
+    """`suppress(*decode(outputs, anchors), keeping)`."""
+    return suppress(*decode(outputs, anchors), keeping)
+
+
+def _suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping) -> Detections:
+    """Of one image, f[N, 4] and f[N, C]."""
+    boxes, scores, classes = _candidates(boxes, scores, keeping)
+    depth = keeping.detections
+
+    def more(state: tuple) -> jax.Array:
+        count, alive, _ = state
+        return (count < depth) & alive.any()
+
+    def keep_one(state: tuple) -> tuple:
+        count, alive, kept = state
+        best = jnp.argmax(alive).astype(jnp.int32)  # the first one, for they are in order
+        beaten = (iou(boxes[best], boxes) > keeping.overlap) & (classes[best] == classes)
+        alive &= ~beaten & (jnp.arange(len(alive), dtype=jnp.int32) != best)
+        return count + 1, alive, kept.at[count].set(best)
+
+    start = (jnp.zeros((), jnp.int32), scores > keeping.score, jnp.zeros(depth, jnp.int32))
+    count, _, kept = lax.while_loop(more, keep_one, start)
+    there = jnp.arange(depth, dtype=jnp.int32) < count
+    return Detections(
+        jnp.where(there[:, None], boxes[kept], 0),
+        jnp.where(there, scores[kept], 0),
+        jnp.where(there, classes[kept], -1),
+    )
+
+
+def _candidates(
+    boxes: jax.Array, scores: jax.Array, keeping: Keeping
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The best (box, class) pairs of one image, best first: f[n, 4], f[n] and i32[n]."""
+    # The n best pairs are of the n boxes whose best class is best.
+    few = min(keeping.candidates, len(boxes))
+    best, place = lax.top_k(scores.max(-1), few)
+    if keeping.best_class:
+        return boxes[place], best, scores[place].argmax(-1).astype(jnp.int32)
+    number = scores.shape[-1]
+    chosen, pair = lax.top_k(scores[place].reshape(-1), min(keeping.candidates, few * number))
+    row, label = jnp.divmod(pair, number)
+    return boxes[place[row]], chosen, label

@@ -1,0 +1,111 @@
+"""What tests of detection share: anchors, random boxes and outputs, the loss as a plain loop."""
+
+import math
+
+import numpy as np
+
+from fedjax_bn.detection import Anchors
+
+ANCHORS = Anchors((((10, 13), (16, 30)), ((40, 30), (60, 70))), (8, 16))
+CELLS, CLASSES = ((8, 6), (4, 3)), 3  # of 64 x 48 pixels
+HEIGHT, WIDTH = 64, 48
+
+
+def labels(images=4, most=6, seed=0, classes=CLASSES):
+    """Random boxes, some of them at borders and in each other's place, with padding behind."""
+    rng = np.random.default_rng(seed)
+    middle, side = rng.uniform(0, 1, (images, most, 2)), rng.uniform(0.1, 0.9, (images, most, 2))
+    middle[:, 1] = middle[:, 0]  # two in one place
+    low, high = np.clip(middle - side / 2, 0, 1), np.clip(middle + side / 2, 0, 1)
+    number = rng.integers(0, classes, (images, most)).astype(np.int32)
+    number[0, 3:], number[1] = -1, -1  # an image with fewer, and one with none
+    return {"boxes": np.concatenate([low, high], -1), "class": number}
+
+
+def outputs(images=4, seed=0, classes=CLASSES):
+    rng = np.random.default_rng(seed)
+    return tuple(rng.normal(size=(images, *cells, 2, 5 + classes)) for cells in CELLS)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def loop_ciou(one, other, slack=None):
+    """Of (x, y, w, h) and (x, y, w, h), and a; `slack` is an a to be taken instead."""
+    (x, y, w, h), (u, v, s, t) = one, other
+    across = min(x + w / 2, u + s / 2) - max(x - w / 2, u - s / 2)
+    down = min(y + h / 2, v + t / 2) - max(y - h / 2, v - t / 2)
+    both = max(across, 0) * max(down, 0)
+    iou = both / (w * h + s * t - both)
+    wide = max(x + w / 2, u + s / 2) - min(x - w / 2, u - s / 2)
+    high = max(y + h / 2, v + t / 2) - min(y - h / 2, v - t / 2)
+    nu = 4 / math.pi**2 * (math.atan(s / t) - math.atan(w / h)) ** 2
+    a = nu / (nu - iou + 1 + 1e-7) if slack is None else slack
+    return iou - ((x - u) ** 2 + (y - v) ** 2) / (wide**2 + high**2) - a * nu, a
+
+
+def loop_matches(corners, cells, sizes, stride, ratio=4.0):
+    """(row, column, anchor, box relative to the cell) of one box on one level."""
+    height, width = cells
+    x = (corners[0] + corners[2]) / 2 * width
+    y = (corners[1] + corners[3]) / 2 * height
+    w, h = (corners[2] - corners[0]) * width, (corners[3] - corners[1]) * height
+    for number, (aw, ah) in enumerate(sizes):
+        aw, ah = aw / stride, ah / stride
+        if not w > 0 < h or max(w / aw, aw / w, h / ah, ah / h) >= ratio:
+            continue
+        near = {
+            (0, 0): True,
+            (-1, 0): x % 1 < 0.5 and x > 1,
+            (0, -1): y % 1 < 0.5 and y > 1,
+            (1, 0): 0 < (width - x) % 1 < 0.5 and width - x > 1,
+            (0, 1): 0 < (height - y) % 1 < 0.5 and height - y > 1,
+        }
+        for right, below in (step for step, holds in near.items() if holds):
+            column = min(max(int(x) + right, 0), width - 1)
+            row = min(max(int(y) + below, 0), height - 1)
+            yield row, column, number, (x - column, y - row, w, h)
+
+
+def bce(logit, target):
+    return np.log1p(np.exp(-abs(logit))) + max(logit, 0) - logit * target
+
+
+def loop_loss(outs, label, valid, anchors=ANCHORS, held=None, smoothing=0.0, scaled=True):
+    """The loss of section-by-section formulas, one box at a time, in NumPy's float64.
+
+    `held` are the outputs of which what has no gradient is taken.
+    """
+    held, images = outs if held is None else held, np.flatnonzero(valid)
+    classes = outs[0].shape[-1] - 5
+    box_sum = object_sum = class_sum = 0.0
+    for out, still, sizes, stride, balance in zip(outs, held, *anchors, (4, 1, 0.4), strict=False):
+        target, ones, hots = np.zeros(out.shape[:4]), [], []
+        for i in images:
+            for corners, number in zip(label["boxes"][i], label["class"][i], strict=True):
+                if number < 0:
+                    continue
+                for row, column, a, box in loop_matches(corners, out.shape[1:3], sizes, stride):
+                    guess = [_decoded(o[i, row, column, a], sizes[a], stride) for o in (out, still)]
+                    fixed, slack = loop_ciou(guess[1], box)
+                    ones.append(1 - loop_ciou(guess[0], box, slack)[0])
+                    target[i, row, column, a] = max(target[i, row, column, a], fixed)
+                    for c in range(classes):
+                        hot = (c == number) * (1 - smoothing) + smoothing / 2
+                        hots.append(bce(out[i, row, column, a, 5 + c], hot))
+        box_sum += np.mean(ones) if ones else 0
+        class_sum += np.mean(hots) if hots and classes > 1 else 0
+        costs = [
+            bce(*pair) for pair in zip(out[images, ..., 4].flat, target[images].flat, strict=True)
+        ]
+        object_sum += balance * np.mean(costs)
+    height, width = outs[0].shape[1] * anchors.strides[0], outs[0].shape[2] * anchors.strides[0]
+    by_area, by_class = (height * width / 640**2, classes / 80) if scaled else (1, 1)
+    total = 0.05 * box_sum + by_area * object_sum + 0.5 * by_class * class_sum
+    return total * len(images)
+
+
+def _decoded(raw, size, stride):
+    x, y, w, h = 2 * sigmoid(raw[:4])
+    return x - 0.5, y - 0.5, w**2 * size[0] / stride, h**2 * size[1] / stride
