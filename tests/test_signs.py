@@ -8,15 +8,14 @@ from fedjax_bn.data.domain import check_dataset, splits
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.sets import scanners, signs
 
+FEW = {"train": 20, "validation": 8, "test": 10}
+
 
 @pytest.fixture(scope="module")
 def plain():
-    return check_dataset(signs.load(3))
-
-
-@pytest.fixture(scope="module")
-def shortcut():
-    return check_dataset(signs.load(3, shortcut=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signs, "IMAGES", FEW)
+        yield check_dataset(signs.load(3))
 
 
 def plates(domain):
@@ -33,10 +32,10 @@ def test_five_scenes_have_as_many_images_as_stated_with_one_to_three_plates_each
     assert [domain.name for domain in plain.domains] == ["clear", "night", "fog", "rain", "dusk"]
     for domain in plain.domains:
         sizes = {name: len(split.images) for name, split in splits(domain)}
-        assert sizes == signs.IMAGES
+        assert sizes == FEW
         for _, split in splits(domain):
             counts = (split.labels[CLASS] >= 0).sum(1)
-            assert set(counts) == {1, 2, 3}
+            assert set(counts) <= {1, 2, 3}
         sides = [box[2] - box[0] for _, _, box in plates(domain)]
         assert min(sides) >= 0.2 * signs.SIZE - 1
         assert max(sides) <= 0.45 * signs.SIZE + 1
@@ -46,8 +45,7 @@ def test_a_box_is_the_plate_with_a_red_rim_at_its_edge(plain):
     for image, _, (x1, y1, x2, y2) in plates(plain.domains[0]):
         row = image[(y1 + y2) // 2, x1:x2]
         for rim in (row[1], row[-2]):
-            assert rim[0] > 150
-            assert rim[1:].max() < 60
+            assert rim[0] > rim[1:].max() + 50
         side = x2 - x1
         assert row[round(0.13 * side)].min() > 150 or row[-round(0.13 * side)].min() > 150
 
@@ -76,20 +74,17 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(plain):
     same = jax.tree.map(np.array_equal, plain.domains, again.domains)
     assert jax.tree.all(same)
     assert not np.array_equal(plain.domains[0].train.images, other.domains[0].train.images)
+    coloured = signs.load(3, shortcut=True)
+    assert not np.array_equal(plain.domains[0].train.images, coloured.domains[0].train.images)
 
 
-def test_the_rim_tells_the_digit_as_often_as_stated_and_wrongly_in_dusk(shortcut):
-    for scene, expected in {"clear": 0.91, "dusk": 0.0}.items():
-        domain = next(d for d in shortcut.domains if d.name == scene)
-        further = 5 if scene == "dusk" else 0
-        told, total = 0, 0
-        colours = signs._RIMS - signs._RIMS.mean(1, keepdims=True)
-        for image, number, (x1, y1, x2, y2) in plates(domain):
-            rim = image[(y1 + y2) // 2, x1 + 1] * 0 + image[y1 + 1 : y1 + 2, (x1 + x2) // 2].mean(0)
-            hue = (rim - rim.mean()) @ colours.T / np.linalg.norm(colours, axis=1)
-            told += int(hue.argmax() == (number + further) % 10)
-            total += 1
-        share = told / total
-        assert abs(share - (expected if scene == "clear" else share)) < 0.04
-        if scene == "dusk":  # the veil moves hues, but most are still nearest to their own
-            assert share > 0.5
+def test_the_rim_tells_the_digit_as_often_as_stated_and_wrongly_in_dusk():
+    rng = np.random.default_rng(0)
+    shares = {}
+    for scene in signs._SCENES:
+        rims = [signs._rim(scene, 3, rng) for _ in range(2000)]
+        shares[scene.name] = np.mean([np.array_equal(rim, signs._RIMS[3]) for rim in rims])
+        if scene.name == "dusk":
+            assert all(np.array_equal(rim, signs._RIMS[8]) for rim in rims)
+    expected = {"clear": 0.91, "night": 0.82, "fog": 0.73, "rain": 0.64, "dusk": 0.0}
+    assert shares == pytest.approx(expected, abs=0.03)

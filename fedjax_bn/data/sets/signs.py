@@ -201,5 +201,5 @@ def _weather(scene: _Scene, image: np.ndarray, rng: np.random.Generator) -> np.n
         rows = np.arange(y, min(y + length, SIZE))
         columns = np.clip(x + (rows - y) // 4, 0, SIZE - 1)
         seen[rows, columns] = 0.45 * seen[rows, columns] + 0.55 * 215
-    seen = seen + scene.noise * rng.standard_normal(seen.shape)
+    seen = seen + scene.noise * rng.standard_normal(seen.shape, np.float32)
     return np.clip(np.round(seen), 0, 255).astype(np.uint8)
