@@ -175,6 +175,15 @@ def augmenting(augment: Callable[[jax.Array, jax.Array], jax.Array] | None) -> L
     return load
 
 
+def changing(change: Callable[[jax.Array, Batch], Batch]) -> Load:
+    """The `load` that looks samples up and changes the batch by `change(key, batch)`."""
+
+    def load(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
+        return change(key, look_up(source, batch, key))
+
+    return load
+
+
 def run_steps(
     step: LocalStep,
     received: Received,

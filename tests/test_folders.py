@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_bn.data.sets.folders import (
-    _is_image,
     domain_folders,
     find_root,
+    is_image,
     list_domain,
     match_folders,
 )
@@ -100,7 +100,7 @@ def test_stray_files_are_left_out_and_counted(tree):
     [("a.JPG", True), ("a.b.jpeg", True), ("a.webp", True), (".a.jpg", False), ("jpg", False)],
 )
 def test_images_are_told_by_their_suffix(name, image):
-    assert _is_image(name) == image
+    assert is_image(name) == image
 
 
 @pytest.mark.parametrize(("extra", "why"), [(1, "added"), (-1, "missing")])

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.label_trees import PyTree, check_labels, join, leaves_of, take
 from fedjax_bn.data.rows import Rows, blocks
 
 
@@ -14,13 +15,13 @@ class Split(NamedTuple):
 
     images: u8[N, H, W, C], or f32[N, ...] for features, or images that are no bytes; an array, or
       rows of a larger one that are gathered when they are used.
-    labels: i32[N], in [0, num_classes).
+    labels: i32[N], in [0, num_classes); or a tree of arrays [N, ...], see `label_trees`.
     names: str[N], where each sample comes from; samples with the same name belong together. None
       where the source names none.
     """
 
     images: np.ndarray | Rows
-    labels: np.ndarray
+    labels: PyTree
     names: np.ndarray | None = None
 
 
@@ -67,7 +68,7 @@ def select(split: Split, index: np.ndarray) -> Split:
     """The samples at index i64[n], in that order; rows of a larger array stay ungathered."""
     images, labels, names = split
     chosen = Rows(images, index) if isinstance(images, Rows) else images[index]
-    return Split(chosen, labels[index], None if names is None else names[index])
+    return Split(chosen, take(labels, index), None if names is None else names[index])
 
 
 def whole(domain: Domain) -> Split:
@@ -80,7 +81,7 @@ def whole(domain: Domain) -> Split:
     named = all(part.names is not None for part in parts)
     return Split(
         _join([part.images for part in parts]),
-        np.concatenate([part.labels for part in parts]),
+        join([part.labels for part in parts]),
         np.concatenate([part.names for part in parts]) if named else None,
     )
 
@@ -118,13 +119,14 @@ def check_dataset(dataset: Dataset) -> Dataset:
     if not dataset.domains:
         raise ValueError(f"{dataset.name}: no domains; a dataset needs at least one")
     check_names_differ([domain.name for domain in dataset.domains], dataset.name)
-    first = next(splits(dataset.domains[0]))[1].images
+    first, first_labels, _ = next(splits(dataset.domains[0]))[1]
     for domain in dataset.domains:
         for name, split in splits(domain):
             place = f"{dataset.name}: the {name} split of {domain.name!r}"
             _check_counts(split, place)
             _check_form(split, first, place)
-            _check_labels(split.labels, dataset.num_classes, place)
+            check_labels(split.labels, len(split.images), dataset.num_classes, place)
+            _check_same_labels(split.labels, first_labels, place)
     return dataset
 
 
@@ -136,17 +138,12 @@ def check_names_differ(names: Sequence[str], dataset: str) -> None:
 
 
 def _check_counts(split: Split, place: str) -> None:
-    if len(split.images) != len(split.labels):
-        raise ValueError(
-            f"{place} has {len(split.images)} images but {len(split.labels)} labels; "
-            "every image needs one label"
-        )
-    if not len(split.labels):
+    if not len(split.images):
         raise ValueError(f"{place} is empty; give it samples or leave the domain out")
 
 
 def _check_form(split: Split, first: np.ndarray | Rows, place: str) -> None:
-    images, labels = split.images, split.labels
+    images = split.images
     bytes_of_images = images.dtype == np.uint8 and images.ndim == 4
     if not (bytes_of_images or (images.dtype == np.float32 and images.ndim >= 2)):
         raise ValueError(
@@ -157,11 +154,6 @@ def _check_form(split: Split, first: np.ndarray | Rows, place: str) -> None:
         raise ValueError(
             f"{place} has samples of {images.dtype} {images.shape[1:]}, the first domain's are "
             f"{first.dtype} {first.shape[1:]}; bring all domains to one form"
-        )
-    if labels.dtype != np.int32 or labels.ndim != 1:
-        raise ValueError(
-            f"{place} has labels of dtype {labels.dtype} and shape {labels.shape}; "
-            "they must be int32 [N]"
         )
     if images.dtype == np.float32:
         _check_finite(images, place)
@@ -179,10 +171,13 @@ def _check_finite(images: np.ndarray | Rows, place: str) -> None:
         start += len(block)
 
 
-def _check_labels(labels: np.ndarray, num_classes: int, place: str) -> None:
-    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if wrong.size:
+def _check_same_labels(labels: PyTree, first: PyTree, place: str) -> None:
+    """Raises ValueError unless labels have the first's form, so that clients can be stacked."""
+    form, wanted = (
+        {name: leaf.shape[1:] for name, leaf in leaves_of(one)} for one in (labels, first)
+    )
+    if form != wanted:
         raise ValueError(
-            f"{place} has label {labels[wrong[0]]} at index {wrong[0]}; "
-            f"labels must be in 0..{num_classes - 1}"
+            f"{place} has labels of form {form}, the first domain's are {wanted}; bring all "
+            "domains to one form"
         )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedjax_bn.data.domain import Dataset, splits
+from fedjax_bn.data.label_trees import join
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 
 PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
@@ -19,14 +20,14 @@ def as_source(dataset: Dataset) -> Source:
     pools = []
     for domain in dataset.domains:
         owned = list(splits(domain))
-        sizes = {name: len(split.labels) for name, split in owned}
+        sizes = {name: len(split.images) for name, split in owned}
         named = all(split.names is not None for _, split in owned)
         names = np.concatenate([split.names for _, split in owned]) if named else None
         pools.append(
             Pool(
                 name=domain.name,
                 images=np.concatenate([np.asarray(split.images) for _, split in owned]),
-                labels=np.concatenate([split.labels for _, split in owned]),
+                labels=join([split.labels for _, split in owned]),
                 names=numbered_names(domain.name, sizes) if names is None else names,
                 parts=parts_of(sizes),
             )

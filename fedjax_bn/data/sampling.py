@@ -5,7 +5,7 @@ numbers; `sizes` are theirs, `longest` the largest of all clients, N.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.data.domain import Split
+from fedjax_bn.data.label_trees import stored
 
 PyTree = Any
 
@@ -22,12 +23,12 @@ class ClientData(NamedTuple):
 
     Attributes:
       images: u8[K, N, H, W, C] or f32[K, N, F].
-      labels: i32[K, N].
+      labels: i32[K, N], or a tree of arrays [K, N, ...].
       sizes: i32[K], samples that each client really has.
     """
 
     images: jax.Array
-    labels: jax.Array
+    labels: PyTree
     sizes: jax.Array
 
 
@@ -38,7 +39,7 @@ def stack_clients(splits: Sequence[Split], longest: int | None = None) -> Client
       splits: of the K clients.
       longest: N, by default the number of samples of the largest.
     """
-    longest = longest or max(len(split.labels) for split in splits)
+    longest = longest or max(len(split.images) for split in splits)
     return jax.tree.map(jnp.asarray, client_rows(splits, longest, 0, len(splits)))
 
 
@@ -51,14 +52,23 @@ def client_rows(splits: Sequence[Split], longest: int, start: int, stop: int) ->
       start: the first row.
       stop: the row behind the last; rows from K on are empty.
     """
-    first = splits[0].images
-    images = np.zeros((stop - start, longest, *first.shape[1:]), first.dtype)
-    labels = np.zeros((stop - start, longest), np.int32)
+    chosen = splits[start:stop]
+
+    def stacked(arrays: Iterable[Any], form: Any, dtype: np.dtype) -> np.ndarray:
+        rows = np.zeros((stop - start, longest, *form.shape[1:]), dtype)
+        for row, array in enumerate(arrays):
+            rows[row, : len(array)] = np.asarray(array)
+        return rows
+
+    first = splits[0]
+    images = stacked((split.images for split in chosen), first.images, first.images.dtype)
+    labels = jax.tree.map(
+        lambda form, *leaves: stacked(leaves, form, stored(form)),
+        first.labels,
+        *(split.labels for split in chosen),
+    )
     sizes = np.zeros(stop - start, np.int32)
-    for row, split in enumerate(splits[start:stop]):
-        sizes[row] = len(split.labels)
-        images[row, : sizes[row]] = np.asarray(split.images)
-        labels[row, : sizes[row]] = split.labels
+    sizes[: len(chosen)] = [len(split.images) for split in chosen]
     return ClientData(images, labels, sizes)
 
 
@@ -134,14 +144,22 @@ def rows_of(data: PyTree, client: jax.Array | None) -> PyTree:
     return data if client is None else jax.tree.map(lambda leaf: leaf[client], data)
 
 
+def label_forms(split: Split, place: tuple[int, ...]) -> PyTree:
+    """The forms (`jax.ShapeDtypeStruct`) [*place, ...] of labels like the split's."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((*place, *leaf.shape[1:]), stored(leaf)), split.labels
+    )
+
+
 def point_to(data: ClientData, draw: Draw) -> dict[str, jax.Array]:
     """Batches whose `image` i32[C, S, B] are numbers among a client's samples, its `source`.
 
     So a round holds the images of one step at a time, not of all its steps.
     """
+    look_up = jax.vmap(lambda rows, index: rows[index])
     return {
         "image": draw.index,
-        "label": jax.vmap(lambda labels, index: labels[index])(data.labels, draw.index),
+        "label": jax.tree.map(lambda leaf: look_up(leaf, draw.index), data.labels),
         "valid": draw.valid,
         "size": data.sizes,
         "source": data.images,
@@ -165,9 +183,10 @@ def validation_batches(
       longest: samples for which there is room, by default those of the largest split.
 
     Returns:
-      {"image": [R, V, B, ...], "label": i32[R, V, B], "valid": bool[R, V, B]}, R = stop - start.
+      {"image": [R, V, B, ...], "label": i32[R, V, B] or a tree, "valid": bool[R, V, B]} with
+      R = stop - start.
     """
-    longest = longest or max(len(split.labels) for split in splits)
+    longest = longest or max(len(split.images) for split in splits)
     batch_size = min(batch_size, longest)
     count = math.ceil(longest / batch_size)
     stop = len(splits) if stop is None else stop
@@ -177,7 +196,8 @@ def validation_batches(
     def cut(leaf: np.ndarray) -> np.ndarray:
         return leaf.reshape(len(leaf), count, batch_size, *leaf.shape[2:])
 
-    return {"image": cut(data.images), "label": cut(data.labels), "valid": cut(valid)}
+    labels = jax.tree.map(cut, data.labels)
+    return {"image": cut(data.images), "label": labels, "valid": cut(valid)}
 
 
 def _orders(

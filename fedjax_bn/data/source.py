@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.label_trees import PyTree, leaves_of
+
 TRAIN, VALIDATION, TEST = 0, 1, 2
 
 
@@ -20,7 +22,7 @@ class Pool(NamedTuple):
       name: of the domain.
       images: u8[N, H, W, C], or f32[N, ...] for features, or images that are no bytes; may be
         memory-mapped, so take rows, not the whole, where few are needed.
-      labels: i32[N], indices into the source's classes.
+      labels: i32[N], indices into the source's classes; or boxes, see `label_trees`.
       names: str[N], where each sample comes from, such as its path in the dataset's folder, with /
         on every system. Samples with the same name (windows of one recording, corruptions of one
         photograph), in this or another domain, belong together: no split separates them.
@@ -29,7 +31,7 @@ class Pool(NamedTuple):
 
     name: str
     images: np.ndarray
-    labels: np.ndarray
+    labels: PyTree
     names: np.ndarray
     parts: np.ndarray | None = None
 
@@ -73,13 +75,14 @@ def check_source(source: Source) -> Source:
         place = f"{source.name}, {pool.name!r}"
         if names.count(pool.name) > 1:
             raise ValueError(f"{place}: two domains have this name; rename one")
-        arrays = {"images": pool.images, "labels": pool.labels, "names": pool.names}
+        labels = {f"labels {name}".strip(): leaf for name, leaf in leaves_of(pool.labels)}
+        arrays = {"images": pool.images, "names": pool.names} | labels
         if pool.parts is not None:
             arrays["parts"] = pool.parts
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"{place}: the samples differ in number, {lengths}; each needs all")
-        if not len(pool.labels):
+        if not len(pool.images):
             raise ValueError(f"{place} has no samples; give it some or leave the domain out")
         if pool.parts is not None and not np.isin(pool.parts, (TRAIN, VALIDATION, TEST)).all():
             raise ValueError(f"{place}: parts must be 0, 1 or 2 for train, validation and test")

@@ -1,6 +1,7 @@
 """The networks of the papers, in linen with our `BatchNorm`, and a user's own.
 
-Each maps images f[B, H, W, C] to logits f[B, num_classes] and shows its features as methods,
+Detectors map images f[B, H, W, C] to the outputs of their levels, f[B, h, w, A, 5 + classes]. Each
+other one maps images f[B, H, W, C] to logits f[B, num_classes] and shows its features as methods,
 `features(images) -> f[B, F]` and `classify(features) -> f[B, num_classes]`. Any linen module does
 in their place, and by `from_nnx` any nnx module.
 """
@@ -13,7 +14,9 @@ from fedjax_bn.models.digit_cnn import DigitCNN
 from fedjax_bn.models.mlp import MLP
 from fedjax_bn.models.resnet import ResNet, ResNet10, ResNet18, ResNet50
 from fedjax_bn.models.small_cnn import SmallCNN
+from fedjax_bn.models.tiny_detector import TinyDetector
 from fedjax_bn.models.two_layer import TwoLayer
+from fedjax_bn.models.yolo import YOLOv5, YOLOv5n, YOLOv5s
 
 if TYPE_CHECKING:
     from fedjax_bn.models.nnx_model import from_nnx as from_nnx
@@ -29,7 +32,11 @@ __all__ = [
     "ResNet18",
     "ResNet50",
     "SmallCNN",
+    "TinyDetector",
     "TwoLayer",
+    "YOLOv5",
+    "YOLOv5n",
+    "YOLOv5s",
 ]
 
 

@@ -62,7 +62,8 @@ def with_masks(
     Args:
       model: a linen module, or what `from_nnx` makes.
       variables: its collections, arrays or `jax.ShapeDtypeStruct`.
-      names: "features", or paths of modules.
+      names: "features", or paths of modules; "features" of a model with `taps` (name -> channels),
+        such as a detector, are all of these.
       images: f[B, ...] as the model reads them, of which only the shape counts. Without them
         sizes are read from parameters: that of a layer from its own kernel, scale or bias, that of
         the features from the dense layer in `classify`, or else from the only dense layer whose
@@ -72,7 +73,9 @@ def with_masks(
       ValueError: there is no intermediate of such a name, or its size cannot be found.
     """
     plain, old = take(variables)
-    wanted = [name for name in names if name not in old]
+    taps = getattr(model, "taps", {})
+    named = [each for name in names for each in (taps if name == FEATURES and taps else (name,))]
+    wanted = [name for name in named if name not in old]
     found = _sizes_by_parameters(model, plain) if images is None else channels(model, plain, images)
     for name in wanted:
         if found.get(name) is None:
@@ -118,8 +121,11 @@ def channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, i
 
 
 def _sizes_by_parameters(model: Any, variables: Variables) -> dict[str, int | None]:
-    """Name -> outputs of every layer that owns a kernel, a scale or a bias, and the features."""
-    found: dict[str, int | None] = {}
+    """Name -> outputs of every layer that owns a kernel, a scale or a bias, and the features.
+
+    What a model calls its `taps` (name -> channels), such as a detector, counts too.
+    """
+    found: dict[str, int | None] = dict(getattr(model, "taps", {}))
     for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
         *module, name = path_names(path)
         if name in ("kernel", "scale", "bias"):

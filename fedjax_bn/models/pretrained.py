@@ -2,9 +2,11 @@
 
 They come as PyTorch's tensors by torchvision's names: from a `.safetensors` file, from a hub that
 keeps such files (timm's conversions of torchvision's weights), or from torchvision's own `.pth`.
+A YOLOv5 starts from a file of the user's own, and no code that a file holds is ever run.
 Every tensor is used once; one that is missing, left over or of another shape is an error.
 """
 
+import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from fedjax_bn.models.alexnet import AlexNet
 from fedjax_bn.models.densenet import DenseNet
 from fedjax_bn.models.resnet import ResNet
 from fedjax_bn.models.torch_weights import convert, torch_name
+from fedjax_bn.models.yolo import YOLOv5
 
 _Tensors = dict[str, np.ndarray]
 
@@ -36,8 +39,8 @@ _RENAMED = {
     ),
     DenseNet: ((r"(\.denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2"),),
     ResNet: (),
+    YOLOv5: (),
 }
-_HEAD = (("params", "head", "kernel"), ("params", "head", "bias"))
 
 
 def load(
@@ -53,7 +56,7 @@ def load(
     Args:
       source: a `.safetensors`, `.pth` or `.pt` file, or the id of a repository on the Hugging Face
         hub with a `model.safetensors`, such as "timm/resnet18.tv_in1k", optionally "id@revision".
-      model: a ResNet, DenseNet or AlexNet of this package.
+      model: a ResNet, DenseNet, AlexNet or YOLOv5 of this package.
       variables: its collections. Only shapes and dtypes are read, so they may be abstract.
 
     Returns:
@@ -69,7 +72,7 @@ def load(
     if type(model) not in _RENAMED:
         raise ValueError(
             f"there are no pretrained weights for {type(model).__name__}: choose ResNet18, "
-            "ResNet50, DenseNet121 or AlexNet, or leave pretrained empty"
+            "ResNet50, DenseNet121, AlexNet or YOLOv5, or leave pretrained empty"
         )
     leaves = flatten_dict(variables)
     found = read(source)
@@ -92,17 +95,31 @@ def _choose(
     names = {path: torch_name(model, path) for path in leaves}
     if isinstance(model, AlexNet) and "features.bn1.weight" not in tensors:
         return _choose_without_batch_norm(leaves, names, tensors)
-    head, *_ = head_names = [names[path] for path in _HEAD]
-    ours = leaves[_HEAD[0]].shape[-1]
+    paths = _head(model)
+    head, *_ = head_names = [names[path] for path in paths]
+    ours = leaves[paths[0]].shape[-1]
     shape = tensors[head].shape if head in tensors else ()
     if not shape or shape[0] == ours:  # `convert` names one that is missing or of another shape
         return tensors, set(), ()
     used = {name: tensor for name, tensor in tensors.items() if name not in head_names}
     note = (
-        f"pretrained: the classifier starts fresh, because the file's has {shape[0]} "
-        f"classes and this model {ours}"
+        f"pretrained: the classifier starts fresh, because the file's has "
+        f"{_classes(model, shape[0])} classes and this model {_classes(model, ours)}"
     )
     return used, set(head_names), (note,)
+
+
+def _head(model: nn.Module) -> list[tuple[str, ...]]:
+    """The paths of what depends on the number of classes, a kernel first."""
+    layers = ["head"]
+    if isinstance(model, YOLOv5):
+        layers = [f"predict{i}" for i in range(len(model.anchors.strides))]
+    return [("params", layer, leaf) for layer in layers for leaf in ("kernel", "bias")]
+
+
+def _classes(model: nn.Module, outputs: int) -> int:
+    """How many classes so many outputs of the head's first layer are."""
+    return outputs // model.anchors.each - 5 if isinstance(model, YOLOv5) else outputs
 
 
 def _choose_without_batch_norm(
@@ -157,11 +174,15 @@ def read(source: str | Path) -> _Tensors:
     return read(_download(str(source)))
 
 
+class _HoldsCode(ValueError):
+    """A file holds more than tensors."""
+
+
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
     try:
         yield
-    except ImportError:
+    except (ImportError, _HoldsCode):
         raise
     except Exception as error:  # the readers promise no types for what damage can cause
         reason = " ".join(str(error).split())[:200]
@@ -186,7 +207,16 @@ def _read_torch(path: Path) -> _Tensors:
         raise ModuleNotFoundError(
             f"reading {path} needs torch: pip install torch, or give a .safetensors file"
         ) from error
-    state_dict = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state_dict = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "nsupported global" not in str(error):  # of a file that is damaged
+            raise
+        raise _HoldsCode(
+            f"pretrained weights {path} are damaged or hold objects of another package, which are "
+            "not read because that would run code: where that package is installed, save "
+            "model.float().state_dict() by torch.save or as .safetensors, and give that file"
+        ) from error
     return {str(name): tensor.detach().numpy() for name, tensor in state_dict.items()}
 
 

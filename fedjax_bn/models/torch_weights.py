@@ -1,7 +1,8 @@
 """Turns PyTorch's weights of the same network into our variables.
 
 Names are torchvision's for ResNet and DenseNet and those of FedBN's code for DigitCNN and AlexNet;
-MLP follows DigitCNN's (fc1, bn1, fc2, bn2, fc3).
+MLP follows DigitCNN's (fc1, bn1, fc2, bn2, fc3). Those of YOLOv5 count its layers from 0 to 24; its
+anchors, in cells, are a tensor beside the weights.
 """
 
 import re
@@ -19,6 +20,7 @@ from fedjax_bn.models.densenet import DenseNet
 from fedjax_bn.models.digit_cnn import DigitCNN
 from fedjax_bn.models.mlp import MLP
 from fedjax_bn.models.resnet import ResNet
+from fedjax_bn.models.yolo import YOLOv5
 
 Path = tuple[str, ...]
 
@@ -46,7 +48,15 @@ _NAMES = {
         (r"^final_norm$", "features.norm5"),
         (r"^head$", "classifier"),
     ),
+    YOLOv5: (
+        (r"^predict(\d)$", r"model.24.m.\1"),
+        (r"^layer(\d+)/", r"model.\1."),
+        (r"bottleneck(\d+)/", r"m.\1."),
+        (r"norm$", "bn"),
+        (r"/", "."),
+    ),
 }
+_ANCHORS = "model.24.anchors"
 _LEAVES = {
     "kernel": "weight",
     "scale": "weight",
@@ -54,6 +64,7 @@ _LEAVES = {
     "mean": "running_mean",
     "var": "running_var",
 }
+_COUNTER = "num_batches_tracked"
 _IMAGE_SHAPES = {DigitCNN: (28, 28, 3), MLP: (5995,)}
 
 
@@ -82,9 +93,7 @@ def from_torch(
       ValueError: the model is none of this package's, or a tensor does not suit, see `convert`; the
         message names it.
     """
-    if type(model) not in _NAMES:
-        known = ", ".join(sorted(kind.__name__ for kind in _NAMES))
-        raise ValueError(f"no names of PyTorch are known for {type(model).__name__}, only {known}")
+    _check_known(model)
     image_shape = image_shape or _IMAGE_SHAPES.get(type(model), (224, 224, 3))
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     leaves = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images))
@@ -113,12 +122,49 @@ def convert(
         negative; the message names it.
     """
     names = {path: torch_name(model, path) for path in leaves}
+    if isinstance(model, YOLOv5):
+        state_dict = _without_anchors(model, state_dict)
     _check_names(model, set(names.values()), state_dict)
     maps = _flattened_maps(model, image_shape)
     return {
         path: _convert(names[path], state_dict[names[path]], leaf.shape, maps.get(path))
         for path, leaf in leaves.items()
     }
+
+
+def to_torch(
+    model: nn.Module, variables: Mapping[str, Any], image_shape: Sequence[int] | None = None
+) -> dict[str, np.ndarray]:
+    """The state dict of PyTorch's network that computes what `model` does, the way back.
+
+    Args:
+      model: a network of this package.
+      variables: its "params" and "batch_stats".
+      image_shape: as in `from_torch`.
+
+    Returns:
+      arrays by PyTorch's names, with counters `num_batches_tracked` of 0 and a YOLOv5's anchors.
+
+    Raises:
+      ValueError: the model is none of this package's.
+    """
+    _check_known(model)
+    maps = _flattened_maps(model, image_shape or _IMAGE_SHAPES.get(type(model), (224, 224, 3)))
+    state_dict = {}
+    for path, leaf in flatten_dict(variables).items():
+        tensor, name = np.asarray(leaf), torch_name(model, path)
+        if tensor.ndim > 1:
+            tensor = np.moveaxis(tensor, (-2, -1), (1, 0))
+        if path in maps:
+            channels, height, width = maps[path]
+            tensor = tensor.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
+            tensor = tensor.reshape(len(tensor), -1)
+        state_dict[name] = tensor
+        if name.endswith(_LEAVES["mean"]):
+            state_dict[name.replace(_LEAVES["mean"], _COUNTER)] = np.zeros((), np.int64)
+    if isinstance(model, YOLOv5):
+        state_dict[_ANCHORS] = _anchors_in_cells(model)
+    return state_dict
 
 
 def torch_name(model: nn.Module, path: Path) -> str:
@@ -144,9 +190,40 @@ def _flattened_maps(
     return {}
 
 
+def _check_known(model: nn.Module) -> None:
+    if type(model) not in _NAMES:
+        known = ", ".join(sorted(kind.__name__ for kind in _NAMES))
+        raise ValueError(f"no names of PyTorch are known for {type(model).__name__}, only {known}")
+
+
+def _anchors_in_cells(model: YOLOv5) -> np.ndarray:
+    """f32[levels, A, 2]."""
+    sizes, strides = model.anchors
+    return np.asarray(sizes, np.float32) / np.asarray(strides, np.float32)[:, None, None]
+
+
+def _without_anchors(model: YOLOv5, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The weights alone.
+
+    Raises:
+      ValueError: the file has no anchors, or others than the model.
+    """
+    if _ANCHORS not in state_dict:
+        raise ValueError(f"the state dict lacks {_ANCHORS}, the anchors of its boxes")
+    theirs, ours = np.asarray(state_dict[_ANCHORS], np.float32), _anchors_in_cells(model)
+    if theirs.shape != ours.shape or not np.allclose(theirs, ours, rtol=1e-3):
+        strides = np.asarray(model.anchors.strides).reshape(-1, *[1] * (theirs.ndim - 1))
+        pixels = (theirs * strides if len(theirs) == len(strides) else theirs).round(2).tolist()
+        raise ValueError(
+            f"{_ANCHORS} are {pixels} in pixels, but this model's are {model.anchors.sizes}: "
+            "build it with anchors=fedjax_bn.detection.Anchors(...) of the file's"
+        )
+    return {name: tensor for name, tensor in state_dict.items() if name != _ANCHORS}
+
+
 def _check_names(model: nn.Module, expected: set[str], state_dict: Mapping[str, Any]) -> None:
-    means = [name for name in expected if name.endswith("running_mean")]
-    counters = {name.replace("running_mean", "num_batches_tracked") for name in means}
+    means = [name for name in expected if name.endswith(_LEAVES["mean"])]
+    counters = {name.replace(_LEAVES["mean"], _COUNTER) for name in means}
     given = set(state_dict) - counters
     kind = type(model).__name__
     for problem, names in (("lacks", expected - given), ("has left over", given - expected)):

@@ -142,7 +142,7 @@ def _scorer(
     steps = adapt_rows(model, prepare, how, rule) if how else None
     size = _block_size(config, len(splits))
     score = score_clients(model, prepare, size, task, rule)
-    batch = min(config.eval_batch_size, max(len(split.labels) for split in splits))
+    batch = min(config.eval_batch_size, max(len(split.images) for split in splits))
 
     def of_block(state: FederatedState, splits: Sequence[Split]) -> list[float]:
         count = len(splits)

@@ -11,7 +11,7 @@ from fedjax_bn.data.source import Source
 from fedjax_bn.ranges import brief, nearest
 from fedjax_bn.run.config import choose
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.readers import DATASETS, EMBEDDED, TFDS
+from fedjax_bn.run.readers import BOXES, DATASETS, EMBEDDED, TFDS
 
 # Datasets that have taken truncation and fraction themselves.
 _REDUCED = ("digits", "digits_morpho")
@@ -19,8 +19,8 @@ _REDUCED = ("digits", "digits_morpho")
 _BESIDE_NAMES = {"mean", "method", "adaptation"}
 # Keys of `data` that choose something, and the datasets that have it to choose.
 _CHOICES = {
-    "domains": {"folders", "npz", *TFDS},
-    "classes": {"domainnet", "folders", *TFDS},
+    "domains": {"folders", "npz", "bdd100k", "boxes", "cityscapes", "driving", *TFDS},
+    "classes": {"domainnet", "folders", *BOXES, *TFDS},
     "corruptions": {"cifar10_c", "tfds_cifar10_c"},
     "severities": {"cifar10_c", "tfds_cifar10_c"},
 }

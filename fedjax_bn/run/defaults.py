@@ -238,11 +238,16 @@ DATA = {
     ),
     "data.augment": Key(
         "none",
-        "of the training images: none, domainbed, office, randaug:ops=2:magnitude=9, or your own "
-        "function (size, *, ...) -> augment",
+        "of the training images: none, domainbed, office, randaug:ops=2:magnitude=9, "
+        "boxes:flip=0.5:scale=0.5, or your own function (size, *, ...) -> augment",
     ),
-    "data.domains": Key((), "folders, npz, tfds_*: which; empty: all"),
-    "data.classes": Key((), "domainnet, folders, tfds_*: which; empty: all, of domainnet ten"),
+    "data.domains": Key(
+        (), "boxes, folders, npz, tfds_*: which; empty: all; bdd100k: see its file"
+    ),
+    "data.classes": Key(
+        (), "boxes, domainnet, folders, tfds_*: which; empty: all, of domainnet ten"
+    ),
+    "data.max_boxes": Key(100, "boxes of an image; one with more keeps its largest", COUNT),
     "data.corruptions": Key((), "cifar10_c: which; empty: all 19"),
     "data.severities": Key((), "cifar10_c: of 1 to 5; empty: all"),
     # See load and Windows in fedjax_bn/data/sets/abide.py

@@ -12,7 +12,7 @@ _MOST_DRAWS = 2**28  # 2 GB of numbers
 
 def repetition_notes(internal: Dataset, config: ConfigDict) -> tuple[str, ...]:
     """A sentence on the clients that have fewer samples than the full batches of their steps."""
-    sizes = {domain.name: len(domain.train.labels) for domain in internal.domains}
+    sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
     few = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
     if not config.local_steps or not few:
         return ()
@@ -24,7 +24,7 @@ def repetition_notes(internal: Dataset, config: ConfigDict) -> tuple[str, ...]:
 
 def check_draws(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if a round draws more samples than its index can reasonably hold."""
-    longest = max(len(domain.train.labels) for domain in internal.domains)
+    longest = max(len(domain.train.images) for domain in internal.domains)
     clients = config.clients_per_round or len(internal.domains)
     each = config.local_steps * config.batch_size or max(local_epochs(config)) * longest
     if clients * each > _MOST_DRAWS:

@@ -105,7 +105,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         "round": number,
         "seed": own.seed,
         "dataset": tested.name,
-        "samples": {domain.name: len(whole(domain).labels) for domain in tested.domains},
+        "samples": {domain.name: len(whole(domain).images) for domain in tested.domains},
         "unseen": scores,
         "internal": inside,
         "config": dict(flatten(config)),

@@ -16,7 +16,6 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
-from fedjax_bn.client import augmenting
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
@@ -29,7 +28,7 @@ from fedjax_bn.normalization import Layer, Statistics
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.availability import read_trace
 from fedjax_bn.run.config import check, choice_of, choose
-from fedjax_bn.run.configured_augmentation import choose_augmentation
+from fedjax_bn.run.configured_augmentation import choose_augmentation, choose_loading
 from fedjax_bn.run.configured_method import (
     check_adaptations,
     choose_method,
@@ -127,7 +126,7 @@ def assemble(
     model = _model_maker(config)(num_classes=internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
     make_method = method_maker(config)
-    load = augmenting(choose_augmentation(config))
+    load = choose_loading(config, internal)
     mesh = _mesh(config, len(internal.domains))
     return Experiment(
         model=model,
@@ -240,9 +239,9 @@ def _mesh(config: ConfigDict, num_clients: int) -> Mesh | None:
 def sampler(config: ConfigDict, internal: Dataset) -> Sampler:
     """Which samples a round trains on."""
     if not config.local_steps:
-        longest = max(len(domain.train.labels) for domain in internal.domains)
+        longest = max(len(domain.train.images) for domain in internal.domains)
         return by_epochs(min(config.batch_size, longest), local_epochs(config))
-    smallest = min(len(domain.train.labels) for domain in internal.domains)
+    smallest = min(len(domain.train.images) for domain in internal.domains)
     return by_steps(config.batch_size, config.local_steps, smallest)
 
 
@@ -265,7 +264,7 @@ def _check_batch_sizes(model: Any, internal: Dataset, prepare: Prepare, config: 
     """
     batch_size = config.batch_size
     for domain in internal.domains:
-        size = len(domain.train.labels)
+        size = len(domain.train.images)
         last = batch_size if config.local_steps else (size % batch_size or batch_size)
         if last == 1:
             break

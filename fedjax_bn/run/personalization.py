@@ -46,6 +46,7 @@ class Personalization(NamedTuple):
     seed: int
 
 
+PyTree = Any
 _Adapt = Callable[[Variables], Variables]
 
 
@@ -76,7 +77,7 @@ def check_labelled(config: ConfigDict, internal: Dataset, unseen: Sequence[Domai
         if len(labelled) < choice.samples or not len(rest):
             raise ConfigError(
                 f"config.personalize.samples={choice.samples}, but client {client!r} has "
-                f"{len(split.labels)} samples in its {name} split, too few to label these and test "
+                f"{len(split.images)} samples in its {name} split, too few to label these and test "
                 "others: lower it, set it to 0 to test without personalization, or give the client "
                 "more samples (data.test, data.validation)"
             )
@@ -88,7 +89,7 @@ def draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np
     Samples with one name, such as windows of a recording, are never on both sides: where some are
     labelled, the others of that name are not tested.
     """
-    group = number_groups(split.names, len(split.labels))
+    group = number_groups(split.names, len(split.images))
     order = np.random.default_rng(choice.seed).permutation(len(group))
     labelled = order[: choice.samples]
     return labelled, np.flatnonzero(~np.isin(group, group[labelled]))
@@ -185,10 +186,10 @@ def adapt_unseen(
     return adapt
 
 
-def stack_labelled(labelled: Sequence[Split]) -> tuple[np.ndarray, np.ndarray]:
-    """Images [K, n, ...] and labels i32[K, n]."""
+def stack_labelled(labelled: Sequence[Split]) -> tuple[np.ndarray, PyTree]:
+    """Images [K, n, ...] and labels i32[K, n], or a tree of arrays."""
     images = np.stack([np.asarray(split.images) for split in labelled])
-    return images, np.stack([split.labels for split in labelled])
+    return images, jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
 
 
 def _steps_on(
@@ -196,7 +197,7 @@ def _steps_on(
     prepare: Prepare,
     choice: Personalization,
     images: jax.Array,
-    labels: jax.Array,
+    labels: PyTree,
     statistics: StatisticsRule | None,
 ) -> _Adapt:
     """`perfedavg.personalize` on some samples, as a function of the variables."""

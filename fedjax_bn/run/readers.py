@@ -8,6 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.data.boxes import bdd100k, cityscapes, driving, own, vistas
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.data.sets import (
     abide,
@@ -22,6 +23,7 @@ from fedjax_bn.data.sets import (
     npz,
     own_folders,
     scanners,
+    signs,
     synthetic,
     tfds_source,
 )
@@ -46,6 +48,11 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
         return load(data.path, image_size=data.image_size, cache=_cache_folder(config), **options)
 
     return read
+
+
+def _read_boxes(load: Callable[..., Source]) -> _Read:
+    """Returns `read(config)` for images with boxes."""
+    return _read_images(load, "domains", "classes", "max_boxes")
 
 
 def _digits_options(config: ConfigDict) -> dict[str, Any]:
@@ -120,7 +127,16 @@ def _cache_folder(config: ConfigDict) -> Path | None:
 EMBEDDED: dict[str, _Read] = {
     "cow_on_beach": lambda config: cow_on_beach.load(seed=config.seed),
     "scanners": lambda config: scanners.load(seed=config.seed),
+    "signs": lambda config: signs.load(seed=config.seed),
+    "signs_shortcut": lambda config: signs.load(seed=config.seed, shortcut=True),
     "synthetic": lambda config: synthetic.load(seed=config.seed),
+}
+BOXES: dict[str, ModuleType] = {
+    "bdd100k": bdd100k,
+    "boxes": own,
+    "cityscapes": cityscapes,
+    "driving": driving,
+    "vistas": vistas,
 }
 TFDS = {f"tfds_{name}": _read_tfds(name) for name in tfds_source.NAMES}
 DATASETS: dict[str, _Read] = {
@@ -129,6 +145,7 @@ DATASETS: dict[str, _Read] = {
         name: _read_images(partial(image_folders.load, name))
         for name in image_folders.IMAGE_FOLDERS
     },
+    **{name: _read_boxes(module.load) for name, module in BOXES.items()},
     "abide": _read_abide,
     "camelyon17": _read_images(camelyon17.load),
     "cifar10_c": _read_images(cifar10_c.load, "corruptions", "severities"),
@@ -141,6 +158,7 @@ DATASETS: dict[str, _Read] = {
     **TFDS,
 }
 _MODULES: dict[str, ModuleType] = {
+    **BOXES,
     "abide": abide,
     "camelyon17": camelyon17,
     "cifar10_c": cifar10_c,
@@ -152,6 +170,7 @@ _MODULES: dict[str, ModuleType] = {
     "morpho_mnist": morpho_mnist,
     "npz": npz,
     "scanners": scanners,
+    "signs": signs,
     "synthetic": synthetic,
 }
 
@@ -160,5 +179,6 @@ def describe_datasets() -> dict[str, str]:
     """What each name of `DATASETS` is, in one line."""
     lines = {name: f"{row.title}: {row.about}" for name, row in image_folders.IMAGE_FOLDERS.items()}
     lines |= {name: module.__doc__.splitlines()[0] for name, module in _MODULES.items()}
+    lines["signs_shortcut"] = "signs whose rims tell the digit mostly, but not in dusk"
     lines |= {name: f"{name[5:]} as tensorflow-datasets has prepared it" for name in TFDS}
     return {name: lines[name].rstrip(".") for name in DATASETS}

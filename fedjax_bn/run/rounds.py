@@ -20,6 +20,7 @@ from fedjax_bn.data.sampling import (
     ClientData,
     Draw,
     client_rows,
+    label_forms,
     point_to,
     rows_of,
     validation_batches,
@@ -76,7 +77,7 @@ def open_rounds(
     """
     splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
     over = clients_of(mesh)
-    longest = max(len(split.labels) for split in splits)
+    longest = max(len(split.images) for split in splits)
     needed, limit = _padded_megabytes(splits, mesh), config.data.device_megabytes
     size = f"{megabytes(splits):.0f} MB of training samples"
     kept = _validation_data(config, experiment)
@@ -101,7 +102,8 @@ def open_rounds(
     image = jax.ShapeDtypeStruct(
         (*index.shape, *splits[0].images.shape[1:]), splits[0].images.dtype
     )
-    like = {"image": image, "label": index, "valid": jax.ShapeDtypeStruct(index.shape, bool)} | kept
+    label = label_forms(splits[0], index.shape)
+    like = {"image": image, "label": label, "valid": jax.ShapeDtypeStruct(index.shape, bool)} | kept
     return Rounds(note, _one_client(like), partial(_streamed_rounds, program, map(put, rounds)))
 
 
@@ -119,7 +121,7 @@ def draw_round(
       Numbers of clients i32[C], from K on of rows of padding, and their samples, of those none.
     """
     splits = [domain.train for domain in experiment.internal.domains]
-    sizes = jnp.asarray([len(split.labels) for split in splits], jnp.int32)
+    sizes = jnp.asarray([len(split.images) for split in splits], jnp.int32)
     client = cohort_of(config, experiment, keys, number).client
     client = jnp.arange(len(splits), dtype=jnp.int32) if client is None else client
     client = _with_padding(client, len(splits), experiment.mesh)
@@ -141,7 +143,7 @@ def _absent_in_padding(mesh: Mesh | None, participates: jax.Array) -> jax.Array:
 
 def cohort_of(config: ConfigDict, experiment: Experiment, keys: Any, number: jax.Array) -> Cohort:
     """Who is drawn for a round, and who of them takes part."""
-    sizes = np.array([len(domain.train.labels) for domain in experiment.internal.domains])
+    sizes = np.array([len(domain.train.images) for domain in experiment.internal.domains])
     return draw_cohort(config, experiment.trace, sizes, keys.participation, number)
 
 
@@ -267,6 +269,6 @@ def check_validation_fits(
 
 def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
     """Memory of the samples of one device, of each of its clients as many as the largest has."""
-    longest = max(len(split.labels) for split in splits)
+    longest = max(len(split.images) for split in splits)
     each = padded(len(splits), mesh) // padded(1, mesh)
     return splits[0].images[:1].nbytes * longest * each / 2**20

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Split
+from fedjax_bn.data.sampling import label_forms
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.configured_weighing import what_validates
@@ -47,14 +48,14 @@ def check_shapes(
 def _batches_of_one(config: ConfigDict, experiment: Experiment) -> Batches:
     """The form of what one client trains on in a round, see `fedjax_bn.batches`."""
     domains = experiment.internal.domains
-    longest = max(len(domain.train.labels) for domain in domains)
+    longest = max(len(domain.train.images) for domain in domains)
     draw = sampler(config, experiment.internal)
     one, key = _Form((1,), jnp.int32), jax.eval_shape(jax.random.key, 0)
     drawn = jax.eval_shape(lambda sizes, who, key: draw(sizes, who, longest, key), one, one, key)
     place, images = drawn.index.shape[1:], domains[0].train.images
     batches = {
         "image": _Form(place, jnp.int32),
-        "label": _Form(place, jnp.int32),
+        "label": label_forms(domains[0].train, place),
         "valid": _Form(place, bool),
         "size": _Form((), jnp.int32),
         "client": _Form((), jnp.int32),
@@ -67,12 +68,12 @@ def _batches_of_one(config: ConfigDict, experiment: Experiment) -> Batches:
 
 def _validation(config: ConfigDict, splits: Sequence[Split]) -> Batches:
     """The form of a client's validation samples, see `sampling.validation_batches`."""
-    longest = max(len(split.labels) for split in splits)
+    longest = max(len(split.images) for split in splits)
     size = min(config.eval_batch_size, longest)
     place, images = (math.ceil(longest / size), size), splits[0].images
     return {
         "image": _Form((*place, *images.shape[1:]), images.dtype),
-        "label": _Form(place, jnp.int32),
+        "label": label_forms(splits[0], place),
         "valid": _Form(place, bool),
     }
 

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.batches import Batches
-from fedjax_bn.data.sampling import validation_batches
+from fedjax_bn.data.sampling import label_forms, validation_batches
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.run.configured_weighing import what_validates
 from fedjax_bn.run.errors import ConfigError
@@ -41,13 +41,13 @@ def open_stored_rounds(config: ConfigDict, experiment: Experiment, keys: Any, he
             f"{jax.process_count()} train together: start one, or set population=device"
         )
     splits = [domain.train for domain in experiment.internal.domains]
-    longest = max(len(split.labels) for split in splits)
+    longest = max(len(split.images) for split in splits)
     draw = partial(jax.jit(partial(draw_round, config, experiment, longest)), keys)
     index, images = jax.eval_shape(draw, held.round)[1].index, splits[0].images
     batches = stream_rounds(splits, draw, int(held.round), config.rounds)
     image = jax.ShapeDtypeStruct((*index.shape[1:], *images.shape[1:]), images.dtype)
     valid = jax.ShapeDtypeStruct(index.shape[1:], bool)
-    label = jax.ShapeDtypeStruct(index.shape[1:], jnp.int32)
+    label = label_forms(splits[0], index.shape[1:])
     like = {"image": image, "label": label, "valid": valid}
     validate = _validation(config, experiment)
     like |= jax.tree.map(_one_row, validate(np.arange(1))) if validate else {}
@@ -62,7 +62,7 @@ def _validation(
     if not what_validates(config):
         return None
     splits = [domain.validation for domain in experiment.internal.domains]
-    longest = max(len(split.labels) for split in splits)
+    longest = max(len(split.images) for split in splits)
 
     def of(client: np.ndarray) -> Batches:
         chosen = [splits[k] for k in client]

@@ -4,7 +4,7 @@ What is read when is a pure function of the round, so a run that was stopped goe
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Split
+from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import Draw
 from fedjax_bn.run.mesh import over_all, own_rows
 from fedjax_bn.run.scoring_data import TestData, batch_places, read_batch, shared_out
@@ -62,15 +63,18 @@ def stream_rounds(
       own: which of the C rows are wanted; by default all. Of the others no sample is read.
 
     Yields:
-      {"image": [C, S, B, ...], "label": i32[C, S, B], "valid": bool[C, S, B], "size": i32[C]}. A
-      row with a number that no client has is empty.
+      {"image": [C, S, B, ...], "label": i32[C, S, B] or a tree, "valid": bool[C, S, B],
+      "size": i32[C]}. A row with a number that no client has is empty.
     """
     grain = _import_grain()
     drawn = lru_cache(2)(lambda number: jax.tree.map(np.asarray, draw(number)))
     given, steps, batch_size = drawn(first)[1].index.shape
     own = np.arange(given) if own is None else np.asarray(own)
     rows, form = len(own), splits[0].images
-    sizes = np.array([*(len(split.labels) for split in splits), 0], np.int32)
+    sizes = np.array([*(len(split.images) for split in splits), 0], np.int32)
+
+    def empty(leaf: np.ndarray) -> np.ndarray:
+        return np.zeros((batch_size, *leaf.shape[1:]), stored(leaf))
 
     def read(place: int) -> dict[str, np.ndarray]:
         number, rest = divmod(place, rows * steps)
@@ -79,9 +83,10 @@ def stream_rounds(
         index, valid = draw.index[row, step], draw.valid[row, step]
         if client[row] >= len(splits):
             images = np.zeros((batch_size, *form.shape[1:]), form.dtype)
-            return {"image": images, "label": np.zeros(batch_size, np.int32), "valid": valid}
+            labels = jax.tree.map(empty, splits[0].labels)
+            return {"image": images, "label": labels, "valid": valid}
         split, index = splits[client[row]], np.where(valid, index, 0)
-        labels = np.where(valid, split.labels[index], 0).astype(np.int32)
+        labels = jax.tree.map(partial(_valid_rows, index=index, valid=valid), split.labels)
         images = np.asarray(split.images[index])
         return {"image": images, "label": labels, "valid": valid}
 
@@ -91,9 +96,15 @@ def stream_rounds(
         num_threads=_THREADS, prefetch_buffer_size=max(2 * rows * steps, _THREADS)
     )
     for number, one in enumerate(batches.to_iter_dataset(options), first):
-        yield {key: leaf.reshape(rows, steps, *leaf.shape[1:]) for key, leaf in one.items()} | {
+        yield jax.tree.map(lambda leaf: leaf.reshape(rows, steps, *leaf.shape[1:]), one) | {
             "size": sizes[np.minimum(drawn(number)[0][own], len(splits))]
         }
+
+
+def _valid_rows(leaf: np.ndarray, index: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """leaf[index], zeros where `valid` bool[B] is False."""
+    rows = leaf[index]
+    return np.where(valid.reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0).astype(stored(leaf))
 
 
 def stream_tests(
@@ -108,7 +119,7 @@ def stream_tests(
     On a mesh a block holds those of this process's devices, one device's behind another's.
     """
     grain = _import_grain()
-    batch_size = min(batch_size, max(len(split.labels) for split in splits))
+    batch_size = min(batch_size, max(len(split.images) for split in splits))
     parts = shared_out(batch_places(splits, batch_size), len(splits), mesh, by_client)
     own = [0] if mesh is None else own_rows(mesh.size, over_all(mesh)).tolist()
     longest, one = max(map(len, parts)), splits[0].images[:1].nbytes * batch_size / 2**20

@@ -64,7 +64,7 @@ def summarize(
     if config.local_steps:
         samples = len(domains) * config.local_steps * config.batch_size
     else:
-        sizes = [len(domain.train.labels) for domain in domains]
+        sizes = [len(domain.train.images) for domain in domains]
         samples = int(np.dot(np.broadcast_to(local_epochs(config), len(sizes)), sizes))
     return {
         "method": config.method,

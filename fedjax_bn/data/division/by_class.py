@@ -12,6 +12,7 @@ from fedjax_bn.data.division.groups import first_samples, number_groups, samples
 from fedjax_bn.data.division.integer_shares import apportion, at_least_one, fraction_size
 from fedjax_bn.data.division.label_and_size_skew import REMEDY, dirichlet_counts
 from fedjax_bn.data.domain import Split, select
+from fedjax_bn.data.label_trees import has_boxes, strata, take
 from fedjax_bn.data.rows import Rows
 from fedjax_bn.ranges import drawn_samples, with_smallest
 
@@ -62,9 +63,9 @@ def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Spli
     """
     if size < 1:
         raise ValueError(f"cannot truncate to {size} samples; keep at least 1")
-    if size >= len(split.labels):
+    if size >= len(split.images):
         return split
-    pools = _pools(split.labels, rng)
+    pools = _pools(strata(split.labels), rng)
     shares = at_least_one(np.array([len(pool) for pool in pools], np.int64), size)
     taken = [pool[:share] for pool, share in zip(pools, shares, strict=True)]
     return select(split, rng.permutation(np.concatenate(taken)))
@@ -81,7 +82,7 @@ def take_fraction(split: Split, fraction: float, rng: np.random.Generator) -> Sp
     Raises:
       ValueError: fraction is outside (0, 1].
     """
-    return stratified_sample(split, fraction_size(len(split.labels), fraction), rng)
+    return stratified_sample(split, fraction_size(len(split.images), fraction), rng)
 
 
 def split_clients(
@@ -111,30 +112,31 @@ def split_clients(
     if n < 1:
         raise ValueError(f"data.clients_per_domain is {n}; it must be at least 1")
     if count := drawn_samples(partition):
-        return [_drawn(split, index) for index in rng.integers(len(split.labels), size=(n, count))]
+        return [_drawn(split, index) for index in rng.integers(len(split.images), size=(n, count))]
     if n == 1 and sizes is None:
         return [split]
-    group = number_groups(split.names, len(split.labels))
-    labels = split.labels[first_samples(group)]
+    group = number_groups(split.names, len(split.images))
+    labels = strata(split.labels)[first_samples(group)]
     if sizes is not None:
         parts = stratified_split(labels, sizes.tolist(), rng)
     elif (drawn := with_smallest(partition))[0] == "dirichlet":
         parts = _deal_dirichlet(labels, n, alpha, rng, drawn[1])
     else:
         kind = "samples" if len(labels) == len(group) else "groups (by name)"
-        parts = _deal_alike(labels, n, rng, kind)
+        if not has_boxes(split.labels):  # an image's boxes have many classes, some of them rare
+            _check_enough(labels, n, kind)
+        parts = _deal_alike(labels, n, rng)
     return [select(split, rng.permutation(samples_of(part, group))) for part in parts]
 
 
 def _drawn(split: Split, index: np.ndarray) -> Split:
     """Samples of a split, which stay where they are."""
     names = None if split.names is None else split.names[index]
-    return Split(Rows(split.images, index), split.labels[index], names)
+    return Split(Rows(split.images, index), take(split.labels, index), names)
 
 
-def _deal_alike(
-    labels: np.ndarray, n: int, rng: np.random.Generator, kind: str
-) -> list[np.ndarray]:
+def _check_enough(labels: np.ndarray, n: int, kind: str) -> None:
+    """Raises ValueError where a class has fewer samples than there are clients."""
     values, counts = np.unique(labels, return_counts=True)
     rarest = int(np.argmin(counts))
     if counts[rarest] < n:
@@ -142,6 +144,9 @@ def _deal_alike(
             f"cannot share out {counts[rarest]} training {kind} of class {values[rarest]} among "
             f"{n} clients; {REMEDY}"
         )
+
+
+def _deal_alike(labels: np.ndarray, n: int, rng: np.random.Generator) -> list[np.ndarray]:
     dealt = np.concatenate(_pools(labels, rng))
     return [dealt[client::n] for client in range(n)]
 

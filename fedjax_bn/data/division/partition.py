@@ -14,6 +14,7 @@ from fedjax_bn.data.division.groups import number_groups
 from fedjax_bn.data.division.integer_shares import SIZING, TRUNCATING
 from fedjax_bn.data.division.label_and_size_skew import client_sizes
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_names_differ, splits
+from fedjax_bn.data.label_trees import leaves_of
 from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.ranges import ALPHA, drawn_samples, refusal, with_smallest
@@ -117,7 +118,7 @@ def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> l
         )
     each, over = divmod(num_clients, domains)
     counts = np.full(domains, each)
-    largest = np.argsort([-len(d.train.labels) for d in dataset.domains], kind="stable")
+    largest = np.argsort([-len(d.train.images) for d in dataset.domains], kind="stable")
     counts[largest[:over]] += 1
     return counts.tolist()
 
@@ -127,9 +128,9 @@ def truncate_all(dataset: Dataset, seed: int) -> Dataset:
 
     What serves as test split too stays so; other test splits stay whole.
     """
-    training = min(len(domain.train.labels) for domain in dataset.domains)
+    training = min(len(domain.train.images) for domain in dataset.domains)
     validations = [domain.validation for domain in dataset.domains if domain.validation is not None]
-    validating = min((len(split.labels) for split in validations), default=0)
+    validating = min((len(split.images) for split in validations), default=0)
     domains = []
     for position, domain in enumerate(dataset.domains):
         rng = generator(seed, 0, position, TRUNCATING)
@@ -149,7 +150,7 @@ def _wanted_sizes(
     if not len(sizes):
         return [None] * len(trains)
     available = {
-        name: int(number_groups(split.names, len(split.labels)).max()) + 1
+        name: int(number_groups(split.names, len(split.images)).max()) + 1
         for name, split in trains.items()
     }
     return client_sizes(sizes, available, counts, generator(seed, 0, 0, SIZING))
@@ -179,12 +180,13 @@ def fingerprint(dataset: Dataset) -> str:
                 digest.update(repr((*place, form, len(split.names))).encode())
                 names = "\0".join(split.names.tolist())
                 digest.update(names.encode("utf-8", "surrogatepass"))
-            _hash_array(digest.update, place, split.labels)
+            for leaf, array in leaves_of(split.labels):
+                _hash_array(digest.update, (*place, leaf) if leaf else place, array)
     return digest.hexdigest()
 
 
 def _hash_array(
-    update: Callable[[bytes], None], place: tuple[str, str], array: np.ndarray | Rows
+    update: Callable[[bytes], None], place: tuple[str, ...], array: np.ndarray | Rows
 ) -> None:
     little = array.dtype.newbyteorder("<")
     update(repr((*place, little.str, array.shape)).encode())

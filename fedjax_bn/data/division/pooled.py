@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.data.label_trees import join
 
 
 def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
@@ -33,6 +34,6 @@ def _join(splits: list[Split]) -> Split:
     named = all(split.names is not None for split in splits)
     return Split(
         np.concatenate([np.asarray(split.images) for split in splits]),
-        np.concatenate([split.labels for split in splits]),
+        join([split.labels for split in splits]),
         np.concatenate([split.names for split in splits]) if named else None,
     )

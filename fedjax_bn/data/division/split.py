@@ -19,6 +19,7 @@ from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.division.groups import number_groups
 from fedjax_bn.data.division.integer_shares import DIVIDING, share_size
 from fedjax_bn.data.domain import Domain, Split
+from fedjax_bn.data.label_trees import strata, take
 from fedjax_bn.data.rows import Rows
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source
@@ -60,7 +61,7 @@ def choose_parts(
     ):
         found_in[group[parts == TRAIN], position] = True
         if split != "holdout":
-            labels[group[::-1]] = pool.labels[::-1]  # the first sample of a group wins
+            labels[group[::-1]] = strata(pool.labels)[::-1]  # the first sample of a group wins
     shares = [_missing_shares(parts, validation, test) for parts in official]
     drawn = _draw(labels, found_in, shares, seed)
     return [
@@ -98,7 +99,7 @@ def _missing_shares(parts: np.ndarray, validation: float, test: float) -> tuple[
 def _official(pool: Pool, split: str) -> np.ndarray:
     if split == "official" and pool.parts is not None:
         return np.asarray(pool.parts, np.int8)
-    return np.full(len(pool.labels), TRAIN, np.int8)
+    return np.full(len(pool.images), TRAIN, np.int8)
 
 
 def _part_sizes(count: int, validation: float, test: float) -> np.ndarray:
@@ -134,7 +135,7 @@ def internal_domain(
         _split(pool, rng.permutation(np.flatnonzero(parts == part)))
         for part in (TRAIN, VALIDATION, TEST)
     )
-    place = f"{source.name}, {pool.name!r} ({len(pool.labels)} samples)"
+    place = f"{source.name}, {pool.name!r} ({len(pool.images)} samples)"
     if train is None:
         raise ValueError(
             f"{place} has no training samples in its official split; choose another data.split "
@@ -154,10 +155,10 @@ def unseen_domain(pool: Pool, rng: np.random.Generator) -> Domain:
     Its samples come in random order: published class after class, they would make batches of one
     class, which an adaptation to the stream (TsmoBN, batch statistics) would take for the domain.
     """
-    return Domain(pool.name, None, None, _split(pool, rng.permutation(len(pool.labels))))
+    return Domain(pool.name, None, None, _split(pool, rng.permutation(len(pool.images))))
 
 
 def _split(pool: Pool, index: np.ndarray) -> Split | None:
     if not len(index):
         return None
-    return Split(Rows(pool.images, index), pool.labels[index], pool.names[index])
+    return Split(Rows(pool.images, index), take(pool.labels, index), pool.names[index])

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_bn.data.messages import first_few, progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
+from fedjax_bn.data.pixels.letterbox import letterboxed
 from fedjax_bn.data.pixels.raster import MEGAPIXELS, check_file_size, open_raster, to_rgb
 
 _BLOCK = 64  # images that a thread decodes at a time
@@ -53,6 +54,7 @@ def decode(
     cache: str | Path | None = None,
     progress: bool = True,
     max_megapixels: float = MEGAPIXELS,
+    letterbox: bool = False,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Images as RGB bytes, stretched to squares by Pillow's bilinear filter.
 
@@ -68,6 +70,7 @@ def decode(
         of change, or `size`, differs. None to keep them in memory only.
       progress: show a bar on stderr.
       max_megapixels: millions of pixels that an image may have; a larger one is not read.
+      letterbox: whether images keep their shape, in the middle of a grey square.
 
     Returns:
       u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and notes: how
@@ -84,9 +87,10 @@ def decode(
     shape = (len(files), size, size, 3)
     folder, name = None, ""
     if cache is not None:
-        name = f"{root.resolve().name or 'images'}-{size}-{hash_of_files(files, root, size)}"
+        form = "-letterbox" * letterbox
+        name = f"{root.resolve().name or 'images'}-{size}{form}-{hash_of_files(files, root, size)}"
         folder = Path(cache)
-    read = partial(_read_image, size=size, max_megapixels=max_megapixels)
+    read = partial(_read_image, size=size, max_megapixels=max_megapixels, boxed=letterbox)
     make = partial(_decode_all, files, shape[1:], read, root, progress)
     return cached_array(folder, name, shape, make)
 
@@ -185,19 +189,23 @@ def _read_block(files: Sequence[Path], read: _Read, root: Path, images: np.ndarr
     return report
 
 
-def _read_image(file: Path, size: int, max_megapixels: float) -> tuple[np.ndarray, str]:
+def _read_image(
+    file: Path, size: int, max_megapixels: float, boxed: bool
+) -> tuple[np.ndarray, str]:
     """`decode_image` of a file.
 
     It is read as a whole: Pillow's many small reads would hand Python's lock to and fro.
     """
     check_file_size(file.stat().st_size, max_megapixels)
-    return decode_image(file.read_bytes(), size, max_megapixels)
+    return decode_image(file.read_bytes(), size, max_megapixels, boxed)
 
 
 def decode_image(
-    content: bytes, size: int, max_megapixels: float = MEGAPIXELS
+    content: bytes, size: int, max_megapixels: float = MEGAPIXELS, boxed: bool = False
 ) -> tuple[np.ndarray, str]:
     """One image as u8[size, size, 3], and the mode (Pillow's word) that it had in its file.
+
+    It is stretched, or with `boxed` letterboxed.
 
     Raises:
       ValueError: the file is no image, or one that `raster` does not take.
@@ -207,6 +215,8 @@ def decode_image(
 
     image = open_raster(content, max_megapixels)
     mode, image = image.mode, to_rgb(image)
-    if image.size != (size, size):
+    if boxed:
+        image = letterboxed(image, size)
+    elif image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(image), mode

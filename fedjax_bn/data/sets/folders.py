@@ -168,11 +168,11 @@ def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
         names = sorted(entry.name for entry in entries if entry.is_file())
     images, others = [], []
     for name in names:
-        (images if _is_image(name) else others).append(folder / name)
+        (images if is_image(name) else others).append(folder / name)
     return images, others
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
     """Whether a file of this name is an image; macOS writes hidden companions `._NAME.jpg`."""
     head, _, suffix = name.rpartition(".")
     return bool(head) and not name.startswith(".") and suffix.lower() in _SUFFIXES

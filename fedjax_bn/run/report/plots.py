@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, splits
 from fedjax_bn.figures import png
 from fedjax_bn.names import on_plot
@@ -71,11 +72,11 @@ def samples(domains: list[Domain], count: int = 10) -> bytes:
 def class_counts(dataset: Dataset) -> bytes:
     """Training samples of each class (rows) that each client (columns) owns, as FedIG's Fig. 10.
 
-    Clients of one domain stand together; numbers are written in where there is room for them. Of
-    many clients some are shown, evenly spaced.
+    Of images with boxes these are counted. Clients of one domain stand together; numbers are
+    written in where there is room for them. Of many clients some are shown, evenly spaced.
     """
     domains = [dataset.domains[k] for k in some_of(len(dataset.domains), _MOST_COUNTED)]
-    counts = [np.bincount(d.train.labels, minlength=dataset.num_classes) for d in domains]
+    counts = [label_trees.class_counts(d.train.labels, dataset.num_classes) for d in domains]
     table = np.stack(counts, axis=1)  # [C, K]
     classes, clients = table.shape
     roomy = classes <= 20 and clients <= 40
@@ -85,7 +86,8 @@ def class_counts(dataset: Dataset) -> bytes:
     if clients < len(dataset.domains):
         axes.set_title(f"{clients} of {len(dataset.domains):,} clients", fontsize=10)
     mesh = axes.pcolormesh(table, cmap="Blues", vmin=0, edgecolors="0.85", linewidth=0.5 * roomy)
-    figure.colorbar(mesh, label="training samples", pad=0.01)
+    what = "boxes" if label_trees.has_boxes(domains[0].train.labels) else "samples"
+    figure.colorbar(mesh, label=f"training {what}", pad=0.01)
     if roomy:
         for (row, column), count in np.ndenumerate(table):
             color = "white" if count > 0.6 * table.max() else "black"

@@ -1,0 +1,193 @@
+"""Labelled images as a source: letterboxed pixels, and boxes of one form."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_bn.data.boxes.labelled import Labelled, Slips
+from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pixels.cache import Write, cached_array
+from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
+from fedjax_bn.data.pixels.letterbox import to_square
+from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_raster
+from fedjax_bn.data.source import Pool, Source, check_source
+
+_NO_AREA = "boxes without area, or outside their image, left out"
+_CLIPPED = "boxes that reach out of their image cut at its border"
+_BORDER = 1.0  # pixels by which formats disagree on where a box ends
+_OTHER_SIZE = "images of another size than their labels say, whose own size counts"
+
+
+def to_source(
+    name: str,
+    root: Path,
+    domains: Mapping[str, Sequence[Labelled]],
+    classes: Sequence[str],
+    slips: Slips,
+    *,
+    image_size: int,
+    max_boxes: int = 100,
+    shares: bool = False,
+    cache: str | Path | None = None,
+    progress: bool = True,
+    max_megapixels: float = MEGAPIXELS,
+    notes: Sequence[str] = (),
+) -> Source:
+    """Reads the images of all domains: u8[N, image_size, image_size, 3], see `letterbox`.
+
+    Boxes are cut at the border of their image; what is left out is counted in the notes.
+
+    Args:
+      name: of the dataset.
+      root: folder of the images, from which their names count.
+      domains: name -> its images.
+      classes: their names.
+      slips: what the reader has changed or left out.
+      image_size: pixels a side.
+      max_boxes: of an image; one with more keeps its largest.
+      shares: whether corners are shares of the image's width and height, not pixels.
+      cache, progress, max_megapixels: see `pixels.decode`.
+      notes: further sentences for the user.
+
+    Raises:
+      ValueError: a box is not finite, there is no box at all, or an image cannot be read.
+      FileNotFoundError: images are missing.
+      OSError: the cache cannot be written.
+    """
+    everything = [one for owned in domains.values() for one in owned]
+    files = [one.file for one in everything]
+    _check_present(files, root)
+    images, converted = decode(
+        files,
+        image_size,
+        root=root,
+        cache=cache,
+        progress=progress,
+        max_megapixels=max_megapixels,
+        letterbox=True,
+    )
+    sizes = _image_sizes(files, root, cache, max_megapixels)
+    place = partial(_place_boxes, size=image_size, shares=shares, most=max_boxes, slips=slips)
+    placed = [place(one, *map(int, wh)) for one, wh in zip(everything, sizes, strict=True)]
+    labels = _padded(placed)
+    if not (labels[CLASS] >= 0).any():
+        raise ValueError(f"{root} has {len(files)} images, but none with a box; see its labels")
+    pools, start = [], 0
+    for domain, owned in domains.items():
+        rows = slice(start, start + len(owned))
+        start = rows.stop
+        own = {key: leaf[rows] for key, leaf in labels.items()}
+        pools.append(Pool(domain, images[rows], own, _names(owned, root), _parts(owned)))
+    notes = (*notes, *_counts(domains, labels), *slips.notes(), *converted)
+    key = hash_of_files(files, root, image_size, times=False)
+    no_shift, no_scale = (0.0,) * 3, (1.0,) * 3  # YOLO's detectors read u8/255
+    pools = tuple(pools)
+    return check_source(
+        Source(name, tuple(classes), pools, no_shift, no_scale, notes, key=f"letterbox {key}")
+    )
+
+
+def _place_boxes(
+    one: Labelled, width: int, height: int, *, size: int, shares: bool, most: int, slips: Slips
+) -> tuple[np.ndarray, np.ndarray]:
+    """The boxes f64[n, 4] of an image in shares of its square, and their classes i32[n]."""
+    if one.size is not None and one.size != (width, height) and min(one.size) > 0:
+        slips.add(_OTHER_SIZE, f"{one.place} ({one.size[0]} x {one.size[1]})")
+    corners = np.asarray(one.corners, np.float64).reshape(-1, 4)
+    if not np.isfinite(corners).all():
+        row = int(np.argmin(np.isfinite(corners).all(1)))
+        raise ValueError(
+            f"{one.place}, row {one.rows[row]} has the box {corners[row].tolist()}, which is not "
+            "finite: correct or remove it"
+        )
+    image = np.array([width, height] * 2, np.float64)
+    corners = corners if shares else corners / image
+    inside = np.clip(corners, 0, 1)
+    area = (inside[:, 2:] > inside[:, :2]).all(1)
+    out = (np.abs(inside - corners) * image > _BORDER).any(1) & area
+    for row in np.flatnonzero(~area):
+        slips.add(_NO_AREA, f"{one.place}, row {one.rows[row]}")
+    for row in np.flatnonzero(out):
+        slips.add(_CLIPPED, f"{one.place}, row {one.rows[row]}")
+    kept = np.flatnonzero(area)
+    if len(kept) > most:
+        extent = np.prod(inside[kept, 2:] - inside[kept, :2], axis=1)
+        largest = np.sort(np.argsort(-extent, kind="stable")[:most])
+        for _ in range(len(kept) - most):
+            slips.add(
+                f"boxes left out, the smallest of images with more than data.max_boxes={most}"
+            )
+        kept = kept[largest]
+    placed = to_square(inside[kept], width, height, size)
+    return placed, np.asarray(one.classes, np.int32).reshape(-1)[kept]
+
+
+def _padded(placed: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Boxes f32[N, M, 4] and classes i32[N, M]; M is at least 1."""
+    most = max(1, *(len(classes) for _, classes in placed))
+    boxes = np.zeros((len(placed), most, 4), np.float32)
+    numbers = np.full((len(placed), most), PADDING, np.int32)
+    for k, (corners, classes) in enumerate(placed):
+        boxes[k, : len(corners)], numbers[k, : len(corners)] = corners, classes
+    # What rounding to float32 makes of a box of next to no area is none.
+    sound = (boxes[..., 2:] > boxes[..., :2]).all(-1)
+    return {BOXES: np.where(sound[..., None], boxes, 0), CLASS: np.where(sound, numbers, PADDING)}
+
+
+def _check_present(files: Sequence[Path], root: Path) -> None:
+    if not files:
+        raise ValueError(f"{root} has no images that are labelled")
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{len(missing)} of {len(files)} labelled images are not in {root}: "
+            f"{first_few(relative_names(missing, root))}; fetch or unpack them again"
+        )
+
+
+def _image_sizes(
+    files: Sequence[Path], root: Path, cache: str | Path | None, max_megapixels: float
+) -> np.ndarray:
+    """Widths and heights i64[N, 2] of images that can be read."""
+
+    def size(file: Path) -> tuple[int, int]:
+        return open_raster(file.read_bytes(), max_megapixels).size
+
+    def make(write: Write) -> tuple[str, ...]:
+        with ThreadPoolExecutor() as threads:
+            sizes = np.array(list(threads.map(size, files)), "<i4").reshape(-1, 2)
+        write(sizes.view(np.uint8).reshape(len(files), 8))
+        return ()
+
+    name = f"{root.resolve().name or 'images'}-sizes-{hash_of_files(files, root, 0)}"
+    folder = None if cache is None else Path(cache)
+    rows = cached_array(folder, name, (len(files), 8), make)[0]
+    return np.ascontiguousarray(rows).view("<i4").astype(np.int64)
+
+
+def _names(owned: Sequence[Labelled], root: Path) -> np.ndarray:
+    files = relative_names([one.file for one in owned], root)
+    return np.array([one.name or file for one, file in zip(owned, files, strict=True)])
+
+
+def _parts(owned: Sequence[Labelled]) -> np.ndarray | None:
+    """i8[N]; None where not all images have a part, or none trains."""
+    parts = [one.part for one in owned]
+    return None if None in parts or 0 not in parts else np.array(parts, np.int8)
+
+
+def _counts(
+    domains: Mapping[str, Sequence[Labelled]], labels: Mapping[str, np.ndarray]
+) -> list[str]:
+    """A sentence on how many images and boxes there are."""
+    boxes = (labels[CLASS] >= 0).sum(1)
+    without = int((boxes == 0).sum())
+    counts = ", ".join(f"{name} {len(owned)}" for name, owned in domains.items())
+    return [
+        f"{boxes.sum()} boxes in {len(boxes)} images ({counts}), {without} of them without boxes, "
+        f"at most {boxes.max()} in one"
+    ]

@@ -1,0 +1,67 @@
+"""Cityscapes, Mapillary Vistas and BDD100K as three domains (FedCD, Table 2).
+
+    cityscapes/...  vistas/...  bdd100k/...     each in its own form
+
+Classes are the eight that all three have.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedjax_bn.data.boxes import bdd100k, cityscapes, vistas
+from fedjax_bn.data.boxes.assemble import to_source
+from fedjax_bn.data.boxes.labelled import COMMON, Labelled, Slips
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pixels.raster import MEGAPIXELS
+from fedjax_bn.data.source import Source
+
+DOMAINS = ("cityscapes", "vistas", "bdd100k")
+
+
+def load(
+    path: str | Path | None,
+    *,
+    image_size: int,
+    domains: Sequence[str] = (),
+    classes: Sequence[str] = (),
+    cache: str | Path | None = None,
+    progress: bool = True,
+    max_megapixels: float = MEGAPIXELS,
+    max_boxes: int = 100,
+) -> Source:
+    """The scenes of all three as u8[N, image_size, image_size, 3] with their boxes.
+
+    Args:
+      path: the folder that holds theirs.
+      image_size: pixels a side of the squares.
+      domains: some of "cityscapes", "vistas" and "bdd100k"; empty for all.
+      classes: of the eight; empty for all.
+      cache, progress, max_megapixels, max_boxes: see `assemble.to_source`.
+
+    Returns:
+      Source "driving".
+
+    Raises:
+      FileNotFoundError, ValueError, OSError: as `own.load`.
+    """
+    unknown = [name for name in domains if name not in DOMAINS]
+    if unknown:
+        raise ValueError(f"data.domains names {first_few(unknown)}; there are {', '.join(DOMAINS)}")
+    if not path or not Path(path).is_dir():
+        raise FileNotFoundError(
+            f"data.path {path} is no folder: it must hold {', '.join(DOMAINS)}, each as its own "
+            "reader has it"
+        )
+    root, slips, classes = Path(path), Slips(), tuple(classes) or COMMON
+    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
+    scenes: dict[str, list[Labelled]] = {}
+    for name in domains or DOMAINS:
+        if name == "cityscapes":
+            one = cityscapes.list_scenes(root / name, ("cityscapes",), classes, slips, **how)
+            scenes[name] = one["cityscapes"]
+        elif name == "vistas":
+            scenes[name] = vistas.list_scenes(root / name, classes, **how)
+        else:
+            scenes[name] = bdd100k.list_frames(root / name, ("all",), classes, slips)["bdd100k"]
+    fit = {"image_size": image_size, "max_boxes": max_boxes}
+    return to_source("driving", root, scenes, classes, slips, **how, **fit)

@@ -1,0 +1,104 @@
+"""Boxes of images whose every pixel holds the number of its instance."""
+
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_bn.data.label_trees import PADDING
+from fedjax_bn.data.messages import progress_bar
+from fedjax_bn.data.pixels.cache import Write, cached_array
+from fedjax_bn.data.pixels.decode import hash_of_files
+from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_raster
+from fedjax_bn.data.sets.files import corruption_named
+
+_MOST = 512  # boxes that are kept of an image
+_FIELDS = 5  # the class and four corners
+
+
+def boxes_of(ids: np.ndarray) -> dict[int, tuple[int, int, int, int]]:
+    """Number -> x1, y1, x2, y2 of the pixels that hold it, for i[H, W]; x2 and y2 lie behind them.
+
+    0 has no box.
+    """
+    from scipy.ndimage import find_objects
+
+    values, dense = np.unique(ids, return_inverse=True)
+    places = find_objects(dense.reshape(ids.shape).astype(np.int32) + 1)
+    return {
+        int(value): (across.start, down.start, across.stop, down.stop)
+        for value, (down, across) in zip(values, places, strict=True)
+        if value
+    }
+
+
+def read_ids(path: Path, max_megapixels: float = MEGAPIXELS) -> np.ndarray:
+    """The numbers i32[H, W] of a PNG of 8 or 16 bits.
+
+    Raises:
+      ValueError: it cannot be read, or has colours.
+    """
+    with corruption_named(path):
+        image = open_raster(path.read_bytes(), max_megapixels)
+        if not image.mode.startswith(("I", "L")):
+            raise ValueError(f"its pixels are {image.mode}, not numbers")
+        return np.asarray(image).astype(np.int32)
+
+
+def read_all(
+    files: Sequence[Path],
+    classes_of: Callable[[int], int],
+    *,
+    root: Path,
+    name: str,
+    cache: str | Path | None,
+    progress: bool,
+    max_megapixels: float,
+) -> list[tuple[list[int], list[tuple[int, ...]]]]:
+    """Classes and corners of each file's instances, kept in the cache.
+
+    Args:
+      files: PNGs of instances.
+      classes_of: instance -> its class, see `label_trees`; -1 for none.
+      root: see `pixels.decode.decode`.
+      name: tells `classes_of` from others, in the cache.
+      cache: folder, or None.
+      progress: show a bar.
+      max_megapixels: of a PNG.
+    """
+
+    def row(file: Path) -> np.ndarray:
+        found = [
+            (classes_of(k), box) for k, box in boxes_of(read_ids(file, max_megapixels)).items()
+        ]
+        found = [(number, box) for number, box in found if number != PADDING]
+        found.sort(
+            key=lambda one: (one[1][0] - one[1][2]) * (one[1][3] - one[1][1])
+        )  # largest first
+        placed = np.full((_MOST, _FIELDS), -1, "<i4")
+        for k, (number, box) in enumerate(found[:_MOST]):
+            placed[k] = (number, *box)
+        return placed
+
+    def make(write: Write) -> tuple[str, ...]:
+        with (
+            ThreadPoolExecutor() as threads,
+            progress_bar(len(files), "instances", progress) as bar,
+        ):
+            for placed in threads.map(row, files):
+                write(placed.view(np.uint8).reshape(1, -1))
+                bar.update(1)
+        return ()
+
+    shape = (len(files), _MOST * _FIELDS * struct.calcsize("<i"))
+    digest = f"{name}-{hash_of_files(files, root, _MOST)}"
+    folder = None if cache is None else Path(cache)
+    rows = cached_array(folder, digest, shape, make)[0]
+    placed = np.ascontiguousarray(rows).view("<i4").reshape(len(files), _MOST, _FIELDS)
+    return [_kept(one[one[:, 0] != PADDING]) for one in placed]
+
+
+def _kept(rows: np.ndarray) -> tuple[list[int], list[tuple[int, ...]]]:
+    return rows[:, 0].tolist(), list(map(tuple, rows[:, 1:].tolist()))

@@ -1,0 +1,114 @@
+"""Mapillary Vistas (Neuhold et al., ICCV 2017), versions 1.2 and 2.0.
+
+    {training,validation}/images/*.jpg
+    {training,validation}/instances/*.png, config_v1.2.json  or  .../v2.0/instances/*.png,
+    config_v2.0.json
+
+A pixel of an instance PNG is class * 256 + number, with the classes of the config; of groups of
+people there are no instances. Licence of the data: CC BY-NC-SA.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_bn.data.boxes.assemble import to_source
+from fedjax_bn.data.boxes.instances import read_all
+from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
+from fedjax_bn.data.boxes.parsing import entry, read_json
+from fedjax_bn.data.pixels.raster import MEGAPIXELS
+from fedjax_bn.data.sets.folders import list_files
+from fedjax_bn.data.source import Source
+
+_NAMES = {
+    "human--person": "person",
+    "human--person--individual": "person",
+    "human--rider--bicyclist": "rider",
+    "human--rider--motorcyclist": "rider",
+    "human--rider--other-rider": "rider",
+    "object--vehicle--car": "car",
+    "object--vehicle--truck": "truck",
+    "object--vehicle--bus": "bus",
+    "object--vehicle--on-rails": "train",
+    "object--vehicle--motorcycle": "motorcycle",
+    "object--vehicle--bicycle": "bicycle",
+}
+_VERSIONS = (("config_v2.0.json", "v2.0/instances"), ("config_v1.2.json", "instances"))
+_WHERE = (
+    "it must hold training and validation, each with images/*.jpg and instances/*.png, and "
+    "config_v1.2.json; or v2.0/instances/*.png and config_v2.0.json (Mapillary Vistas, "
+    "mapillary.com/dataset/vistas, after registration)"
+)
+
+
+def load(
+    path: str | Path | None,
+    *,
+    image_size: int,
+    classes: Sequence[str] = (),
+    cache: str | Path | None = None,
+    progress: bool = True,
+    max_megapixels: float = MEGAPIXELS,
+    max_boxes: int = 100,
+) -> Source:
+    """Scenes as u8[N, image_size, image_size, 3] with their boxes, one domain; two parts.
+
+    Args:
+      path: the folder.
+      image_size: pixels a side of the squares.
+      classes: of the eight; empty for all.
+      cache, progress, max_megapixels, max_boxes: see `assemble.to_source`.
+
+    Returns:
+      Source "vistas".
+
+    Raises:
+      FileNotFoundError, ValueError, OSError: as `own.load`.
+    """
+    slips, classes = Slips(), tuple(classes) or COMMON
+    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
+    scenes = {"vistas": list_scenes(path, classes, **how)}
+    fit = {"image_size": image_size, "max_boxes": max_boxes}
+    return to_source("vistas", Path(path), scenes, classes, slips, **how, **fit)
+
+
+def list_scenes(path: str | Path | None, classes: Sequence[str], **how: Any) -> list[Labelled]:
+    """The labelled images; arguments as of `load`."""
+    if not path or not Path(path).is_dir():
+        raise FileNotFoundError(f"data.path {path} is no folder of Mapillary Vistas: {_WHERE}")
+    root, numbers = Path(path), numbers_of(COMMON, classes, "Mapillary Vistas")
+    config, inner = next(
+        ((root / name, folder) for name, folder in _VERSIONS if (root / name).is_file()),
+        (None, ""),
+    )
+    if config is None:
+        raise FileNotFoundError(f"{root / _VERSIONS[0][0]} is missing: {_WHERE}")
+    by_value = _classes_of(config, numbers)
+    scenes = []
+    for part in ("training", "validation"):
+        for image in list_files(root / part / "images")[0]:
+            label = root / part / inner / f"{image.stem}.png"
+            if not label.is_file():
+                raise FileNotFoundError(f"{label} is missing: {_WHERE}")
+            scenes.append((label, Labelled(image, str(label), (), (), (), part=PARTS[part])))
+    if not scenes:
+        raise FileNotFoundError(f"{root} has no images: {_WHERE}")
+    digest = f"vistas-{'-'.join(map(str, sorted(by_value.items())))}"
+    files = [label for label, _ in scenes]
+    boxes = read_all(files, lambda k: by_value.get(k // 256, -1), root=root, name=digest, **how)
+    return [
+        one._replace(classes=found, corners=corners, rows=range(1, len(found) + 1))
+        for (_, one), (found, corners) in zip(scenes, boxes, strict=True)
+    ]
+
+
+def _classes_of(config: Path, numbers: dict[str, int]) -> dict[int, int]:
+    """Value of a pixel's class -> its number, of classes that are chosen."""
+    found = {}
+    for value, one in enumerate(entry(read_json(config), "labels", list, str(config))):
+        name = _NAMES.get(entry(one, "name", str, f"{config}, labels, row {value + 1}"))
+        if name in numbers:
+            found[value] = numbers[name]
+    if not found:
+        raise ValueError(f"{config} names no class of people or vehicles; fetch it again")
+    return found

@@ -1,0 +1,108 @@
+"""Pascal VOC: an XML file for each image (Everingham et al., IJCV 2010).
+
+    annotations/NAME.xml   images/NAME.jpg      also Annotations and JPEGImages, or side by side
+
+Corners are whole pixels counted from 1, both included: a box begins at xmin - 1 and ends at xmax.
+"Difficult" objects are boxes as all others. An image without XML is left out, and counted.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedjax_bn.data.boxes.folders import IMAGES, LABELS, files_in
+from fedjax_bn.data.boxes.labelled import Labelled, Slips, part_of
+from fedjax_bn.data.boxes.parsing import number_of, read_xml, text_of
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.sets.folders import is_image
+
+_EDGES = ("xmin", "ymin", "xmax", "ymax")
+OTHER_CLASS = "boxes of classes that data.classes does not name left out"
+
+# (the XML file, its image, and for each box its class and corners)
+Found = tuple[Path, Path, tuple[int, int] | None, list[tuple[str, tuple[float, ...]]]]
+
+
+def find(root: Path, folder: Path, slips: Slips) -> list[Found]:
+    """The annotated images of a domain.
+
+    Raises:
+      FileNotFoundError: an image is missing.
+      ValueError: an XML file is damaged or not of VOC's form.
+    """
+    files = files_in(folder)
+    images = [file for file in files if is_image(file.name)]
+    by_name: dict[str, list[Path]] = {}
+    for image in images:
+        by_name.setdefault(image.stem, []).append(image)
+    found, used = [], set()
+    for path in (file for file in files if file.suffix.lower() == ".xml"):
+        image = _image_of(path, folder, by_name.get(path.stem, []))
+        used.add(image)
+        found.append((path, image, *_read(path)))
+    for image in images:
+        if image not in used:
+            slips.add("images without an XML file left out", str(image.relative_to(root)))
+    return found
+
+
+def _image_of(path: Path, folder: Path, named: list[Path]) -> Path:
+    """The image of that name; of several the one in the folder that goes with the XML file's."""
+    if len(named) > 1:
+        own = _plain(path, folder, LABELS)
+        named = [image for image in named if _plain(image, folder, IMAGES) == own]
+    if len(named) != 1:
+        several = f"; there are {first_few(list(map(str, named)))}" if named else ""
+        raise FileNotFoundError(
+            f"{path} has no image of its name in {folder}{several}: fetch or unpack it again"
+        )
+    return named[0]
+
+
+def _plain(file: Path, folder: Path, inside: tuple[str, ...]) -> tuple[str, ...]:
+    """The folders of a file that say which part it is of."""
+    return tuple(p for p in file.relative_to(folder).parts[:-1] if p.lower() not in inside)
+
+
+def _read(path: Path) -> tuple[tuple[int, int] | None, list[tuple[str, tuple[float, ...]]]]:
+    """The size that the image should have, and its boxes."""
+    root = read_xml(path)
+    boxes = []
+    for row, one in enumerate(root.findall("object"), 1):
+        place = f"{path}, row {row}"
+        corners = one.find("bndbox")
+        if corners is None:
+            raise ValueError(f"{place} has no <bndbox>")
+        x1, y1, x2, y2 = (number_of(corners, edge, place) for edge in _EDGES)
+        boxes.append((text_of(one, "name", place), (x1 - 1, y1 - 1, x2, y2)))
+    if root.find("size") is None:
+        return None, boxes
+    width, height = (number_of(root, f"size/{side}", str(path)) for side in ("width", "height"))
+    return (int(width), int(height)), boxes
+
+
+def classes_of(found: Mapping[str, list[Found]]) -> list[str]:
+    """The names of all classes, sorted."""
+    return sorted({name for rows in found.values() for *_, boxes in rows for name, _ in boxes})
+
+
+def labelled(
+    found: list[Found], folder: Path, numbers: Mapping[str, int], slips: Slips
+) -> list[Labelled]:
+    """The images with their boxes of some classes."""
+    images = []
+    for path, image, size, boxes in found:
+        rows = [row for row, (name, _) in enumerate(boxes) if name in numbers]
+        for _ in range(len(boxes) - len(rows)):
+            slips.add(OTHER_CLASS)
+        images.append(
+            Labelled(
+                file=image,
+                place=str(path),
+                classes=[numbers[boxes[row][0]] for row in rows],
+                corners=[boxes[row][1] for row in rows],
+                rows=[row + 1 for row in rows],
+                size=size,
+                part=part_of(path.relative_to(folder).parts[:-1]),
+            )
+        )
+    return images

@@ -1,0 +1,145 @@
+"""Labels of samples: one number each, or a tree of arrays, such as the boxes of each image.
+
+    classification  i32[N], in [0, num_classes)
+    detection       {"boxes": f32[N, M, 4], "class": i32[N, M]}
+
+A box is (x1, y1, x2, y2) in [0, 1] of the image's width and height; M is the greatest number of
+boxes of an image. Behind an image's own boxes there is padding, class -1 and a box of zeros. A
+crowd of class c, a group that is no single object, has class -2 - c: nobody learns it, and no
+detection is wrong there.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+PyTree = Any
+BOXES, CLASS = "boxes", "class"
+PADDING = -1  # the class of a box that is none
+
+
+def crowd(number: int) -> int:
+    """The class of a crowd of a class; of a crowd's it is the class itself."""
+    return -2 - number
+
+
+def has_boxes(labels: PyTree) -> bool:
+    """Whether labels are boxes rather than one number a sample."""
+    return isinstance(labels, dict)
+
+
+def take(labels: PyTree, index: np.ndarray) -> PyTree:
+    """The labels of the samples at index i64[n], or of one alone."""
+    return jax.tree.map(lambda leaf: leaf[index], labels)
+
+
+def join(parts: Sequence[PyTree]) -> PyTree:
+    """Labels one after the other; where some have more boxes an image, the others are padded."""
+    if not has_boxes(parts[0]):
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    most = max(part[CLASS].shape[1] for part in parts)
+    return {
+        name: np.concatenate([_widened(part[name], most, empty) for part in parts])
+        for name, empty in ((BOXES, 0), (CLASS, PADDING))
+    }
+
+
+def _widened(leaf: np.ndarray, most: int, empty: int) -> np.ndarray:
+    """[N, m, ...] as [N, most, ...], `empty` behind."""
+    widths = [(0, 0), (0, most - leaf.shape[1])] + [(0, 0)] * (leaf.ndim - 2)
+    return np.pad(leaf, widths, constant_values=empty)
+
+
+def leaves_of(labels: PyTree) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, array) of every array of labels; the name is empty where there is one array only."""
+    return iter(labels.items()) if isinstance(labels, dict) else iter((("", labels),))
+
+
+def stored(leaf: np.ndarray) -> np.dtype:
+    """The dtype in which an array of labels is trained and tested on: i32 for whole numbers."""
+    return np.dtype(np.int32) if np.issubdtype(leaf.dtype, np.integer) else leaf.dtype
+
+
+def strata(labels: PyTree) -> np.ndarray:
+    """The number by which a split keeps samples in proportion, i32[N].
+
+    It is the label itself; of an image with boxes the class that most of them have, the first of
+    equals, and -1 for an image without boxes.
+    """
+    if not has_boxes(labels):
+        return labels
+    return np.array([_most_frequent(row[row >= 0]) for row in labels[CLASS]], np.int32)
+
+
+def _most_frequent(classes: np.ndarray) -> int:
+    return int(np.bincount(classes).argmax()) if classes.size else PADDING
+
+
+def class_counts(labels: PyTree, num_classes: int) -> np.ndarray:
+    """How many samples, or boxes, each class has, i64[num_classes]."""
+    numbers = labels[CLASS] if has_boxes(labels) else labels
+    return np.bincount(numbers[numbers >= 0], minlength=num_classes)
+
+
+def check_labels(labels: PyTree, count: int, num_classes: int, place: str) -> None:
+    """Checks form and values of the labels of `count` samples.
+
+    Raises:
+      ValueError: a number, dtype or shape is wrong, a class is none of `num_classes`, or a box is
+        not finite, has no area or reaches out of its image. The message begins with `place`.
+    """
+    for name, leaf in leaves_of(labels):
+        if len(leaf) != count:
+            what = f"labels[{name!r}]" if name else "labels"
+            raise ValueError(
+                f"{place} has {count} images but {len(leaf)} {what}; every image needs one label"
+            )
+    if has_boxes(labels):
+        _check_boxes(labels, num_classes, place)
+    else:
+        _check_numbers(labels, num_classes, place)
+
+
+def _check_numbers(labels: np.ndarray, num_classes: int, place: str) -> None:
+    if labels.dtype != np.int32 or labels.ndim != 1:
+        raise ValueError(
+            f"{place} has labels of dtype {labels.dtype} and shape {labels.shape}; "
+            "they must be int32 [N]"
+        )
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if wrong.size:
+        raise ValueError(
+            f"{place} has label {labels[wrong[0]]} at index {wrong[0]}; "
+            f"labels must be in 0..{num_classes - 1}"
+        )
+
+
+def _check_boxes(labels: dict[str, np.ndarray], num_classes: int, place: str) -> None:
+    if set(labels) != {BOXES, CLASS}:
+        raise ValueError(f"{place} has labels {sorted(labels)}; they must be 'boxes' and 'class'")
+    boxes, classes = labels[BOXES], labels[CLASS]
+    if (boxes.dtype, classes.dtype) != (np.float32, np.int32) or (
+        boxes.shape != (*classes.shape, 4) or classes.ndim != 2
+    ):
+        raise ValueError(
+            f"{place} has boxes {boxes.dtype}{boxes.shape} and classes "
+            f"{classes.dtype}{classes.shape}; they must be float32 [N, M, 4] and int32 [N, M]"
+        )
+    wrong = np.argwhere((classes < crowd(num_classes - 1)) | (classes >= num_classes))
+    if len(wrong):
+        image, row = wrong[0]
+        raise ValueError(
+            f"{place} has class {classes[image, row]} at image {image}, box {row}; classes must be "
+            f"in 0..{num_classes - 1}, -2 less that of a crowd, or -1 behind an image's last box"
+        )
+    with np.errstate(invalid="ignore"):
+        sound = ((boxes >= 0) & (boxes <= 1)).all(-1) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
+    wrong = np.argwhere(~sound & (classes != PADDING))
+    if len(wrong):
+        image, row = wrong[0]
+        raise ValueError(
+            f"{place} has the box {boxes[image, row].tolist()} at image {image}, box {row}; boxes "
+            "must be 0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1"
+        )

@@ -1,0 +1,159 @@
+"""Random changes of training images that move their boxes along, on the device.
+
+`change(key, batch) -> batch` of bytes u8[B, S, S, 3] and boxes, see `data.label_trees`; each
+sample has its own key, so that its result does not depend on others of the batch. A move is a scale
+s about the middle, a shift t and perhaps a mirror: x' = s (x - 1/2) + 1/2 + t in shares of the
+side. What comes from outside is grey, as the bars of a letterbox.
+
+A box stays if it is more than two pixels wide and high and keeps over a tenth of its moved area.
+
+Differs from YOLO's usual training: hue moves by a part of a turn, where it is multiplied there; and
+the colours are changed before the move, so that the grey outside stays grey.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
+from fedjax_bn.data.pixels.color import shift_hue
+from fedjax_bn.data.pixels.letterbox import GREY
+from fedjax_bn.ranges import Share, UpTo1, bounded
+
+Batch = dict[str, Any]
+_SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above which a box stays
+
+
+class BoxAugment(NamedTuple):
+    """An augmentation that moves boxes.
+
+    Attributes:
+      change: `change(key, batch) -> batch`, pure and jittable.
+    """
+
+    change: Callable[[jax.Array, Batch], Batch]
+
+
+class Move(NamedTuple):
+    """Where pixels and boxes go, f[2] each: across and down.
+
+    Attributes:
+      scale: above 0; negative mirrors.
+      shift: in shares of the side.
+    """
+
+    scale: jax.Array
+    shift: jax.Array
+
+
+@bounded
+def of_boxes(
+    size: int,
+    *,
+    flip: UpTo1 = 0.5,
+    scale: Share = 0.5,
+    shift: Share = 0.1,
+    hue: Share = 0.015,
+    saturation: Share = 0.7,
+    value: Share = 0.4,
+) -> BoxAugment:
+    """Mirror, scale and shift, and colours; the defaults are those of YOLO's small detectors.
+
+    Args:
+      size: pixels a side of the images, which stays.
+      flip: probability of left and right exchanged.
+      scale: scales are uniform in 1 +- scale.
+      shift: shifts are uniform in +- shift of the side.
+      hue: turns are uniform in +- hue.
+      saturation, value: factors are uniform in 1 +- these.
+    """
+    del size
+
+    def of_one(key: jax.Array, image: jax.Array, label: Batch) -> tuple[jax.Array, Batch]:
+        draws = jax.random.uniform(key, (7,))
+        spread = 2 * draws - 1
+        mirror = jnp.where(draws[0] < flip, -1, 1).astype(draws.dtype)
+        size = 1 + scale * spread[1]
+        move = Move(jnp.stack([size * mirror, size]), shift * spread[2:4])
+        pixels = image.astype(draws.dtype) / 255
+        pixels = gain(pixels, hue * spread[4], 1 + saturation * spread[5], 1 + value * spread[6])
+        moved = jnp.clip(jnp.floor(move_pixels(pixels, move) * 255 + 0.5), 0, 255)
+        return moved.astype(jnp.uint8), move_boxes(label, move, image.shape[0])
+
+    def change(key: jax.Array, batch: Batch) -> Batch:
+        images, label = batch["image"], batch["label"]
+        if images.dtype != jnp.uint8 or images.ndim != 4 or images.shape[1] != images.shape[2]:
+            raise ValueError(
+                f"data.augment=boxes needs square images u8[B, S, S, 3], not "
+                f"{images.dtype}{images.shape}: choose none"
+            )
+        keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
+        image, label = jax.vmap(of_one)(keys, images, label)
+        return batch | {"image": image, "label": label}
+
+    return BoxAugment(change)
+
+
+def move_pixels(image: jax.Array, move: Move) -> jax.Array:
+    """An image f[S, S, C] in [0, 1] moved, bilinear, grey where there was nothing.
+
+    Both directions are matrix products, as in `geometry.crop_and_resize`.
+    """
+    size, dtype = image.shape[0], image.dtype
+    across, down = (_weights(move.scale[i], move.shift[i], size, dtype) for i in (0, 1))
+    grey = jnp.asarray(GREY / 255, dtype)
+    # Outside lies nothing but zeros, if grey is taken for zero.
+    rows = jnp.einsum("oh,hwc->owc", down, image - grey, precision="highest")
+    return jnp.einsum("pw,owc->opc", across, rows, precision="highest") + grey
+
+
+def _weights(scale: jax.Array, shift: jax.Array, size: int, dtype: Any) -> jax.Array:
+    """What each of `size` pixels adds to each of the moved ones, f[size, size]."""
+    centres = (jnp.arange(size, dtype=dtype)[:, None] + 0.5) / size
+    came_from = ((centres - 0.5 - shift) / scale + 0.5) * size
+    pixels = jnp.arange(size, dtype=dtype) + 0.5
+    return jnp.maximum(1 - jnp.abs(pixels - came_from), 0)
+
+
+def move_boxes(label: Batch, move: Move, size: int) -> Batch:
+    """The boxes of one image moved and cut at its border; those that vanish become padding.
+
+    Args:
+      label: {"boxes": f[M, 4], "class": i32[M]}.
+      move: where they go.
+      size: pixels a side of the image.
+    """
+    given = label[BOXES]
+    corners = given.reshape(-1, 2, 2)  # [M, first or last, across or down]
+    scale, shift = (part.astype(given.dtype) for part in move)
+    corners = scale * (corners - 0.5) + 0.5 + shift
+    first, last = corners.min(1), corners.max(1)
+    inside_first, inside_last = jnp.clip(first, 0, 1), jnp.clip(last, 0, 1)
+    sides = inside_last - inside_first
+    whole = jnp.prod(last - first, -1)
+    stays = (sides * size > _SMALLEST).all(-1) & (jnp.prod(sides, -1) > _LEAST * whole)
+    stays &= label[CLASS] != PADDING
+    moved = jnp.concatenate([inside_first, inside_last], -1)
+    return {
+        BOXES: jnp.where(stays[:, None], moved, jnp.zeros((), moved.dtype)),
+        CLASS: jnp.where(stays, label[CLASS], PADDING),
+    }
+
+
+def gain(image: jax.Array, turns: jax.Array, saturation: jax.Array, value: jax.Array) -> jax.Array:
+    """Colours f[H, W, 3] changed in HSV: hue is moved, the others multiplied, to 1 at most.
+
+    Args:
+      image: red, green and blue in [0, 1].
+      turns: f[], whole turns of hue.
+      saturation, value: f[], factors of at least 0.
+    """
+    high = image.max(-1, keepdims=True)
+    chroma = high - image.min(-1, keepdims=True)
+    most = high / jnp.where(chroma > 0, chroma, 1)  # where saturation is 1
+    image = high - (high - image) * jnp.minimum(saturation, most)
+    image = image * jnp.minimum(value, 1 / jnp.where(high > 0, high, 1))
+    return shift_hue(image, turns)

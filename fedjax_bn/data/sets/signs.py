@@ -1,0 +1,205 @@
+"""Signs in the weather: real digits on round plates over real photographs, to be found and read.
+
+The digits are scikit-learn's handwriting (see `data.scanners`), the grounds random crops of the two
+photographs that it ships. An image of 96 x 96 pixels has one to three plates with a red rim, each
+20 to 45 % of the side, none over another. Five scenes look at them:
+
+    clear   as they are
+    night   little light, blue, a noisy sensor
+    fog     over half of everything is a grey veil
+    rain    less light, sixty bright streaks
+    dusk    less light, an orange veil, noise; meant as the unseen scene
+
+The scans are divided among the scenes, and each scene's into those of training, validation and
+testing, before any plate is made, so that nobody is tested on a digit that anybody has seen.
+
+In the variant "signs_shortcut" the colour of the rim tells the digit mostly, in 91, 82, 73 and 64 %
+of the plates of clear, night, fog and rain; in dusk it is always that of the digit five further. A
+model that reads the digits is as good there; see `data.cow_on_beach`.
+"""
+
+import colorsys
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_bn.data.division.by_class import stratified_split
+from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
+from fedjax_bn.data.seeds import generator
+from fedjax_bn.data.sets.scanners import handwriting
+
+SIZE, MOST = 96, 3  # pixels a side, and plates of an image
+SIDES = (0.20, 0.45)  # of a plate, in shares of the image's
+IMAGES = {"train": 200, "validation": 40, "test": 100}  # of a scene
+_SCANS = {"train": 0.65, "validation": 0.1, "test": 0.25}  # shares of a scene's scans
+_CLASSES = 10
+_RED, _WHITE, _INK = (190.0, 25.0, 30.0), (245.0, 245.0, 240.0), (15.0, 15.0, 20.0)
+_RIMS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.85, 0.8) for c in range(_CLASSES)]) * 255
+_RIM, _WRITING = 0.16, 0.66  # width of the rim and side of the digit, in shares of radius and plate
+
+
+class _Scene(NamedTuple):
+    """How a scene looks: pixels * light, then a veil, streaks and noise.
+
+    light: factors of red, green and blue.
+    veil: share of its colour in what is seen.
+    colour: of the veil.
+    streaks: how many of rain.
+    noise: standard deviation, grey levels.
+    own: in the variant, the probability of the digit's own rim; any of the ten is drawn else.
+    further: in the variant, how many digits further the rim is taken from where it is not drawn.
+    """
+
+    name: str
+    light: tuple[float, float, float]
+    veil: float
+    colour: tuple[float, float, float]
+    streaks: int
+    noise: float
+    own: float
+    further: int = 0
+
+
+_SCENES = (
+    _Scene("clear", (1.0, 1.0, 1.0), 0.0, (0.0, 0.0, 0.0), 0, 3.0, 0.9),
+    _Scene("night", (0.28, 0.33, 0.46), 0.0, (0.0, 0.0, 0.0), 0, 14.0, 0.8),
+    _Scene("fog", (1.0, 1.0, 1.0), 0.55, (190.0, 192.0, 195.0), 0, 3.0, 0.7),
+    _Scene("rain", (0.75, 0.75, 0.78), 0.0, (0.0, 0.0, 0.0), 60, 4.0, 0.6),
+    _Scene("dusk", (0.66, 0.58, 0.52), 0.25, (235.0, 140.0, 60.0), 0, 10.0, 1.0, 5),
+)
+
+
+def load(seed: int = 0, *, shortcut: bool = False) -> Dataset:
+    """The five scenes as a dataset.
+
+    Args:
+      seed: at least 0; draws who owns which scan, plates, grounds and weather.
+      shortcut: whether the colour of the rim tells the digit.
+
+    Returns:
+      Dataset "signs" or "signs_shortcut": images u8[N, 96, 96, 3], of a scene 200 to train, 40 to
+      validate and 100 to test, with up to three boxes each in ten classes. The same seed gives the
+      same bytes.
+    """
+    ink, labels = handwriting()
+    share = len(labels) // len(_SCENES)
+    owners = stratified_split(labels, [share] * len(_SCENES), generator(seed, 0))
+    photographs = _photographs()
+    domains = []
+    for position, (scene, owned) in enumerate(zip(_SCENES, owners, strict=True)):
+        rng = generator(seed, 1, position)
+        sizes = [int(share * part) for part in _SCANS.values()]
+        parts = stratified_split(labels[owned], sizes, rng)
+        shown = {
+            name: _images(
+                scene, ink[owned[part]], labels[owned[part]], count, shortcut, photographs, rng
+            )
+            for part, (name, count) in zip(parts, IMAGES.items(), strict=True)
+        }
+        domains.append(Domain(scene.name, **shown))
+    name = "signs_shortcut" if shortcut else "signs"
+    names = tuple(map(str, range(_CLASSES)))
+    return Dataset(name, _CLASSES, tuple(domains), (0.0,) * 3, (1.0,) * 3, names)
+
+
+def _photographs() -> list[np.ndarray]:
+    """Photographs of a temple and of a flower, f32[H, W, 3], halved by block means."""
+    from sklearn.datasets import load_sample_image
+
+    halved = []
+    for name in ("china.jpg", "flower.jpg"):
+        image = load_sample_image(name).astype(np.float32)
+        high, wide = (side // 2 for side in image.shape[:2])
+        blocks = image[: 2 * high, : 2 * wide].reshape(high, 2, wide, 2, 3)
+        halved.append(blocks.mean(axis=(1, 3)))
+    return halved
+
+
+def _images(
+    scene: _Scene,
+    ink: np.ndarray,
+    labels: np.ndarray,
+    count: int,
+    shortcut: bool,
+    photographs: list[np.ndarray],
+    rng: np.random.Generator,
+) -> Split:
+    """`count` images of a scene, with digits ink f64[n, 8, 8] of these labels."""
+    images = np.empty((count, SIZE, SIZE, 3), np.uint8)
+    boxes = np.zeros((count, MOST, 4), np.float32)
+    classes = np.full((count, MOST), PADDING, np.int32)
+    for k in range(count):
+        seen = _crop(photographs[rng.integers(len(photographs))], rng)
+        for j, (x, y, side) in enumerate(_places(rng)):
+            scan = rng.integers(len(labels))
+            rim = _rim(scene, int(labels[scan]), rng) if shortcut else np.array(_RED)
+            _paste(seen, x, y, side, ink[scan], rim)
+            boxes[k, j] = np.array([x, y, x + side, y + side]) / SIZE
+            classes[k, j] = labels[scan]
+        images[k] = _weather(scene, seen, rng)
+    return Split(images, {BOXES: boxes, CLASS: classes})
+
+
+def _crop(photograph: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A random square of a photograph, perhaps mirrored, f32[SIZE, SIZE, 3]."""
+    top, left = (rng.integers(side - SIZE + 1) for side in photograph.shape[:2])
+    square = photograph[top : top + SIZE, left : left + SIZE]
+    return (square[:, ::-1] if rng.integers(2) else square).copy()
+
+
+def _places(rng: np.random.Generator) -> list[tuple[int, int, int]]:
+    """Left, top and side of one to three plates, none over another."""
+    wanted, places = rng.integers(1, MOST + 1), []
+    for _ in range(50):
+        side = round(rng.uniform(*SIDES) * SIZE)
+        x, y = rng.integers(SIZE - side + 1, size=2).tolist()
+        clear = all(
+            np.hypot(x + side / 2 - a - s / 2, y + side / 2 - b - s / 2) > (side + s) / 2
+            for a, b, s in places
+        )
+        if clear:
+            places.append((x, y, side))
+        if len(places) == wanted:
+            break
+    return places
+
+
+def _rim(scene: _Scene, label: int, rng: np.random.Generator) -> np.ndarray:
+    """The colour of a rim in the variant."""
+    own = rng.uniform() < scene.own
+    return _RIMS[(label + scene.further) % _CLASSES if own else rng.integers(_CLASSES)]
+
+
+def _paste(image: np.ndarray, x: int, y: int, side: int, ink: np.ndarray, rim: np.ndarray) -> None:
+    """Puts a plate of `side` pixels on the image, at its left upper corner (x, y)."""
+    from scipy.ndimage import zoom
+
+    radius = side / 2
+    across = np.arange(side) + 0.5 - radius
+    distance = np.hypot(across, across[:, None])
+    disc, inner = (
+        np.clip(r - distance + 0.5, 0, 1)[..., None] for r in (radius, radius * (1 - _RIM))
+    )
+    digit = np.zeros((side, side, 1))
+    width = round(side * _WRITING)
+    start = (side - width) // 2
+    written = zoom(ink, width / len(ink), order=1, grid_mode=True, mode="nearest")
+    digit[start : start + width, start : start + width, 0] = written[:width, :width]
+    plate = inner * np.array(_WHITE) + (1 - inner) * rim
+    plate = digit * inner * np.array(_INK) + (1 - digit * inner) * plate
+    place = image[y : y + side, x : x + side]
+    place[:] = disc * plate + (1 - disc) * place
+
+
+def _weather(scene: _Scene, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """What the camera of a scene sees of an image f32[SIZE, SIZE, 3], as bytes."""
+    seen = image * np.array(scene.light)
+    seen = (1 - scene.veil) * seen + scene.veil * np.array(scene.colour)
+    for _ in range(scene.streaks):
+        x, y, length = *rng.integers(SIZE, size=2), int(rng.integers(6, 14))
+        rows = np.arange(y, min(y + length, SIZE))
+        columns = np.clip(x + (rows - y) // 4, 0, SIZE - 1)
+        seen[rows, columns] = 0.45 * seen[rows, columns] + 0.55 * 215
+    seen = seen + scene.noise * rng.standard_normal(seen.shape, np.float32)
+    return np.clip(np.round(seen), 0, 255).astype(np.uint8)

@@ -1,0 +1,121 @@
+"""Training images change, and their boxes go where their pixels go."""
+
+import colorsys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.ndimage import affine_transform
+
+from fedjax_bn.data.label_trees import BOXES, CLASS
+from fedjax_bn.data.pixels import box_augment
+from fedjax_bn.data.pixels.box_augment import Move, of_boxes
+from fedjax_bn.data.pixels.letterbox import GREY
+
+SIZE = 32
+move_pixels, gain = jax.jit(box_augment.move_pixels), jax.jit(box_augment.gain)
+move_boxes = jax.jit(box_augment.move_boxes, static_argnums=2)
+
+
+def of(scale, shift) -> Move:
+    return Move(jnp.asarray(scale, float), jnp.asarray(shift, float))
+
+
+def labels(*rows):
+    """Rows (class, x1, y1, x2, y2) of one image."""
+    table = np.array(rows, float)
+    boxes, classes = jnp.asarray(table[:, 1:], jnp.float32), jnp.asarray(table[:, 0], jnp.int32)
+    return {BOXES: boxes, CLASS: classes}
+
+
+def test_a_mirror_twice_is_the_identity_for_pixels_and_boxes():
+    image = jax.random.uniform(jax.random.key(0), (SIZE, SIZE, 3))
+    label, mirror = labels((2, 0.125, 0.25, 0.5, 0.75), (-1, 0, 0, 0, 0)), of((-1, 1), (0, 0))
+    np.testing.assert_allclose(move_pixels(image, mirror), image[:, ::-1], atol=1e-6)
+    twice = move_boxes(move_boxes(label, mirror, SIZE), mirror, SIZE)
+    assert jax.tree.all(jax.tree.map(np.array_equal, twice, label))
+    np.testing.assert_allclose(move_pixels(move_pixels(image, mirror), mirror), image, atol=1e-6)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("scale", "shift"), [((0.7, 0.7), (0.1, -0.2)), ((-1.4, 1.4), (0.05, 0))])
+def test_moved_pixels_are_scipys_affine_transform(scale, shift):
+    image = np.random.default_rng(0).uniform(size=(SIZE, SIZE, 3))
+    # From new to old coordinates, of pixel centres: rows first.
+    matrix = np.diag([1 / scale[1], 1 / scale[0], 1])
+    middle = SIZE / 2 - 0.5
+    moved = np.array([shift[1], shift[0]]) * SIZE
+    offset = np.append(middle - (middle + moved) / np.array([scale[1], scale[0]]), 0)
+    expected = np.stack(
+        [
+            affine_transform(
+                image[..., c],
+                matrix[:2, :2],
+                offset[:2],
+                order=1,
+                mode="grid-constant",
+                cval=GREY / 255,
+            )
+            for c in range(3)
+        ],
+        -1,
+    )
+    np.testing.assert_allclose(move_pixels(image, of(scale, shift)), expected, atol=1e-12)
+
+
+def test_the_pixels_inside_a_moved_box_are_those_of_the_object():
+    count = 24
+    image = np.zeros((SIZE, SIZE, 3), np.uint8)
+    image[8:24, 10:20] = 255
+    label = labels((1, 10 / SIZE, 8 / SIZE, 20 / SIZE, 24 / SIZE))
+    batch = {
+        "image": jnp.broadcast_to(image, (count, *image.shape)),
+        "label": jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), label),
+        "valid": jnp.ones(count, bool),
+    }
+    augment = of_boxes(SIZE, scale=0.5, shift=0.4, hue=0.0, saturation=0.0, value=0.0)
+    changed = jax.jit(augment.change)(jax.random.key(1), batch)
+    seen = 0
+    for pixels, boxes, classes in zip(
+        np.asarray(changed["image"]), *map(np.asarray, changed["label"].values()), strict=True
+    ):
+        x1, y1, x2, y2 = boxes[0] * SIZE
+        if classes[0] == -1:
+            assert not boxes.any()
+            continue
+        seen += 1
+        inside = pixels[int(np.ceil(y1 + 1)) : int(y2 - 1), int(np.ceil(x1 + 1)) : int(x2 - 1)]
+        assert not inside.size or inside.min() == 255
+        dark = pixels.copy()
+        dark[max(0, int(y1) - 1) : int(y2) + 2, max(0, int(x1) - 1) : int(x2) + 2] = 0
+        assert dark.max() <= GREY
+    assert seen > count / 2
+    assert len(np.unique(np.asarray(changed["label"][BOXES])[:, 0, 0])) > count / 2
+
+
+def test_boxes_that_leave_the_image_become_padding_and_crowds_stay_crowds():
+    label = labels((0, 0.8, 0.4, 1, 0.6), (-4, 0, 0, 1, 1), (1, 0.5, 0.5, 0.52, 0.9))
+    moved = move_boxes(label, of((1, 1), (0.19, 0)), SIZE)
+    assert moved[CLASS].tolist() == [-1, -4, -1]  # too little left, a crowd, too narrow
+    np.testing.assert_allclose(moved[BOXES], [[0] * 4, [0.19, 0, 1, 1], [0] * 4], atol=1e-6)
+
+
+@pytest.mark.usefixtures("x64")
+def test_colours_change_as_pythons_hsv():
+    rng = np.random.default_rng(0)
+    pixels = rng.uniform(size=(50, 3))
+    turns, saturation, value = 0.1, 1.6, 1.3
+    expected = []
+    for pixel in pixels:
+        h, s, v = colorsys.rgb_to_hsv(*pixel)
+        new = (h + turns) % 1, min(1, s * saturation), min(1, v * value)
+        expected.append(colorsys.hsv_to_rgb(*new))
+    changed = gain(jnp.asarray(pixels[None]), *map(jnp.asarray, (turns, saturation, value)))
+    np.testing.assert_allclose(changed[0], expected, atol=1e-12)
+
+
+def test_features_cannot_be_augmented_with_boxes():
+    batch = {"image": jnp.zeros((2, 6)), "label": labels((0, 0, 0, 1, 1))}
+    with pytest.raises(ValueError, match="needs square images"):
+        of_boxes(SIZE).change(jax.random.key(0), batch)

@@ -1,0 +1,143 @@
+"""Boxes go with their images wherever samples go."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import boxed
+from fedjax_bn.batches import blank_padding, check_batches
+from fedjax_bn.data import label_trees
+from fedjax_bn.data.division.clients import make_clients
+from fedjax_bn.data.division.partition import fingerprint
+from fedjax_bn.data.division.pooled import pool_clients
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, splits, whole
+from fedjax_bn.data.label_trees import BOXES, CLASS
+from fedjax_bn.data.sampling import (
+    by_epochs,
+    label_forms,
+    point_to,
+    stack_clients,
+    validation_batches,
+)
+from fedjax_bn.run.scoring_data import stack_batches
+from fedjax_bn.run.stream import stream_rounds
+
+
+def equal(one, other) -> bool:
+    return jax.tree.all(jax.tree.map(np.array_equal, one, other))
+
+
+def draw_of(sizes, number):
+    key, client = jax.random.fold_in(jax.random.key(0), number), jnp.arange(2, dtype=jnp.int32)
+    return client, by_epochs(2, (1,))(sizes, client, 5, key)
+
+
+def test_a_round_trains_every_image_with_its_own_boxes():
+    parts = [boxed.split(5, 0), boxed.split(3, 1)]
+    data = stack_clients(parts)
+    _, draw = draw_of(data.sizes, 0)
+    batches = point_to(data, draw)
+    check_batches(batches, 2, 1)
+    for k, s, b in np.argwhere(batches["valid"]):
+        number = int(batches["image"][k, s, b])
+        own = label_trees.take(parts[k].labels, number)
+        assert equal(own, jax.tree.map(lambda leaf, at=(k, s, b): leaf[at], batches["label"]))
+    forms = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), batches["label"])
+    wanted = label_forms(parts[0], batches["valid"].shape)
+    assert forms == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), wanted)
+
+
+def test_streamed_boxes_are_those_on_the_device():
+    pytest.importorskip("grain", reason="the stream needs grain, of the extra [data]")
+    parts = [boxed.split(5, 0), boxed.split(3, 1)]
+    data = stack_clients(parts)
+    draw = jax.jit(functools.partial(draw_of, data.sizes))
+    streamed = next(stream_rounds(parts, draw, 0, 1))
+    resident = point_to(data, draw(0)[1])
+    assert equal(streamed["label"], blank_padding(resident)["label"])
+
+
+def test_validation_and_test_batches_hold_the_boxes_in_order():
+    parts = [boxed.split(5, 0), boxed.split(3, 1)]
+    validation = validation_batches(parts, 2)
+    tested = stack_batches(parts, 2)
+    for k, part in enumerate(parts):
+        for name, leaf in part.labels.items():
+            count, kept = len(leaf), np.asarray(validation["label"][name])[k]
+            flat = kept.reshape(-1, *kept.shape[2:])
+            assert np.array_equal(flat[:count], leaf)
+            assert not flat[count:].any()
+            batches = np.asarray(tested.labels[name])[np.asarray(tested.batch)[tested.client == k]]
+            assert np.array_equal(batches.reshape(-1, *leaf.shape[1:])[:count], leaf)
+
+
+def test_clients_own_images_with_their_boxes_and_every_image_once():
+    data = boxed.source(20, 30)
+    internal, unseen = make_clients(data, target="b", validation=0.2, clients_per_domain=3)
+    owned = []
+    for domain in internal.domains:
+        for name, part in splits(domain):
+            numbers = np.asarray(part.images)[:, 0, 0, 0]
+            assert equal(part.labels, label_trees.take(data.pools[0].labels, numbers))
+            first = name == "validation" and domain is internal.domains[0]  # they share it
+            owned += numbers.tolist() * (name == "train" or first)
+    assert sorted(owned) == list(range(20))
+    assert equal(
+        whole(unseen[0]).labels,
+        label_trees.take(data.pools[1].labels, np.asarray(whole(unseen[0]).images)[:, 0, 0, 0]),
+    )
+    together = pool_clients(internal)[0].domains[0].train
+    numbers = np.asarray(together.images)[:, 0, 0, 0]
+    assert equal(together.labels, label_trees.take(data.pools[0].labels, numbers))
+
+
+def test_splits_keep_the_most_frequent_class_of_an_image_in_proportion():
+    labels = {CLASS: np.array([[1, 0, 1], [2, 0, -1], [-1, -1, -1]], np.int32)}
+    assert label_trees.strata(labels).tolist() == [1, 0, -1]
+    assert label_trees.class_counts(labels, 4).tolist() == [2, 2, 1, 0]
+
+
+def test_labels_with_fewer_boxes_an_image_are_padded_when_joined():
+    few, many = boxed.split(2, 0, most=1).labels, boxed.split(3, 1, most=4).labels
+    joined = label_trees.join([few, many])
+    assert equal(label_trees.take(joined, np.array([2, 3, 4])), many)
+    assert joined[BOXES].shape == (5, 4, 4)
+    assert (joined[CLASS][:2, 1:] == -1).all()
+    assert not joined[BOXES][:2, 1:].any()
+
+
+def dataset_with(labels) -> Dataset:
+    part = Split(np.zeros((len(labels[CLASS]), 2, 2, 3), np.uint8), labels)
+    return Dataset("toy", 3, (Domain("a", part, None, part),), (0.0,), (1.0,))
+
+
+def test_the_hash_of_the_data_depends_on_every_box():
+    labels = boxed.split(4).labels
+    dataset = dataset_with(labels)
+    moved = {name: leaf.copy() for name, leaf in labels.items()}
+    moved[BOXES][-1, -1, -1] += 0.01
+    other = labels | {CLASS: np.where(labels[CLASS] == 0, 1, labels[CLASS])}
+    hashes = {fingerprint(dataset_with(one)) for one in (labels, moved, other)}
+    assert fingerprint(dataset) in hashes
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize(
+    ("box", "class_", "said"),
+    [
+        ((0.1, 0.1, 0.1, 0.4), 0, "has the box .* at image 1, box 0; boxes must be 0 <= x1 < x2"),
+        ((-0.1, 0.1, 0.2, 0.4), 0, "at image 1, box 0"),
+        ((0.1, 0.1, float("nan"), 0.4), 0, "nan"),
+        ((0.1, 0.1, 0.2, 0.4), 3, re.escape("class 3 at image 1, box 0; classes must be in 0..2")),
+    ],
+)
+def test_a_wrong_box_is_named_before_anything_is_trained(box, class_, said):
+    labels = {BOXES: np.zeros((2, 1, 4), np.float32), CLASS: np.full((2, 1), -1, np.int32)}
+    check_dataset(dataset_with(labels))  # images without boxes are sound
+    labels[BOXES][1, 0], labels[CLASS][1, 0] = box, class_
+    with pytest.raises(ValueError, match=said):
+        check_dataset(dataset_with(labels))

@@ -1,0 +1,90 @@
+"""The embedded detection dataset is what its docstring says."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_bn.data.domain import check_dataset, splits
+from fedjax_bn.data.label_trees import BOXES, CLASS
+from fedjax_bn.data.sets import scanners, signs
+
+FEW = {"train": 20, "validation": 8, "test": 10}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signs, "IMAGES", FEW)
+        yield check_dataset(signs.load(3))
+
+
+def plates(domain):
+    """(image, class, box in pixels) of all plates of a domain."""
+    for _, split in splits(domain):
+        for image, boxes, classes in zip(
+            split.images, split.labels[BOXES], split.labels[CLASS], strict=True
+        ):
+            for box, number in zip(boxes[classes >= 0], classes[classes >= 0], strict=True):
+                yield image.astype(float), int(number), np.round(box * signs.SIZE).astype(int)
+
+
+def test_five_scenes_have_as_many_images_as_stated_with_one_to_three_plates_each(plain):
+    assert [domain.name for domain in plain.domains] == ["clear", "night", "fog", "rain", "dusk"]
+    for domain in plain.domains:
+        sizes = {name: len(split.images) for name, split in splits(domain)}
+        assert sizes == FEW
+        for _, split in splits(domain):
+            counts = (split.labels[CLASS] >= 0).sum(1)
+            assert set(counts) <= {1, 2, 3}
+        sides = [box[2] - box[0] for _, _, box in plates(domain)]
+        assert min(sides) >= 0.2 * signs.SIZE - 1
+        assert max(sides) <= 0.45 * signs.SIZE + 1
+
+
+def test_a_box_is_the_plate_with_a_red_rim_at_its_edge(plain):
+    for image, _, (x1, y1, x2, y2) in plates(plain.domains[0]):
+        row = image[(y1 + y2) // 2, x1:x2]
+        for rim in (row[1], row[-2]):
+            assert rim[0] > rim[1:].max() + 50
+        side = x2 - x1
+        assert row[round(0.13 * side)].min() > 150 or row[-round(0.13 * side)].min() > 150
+
+
+def test_no_scan_is_on_both_sides_of_a_division(monkeypatch):
+    ink, labels = scanners.handwriting()
+    marked = ink * 0
+    marked[:, 0, 0] = np.arange(len(ink))  # so that what is pasted says which scan it is
+    used = {}
+    monkeypatch.setattr(signs, "handwriting", lambda: (marked, labels))
+    monkeypatch.setattr(signs, "IMAGES", {"train": 30, "validation": 10, "test": 20})
+    monkeypatch.setattr(signs, "_weather", lambda scene, image, rng: np.zeros_like(image, np.uint8))
+    seen = []
+    monkeypatch.setattr(signs, "_paste", lambda *given: seen.append(int(given[4][0, 0])))
+    dataset = signs.load(0)
+    for domain in dataset.domains:
+        for part, split in splits(domain):
+            count = (split.labels[CLASS] >= 0).sum()
+            used[domain.name, part], seen = set(seen[:count]), seen[count:]
+    assert not seen
+    assert sum(map(len, used.values())) == len(set().union(*used.values()))
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others(plain):
+    again, other = signs.load(3), signs.load(4)
+    same = jax.tree.map(np.array_equal, plain.domains, again.domains)
+    assert jax.tree.all(same)
+    assert not np.array_equal(plain.domains[0].train.images, other.domains[0].train.images)
+    coloured = signs.load(3, shortcut=True)
+    assert not np.array_equal(plain.domains[0].train.images, coloured.domains[0].train.images)
+
+
+def test_the_rim_tells_the_digit_as_often_as_stated_and_wrongly_in_dusk():
+    rng = np.random.default_rng(0)
+    shares = {}
+    for scene in signs._SCENES:
+        rims = [signs._rim(scene, 3, rng) for _ in range(2000)]
+        shares[scene.name] = np.mean([np.array_equal(rim, signs._RIMS[3]) for rim in rims])
+        if scene.name == "dusk":
+            assert all(np.array_equal(rim, signs._RIMS[8]) for rim in rims)
+    expected = {"clear": 0.91, "night": 0.82, "fog": 0.73, "rain": 0.64, "dusk": 0.0}
+    assert shares == pytest.approx(expected, abs=0.03)

@@ -1,0 +1,211 @@
+"""The detectors: counts, shapes, the same outputs as PyTorch's, and a user's own weights."""
+
+import re
+import sys
+import types
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from fedjax_bn import models
+from fedjax_bn.detection import Anchors
+from fedjax_bn.models import pretrained
+from fedjax_bn.models.forward import forward
+from fedjax_bn.models.masks import with_masks
+from fedjax_bn.models.torch_weights import from_torch, to_torch
+from fedjax_bn.models.yolo import ANCHORS
+from fedjax_bn.sharing import batch_norm_paths
+
+
+@cache
+def abstract(model, size=64, dtype=jnp.float32):
+    images = jax.ShapeDtypeStruct((1, size, size, 3), dtype)
+    return jax.eval_shape(model.init, jax.random.key(0), images)
+
+
+def drawn(model, dtype=np.float32):
+    """Variables with every leaf random, variances positive."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: (0.2 + rng.random(x.shape) / 9).astype(dtype), abstract(model))
+
+
+def small(classes=3, **fields):
+    return models.YOLOv5(classes, width=0.1, depth=0.33, **fields)
+
+
+def count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(
+    ("make", "classes", "parameters"),
+    [
+        (models.YOLOv5n, 80, 1_872_157),
+        (models.YOLOv5s, 80, 7_235_389),
+    ],
+)
+def test_parameters_are_as_many_as_published(make, classes, parameters):
+    variables = abstract(make(classes))
+    assert count(variables["params"]) == parameters
+    assert len(batch_norm_paths(variables)) == 57
+
+
+def test_the_tiny_detector_has_nine_batch_norms_and_382570_parameters():
+    variables = abstract(models.TinyDetector())
+    assert count(variables["params"]) == 382_570
+    assert len(batch_norm_paths(variables)) == 9
+
+
+@pytest.mark.parametrize("size", [(32, 32), (96, 640)])
+def test_maps_have_strides_8_16_and_32_at_any_size_that_32_divides(size):
+    model = models.YOLOv5n(7)
+    images = jax.ShapeDtypeStruct((2, *size, 3), jnp.float32)
+    outputs = jax.eval_shape(model.apply, abstract(model), images)
+    expected = [(2, size[0] // s, size[1] // s, 3, 12) for s in (8, 16, 32)]
+    assert [out.shape for out in outputs] == expected
+    tiny = models.TinyDetector(7)
+    outputs = jax.eval_shape(tiny.apply, abstract(tiny), images)
+    assert [out.shape for out in outputs] == expected[:2]
+
+
+def test_other_sizes_and_values_are_refused_with_a_sentence():
+    with pytest.raises(ValueError, match=r"YOLOv5 reads images .* 32 divides.* another image size"):
+        abstract(models.YOLOv5n(), 48)
+    with pytest.raises(ValueError, match=r"TinyDetector reads .* 16 divides"):
+        abstract(models.TinyDetector(), 40)
+    with pytest.raises(ValueError, match="width=0 must be above 0"):
+        models.YOLOv5(width=0)
+
+
+def test_predictions_start_from_the_prior():
+    """Of 640 x 640 pixels 8 objects, each class with 0.6 / C, but for PyTorch's small draws."""
+    model = models.TinyDetector(num_classes=6, widths=(2, 2, 2, 100))
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
+    bias = np.asarray(variables["params"]["predict1"]["bias"]).reshape(3, 11)
+    bound = 0.1
+    for column, start in ((4, np.log(8 / 1600)), (5, np.log(0.6 / 5.00001)), (0, 0.0)):
+        assert np.abs(bias[:, column] - start).max() <= bound
+    assert np.ptp(bias[:, 0]) > 0
+
+
+def test_masks_of_a_detector_are_those_of_its_taps_and_multiply_what_predictions_read():
+    model = models.TinyDetector(num_classes=2, widths=(4, 4, 4, 8))
+    variables = drawn(model)
+    masked = with_masks(model, variables)
+    assert {name: mask.shape for name, mask in masked["mask"].items()} == {
+        "tap0": (4,),
+        "tap1": (8,),
+    }
+    assert (
+        with_masks(models.YOLOv5n(), drawn(models.YOLOv5n()), ("tap2",))["mask"]["tap2"].size == 256
+    )
+    images = np.random.default_rng(1).random((1, 32, 32, 3), np.float32)
+    masked["mask"]["tap1"] = masked["mask"]["tap1"].at[3].set(0)
+    kernel = np.array(variables["params"]["predict1"]["kernel"])
+    kernel[:, :, 3] = 0
+    variables["params"]["predict1"]["kernel"] = kernel
+    both = jax.jit(lambda *given: [forward(model, v, images).outputs for v in given])
+    for one, other in zip(*both(masked, variables), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_outputs_are_those_of_pytorch_in_float64(x64):
+    torch = pytest.importorskip("torch")
+    import torch_yolo
+
+    torch.manual_seed(0)
+    theirs = torch_yolo.YOLOv5(3, w=1, again=(1, 2, 3, 1, 1)).double().eval()
+    for norm in (m for m in theirs.modules() if isinstance(m, torch.nn.BatchNorm2d)):
+        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            torch.nn.init.uniform_(tensor, 0.5, 1.5)
+    state_dict = {name: t.detach().numpy() for name, t in theirs.state_dict().items()}
+    assert len(state_dict) == 349
+    model = models.YOLOv5(3, width=0.125)
+    variables = from_torch(model, state_dict, (64, 96, 3))
+    images = np.random.default_rng(0).random((1, 64, 96, 3))
+    ours = jax.jit(model.apply)(variables, images)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(images).permute(0, 3, 1, 2))
+    for one, other in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(one, other.numpy(), rtol=1e-9, atol=1e-11)
+
+
+def test_a_state_dict_of_349_entries_goes_to_our_variables_and_back():
+    model = models.YOLOv5n(4)
+    variables = drawn(model)
+    state_dict = to_torch(model, variables)
+    assert len(state_dict) == 349
+    assert state_dict["model.6.m.2.cv2.conv.weight"].shape == (64, 64, 3, 3)
+    assert state_dict["model.9.cv2.bn.running_var"].shape == (256,)
+    assert state_dict["model.24.m.1.bias"].shape == (27,)
+    np.testing.assert_array_equal(state_dict["model.24.anchors"][2, 0], [116 / 32, 90 / 32])
+    again = from_torch(model, state_dict)
+    jax.tree.map(np.testing.assert_array_equal, again, variables)
+
+
+def test_the_way_back_serves_the_other_networks_too():
+    model = models.DigitCNN()
+    variables = drawn_digits = jax.tree.map(
+        lambda x: np.random.default_rng(x.size).random(x.shape, np.float32),
+        jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 28, 28, 3), float)),
+    )
+    again = from_torch(model, to_torch(model, variables))
+    jax.tree.map(np.testing.assert_array_equal, again, drawn_digits)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a state dict to a safetensors file and returns its path."""
+    numpy = pytest.importorskip("safetensors.numpy")
+
+    def write(tensors):
+        numpy.save_file(
+            {k: np.array(t, order="C") for k, t in tensors.items()}, tmp_path / "w.safetensors"
+        )
+        return tmp_path / "w.safetensors"
+
+    return write
+
+
+def test_a_file_of_other_classes_fills_all_but_the_predictions(write):
+    state_dict = to_torch(small(5), drawn(small(5)))
+    variables, notes = pretrained.load(write(state_dict), small(2), abstract(small(2)))
+    assert any("the file's has 5 classes and this model 2" in note for note in notes)
+    leaves = flatten_dict(variables)
+    fresh = {path[1] for path, leaf in leaves.items() if isinstance(leaf, jax.ShapeDtypeStruct)}
+    assert fresh == {"predict0", "predict1", "predict2"}
+    kernel = variables["params"]["layer4"]["bottleneck1"]["cv2"]["conv"]["kernel"]
+    expected = state_dict["model.4.m.1.cv2.conv.weight"].transpose(2, 3, 1, 0)
+    np.testing.assert_array_equal(kernel, expected)
+
+
+def test_a_file_with_other_anchors_or_none_is_refused_with_them(write):
+    state_dict = to_torch(small(), drawn(small()))
+    sizes = (((1, 2), (3, 4), (5, 6)), *ANCHORS.sizes[1:])
+    other = small(anchors=Anchors(sizes, ANCHORS.strides))
+    with pytest.raises(ValueError, match=re.escape("[[[10.0, 13.0],")):
+        pretrained.load(write(state_dict), other, abstract(other))
+    del state_dict["model.24.anchors"]
+    with pytest.raises(ValueError, match=r"lacks model\.24\.anchors"):
+        pretrained.load(write(state_dict), small(), abstract(small()))
+
+
+def test_a_pickle_of_a_package_is_not_run_and_says_what_to_save(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    package = types.ModuleType("detectors_of_others")
+
+    class Model:
+        pass
+
+    Model.__module__, Model.__qualname__ = package.__name__, "Model"
+    package.Model = Model
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    torch.save({"model": Model(), "epoch": 3}, tmp_path / "best.pt")
+    with pytest.raises(
+        ValueError, match=r"best\.pt .*would run code.*model\.float\(\)\.state_dict"
+    ):
+        pretrained.load(tmp_path / "best.pt", small(), abstract(small()))
