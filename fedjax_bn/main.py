@@ -71,17 +71,14 @@ def train(arguments: list[str]) -> None:
         )
     config = read(CONFIG.value, changes)
     # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
-    import jax
-
     from fedjax_bn.run.commands import train_all
     from fedjax_bn.run.distributed import join
+    from fedjax_bn.run.processes import together
 
     join(DISTRIBUTED.value)
-    if jax.process_count() > 1:
-        raise ConfigError("training by several processes is not written yet: start one")
-
     name = file_name(Path(CONFIG.value.partition(":")[0]).stem)
-    train_all(config, Path(WORKDIR.value or f"runs/{name}"))
+    with together():
+        train_all(config, Path(WORKDIR.value or f"runs/{name}"))
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -127,8 +124,14 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
-    """Prints one sentence and exits."""
-    print(f"fedjax_bn: {message}", file=sys.stderr)
+    """Prints one sentence and exits; of several processes each its own."""
+    if "fedjax_bn.run.processes" not in sys.modules:  # JAX was not asked for yet
+        print(f"fedjax_bn: {message}", file=sys.stderr)
+        sys.exit(status)
+    from fedjax_bn.run.processes import leave, number
+
+    print(f"fedjax_bn{number()}: {message}", file=sys.stderr)
+    leave(status, message)
     sys.exit(status)
 
 

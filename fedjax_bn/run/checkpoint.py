@@ -23,6 +23,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from fedjax_bn.backend import on_cpu
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.mesh import form_on, without_padding
+from fedjax_bn.run.processes import by_first
 from fedjax_bn.run.workdir import sync
 
 PyTree = Any
@@ -103,7 +104,7 @@ def resume(
       CheckpointError: as `open_folder` and `restore`.
     """
     with open_folder(folder / "checkpoints" / "latest", keep=2) as latest:
-        if steps := latest.all_steps():
+        if steps := by_first(lambda: list(latest.all_steps())):
             enough = [round for round in steps if round <= rounds]
             return restore(latest, form_on(jax.eval_shape(start), mesh), max(enough or steps))
     return start()
@@ -211,19 +212,30 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
 
     like = jax.tree.map(there, like)
     try:
-        if _read_checksums(folder)[0] != _FORM.format(_form(like)):
-            reason = "its arrays have other names or shapes"
-        elif not is_whole(folder):
-            reason = "its checksums do not match"
-        else:
+        reason = by_first(lambda: _fault(folder, like))
+        if not reason:
             # The form is right, so that what is cut or filled up are rows of padding.
             return manager.restore(round, args=ocp.args.StandardRestore(like, strict=False))
     except Exception as error:  # Orbax raises many kinds.
-        reason = textwrap.shorten(str(error) or repr(error), 120)
+        reason = _shortened(error)
     raise CheckpointError(
         f"the checkpoint {folder} is damaged or of another model ({reason}): delete that folder "
         "and run again to go on from an earlier checkpoint or from the start"
     )
+
+
+def _fault(folder: Path, like: PyTree) -> str:
+    """Why a checkpoint cannot be read as a tree of this form; "" where it can."""
+    try:
+        if _read_checksums(folder)[0] != _FORM.format(_form(like)):
+            return "its arrays have other names or shapes"
+        return "" if is_whole(folder) else "its checksums do not match"
+    except (OSError, ValueError) as error:
+        return _shortened(error)
+
+
+def _shortened(error: Exception) -> str:
+    return textwrap.shorten(str(error) or repr(error), 120)
 
 
 def _form(state: PyTree) -> str:

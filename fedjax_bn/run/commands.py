@@ -11,6 +11,7 @@ from fedjax_bn.run import evaluate_finished, train, workdir
 from fedjax_bn.run.configured_method import suits
 from fedjax_bn.run.datasets import domain_names
 from fedjax_bn.run.ownership import owned
+from fedjax_bn.run.processes import first
 from fedjax_bn.run.report import tables, write_report
 
 Record = dict[str, Any]
@@ -20,18 +21,25 @@ EACH = "each"
 def train_all(config: ConfigDict, folder: Path) -> None:
     """Trains, writes reports and prints tables; `target=each` leaves out every domain in turn.
 
+    Of several processes the first writes and prints.
+
     Each target has a workdir of its own in `folder`, and `folder` a table of all, targets.json.
     """
     if config.target != EACH:
-        print(f"\n{tables.comparison(_train_one(config, folder))}")
-        print(f"\nsummary.json, plots and report.html are in {folder}")
+        summaries = _train_one(config, folder)
+        if first():
+            print(f"\n{tables.comparison(summaries)}")
+            print(f"\nsummary.json, plots and report.html are in {folder}")
         return
     by_target = {}
     for target in domain_names(config):
         one = config.copy_and_resolve_references()
         one.target = target
-        print(f"\ntarget {shown(target)}")
+        if first():
+            print(f"\ntarget {shown(target)}")
         by_target[target] = _train_one(one, folder / file_name(target))
+    if not first():
+        return
     rows = tables.by_target(by_target)
     content = {
         "targets": list(by_target),
@@ -46,7 +54,7 @@ def train_all(config: ConfigDict, folder: Path) -> None:
 def _train_one(config: ConfigDict, folder: Path) -> list[Record]:
     """Trains the method and its baselines for one target; returns their summaries."""
     summaries = [train.run(one, place) for one, place in runs(config, folder)]
-    if not (folder / "report.html").exists():
+    if first() and not (folder / "report.html").exists():
         with owned(folder, wait=True):
             write_report(folder)
     return summaries

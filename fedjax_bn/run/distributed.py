@@ -13,11 +13,12 @@ from collections.abc import Mapping
 import jax
 
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.processes import watch
 
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 # What a launcher sets to how many tasks it started, srun and mpirun.
 _TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-_HEARTBEAT = 30  # seconds of silence after which JAX takes a process for lost and ends the others
+_HEARTBEAT = 100  # seconds of silence; `processes` says sooner and better who is lost
 
 
 def join(wanted: bool | None, timeout: int = 300) -> None:
@@ -99,6 +100,7 @@ def _connect(place: tuple[str, int, int] | None, timeout: int) -> None:
         ) from error
     # JAX has just taken the signal for a service of its own; the program stops by it.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+    watch()
 
 
 def _check_free(address: str, timeout: int) -> None:

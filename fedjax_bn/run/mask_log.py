@@ -15,9 +15,11 @@ from fedjax_bn.run.groups import by_client
 from fedjax_bn.run.mesh import gathered
 from fedjax_bn.run.per_sample import features_of
 from fedjax_bn.run.population import Held, rows_of_clients
+from fedjax_bn.run.processes import first
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.report.features import masked_features
 from fedjax_bn.run.workdir import write_atomically
+from fedjax_bn.sharing import Variables
 
 SAMPLES = 256  # of a client, whose features are drawn
 
@@ -42,7 +44,7 @@ def log_masks(
     """
     if not state.personal.get(COLLECTION):
         return {}
-    mean = jax.device_get(global_variables(state)[COLLECTION])
+    mean = jax.device_get(gathered(global_variables(state)[COLLECTION], experiment.mesh))
     names = [domain.name for domain in experiment.internal.domains]
     if isinstance(state, Held):
         experiment, state, limit = *_of_cohort(experiment, state), 0
@@ -51,11 +53,14 @@ def log_masks(
     masks = jax.device_get(gathered(state.personal[COLLECTION], experiment.mesh))
     masks = jax.tree.map(lambda leaf: leaf[: len(domains)], masks)
     path = folder / "masks" / f"{int(state.round):04}.npz"
-    write_atomically(path, _packed([domain.name for domain in domains], masks, mean))
+    if first():
+        write_atomically(path, _packed([domain.name for domain in domains], masks, mean))
     if last and FEATURES in masks:
         two = sorted({0, len(domains) - 1})
-        image = masked_features(_features_of(experiment, state, two), masks[FEATURES][two])
-        write_atomically(folder / "plots" / "masked_features.png", image)
+        models = _models_of(experiment, state, two)
+        if first():
+            image = masked_features(_features_of(experiment, models, two), masks[FEATURES][two])
+            write_atomically(folder / "plots" / "masked_features.png", image)
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
     return {"mask_l1": by_client(names[: len(norms)], norms, limit)}
 
@@ -80,15 +85,23 @@ def _packed(names: list[str], masks: dict[str, np.ndarray], mean: dict[str, np.n
     return buffer.getvalue()
 
 
-def _features_of(
+def _models_of(
     experiment: Experiment, state: FederatedState, clients: list[int]
+) -> list[Variables]:
+    """The collections of some clients, where this process can read them."""
+    variables = gathered(client_variables(state), experiment.mesh)
+    models = [jax.tree.map(lambda leaf, k=k: leaf[k], variables) for k in clients]
+    return models if experiment.mesh is None else jax.device_get(models)
+
+
+def _features_of(
+    experiment: Experiment, models: list[Variables], clients: list[int]
 ) -> dict[str, np.ndarray]:
     """Name -> features f[N, F] before the mask, of some clients' own test images."""
-    domains, variables = experiment.internal.domains, client_variables(state)
-    found = {}
-    for k in clients:
-        own = take(jax.tree.map(lambda leaf, k=k: leaf[k], variables))[0]
-        first = select(domains[k].test, np.arange(min(SAMPLES, len(domains[k].test.images))))
+    domains, found = experiment.internal.domains, {}
+    for k, variables in zip(clients, models, strict=True):
+        own = take(variables)[0]
+        some = select(domains[k].test, np.arange(min(SAMPLES, len(domains[k].test.images))))
         model, prepare = experiment.model, experiment.prepare
-        found[domains[k].name] = features_of(running, model, prepare, own, first, SAMPLES)
+        found[domains[k].name] = features_of(running, model, prepare, own, some, SAMPLES)
     return found

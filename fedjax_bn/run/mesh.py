@@ -181,8 +181,18 @@ def _own_places(
 
 
 def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """The same arrays on every device of the mesh; every process has them already."""
-    return jax.device_put(tree) if mesh is None else jax.device_put(tree, everywhere(mesh))
+    """The same arrays, or random keys, on every device of the mesh; each process has them."""
+    if mesh is None:
+        return jax.device_put(tree)
+
+    def copied(leaf: Any) -> jax.Array:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            numbers = copied(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
+        here = np.asarray(leaf)
+        return jax.make_array_from_callback(here.shape, everywhere(mesh), lambda index: here[index])
+
+    return jax.tree.map(copied, tree)
 
 
 def gathered(tree: PyTree, mesh: Mesh | None) -> PyTree:

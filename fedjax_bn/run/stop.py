@@ -47,17 +47,26 @@ def _watch(reading: int) -> None:
 
 
 def _end(number: int) -> None:
-    """Ends the process between two writes, without what could hang or fail on the way out."""
+    end("stopped at once", 128 + number)
+
+
+def end(why: str, status: int) -> None:
+    """Ends the process between two writes, without what could hang or fail on the way out.
+
+    Args:
+      why: the beginning of a sentence, which goes on with what is saved.
+      status: of the process.
+    """
     what = ""
     with suppress(OSError, IndexError):
         what = f"; {_saved[-1]()}"
-    text = f"fedjax_bn: stopped at once{what}: give the same command to go on\n"
+    text = f"fedjax_bn: {why}{what}: give the same command to go on\n"
     if _rounds:  # behind the progress bar
         text = f"\n{text}"
     with no_write_under_way(_PATIENCE):
         with suppress(OSError):
             os.write(2, text.encode("ascii", "backslashreplace"))
-        os._exit(128 + number)
+        os._exit(status)
 
 
 @contextmanager

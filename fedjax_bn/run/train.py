@@ -25,6 +25,15 @@ from fedjax_bn.run.mask_log import log_masks
 from fedjax_bn.run.mesh import form_on, mesh_note
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.population import Held, disk_note, keep_rows, protect_rows, start_held
+from fedjax_bn.run.processes import (
+    by_first,
+    decided,
+    first,
+    held_by_first,
+    only_first,
+    require_same,
+    together,
+)
 from fedjax_bn.run.records import (
     Record,
     have_trained,
@@ -64,20 +73,23 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about["notes"] = list(experiment.notes)
     about |= describe_machine()
-    check_claim(folder, dict(flatten(config)), about)
+    flat, say = dict(flatten(config)), say if first() else lambda text: None
+    require_same("the configuration", flat)
+    require_same("the data", about["data"])
+    by_first(lambda: check_claim(folder, flat, about))
 
     # 2. A finished run only says so.
-    if (folder / "summary.json").exists():
-        return _say_finished(config, folder, say)
+    if by_first((folder / "summary.json").exists):
+        return by_first(lambda: _say_finished(config, folder, say))
 
-    if note := disk_note(config, start):
+    if note := by_first(lambda: disk_note(config, start)):
         say(note)
 
-    # 3. Otherwise this process owns the folder until it ends, and goes on from the latest
-    # checkpoint, if there is one.
-    with owned(folder), saying(partial(checkpoint.saved, folder)):
-        claim(folder, dict(flatten(config)), about)
-        if note := difference(folder, about):
+    # 3. Otherwise this process, the first of several, owns the folder until it ends, and goes on
+    # from the latest checkpoint, if there is one.
+    with held_by_first(owned(folder)), saying(partial(checkpoint.saved, folder)), together():
+        by_first(lambda: claim(folder, flat, about))
+        if note := by_first(lambda: difference(folder, about)):
             say(note)
         state, records = resume(folder, start, say, experiment.mesh)
         if records:
@@ -97,10 +109,17 @@ def resume(
       WorkdirError, CheckpointError: the workdir is damaged.
     """
     path = folder / "metrics.jsonl"
-    state = checkpoint.resume(folder, start, workdir.rounds_recorded(path), mesh)
+    recorded = by_first(lambda: workdir.rounds_recorded(path))
+    state = checkpoint.resume(folder, start, recorded, mesh)
+    rounds = int(state.round)
+
+    def repaired() -> tuple[list[Record], str]:
+        records = workdir.read_lines(path, rounds)
+        return records, workdir.keep_lines(path, records)
+
     protect_rows(folder, state)
-    records = workdir.read_lines(path, int(state.round))
-    if note := workdir.keep_lines(path, records):
+    records, note = by_first(repaired)
+    if note:
         say(note)
     return state, records
 
@@ -132,7 +151,8 @@ def _finish(
         say(note)
     if experiment.mesh is not None:
         say(mesh_note(experiment.mesh))
-    write_data_plots(folder, experiment.internal, experiment.unseen)
+    if first():
+        write_data_plots(folder, experiment.internal, experiment.unseen)
     opening = open_stored_rounds if isinstance(state, Held) else open_rounds
     rounds = opening(config, experiment, keys, state)
     bytes_sent = traffic(experiment.method, state, rounds.batches)
@@ -153,7 +173,7 @@ def _finish(
     if config.eval_unseen == "once":
         selected, _ = restore_state(folder, form)
         summary["accuracy"] |= unseen_evaluator(config, experiment)(selected)
-    workdir.write_json(folder / "summary.json", summary)
+    by_first(lambda: workdir.write_json(folder / "summary.json", summary))
     return summary
 
 
@@ -185,8 +205,8 @@ def loop(
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(config, experiment)
     opened = checkpoint.open_both(folder, len(records))
-    events = logs.open_events(folder / "events", len(records))
-    bar = logs.progress(config.method, config.rounds, len(records))
+    events = only_first(lambda: logs.open_events(folder / "events", len(records)))
+    bar = only_first(lambda: logs.progress(config.method, config.rounds, len(records)))
     with opened as (latest, selected), bar, events as log, stop_requests() as stop_requested:
         while len(records) < config.rounds and not out_of_patience(records, config.patience):
             number, start = len(records) + 1, time.perf_counter()
@@ -201,20 +221,22 @@ def loop(
 
             records.append(record)
             last = number == config.rounds or out_of_patience(records, config.patience)
+            last, stop = decided(last, stop_requested())
             record |= log_masks(experiment, folder, state, last, config.clients_named)
-            workdir.append_line(folder / "metrics.jsonl", record)
-            logs.write_events(log, record)
-            logs.advance(bar, record)
+            if first():
+                workdir.append_line(folder / "metrics.jsonl", record)
+                logs.write_events(log, record)
+                logs.advance(bar, record)
 
             if "validation" in record and select_round(records) == number:
                 keep_rows("selected", state)
                 checkpoint.save(selected, number, state)
-            stop = stop_requested()
             if last or stop or number % config.checkpoint_every == 0:
                 # A run that goes on from here will not write these again.
                 checkpoint.settle(selected)
-                logs.settle(log)
-                workdir.sync(folder / "metrics.jsonl")
+                if first():
+                    logs.settle(log)
+                    workdir.sync(folder / "metrics.jsonl")
                 keep_rows("latest", state)
                 checkpoint.save(latest, number, state)
             if stop:

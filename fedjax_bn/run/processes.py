@@ -1,0 +1,212 @@
+"""Several processes as one run: what the first does for all, and the end of all where one is lost.
+
+All compute; process 0 alone writes to the workdir and says what there is to say. What only it can
+know, such as what the workdir holds, the others learn from it (`by_first`), its faults too. Every
+process says every few seconds that it is there, so that none waits for one that is not: where one
+falls silent or fails, the others end with a sentence, and the same command goes on.
+
+They talk through the service of `jax.distributed`, which needs no device.
+"""
+
+import functools
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from typing import Any
+
+import jax
+
+from fedjax_bn.run import errors, stop
+
+_EVERY, _SILENCE, _GRACE = 2.0, 30.0, 4.0  # seconds
+_FOREVER = 10**9  # milliseconds: who waits is ended by `_watch`
+_turns = itertools.count()
+
+
+def first() -> bool:
+    """Whether this is process 0, perhaps the only one."""
+    return _service().process_id == 0
+
+
+def number() -> str:
+    """ " (process 1 of 2)", or nothing where there is one."""
+    service = _service()
+    return f" (process {service.process_id} of {service.num_processes})" if _several() else ""
+
+
+def by_first(act: Callable[[], Any]) -> Any:
+    """What process 0 does and all learn.
+
+    Args:
+      act: called in process 0 alone; returns what JSON can write.
+
+    Returns:
+      What it returned there.
+
+    Raises:
+      UserError: as `act`, in all processes.
+    """
+    if not _several():
+        return act()
+    key = f"fedjax_bn/turn/{next(_turns)}"
+    if not first():
+        told = json.loads(_store().blocking_key_value_get(key, _FOREVER))
+        if "error" in told:
+            raise getattr(errors, told["error"])(told["text"])
+        return told["value"]
+    try:
+        value = act()
+    except errors.UserError as error:
+        told = {"error": type(error).__name__, "text": str(error)}
+        _store().key_value_set(key, json.dumps(told))
+        raise
+    _store().key_value_set(key, json.dumps({"value": value}))
+    return value
+
+
+@contextmanager
+def held_by_first(context: AbstractContextManager[None]) -> Iterator[None]:
+    """A context that process 0 alone enters, and in which all are once it has."""
+    with ExitStack() as stack:
+        by_first(lambda: stack.enter_context(context))
+        yield
+
+
+def only_first(make: Callable[[], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+    """In process 0 the context that `make` makes; elsewhere none, and None in its place."""
+    return make() if first() else nullcontext()
+
+
+def decided(last: bool, stop: bool) -> tuple[bool, bool]:
+    """Whether a round is the last one, as process 0 has it, and whether anyone was asked to stop.
+
+    Args:
+      last: as this process has it.
+      stop: whether this process was asked to.
+    """
+    if not _several():
+        return last, stop
+    if stop:
+        _store().key_value_set(_named("stop"), "", allow_overwrite=True)
+    return tuple(by_first(lambda: [last, bool(_store().key_value_dir_get("fedjax_bn/stop/"))]))
+
+
+def require_same(what: str, value: Any) -> None:
+    """Raises ConfigError where this process has another value than process 0."""
+    mine = json.dumps(value, sort_keys=True)
+    if by_first(lambda: mine) != mine:
+        raise errors.ConfigError(
+            f"{what} of this process is not that of process 0: give all the same command, and let "
+            "them read the same files"
+        )
+
+
+def watch() -> None:
+    """Begins to say that this process is there, and to look after the others."""
+    if _several():
+        threading.Thread(target=_watch, daemon=True).start()
+
+
+def _watch() -> None:
+    """Ends this process where another one has failed, or has said nothing for long."""
+    heard: dict[str, tuple[str, float]] = {}
+    answered = time.monotonic()
+    for beat in itertools.count():
+        now = time.monotonic()
+        try:
+            _store().key_value_set(_named("there"), str(beat), allow_overwrite=True)
+            there = dict(_store().key_value_dir_get("fedjax_bn/there/"))
+            ended = dict(_store().key_value_dir_get("fedjax_bn/ended/"))
+            answered = now
+        except Exception:  # the service is a part of process 0
+            there, ended = {}, {}
+            if now - answered > _GRACE:
+                _lose(0, "it does not answer")
+        for key, text in there.items():
+            if heard.get(key, ("",))[0] != text:
+                heard[key] = text, now
+        for key in ended:
+            time.sleep(_GRACE)  # this one may be failing by itself, as it has
+            _lose(int(key.rpartition("/")[2]), f"it ended ({ended[key]})")
+        for key, (_, moment) in heard.items():
+            if now - moment > _SILENCE:
+                _lose(int(key.rpartition("/")[2]), f"silent for {_SILENCE:.0f} s")
+        time.sleep(_EVERY)
+
+
+def _lose(process: int, why: str) -> None:
+    """Ends this process at once, because another one is lost."""
+    with suppress(Exception):
+        _store().key_value_set(_named("ended"), why, allow_overwrite=True)
+    stop.end(f"process {process} of {_service().num_processes} is lost, {why}", 1)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """A context in which no process is left behind by one that fails."""
+    try:
+        yield
+    except Exception as error:
+        if not _several():
+            raise
+        if _may_be_of_another(error):
+            time.sleep(_SILENCE + 2 * _EVERY)  # in which `_watch` finds out who is lost
+        if isinstance(error, errors.UserError):
+            raise
+        traceback.print_exc()
+        leave(1, f"{type(error).__name__}: {error}")
+
+
+def _may_be_of_another(error: BaseException | None) -> bool:
+    """Whether what failed, or is behind it, may be a transfer to a process that is lost."""
+    while error is not None:
+        if isinstance(error, jax.errors.JaxRuntimeError | TimeoutError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def leave(status: int, why: str) -> None:
+    """Ends this process for a fault, after the others know; alone it does nothing.
+
+    The way out of `jax.distributed` would wait for those that wait for this one.
+    """
+    if not _several():
+        return
+    with suppress(Exception):
+        _store().key_value_set(_named("ended"), why, allow_overwrite=True)
+        end = time.monotonic() + 3 * _GRACE
+        # Process 0 goes last: with it goes the service.
+        while first() and time.monotonic() < end:
+            if len(_store().key_value_dir_get("fedjax_bn/ended/")) == _service().num_processes:
+                break
+            time.sleep(0.1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _named(kind: str) -> str:
+    return f"fedjax_bn/{kind}/{_service().process_id}"
+
+
+def _several() -> bool:
+    return _service().client is not None and _service().num_processes > 1
+
+
+def _store() -> Any:
+    return _service().client
+
+
+@functools.cache
+def _service() -> Any:
+    """What `jax.distributed` knows; its key-value store has no public name."""
+    from jax._src.distributed import global_state
+
+    return global_state

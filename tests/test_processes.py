@@ -1,0 +1,122 @@
+"""Several real processes: they train as one, and none is left waiting for one that is lost."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+import runs
+from federations import assert_close
+from fedjax_bn.run import processes, train
+from trained import TRAINED
+
+
+def start(folder, number, rounds, port, count=2):
+    """One process of several, with one device."""
+    paths = os.pathsep.join((str(runs.ROOT), str(runs.ROOT / "tests")))
+    environment = {
+        "PYTHONPATH": paths,
+        "JAX_NUM_CPU_DEVICES": "1",
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_PROCESS_ID": str(number),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "trained", "--distributed", str(folder), str(rounds)],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def both():
+    """Starts two processes, and ends what is left of them."""
+    started = []
+
+    def begin(folder, rounds):
+        with socket.create_server(("localhost", 0)) as server:
+            port = server.getsockname()[1]
+        started.extend(start(folder, number, rounds, port) for number in (0, 1))
+        return started
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    runs.install(monkeypatch)
+
+
+def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
+    """Each with its own clients' samples and rows; what the first has written is read here."""
+    pair = both(tmp_path / "two", 2)
+    alone = runs.run(tmp_path / "one", **TRAINED)
+    said = [process.communicate(timeout=300) for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+    assert "in 2 processes" in said[0][0]
+    assert "clients" not in said[1][0]
+
+    assert runs.steps(tmp_path / "two") == runs.steps(tmp_path / "one") == [1, 2]
+    like = jax.eval_shape(train.prepare(runs.config(**TRAINED))[2])
+    states = [runs.saved(tmp_path / name, like) for name in ("two", "one")]
+    assert_close(*states, rtol=1e-4, atol=1e-6)
+    two, one = (runs.lines(tmp_path / name) for name in ("two", "one"))
+    for ours, theirs in zip(two, one, strict=True):
+        assert ours.keys() == theirs.keys()
+        for key in ("loss", "weights", "accuracy", "validation", "unseen"):
+            assert_close(ours[key], theirs[key], rtol=1e-4)
+    assert alone["accuracy"].keys() == {"internal", "unseen"}
+
+
+@pytest.mark.slow
+def test_when_a_process_is_lost_the_other_ends_with_a_sentence_and_one_goes_on(tmp_path, both):
+    folder = tmp_path / "run"
+    pair = both(folder, 5000)
+    runs.wait_for(pair[0], lambda: (folder / "checkpoints" / "latest" / "1").exists(), 200)
+    pair[1].send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    errors = pair[0].communicate(timeout=100)[1]
+    assert time.monotonic() - began < 60
+    assert pair[0].returncode == 1
+    assert "fedjax_bn: process 1 of 2 is lost, silent for 30 s; rounds 1 to " in errors
+    assert errors.endswith("give the same command to go on\n")
+    assert "Traceback" not in errors
+
+    state, records = resumed(folder)
+    assert int(state.round) == len(records) > 0
+
+
+def resumed(folder):
+    """What one device goes on from."""
+    _, _, begin = train.prepare(runs.config(**TRAINED | {"rounds": 5000}))
+    return train.resume(folder, begin, lambda text: None)
+
+
+@pytest.mark.slow
+def test_a_stop_request_to_one_process_stops_both_after_the_same_round(tmp_path, both):
+    pair = both(tmp_path, 5000)
+    runs.wait_for(pair[0], lambda: len(runs.lines_written(tmp_path)) > 1, 200)
+    pair[1].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=200)[1] for process in pair]
+    assert all("stopped after round" in text for text in said), said
+    rounds = {text.split("stopped after round ")[1].split()[0] for text in said}
+    assert rounds == {str(len(runs.lines(tmp_path)))}
+
+
+def test_one_process_alone_decides_and_does_all_by_itself():
+    assert processes.first()
+    assert processes.by_first(lambda: 3) == 3
+    assert processes.decided(True, False) == (True, False)
+    processes.require_same("the data", "x")
+    processes.leave(3, "it must not end")
