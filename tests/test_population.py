@@ -1,6 +1,7 @@
 """Clients whose own parts lie on the disk: the same numbers, and safe from kills."""
 
 import io
+import time
 from pathlib import Path
 
 import jax
@@ -10,6 +11,8 @@ import pytest
 import runs
 import test_power_cut as cut
 from federations import assert_close, variables_of
+from fedjax_bn.data.domain import Split
+from fedjax_bn.data.sampling import Draw
 from fedjax_bn.federation import global_variables
 from fedjax_bn.run import (
     checkpoint,
@@ -22,6 +25,7 @@ from fedjax_bn.run import (
 from fedjax_bn.run.errors import CheckpointError, ConfigError
 from fedjax_bn.run.report import write_report
 from fedjax_bn.run.row_store import SLOTS, UNTOUCHED, RowStore
+from fedjax_bn.run.stream import stream_rounds
 from test_second_form import (
     KEY,
     NAMES,
@@ -227,6 +231,12 @@ def test_rows_that_a_checkpoint_names_stay_and_others_give_their_room(tmp_path):
                 found = store.read("personal", named, np.array([0, 3]), first)
                 assert found["b"].tolist() == [0, known]
                 np.testing.assert_array_equal(found["a"][1], np.full((2, 3), known, np.float32))
+    again, _ = store_of(tmp_path)  # of a process that goes on from these checkpoints
+    again.going_on({"latest": [s[2] for s in saved if s[0] == "latest"][-3:]})
+    for value in range(90, 99):
+        again.write(slots, client, rows(value, 2))
+        found = again.read("personal", saved[-2][2], np.array([1]), first)
+        assert found["b"].tolist() == [saved[-2][1]]
     assert slots[[0, 2, 4]].tolist() == [UNTOUCHED] * 3
     assert slots.max(where=slots != UNTOUCHED, initial=0) < SLOTS
     shown = np.load(tmp_path / "personal.npy", mmap_mode="r")
@@ -309,3 +319,23 @@ def test_all_models_at_once_are_refused_where_they_lie_on_the_disk(tiny, tmp_pat
         runs.run(
             tmp_path, population="disk", clients_per_round=2, adaptations=("running", "ensemble")
         )
+
+
+def test_while_a_cohort_trains_the_samples_of_the_next_are_read():
+    class Watched(np.ndarray):
+        def __getitem__(self, index):
+            read.add(int(np.asarray(index).ravel()[0]))
+            return np.asarray(super().__getitem__(index))
+
+    def draw(number):
+        index = np.full((1, 1, 2), number, np.int32)
+        return np.zeros(1, np.int32), Draw(index, np.ones(index.shape, bool))
+
+    read, end = set(), time.monotonic() + 30
+    images = np.zeros((50, 3), np.float32).view(Watched)
+    stream = stream_rounds([Split(images, np.zeros(50, np.int32))], draw, 0, 50)
+    next(stream)
+    while 1 not in read and time.monotonic() < end:
+        time.sleep(0.01)
+    assert 1 in read
+    assert 49 not in read  # nor is all of it read ahead
