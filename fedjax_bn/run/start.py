@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
+from fedjax_bn.backend import for_one_run
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import pretrained
@@ -64,7 +65,7 @@ def make_start(
 ) -> Callable[[], FederatedState]:
     """Returns `start() -> state` before the first round; `fixed` as `_load_pretrained` gives it."""
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=for_one_run())
     def begin(fixed: sharing.Variables | None) -> FederatedState:
         variables = initial_variables(experiment, keys.model)
         if fixed is not None:
