@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
+from fedjax_bn.backend import for_one_run
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import pretrained
@@ -85,10 +86,11 @@ def make_start(
         variables = with_method_parts(config, experiment.model, variables, images, key)
         return experiment.method.init(keys.method, variables, rows)
 
+    jitted = partial(jax.jit, begin, compiler_options=for_one_run())
     if experiment.mesh is None:
-        return partial(jax.jit(begin), fixed)
+        return partial(jitted(), fixed)
     spread = shardings_of(jax.eval_shape(begin, fixed), experiment.mesh)
-    return partial(jax.jit(begin, out_shardings=spread), place_copies(fixed, experiment.mesh))
+    return partial(jitted(out_shardings=spread), place_copies(fixed, experiment.mesh))
 
 
 def _check_rows_alike(config: ConfigDict, experiment: Experiment, keys: Keys) -> None:

@@ -13,10 +13,13 @@ distribution of features alone, which is the setting of FedBN (section 3).
     fax        dark green on pale green, half the resolution, the noisiest
 """
 
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import scipy  # loads ndimage where it is used
+from PIL import Image
 
 from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
@@ -103,6 +106,9 @@ def _domain(name: str, owned: Split, rng: np.random.Generator) -> Domain:
 
 def handwriting() -> tuple[np.ndarray, np.ndarray]:
     """Ink f64[1797, 8, 8] in [0, 1], 1 where the pen was, and labels i32[1797]."""
+    if path := _packaged("data/digits.csv.gz"):
+        table = np.loadtxt(path, delimiter=",")
+        return table[:, :-1].reshape(-1, 8, 8) / 16.0, table[:, -1].astype(np.int32)
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -111,12 +117,24 @@ def handwriting() -> tuple[np.ndarray, np.ndarray]:
 
 def _background() -> np.ndarray:
     """scikit-learn's photograph of a temple, u8[H, W, 3] reduced four times by block means."""
-    from sklearn.datasets import load_sample_image
+    if path := _packaged("images/china.jpg"):
+        with Image.open(path) as photograph:
+            image = np.asarray(photograph, np.float64)
+    else:
+        from sklearn.datasets import load_sample_image
 
-    image = load_sample_image("china.jpg").astype(np.float64)
+        image = load_sample_image("china.jpg").astype(np.float64)
     height, width = (side // 4 * 4 for side in image.shape[:2])
     blocks = image[:height, :width].reshape(height // 4, 4, width // 4, 4, 3)
     return to_pixels(blocks.mean(axis=(1, 3)))
+
+
+def _packaged(name: str) -> Path | None:
+    """A file of `sklearn.datasets`, whose functions read it only after a second of imports."""
+    package = PathFinder.find_spec("sklearn")
+    folders = (package and package.submodule_search_locations) or ()
+    paths = (Path(folder) / "datasets" / name for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _scan(

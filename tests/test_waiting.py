@@ -1,0 +1,61 @@
+"""What a start spares: the same data, pictures and numbers in less time."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.datasets import load_digits, load_sample_image
+
+from fedjax_bn import models
+from fedjax_bn.backend import for_one_run, traced_for
+from fedjax_bn.data.sets import scanners
+from fedjax_bn.run.report.plots import side_by_side
+
+
+def test_handwriting_and_photograph_are_those_of_scikit_learn_without_its_import(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
+        monkeypatch.setitem(sys.modules, name, None)  # not importable
+    ink, labels = scanners.handwriting()
+    photograph = scanners._background()
+    monkeypatch.undo()
+    digits, image = load_digits(), load_sample_image("china.jpg")
+    np.testing.assert_array_equal(ink * 16, digits.images)
+    np.testing.assert_array_equal(labels, digits.target)
+    assert photograph.shape == (image.shape[0] // 4, image.shape[1] // 4, 3)
+    np.testing.assert_allclose(photograph[0, 0], image[:4, :4].mean((0, 1)), atol=0.5 + 1e-6)
+
+
+def test_where_its_files_lie_elsewhere_scikit_learn_is_asked(monkeypatch):
+    expected = (*scanners.handwriting(), scanners._background())
+    monkeypatch.setattr(scanners, "_packaged", lambda name: None)
+    for ours, theirs in zip(
+        (*scanners.handwriting(), scanners._background()), expected, strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_samples_stand_side_by_side_with_room_for_those_that_are_missing():
+    grey = np.array([[[[3], [5]]], [[[9], [9]]]], np.uint8)
+    wide = side_by_side(grey, 3)
+    expected = [[0, 1, np.nan, 0, 0, np.nan, np.nan, np.nan]]  # an even image is black
+    np.testing.assert_array_equal(wide, expected)
+    np.testing.assert_array_equal(side_by_side(grey[:, 0, :, 0], 3), expected)
+    colours = np.arange(12, dtype=np.uint8).reshape(2, 1, 2, 3)
+    wide = side_by_side(colours, 2)
+    np.testing.assert_array_equal(wide[:, [0, 1, 3, 4]].reshape(-1), np.arange(12))
+    assert (wide[:, 2] == 255).all()
+
+
+def test_a_program_for_one_run_gives_the_bits_of_any_other(optimized):
+    def init(key):
+        return models.SmallCNN(widths=(16,)).init(key, jnp.zeros((2, 8, 8, 3)))
+
+    assert for_one_run()
+    quick, usual = (
+        jax.jit(init, compiler_options=options)(jax.random.key(0))
+        for options in (for_one_run(), None)
+    )
+    jax.tree.map(np.testing.assert_array_equal, quick, usual)
+    with traced_for("tpu"):
+        assert for_one_run() == {}
