@@ -1,5 +1,7 @@
 """Small federations that tests of the engine share."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -60,18 +62,32 @@ ON_MAPS = {"mixstyle": {"names": "norm"}, "randconv": {"prepare": as_maps}}
 
 
 def variables_of(model, seed=0):
+    """Distinct values everywhere, so that an exchange of leaves shows."""
+    return jax.tree.map(lambda leaf: leaf, _variables_of(model, seed, jax.config.jax_enable_x64))
+
+
+@functools.cache
+def _variables_of(model, seed, x64):
+    """One program for each model, not one an operation nor one a test."""
     sample = np.zeros((2, FEATURES), np.float32)
-    variables = jax.jit(model.init)(
-        jax.random.key(seed), sample
-    )  # one program, not one an operation
-    # Distinct values everywhere, so that an exchange of leaves shows.
-    leaves, structure = jax.tree.flatten(variables)
+    leaves, structure = jax.tree.flatten(jax.jit(model.init)(jax.random.key(seed), sample))
     random = np.random.default_rng(seed)
     noise = [0.1 * random.uniform(size=leaf.shape) for leaf in leaves]
     leaves = [
         jnp.asarray(np.asarray(leaf) + n, leaf.dtype) for leaf, n in zip(leaves, noise, strict=True)
     ]
     return jax.tree.unflatten(structure, leaves)
+
+
+@functools.cache
+def once(make, *arguments, **options):
+    """The method `make(*arguments, **options)`, which all tests share, so that it compiles once."""
+    return make(*arguments, **options)
+
+
+def in_float64(variables):
+    """The same values in float64, without a program for each shape."""
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), variables)
 
 
 def batches_of(sizes, batch=4, epochs=1, seed=0, steps=None):
@@ -111,4 +127,12 @@ def assert_equal(ours, theirs):
 
 
 def client(tree, k):
-    return jax.tree.map(lambda leaf: leaf[k], tree)
+    """Row k; in NumPy, whose operations are no programs to compile."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[k], tree)
+
+
+def with_value(batches, where, value, name="image"):
+    """The batches with one value changed at an index of theirs."""
+    changed = np.array(batches[name])
+    changed[where] = value
+    return batches | {name: jnp.asarray(changed)}
