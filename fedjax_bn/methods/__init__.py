@@ -11,6 +11,7 @@ from fedjax_bn.methods.fednova import fednova
 from fedjax_bn.methods.fedprox import fedprox
 from fedjax_bn.methods.fedsam import fedsam
 from fedjax_bn.methods.fedsr import fedsr
+from fedjax_bn.methods.fedwon import fedwon
 from fedjax_bn.methods.fixbn import fixbn
 from fedjax_bn.methods.hbn import hbn
 from fedjax_bn.methods.mixstyle import mixstyle
@@ -36,6 +37,7 @@ __all__ = [
     "fedprox",
     "fedsam",
     "fedsr",
+    "fedwon",
     "fedyogi",
     "fixbn",
     "hbn",
