@@ -53,6 +53,22 @@ def all_but_statistics(variables: Variables) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: path[0].key != STATISTICS, variables)
 
 
+def keeping(share: SharingRule, collection: str) -> SharingRule:
+    """The sharing rule, by which every client keeps a whole collection that the rule does not see.
+
+    Args:
+      share: the rule of all others.
+      collection: which; there may be none of that name.
+    """
+
+    def rule(variables: Variables) -> PyTree:
+        rest = {name: tree for name, tree in variables.items() if name != collection}
+        own = {collection: variables[collection]} if collection in variables else {}
+        return {**share(rest), **nothing(own)}
+
+    return rule
+
+
 def batch_norm_paths(variables: Variables) -> frozenset[tuple[str, ...]]:
     """The paths of the modules that own running statistics, such as `("layer1_0", "norm1")`.
 

@@ -11,8 +11,11 @@ from fedjax_bn.normalization import BatchNorm
 
 FEATURES, CLASSES = 6, 3
 # Methods that other papers compare with; each obeys what test_rival_invariants.py says of all.
-RIVALS = ("fedsam", "fedsr", "fixbn", "hbn", "mixstyle", "randconv", "rsc")
-NEED_MAPS = ("mixstyle", "randconv")
+RIVALS = (
+    *("csd", "fedsam", "fedsr", "fixbn", "hbn", "jigen", "mixstyle", "randconv", "rsc"),
+    *("selfreg", "sfa"),
+)
+NEED_MAPS = ("jigen", "mixstyle", "randconv")
 
 
 class NormNet(nn.Module):
@@ -57,8 +60,17 @@ def as_maps(images, dtype):
     return images.astype(dtype).reshape(-1, 3, 2, 1)
 
 
+def as_squares(images, dtype):
+    """The same three times side by side, 3x6."""
+    return jnp.tile(images.astype(dtype).reshape(-1, 3, 2, 1), (1, 1, 3, 1))
+
+
 # What a method needs on `MapNet`.
-ON_MAPS = {"mixstyle": {"names": "norm"}, "randconv": {"prepare": as_maps}}
+ON_MAPS = {
+    "jigen": {"prepare": as_squares},
+    "mixstyle": {"names": "norm"},
+    "randconv": {"prepare": as_maps},
+}
 
 
 def variables_of(model, seed=0):

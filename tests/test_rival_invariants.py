@@ -31,7 +31,7 @@ KINDS = {name: {} for name in RIVALS} | {
 }
 # What looks at who is valid in a batch, or keeps something of its own.
 OFTEN = [
-    pytest.param(kind, marks=[pytest.mark.slow] * (kind not in ("fedsr", "mixstyle", "rsc")))
+    pytest.param(kind, marks=[pytest.mark.slow] * (kind not in ("csd", "mixstyle", "selfreg")))
     for kind in KINDS
 ]
 

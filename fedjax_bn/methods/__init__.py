@@ -1,5 +1,6 @@
 """Federated methods, one file each; all return a `federation.FederatedMethod`."""
 
+from fedjax_bn.methods.csd import csd
 from fedjax_bn.methods.fedadam import fedadagrad, fedadam, fedyogi
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.fedavgm import fedavgm
@@ -11,18 +12,23 @@ from fedjax_bn.methods.fednova import fednova
 from fedjax_bn.methods.fedprox import fedprox
 from fedjax_bn.methods.fedsam import fedsam
 from fedjax_bn.methods.fedsr import fedsr
+from fedjax_bn.methods.fedwon import fedwon
 from fedjax_bn.methods.fixbn import fixbn
 from fedjax_bn.methods.hbn import hbn
+from fedjax_bn.methods.jigen import jigen
 from fedjax_bn.methods.mixstyle import mixstyle
 from fedjax_bn.methods.moon import moon
 from fedjax_bn.methods.perfedavg import perfedavg
 from fedjax_bn.methods.randconv import randconv
 from fedjax_bn.methods.rsc import rsc
 from fedjax_bn.methods.scaffold import scaffold
+from fedjax_bn.methods.selfreg import selfreg
+from fedjax_bn.methods.sfa import sfa
 from fedjax_bn.methods.silobn import silobn
 from fedjax_bn.methods.singleset import singleset
 
 __all__ = [
+    "csd",
     "fedadagrad",
     "fedadam",
     "fedavg",
@@ -36,15 +42,19 @@ __all__ = [
     "fedprox",
     "fedsam",
     "fedsr",
+    "fedwon",
     "fedyogi",
     "fixbn",
     "hbn",
+    "jigen",
     "mixstyle",
     "moon",
     "perfedavg",
     "randconv",
     "rsc",
     "scaffold",
+    "selfreg",
+    "sfa",
     "silobn",
     "singleset",
 ]

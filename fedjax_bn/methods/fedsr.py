@@ -10,9 +10,10 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of
 from fedjax_bn.models import latent
+from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.ranges import AtLeast0, bounded
-from fedjax_bn.sharing import SharingRule, Variables, everything
+from fedjax_bn.sharing import Variables, everything, keeping
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean, require_classifier
 
@@ -62,7 +63,7 @@ def fedsr(
     require_classifier("fedsr", learned.task)
     trained = ("params", latent.COLLECTION, *([REFERENCE] if cmi else []))
     objective = simple_representation(learned, l2r, cmi, squared=squared)
-    share = _keeping_reference(options.pop("share", everything))
+    share = keeping(options.pop("share", everything), REFERENCE)
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
     method = method_of(step, share=share, **options)
 
@@ -130,19 +131,10 @@ def _root(squares: jax.Array) -> jax.Array:
 
 def _reference(model: Any, variables: Variables) -> PyTree:
     """m = 0, v = 1 and C = 1, as the authors' code starts them."""
-    bias = variables[latent.COLLECTION]["mean"]["bias"]
-    shape = (latent.classes_of(model, variables), len(bias))
+    sizes = sizes_of(model, variables)
+    shape = (sizes.classes, sizes.features)
     return {
-        "mean": jnp.zeros(shape, bias.dtype),
-        "spread": jnp.ones(shape, bias.dtype),
-        "scale": jnp.ones((), bias.dtype),
+        "mean": jnp.zeros(shape, sizes.dtype),
+        "spread": jnp.ones(shape, sizes.dtype),
+        "scale": jnp.ones((), sizes.dtype),
     }
-
-
-def _keeping_reference(share: SharingRule) -> SharingRule:
-    def rule(variables: Variables) -> PyTree:
-        rest = {name: tree for name, tree in variables.items() if name != REFERENCE}
-        kept = {name: variables[name] for name in variables.keys() - rest.keys()}
-        return {**share(rest), **jax.tree.map(lambda leaf: False, kept)}
-
-    return rule

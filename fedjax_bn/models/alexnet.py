@@ -1,15 +1,20 @@
 """AlexNet with batch norm, FedBN's network for Office-Caltech10 and DomainNet (Table 9)."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.layers import adaptive_average_pool, conv, dense, max_pool
-from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.models.layers import (
+    Norm,
+    adaptive_average_pool,
+    conv_of,
+    dense,
+    max_pool,
+    norm_of,
+)
 
 
 class AlexNet(nn.Module):
@@ -21,11 +26,13 @@ class AlexNet(nn.Module):
       num_classes: number of logits.
       hidden: widths of the two hidden dense layers.
       param_dtype: dtype in which the variables are created.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
     """
 
     num_classes: int = 10
     hidden: Sequence[int] = (4096, 4096)
     param_dtype: Any = jnp.float32
+    norm: Norm = "batch"
 
     def setup(self) -> None:
         """Makes the classifier."""
@@ -34,8 +41,8 @@ class AlexNet(nn.Module):
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, hidden[-1]], what the classifier sees."""
-        convolve = partial(conv, use_bias=True, param_dtype=self.param_dtype)
-        norm = partial(BatchNorm, param_dtype=self.param_dtype)
+        convolve = conv_of(self.norm, use_bias=True, param_dtype=self.param_dtype)
+        norm = norm_of(self.norm, self.param_dtype)
 
         x = convolve(images, 64, kernel=11, strides=4, padding=2, name="conv1")
         x = max_pool(nn.relu(norm(name="norm1")(x)), 3, 2)

@@ -1,15 +1,21 @@
 """Densely connected networks (Huang et al. 2017) in torchvision's variant."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.layers import average_pool, conv, fan_in_uniform, he_fan_in, max_pool
-from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.models.layers import (
+    Norm,
+    average_pool,
+    conv_of,
+    fan_in_uniform,
+    he_fan_in,
+    max_pool,
+    norm_of,
+)
 from fedjax_bn.ranges import Units, bounded
 
 
@@ -19,16 +25,18 @@ class DenseLayer(nn.Module):
     Attributes:
       growth: number of channels appended.
       param_dtype: dtype in which the variables are created.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
     """
 
     growth: int
     param_dtype: Any = jnp.float32
+    norm: Norm = "batch"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H, W, C + growth]."""
-        convolve = partial(conv, kernel_init=he_fan_in, param_dtype=self.param_dtype)
-        norm = partial(BatchNorm, param_dtype=self.param_dtype)
+        convolve = conv_of(self.norm, kernel_init=he_fan_in, param_dtype=self.param_dtype)
+        norm = norm_of(self.norm, self.param_dtype)
         new = nn.relu(norm(name="norm1")(x))
         new = convolve(new, 4 * self.growth, 1, name="conv1")
         new = nn.relu(norm(name="norm2")(new))
@@ -41,16 +49,19 @@ class Transition(nn.Module):
 
     Attributes:
       param_dtype: dtype in which the variables are created.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
     """
 
     param_dtype: Any = jnp.float32
+    norm: Norm = "batch"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H // 2, W // 2, C // 2]."""
         half = x.shape[-1] // 2
-        x = nn.relu(BatchNorm(param_dtype=self.param_dtype, name="norm")(x))
-        x = conv(x, half, 1, kernel_init=he_fan_in, param_dtype=self.param_dtype, name="conv")
+        x = nn.relu(norm_of(self.norm, self.param_dtype)(name="norm")(x))
+        convolve = conv_of(self.norm, kernel_init=he_fan_in, param_dtype=self.param_dtype)
+        x = convolve(x, half, 1, name="conv")
         return average_pool(x, 2)
 
 
@@ -64,6 +75,7 @@ class DenseNet(nn.Module):
       growth: channels that each dense layer appends.
       width: channels of the stem.
       param_dtype: dtype in which the variables are created.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
     """
 
     block_sizes: Sequence[int]
@@ -71,6 +83,7 @@ class DenseNet(nn.Module):
     growth: Units = 32
     width: Units = 64
     param_dtype: Any = jnp.float32
+    norm: Norm = "batch"
 
     def setup(self) -> None:
         """Makes the classifier, whose bias starts at 0."""
@@ -82,16 +95,15 @@ class DenseNet(nn.Module):
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, F], the last map's mean over its pixels."""
         dtype = self.param_dtype
-        norm = partial(BatchNorm, param_dtype=dtype)
-        x = conv(
-            images, self.width, 7, 2, 3, kernel_init=he_fan_in, param_dtype=dtype, name="stem_conv"
-        )
+        norm = norm_of(self.norm, dtype)
+        convolve = conv_of(self.norm, kernel_init=he_fan_in, param_dtype=dtype)
+        x = convolve(images, self.width, 7, 2, 3, name="stem_conv")
         x = max_pool(nn.relu(norm(name="stem_norm")(x)), 3, 2, 1)
         for block, size in enumerate(self.block_sizes, start=1):
             if block > 1:
-                x = Transition(dtype, name=f"transition{block - 1}")(x)
+                x = Transition(dtype, self.norm, name=f"transition{block - 1}")(x)
             for layer in range(1, size + 1):
-                x = DenseLayer(self.growth, dtype, name=f"block{block}_layer{layer}")(x)
+                x = DenseLayer(self.growth, dtype, self.norm, name=f"block{block}_layer{layer}")(x)
         return nn.relu(norm(name="final_norm")(x)).mean((1, 2))
 
     def classify(self, features: jax.Array) -> jax.Array:

@@ -1,15 +1,13 @@
 """The six-layer network of FedBN's digits benchmark (Li et al. 2021, Table 3)."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.layers import conv, dense, max_pool
-from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.models.layers import Norm, conv_of, dense, max_pool, norm_of
 from fedjax_bn.ranges import Units, bounded
 
 
@@ -25,12 +23,14 @@ class DigitCNN(nn.Module):
       hidden: widths of the two hidden dense layers.
       width: channels of the first two convolutions, half of the third's.
       param_dtype: dtype in which the variables are created.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
     """
 
     num_classes: int = 10
     hidden: Sequence[int] = (2048, 512)
     width: Units = 64
     param_dtype: Any = jnp.float32
+    norm: Norm = "batch"
 
     def setup(self) -> None:
         """Makes the classifier."""
@@ -39,8 +39,10 @@ class DigitCNN(nn.Module):
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, hidden[-1]], what the classifier sees."""
-        conv5x5 = partial(conv, kernel=5, padding=2, use_bias=True, param_dtype=self.param_dtype)
-        norm = partial(BatchNorm, param_dtype=self.param_dtype)
+        conv5x5 = conv_of(
+            self.norm, kernel=5, padding=2, use_bias=True, param_dtype=self.param_dtype
+        )
+        norm = norm_of(self.norm, self.param_dtype)
 
         x = nn.relu(norm(name="norm1")(conv5x5(images, self.width, name="conv1")))
         x = max_pool(x, 2, 2)

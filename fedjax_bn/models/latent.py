@@ -16,10 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.features import Around, Classify, shows_features
-from fedjax_bn.models.masks import FEATURES, with_masks
-from fedjax_bn.normalization import normalize_with, running_statistics
-from fedjax_bn.sharing import Variables, path_names
+from fedjax_bn.models.classifier import Sizes, sizes_of
+from fedjax_bn.models.features import Around, Classify
+from fedjax_bn.sharing import Variables
 
 PyTree = Any
 
@@ -91,33 +90,16 @@ def with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: bool
     """
     if COLLECTION in variables:
         return variables
-    mask = with_masks(model, variables, (FEATURES,))["mask"][FEATURES]
+    sizes = sizes_of(model, variables)
     layers = ("mean", "deviation") if noise else ("mean",)
     keys = dict(zip(layers, jax.random.split(key, len(layers)), strict=True))
-    return {**variables, COLLECTION: {name: _dense(k, mask) for name, k in keys.items()}}
+    return {**variables, COLLECTION: {name: _dense(k, sizes) for name, k in keys.items()}}
 
 
-def classes_of(model: Any, variables: Variables) -> int:
-    """How many outputs the classifier has of a model whose features' size is known."""
-    mask = with_masks(model, variables, (FEATURES,))["mask"][FEATURES]
-    if not shows_features(model):
-        leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
-        kernels = [k for path, k in leaves if path_names(path)[-1] == "kernel" and k.ndim == 2]
-        sizes = {kernel.shape[0] for kernel in kernels}
-        return next(k.shape[1] for k in kernels if len(k) == len(mask) and k.shape[1] not in sizes)
-
-    def classify(variables: Variables, features: jax.Array) -> jax.Array:
-        return model.apply(variables, features, method=lambda model, x: model.classify(x))
-
-    features = jax.ShapeDtypeStruct((2, len(mask)), mask.dtype)
-    with normalize_with(running_statistics):
-        return jax.eval_shape(classify, variables, features).shape[-1]
-
-
-def _dense(key: jax.Array, like: jax.Array) -> dict[str, jax.Array]:
-    """A layer of as many outputs as inputs, U(-1/sqrt(F), 1/sqrt(F)), in the dtype of `like`."""
-    size, bound = len(like), len(like) ** -0.5
-    draw = partial(jax.random.uniform, dtype=like.dtype, minval=-bound, maxval=bound)
+def _dense(key: jax.Array, sizes: Sizes) -> dict[str, jax.Array]:
+    """A layer of as many outputs as inputs, U(-1/sqrt(F), 1/sqrt(F))."""
+    size, bound = sizes.features, sizes.features**-0.5
+    draw = partial(jax.random.uniform, dtype=sizes.dtype, minval=-bound, maxval=bound)
     kernel_key, bias_key = jax.random.split(key)
     return {"kernel": draw(kernel_key, (size, size)), "bias": draw(bias_key, (size,))}
 

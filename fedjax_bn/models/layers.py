@@ -5,15 +5,20 @@ bias is drawn from its layer's fan-in as PyTorch does, and a map that is too sma
 instead of an empty array and NaN later.
 """
 
-from typing import Any
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_bn.models import cpu
+from fedjax_bn.normalization import BatchNorm
 
 _Initializer = jax.nn.initializers.Initializer
+Norm = Literal["batch", "group", "none"]
 
 # PyTorch's default, kaiming_uniform(a=sqrt(5)): U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
 fan_in_uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -42,6 +47,7 @@ def conv(
     name: str,
     use_bias: bool = False,
     kernel_init: _Initializer = fan_in_uniform,
+    convolve: Callable[..., Any] | None = None,
     **options: Any,
 ) -> jax.Array:
     """A square convolution, zeros around the map.
@@ -55,6 +61,7 @@ def conv(
       name: the layer's name in its module.
       use_bias: whether there is a bias.
       kernel_init: initializer of the kernel f[kernel, kernel, C, F].
+      convolve: what convolves, as `jax.lax.conv_general_dilated`; `cpu.convolve` by default.
       **options: of `nn.Conv`, such as `param_dtype`.
 
     Returns:
@@ -72,11 +79,85 @@ def conv(
         use_bias=use_bias,
         kernel_init=kernel_init,
         bias_init=_fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
-        conv_general_dilated_cls=lambda: cpu.convolve,
+        conv_general_dilated_cls=lambda: convolve or cpu.convolve,
         name=name,
         **options,
     )
     return layer(x)
+
+
+def conv_of(norm: Norm, **options: Any) -> Callable[..., jax.Array]:
+    """`conv` with some options, whose kernels are standardized where `norm` is "none".
+
+    Scaled weight standardization (Brock et al. 2021), in networks without norms (Zhuang & Lyu,
+    ICLR 2024, FedWon): see `standardized`.
+    """
+    if norm == "none":
+        options = {"convolve": standardized_convolve} | options
+    return partial(conv, **options)
+
+
+def standardized_convolve(x: jax.Array, kernel: jax.Array, *given: Any, **options: Any) -> Any:
+    """A convolution by the standardized kernel."""
+    return cpu.convolve(x, standardized(kernel), *given, **options)
+
+
+def standardized(kernel: jax.Array) -> jax.Array:
+    """g (W - mean) / (std sqrt(N)) for each output channel, g = sqrt(2 / (1 - 1/pi)) of a ReLU.
+
+    Args:
+      kernel: W f[..., F], with N = fan-in values for each of the F channels, over which mean and
+        std are taken; a constant one becomes 0.
+    """
+    axes = tuple(range(kernel.ndim - 1))
+    centred = kernel - kernel.mean(axes)
+    squares = jnp.square(centred).sum(axes)  # N std^2
+    gain = (2 / (1 - 1 / jnp.pi)) ** 0.5
+    return centred * (gain * jax.lax.rsqrt(jnp.maximum(squares, 1e-8)))
+
+
+def norm_of(norm: Norm, param_dtype: Any = jnp.float32) -> Callable[..., Any]:
+    """`make(name=...)` of what stands in the place of a batch norm.
+
+    Args:
+      norm: "batch"; "group", group norm (Wu & He 2018) with up to 32 groups of at least four
+        channels (one, where channels are no multiple of four), which has no running statistics;
+        "none", for which `conv_of` standardizes kernels.
+      param_dtype: dtype in which the variables are created.
+
+    Raises:
+      ValueError: another norm.
+    """
+    if norm not in get_args(Norm):
+        raise ValueError(f"norm={norm!r} must be one of {', '.join(get_args(Norm))}")
+    if norm == "none":
+        return lambda name=None: lambda x: x
+    return partial(BatchNorm if norm == "batch" else GroupNorm, param_dtype=param_dtype)
+
+
+class GroupNorm(nn.Module):
+    """Group norm over the positions and channels of each group of a sample.
+
+    Attributes:
+      param_dtype: dtype in which the variables are created.
+    """
+
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, ..., C] -> f[B, ..., C]."""
+        channels = x.shape[-1]
+        groups = math.gcd(32, channels // 4) if channels % 4 == 0 else 1
+        layer = nn.GroupNorm(
+            groups,
+            param_dtype=self.param_dtype,
+            epsilon=1e-5,
+            use_fast_variance=False,
+            name="group",
+        )
+        with jax.numpy_dtype_promotion("standard"):  # it mixes float64 and float32
+            return layer(x)
 
 
 def dense(

@@ -1,15 +1,13 @@
 """The network of FedBN's ABIDE experiment: vectors in, two hidden layers with batch norm."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.layers import dense
-from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.models.layers import Norm, dense, norm_of
 
 
 class MLP(nn.Module):
@@ -21,11 +19,13 @@ class MLP(nn.Module):
       num_classes: number of logits.
       hidden: widths of the hidden layers.
       param_dtype: dtype in which the variables are created.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
     """
 
     num_classes: int = 2
     hidden: Sequence[int] = (16, 16)
     param_dtype: Any = jnp.float32
+    norm: Norm = "batch"
 
     def setup(self) -> None:
         """Makes the classifier."""
@@ -34,7 +34,7 @@ class MLP(nn.Module):
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, ...] -> f[B, hidden[-1]], what the classifier sees."""
-        norm = partial(BatchNorm, param_dtype=self.param_dtype)
+        norm = norm_of(self.norm, self.param_dtype)
         x = images.reshape(images.shape[0], -1)
         for i, width in enumerate(self.hidden, start=1):
             layer = dense(width, x.shape[-1], param_dtype=self.param_dtype, name=f"dense{i}")

@@ -1,7 +1,6 @@
 """Residual networks (He et al. 2016) in torchvision's variant: stride in a bottleneck's 3x3."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -9,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.backend import computed_once
-from fedjax_bn.models.layers import conv, dense, he_fan_out, max_pool
-from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.models.layers import Norm, conv_of, dense, he_fan_out, max_pool, norm_of
 from fedjax_bn.ranges import Units, bounded
 
 
@@ -25,18 +23,20 @@ class ResidualBlock(nn.Module):
       strides: stride of the block, 1 or 2.
       bottleneck: which branch.
       param_dtype: dtype in which the variables are created.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
     """
 
     width: int
     strides: int = 1
     bottleneck: bool = False
     param_dtype: Any = jnp.float32
+    norm: Norm = "batch"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H / strides, W / strides, width or 4 width]."""
-        convolve = partial(conv, kernel_init=he_fan_out, param_dtype=self.param_dtype)
-        norm = partial(BatchNorm, param_dtype=self.param_dtype)
+        convolve = conv_of(self.norm, kernel_init=he_fan_out, param_dtype=self.param_dtype)
+        norm = norm_of(self.norm, self.param_dtype)
         # (channels, kernel, strides) of each convolution in the branch.
         branch = ((self.width, 3, self.strides), (self.width, 3, 1))
         if self.bottleneck:
@@ -66,6 +66,7 @@ class ResNet(nn.Module):
       num_classes: number of logits.
       width: channels of the stem and inside the blocks of the first stage.
       param_dtype: dtype in which the variables are created.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
     """
 
     stage_sizes: Sequence[int]
@@ -73,6 +74,7 @@ class ResNet(nn.Module):
     num_classes: int = 10
     width: Units = 64
     param_dtype: Any = jnp.float32
+    norm: Norm = "batch"
 
     def setup(self) -> None:
         """Makes the classifier."""
@@ -83,17 +85,16 @@ class ResNet(nn.Module):
     def maps(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H / 32, W / 32, F], the last block's output."""
         dtype = self.param_dtype
-        x = conv(
-            images, self.width, 7, 2, 3, kernel_init=he_fan_out, param_dtype=dtype, name="conv1"
-        )
-        x = nn.relu(BatchNorm(param_dtype=dtype, name="norm1")(x))
+        convolve = conv_of(self.norm, kernel_init=he_fan_out, param_dtype=dtype)
+        x = convolve(images, self.width, 7, 2, 3, name="conv1")
+        x = nn.relu(norm_of(self.norm, dtype)(name="norm1")(x))
         x = max_pool(x, 3, 2, 1)
         for stage, size in enumerate(self.stage_sizes):
             for block in range(size):
                 strides = 2 if stage > 0 and block == 0 else 1
                 name = f"layer{stage + 1}_{block}"
                 width = self.width * 2**stage
-                x = ResidualBlock(width, strides, self.bottleneck, dtype, name=name)(x)
+                x = ResidualBlock(width, strides, self.bottleneck, dtype, self.norm, name=name)(x)
         return x
 
     def features(self, images: jax.Array) -> jax.Array:

@@ -1,15 +1,13 @@
 """A small network with batch norm for images of 32x32, for runs that two CPU cores carry."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.layers import conv, dense
-from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.models.layers import Norm, conv_of, dense, norm_of
 
 
 class SmallCNN(nn.Module):
@@ -22,11 +20,13 @@ class SmallCNN(nn.Module):
       num_classes: number of logits.
       widths: channels of the convolutions.
       param_dtype: dtype in which the variables are created.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
     """
 
     num_classes: int = 10
     widths: Sequence[int] = (16, 32, 64)
     param_dtype: Any = jnp.float32
+    norm: Norm = "batch"
 
     def setup(self) -> None:
         """Makes the classifier."""
@@ -35,11 +35,11 @@ class SmallCNN(nn.Module):
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, widths[-1]], what the classifier sees."""
-        convolve = partial(conv, kernel=3, strides=2, padding=1, param_dtype=self.param_dtype)
+        convolve = conv_of(self.norm, kernel=3, strides=2, padding=1, param_dtype=self.param_dtype)
         x = images
         for i, width in enumerate(self.widths, start=1):
             x = convolve(x, width, name=f"conv{i}")
-            x = nn.relu(BatchNorm(param_dtype=self.param_dtype, name=f"norm{i}")(x))
+            x = nn.relu(norm_of(self.norm, self.param_dtype)(name=f"norm{i}")(x))
         return x.mean((1, 2))
 
     def classify(self, features: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.models.layers import Norm, norm_of
 from fedjax_bn.ranges import Above0, Units, bounded
 
 
@@ -22,19 +22,21 @@ class TwoLayer(nn.Module):
       hidden: neurons of the hidden layer.
       alpha: standard deviation of the weights and biases of both layers at the start.
       param_dtype: dtype in which the variables are created.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
     """
 
     num_classes: int = 2
     hidden: Units = 100
     alpha: Above0 = 10.0
     param_dtype: Any = jnp.float32
+    norm: Norm = "batch"
 
     def setup(self) -> None:
         """Makes the layers."""
         draw = nn.initializers.normal(self.alpha)
         dense = {"kernel_init": draw, "bias_init": draw, "param_dtype": self.param_dtype}
         self.dense1 = nn.Dense(self.hidden, **dense)
-        self.norm1 = BatchNorm(param_dtype=self.param_dtype)
+        self.norm1 = norm_of(self.norm, self.param_dtype)()
         self.head = nn.Dense(self.num_classes, **dense)
 
     def features(self, images: jax.Array) -> jax.Array:

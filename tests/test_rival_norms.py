@@ -1,0 +1,115 @@
+"""Networks with group norm or none: beside PyTorch, and FedWon's clipping by NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from federations import CLASSES, PlainNet, assert_close, batches_of, run_rounds, variables_of
+from fedjax_bn import models
+from fedjax_bn.federation import global_variables
+from fedjax_bn.methods import fedavg, fedwon
+from fedjax_bn.models.layers import GroupNorm, norm_of, standardized, standardized_convolve
+
+KEY = jax.random.key(0)
+NETS = {
+    "AlexNet": (96, {}),
+    "DenseNet121": (32, {"growth": 4, "width": 8, "block_sizes": (1, 2)}),
+    "DigitCNN": (8, {"width": 8, "hidden": (8, 8)}),
+    "MLP": (8, {}),
+    "ResNet18": (32, {"width": 4, "stage_sizes": (1, 2)}),
+    "SmallCNN": (8, {}),
+    "TwoLayer": (8, {}),
+}
+
+
+@pytest.mark.parametrize("norm", ["group", "none"])
+@pytest.mark.parametrize("name", NETS)
+def test_every_network_has_a_form_without_running_statistics(name, norm):
+    side, fields = NETS[name]
+    net = getattr(models, name)(num_classes=3, norm=norm, **fields)
+    images = jax.ShapeDtypeStruct((2, side, side, 3), jnp.float32)
+    logits, variables = jax.eval_shape(net.init_with_output, KEY, images)
+    assert set(variables) == {"params"}
+    assert logits.shape == (2, 3)
+    plain = jax.eval_shape(getattr(models, name)(num_classes=3, **fields).init, KEY, images)
+    assert "batch_stats" in plain
+    scales = sum(leaf.size for leaf in jax.tree.leaves(plain["batch_stats"]))
+    size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))  # noqa: E731
+    missing = size(plain["params"]) - size(variables["params"])
+    assert missing == {"group": 0, "none": scales}[norm]
+
+
+@pytest.mark.parametrize("channels", [4, 6, 64, 256])
+def test_group_norm_is_pytorchs(x64, channels):
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(channels)
+    x, scale, bias = (random.normal(size=s) for s in ((2, 3, 5, channels), channels, channels))
+    variables = {"params": {"group": {"scale": scale, "bias": bias}}}
+    ours = jax.jit(GroupNorm(param_dtype=float).apply)(variables, jnp.asarray(x))
+    groups = {4: 1, 6: 1, 64: 16, 256: 32}[channels]
+    theirs = torch.nn.functional.group_norm(
+        torch.tensor(x).permute(0, 3, 1, 2), groups, *map(torch.tensor, (scale, bias))
+    )
+    np.testing.assert_allclose(ours, theirs.permute(0, 2, 3, 1), rtol=1e-9, atol=1e-10)
+
+
+def test_standardized_kernels_have_mean_0_and_squares_that_sum_to_the_gain(x64):
+    kernel = jnp.asarray(np.random.default_rng(0).normal(1.0, 3.0, (3, 3, 4, 5)))
+    ours = standardized(kernel)
+    np.testing.assert_allclose(ours.mean((0, 1, 2)), 0, atol=1e-14)
+    np.testing.assert_allclose(jnp.square(ours).sum((0, 1, 2)), 2.9338, rtol=1e-4)
+    np.testing.assert_allclose(standardized(kernel + 7.0), ours, rtol=1e-10)
+    np.testing.assert_array_equal(standardized(jnp.ones((3, 3, 4, 5))), 0)
+
+
+def test_a_convolution_without_norm_is_pytorchs_by_the_standardized_kernel(x64):
+    torch = pytest.importorskip("torch")
+    x, kernel = (np.random.default_rng(1).normal(size=s) for s in ((2, 6, 5, 3), (3, 3, 3, 4)))
+    ours = standardized_convolve(
+        jnp.asarray(x), jnp.asarray(kernel), (1, 1), "SAME",
+        dimension_numbers=jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2)),
+    )  # fmt: skip
+    weights = torch.tensor(kernel).permute(3, 2, 0, 1)
+    var, mean = torch.var_mean(weights, dim=(1, 2, 3), keepdim=True, correction=0)
+    gain = np.sqrt(2 / (1 - 1 / np.pi))
+    weights = gain * (weights - mean) / torch.sqrt(var * 27)
+    theirs = torch.nn.functional.conv2d(torch.tensor(x).permute(0, 3, 1, 2), weights, padding=1)
+    np.testing.assert_allclose(ours, theirs.permute(0, 2, 3, 1), rtol=1e-9, atol=1e-11)
+
+
+def test_an_unknown_norm_is_a_sentence():
+    with pytest.raises(ValueError, match="norm='layer' must be one of batch, group, none"):
+        norm_of("layer")
+
+
+@pytest.mark.parametrize("clip", [0.01, 100.0])
+def test_fedwons_step_is_clipped_unit_by_unit(x64, clip):
+    """A unit is an output's column of the kernel, and the whole bias."""
+    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
+    batches = batches_of((4,))
+    state, _ = run_rounds(fedwon(PlainNet(), optax.sgd(0.5), clip=clip), variables, batches)
+    w = variables["params"]["dense"]
+    x, y = (np.asarray(batches[name][0, 0]) for name in ("image", "label"))
+    z = x @ w["kernel"] + w["bias"]
+    residual = (np.exp(z) / np.exp(z).sum(1, keepdims=True) - np.eye(CLASSES)[y]) / 4
+    gradient = {"kernel": x.T @ residual, "bias": residual.sum(0)}
+    expected = {}
+    for name, g in gradient.items():
+        size = lambda v: np.sqrt(np.square(v).sum(0, keepdims=True))  # noqa: E731
+        factor = np.minimum(1, clip * np.maximum(size(w[name]), 1e-3) / size(g))
+        expected[name] = w[name] - 0.5 * factor * g
+    assert_close(global_variables(state)["params"]["dense"], expected, rtol=1e-9)
+
+
+def test_fedwon_refuses_a_batch_norm_and_without_clipping_is_fedavg():
+    net = models.MLP(CLASSES, hidden=(8,))
+    with pytest.raises(ValueError, match="fedwon trains networks without batch norm, but MLP"):
+        fedwon(net, optax.sgd(0.1)).init(KEY, variables_of(net), 2)
+    plain = models.MLP(CLASSES, hidden=(8,), norm="none")
+    ours, theirs = (
+        run_rounds(make(plain, optax.sgd(0.1)), variables_of(plain), batches_of((5, 4)))[0]
+        for make in (fedwon, fedavg)
+    )
+    assert_close(ours, theirs, rtol=0, atol=0)
