@@ -77,6 +77,13 @@ def _most_frequent(classes: np.ndarray) -> int:
     return int(np.bincount(classes).argmax()) if classes.size else PADDING
 
 
+def boxes_of(labels: PyTree, sample: int) -> np.ndarray:
+    """The boxes f32[n, 4] of one sample, crowds left out; none where labels are no boxes."""
+    if not has_boxes(labels):
+        return np.zeros((0, 4), np.float32)
+    return labels[BOXES][sample][labels[CLASS][sample] >= 0]
+
+
 def class_counts(labels: PyTree, num_classes: int) -> np.ndarray:
     """How many samples, or boxes, each class has, i64[num_classes]."""
     numbers = labels[CLASS] if has_boxes(labels) else labels

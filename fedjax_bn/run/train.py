@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, logs, workdir
+from fedjax_bn.run.box_pictures import draw_boxes, shows_boxes
 from fedjax_bn.run.claim import check_claim, claim
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.configured_method import resolved
@@ -138,6 +139,8 @@ def _finish(
     if config.eval_unseen == "once":
         selected, _ = restore_state(folder, form)
         summary["accuracy"] |= unseen_evaluator(config, experiment)(selected)
+    if shows_boxes(experiment):
+        draw_boxes(experiment, folder, restore_state(folder, form)[0])
     workdir.write_json(folder / "summary.json", summary)
     return summary
 

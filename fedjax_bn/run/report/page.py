@@ -80,6 +80,7 @@ def _page(folder: Path, summary: Record, summaries: list[Record], drawn: list[st
         "weights": "Aggregation weights over rounds",
         "mask_l1": "L1 norm of the clients' masks over rounds",
         "masked_features": "Features of two clients, before and behind their masks",
+        "boxes": "Boxes found in test images, and those missed",
         "samples": "What the clients see",
         "class_counts": "Training samples by class and client",
     }

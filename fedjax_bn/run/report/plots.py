@@ -9,6 +9,7 @@ from fedjax_bn.data.domain import Dataset, Domain, splits
 from fedjax_bn.figures import png
 from fedjax_bn.names import on_plot
 from fedjax_bn.run.records import Record
+from fedjax_bn.run.report.found_boxes import draw_box
 from fedjax_bn.run.report.tables import columns, heading
 
 
@@ -59,9 +60,12 @@ def samples(domains: list[Domain], count: int = 10) -> bytes:
     for row, domain in zip(grid, domains, strict=True):
         for axes in row:
             axes.set(xticks=[], yticks=[])
-        for axes, image in zip(row, next(splits(domain))[1].images, strict=False):
+        first = next(splits(domain))[1]
+        for number, (axes, image) in enumerate(zip(row, first.images, strict=False)):
             strip = image[None] if image.ndim == 1 else image
             axes.imshow(strip, cmap="gray", aspect="auto" if image.ndim == 1 else "equal")
+            for box in label_trees.boxes_of(first.labels, number):
+                draw_box(axes, image, box, "", "lime")
         row[0].set_ylabel(on_plot(domain.name), rotation=0, ha="right", va="center", fontsize=9)
     return png(figure)
 
