@@ -30,6 +30,16 @@ def has_boxes(labels: PyTree) -> bool:
     return isinstance(labels, dict)
 
 
+def no_labels(boxes: int) -> PyTree:
+    """The labels of one sample of which nothing is known: boxes, where it may have some."""
+    if not boxes:
+        return np.zeros(1, np.int32)
+    return {
+        BOXES: np.zeros((1, boxes, 4), np.float32),
+        CLASS: np.full((1, boxes), PADDING, np.int32),
+    }
+
+
 def take(labels: PyTree, index: np.ndarray) -> PyTree:
     """The labels of the samples at index i64[n], or of one alone."""
     return jax.tree.map(lambda leaf: leaf[index], labels)

@@ -19,11 +19,13 @@ from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.perturb import Perturb, amplitude_mix
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.config import choice_of, choose
+from fedjax_bn.run.configured_task import option_of
 from fedjax_bn.run.defaults import KEYS
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.selection import best_of_round, validation_score
 from fedjax_bn.sharing import Variables
 from fedjax_bn.spelling import call_chosen, naming
+from fedjax_bn.task import Task
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__}
 SHARING = {
@@ -103,8 +105,8 @@ def start_notes(config: ConfigDict) -> tuple[str, ...]:
 
 def method_maker(
     config: ConfigDict,
-) -> Callable[[nn.Module, Prepare, Load], FederatedMethod]:
-    """Returns `make(model, prepare, load)` for the configured method.
+) -> Callable[[nn.Module, Prepare, Load, Task], FederatedMethod]:
+    """Returns `make(model, prepare, load, task)` for the configured method.
 
     A method's own arguments are the configuration's keys under its name, such as `fedprox.mu`;
     FedIG-A has those of FedIG. A user's own method, `package.module:function:key=value`, is a
@@ -130,14 +132,14 @@ def method_maker(
     if config.optimizer.keep:
         options["keep_optimizer"] = True
 
-    def make(model: nn.Module, prepare: Prepare, load: Load) -> FederatedMethod:
-        options_of_run = options | {"prepare": prepare, "load": load}
+    def make(model: nn.Module, prepare: Prepare, load: Load, task: Task) -> FederatedMethod:
+        options_of_run = options | {"prepare": prepare, "load": load} | option_of(task)
         what = f"config.method={brief(config.method)}"
         made = call_chosen(what, method, model, optimizer, **options_of_run)
         if not isinstance(made, FederatedMethod):
             raise ConfigError(f"{what} gives {type(made).__name__}, not a FederatedMethod")
         if config.local_selection:  # as its clients predict, which the method has said
-            score = validation_score(model, prepare, statistics=made.statistics)
+            score = validation_score(model, prepare, task, made.statistics)
             options_of_run["train"] = best_of_round(score, config.local_selection)
             made = call_chosen(what, method, model, optimizer, **options_of_run)
         return made

@@ -36,7 +36,7 @@ from fedjax_bn.run.scoring import mean_loss, score_clients, score_unseen
 from fedjax_bn.run.scoring_data import TestData, in_order, stack_batches
 from fedjax_bn.run.stream import megabytes, stream_tests
 from fedjax_bn.sharing import Variables
-from fedjax_bn.task import Task, classification
+from fedjax_bn.task import Task
 
 # evaluate(state, trained bool[K]) -> record: who has taken part so far; all, where nobody says
 Evaluate = Callable[..., Record]
@@ -69,6 +69,7 @@ def internal_evaluator(
     `trained` bool[K] says who has taken part in a round so far; None for all.
     """
     domains, method = experiment.internal.domains, experiment.method
+    task = task or experiment.task
     score = score_clients(
         experiment.model, experiment.prepare, len(domains), task, method.statistics
     )
@@ -111,7 +112,7 @@ def _train_loss_evaluator(
     over batches of which the last is smaller.
     """
     domains = experiment.internal.domains
-    task = task or classification()
+    task = task or experiment.task
     model, prepare, rule = experiment.model, experiment.prepare, experiment.method.statistics
     score = score_clients(model, prepare, len(domains), task._replace(score=mean_loss(task)), rule)
     splits = [domain.train for domain in domains]
@@ -144,7 +145,9 @@ def unseen_evaluator(
             rule = experiment.method.statistics
             adapt[name] = adapt_unseen(experiment.model, experiment.prepare, how, labelled, rule)
     limit = config.data.device_megabytes
-    score = adaptation_scorer(experiment.prepare, experiment.adaptations, tested, limit, task)
+    score = adaptation_scorer(
+        experiment.prepare, experiment.adaptations, tested, limit, task or experiment.task
+    )
 
     def evaluate(state: FederatedState) -> Record:
         received = served_variables(state, experiment.adaptations)

@@ -34,12 +34,14 @@ from fedjax_bn.run.configured_method import (
     method_maker,
     start_notes,
 )
+from fedjax_bn.run.configured_task import choose_task
 from fedjax_bn.run.datasets import check_data_keys, check_image_size, configured_clients
 from fedjax_bn.run.draws import check_draws, repetition_notes
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.personalization import check_labelled
 from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.spelling import call_chosen, naming
+from fedjax_bn.task import Task, classification
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
@@ -62,6 +64,7 @@ class Experiment(NamedTuple):
       prepare: stored images -> what the model reads.
       adaptations: text -> how unseen clients predict.
       notes: sentences for the user on the data and the start.
+      task: what is learned and reported.
     """
 
     model: Any
@@ -71,6 +74,7 @@ class Experiment(NamedTuple):
     prepare: Prepare
     adaptations: dict[str, Choice]
     notes: tuple[str, ...]
+    task: Task = classification()
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -122,9 +126,10 @@ def assemble(
     prepare = standardize(internal.mean, internal.std)
     make_method = method_maker(config)
     load = _loading(config, internal)
+    task = choose_task(config, model, internal)
     return Experiment(
         model=model,
-        method=make_method(model, prepare, load),
+        method=make_method(model, prepare, load, task),
         internal=internal,
         unseen=unseen,
         prepare=prepare,
@@ -133,6 +138,7 @@ def assemble(
             for text in config.adaptations
         },
         notes=notes + start_notes(config) + repetition_notes(internal, config),
+        task=task,
     )
 
 

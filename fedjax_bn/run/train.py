@@ -133,8 +133,9 @@ def _finish(
     summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent)
     if len(records) < config.rounds:
         say(
-            f"stopped after round {len(records)} of {config.rounds}: the validation accuracy was "
-            f"best in round {summary['selected_round']} (patience={config.patience})"
+            f"stopped after round {len(records)} of {config.rounds}: the validation "
+            f"{experiment.task.score.name} was best in round {summary['selected_round']} "
+            f"(patience={config.patience})"
         )
     if config.eval_unseen == "once":
         selected, _ = restore_state(folder, form)
@@ -191,7 +192,7 @@ def loop(
             record |= log_masks(experiment, folder, state, last)
             workdir.append_line(folder / "metrics.jsonl", record)
             logs.write_events(log, record)
-            logs.advance(bar, record)
+            logs.advance(bar, record, experiment.task.score.name)
 
             if "validation" in record and select_round(records) == number:
                 checkpoint.save(selected, number, state)

@@ -10,7 +10,7 @@ from fedjax_bn.figures import png
 from fedjax_bn.names import on_plot
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.report.found_boxes import draw_box
-from fedjax_bn.run.report.tables import columns, heading
+from fedjax_bn.run.report.tables import columns, heading, score_of
 
 
 def curves(records: list[Record], key: str, label: str) -> bytes:
@@ -45,7 +45,7 @@ def methods(summaries: list[Record]) -> bytes:
         axes.bar_label(bars, fmt="%.0f", fontsize=7)
     titles = [on_plot(heading(head)).replace(" ", "\n") for head in heads]
     axes.set_xticks(range(len(heads)), titles, fontsize=8)
-    axes.set(ylabel="test accuracy, %", ylim=(0, 105))
+    axes.set(ylabel=f"test {score_of(summaries[0])}, %", ylim=(0, 105))
     figure.legend(fontsize="small", loc="outside upper center", ncols=len(rows))
     return png(figure)
 
