@@ -17,6 +17,9 @@ def ensemble(model: Any) -> Adaptation:
     Each member takes one client's scale, bias, mean and variance and all else from the received
     model. It needs every client's batch norms at the tested client (see `with_clients`), which
     FedIG names a threat to privacy. It costs K passes.
+
+    Raises:
+      ValueError: at `predict`, where there are no clients' batch norms, or no logits.
     """
 
     def predict(
@@ -35,7 +38,14 @@ def ensemble(model: Any) -> Adaptation:
 
         def member(own: Variables) -> jax.Array:
             mine = others | join(own, received)
-            return jax.nn.log_softmax(predict_each(model, None, mine, images))
+            outputs = predict_each(model, None, mine, images)
+            if getattr(outputs, "ndim", 0) != 2:
+                raise ValueError(
+                    "ensemble takes the mean of the clients' probabilities of classes, but "
+                    f"{type(model).__name__} has other outputs than logits f[B, classes]: use "
+                    "running or another adaptation"
+                )
+            return jax.nn.log_softmax(outputs)
 
         logs = jax.lax.map(member, clients)
         return jax.nn.logsumexp(logs, axis=0) - jnp.log(len(logs)).astype(logs.dtype), carry

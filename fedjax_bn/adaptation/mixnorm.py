@@ -44,8 +44,8 @@ def mixnorm(
         key, *keys = jax.random.split(key, views)
         stacked = jnp.concatenate([images, *(view(now, images) for now in keys)])
         rule = view_statistics(views, weight)
-        logits = forward(model, variables, stacked, statistics=rule).outputs
-        return logits[: len(images)], key
+        outputs = forward(model, variables, stacked, statistics=rule).outputs
+        return jax.tree.map(lambda leaf: leaf[: len(images)], outputs), key
 
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 

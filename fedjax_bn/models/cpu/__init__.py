@@ -54,11 +54,11 @@ def max_pool(
     return nn.max_pool(x, tuple(window), tuple(strides), tuple(padding))
 
 
-def in_cache(function: Callable[[jax.Array], jax.Array], images: jax.Array) -> jax.Array:
+def in_cache(function: Callable[[jax.Array], Any], images: jax.Array) -> Any:
     """`function(images)`, on CPU in chunks whose maps stay in the caches, elsewhere at once.
 
     Args:
-      function: a network, f[b, H, W, C] -> f[b, ...], each sample by itself.
+      function: a network, f[b, H, W, C] -> arrays [b, ...], each sample by itself.
       images: f[B, ...].
     """
     return chunks.in_cache(function, images) if on_cpu() else function(images)
