@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from scipy.ndimage import affine_transform
 
+from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.pixels import box_augment
 from fedjax_bn.data.pixels.box_augment import Move, of_boxes
 from fedjax_bn.data.pixels.letterbox import GREY
+from fedjax_bn.run import experiment
+from fedjax_bn.run.config import base
+from fedjax_bn.run.errors import ConfigError
 
 SIZE = 32
 move_pixels, gain = jax.jit(box_augment.move_pixels), jax.jit(box_augment.gain)
@@ -119,3 +123,26 @@ def test_features_cannot_be_augmented_with_boxes():
     batch = {"image": jnp.zeros((2, 6)), "label": labels((0, 0, 0, 1, 1))}
     with pytest.raises(ValueError, match="needs square images"):
         of_boxes(SIZE).change(jax.random.key(0), batch)
+
+
+@pytest.mark.parametrize(
+    ("text", "boxed", "said"),
+    [
+        ("domainbed", True, "have boxes, which it would leave where they were: choose boxes"),
+        ("boxes:flip=0.0", False, "have no boxes to move: choose another, or none"),
+        ("boxes:flip=2.0", True, "flip=2.0 must be at least 0 and at most 1"),
+        ("boxes", True, ""),
+        ("none", True, ""),
+    ],
+)
+def test_an_augmentation_that_does_not_suit_the_labels_is_refused(text, boxed, said):
+    label = jax.tree.map(lambda leaf: np.asarray(leaf)[None], labels((0, 0, 0, 1, 1)))
+    part = Split(np.zeros((1, 8, 8, 3), np.uint8), label if boxed else np.zeros(1, np.int32))
+    data = Dataset("toy", 1, (Domain("a", part, None, part),), (0.0,), (1.0,))
+    config = base()
+    config.data.augment = text
+    if not said:
+        assert callable(experiment._loading(config, data))
+        return
+    with pytest.raises((ConfigError, ValueError), match=said):
+        experiment._loading(config, data)

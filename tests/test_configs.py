@@ -26,7 +26,7 @@ def test_a_config_is_sound_and_its_docstring_names_its_command(path):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_without_data_the_error_says_what_belongs_there(path):
     config = read(str(path))
-    if path.stem in ("cow_on_beach", "population", "quickstart", "synthetic"):
+    if path.stem in ("cow_on_beach", "population", "quickstart", "signs", "synthetic"):
         assert build(config).internal.domains
         return
     with pytest.raises(ConfigError) as error:

@@ -92,8 +92,9 @@ def test_a_folder_holds_the_data_sets_by_their_names(tmp_path, capsys):
 
 
 def test_a_table_that_nothing_here_can_make_says_why():
-    with pytest.raises(SystemExit, match=r"^--only=Table 2 has no runs: detection still to come$"):
-        sweep.main(fedcd.SWEEP, ["--only", "Table 2"])
+    made = rows.table("none", "Table 9: none", fedcd.PACS, {"A": "too far away"})
+    with pytest.raises(SystemExit, match=r"^--only=Table 9 has no runs: too far away$"):
+        sweep.main(plan.Sweep("toy", "toy", (made,), ()), ["--only", "Table 9"])
 
 
 def test_what_a_change_gives_need_not_be_supplied(capsys):

@@ -6,7 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.label_trees import PyTree, check_labels, join, leaves_of, take
+from fedjax_bn.data.label_trees import (
+    CLASS,
+    PyTree,
+    check_labels,
+    has_boxes,
+    join,
+    leaves_of,
+    take,
+)
 from fedjax_bn.data.rows import Rows, blocks
 
 
@@ -96,7 +104,7 @@ def _join(arrays: list[np.ndarray | Rows]) -> np.ndarray | Rows:
 
 def form_of(dataset: Dataset) -> dict[str, Any]:
     """What a run remembers of its data, so that its models can be built without them."""
-    images = dataset.domains[0].train.images
+    images, labels, _ = dataset.domains[0].train
     return {
         "dataset": dataset.name,
         "clients": [domain.name for domain in dataset.domains],
@@ -105,6 +113,7 @@ def form_of(dataset: Dataset) -> dict[str, Any]:
         "dtype": str(images.dtype),
         "mean": [float(x) for x in dataset.mean],
         "std": [float(x) for x in dataset.std],
+        **({"boxes": labels[CLASS].shape[1]} if has_boxes(labels) else {}),
     }
 
 

@@ -30,6 +30,16 @@ def has_boxes(labels: PyTree) -> bool:
     return isinstance(labels, dict)
 
 
+def no_labels(boxes: int) -> PyTree:
+    """The labels of one sample of which nothing is known: boxes, where it may have some."""
+    if not boxes:
+        return np.zeros(1, np.int32)
+    return {
+        BOXES: np.zeros((1, boxes, 4), np.float32),
+        CLASS: np.full((1, boxes), PADDING, np.int32),
+    }
+
+
 def take(labels: PyTree, index: np.ndarray) -> PyTree:
     """The labels of the samples at index i64[n], or of one alone."""
     return jax.tree.map(lambda leaf: leaf[index], labels)
@@ -75,6 +85,13 @@ def strata(labels: PyTree) -> np.ndarray:
 
 def _most_frequent(classes: np.ndarray) -> int:
     return int(np.bincount(classes).argmax()) if classes.size else PADDING
+
+
+def boxes_of(labels: PyTree, sample: int) -> np.ndarray:
+    """The boxes f32[n, 4] of one sample, crowds left out; none where labels are no boxes."""
+    if not has_boxes(labels):
+        return np.zeros((0, 4), np.float32)
+    return labels[BOXES][sample][labels[CLASS][sample] >= 0]
 
 
 def class_counts(labels: PyTree, num_classes: int) -> np.ndarray:

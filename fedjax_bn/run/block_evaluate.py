@@ -29,7 +29,7 @@ from fedjax_bn.run.records import Record
 from fedjax_bn.run.row_store import UNTOUCHED
 from fedjax_bn.run.scoring import mean_loss, score_clients
 from fedjax_bn.run.scoring_data import TestData, batch_places, read_batch
-from fedjax_bn.task import Task, classification
+from fedjax_bn.task import Task
 
 _BLOCK = 64  # clients, or batches, at a time where no cohort says how many
 _SAMPLE = 5  # of the generator's streams
@@ -53,7 +53,7 @@ def block_evaluator(
     config: ConfigDict, experiment: Experiment, task: Task | None = None
 ) -> Callable[..., Record]:
     """As `evaluate.internal_evaluator`, and train_loss too where `config.eval_train_loss`."""
-    domains, task = experiment.internal.domains, task or classification()
+    domains, task = experiment.internal.domains, task or experiment.task
     tested = clients_tested(config, len(domains))
     mine = [domains[k] for k in tested]
     parts = {"accuracy": [domain.test for domain in mine]}

@@ -47,7 +47,7 @@ def train_all(config: ConfigDict, folder: Path) -> None:
     }
     with owned(folder, wait=True):
         workdir.write_json(folder / "targets.json", content)
-    print(f"\n{tables.targets(rows)}")
+    print(f"\n{tables.targets(rows, tables.score_of(next(iter(by_target.values()))[0]))}")
     print(f"\ntargets.json and a folder a target are in {folder}")
 
 
@@ -77,5 +77,5 @@ def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
     outside = {text: {d: row[text] for d, row in result["unseen"].items()} for text in texts}
     for rows, title in ((outside, "unseen"), (result["internal"], "internal")):
         if rows:
-            print(f"\n{tables.accuracies(rows, f'{title}, accuracy %')}")
+            print(f"\n{tables.accuracies(rows, f'{title}, {tables.score_of(result)} %')}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")

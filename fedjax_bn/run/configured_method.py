@@ -18,6 +18,7 @@ from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.perturb import Perturb, amplitude_mix, randconv
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.config import choice_of, choose
+from fedjax_bn.run.configured_task import option_of
 from fedjax_bn.run.configured_weighing import (
     check_extrapolation,
     choose_weighing,
@@ -28,6 +29,7 @@ from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.selection import best_of_round, validation_score
 from fedjax_bn.sharing import Variables
 from fedjax_bn.spelling import call_chosen, naming
+from fedjax_bn.task import Task
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__}
 SHARING = {
@@ -103,7 +105,7 @@ def start_notes(config: ConfigDict) -> tuple[str, ...]:
 def method_maker(
     config: ConfigDict,
 ) -> Callable[..., FederatedMethod]:
-    """Returns `make(model, prepare, load, mesh=None)` for the configured method.
+    """Returns `make(model, prepare, load, task, mesh=None)` for the configured method.
 
     A method's own arguments are the configuration's keys under its name, such as `fedprox.mu`;
     FedIG-A has those of FedIG. A user's own method, `package.module:function:key=value`, is a
@@ -131,9 +133,9 @@ def method_maker(
         options["keep_optimizer"] = True
 
     def make(
-        model: nn.Module, prepare: Prepare, load: Load, mesh: Mesh | None = None
+        model: nn.Module, prepare: Prepare, load: Load, task: Task, mesh: Mesh | None = None
     ) -> FederatedMethod:
-        options_of_run = options | {"prepare": prepare, "load": load}
+        options_of_run = options | {"prepare": prepare, "load": load} | option_of(task)
         what = f"config.method={brief(config.method)}"
         if mesh is not None:
             _check_takes_mesh(what, method)
@@ -142,10 +144,10 @@ def method_maker(
         if not isinstance(made, FederatedMethod):
             raise ConfigError(f"{what} gives {type(made).__name__}, not a FederatedMethod")
         if config.local_selection:  # as its clients predict, which the method has said
-            score = validation_score(model, prepare, statistics=made.statistics)
+            score = validation_score(model, prepare, task, made.statistics)
             options_of_run["train"] = best_of_round(score, config.local_selection)
         if is_told(config):
-            options_of_run["weigh"] = told_weighing(config, model, prepare, made.statistics)
+            options_of_run["weigh"] = told_weighing(config, model, prepare, task, made.statistics)
         if config.local_selection or is_told(config):
             made = call_chosen(what, method, model, optimizer, **options_of_run)
         return made

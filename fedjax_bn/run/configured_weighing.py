@@ -17,6 +17,7 @@ from fedjax_bn.run.defaults import KEYS
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.selection import validation_loss, validation_score
 from fedjax_bn.spelling import call_chosen, naming
+from fedjax_bn.task import Task
 
 WEIGHING = {
     "by_size": aggregation.by_size,
@@ -67,20 +68,22 @@ def what_validates(config: ConfigDict) -> str:
 
 
 def told_weighing(
-    config: ConfigDict, model: Any, prepare: Prepare, statistics: StatisticsRule | None
+    config: ConfigDict,
+    model: Any,
+    prepare: Prepare,
+    task: Task,
+    statistics: StatisticsRule | None,
 ) -> aggregation.Weighing:
     """FedDG-GA's rule with what it measures; its `rounds` are the run's unless they are spelled.
 
     Args:
       config: the run's.
-      model, prepare: see `selection.validation_loss`.
+      model, prepare, task: see `selection.validation_loss`.
       statistics: how the method's clients predict.
     """
     make, options = choice_of("weigh", config.weigh, WEIGHING)
     accuracy = options.get("metric") == "accuracy"
-    measure = (validation_score if accuracy else validation_loss)(
-        model, prepare, statistics=statistics
-    )
+    measure = (validation_score if accuracy else validation_loss)(model, prepare, task, statistics)
     return make(measure, **{"rounds": config.rounds} | options)
 
 

@@ -250,6 +250,10 @@ DATA = {
     "data.max_boxes": Key(100, "boxes of an image; one with more keeps its largest", COUNT),
     "data.corruptions": Key((), "cifar10_c: which; empty: all 19"),
     "data.severities": Key((), "cifar10_c: of 1 to 5; empty: all"),
+    "detection.score": Key("mAP50", "what detectors report", one_of("mAP50", "mAP50-95")),
+    "detection.box": Key(0.05, "gain of the boxes in a detector's loss", AT_LEAST_0),
+    "detection.objectness": Key(1.0, "gain of objectness in it", AT_LEAST_0),
+    "detection.classes": Key(0.5, "gain of the classes in it", AT_LEAST_0),
     # See load and Windows in fedjax_bn/data/sets/abide.py
     "abide.window": Key(32, "time points of a connectome; 0: all", WINDOW),
     "abide.stride": Key(1, "time points between windows", STEPS),

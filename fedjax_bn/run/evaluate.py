@@ -42,7 +42,7 @@ from fedjax_bn.run.scoring import carries, mean_loss, score_clients, score_unsee
 from fedjax_bn.run.scoring_data import TestData, in_order, stack_batches
 from fedjax_bn.run.stream import megabytes, stream_tests
 from fedjax_bn.sharing import Variables
-from fedjax_bn.task import Task, classification
+from fedjax_bn.task import Task
 
 # evaluate(state, trained bool[K]) -> record: who has taken part so far; all, where nobody says
 Evaluate = Callable[..., Record]
@@ -78,6 +78,7 @@ def internal_evaluator(
     if in_blocks(config, experiment):
         return block_evaluator(config, experiment, task)
     domains, method, mesh = experiment.internal.domains, experiment.method, experiment.mesh
+    task = task or experiment.task
     score = score_clients(
         experiment.model, experiment.prepare, len(domains), task, method.statistics, mesh
     )
@@ -122,7 +123,7 @@ def _train_loss_evaluator(
     over batches of which the last is smaller.
     """
     domains = experiment.internal.domains
-    task = task or classification()
+    task = task or experiment.task
     model, prepare, rule = experiment.model, experiment.prepare, experiment.method.statistics
     task, mesh = task._replace(score=mean_loss(task)), experiment.mesh
     score = score_clients(model, prepare, len(domains), task, rule, mesh)
@@ -152,8 +153,9 @@ def unseen_evaluator(
             rule = experiment.method.statistics
             adapt[name] = adapt_unseen(experiment.model, experiment.prepare, how, labelled, rule)
     limit, mesh = config.data.device_megabytes, experiment.mesh
-    score = adaptation_scorer(experiment.prepare, experiment.adaptations, tested, limit, task, mesh)
-    serve = partial(served_variables, choices=experiment.adaptations)
+    choices, task = experiment.adaptations, task or experiment.task
+    score = adaptation_scorer(experiment.prepare, choices, tested, limit, task, mesh)
+    serve = partial(served_variables, choices=choices)
     if mesh is not None:
         serve = jax.jit(serve, out_shardings=copies_on(mesh))
 

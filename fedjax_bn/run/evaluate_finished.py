@@ -110,6 +110,8 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         "internal": inside,
         "config": dict(flatten(config)),
     }
+    if not experiment.task.classifies:
+        result["score"] = experiment.task.score.name
     start, place = _start_of_names(request.name), folder / "evaluations"
     contents = {place / f"{start}{end}": picture for end, picture in pictures.items()}
     with owned(folder, wait=True):
@@ -238,6 +240,8 @@ def _draw(
     yield from unseen.ablations(scores)
     variables = served_variables(state, ())
     adapted = COLLECTION in variables
+    if request.tsne and not experiment.task.classifies:
+        raise ConfigError("--tsne needs the features of a classifier, and this run has a detector")
     if request.alphas and not adapted:
         raise ConfigError(
             "--alphas needs a zero-shot adapter, which this run has not: train with method=fediga"

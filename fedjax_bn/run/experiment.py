@@ -36,6 +36,7 @@ from fedjax_bn.run.configured_method import (
     method_maker,
     start_notes,
 )
+from fedjax_bn.run.configured_task import choose_task
 from fedjax_bn.run.configured_weighing import is_told
 from fedjax_bn.run.datasets import check_data_keys, check_image_size, configured_clients
 from fedjax_bn.run.draws import check_draws, repetition_notes
@@ -45,6 +46,7 @@ from fedjax_bn.run.personalization import check_labelled
 from fedjax_bn.run.population import on_disk
 from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.spelling import call_chosen, naming
+from fedjax_bn.task import Task, classification
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
@@ -63,6 +65,7 @@ class Experiment(NamedTuple):
       notes: sentences for the user on the data and the start.
       mesh: the devices over which the method's clients are shared out; None for one.
       trace: who is available in which round, see `run.availability`; None where all always are.
+      task: what is learned and reported.
     """
 
     model: Any
@@ -74,6 +77,7 @@ class Experiment(NamedTuple):
     notes: tuple[str, ...]
     mesh: Mesh | None = None
     trace: np.ndarray | None = None
+    task: Task = classification()
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -126,11 +130,11 @@ def assemble(
     model = _model_maker(config)(num_classes=internal.num_classes)
     prepare = standardize(internal.mean, internal.std)
     make_method = method_maker(config)
-    load = choose_loading(config, internal)
+    load, task = choose_loading(config, internal), choose_task(config, model, internal)
     mesh = _mesh(config, len(internal.domains))
     return Experiment(
         model=model,
-        method=make_method(model, prepare, load, mesh),
+        method=make_method(model, prepare, load, task, mesh),
         internal=internal,
         unseen=unseen,
         prepare=prepare,
@@ -140,6 +144,7 @@ def assemble(
         },
         notes=notes + start_notes(config) + repetition_notes(internal, config),
         mesh=mesh,
+        task=task,
     )
 
 

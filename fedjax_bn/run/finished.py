@@ -13,6 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.data.label_trees import no_labels
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.compilation_cache import keep_compiled
@@ -79,7 +80,7 @@ def restore(
     """
     keep_compiled(config.compilation_cache)
     _check_form(folder, form)
-    sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), np.zeros(1, np.int32))
+    sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), no_labels(form.get("boxes", 0)))
     domains = [Domain(name, sample, sample, sample) for name in form["clients"]]
     mean, std = tuple(form["mean"]), tuple(form["std"])
     internal = Dataset(form["dataset"], form["num_classes"], tuple(domains), mean, std)

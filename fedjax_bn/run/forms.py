@@ -45,6 +45,7 @@ FINISHED = CLAIM | {
         "dtype": TEXT,
         "mean": [NUMBER],
         "std": [NUMBER],
+        "boxes?": _COUNT,
     }
 }
 SUMMARY = {
@@ -58,6 +59,7 @@ SUMMARY = {
     "seconds_per_round": NUMBER,
     "compile_seconds": NUMBER,
     "samples_per_second": NUMBER,
+    "score?": TEXT,
     "*": ANY,
 }
 RECORD = {

@@ -74,13 +74,13 @@ def progress(title: str, rounds: int, done: int) -> tqdm:
     return tqdm(total=rounds, initial=done, desc=title, unit="round", dynamic_ncols=True)
 
 
-def advance(bar: tqdm, record: dict[str, Any]) -> None:
-    """Moves the bar by a round; behind it its mean loss, and mean accuracy where there is one."""
+def advance(bar: tqdm, record: dict[str, Any], score: str = "accuracy") -> None:
+    """Moves the bar by a round; behind it its mean loss, and mean score where there is one."""
     told = record["loss"]
     told = {"mean": told["mean"]} if "mean" in told else told  # of many clients it is a summary
     losses = [value for value in told.values() if value is not None]
     text = f"loss {sum(losses) / max(len(losses), 1):.3f}"
     if "accuracy" in record:
-        text += f", accuracy {record['accuracy']['mean']:.1f} %"
+        text += f", {score} {record['accuracy']['mean']:.1f} %"
     bar.set_postfix_str(text, refresh=False)
     bar.update()

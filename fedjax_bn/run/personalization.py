@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.data.division.groups import number_groups
 from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
+from fedjax_bn.data.label_trees import has_boxes
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.devices import apart, padded
 from fedjax_bn.federation import FederatedState
@@ -65,6 +66,11 @@ def check_labelled(config: ConfigDict, internal: Dataset, unseen: Sequence[Domai
     choice = choose_personalization(config)
     if choice is None:
         return
+    if has_boxes(internal.domains[0].train.labels):
+        raise ConfigError(
+            f"config.personalize.samples={choice.samples} adapts classifiers, but images of "
+            f"{internal.name} have boxes: set it to 0"
+        )
     tested = [
         (domain.name, name, split)
         for domain in internal.domains

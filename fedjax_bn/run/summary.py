@@ -44,7 +44,7 @@ def summarize(
     compile_seconds: float,
     **more: Any,
 ) -> Record:
-    """The content of summary.json; accuracies are percentages.
+    """The content of summary.json; accuracies are percentages, of a detector mAPs (`score`).
 
     `rounds` are those that were made, fewer than `config.rounds` where the run ran out of patience.
     `seconds_per_round` is the median over all rounds, `samples_per_second` the training samples of
@@ -77,6 +77,7 @@ def summarize(
         "seconds_per_round": seconds,
         "compile_seconds": compile_seconds,
         "samples_per_second": samples / seconds,
+        **({} if experiment.task.classifies else {"score": experiment.task.score.name}),
         **({"stopped_early": len(records) < config.rounds} if config.patience else {}),
         **more,
     }

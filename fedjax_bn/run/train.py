@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, logs, workdir
+from fedjax_bn.run.box_pictures import draw_boxes, shows_boxes
 from fedjax_bn.run.claim import check_claim, claim
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.configured_method import resolved
@@ -167,12 +168,16 @@ def _finish(
     summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent)
     if len(records) < config.rounds:
         say(
-            f"stopped after round {len(records)} of {config.rounds}: the validation accuracy was "
-            f"best in round {summary['selected_round']} (patience={config.patience})"
+            f"stopped after round {len(records)} of {config.rounds}: the validation "
+            f"{experiment.task.score.name} was best in round {summary['selected_round']} "
+            f"(patience={config.patience})"
         )
     if config.eval_unseen == "once":
         selected, _ = restore_state(folder, form)
         summary["accuracy"] |= unseen_evaluator(config, experiment)(selected)
+    # Pictures need models of clients side by side where one process can read them.
+    if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
+        draw_boxes(experiment, folder, restore_state(folder, form)[0])
     by_first(lambda: workdir.write_json(folder / "summary.json", summary))
     return summary
 
@@ -226,7 +231,7 @@ def loop(
             if first():
                 workdir.append_line(folder / "metrics.jsonl", record)
                 logs.write_events(log, record)
-                logs.advance(bar, record)
+                logs.advance(bar, record, experiment.task.score.name)
 
             if "validation" in record and select_round(records) == number:
                 keep_rows("selected", state)

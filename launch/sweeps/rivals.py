@@ -2,7 +2,6 @@
 
 TO_COME = "a method still to come"
 NO_FORMULA = "a rival whose formula is not to be had"
-DETECTION = "detection still to come"
 
 _RIVALS = {
     **dict.fromkeys(("L2D", "COPA", "FedDG", "CSAC", "FedADG", "HarmoFL", "SNR"), TO_COME),

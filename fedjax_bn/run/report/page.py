@@ -39,7 +39,7 @@ def write_report(folder: Path) -> None:
     summaries = [summary, *_baselines(folder)]
     drawn = {
         "methods": plots.methods(summaries),
-        "accuracy": plots.curves(records, "accuracy", "test accuracy, %"),
+        "accuracy": plots.curves(records, "accuracy", f"test {tables.score_of(summary)}, %"),
         "loss": plots.curves(records, "loss", "training loss"),
         "weights": plots.curves(records, "weights", "aggregation weight"),
     }
@@ -80,13 +80,15 @@ def _page(folder: Path, summary: Record, summaries: list[Record], drawn: list[st
     notes = read_json(folder / "config.json", CLAIM).get("notes", [])
     parts = [f"<p>{on_page(text)}</p>" for text in (facts, *notes)]
     parts.append(_preformatted(tables.comparison(summaries)))
+    score = tables.score_of(summary)
     captions = {
-        "methods": "Test accuracy by client",
-        "accuracy": "Test accuracy over rounds",
+        "methods": f"Test {score} by client",
+        "accuracy": f"Test {score} over rounds",
         "loss": "Training loss over rounds",
         "weights": "Aggregation weights over rounds",
         "mask_l1": "L1 norm of the clients' masks over rounds",
         "masked_features": "Features of two clients, before and behind their masks",
+        "boxes": "Boxes found in test images, and those missed",
         "samples": "What the clients see",
         "class_counts": "Training samples by class and client",
     }

@@ -12,7 +12,8 @@ from fedjax_bn.figures import png
 from fedjax_bn.names import on_plot
 from fedjax_bn.run.groups import some_of
 from fedjax_bn.run.records import Record
-from fedjax_bn.run.report.tables import columns, heading
+from fedjax_bn.run.report.found_boxes import draw_box
+from fedjax_bn.run.report.tables import columns, heading, score_of
 
 _MOST_COUNTED = 200  # clients whose labels are shown
 
@@ -49,7 +50,7 @@ def methods(summaries: list[Record]) -> bytes:
         axes.bar_label(bars, fmt="%.0f", fontsize=7)
     titles = [on_plot(heading(head)).replace(" ", "\n") for head in heads]
     axes.set_xticks(range(len(heads)), titles, fontsize=8)
-    axes.set(ylabel="test accuracy, %", ylim=(0, 105))
+    axes.set(ylabel=f"test {score_of(summaries[0])}, %", ylim=(0, 105))
     figure.legend(fontsize="small", loc="outside upper center", ncols=len(rows))
     return png(figure)
 
@@ -63,9 +64,14 @@ def samples(domains: list[Domain], count: int = 10) -> bytes:
     # One picture a row: a run waits for this plot, and drawing takes its time by the picture.
     grid = figure.subplots(len(domains), squeeze=False)[:, 0]
     for axes, domain in zip(grid, domains, strict=True):
-        images = np.stack([*islice(next(splits(domain))[1].images, count)])
+        first = next(splits(domain))[1]
+        images = np.stack([*islice(first.images, count)])
         aspect = "auto" if images.ndim == 2 else "equal"
         axes.imshow(side_by_side(images, count), cmap="gray", vmin=0, vmax=1, aspect=aspect)
+        for number, image in enumerate(images):
+            left = number * (image.shape[1] + _gap(images)) if image.ndim > 1 else 0
+            for box in label_trees.boxes_of(first.labels, number):
+                draw_box(axes, image, box, "", "lime", left)
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         axes.set_ylabel(on_plot(domain.name), rotation=0, ha="right", va="center", fontsize=9)
@@ -87,10 +93,15 @@ def side_by_side(images: np.ndarray, count: int) -> np.ndarray:
         images, white = (grey - least) / np.where(most > least, most - least, 1), np.nan
     else:
         white = 255 if images.dtype == np.uint8 else 1
-    gap = max(1, images.shape[2] // 10)
+    gap = _gap(images)
     room = [(0, count - len(images)), (0, 0), (0, gap)] + [(0, 0)] * (images.ndim - 3)
     padded = np.pad(images, room, constant_values=white)
     return np.concatenate(padded, axis=1)[:, :-gap]
+
+
+def _gap(images: np.ndarray) -> int:
+    """Columns between two images [n, H, W, C] of `side_by_side`."""
+    return max(1, images.shape[2] // 10)
 
 
 def class_counts(dataset: Dataset) -> bytes:

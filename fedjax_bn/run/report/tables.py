@@ -18,7 +18,12 @@ def comparison(summaries: list[dict[str, Any]]) -> str:
         [summary["method"], *(f"{row.get(head, float('nan')):.1f}" for head in rows[0])]
         for summary, row in zip(summaries, rows, strict=True)
     ]
-    return grid([["accuracy %", *map(heading, rows[0])], *cells])
+    return grid([[f"{score_of(summaries[0])} %", *map(heading, rows[0])], *cells])
+
+
+def score_of(summary: dict[str, Any]) -> str:
+    """What the percentages of a summary are: accuracy, or mAP50 of a detector."""
+    return summary.get("score", "accuracy")
 
 
 def columns(summary: dict[str, Any]) -> dict[tuple[str, str], float]:
@@ -68,10 +73,10 @@ def by_target(
     return {key: row | {"mean": sum(row.values()) / len(row)} for key, row in rows.items()}
 
 
-def targets(rows: dict[tuple[str, str], dict[str, float]]) -> str:
+def targets(rows: dict[tuple[str, str], dict[str, float]], score: str = "accuracy") -> str:
     """The rows of `by_target` as text."""
     named = {f"{method} [{adaptation}]": row for (method, adaptation), row in rows.items()}
-    return accuracies(named, "unseen, accuracy %")
+    return accuracies(named, f"unseen, {score} %")
 
 
 def accuracies(rows: dict[str, dict[str, float]], title: str) -> str:

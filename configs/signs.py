@@ -1,0 +1,38 @@
+"""FedBN beside FedAvg and SingleSet in finding and reading signs in the weather; no download.
+
+    python -m fedjax_bn.main --config configs/signs.py
+
+Clear, night, fog and rain are clients, dusk is the unseen scene (fedjax_bn/data/sets/signs.py). A
+TinyDetector finds round signs and reads their digits; scores are mAP50 in percent.
+
+    the colour of the rim tells the digit, but not in dusk    --config.data.name=signs_shortcut
+    FedCD: SCI and REA on it                                  --config.method=fedcd
+                                                              --config.fedcd.names=tap0,tap1
+
+Digits are not mirrored: nobody writes them so.
+"""
+
+from ml_collections import ConfigDict
+
+from fedjax_bn.run.config import base, override
+
+
+def get_config(changes: str = "") -> ConfigDict:
+    config = base()
+    config.method = "fedbn"
+    config.baselines = ("singleset", "fedavg")
+    config.model = "TinyDetector"
+    config.rounds = 30
+    config.local_epochs = 1
+    config.batch_size = 10
+    config.optimizer.name = "adam"
+    config.optimizer.learning_rate = 0.002
+    config.optimizer.keep = True
+    config.eval_every = 10
+    config.eval_batch_size = 50
+    config.target = "dusk"
+    config.adaptations = ("running", "tsmobn")
+    config.data.name = "signs"
+    config.data.image_size = 96
+    config.data.augment = "boxes:flip=0.0:scale=0.25:shift=0.1:hue=0.015:saturation=0.3:value=0.3"
+    return override(config, changes)
