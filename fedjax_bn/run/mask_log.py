@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_bn.adaptation import running
 from fedjax_bn.data.domain import select
-from fedjax_bn.federation import FederatedState, client_variables, global_variables
+from fedjax_bn.federation import FederatedState, client_variables
 from fedjax_bn.models.masks import COLLECTION, FEATURES, take
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.groups import by_client
@@ -41,9 +41,10 @@ def log_masks(
     """
     if not state.personal.get(COLLECTION, {}):
         return {}
-    mean = jax.device_get(global_variables(state)[COLLECTION])
     names = [domain.name for domain in experiment.internal.domains]
-    if isinstance(state, Held):
+    weights, rows = np.asarray(state.weights), jax.device_get(state.personal[COLLECTION])
+    mean = {name: (weights[:, None] * mask).sum(0) / weights.sum() for name, mask in rows.items()}
+    if isinstance(state, Held):  # whose only row was the mean
         experiment, state, limit = *_of_cohort(experiment, state), 0
         names = [""] * len(names)  # another cohort has other names, which a record must not have
     masks = jax.device_get(state.personal[COLLECTION])

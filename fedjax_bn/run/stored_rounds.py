@@ -20,7 +20,6 @@ from fedjax_bn.batches import Batches
 from fedjax_bn.data.sampling import validation_batches
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.run.availability import Cohort
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.population import PARTS, Held, rows_of_clients
 from fedjax_bn.run.rounds import Rounds, cohort_of, draw_round
@@ -31,16 +30,7 @@ Rows = dict[str, Any]  # part of a client -> tree [C, ...]
 
 
 def open_stored_rounds(config: ConfigDict, experiment: Experiment, keys: Any, held: Held) -> Rounds:
-    """As `rounds.open_rounds`, for rows in a store; training data are streamed whatever their size.
-
-    Raises:
-      ConfigError: several processes train together.
-    """
-    if jax.process_count() > 1:
-        raise ConfigError(
-            "config.population='disk' keeps all clients' rows in the workdir of one process, but "
-            f"{jax.process_count()} train together: start one, or set population=device"
-        )
+    """As `rounds.open_rounds`, for rows in a store; training data are always streamed."""
     splits = [domain.train for domain in experiment.internal.domains]
     longest = max(len(split.labels) for split in splits)
 
