@@ -173,8 +173,8 @@ def device_bytes() -> Iterator[list[int]]:
 def show(found: dict[str, dict[str, Any]]) -> None:
     """Prints the table."""
     print(
-        "| clients | s a round (least) | CPU-s a round | rows read and written, s | waiting for the disk, s | "
-        "device MB | host MB | disk MB (length of the files) |"
+        "| clients | s a round (least) | CPU-s a round | rows read and written, s | "
+        "waiting for the disk, s | device MB | host MB | disk MB (length of the files) |"
     )
     print("|---:" * 8 + "|")
     for name, one in found.items():
