@@ -90,13 +90,14 @@ def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
         held = begin()
         with timed_store() as store_seconds, device_bytes() as most:
             step = open_stored_rounds(config, experiment, keys, held).compile(held)
-            seconds, flushes = train(step, held, options.rounds)
+            seconds, flushes, cpu = train(step, held, options.rounds)
         disk = held.store.taken_bytes()
         host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         length = sum(path.stat().st_size for path in (Path(folder) / "population").iterdir())
     return {
         "round_seconds": median(seconds[1:]),
         "fastest_seconds": min(seconds[1:]),
+        "cpu_seconds": median(cpu[1:]),
         "store_seconds": median(store_seconds[2:]),
         "flush_seconds": median(flushes),
         "device_megabytes": round(most[0] / 2**20, 2),
@@ -106,18 +107,19 @@ def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def train(step: Any, held: Held, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of each round, and of each wait for the disk."""
-    seconds, flushes = [], []
+def train(step: Any, held: Held, rounds: int) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of each round, of each wait for the disk, and CPU seconds of each round."""
+    seconds, flushes, cpu = [], [], []
     for number in range(1, rounds + 1):
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         held, _ = step(held)
         seconds.append(time.perf_counter() - began)
+        cpu.append(time.process_time() - used)
         if number % FLUSH_EVERY == 0 or number == rounds:
             began = time.perf_counter()
             held.store.keep("latest", np.asarray(held.slots))
             flushes.append(time.perf_counter() - began)
-    return seconds, flushes
+    return seconds, flushes, cpu
 
 
 @contextmanager
@@ -171,13 +173,14 @@ def device_bytes() -> Iterator[list[int]]:
 def show(found: dict[str, dict[str, Any]]) -> None:
     """Prints the table."""
     print(
-        "| clients | s a round (least) | rows read and written, s | waiting for the disk, s | "
-        "device MB | host MB | disk MB (length of the files) |"
+        "| clients | s a round (least) | CPU-s a round | rows read and written, s | "
+        "waiting for the disk, s | device MB | host MB | disk MB (length of the files) |"
     )
-    print("|---:|---:|---:|---:|---:|---:|---:|")
+    print("|---:" * 8 + "|")
     for name, one in found.items():
         print(
             f"| {int(name):,} | {one['round_seconds']:.3f} ({one['fastest_seconds']:.3f}) | "
+            f"{one['cpu_seconds']:.3f} | "
             f"{one['store_seconds']:.4f} | {one['flush_seconds']:.3f} | "
             f"{one['device_megabytes']:.1f} | {one['host_megabytes']:,.0f} | "
             f"{one['disk_megabytes']:.1f} ({one['length_megabytes']:,.0f}) |"

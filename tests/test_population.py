@@ -19,6 +19,7 @@ from fedjax_bn.run import (
     evaluate_finished,
     population,
     row_store,
+    start,
     stored_rounds,
     train,
 )
@@ -178,12 +179,12 @@ def test_killed_or_cut_off_at_any_write_the_rows_are_those_of_the_checkpoint(
 ):
     _, images, known = recorded
     config, reached = runs.config(**KILLED), set()
-    start = train.prepare(config)[2]
+    first = train.prepare(config)[2]
     assert len(images) > 50
     images = images[::-every]
     for number, image in enumerate(images):
         folder = cut.lay(image, tmp_path / str(number))
-        begin = population.start_held(config, start, folder, 4)
+        begin = population.start_held(config, first, folder, 4)
         held, records = train.resume(folder, begin, lambda text: None)
         rounds = int(held.round)
         assert len(records) == rounds
@@ -319,6 +320,19 @@ def test_all_models_at_once_are_refused_where_they_lie_on_the_disk(tiny, tmp_pat
         runs.run(
             tmp_path, population="disk", clients_per_round=2, adaptations=("running", "ensemble")
         )
+
+
+def test_a_weighing_rule_that_begins_differently_by_client_is_refused(tiny):
+    config = runs.config(population="disk", **KEYS)
+    experiment, keys, _ = train.prepare(config)
+
+    def init(key, variables, num_clients):
+        state = experiment.method.init(key, variables, num_clients)
+        return state._replace(weighing={"number": np.arange(num_clients)})
+
+    method = experiment.method._replace(init=init)
+    with pytest.raises(ConfigError, match="other memory for some clients"):
+        start._check_rows_alike(config, experiment._replace(method=method), keys)
 
 
 def test_while_a_cohort_trains_the_samples_of_the_next_are_read():

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_bn.adaptation import running
 from fedjax_bn.data.domain import select
-from fedjax_bn.federation import FederatedState, client_variables, global_variables
+from fedjax_bn.federation import FederatedState, client_variables
 from fedjax_bn.models.masks import COLLECTION, FEATURES, take
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.groups import by_client
@@ -44,14 +44,14 @@ def log_masks(
     """
     if not state.personal.get(COLLECTION):
         return {}
-    mean = jax.device_get(gathered(global_variables(state)[COLLECTION], experiment.mesh))
     names = [domain.name for domain in experiment.internal.domains]
-    if isinstance(state, Held):
+    masks, weights = _masks_of(experiment, state), np.asarray(state.weights)
+    mean = {name: (weights[:, None] * mask).sum(0) / weights.sum() for name, mask in masks.items()}
+    if isinstance(state, Held):  # whose only row was the mean
         experiment, state, limit = *_of_cohort(experiment, state), 0
         names = [""] * len(names)  # another cohort has other names, which a record must not have
+        masks = _masks_of(experiment, state)
     domains = experiment.internal.domains
-    masks = jax.device_get(gathered(state.personal[COLLECTION], experiment.mesh))
-    masks = jax.tree.map(lambda leaf: leaf[: len(domains)], masks)
     path = folder / "masks" / f"{int(state.round):04}.npz"
     if first():
         write_atomically(path, _packed([domain.name for domain in domains], masks, mean))
@@ -63,6 +63,12 @@ def log_masks(
             write_atomically(folder / "plots" / "masked_features.png", image)
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
     return {"mask_l1": by_client(names[: len(norms)], norms, limit)}
+
+
+def _masks_of(experiment: Experiment, state: FederatedState | Held) -> dict[str, np.ndarray]:
+    """Name -> masks f[K, F], where this process can read them, without rows of padding."""
+    masks = jax.device_get(gathered(state.personal[COLLECTION], experiment.mesh))
+    return jax.tree.map(lambda leaf: leaf[: len(state.weights)], masks)
 
 
 def _of_cohort(experiment: Experiment, held: Held) -> tuple[Experiment, FederatedState]:

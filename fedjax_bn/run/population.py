@@ -106,8 +106,15 @@ def check_population(config: ConfigDict, num_clients: int) -> None:
             f"clients_per_round={config.clients_per_round} all {num_clients} take part: lower "
             "clients_per_round, or set population=device"
         )
-    if on_disk(config, num_clients):
-        refuse_ensemble(config.adaptations)
+    if not on_disk(config, num_clients):
+        return
+    refuse_ensemble(config.adaptations)
+    if jax.process_count() > 1:
+        raise ConfigError(
+            f"the rows of {num_clients:,} clients lie in the workdir of one process "
+            f"(config.population={config.population!r}), but {jax.process_count()} train "
+            "together: start one, or set population=device"
+        )
 
 
 def refuse_ensemble(adaptations: Iterable[str]) -> None:

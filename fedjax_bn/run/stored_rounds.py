@@ -5,8 +5,9 @@ are read while this one trains (`run.stream`); its rows are read afterwards, bec
 in both.
 """
 
+import threading
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -18,8 +19,8 @@ from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.batches import Batches
 from fedjax_bn.data.sampling import label_forms, validation_batches
 from fedjax_bn.federation import FederatedMethod, FederatedState
+from fedjax_bn.run.availability import Cohort
 from fedjax_bn.run.configured_weighing import what_validates
-from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.population import PARTS, Held, rows_of_clients
 from fedjax_bn.run.rounds import Rounds, cohort_of, draw_round
@@ -30,21 +31,17 @@ Rows = dict[str, Any]  # part of a client -> tree [C, ...]
 
 
 def open_stored_rounds(config: ConfigDict, experiment: Experiment, keys: Any, held: Held) -> Rounds:
-    """As `rounds.open_rounds`, for rows in a store; training data are streamed whatever their size.
-
-    Raises:
-      ConfigError: several processes train together.
-    """
-    if jax.process_count() > 1:
-        raise ConfigError(
-            "config.population='disk' keeps all clients' rows in the workdir of one process, but "
-            f"{jax.process_count()} train together: start one, or set population=device"
-        )
+    """As `rounds.open_rounds`, for rows in a store; training data are always streamed."""
     splits = [domain.train for domain in experiment.internal.domains]
     longest = max(len(split.images) for split in splits)
-    draw = partial(jax.jit(partial(draw_round, config, experiment, longest)), keys)
-    index, images = jax.eval_shape(draw, held.round)[1].index, splits[0].images
-    batches = stream_rounds(splits, draw, int(held.round), config.rounds)
+
+    def draw(keys: Any, number: jax.Array) -> tuple[Cohort, tuple]:
+        given = config, experiment, longest, keys, number
+        return cohort_of(config, experiment, keys, number), draw_round(*given)
+
+    drawn = _once(partial(jax.jit(draw), keys))
+    index, images = jax.eval_shape(draw, keys, held.round)[1][1].index, splits[0].images
+    batches = stream_rounds(splits, lambda n: drawn(n)[1], int(held.round), config.rounds)
     image = jax.ShapeDtypeStruct((*index.shape[1:], *images.shape[1:]), images.dtype)
     valid = jax.ShapeDtypeStruct(index.shape[1:], bool)
     label = label_forms(splits[0], index.shape[1:])
@@ -52,7 +49,18 @@ def open_stored_rounds(config: ConfigDict, experiment: Experiment, keys: Any, he
     validate = _validation(config, experiment)
     like |= jax.tree.map(_one_row, validate(np.arange(1))) if validate else {}
     note = f"{megabytes(splits):.0f} MB of training samples are streamed, as those of a population"
-    return Rounds(note, like, partial(_compile, config, experiment, keys, batches, validate))
+    return Rounds(note, like, partial(_compile, experiment, keys, drawn, batches, validate))
+
+
+def _once(draw: Callable[[int], tuple[Cohort, tuple]]) -> Callable[[int], tuple[Cohort, tuple]]:
+    """The same, computed once for each of the last rounds, though many threads ask; on the host."""
+    lock, known = threading.Lock(), lru_cache(4)(lambda number: jax.device_get(draw(number)))
+
+    def drawn(number: int) -> tuple[Cohort, tuple]:
+        with lock:
+            return known(number)
+
+    return drawn
 
 
 def _validation(
@@ -72,9 +80,9 @@ def _validation(
 
 
 def _compile(
-    config: ConfigDict,
     experiment: Experiment,
     keys: Any,
+    drawn: Callable[[int], tuple[Cohort, tuple]],
     streamed: Iterator[Batches],
     validate: Callable[[np.ndarray], Batches] | None,
     held: Held,
@@ -83,11 +91,10 @@ def _compile(
     waiting = next(streamed, None)
     if waiting is None:  # the last round is done
         return lambda held: (held, {})
-    draw = jax.jit(partial(cohort_of, config, experiment, keys))
     num_clients = held.store.num_clients
 
     def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
-        cohort = jax.device_get(draw(held.round))
+        cohort, _ = drawn(int(held.round))
         client = cohort.client
         batches = batches | (validate(client) if validate else {}) | cohort.entries()
         batches |= {"client": client}

@@ -48,8 +48,9 @@ def summarize(
 
     `rounds` are those that were made, fewer than `config.rounds` where the run ran out of patience.
     `seconds_per_round` is the median over all rounds, `samples_per_second` the training samples of
-    a round with all clients divided by it, `compile_seconds` those of the last start. Where there
-    is a patience, `stopped_early` says whether it ended before `config.rounds`.
+    a round divided by it (of a cohort those of as many clients of mean size), `compile_seconds`
+    those of the last start. Where there is a patience, `stopped_early` says whether it ended before
+    `config.rounds`.
 
     Args:
       config: the run's.
@@ -66,6 +67,7 @@ def summarize(
     else:
         sizes = [len(domain.train.images) for domain in domains]
         samples = int(np.dot(np.broadcast_to(local_epochs(config), len(sizes)), sizes))
+    samples *= (config.clients_per_round or len(domains)) / len(domains)
     return {
         "method": config.method,
         "dataset": experiment.internal.name,
