@@ -65,7 +65,7 @@ def make_start(
 ) -> Callable[[], FederatedState]:
     """Returns `start() -> state` before the first round; `fixed` as `_load_pretrained` gives it."""
 
-    @partial(jax.jit, compiler_options=for_one_run())
+    @for_one_run
     def begin(fixed: sharing.Variables | None) -> FederatedState:
         variables = initial_variables(experiment, keys.model)
         if fixed is not None:
