@@ -16,23 +16,6 @@ from fedjax_bn.backend import on_cpu
 PyTree = Any
 
 
-def map_clients(function: Callable[..., PyTree], clients: str, *stacked: PyTree) -> PyTree:
-    """Applies `function` to every client.
-
-    Args:
-      function: a pure function of one client's trees.
-      clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:n` (n at a time).
-      *stacked: trees with leading axis K, one for each argument.
-
-    Returns:
-      The results, stacked along a leading axis K.
-
-    Raises:
-      ValueError: as `group_size`.
-    """
-    return map_and_sum(lambda *client: ((), function(*client)), clients, *stacked)[1]
-
-
 def map_and_sum(
     function: Callable[..., tuple[PyTree, PyTree]], clients: str, *stacked: PyTree
 ) -> tuple[PyTree, PyTree]:
@@ -42,7 +25,7 @@ def map_and_sum(
 
     Args:
       function: a pure function of one client's trees that returns (part, result).
-      clients: as in `map_clients`.
+      clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:n` (n at a time).
       *stacked: trees with leading axis K, one for each argument.
 
     Returns:

@@ -4,20 +4,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_bn.mapping import group_size, map_clients
+from fedjax_bn.mapping import group_size, map_and_sum
 
 
 @pytest.mark.parametrize("clients", ["auto", "map", "vmap", "vmap:1", "vmap:2", "vmap:3", "vmap:5"])
-def test_results_are_stacked_in_order_whatever_the_strategy(clients):
+def test_parts_are_summed_and_results_stacked_in_order_whatever_the_strategy(clients):
     x, y = jnp.arange(10.0).reshape(5, 2), jnp.arange(5.0)
-    result = map_clients(lambda a, b, _: {"sum": a.sum() + b, "a": a}, clients, x, y, None)
+    total, result = map_and_sum(
+        lambda a, b, _: (a * b, {"sum": a.sum() + b, "a": a}), clients, x, y, None
+    )
+    np.testing.assert_array_equal(total, np.asarray(x).T @ np.asarray(y))
     np.testing.assert_array_equal(result["sum"], np.asarray(x).sum(1) + np.arange(5))
     np.testing.assert_array_equal(result["a"], x)
 
 
 @pytest.mark.parametrize("clients", ["map", "vmap", "vmap:1"])
 def test_one_client_works(clients):
-    np.testing.assert_array_equal(map_clients(lambda a: a + 1, clients, jnp.zeros(1)), [1])
+    total, result = map_and_sum(lambda a: (a, a + 1), clients, jnp.full(1, 2.0))
+    np.testing.assert_array_equal((total, *result), [2, 3])
 
 
 @pytest.mark.parametrize(

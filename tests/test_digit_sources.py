@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_bn.data.domain import splits
+from fedjax_bn.data.pools import as_source
 from fedjax_bn.data.sets import digits, morpho_mnist, scanners
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, check_source
 from tiny_digits import TEST as TESTING
@@ -62,8 +63,9 @@ def test_an_archive_as_a_source_has_its_domains_and_parts(tmp_path):
     assert source.pools[1].names[20] == "alpha/test/00000"
 
 
-def test_scanners_as_a_source_have_the_samples_of_load():
-    source, dataset = scanners.load_source(seed=3), scanners.load(seed=3)
+def test_a_dataset_as_a_source_has_its_samples_and_its_splits_as_parts():
+    dataset = scanners.load(seed=3)
+    source = as_source(dataset)
     for pool, domain in zip(source.pools, dataset.domains, strict=True):
         assert np.bincount(pool.parts).tolist()[:2] == [180, 30]
         for part, (_, split) in zip((TRAIN, VALIDATION, TEST), splits(domain), strict=True):

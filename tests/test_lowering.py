@@ -30,7 +30,7 @@ KEY = jax.random.key(0)
 CLIENTS, BATCH, CLASSES = 3, 4, 3
 IMAGES = jax.ShapeDtypeStruct((BATCH, 8, 8, 3), jnp.float32)
 # Every operation of a line of these was made for CPU, but for the seam itself, models/cpu/__init__.
-MADE_FOR_CPU = re.compile(r"models/cpu/(?!__init__)\w+\.py|wait_for_all")
+MADE_FOR_CPU = re.compile(r"models/cpu/(?!__init__)\w+\.py|fedjax_bn/backend\.py")
 
 
 class Network(models.SmallCNN):
@@ -118,7 +118,7 @@ def test_what_is_made_for_cpu_is_found_where_it_is():
     given = state, batch_of(lead=(CLIENTS, 2)), KEY, variables_of(NETWORK), images
     found = set(MADE_FOR_CPU.findall(lowered(both, *given, platforms=("cpu",))))
     kernels = {f"models/cpu/{name}.py" for name in ("chunks", "convolution", "pooling")}
-    assert kernels | {"wait_for_all"} <= found
+    assert kernels | {"fedjax_bn/backend.py"} <= found
 
 
 @pytest.mark.parametrize("name", ADAPTATIONS)

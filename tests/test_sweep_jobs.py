@@ -140,6 +140,10 @@ def test_a_stop_reaches_every_run_once_and_nothing_else_starts(tmp_path, running
     saved = [name for name in NAMES if (tmp_path / name / ".saved").exists()]
     assert saved == [name for name in NAMES if starts(tmp_path, name)]
     assert len(saved) == 2
+    running()
+    assert give(tmp_path, "--jobs", "2") == 0
+    assert counts(capsys.readouterr().out) == {"done": len(NAMES)}
+    assert all(len(starts(tmp_path, name)) == 1 + (name in saved) for name in NAMES)
 
 
 @pytest.mark.parametrize(

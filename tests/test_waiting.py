@@ -5,6 +5,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from sklearn.datasets import load_digits, load_sample_image
 
 from fedjax_bn import models
@@ -51,11 +52,20 @@ def test_a_program_for_one_run_gives_the_bits_of_any_other(optimized):
     def init(key):
         return models.SmallCNN(widths=(16,)).init(key, jnp.zeros((2, 8, 8, 3)))
 
-    assert for_one_run()
-    quick, usual = (
-        jax.jit(init, compiler_options=options)(jax.random.key(0))
-        for options in (for_one_run(), None)
-    )
-    jax.tree.map(np.testing.assert_array_equal, quick, usual)
-    with traced_for("tpu"):
-        assert for_one_run() == {}
+    key = jax.random.key(0)
+    quick = for_one_run(init)
+    jax.tree.map(np.testing.assert_array_equal, quick(key), jax.jit(init)(key))
+    # What only asks for the form of the result traces it inside another program.
+    assert jax.eval_shape(quick, key) == jax.eval_shape(init, key)
+
+
+@pytest.mark.parametrize(("platform", "least"), [("cpu", True), ("tpu", False)])
+def test_a_program_for_one_run_is_optimized_less_on_cpu_alone(
+    platform, least, optimized, monkeypatch
+):
+    given = []
+    monkeypatch.setattr(jax, "jit", lambda function, **options: given.append(options))
+    with traced_for(platform):
+        for_one_run(jnp.sin, donate_argnums=0)
+    expected = {"compiler_options": {"xla_backend_optimization_level": 1}} if least else {}
+    assert given == [expected | {"donate_argnums": 0}]

@@ -86,11 +86,11 @@ def make_start(
         variables = with_method_parts(config, experiment.model, variables, images, key)
         return experiment.method.init(keys.method, variables, rows)
 
-    jitted = partial(jax.jit, begin, compiler_options=for_one_run())
     if experiment.mesh is None:
-        return partial(jitted(), fixed)
+        return partial(for_one_run(begin), fixed)
     spread = shardings_of(jax.eval_shape(begin, fixed), experiment.mesh)
-    return partial(jitted(out_shardings=spread), place_copies(fixed, experiment.mesh))
+    begin = for_one_run(begin, out_shardings=spread)
+    return partial(begin, place_copies(fixed, experiment.mesh))
 
 
 def _check_rows_alike(config: ConfigDict, experiment: Experiment, keys: Keys) -> None:

@@ -92,6 +92,9 @@ def load_source(
 ) -> Source:
     """All samples of the digits benchmark as u8[N, 28, 28, 3], with their published parts.
 
+    For divisions of one's own: `make_clients(load_source(path), target="svhn", split="stratified",
+    partition="dirichlet", ...)`. The program takes `load`, the paper's division.
+
     Args:
       path: the folder of the originals, or a `.npz`.
       cache: folder for the images of the originals, 1.8 GB, most of it SynthDigits; without one

@@ -23,9 +23,7 @@ from PIL import Image
 
 from fedjax_bn.data.division.by_class import stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.data.pools import as_source
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.source import Source
 
 _Colour = tuple[int, int, int]
 
@@ -90,11 +88,6 @@ def load(seed: int = 0) -> Dataset:
         images = _scan(scanner, ink[owned], photograph, rng)
         domains.append(_domain(scanner.name, Split(images, labels[owned]), rng))
     return Dataset("scanners", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
-
-
-def load_source(seed: int = 0) -> Source:
-    """The same samples as a source; their parts are the splits of `load`."""
-    return as_source(load(seed))
 
 
 def _domain(name: str, owned: Split, rng: np.random.Generator) -> Domain:
