@@ -1,0 +1,192 @@
+"""What each method's round costs, beside what its passes explain.
+
+    python benchmarks/method_costs.py                                # all networks; long
+    python benchmarks/method_costs.py --only DigitCNN --json         # one JSON object as last line
+    python benchmarks/method_costs.py --only ResNet18 --methods moon fedig
+
+A training step is three passes through the network that cost about the same: forward, the gradient
+of its maps, the gradient of its weights. The table says how many of each a method's formula needs a
+step; predicted is FedAvg's round times their sum over FedAvg's three. Optimizers, corrections by
+control variates and the server are in no prediction. All methods are timed in turn (see
+`interleave`); the target is that none takes more than 1.25 times what is predicted.
+
+The two large networks have small images and batches here, so that a round takes seconds.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn import methods, models
+from interleave import Samples, interleave, paired_ratio, spend
+from machine import announce
+
+TARGET = 1.25
+
+
+class Passes(NamedTuple):
+    """How often a step passes through the whole network, in units of its batch."""
+
+    forward: float = 1
+    maps: float = 1  # gradients of maps
+    weights: float = 1  # gradients of weights
+
+    @property
+    def total(self) -> float:
+        """All of them, which are taken to cost the same."""
+        return sum(self)
+
+
+PASSES = {
+    **dict.fromkeys(
+        ("fedavg", "fedprox", "fedbn", "silobn", "singleset", "scaffold", "fednova", "fedadam"),
+        Passes(),
+    ),
+    "feddc": Passes(),
+    "fedcd": Passes(),  # its second derivative is of the classifier alone
+    "perfedavg": Passes(),  # a half of the batch adapts, the other half gives the gradient
+    "moon": Passes(forward=3),  # by the received and by the previous model too
+    "fedig": Passes(2, 2, 2),  # the mixed pass
+    "fediga": Passes(3, 3, 2),  # the adapter's pass, with the weights frozen
+}
+OPTIONS: dict[str, dict[str, Any]] = {name: {"cafl": "mean"} for name in ("fedig", "fediga")}
+
+
+class Size(NamedTuple):
+    """The round of a network: side of its images, samples of a batch, steps of a client."""
+
+    side: int
+    batch: int
+    steps: int
+
+
+SIZES = {
+    "DigitCNN": Size(28, 32, 6),
+    "ResNet18": Size(64, 16, 3),
+    "AlexNet": Size(128, 32, 2),
+    "DenseNet121": Size(64, 16, 2),
+}
+CLIENTS, CLASSES = 2, 10
+
+
+def main() -> None:
+    """Times, prints a table for each network and perhaps JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--only", nargs="*", default=list(SIZES), choices=SIZES, help="networks; default: all")
+    add("--methods", nargs="*", default=list(PASSES), choices=PASSES, help="default: all")
+    add("--side", type=int, help="of the images; default: the network's own")
+    add("--batch", type=int, help="samples; default: the network's own")
+    add("--repeats", type=int, default=9, help="rounds of each; default %(default)s")
+    add("--json", action="store_true", help="print a JSON object as the last line")
+    options = parser.parse_args()
+    here = announce(
+        f"a round of each method, {CLIENTS} clients, measured over predicted by its passes; "
+        f"on {jax.devices()[0]}"
+    )
+    results = {}
+    for network in options.only:
+        own = SIZES[network]
+        size = own._replace(side=options.side or own.side, batch=options.batch or own.batch)
+        results[network] = measure(network, size, options.methods, options.repeats)
+    if options.json:
+        print(json.dumps({"machine": here, "results": results}))
+
+
+def measure(network: str, size: Size, names: list[str], repeats: int) -> dict[str, Any]:
+    """By method: seconds of a round and of compiling it, and measured over predicted."""
+    print(f"\n{network} {size.side}x{size.side}, {size.steps} steps of {size.batch}")
+    model, batches = getattr(models, network)(num_classes=CLASSES), make_batches(size)
+    variables = jax.jit(model.init)(jax.random.key(1), batches["image"][0, 0].astype(jnp.float32))
+    runs, compiling = {}, {}
+    for name in dict.fromkeys(["fedavg", *names]):
+        runs[name], compiling[name] = compiled_round(name, model, variables, batches)
+    taken = interleave(runs, repeats)
+    rows = {name: row(name, taken, compiling[name]) for name in taken}
+    print(table(rows))
+    return rows
+
+
+def make_batches(size: Size) -> dict[str, jax.Array]:
+    """Random images as bytes; everyone's batches are full."""
+    key, lead = jax.random.key(0), (CLIENTS, size.steps, size.batch)
+    return {
+        "image": jax.random.randint(key, (*lead, size.side, size.side, 3), 0, 256, jnp.uint8),
+        "label": jax.random.randint(key, lead, 0, CLASSES, jnp.int32),
+        "valid": jnp.ones(lead, bool),
+    }
+
+
+def compiled_round(
+    name: str, model: Any, variables: dict[str, Any], batches: dict[str, jax.Array]
+) -> tuple[Callable[[], object], float]:
+    """The second round of a method, ready to run, and the CPU seconds of compiling it.
+
+    The second, because the first of some has nothing from the server yet.
+    """
+    method = getattr(methods, name)(model, optax.sgd(0.01), **OPTIONS.get(name, {}))
+    key = jax.random.key(2)
+    state = jax.jit(lambda: method.init(key, variables, CLIENTS))()
+    made = []
+    _, user, system = spend(
+        lambda: made.append(jax.jit(method.round).lower(state, batches, key).compile())
+    )
+    (round,) = made
+    state = jax.block_until_ready(round(state, batches, key)[0])
+    return lambda: jax.block_until_ready(round(state, batches, key)), user + system
+
+
+def row(name: str, taken: dict[str, Samples], compiling: float) -> dict[str, Any]:
+    """A method's figures.
+
+    A ratio of wall times that is not measured (see `interleave`) is None; beside it stands that of
+    the least CPU seconds, which neighbours on the machine hardly change.
+    """
+    ratio, predicted = paired_ratio(taken[name], taken["fedavg"]), predicted_of(name)
+    cpu, base = least_cpu(taken[name]), least_cpu(taken["fedavg"])
+    return {
+        "passes": list(PASSES[name]),
+        "seconds": float(taken[name].wall.min()),
+        "cpu_seconds": cpu,
+        "compile_cpu_seconds": round(compiling, 2),
+        "by_wall": ratio.median / predicted if ratio.measured else None,
+        "by_cpu": cpu / base / predicted,
+    }
+
+
+def predicted_of(name: str) -> float:
+    """How many times FedAvg's round a method's passes explain."""
+    return PASSES[name].total / PASSES["fedavg"].total
+
+
+def least_cpu(samples: Samples) -> float:
+    """CPU seconds of the round that took least."""
+    return float((samples.user + samples.system).min())
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """One line a method."""
+    lines = [
+        "            passes                                     measured / predicted   compile",
+        "method      forward  maps  weights   least s     CPU s      by wall   by CPU     CPU s",
+    ]
+    for name, found in rows.items():
+        forward, maps, weights = found["passes"]
+        over, of_cpu = found["by_wall"], found["by_cpu"]
+        shown = "not measured" if over is None else f"{over:.2f}"
+        above = " *" if (of_cpu if over is None else over) > TARGET else ""
+        lines.append(
+            f"{name:10}  {forward:7.3g}  {maps:4.3g}  {weights:7.3g}   {found['seconds']:7.3f}   "
+            f"{found['cpu_seconds']:7.3f} {shown:>12}   {of_cpu:6.2f}   "
+            f"{found['compile_cpu_seconds']:7.1f}{above}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""That the passes in benchmarks/method_costs.py are those that a round is traced to."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from fedjax_bn import methods
+from fedjax_bn.normalization import BatchNorm
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+BATCH = (2, 2, 16)
+
+
+class Deep(nn.Module):
+    """Equal layers, whose products are nearly all that is counted."""
+
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(4):
+            x = nn.relu(BatchNorm()(nn.Dense(64)(x)))
+        return nn.Dense(2)(x.mean((1, 2)))
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    sys.path.insert(0, str(FOLDER))
+    yield runpy.run_path(str(FOLDER / "method_costs.py"), run_name="benchmark")
+    sys.path.remove(str(FOLDER))
+
+
+def products(name, options):
+    """Operations of matrix products in a round."""
+    from on_accelerator.flops import of_function
+
+    method, key = getattr(methods, name)(Deep(), optax.sgd(0.1), **options), jax.random.key(0)
+    batches = {
+        "image": jnp.zeros((*BATCH, 2, 2, 64)),
+        "label": jnp.zeros(BATCH, jnp.int32),
+        "valid": jnp.ones(BATCH, bool),
+    }
+    variables = jax.eval_shape(Deep().init, key, batches["image"][0, 0])
+    state = jax.eval_shape(lambda v: method.init(key, v, BATCH[0]), variables)
+    return of_function(method.round, state, batches, key)
+
+
+def test_every_method_of_a_paper_has_its_passes(benchmark):
+    formulas = {"fedyogi", "fedadagrad", "fedavgm"}  # of the server alone, as fedadam
+    assert {*benchmark["PASSES"]} == {*methods.__all__} - formulas
+
+
+@pytest.mark.parametrize("name", ["fedcd", "fedig", "fediga", "moon", "perfedavg", "scaffold"])
+def test_a_round_is_traced_to_the_passes_that_predict_its_time(benchmark, name):
+    options = benchmark["OPTIONS"].get(name, {})
+    found = products(name, options) / products("fedavg", {})
+    assert found == pytest.approx(benchmark["predicted_of"](name), rel=0.07)
