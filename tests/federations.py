@@ -22,6 +22,15 @@ class NormNet(nn.Module):
         return nn.Dense(CLASSES, name="c")(x)
 
 
+class OneNorm(nn.Module):
+    """One batch norm between two dense layers: every further leaf has to be compiled."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(BatchNorm(name="a")(nn.Dense(8, name="bn")(x)))
+        return nn.Dense(CLASSES, name="c")(x)
+
+
 class PlainNet(nn.Module):
     """No batch norm."""
 
