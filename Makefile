@@ -11,9 +11,10 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python -m fedjax_bn.main --config configs/quickstart.py
 
 # Another Python: make test PYTHON=python3.12 VENV=.venv312
-# A process for each core, but no more than memory bears: a worker grows to 5 GB.
+# A process for each core, but no more than memory bears. Each takes half of
+# the files in their order, so that what one test compiled the next one finds.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # The oldest versions together: those of Google Colab, whose Python is 3.13.
 test-floor:

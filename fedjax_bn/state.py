@@ -178,4 +178,4 @@ def put_rows(state: FederatedState, cohort: FederatedState, client: jax.Array) -
 
 def stack(tree: PyTree, num_clients: int) -> PyTree:
     """The same tree for every client, [K, ...]."""
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], num_clients, axis=0), tree)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), tree)

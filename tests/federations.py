@@ -28,6 +28,15 @@ class NormNet(nn.Module):
         return nn.Dense(CLASSES, name="c")(x)
 
 
+class OneNorm(nn.Module):
+    """One batch norm between two dense layers: every further leaf has to be compiled."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(BatchNorm(name="a")(nn.Dense(8, name="bn")(x)))
+        return nn.Dense(CLASSES, name="c")(x)
+
+
 class PlainNet(nn.Module):
     """No batch norm."""
 
@@ -46,12 +55,15 @@ class DropoutNet(nn.Module):
 
 
 class MapNet(nn.Module):
-    """A batch norm that sees a map of three positions, dropout, and a classifier."""
+    """A batch norm that sees a map of three positions, dropout, and a classifier; no more leaves.
+
+    Nearly all the time of tests is compilation, and every leaf has kernels of its own.
+    """
 
     @nn.compact
     def __call__(self, x, train=False):
         x = nn.relu(BatchNorm(name="norm")(x.reshape(-1, 3, 2))).mean(1)
-        x = nn.Dropout(0.2)(nn.Dense(4, name="dense")(x), deterministic=not train)
+        x = nn.Dropout(0.2)(x, deterministic=not train)
         return nn.Dense(CLASSES, name="out")(x)
 
 

@@ -48,7 +48,7 @@ def images_of(count, seed=0, shape=(6, 6, 3)):
 
 def variables_of(model, images, seed=0):
     """Distinct values in every leaf, variances positive."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0), images.astype(jnp.float32))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), np.asarray(images, np.float32))
     leaves, structure = jax.tree_util.tree_flatten_with_path(shapes)
     random, made = np.random.default_rng(seed), []
     for path, leaf in leaves:

@@ -6,13 +6,28 @@ import numpy as np
 import optax
 import pytest
 
-from federations import NormNet, assert_close, batches_of, client, run_rounds, variables_of
+from federations import (
+    OneNorm,
+    assert_close,
+    batches_of,
+    client,
+    in_float64,
+    once,
+    run_rounds,
+    variables_of,
+    with_value,
+)
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fednova, singleset
 from fedjax_bn.methods.fednova import momentum_work
 from fedjax_bn.methods.response import response
 
 SIZES = (9, 4, 6)
+NET = OneNorm()
+DECAYING = {
+    decay: optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.1, momentum=0.9))
+    for decay in (0.0, 0.1)
+}
 
 
 def work(momentum, steps):
@@ -48,13 +63,12 @@ def test_response_is_the_way_under_a_constant_gradient(x64, optimizer, expected)
 
 
 @pytest.mark.parametrize("momentum", [None, 0.9])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("decay", DECAYING)
 def test_server_normalizes_the_ways_of_clients(x64, momentum, decay):
     """Clients that train alone make the same ways; the rest is the paper's Eq. 6 in NumPy."""
-    sgd = optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.1, momentum=0.9))
-    start = jax.tree.map(lambda x: x.astype(float), variables_of(NormNet()))
-    alone, _ = run_rounds(singleset(NormNet(), sgd), start, batches_of(SIZES))
-    ours, _ = run_rounds(fednova(NormNet(), sgd, momentum=momentum), start, batches_of(SIZES))
+    sgd, start = DECAYING[decay], jax.device_get(in_float64(variables_of(NET)))
+    alone, _ = run_rounds(once(singleset, NET, sgd), start, batches_of(SIZES))
+    ours, _ = run_rounds(fednova(NET, sgd, momentum=momentum), start, batches_of(SIZES))
     p, a = np.array(SIZES) / sum(SIZES), np.array([work(0.9, n) for n in (3, 1, 2)])
     models = [client(client_variables(alone), k) for k in range(3)]
 
@@ -75,9 +89,9 @@ def test_server_normalizes_the_ways_of_clients(x64, momentum, decay):
 
 def test_a_client_without_data_does_not_disturb_the_others():
     batches = batches_of(SIZES)
-    empty = batches | {"valid": batches["valid"].at[1].set(False)}
-    ours, metrics = run_rounds(fednova(NormNet(), optax.sgd(0.1)), variables_of(NormNet()), empty)
-    two = jax.tree.map(lambda x: x[np.array([0, 2])], batches)
-    theirs, _ = run_rounds(fednova(NormNet(), optax.sgd(0.1)), variables_of(NormNet()), two)
+    empty, two = with_value(batches, 1, False, "valid"), client(batches, [0, 2])
+    method = fednova(NET, optax.sgd(0.1))
+    ours, metrics = run_rounds(method, variables_of(NET), empty)
+    theirs, _ = run_rounds(method, variables_of(NET), two)
     np.testing.assert_allclose(metrics["weights"], [0.6, 0, 0.4], rtol=1e-6)
     assert_close(ours.shared, theirs.shared, rtol=1e-4, atol=1e-6)

@@ -1,5 +1,6 @@
 """Clients over a mesh of devices: the numbers of one device, and one reduction."""
 
+import functools
 import re
 
 import jax
@@ -9,7 +10,7 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from federations import assert_close, batches_of, variables_of
+from federations import ON_MAPS, RIVALS, assert_close, batches_of, in_float64, variables_of
 from fedjax_bn import methods
 from fedjax_bn.state import client_variables, put_rows, take_rows
 from test_second_form import KEY, NAMES, OPTIONS, MapNet
@@ -24,9 +25,11 @@ COLLECTIVE = re.compile(
 )
 
 
+@functools.cache
 def method_of(name, mesh=None):
     make = getattr(methods, name.partition(",")[0])
-    options = {"clients": "map", "local_epochs": 2, "mesh": mesh} | OPTIONS.get(name, {})
+    options = {"clients": "map", "local_epochs": 2, "mesh": mesh}
+    options |= OPTIONS.get(name, {}) | ON_MAPS.get(name, {})
     return make(MapNet(), optax.sgd(0.01, momentum=0.5), **options)
 
 
@@ -37,8 +40,7 @@ def batches_for(sizes, batch=4):
 
 
 def start(method, num_clients):
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(MapNet()))
-    return method.init(KEY, variables, num_clients)
+    return method.init(KEY, in_float64(variables_of(MapNet())), num_clients)
 
 
 def after(name, batches, mesh=None, rounds=1):
@@ -52,7 +54,8 @@ def after(name, batches, mesh=None, rounds=1):
 
 # Methods that differ from another one in what no device sees, such as a step on the server.
 ALIKE = ("fedadagrad", "fedavgm", "fedprox", "fedyogi", "fediga", "silobn", "singleset", "feddc")
-ALIKE += ("fedavg", "fedavg, kept momentum", "fedadam", "fednova", "moon", "perfedavg")
+ALIKE += ("fedavg", "fedavg, kept momentum", "fedadam", "fednova", "moon", "perfedavg", "fedig")
+ALIKE += ("fedbn, by risks", *RIVALS)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +83,9 @@ def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name
     assert_close(spread, after(name, batches, rounds=2), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["fedbn, by risks", "scaffold"])
+@pytest.mark.parametrize(
+    "name", ["fedbn, by risks", pytest.param("scaffold", marks=pytest.mark.slow)]
+)
 def test_clients_need_not_go_out_even(x64, name):
     """Three clients on two devices: a row of padding counts nowhere."""
     batches = batches_for(SIZES)
@@ -88,7 +93,10 @@ def test_clients_need_not_go_out_even(x64, name):
     assert_close(spread, after(name, batches, rounds=2), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["fedbn", "fedcd", "fedig", "perfedavg"])
+@pytest.mark.parametrize(
+    "name",
+    ["fedbn", "fedcd", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedig", "perfedavg"))],
+)
 def test_a_batch_over_devices_gives_the_numbers_of_one_device(x64, name):
     """Statistics, losses and gradients of both orders; batches of three on two devices."""
     batches = batches_for((5, 3), batch=3)

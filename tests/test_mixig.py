@@ -1,5 +1,7 @@
 """MixIG and MixStyle: Eq. 3 in NumPy, what u means, and that nothing received moves."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,9 +23,14 @@ def layer_and_variables(channels=3):
     return layer, nets.variables_of(layer, x), x
 
 
-def apply_with(rule, model, variables, x, valid=None, **options):
+def apply_eagerly(rule, model, variables, x, valid=None, **options):
     with normalize_with(rule, valid):
         return model.apply(variables, x, **options)
+
+
+def apply_with(rule, model, *arrays, **options):
+    """The same as one program, not one an operation."""
+    return jax.jit(partial(apply_eagerly, rule, model, **options))(*arrays)
 
 
 def affine(normal, variables):
@@ -75,10 +82,12 @@ def test_gradients_of_instance_moments_are_those_of_their_definition(x64, count)
         mean = x.mean(1)
         return mean, jnp.square(x - mean[:, None]).mean(1)
 
-    for derivative in (jax.jacfwd, jax.jacrev, jax.hessian):
-        for own, expected in zip(
-            derivative(instance_moments)(x), derivative(definition)(x), strict=True
-        ):
+    def derivatives(function):
+        each = [derivative(function) for derivative in (jax.jacfwd, jax.jacrev, jax.hessian)]
+        return jax.jit(lambda x: [derivative(x) for derivative in each])(x)
+
+    for ours, theirs in zip(derivatives(instance_moments), derivatives(definition), strict=True):
+        for own, expected in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(own, expected, rtol=1e-12, atol=1e-14)
 
 
@@ -106,7 +115,8 @@ def test_u_is_one_vector_a_layer_shared_by_the_batch(x64):
     layer, variables, x = layer_and_variables()
     rule = mixed_statistics(KEY)
     whole = apply_with(rule, layer, variables, x)
-    alone = jnp.concatenate([apply_with(rule, layer, variables, x[i : i + 1]) for i in range(5)])
+    one = jax.jit(partial(apply_eagerly, rule, layer))
+    alone = np.concatenate([one(variables, np.asarray(x)[i : i + 1]) for i in range(5)])
     np.testing.assert_allclose(whole, alone, rtol=1e-12)
     seen = []
 
@@ -114,7 +124,7 @@ def test_u_is_one_vector_a_layer_shared_by_the_batch(x64):
         seen.append(uniform()(key, shape, dtype))
         return seen[-1]
 
-    apply_with(mixed_statistics(KEY, draw), layer, variables, x)
+    apply_eagerly(mixed_statistics(KEY, draw), layer, variables, x)
     (u,) = seen
     assert u.shape == (3,)
     assert len(np.unique(u)) == 3
@@ -138,7 +148,7 @@ def test_u_differs_between_layers_and_keys():
 
     for number in range(2):
         rule = mixed_statistics(jax.random.key(number), noting(number))
-        apply_with(rule, MODEL, variables, images)
+        apply_eagerly(rule, MODEL, variables, images)
     vectors = [u for layers in drawn.values() for u in layers]
     assert len(vectors) == 4  # two spatial layers, two keys
     assert len({tuple(u.tolist()) for u in vectors}) == 4
@@ -157,9 +167,9 @@ def test_extrapolated_statistics_stay_finite():
     rule = mixed_statistics(KEY, constant(-0.1))
 
     def total(x):
-        return apply_with(rule, layer, variables, 1e3 * x).sum()
+        return apply_eagerly(rule, layer, variables, 1e3 * x).sum()
 
-    value, gradient = jax.value_and_grad(total)(x.astype(jnp.float32))
+    value, gradient = jax.jit(jax.value_and_grad(total))(x.astype(jnp.float32))
     assert np.isfinite(value)
     assert np.isfinite(gradient).all()
 
@@ -167,9 +177,10 @@ def test_extrapolated_statistics_stay_finite():
 def test_a_layer_without_spatial_axes_normalizes_with_the_batch(x64):
     layer = BatchNorm()
     x = jnp.asarray(np.random.default_rng(0).normal(2, 3, (6, 3)))
-    variables, valid = nets.variables_of(layer, x), jnp.arange(6) < 5
-    ours = apply_with(mixed_statistics(KEY), layer, variables, x.at[5].set(jnp.nan), valid)[:5]
-    short = np.asarray(x[:5])
+    variables, valid = nets.variables_of(layer, x), np.arange(6) < 5
+    short = np.asarray(x)[:5]
+    padded = np.concatenate([short, np.full((1, 3), np.nan)])
+    ours = apply_with(mixed_statistics(KEY), layer, variables, padded, valid)[:5]
     normal = (short - short.mean(0)) / np.sqrt(short.var(0) + 1e-5)
     np.testing.assert_allclose(ours, affine(normal, variables), rtol=1e-11)
 
@@ -185,8 +196,8 @@ def test_a_mixed_pass_moves_no_running_statistics(rule):
 def test_it_works_under_jit_vmap_and_scan(x64):
     images = nets.images_of(8).reshape(2, 4, 6, 6, 3)
     variables = nets.variables_of(MODEL, images[0])
-    one = lambda batch: apply_with(mixed_statistics(KEY), MODEL, variables, batch)  # noqa: E731
-    loop = jnp.stack([one(batch) for batch in images])
+    one = partial(apply_eagerly, mixed_statistics(KEY), MODEL, variables)
+    loop = np.stack([one(batch) for batch in images])
     np.testing.assert_allclose(jax.jit(jax.vmap(one))(images), loop, rtol=1e-9, atol=1e-12)
     _, scanned = jax.lax.scan(lambda carry, batch: (carry, one(batch)), None, images)
     np.testing.assert_allclose(scanned, loop, rtol=1e-9, atol=1e-12)
@@ -211,7 +222,7 @@ def test_mixstyle_is_the_published_map_normalized_by_its_batch(x64, monkeypatch)
     # The fifth sample is padding, so the fourth, which would take its style, keeps its own.
     valid, partner = np.arange(5) < 4, np.where(other == 0, 3, other)
     rule = mixstyle_statistics(KEY, probability=1.0)
-    ours = apply_with(rule, layer, variables, x, jnp.asarray(valid))
+    ours = apply_with(rule, layer, variables, x, valid)
     theirs = mixstyle_numpy(np.asarray(x), partner, weight[..., None, None], valid)
     np.testing.assert_allclose(ours[:4], affine(theirs, variables)[:4], rtol=1e-9, atol=1e-12)
 
@@ -220,6 +231,6 @@ def test_mixstyle_that_never_mixes_is_the_local_pass(x64):
     images = nets.images_of(6)
     variables = nets.variables_of(MODEL, images)
     rule = mixstyle_statistics(KEY, probability=0.0)
-    ours = jax.jit(lambda v, x: apply_with(rule, MODEL, v, x))(variables, images)
-    local, _ = MODEL.apply(variables, images, mutable=["batch_stats"])
+    ours = apply_with(rule, MODEL, variables, images)
+    local, _ = jax.jit(partial(MODEL.apply, mutable=["batch_stats"]))(variables, images)
     np.testing.assert_allclose(ours, local, rtol=1e-10)

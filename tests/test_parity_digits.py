@@ -1,4 +1,9 @@
-"""Three rounds on real digits against independent PyTorch runs, in float64."""
+"""Three rounds on real digits, and TsmoBN behind them, against independent PyTorch runs.
+
+All of it is in float64.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_bn import adaptation
 from fedjax_bn.aggregation import uniform
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedavg, fedbn, fedprox, silobn
@@ -69,20 +75,28 @@ def batches_of(data):
     }
 
 
+@functools.cache
+def trained(name, folder):
+    """What three rounds leave: the metrics and the clients' models of each, and the last state."""
+    data = dict(np.load(folder / "data" / "digits.npz"))
+    method = METHODS[name](DigitCNN(), optax.sgd(0.01), weigh=uniform)
+    batches, key = batches_of(data), jax.random.key(0)
+    state, seen = method.init(key, initial_variables(), 5), []
+    for _ in range(3):
+        state, metrics = method.round(state, batches, key)
+        seen.append(jax.device_get((metrics, client_variables(state))))
+    return seen, state
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n != "fedbn")) for n in METHODS],
 )
-def test_three_rounds_equal_pytorch(stored, x64, optimized, name):
+def test_three_rounds_equal_pytorch(shared, stored, x64, optimized, name):
     values, data = stored
-    model = DigitCNN()
-    method = METHODS[name](model, optax.sgd(0.01), weigh=uniform)
-    batches, key = batches_of(data), jax.random.key(0)
-    state = method.init(key, initial_variables(), 5)
-    predict = jax.jit(model.apply)
-    for round in range(3):
-        state, metrics = method.round(state, batches, key)
-        clients = jax.device_get(client_variables(state))
+    seen, state = trained(name, shared)
+    predict = jax.jit(DigitCNN().apply)
+    for round, (metrics, clients) in enumerate(seen):
         for k, domain in enumerate(DOMAINS):
             prefix = f"{name}__round{round}"
             close(metrics["step_loss"][k], values[f"{prefix}__loss__{domain}"])
@@ -97,6 +111,25 @@ def test_three_rounds_equal_pytorch(stored, x64, optimized, name):
     check_server(name, values, global_variables(state))
 
 
+@pytest.mark.parametrize("name", [pytest.param("fedavg", marks=pytest.mark.slow), "fedbn"])
+def test_the_unseen_stream_of_tsmobn_equals_pytorch(shared, stored, x64, optimized, name):
+    values, data = stored
+    model, variables = DigitCNN(), global_variables(trained(name, shared)[1])
+    images = pixels(data["usps__test_images"][:160].astype(np.float64))
+    stream = jnp.asarray(images).reshape(5, 32, *images.shape[1:])
+
+    @jax.jit
+    def logits(momentum):
+        adapt = adaptation.tsmobn(model, momentum)
+        step = lambda carry, batch: adapt.predict(variables, carry, batch)[::-1]  # noqa: E731
+        return jax.lax.scan(step, adapt.init(variables), stream)[1].reshape(160, -1)
+
+    plain = jax.lax.map(lambda batch: model.apply(variables, batch), stream).reshape(160, -1)
+    close(plain, values[f"{name}__server_usps"])
+    for momentum in (0.9, 0.0):
+        close(logits(momentum), values[f"{name}__tsmobn_usps__momentum{momentum}"])
+
+
 def check_server(name, values, variables):
     """The averaged parameters have the stored norms, layer by layer."""
     names = {"conv": "conv", "fc": "dense", "bn": "norm"}
@@ -107,7 +140,7 @@ def check_server(name, values, variables):
         kind, number = layer[:-1], layer[-1]
         module = "head" if layer == "fc3" else names[kind] + number
         ours = variables["params"][module][leaves[leaf][kind == "bn"]]
-        close(jnp.linalg.norm(ours), values[key])
+        close(np.linalg.norm(ours), values[key])
 
 
 def norm_leaves():

@@ -10,10 +10,12 @@ import pytest
 from federations import (
     CLASSES,
     FEATURES,
-    NormNet,
+    OneNorm,
     PlainNet,
     assert_close,
     batches_of,
+    in_float64,
+    once,
     run_rounds,
     variables_of,
 )
@@ -24,10 +26,6 @@ from fedjax_bn.task import Score, Task, classification
 
 SIZES = (7, 4)
 SGD = optax.sgd(0.1)
-
-
-def in_float64(variables):
-    return jax.tree.map(lambda x: np.asarray(x, float), variables)
 
 
 def pointing(batches):
@@ -43,8 +41,8 @@ def pointing(batches):
 
 @pytest.mark.parametrize("clients", ["map", "vmap"])
 def test_numbers_of_samples_in_a_source_train_as_the_samples_do(x64, clients):
-    batches, variables = batches_of(SIZES), in_float64(variables_of(NormNet()))
-    method = fedbn(NormNet(), SGD, clients=clients)
+    batches, variables = batches_of(SIZES), in_float64(variables_of(OneNorm()))
+    method = fedbn(OneNorm(), SGD, clients=clients)
     plain, _ = run_rounds(method, variables, batches, rounds=2)
     pointed, _ = run_rounds(method, variables, pointing(batches), rounds=2)
     assert_close(pointed, plain, rtol=1e-12, atol=1e-13)
@@ -70,7 +68,7 @@ def test_a_load_may_move_labels_and_drop_samples(x64):
         "valid": batches["valid"] & even,
         "size": batches["valid"].sum((1, 2), dtype=jnp.int32),
     }
-    theirs, metrics = run_rounds(fedavg(PlainNet(), SGD), variables, by_hand)
+    theirs, metrics = run_rounds(once(fedavg, PlainNet(), SGD), variables, by_hand)
     assert_close(ours, theirs, rtol=1e-12)
     np.testing.assert_allclose(told["loss"], metrics["loss"], rtol=1e-12)
 
@@ -99,7 +97,7 @@ def test_a_perturbation_acts_on_what_the_model_reads_and_in_training_only(x64):
     moved = fedavg(PlainNet(), SGD, perturb=lambda key, x, valid: x + 2 * 51 / 255)
     ours, _ = run_rounds(moved, variables, batches | {"image": jnp.asarray(stored)})
     brighter = batches | {"image": jnp.asarray(stored + 51)}
-    plain, _ = run_rounds(fedavg(PlainNet(), SGD), variables, brighter)
+    plain, _ = run_rounds(once(fedavg, PlainNet(), SGD), variables, brighter)
     assert_close(ours, plain, rtol=1e-10, atol=1e-12)
 
 
@@ -118,7 +116,7 @@ def test_a_perturbation_is_told_who_is_valid():
     count = np.maximum(valid.sum(2), 1)[..., None]
     mean = np.where(valid[..., None], image, 0).sum(2) / count
     by_hand = batches | {"image": jnp.asarray(image - mean[:, :, None])}
-    plain, _ = run_rounds(fedavg(PlainNet(), SGD), variables_of(PlainNet()), by_hand)
+    plain, _ = run_rounds(once(fedavg, PlainNet(), SGD), variables_of(PlainNet()), by_hand)
     assert_close(state.shared, plain.shared, rtol=1e-5, atol=1e-6)
 
 
@@ -176,7 +174,7 @@ def test_a_users_own_task_with_a_tree_of_labels_is_trained(x64, make):
 @pytest.mark.parametrize("make", [fedig, moon])
 def test_methods_that_read_a_classifier_refuse_other_tasks(make):
     with pytest.raises(ValueError, match=r"needs the logits of a classifier.*'error'"):
-        make(NormNet(), SGD, task=OWN)
+        make(OneNorm(), SGD, task=OWN)
 
 
 def test_accuracy_is_the_share_of_right_valid_answers():

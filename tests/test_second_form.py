@@ -1,5 +1,7 @@
 """A method is a client and a server, and a round is over a cohort: the same numbers every way."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,9 @@ from federations import (
     MapNet,
     assert_close,
     batches_of,
+    in_float64,
     variables_of,
+    with_value,
 )
 from fedjax_bn import methods
 from fedjax_bn.aggregation import Weighing, risk_extrapolation
@@ -46,13 +50,13 @@ OPTIONS = {
     "fedbn, by risks": {"weigh": risk_extrapolation(0.8)},
     "fedbn, remembering": {"weigh": remembering()},
 }
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name in RIVALS))
-    for name in [*methods.__all__, *OPTIONS]
-    if name != "fedwon"  # FedAvg, of networks without batch norm
-]
+# But FedWon, which is FedAvg of networks without batch norm.
+NAMES = [name for name in [*methods.__all__, *OPTIONS] if name != "fedwon"]
+# Of the same form as another one: a formula on the server, a term of the loss, fewer passes.
+ALIKE = ("fedadagrad", "fedyogi", "fedprox", "fedig", "silobn", *RIVALS)
 
 
+@functools.cache
 def method_of(name, clients="map"):
     make = getattr(methods, name.partition(",")[0])
     options = OPTIONS.get(name, {}) | ON_MAPS.get(name, {})
@@ -64,8 +68,8 @@ def unequal_batches(present=EVERYBODY):
     batches = batches_of(SIZES, epochs=2)
     half = batches["valid"].shape[1] // 2
     everyone = {"client": jnp.arange(4, dtype=jnp.int32), "population": jnp.asarray(4, jnp.int32)}
-    valid = batches["valid"].at[2, half:].set(False)
-    return batches | {"valid": valid, "participates": present} | everyone
+    batches = with_value(batches, (2, slice(half, None)), False, "valid")
+    return batches | {"participates": present} | everyone
 
 
 def rows_of(batches, client):
@@ -81,7 +85,7 @@ def rows_of(batches, client):
 
 
 def after_one_round(method):
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(MapNet()))
+    variables = in_float64(variables_of(MapNet()))
     state = jax.jit(method.init, static_argnums=2)(KEY, variables, 4)
     return method.round(state, unequal_batches(), KEY)[0]
 
@@ -105,7 +109,9 @@ def stacked(uploads):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *uploads)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in NAMES]
+)
 def test_clients_one_by_one_and_the_server_are_the_round_and_so_is_a_cohort(x64, name):
     """In the second round a client sits out; the cohort holds the others, and a row of padding."""
     method = method_of(name)

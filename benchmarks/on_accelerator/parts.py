@@ -14,7 +14,6 @@ from on_accelerator.work import Case, TorchCase, cases, torch_cases
 PARITY = (
     "parity_small",
     "parity_digits",
-    "parity_tsmobn",
     "method_references",
     "models",
     "batch_norm",
