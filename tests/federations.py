@@ -12,7 +12,7 @@ from fedjax_bn.normalization import BatchNorm
 FEATURES, CLASSES = 6, 3
 # Methods that other papers compare with; each obeys what test_rival_invariants.py says of all.
 RIVALS = (
-    *("csd", "fedsam", "fedsr", "fixbn", "hbn", "jigen", "mixstyle", "randconv", "rsc"),
+    *("copa", "csd", "fedsam", "fedsr", "fixbn", "hbn", "jigen", "mixstyle", "randconv", "rsc"),
     *("selfreg", "sfa"),
 )
 NEED_MAPS = ("jigen", "mixstyle", "randconv")

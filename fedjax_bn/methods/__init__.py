@@ -1,5 +1,6 @@
 """Federated methods, one file each; all return a `federation.FederatedMethod`."""
 
+from fedjax_bn.methods.copa import copa
 from fedjax_bn.methods.csd import csd
 from fedjax_bn.methods.fedadam import fedadagrad, fedadam, fedyogi
 from fedjax_bn.methods.fedavg import fedavg
@@ -28,6 +29,7 @@ from fedjax_bn.methods.silobn import silobn
 from fedjax_bn.methods.singleset import singleset
 
 __all__ = [
+    "copa",
     "csd",
     "fedadagrad",
     "fedadam",

@@ -59,6 +59,7 @@ _NEEDING = ("zero_shot_adapter", "learned_alpha")
 _SERVES = {
     "fediga": lambda config: ("zero_shot_adapter",),
     "fedig": lambda config: ("learned_alpha",) if config.fedig.gates else (),
+    "copa": lambda config: ("learned_alpha",) if config.copa.gates else (),
 }
 
 
@@ -253,5 +254,5 @@ def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:
             raise ConfigError(
                 f"config.adaptations has {brief(text)}, for which method={config.method!r} trains "
                 "nothing: zero_shot_adapter needs method=fediga, learned_alpha needs method=fedig "
-                "with fedig.gates=True"
+                "with fedig.gates=True, or method=copa"
             )

@@ -73,6 +73,9 @@ def varied(folder: str, **keys: object) -> Training:
 BIN = Training("bin", {"method": "fedig", "fedig.gates": True, "adaptations": ("learned_alpha",)})
 
 
+COPA = Training("copa", {"method": "copa", "adaptations": ("learned_alpha",)})
+
+
 def protocol(dataset: str) -> Protocol:
     """One domain left out after the other."""
     name = dataset.lower()
@@ -100,7 +103,8 @@ METHODS: dict[str, Row | str] = {
     "JiGen": Row((plain("jigen"),)),
     "RSC": Row((plain("rsc"),)),
     "SelfReg": Row((plain("selfreg"),)),
-    **rivals("COPA", "FedDG", "CSAC"),
+    "COPA": Row((COPA,), "learned_alpha"),
+    **rivals("FedDG", "CSAC"),
     "FedIG": Row((FEDIGA,)),
     "FedIG-A": Row((FEDIGA,), ADAPTER),
 }

@@ -1,0 +1,75 @@
+"""COPA: all classifiers in the loss, how they travel, and what it reduces to."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from federations import CLASSES, NormNet, assert_close, assert_equal, batches_of, run_rounds
+from federations import variables_of as start_of
+from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.methods import copa, fedavg
+
+KEY, SIZES = jax.random.key(1), (9, 4, 6)
+SGD, NET = optax.sgd(0.1), NormNet()
+
+
+def variables_of():
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x), float), start_of(NET))
+
+
+def test_one_client_alone_is_fedavg(x64):
+    ours, theirs = (
+        run_rounds(method, variables_of(), batches_of((9,)), rounds=2)[0]
+        for method in (copa(NET, SGD, gates=False), fedavg(NET, SGD))
+    )
+    assert_close(global_variables(ours), global_variables(theirs), rtol=1e-10, atol=1e-12)
+
+
+def test_a_step_descends_along_all_classifiers_and_moves_its_own_by_its_loss_alone(x64):
+    """By hand: three classifiers as arrays, the others' constant."""
+    method, variables, batches = copa(NET, SGD, gates=False), variables_of(), batches_of((4, 3, 2))
+    state = method.init(KEY, variables, 3)
+    random = np.random.default_rng(0)
+    heads = {
+        "kernel": random.normal(size=(3, 8, CLASSES)),
+        "bias": random.normal(size=(3, CLASSES)),
+    }
+    state = state._replace(server=state.server._replace(sent=jax.tree.map(jnp.asarray, heads)))
+    after, _ = method.round(state, batches, KEY)
+    total = jax.tree.map(jnp.zeros_like, variables["params"])
+    for k, size in enumerate((4, 3, 2)):
+        x, y = (batches[name][k, 0, :size] for name in ("image", "label"))
+
+        def loss(params, x=x, y=y, k=k):
+            w = {**variables, "params": params}
+            own, _ = NET.apply(w, x, mutable=["batch_stats"])
+            value = optax.softmax_cross_entropy_with_integer_labels(own, y).mean()
+            for j in {0, 1, 2} - {k}:
+                put = {"kernel": heads["kernel"][j], "bias": heads["bias"][j]}
+                other, _ = NET.apply(
+                    {**w, "params": params | {"c": put}}, x, mutable=["batch_stats"]
+                )
+                value += optax.softmax_cross_entropy_with_integer_labels(other, y).mean()
+            return value
+
+        gradient = jax.jit(jax.grad(loss))(variables["params"])
+        total = jax.tree.map(lambda t, g, n=size: t + n / 9 * g, total, gradient)
+        own = jax.tree.map(lambda w, g: w - 0.1 * g, variables["params"]["c"], gradient["c"])
+        found = client_variables(after)["params"]["c"]
+        assert_close(jax.tree.map(lambda x, k=k: x[k], found), own, rtol=1e-9, atol=1e-12)
+    expected = jax.tree.map(lambda w, g: w - 0.1 * g, variables["params"], total)
+    assert_close(global_variables(after)["params"], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_server_keeps_every_clients_last_classifier(x64):
+    method, batches = copa(NET, SGD), batches_of(SIZES)
+    state = method.init(KEY, variables_of(), 3)
+    for present in (jnp.ones(3, bool), jnp.asarray([True, False, True])):
+        state, _ = method.round(state, batches | {"participates": present}, KEY)
+        own = client_variables(state)["params"]["c"]
+        assert_close(state.server.sent, own, rtol=1e-12)
+    assert (own["kernel"][0] != own["kernel"][1]).any()
+    assert_equal(state.memory.method, jnp.arange(3, dtype=jnp.int32))
+    gate = client_variables(state)["params"]["a"]["gate"]
+    assert ((gate >= 0) & (gate <= 1)).all()
