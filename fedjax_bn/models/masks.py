@@ -1,8 +1,9 @@
 """Feature masks: arrays that multiply intermediates of any model, channel by channel.
 
 They are a collection of their own, `mask`, beside a model's: name -> f[C]. The name "features" is
-what the classifier reads (see `fedjax_bn.models.features`), any other is the path of a module, such
-as "layer4_1", whose output is multiplied. The model needs no change: `models.forward.forward`,
+what the classifier reads (see `fedjax_bn.models.features`), or of a detector the maps that its
+prediction layers read; any other is the path of a module, such as "layer4_1", whose output is
+multiplied. The model needs no change: `models.forward.forward`,
 through which all methods and adaptations pass, applies them wherever the variables hold any.
 """
 

@@ -120,7 +120,7 @@ def _load_pretrained(
       ValueError, OSError, ImportError: the weights are missing or do not fit.
     """
     if not config.pretrained:
-        known = (models.AlexNet, models.DenseNet, models.ResNet)
+        known = (models.AlexNet, models.DenseNet, models.ResNet, models.YOLOv5)
         could = isinstance(inspect.unwrap(experiment.model), known) and not start_notes(config)
         why = f"{config.model} starts from random weights, because pretrained is empty"
         return None, (why,) * could
