@@ -302,6 +302,8 @@ YAML = ("data.yaml", "names: [cat, dog]")
         ({"annotations/z.xml": voc(("cat", 1, 1, 8, 8))}, "z.xml has no image of its name"),
         ({"labels/a.txt": "2 .5 .5 .1 .1", YAML[0]: YAML[1]}, r"row 1 has class 2; .* 0\.\.1"),
         ({"labels/a.txt": "0 .5 .5 .1 .1\n0.5 .5 .5 .1 .1"}, "a.txt, row 2 has class 0.5"),
+        ({"annotations/a.xml": voc(size=("inf", 2))}, "a.xml says that its image has inf x 2"),
+        ({"labels/a.txt": "123456789 .5 .5 .1 .1"}, "row 1 has class 123456789; .* 0..9999"),
         ({"labels/a.txt": "0 320 .5 .1 .1"}, "a.txt, row 1 has numbers outside"),
         ({"labels/a.txt": "0 nan .5 .1 .1"}, "a.txt, row 1 has a number that is not finite"),
         ({"labels/a.txt": "0 .5 .5 .1"}, "a.txt, row 1 has 4 numbers"),
