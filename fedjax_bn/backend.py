@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from fedjax_bn.dtypes import promote
 
@@ -17,6 +18,23 @@ PyTree = Any
 def on_cpu() -> bool:
     """Whether programs are compiled for CPU, where XLA needs other forms of some operations."""
     return jax.default_backend() == "cpu"
+
+
+def computed_once(tree: PyTree) -> PyTree:
+    """The same arrays; on CPU a program computes them once, not anew in every loop that reads them.
+
+    XLA:CPU copies a chain of cheap operations into each of its readers, which takes time to compile
+    where there are many, and to run where a reader's loop is longer than the arrays.
+    """
+    if not on_cpu():
+        return tree
+    with set_xla_metadata(inlineable="false"):
+        return _itself(tree)
+
+
+@jax.jit
+def _itself(tree: PyTree) -> PyTree:
+    return jax.lax.optimization_barrier(tree)
 
 
 def wait_for_all(gradients: PyTree) -> PyTree:
@@ -30,5 +48,5 @@ def wait_for_all(gradients: PyTree) -> PyTree:
         return gradients
     dtype = promote(*{g.dtype for g in floating})
     largest = jnp.stack([g.ravel()[0].astype(dtype) for g in floating]).max()
-    never = largest > jnp.inf  # a comparison that no compiler folds, NaN included
+    never = computed_once(largest > jnp.inf)  # no compiler folds this comparison, NaN included
     return jax.tree.map(lambda g: jnp.where(never, 0, g), gradients)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.backend import computed_once
 from fedjax_bn.batches import blank_padding, last_epoch, owned_samples
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.sharing import Variables, join, split_like
@@ -223,6 +224,7 @@ def run_steps(
 
 def where_tree(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """`yes` where the condition bool[] holds, else `no`, leaf by leaf."""
+    condition = computed_once(condition)
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 

@@ -184,3 +184,18 @@ def test_what_does_not_fit_is_refused_with_a_sentence():
 def test_the_maps_of_these_tests_are_those_of_one_image_size():
     for out, stride in zip(outputs(), ANCHORS.strides, strict=True):
         assert (out.shape[1] * stride, out.shape[2] * stride) == (HEIGHT, WIDTH)
+
+
+def test_the_loss_and_its_gradient_are_those_of_pytorch_which_looks_at_matches_alone(x64):
+    torch = pytest.importorskip("torch")
+    import torch_yolo
+
+    label, outs = labels(), outputs()
+    value, gradient = judge(outs, label, ALL)
+    given = [torch.tensor(out, requires_grad=True) for out in outs]
+    boxes, classes = torch.tensor(label["boxes"]), torch.tensor(label["class"]).long()
+    theirs = torch_yolo.detection_loss(given, boxes, classes, ANCHORS)
+    theirs.backward()
+    np.testing.assert_allclose(value, theirs.item(), rtol=1e-12)
+    for ours, out in zip(gradient, given, strict=True):
+        np.testing.assert_allclose(ours, out.grad.numpy(), rtol=1e-9, atol=1e-13)

@@ -109,3 +109,56 @@ class YOLOv5(nn.Module):
             y = predict(seen[i]).permute(0, 2, 3, 1)
             outputs.append(y.reshape(*y.shape[:3], 3, -1))
         return outputs
+
+
+def detection_loss(outputs, boxes, classes, anchors=ANCHORS):
+    """The usual loss, of the matches alone: boxes [B, M, 4] in [0, 1], classes [B, M] or -1."""
+    image, which = torch.nonzero(classes >= 0, as_tuple=True)
+    corners, number = boxes[image, which], classes[image, which]
+    balances = (4.0, 1.0, 0.4)
+    box = objectness = category = 0.0
+    for out, sizes, stride, balance in zip(outputs, *anchors, balances, strict=False):
+        inside = out.new_tensor(sizes) / stride
+        size = out.new_tensor([out.shape[2], out.shape[1]])
+        centre = (corners[:, :2] + corners[:, 2:]) / 2 * size
+        side = (corners[:, 2:] - corners[:, :2]) * size
+        quotient = side[:, None] / inside
+        n, a = torch.nonzero(torch.maximum(quotient, 1 / quotient).amax(-1) < 4, as_tuple=True)
+        left, right = centre[n], size - centre[n]
+        before = (left % 1 < 0.5) & (left > 1)
+        after = (right % 1 < 0.5) & (right % 1 > 0) & (right > 1)
+        here = torch.ones_like(n, dtype=torch.bool)[:, None]
+        m, step = torch.nonzero(torch.cat([here, before, after], 1), as_tuple=True)
+        steps = torch.tensor([[0, 0], [-1, 0], [0, -1], [1, 0], [0, 1]])[step]
+        cell = (left[m].floor().long() + steps).clamp(min=0).minimum(size.long() - 1)
+        i, a, n = image[n[m]], a[m], n[m]
+        found = out[i, cell[:, 1], cell[:, 0], a]
+        squeezed = 2 * torch.sigmoid(found[:, :4])
+        guess = torch.cat([squeezed[:, :2] - 0.5, squeezed[:, 2:] ** 2 * inside[a]], 1)
+        overlap = _ciou(guess, torch.cat([centre[n] - cell, side[n]], 1))
+        box = box + (1 - overlap).mean()
+        place = ((i * out.shape[1] + cell[:, 1]) * out.shape[2] + cell[:, 0]) * out.shape[3] + a
+        target = torch.zeros_like(out[..., 4]).flatten()
+        target = target.scatter_reduce(0, place, overlap.detach().clamp(min=0), "amax")
+        bce = functional.binary_cross_entropy_with_logits
+        objectness = objectness + balance * bce(out[..., 4].flatten(), target)
+        hot = functional.one_hot(number[n], out.shape[-1] - 5).to(out.dtype)
+        category = category + bce(found[:, 5:], hot)
+    height, width = (outputs[0].shape[axis] * anchors.strides[0] for axis in (1, 2))
+    by_class = (outputs[0].shape[-1] - 5) / 80
+    total = 0.05 * box + height * width / 640**2 * objectness + 0.5 * by_class * category
+    return total * len(outputs[0])
+
+
+def _ciou(one, other):
+    low, high = one[:, :2] - one[:, 2:] / 2, one[:, :2] + one[:, 2:] / 2
+    lower, higher = other[:, :2] - other[:, 2:] / 2, other[:, :2] + other[:, 2:] / 2
+    both = (torch.minimum(high, higher) - torch.maximum(low, lower)).clamp(min=0).prod(1)
+    iou = both / (one[:, 2:].prod(1) + other[:, 2:].prod(1) - both)
+    diagonal = (torch.maximum(high, higher) - torch.minimum(low, lower)).square().sum(1)
+    distance = (one[:, :2] - other[:, :2]).square().sum(1)
+    angles = [torch.atan(box[:, 2] / box[:, 3]) for box in (one, other)]
+    v = 4 / torch.pi**2 * (angles[1] - angles[0]).square()
+    with torch.no_grad():
+        a = v / (v - iou + 1 + 1e-7)
+    return iou - distance / diagonal - a * v

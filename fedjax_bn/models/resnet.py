@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.backend import computed_once
 from fedjax_bn.models.layers import conv, dense, he_fan_out, max_pool
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.ranges import Units, bounded
@@ -50,7 +51,7 @@ class ResidualBlock(nn.Module):
             x = convolve(x, width, kernel, strides, kernel // 2, name=f"conv{i}")
             x = norm(name=f"norm{i}")(x)
             x = nn.relu(x if i < len(branch) else x + shortcut)
-        return x
+        return computed_once(x)  # else every later block would compute the sums of all before it
 
 
 @bounded

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.backend import computed_once
 from fedjax_bn.dtypes import promote
 
 RECORDED = "recorded"  # the collection of what rules recorded
@@ -120,7 +121,8 @@ def normalize(
     factor = jax.lax.rsqrt(var.astype(dtype) + jnp.asarray(epsilon, dtype))
     if scale is not None:
         factor = factor * scale.astype(dtype)
-    y = (x.astype(dtype) - mean.astype(dtype)) * factor
+    mean, factor = computed_once((mean.astype(dtype), factor))
+    y = (x.astype(dtype) - mean) * factor
     return y if bias is None else y + bias.astype(dtype)
 
 
