@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
 from detectors import ANCHORS, CELLS, HEIGHT, WIDTH, labels, loop_loss, loop_matches, outputs
 from fedjax_bn.detection import Anchors, Recipe, detection, detection_loss
@@ -112,11 +113,13 @@ def test_boxes_without_area_teach_objectness_alone(x64):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_under_vmap_and_in_float32_it_is_the_same():
+def test_under_vmap_and_shard_map_and_in_float32_it_is_the_same():
     label, outs = labels(), outputs()
     single = jax.tree.map(lambda x: x.astype(np.float32) if x.dtype == float else x, (outs, label))
     pairs = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), single)
-    ours = jax.jit(jax.vmap(lambda *given: loss(*given, jnp.ones(2, bool))))(*pairs)
+    each = jax.vmap(lambda *given: loss(*given, jnp.ones(2, bool)))
+    mesh, rows = Mesh(np.array(jax.devices()[:2]), ("clients",)), PartitionSpec("clients")
+    ours = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=rows, out_specs=rows))(*pairs)
     theirs = [
         loop_loss([o[at] for o in outs], {k: v[at] for k, v in label.items()}, ALL[:2])
         for at in (slice(0, 2), slice(2, 4))

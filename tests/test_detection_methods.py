@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 from detectors import Detector, detector_batches, detector_start, loop_loss
 from federations import assert_close, run_rounds
@@ -129,6 +130,17 @@ def test_fedavg_of_detectors_is_a_loop_over_clients_and_steps(x64):
         variables = jax.tree.map(lambda a, b: (6 * a + 5 * b) / 11, *trained)
     state, _ = fedavg_rounds()
     assert_close(global_variables(state), variables, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
+def test_a_round_over_two_devices_is_that_of_one(x64, shape):
+    """The clients over two devices, or the images of each batch."""
+    mesh = Mesh(np.array(jax.devices()[:2]).reshape(shape), ("clients", "batch"))
+    state, metrics = run_rounds(make("fedavg", mesh=mesh), start(), detector_batches(), 2)
+    one, told = fedavg_rounds()
+    np.testing.assert_allclose(metrics["loss"], told["loss"], rtol=1e-10)
+    assert_close(global_variables(state), global_variables(one), rtol=1e-9, atol=1e-12)
 
 
 def test_fedcd_without_penalty_and_with_fixed_masks_is_fedavg(x64):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation
 from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization.calls import name_of
 from fedjax_bn.normalization.tsmobn import About, tracked_statistics
 from fedjax_bn.ranges import UpTo1, bounded
 from fedjax_bn.sharing import STATISTICS, Variables
@@ -47,7 +48,7 @@ def tsmobn(
     def init(variables: Variables) -> Tracked:
         if STATISTICS not in variables:
             raise ValueError(
-                f"tsmobn tracks the statistics of batch norms, of which {type(model).__name__} has "
+                f"tsmobn tracks the statistics of batch norms, of which {name_of(model)} has "
                 "none: use the adaptation running"
             )
         return Tracked(variables[STATISTICS], jnp.zeros((), bool))

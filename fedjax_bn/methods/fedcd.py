@@ -66,7 +66,8 @@ def fedcd(
       optimizer: the local optimizer.
       lambda_sci: lambda, at least 0; the paper takes 0.5, 0.7, 0.8, 0.9 and 1.
       eta: as in `risk_extrapolation`; the paper takes 0.3, 0.5 and 0.8.
-      names: what is masked, "features" or paths of modules, "layer4_0,layer4_1"; each has a mask.
+      names: what is masked, "features" (of a detector all its taps, `tap0` and so on) or paths of
+        modules, "layer4_0,layer4_1"; each has a mask.
       bounds: "LOW,HIGH", within which each step leaves the masks; "" for any values.
       mask_optimizer: that of the masks, or what spells it, see `mask_training.mask_optimizer_of`;
         "" for `optimizer`, with a state of its own.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_bn.normalization import normalize_with, running_statistics
-from fedjax_bn.normalization.calls import Call, intercepting, shapes_of, takes_train
+from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of, takes_train
 
 # method(model, images, train=False) -> (features f[B, F], outputs), in place of `__call__`
 FeaturesMethod = Callable[..., tuple[jax.Array, Any]]
@@ -113,7 +113,7 @@ def last_dense(model: Any, variables: dict[str, Any], images: jax.Array) -> tupl
         outputs = shapes_of(model, variables, images)
     if not called or called[-1][1] != getattr(outputs, "shape", None):
         raise ValueError(
-            f"the features before the classifier are needed, but {type(model).__name__} does not "
+            f"the features before the classifier are needed, but {name_of(model)} does not "
             "end in an nn.Dense or nnx.Linear: split its __call__ into methods features(images) -> "
             "f[B, F] and classify(features) -> f[B, classes], as the networks of fedjax_bn.models "
             "do"

@@ -13,7 +13,7 @@ import jax
 from fedjax_bn.models import masks
 from fedjax_bn.models.features import FeaturesOf, features_method
 from fedjax_bn.normalization import StatisticsRule, normalize_with
-from fedjax_bn.normalization.calls import SERVED, takes_train
+from fedjax_bn.normalization.calls import SERVED, name_of, takes_train
 from fedjax_bn.normalization.layer import RECORDED
 from fedjax_bn.sharing import STATISTICS, Variables, batch_norm_paths
 
@@ -97,12 +97,12 @@ def _check(model: Any, statistics: StatisticsRule | None, owners: frozenset) -> 
     """Raises ValueError for what no pass and no statistics rule can serve."""
     if not hasattr(model, "apply"):
         raise ValueError(
-            f"{type(model).__name__} has no method apply: a model is a linen module, or "
+            f"{name_of(model)} has no method apply: a model is a linen module, or "
             "fedjax_bn.models.from_nnx(net) of an nnx module with its weights"
         )
     if statistics is not None and not owners:
         raise ValueError(
             f"the statistics of batch norms are to be chosen, but the variables of "
-            f"{type(model).__name__} have no batch norm: build the model with {SERVED}, or use a "
+            f"{name_of(model)} have no batch norm: build the model with {SERVED}, or use a "
             "method that needs none, such as fedavg, and the adaptation running"
         )

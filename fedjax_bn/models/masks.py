@@ -1,8 +1,9 @@
 """Feature masks: arrays that multiply intermediates of any model, channel by channel.
 
 They are a collection of their own, `mask`, beside a model's: name -> f[C]. The name "features" is
-what the classifier reads (see `fedjax_bn.models.features`), any other is the path of a module, such
-as "layer4_1", whose output is multiplied. The model needs no change: `models.forward.forward`,
+what the classifier reads (see `fedjax_bn.models.features`), or of a detector the maps that its
+prediction layers read; any other is the path of a module, such as "layer4_1", whose output is
+multiplied. The model needs no change: `models.forward.forward`,
 through which all methods and adaptations pass, applies them wherever the variables hold any.
 """
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.models.features import features_method, shows_features, times
 from fedjax_bn.normalization import normalize_with, running_statistics
-from fedjax_bn.normalization.calls import Call, intercepting, shapes_of
+from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of
 from fedjax_bn.sharing import SharingRule, Variables, path_names
 
 PyTree = Any
@@ -80,7 +81,7 @@ def with_masks(
     for name in wanted:
         if found.get(name) is None:
             known = ", ".join(sorted(key for key, size in found.items() if size is not None))
-            said = f"{type(model).__name__} has no intermediate {name!r} to mask; valid are {known}"
+            said = f"{name_of(model)} has no intermediate {name!r} to mask; valid are {known}"
             if images is None:
                 said += (
                     ", whose sizes the parameters tell: for another give variables to which "

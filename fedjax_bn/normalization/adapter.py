@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.normalization.calls import spatial_layers
+from fedjax_bn.normalization.calls import name_of, spatial_layers
 from fedjax_bn.normalization.instance import handed_over, instance_deviation, running_deviation
 from fedjax_bn.normalization.layer import (
     Layer,
@@ -72,7 +72,7 @@ def with_adapter(
     layers = spatial_layers(model, variables, images)
     if not layers:
         raise ValueError(
-            f"{type(model).__name__} has no batch norm with spatial axes for images of shape "
+            f"{name_of(model)} has no batch norm with spatial axes for images of shape "
             f"{tuple(images.shape)}, so there is nothing to adapt: train without the adapter"
         )
     dtype = jax.tree.leaves(variables["params"])[0].dtype

@@ -160,6 +160,11 @@ def takes_train(function: Callable[..., Any], train: bool) -> dict[str, bool]:
     return {"train": train} if "train" in inspect.signature(function).parameters else {}
 
 
+def name_of(model: Any) -> str:
+    """The name of a model's class, for a sentence."""
+    return type(inspect.unwrap(model)).__name__
+
+
 def flax_output(module: Any, layer: Layer, x: jax.Array, given: Statistics, affine: tuple) -> Any:
     """The output of one of flax's own batch norms, in the dtype that flax gives it."""
     y = normalize(x, given, layer.epsilon, *affine)

@@ -69,6 +69,12 @@ RUN = {
     "baselines": Key((), "methods to run beside it, each in WORKDIR/baselines/NAME"),
     "model": Key("DigitCNN", "`list models`, or your own package.module:Class:key=value"),
     "pretrained": Key("", "weights to start from: a file, or a hub id; empty: none", PATH),
+    "compute_dtype": Key(
+        "float32",
+        "in which layers compute: float32, or bfloat16 with variables, statistics of batch norms "
+        "and losses in float32 (mixed precision, for GPU and TPU)",
+        one_of("float32", "bfloat16"),
+    ),
     "rounds": Key(20, "rounds of the federation", COUNT),
     "local_epochs": Key(1, "passes over its own data that a client makes each round", STEPS),
     "client_epochs": Key((), "of each client, numbers in their order; empty: local_epochs", EPOCHS),

@@ -24,6 +24,7 @@ from fedjax_bn.data.source import Source
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.mapping import group_size
 from fedjax_bn.models.forward import forward
+from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization import Layer, Statistics
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.config import check, choice_of, choose
@@ -57,7 +58,8 @@ class Experiment(NamedTuple):
     """Everything a run needs, built and checked.
 
     Attributes:
-      model: a linen module, or what `models.from_nnx` makes.
+      model: a linen module, or what `models.from_nnx` makes; in `models.precision.in_dtype` where
+        it computes in another dtype.
       method: the federated method, whose batches hold images or numbers of samples in a source.
       internal: the clients, as the domains of a dataset.
       unseen: the domains that train nobody.
@@ -193,12 +195,12 @@ def _model_maker(config: ConfigDict) -> Callable[..., Any]:
             given["rngs"] = Rngs(config.seed)
         model = call_chosen(what, make, **given, **fields)
         if _is_nnx(type(model)):
-            return models.from_nnx(model)
-        if not isinstance(model, nn.Module):
+            model = models.from_nnx(model)
+        elif not isinstance(model, nn.Module):
             raise ConfigError(
                 f"{what} gives {type(model).__name__}, not a flax.linen.Module or flax.nnx.Module"
             )
-        return model
+        return model if config.compute_dtype == "float32" else in_dtype(model, config.compute_dtype)
 
     return make_model
 

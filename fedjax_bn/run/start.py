@@ -1,5 +1,6 @@
 """What a run needs before its first round: the experiment, the random keys, the first state."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -86,12 +87,13 @@ def _load_pretrained(
       ValueError, OSError, ImportError: the weights are missing or do not fit.
     """
     if not config.pretrained:
-        known = (models.AlexNet, models.DenseNet, models.ResNet)
-        could = isinstance(experiment.model, known) and not start_notes(config)
+        known = (models.AlexNet, models.DenseNet, models.ResNet, models.YOLOv5)
+        could = isinstance(inspect.unwrap(experiment.model), known) and not start_notes(config)
         why = f"{config.model} starts from random weights, because pretrained is empty"
         return None, (why,) * could
     like = jax.eval_shape(lambda key: initial_variables(experiment, key), jax.random.key(0))
-    variables, notes = pretrained.load(config.pretrained, experiment.model, like)
+    network = inspect.unwrap(experiment.model)
+    variables, notes = pretrained.load(config.pretrained, network, like)
     fixed = jax.tree.map(
         lambda leaf: None if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf),
         variables,

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_bn.dtypes import promote
 from fedjax_bn.models.cpu.fourier import fourier_convolution
 from fedjax_bn.models.cpu.winograd import Padding, winograd_convolution
 
@@ -36,8 +37,8 @@ def convolution(
 ) -> jax.Array:
     """Drop-in for `jax.lax.conv_general_dilated` on CPU; layers call `models.cpu.convolve`.
 
-    A two-dimensional convolution in float32 or float64, in the order NHWC and HWIO, without
-    dilation or groups, takes the algorithm that suits its static shapes (`choose_algorithm`).
+    A two-dimensional convolution in floating numbers, in the order NHWC and HWIO, without dilation
+    or groups, takes the algorithm that suits its static shapes (`choose_algorithm`).
     Anything else is `lax.conv_general_dilated` itself. Forward and backward pass in a `scan`,
     median ms of 9 in turn on two shared AVX-512 cores, jax 0.10.2 and PyTorch 2.13 in
     channels_last, float32; * marks the choice:
@@ -77,7 +78,9 @@ def convolution(
         padding = lax.padtype_to_pads(lhs.shape[1:3], rhs.shape[:2], window_strides, padding)
     strides, sides = tuple(window_strides), tuple((low, high) for low, high in padding)
     algorithm = choose_algorithm(lhs.shape, rhs.shape, strides, sides)
-    return algorithm(lhs, rhs, strides, sides)
+    # Half precision has no arithmetic of its own here: products and sums are in float32.
+    dtype = promote(lhs.dtype, jnp.float32)
+    return algorithm(lhs.astype(dtype), rhs.astype(dtype), strides, sides).astype(lhs.dtype)
 
 
 def _is_usual(
@@ -93,7 +96,7 @@ def _is_usual(
 ) -> bool:
     """Whether the algorithms below know this convolution."""
     del options  # precision and the like change nothing on CPU
-    if lhs.ndim != 4 or lhs.dtype != rhs.dtype or lhs.dtype not in (jnp.float32, jnp.float64):
+    if lhs.ndim != 4 or lhs.dtype != rhs.dtype or not jnp.issubdtype(lhs.dtype, jnp.floating):
         return False
     order = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
     return (

@@ -1,0 +1,75 @@
+"""Mixed precision: a model that computes in bfloat16, trained in float32."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.dtypes import parameter_dtype
+from fedjax_bn.sharing import Variables
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class InDtype:
+    """A model whose layers compute in another dtype than that of its parameters; see `in_dtype`.
+
+    Attributes:
+      network: the model, a linen module or what `from_nnx` makes.
+      dtype: a floating dtype, such as bfloat16.
+    """
+
+    network: Any
+    dtype: Any
+
+    def apply(self, variables: Variables, images: jax.Array, **options: Any) -> Any:
+        """As the network's own; outputs are in the dtype of the parameters again."""
+        whole = parameter_dtype(variables)
+        rounded = {**variables, "params": _to(self.dtype, variables["params"])}
+        result = self.network.apply(rounded, _to(self.dtype, images), **options)
+        if not options.get("mutable"):
+            return _to(whole, result)
+        return _to(whole, result[0]), result[1]
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The network, which `inspect.unwrap` finds."""
+        return self.network
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the network's: `init`, `__call__`, and `features` and `classify` if any."""
+        if name == "network":  # while it is copied
+            raise AttributeError(name)
+        return getattr(self.network, name)
+
+
+def in_dtype(model: Any, dtype: Any) -> InDtype:
+    """The model, whose layers compute in `dtype` (mixed precision; Micikevicius et al., ICLR 2018).
+
+        method = fedbn(in_dtype(ResNet18(), jnp.bfloat16), optax.sgd(0.1))
+
+    Variables stay in the dtype in which they were made, and with them gradients, optimizers,
+    running statistics and what is averaged; so do outputs and features, and with them the loss.
+    Every pass rounds the images and the parameters, and layers compute with these. Batch norms take
+    moments and normalize in float32 at least, by running statistics that are not rounded. Bfloat16
+    has the range of float32, so that no loss has to be scaled.
+
+    Args:
+      model: a linen module or `models.from_nnx` of an nnx module.
+      dtype: bfloat16, or another floating dtype.
+
+    Raises:
+      ValueError: `dtype` is not floating.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"a model computes in a floating dtype such as bfloat16, not {dtype!r}")
+    return InDtype(model, jnp.dtype(dtype))
+
+
+def _to(dtype: Any, tree: PyTree) -> PyTree:
+    """Floating leaves in another dtype."""
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )

@@ -1,0 +1,153 @@
+"""Models that compute in bfloat16 and are trained in float32."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import flax_nets
+import norm_nets as nets
+from federations import batches_of, run_rounds, variables_of
+from fedjax_bn import adaptation, methods, models
+from fedjax_bn.adaptation.choice import ADAPTATIONS
+from fedjax_bn.methods import fedbn
+from fedjax_bn.models import MLP
+from fedjax_bn.models.cpu.convolution import convolution
+from fedjax_bn.models.forward import forward
+from fedjax_bn.models.masks import with_masks
+from fedjax_bn.models.precision import in_dtype
+from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.normalization.batch_instance import with_gates
+
+KEY, HALF = jax.random.key(0), jnp.bfloat16
+# Networks of many equal blocks, with one of each.
+LARGE = {
+    "DenseNet": {"block_sizes": (1, 1)},
+    "DenseNet121": {"block_sizes": (1, 1)},
+    "ResNet": {"stage_sizes": (1, 1)},
+    "ResNet50": {"stage_sizes": (1, 1)},
+}
+IMAGES = nets.images_of(6).astype(jnp.float32)
+
+
+def dtypes(tree):
+    return jax.tree.map(lambda leaf: leaf.dtype, tree)
+
+
+def products(function, *arguments):
+    """The dtypes in which matrix products and convolutions are taken."""
+    text = str(jax.make_jaxpr(function)(*arguments))
+    return set(re.findall(r":(\w+)\[[\d,]*\] = (?:dot_general|conv_general_dilated)", text))
+
+
+@pytest.mark.parametrize("name", methods.__all__)
+def test_every_method_keeps_its_state_and_losses_in_float32(name):
+    model = nets.HandMade()
+    variables = with_masks(model, nets.variables_of(model, IMAGES), images=IMAGES)
+    batches = {
+        "image": jnp.tile(IMAGES, (2, 1, 1, 1, 1, 1)),
+        "label": jnp.zeros((2, 1, 6), jnp.int32),
+        "valid": jnp.ones((2, 1, 6), bool),
+    }
+    method = getattr(methods, name)(in_dtype(model, HALF), optax.sgd(0.1))
+    state = jax.eval_shape(lambda: method.init(KEY, variables, 2))
+    after, metrics = jax.eval_shape(method.round, state, batches, KEY)
+    assert dtypes(after) == dtypes(state)
+    assert metrics["loss"].dtype == jnp.float32
+    assert "bf16" in products(method.round, state, batches, KEY)
+
+
+@pytest.mark.parametrize("name", ADAPTATIONS)
+def test_every_adaptation_predicts_in_float32_what_it_computes_in_bfloat16(name):
+    model = nets.HandMade()
+    variables = with_gates(with_adapter(KEY, model, nets.variables_of(model, IMAGES), IMAGES))
+    clients = {name: variables[name] for name in ("params", "batch_stats")}
+    clients = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), clients)
+    variables = adaptation.with_clients(variables, clients)
+    options = {"alpha": 0.5} if name == "fixed_alpha" else {}
+
+    def predict(model):
+        adapt = getattr(adaptation, name)(model, **options)
+        return lambda images: adapt.predict(variables, adapt.init(variables), images)
+
+    half = predict(in_dtype(model, HALF))
+    assert dtypes(jax.eval_shape(half, IMAGES)) == dtypes(jax.eval_shape(predict(model), IMAGES))
+    assert "bf16" in products(half, IMAGES)
+
+
+@pytest.mark.parametrize("name", [*sorted({*models.__all__} - set(LARGE)), *LARGE])
+def test_every_model_of_ours_gives_logits_in_float32(name):
+    model = getattr(models, name)(**LARGE.get(name, {}))
+    images = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
+    variables = jax.eval_shape(model.init, KEY, images)
+    half = in_dtype(model, HALF)
+
+    def logits(variables, images):
+        return forward(half, variables, images, train=True, wanted=["features"])[:3]
+
+    out, features, moved = jax.eval_shape(logits, variables, images)
+    assert out.dtype == features.dtype == jnp.float32
+    assert dtypes(moved["batch_stats"]) == dtypes(variables["batch_stats"])
+
+
+@pytest.mark.parametrize("kind", flax_nets.THEIRS)
+def test_after_one_of_flaxs_batch_norms_layers_still_compute_in_bfloat16(kind):
+    model, images = in_dtype(flax_nets.MODELS[kind], HALF), flax_nets.images_of(2)
+
+    def logits(images):
+        return forward(model, flax_nets.variables_of(), images, train=True).outputs
+
+    assert products(logits, images) == {"bf16"}
+
+
+def test_moments_are_taken_in_float32():
+    x = 100 + np.random.default_rng(0).normal(size=(4096, 8))
+    x = np.asarray(jnp.asarray(x, HALF))
+    norm = BatchNorm(momentum=0.0)
+    variables = norm.init(KEY, jnp.asarray(x))
+    moved = forward(in_dtype(norm, HALF), variables, jnp.asarray(x), train=True).moved
+    exact = x.astype(np.float64)
+    np.testing.assert_allclose(moved["batch_stats"]["mean"], exact.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(moved["batch_stats"]["var"], exact.var(0, ddof=1), rtol=1e-4)
+
+
+def test_a_convolution_sums_in_float32_on_cpu():
+    random = np.random.default_rng(0)
+    x = jnp.asarray(random.normal(size=(2, 6, 6, 64)), HALF)
+    kernel = jnp.asarray(random.normal(size=(3, 3, 64, 4)), HALF)
+    ours = convolution(x, kernel, (1, 1), "SAME")
+    whole = convolution(x.astype(jnp.float32), kernel.astype(jnp.float32), (1, 1), "SAME")
+    assert ours.dtype == HALF
+    np.testing.assert_array_equal(ours, whole.astype(HALF))
+
+
+def test_training_in_bfloat16_follows_that_in_float32():
+    net, batches = MLP(3, hidden=(8,)), batches_of((16, 12), batch=4, seed=3)
+    variables = variables_of(net)
+    losses = []
+    for model in (net, in_dtype(net, HALF)):
+        method = fedbn(model, optax.sgd(0.1))
+        _, first = run_rounds(method, variables, batches)
+        _, last = run_rounds(method, variables, batches, rounds=8)
+        losses.append((first["loss"], last["loss"]))
+    (start, end), (half_start, half_end) = np.asarray(losses)
+    np.testing.assert_allclose(half_start, start, rtol=0.02)
+    np.testing.assert_allclose(half_end, end, rtol=0.05)
+    assert (half_end < 0.9 * start).all()
+    assert (half_end != end).all()
+
+
+def test_an_integer_dtype_is_refused():
+    with pytest.raises(ValueError, match="floating dtype such as bfloat16"):
+        in_dtype(MLP(), jnp.int8)
+
+
+def test_a_sentence_names_the_network():
+    model, vectors = in_dtype(models.TwoLayer(), HALF), jnp.zeros((2, 3))
+    variables = jax.eval_shape(model.init, KEY, vectors)
+    with pytest.raises(ValueError, match="TwoLayer has no batch norm with spatial axes"):
+        with_adapter(KEY, model, variables, vectors)
