@@ -6,8 +6,9 @@ Clear, night, fog and rain are clients, dusk is the unseen scene (fedjax_bn/data
 TinyDetector finds round signs and reads their digits; scores are mAP50 in percent.
 
     the colour of the rim tells the digit, but not in dusk    --config.data.name=signs_shortcut
-    FedCD: SCI and REA on it                                  --config.method=fedcd
-                                                              --config.fedcd.names=tap0,tap1
+    FedCD, its SCI alone, its REA alone                       --config.method=fedcd
+                                       --config.method=fedcd --config.weigh=by_size
+                                       --config.method=fedavg --config.weigh=risk_extrapolation
 
 Digits are not mirrored: nobody writes them so.
 """
