@@ -32,7 +32,7 @@ nothing else, so its numbers cannot be reproduced exactly. What it leaves open i
     classes                 data.classes= the eight that driving datasets share, of ten
     images of a client      data.fraction= all; labels of 2020, or else of 2018
     CityStreet, Residential of any weather (data.domains)
-    what is masked          fedcd.names=tap0,tap1,tap2, the maps that the prediction layers read
+    what is masked          fedcd.names=features, the three maps that the prediction layers read
     selection               the round with the best validation mAP50 of the clients, on BDD100K's
                             own validation frames
     seed                    seed=0
@@ -58,7 +58,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.nesterov = True
     config.optimizer.weight_decay = 5e-4
     config.optimizer.keep = True
-    config.fedcd.names = "tap0,tap1,tap2"
     config.eval_every = 10
     config.eval_unseen = "once"
     config.eval_batch_size = 16

@@ -41,7 +41,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.optimizer.nesterov = True
     config.optimizer.weight_decay = 5e-4
     config.optimizer.keep = True
-    config.fedcd.names = "tap0,tap1,tap2"
     config.eval_every = 10
     config.eval_unseen = "once"
     config.eval_batch_size = 16

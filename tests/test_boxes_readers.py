@@ -106,6 +106,17 @@ def test_yolo_folders_have_parts_names_outlines_and_images_without_boxes(tmp_pat
     assert any("3 images" in note and "2 of them without boxes" in note for note in source.notes)
 
 
+def test_linked_folders_are_followed_and_a_link_to_itself_is_no_trap(tmp_path):
+    picture(tmp_path / "elsewhere/train2017/a.jpg")
+    text(tmp_path / "set/labels/train2017/a.txt", "0 0.5 0.5 0.5 0.5")
+    (tmp_path / "set/images").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "set/images/train2017/again").symlink_to(tmp_path / "set")
+    source = own.load(tmp_path / "set", **HOW)
+    assert source.pools[0].names.tolist() == ["images/train2017/a.jpg"]
+    assert source.pools[0].parts.tolist() == [TRAIN]
+    assert found(source) == [[("0", [16, 8, 48, 24])]]
+
+
 def coco(**changes) -> dict:
     return {
         "images": [
@@ -127,6 +138,7 @@ def test_coco_crowds_stay_such_and_boxes_are_cut_at_the_border_or_left_out_beyon
     for name in "ab":
         picture(tmp_path / f"day/images/{name}.png")
     text(tmp_path / "day/annotations/instances_train.json", coco())
+    text(tmp_path / "day/annotations/person_keypoints_train.json", coco())
     source = own.load(tmp_path, **HOW)
     assert found(source) == [[("cat", [60, 0, 64, 10])], [("dog", [4, 4, 12, 12])]]
     labels = source.pools[0].labels
@@ -302,6 +314,8 @@ YAML = ("data.yaml", "names: [cat, dog]")
         ({"annotations/z.xml": voc(("cat", 1, 1, 8, 8))}, "z.xml has no image of its name"),
         ({"labels/a.txt": "2 .5 .5 .1 .1", YAML[0]: YAML[1]}, r"row 1 has class 2; .* 0\.\.1"),
         ({"labels/a.txt": "0 .5 .5 .1 .1\n0.5 .5 .5 .1 .1"}, "a.txt, row 2 has class 0.5"),
+        ({"annotations/a.xml": voc(size=("inf", 2))}, "a.xml says that its image has inf x 2"),
+        ({"labels/a.txt": "123456789 .5 .5 .1 .1"}, "row 1 has class 123456789; .* 0..9999"),
         ({"labels/a.txt": "0 320 .5 .1 .1"}, "a.txt, row 1 has numbers outside"),
         ({"labels/a.txt": "0 nan .5 .1 .1"}, "a.txt, row 1 has a number that is not finite"),
         ({"labels/a.txt": "0 .5 .5 .1"}, "a.txt, row 1 has 4 numbers"),

@@ -24,7 +24,7 @@ from fedjax_bn.data.sampling import (
     validation_batches,
 )
 from fedjax_bn.run.scoring_data import stack_batches
-from fedjax_bn.run.stream import stream_rounds
+from fedjax_bn.run.stream import stream_rounds, stream_tests
 
 
 def equal(one, other) -> bool:
@@ -59,6 +59,8 @@ def test_streamed_boxes_are_those_on_the_device():
     streamed = next(stream_rounds(parts, draw, 0, 1))
     resident = point_to(data, draw(0)[1])
     assert equal(streamed["label"], blank_padding(resident)["label"])
+    block = next(stream_tests(parts, 2, 1000))
+    assert equal(block.labels, jax.tree.map(np.asarray, stack_batches(parts, 2).labels))
 
 
 def test_validation_and_test_batches_hold_the_boxes_in_order():

@@ -64,7 +64,7 @@ def _widened(leaf: np.ndarray, most: int, empty: int) -> np.ndarray:
 
 def leaves_of(labels: PyTree) -> Iterator[tuple[str, np.ndarray]]:
     """(name, array) of every array of labels; the name is empty where there is one array only."""
-    return iter(labels.items()) if isinstance(labels, dict) else iter((("", labels),))
+    return iter(sorted(labels.items()) if isinstance(labels, dict) else (("", labels),))
 
 
 def stored(leaf: np.ndarray) -> np.dtype:

@@ -133,7 +133,8 @@ def _rule(domains: Sequence[str]) -> _Rule:
 
 def _attributes(frame: Any, place: str) -> dict[str, str]:
     given = of_kind(frame, dict, place).get("attributes") or {}
-    return of_kind(given, dict, f"{place}: 'attributes'")
+    of_kind(given, dict, f"{place}: 'attributes'")
+    return {name: entry(given, name, str, place) for name in _ATTRIBUTES if name in given}
 
 
 def _read_frame(

@@ -23,10 +23,13 @@ _KEYS = {"images", "annotations", "categories"}
 def find(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     """The JSON files of a domain that are of this form, with their content.
 
+    Where some are called instances_*, as COCO's own, others (of key points, captions) are left out.
+
     Raises:
       ValueError: a file is damaged.
     """
     paths = sorted((*folder.glob("*.json"), *folder.glob("*/*.json")))
+    paths = [path for path in paths if path.stem.startswith("instances")] or paths
     contents = ((path, read_json(path)) for path in paths)
     return [
         (p, content)

@@ -48,10 +48,13 @@ def _is_inside(name: str) -> bool:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """All files in a folder and below it by name, hidden ones left out."""
-    found = []
-    for place, inner, names in os.walk(folder):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
+    """All files in a folder and below it by name, hidden ones left out; links lead on, but once."""
+    found, seen = [], {os.path.realpath(folder)}
+    for place, inner, names in os.walk(folder, followlinks=True):
+        shown = sorted(name for name in inner if not name.startswith("."))
+        real = {name: os.path.realpath(os.path.join(place, name)) for name in shown}
+        inner[:] = [name for name in shown if real[name] not in seen]
+        seen.update(real.values())
         found += [Path(place, name) for name in names if not name.startswith(".")]
     return sorted(found)
 

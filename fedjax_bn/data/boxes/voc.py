@@ -6,6 +6,7 @@ Corners are whole pixels counted from 1, both included: a box begins at xmin - 1
 "Difficult" objects are boxes as all others. An image without XML is left out, and counted.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -76,8 +77,10 @@ def _read(path: Path) -> tuple[tuple[int, int] | None, list[tuple[str, tuple[flo
         boxes.append((text_of(one, "name", place), (x1 - 1, y1 - 1, x2, y2)))
     if root.find("size") is None:
         return None, boxes
-    width, height = (number_of(root, f"size/{side}", str(path)) for side in ("width", "height"))
-    return (int(width), int(height)), boxes
+    sides = [number_of(root, f"size/{side}", str(path)) for side in ("width", "height")]
+    if not all(map(math.isfinite, sides)):
+        raise ValueError(f"{path} says that its image has {sides[0]} x {sides[1]} pixels")
+    return (int(sides[0]), int(sides[1])), boxes
 
 
 def classes_of(found: Mapping[str, list[Found]]) -> list[str]:

@@ -23,6 +23,7 @@ from fedjax_bn.names import shown
 
 _LARGEST_TEXT = 2**24  # bytes
 _NAMES = ("classes.txt", "obj.names", "_darknet.labels")
+_MOST_CLASSES = 10_000  # where nobody names them
 _SLACK = 1e-3  # shares of an image by which rounded numbers may pass its border
 
 
@@ -145,8 +146,12 @@ def _read_line(words: list[str], place: str, names: Sequence[str]) -> tuple[int,
             f"{place} has {len(words)} numbers; a line is 'class cx cy w h', or a class and an "
             "outline x1 y1 x2 y2 x3 y3 ..."
         )
-    if not first.is_integer() or not 0 <= first < (len(names) or math.inf):
-        known = f"0..{len(names) - 1} ({first_few(names, 5)})" if names else "whole, from 0 on"
+    if not first.is_integer() or not 0 <= first < (len(names) or _MOST_CLASSES):
+        known = (
+            f"0..{len(names) - 1} ({first_few(names, 5)})"
+            if names
+            else f"whole, 0..{_MOST_CLASSES - 1}"
+        )
         raise ValueError(f"{place} has class {words[0]}; classes are {known}")
     if not all(map(math.isfinite, numbers)):
         raise ValueError(f"{place} has a number that is not finite: correct or remove the line")
