@@ -30,6 +30,7 @@ from fedjax_bn.run.experiment import Experiment, sampler
 from fedjax_bn.run.mesh import (
     clients_of,
     everywhere,
+    over_clients,
     own_rows,
     place_copies,
     place_own,
@@ -153,7 +154,13 @@ def _resident_batches(
     """The batches of a round, numbers of samples in the data that lie on the device."""
     client, draw = draw_round(config, experiment, longest, keys, number)
     cohort = _choose_cohort(config, keys, number, len(experiment.internal.domains))
-    return point_to(rows_of(data, None if cohort is None else client), draw)
+    return point_to(data if cohort is None else _rows_on(data, client, experiment.mesh), draw)
+
+
+def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
+    """Arrays [P, ...] of a round's clients, each on the device that trains it."""
+    rows = rows_of(data, client)
+    return rows if mesh is None else jax.lax.with_sharding_constraint(rows, over_clients(mesh))
 
 
 def _compile_round(
@@ -171,7 +178,8 @@ def _compile_round(
     def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
         client = _choose_cohort(config, keys, state.round, num_clients)
         rows = None if client is None else _with_padding(client, num_clients, mesh)
-        batches = feed(state.round, data, keys) | rows_of(kept, rows)
+        mine = kept if client is None else _rows_on(kept, rows, mesh)
+        batches = feed(state.round, data, keys) | mine
         return _run_cohort(experiment.method, state, batches, client, rows, keys.method)
 
     spread = None if mesh is None else (shardings_of(state, mesh), everywhere(mesh))
