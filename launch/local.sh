@@ -39,7 +39,11 @@ stop() { kill -TERM "${pids[@]}" 2>/dev/null || true; }
 trap stop INT TERM
 status=0
 for _ in ${pids[@]+"${pids[@]}"}; do
-  wait -n || { status=$? && stop && break; }
+  wait -n || {
+    status=$? && stop
+    echo "local.sh: a process ended with status $status, so that the others were stopped" >&2
+    break
+  }
 done
 until wait; do :; done # a trap cuts a wait short
 exit "$status"

@@ -177,5 +177,5 @@ def test_the_quickstart_on_four_devices_has_the_numbers_of_one(tmp_path):
         summary = json.loads((folder / "summary.json").read_text())
         found.append((summary["accuracy"], [line["loss"] for line in runs.lines(folder)]))
     (one, losses), (four, others) = found
-    assert_close(others, losses, rtol=1e-3, atol=1e-4)
-    assert_close(four, one, atol=1.0)  # percent: a sample or two may fall otherwise
+    assert_close(others, losses, rtol=1e-2)  # float32: a ReLU may decide otherwise
+    assert_close(four, one, atol=3.0)  # percent of some 90 samples

@@ -72,8 +72,10 @@ def copies_on(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else everywhere(mesh)
 
 
-def mesh_note(mesh: Mesh) -> str:
+def mesh_note(mesh: Mesh | None) -> str:
     """A sentence on the devices of a run."""
+    if mesh is None:
+        return "one device"
     kind, shape = mesh.devices.flat[0].device_kind, dict(mesh.shape)
     spread = f"{mesh.size} devices ({kind}), clients over {shape[CLIENTS]}"
     spread += f" and each batch over {shape[BATCH]}" if BATCH in shape else ""

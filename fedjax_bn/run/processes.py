@@ -27,6 +27,7 @@ from fedjax_bn.run import errors, stop
 _EVERY, _SILENCE, _GRACE = 2.0, 30.0, 4.0  # seconds
 _FOREVER = 10**9  # milliseconds: who waits is ended by `_watch`
 _turns = itertools.count()
+_leaving = threading.Event()
 
 
 def first() -> bool:
@@ -119,6 +120,8 @@ def _watch() -> None:
     answered = time.monotonic()
     for beat in itertools.count():
         now = time.monotonic()
+        if _leaving.is_set() or not _several():  # the run is at its end
+            return
         try:
             _store().key_value_set(_named("there"), str(beat), allow_overwrite=True)
             there = dict(_store().key_value_dir_get("fedjax_bn/there/"))
@@ -131,9 +134,9 @@ def _watch() -> None:
         for key, text in there.items():
             if heard.get(key, ("",))[0] != text:
                 heard[key] = text, now
-        for key in ended:
+        for key, why in ended.items():
             time.sleep(_GRACE)  # this one may be failing by itself, as it has
-            _lose(int(key.rpartition("/")[2]), f"it ended ({ended[key]})")
+            _lose(int(key.rpartition("/")[2]), f"it ended ({why})")
         for key, (_, moment) in heard.items():
             if now - moment > _SILENCE:
                 _lose(int(key.rpartition("/")[2]), f"silent for {_SILENCE:.0f} s")
@@ -142,6 +145,8 @@ def _watch() -> None:
 
 def _lose(process: int, why: str) -> None:
     """Ends this process at once, because another one is lost."""
+    if _leaving.is_set():
+        return
     with suppress(Exception):
         _store().key_value_set(_named("ended"), why, allow_overwrite=True)
     stop.end(f"process {process} of {_service().num_processes} is lost, {why}", 1)
@@ -179,6 +184,7 @@ def leave(status: int, why: str) -> None:
     """
     if not _several():
         return
+    _leaving.set()
     with suppress(Exception):
         _store().key_value_set(_named("ended"), why, allow_overwrite=True)
         end = time.monotonic() + 3 * _GRACE

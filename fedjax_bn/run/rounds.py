@@ -34,6 +34,7 @@ from fedjax_bn.run.experiment import Experiment, sampler
 from fedjax_bn.run.mesh import (
     clients_of,
     everywhere,
+    over_clients,
     own_rows,
     place_copies,
     place_own,
@@ -158,7 +159,13 @@ def _resident_batches(
     """The batches of a round, numbers of samples in the data that lie on the device."""
     client, draw = draw_round(config, experiment, longest, keys, number)
     everybody = cohort_of(config, experiment, keys, number).client is None
-    return point_to(rows_of(data, None if everybody else client), draw)
+    return point_to(data if everybody else _rows_on(data, client, experiment.mesh), draw)
+
+
+def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
+    """Arrays [P, ...] of a round's clients, each on the device that trains it."""
+    rows = rows_of(data, client)
+    return rows if mesh is None else jax.lax.with_sharding_constraint(rows, over_clients(mesh))
 
 
 def _compile_round(
@@ -178,7 +185,8 @@ def _compile_round(
         client = cohort.client
         rows = None if client is None else _with_padding(client, num_clients, mesh)
         present = jax.tree.map(partial(_absent_in_padding, mesh), cohort.entries())
-        batches = feed(state.round, data, keys) | rows_of(kept, rows) | present
+        mine = kept if client is None else _rows_on(kept, rows, mesh)
+        batches = feed(state.round, data, keys) | mine | present
         return _run_cohort(experiment.method, state, batches, client, rows, keys.method)
 
     spread = None if mesh is None else (shardings_of(state, mesh), everywhere(mesh))

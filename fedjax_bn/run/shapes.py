@@ -7,11 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from fedjax_bn.backend import on_cpu
 from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import label_forms
+from fedjax_bn.devices import padded
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.configured_weighing import what_validates
@@ -34,7 +37,7 @@ def check_shapes(
     """
     with naming(f"config.method={brief(config.method)} on config.model={brief(config.model)}"):
         state = jax.eval_shape(start)
-        _check_memory(config, state)
+        _check_memory(config, state, experiment.mesh)
         method = experiment.method
         own = jax.eval_shape(lambda state: own_of(state, 0), state)
         key = jax.eval_shape(jax.random.key, 0)
@@ -78,10 +81,11 @@ def _validation(config: ConfigDict, splits: Sequence[Split]) -> Batches:
     }
 
 
-def _check_memory(config: ConfigDict, state: FederatedState) -> None:
+def _check_memory(config: ConfigDict, state: FederatedState, mesh: Mesh | None) -> None:
     """Raises ConfigError if the state of all clients is larger than the memory there is."""
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    if size > (memory := _memory()):
+    places = 1 if on_cpu() else padded(1, mesh)  # on CPU all devices are one machine
+    if size > (memory := _memory() * places):
         raise ConfigError(
             f"config.model={brief(config.model)} takes {size / 2**30:.0f} GB for the "
             f"{state.weights.shape[0]} clients' state, more than the {memory / 2**30:.0f} GB of "
@@ -91,7 +95,7 @@ def _check_memory(config: ConfigDict, state: FederatedState) -> None:
 
 
 def _memory() -> float:
-    """Bytes of the device, or of the machine; infinite where nobody says."""
+    """Bytes of a device, or of the machine; infinite where nobody says."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit:
         return limit

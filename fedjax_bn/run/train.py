@@ -74,6 +74,7 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about["notes"] = list(experiment.notes)
     about |= describe_machine()
+    about["machine"]["mesh"] = mesh_note(experiment.mesh)
     flat, say = dict(flatten(config)), say if first() else lambda text: None
     require_same("the configuration", flat)
     require_same("the data", about["data"])
