@@ -1,5 +1,7 @@
 """What is told of many clients: quantiles and means by domain; of a sample the same as of all."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,9 @@ from fedjax_bn.data.division.partition import share_out_domains
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.run.block_evaluate import clients_tested
 from fedjax_bn.run.evaluate import evaluator
-from fedjax_bn.run.groups import by_client, groups, some_of
+from fedjax_bn.run.groups import QUANTILES, by_client, groups, some_of
 from fedjax_bn.run.records import have_trained, round_record
+from fedjax_bn.run.report import page, plots, write_report
 from fedjax_bn.run.train import prepare
 
 NAMES = [f"{domain}/{k}" for domain in ("north", "south") for k in range(60)]
@@ -96,3 +99,32 @@ def test_drawn_clients_may_be_more_than_the_samples_which_stay_where_they_are():
     assert federation.domains[-1].name == "dog/9"
     with pytest.raises(ValueError, match="exclude each other"):
         share_out_domains(runs.DATA, 3, partition="drawn:7", sizes="5")
+
+
+def test_a_run_of_more_clients_than_are_named_tells_quantiles_everywhere(tmp_path, monkeypatch):
+    runs.install(monkeypatch)
+    changes = {"target": "", "clients_per_round": 2, "rounds": 2, "clients_named": 3}
+    summary = runs.run(tmp_path, **changes)
+    record = runs.lines(tmp_path)[-1]
+    quantiles = {"mean", *QUANTILES}
+    for told in (record["loss"], record["accuracy"], summary["accuracy"]["internal"]):
+        assert set(told) == quantiles
+    assert len(record["clients"]) == 2
+    assert record["loss"]["min"] <= record["loss"]["mean"] <= record["loss"]["max"]
+    assert runs.scalars(tmp_path) == runs.expected_scalars(tmp_path)
+    assert len(runs.scalars(tmp_path)) == 4 * len(quantiles) + 1  # and the seconds
+    write_report(tmp_path)
+    assert "median" in (tmp_path / "report.html").read_text()
+
+
+def test_plots_and_the_page_show_some_of_many_clients(monkeypatch):
+    many = share_out_domains(runs.DATA, num_clients=1000, partition="drawn:5")
+    monkeypatch.setattr(plots, "png", lambda figure: figure)
+    figure = plots.class_counts(many)
+    assert figure.axes[0].collections[0].get_array().shape == (3, 200)
+    assert figure.axes[0].get_title() == "200 of 1,000 clients"
+    names = [domain.name for domain in many.domains]
+    shown = page._shortened({"form": {"clients": names}, "data": "x"})
+    assert json.loads(shown)["form"]["clients"] == ["ant/0", "... 998 others ...", "dog/249"]
+    few = {"form": {"clients": names[:4]}}
+    assert json.loads(page._shortened(few)) == few
