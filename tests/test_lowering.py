@@ -92,8 +92,9 @@ def method_and_state(name, model=NETWORK, images=IMAGES):
     return method, jax.eval_shape(init, KEY, variables_of(model, images))
 
 
-# Methods that differ from another one in the server's step, a term of the loss or what is shared.
-ALIKE = ("fedadagrad", "fedavgm", "fedprox", "fedyogi", "silobn", "singleset")
+# Methods that differ from another one in the server's step, a term of the loss or what is shared,
+# or are a part of it.
+ALIKE = ("fedadagrad", "fedavg", "fedavgm", "fedig", "fedprox", "fedyogi", "silobn", "singleset")
 
 
 @pytest.mark.parametrize(
