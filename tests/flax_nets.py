@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 import norm_nets as nets
@@ -66,10 +67,10 @@ def variables_of(seed=0):
 
 def batches_of(sizes=(4, 3), batch=3, steps=2):
     """[K, S, B] with padding that holds NaN, which must not matter."""
-    valid = jnp.arange(steps * batch) < jnp.array(sizes)[:, None]
+    valid = np.arange(steps * batch) < np.array(sizes)[:, None]
     lead = (len(sizes), steps, batch)
-    images = jnp.stack([images_of(steps * batch, seed) for seed in range(len(sizes))])
-    images = jnp.where(valid[..., None, None, None], images, jnp.nan)
+    images = np.stack([images_of(steps * batch, seed) for seed in range(len(sizes))])
+    images = np.where(valid[..., None, None, None], images, np.nan)
     label = jax.random.randint(jax.random.key(0), lead, 0, CLASSES, jnp.int32)
     return {
         "image": images.reshape(*lead, *images.shape[2:]),

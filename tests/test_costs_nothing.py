@@ -60,8 +60,8 @@ def test_an_adapter_that_is_not_used_adds_nothing_to_inference():
     variables, images = ready(model)
     adapted = with_adapter(KEY, model, variables, images)
     predict = jax.jit(lambda v, x: adaptation.running(model).predict(v, (), x)[0])
-    texts = [predict.lower(v, images).compile().as_text() for v in (variables, adapted)]
-    costs = [predict.lower(v, images).compile().cost_analysis() for v in (variables, adapted)]
+    compiled = [predict.lower(v, images).compile() for v in (variables, adapted)]
+    texts, costs = ([getattr(c, name)() for c in compiled] for name in ("as_text", "cost_analysis"))
     assert costs[0]["flops"] == costs[1]["flops"]
     assert texts[0].count(" = ") == texts[1].count(" = ")
 
@@ -121,15 +121,18 @@ def test_mixig_of_one_u_is_a_fixed_alpha_in_spatial_layers_under_every_transform
         with normalize_with(mixed_statistics(KEY, constant(u))):
             return model.apply(variables, images)
 
+    def scan(images, u):
+        return jax.lax.scan(lambda carry, batch: (carry, mixed(batch, u)), None, images)[1]
+
+    at_once = jax.vmap(mixed, (0, None))
+    sharded = jax.shard_map(
+        at_once, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=spec, check_vma=False
+    )
+    one, *others = (jax.jit(way) for way in (mixed, at_once, sharded, scan))
     for u in (0.0, 0.4, 1.0):
-        one = lambda batch, u=u: mixed(batch, u)  # noqa: E731
-        loop = jnp.stack([one(batch) for batch in images])
-        sharded = jax.shard_map(
-            jax.vmap(one), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-        )
-        _, scanned = jax.lax.scan(lambda carry, batch, f=one: (carry, f(batch)), None, images)
-        for other in (jax.jit(jax.vmap(one))(images), jax.jit(sharded)(images), scanned):
-            np.testing.assert_allclose(other, loop, rtol=1e-9, atol=1e-12)
+        loop = np.stack([one(batch, u) for batch in images])
+        for other in others:
+            np.testing.assert_allclose(other(images, u), loop, rtol=1e-9, atol=1e-12)
         if isinstance(model, nets.Remat):
             fixed = adaptation.fixed_alpha(model, u).predict(variables, (), images[0])[0]
             np.testing.assert_allclose(loop[0], fixed, rtol=1e-10)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runs
-from federations import NormNet, assert_close, assert_equal, batches_of, run_rounds, variables_of
+from federations import OneNorm, assert_close, assert_equal, batches_of, run_rounds, variables_of
 from fedjax_bn import methods
 from fedjax_bn.aggregation import by_size, needs_risks, risk_extrapolation
 from fedjax_bn.extrapolation import equal_risks, least_variance
@@ -140,7 +140,9 @@ def test_the_engine_sees_that_the_rule_needs_risks():
         assert needs_risks(jax.jit(risk_extrapolation(0.5, solver)), 4)
 
 
-@pytest.mark.parametrize("name", ["fedadam", "moon", "scaffold"])
+@pytest.mark.parametrize(
+    "name", ["fedadam", pytest.param("moon", marks=pytest.mark.slow), "scaffold"]
+)
 def test_every_method_takes_it_and_reports_its_weights(name):
     net = MLP(3, hidden=(8,))
     method = getattr(methods, name)(net, optax.sgd(0.1), weigh=risk_extrapolation(0.8))
@@ -152,22 +154,22 @@ def test_every_method_takes_it_and_reports_its_weights(name):
 
 
 def test_the_averaged_model_has_the_reported_weights():
-    batches, start = batches_of((9, 4, 6), epochs=2), variables_of(NormNet())
+    batches, start = batches_of((9, 4, 6), epochs=2), variables_of(OneNorm())
     rule = risk_extrapolation(3.0)
     state, metrics = run_rounds(
-        fedavg(NormNet(), optax.sgd(0.1), weigh=rule, local_epochs=2), start, batches
+        fedavg(OneNorm(), optax.sgd(0.1), weigh=rule, local_epochs=2), start, batches
     )
     fixed = lambda sizes, risks: metrics["weights"]  # noqa: E731
     other, _ = run_rounds(
-        fedavg(NormNet(), optax.sgd(0.1), weigh=fixed, local_epochs=2), start, batches
+        fedavg(OneNorm(), optax.sgd(0.1), weigh=fixed, local_epochs=2), start, batches
     )
     assert_close(state.shared, other.shared)
 
 
 def test_the_risk_is_the_mean_loss_of_the_last_local_epoch():
     batches = batches_of((9, 4, 6), epochs=2)
-    method = fedavg(NormNet(), optax.sgd(0.1), weigh=risk_extrapolation(), local_epochs=2)
-    _, metrics = run_rounds(method, variables_of(NormNet()), batches)
+    method = fedavg(OneNorm(), optax.sgd(0.1), weigh=risk_extrapolation(), local_epochs=2)
+    _, metrics = run_rounds(method, variables_of(OneNorm()), batches)
     half = batches["valid"].shape[1] // 2
     counts = np.asarray(batches["valid"].sum(2))[:, half:]
     risks = (np.asarray(metrics["step_loss"])[:, half:] * counts).sum(1) / counts.sum(1)
@@ -176,10 +178,10 @@ def test_the_risk_is_the_mean_loss_of_the_last_local_epoch():
 
 def test_a_round_with_a_wrong_risk_changes_nothing_and_says_so():
     """A loss of exactly 0: one logit is so far ahead that float32 has no smaller loss."""
-    start = variables_of(NormNet())
+    start = variables_of(OneNorm())
     start["params"]["c"]["bias"] = jnp.asarray([1e6, 0.0, 0.0])
     batches = batches_of((8, 8)) | {"label": jnp.zeros((2, 2, 4), jnp.int32)}
-    method = fedavg(NormNet(), optax.sgd(0.1), weigh=risk_extrapolation())
+    method = fedavg(OneNorm(), optax.sgd(0.1), weigh=risk_extrapolation())
     before = method.init(jax.random.key(0), start, 2)
     shared = jax.tree.map(jnp.copy, before.shared)
     after, metrics = method.round(before, batches, jax.random.key(0))

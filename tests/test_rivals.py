@@ -1,5 +1,7 @@
 """Rivals of the adapter at inference: each against its own formula, all under one set of claims."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,14 +35,26 @@ def one_layer(shape=(4, 5, 3)):
     return nets.variables_of(LAYER, x), x
 
 
-def served(model=MODEL, count=4, clients=3):
+def served(count=4):
     """Variables that every adaptation can use, and images."""
-    images = nets.images_of(count)
-    stacked = [nets.variables_of(model, images, seed) for seed in range(clients)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *stacked)
-    variables = batch_instance.with_gates(jax.tree.map(lambda leaf: leaf[0], stacked))
-    variables = adapter.with_adapter(jax.random.key(0), model, variables, images)
-    return adaptation.with_clients(variables, batch_instance.with_gates(stacked)), images
+    return dict(_served(jax.config.jax_enable_x64)), nets.images_of(count)
+
+
+@cache
+def _served(x64):
+    images = nets.images_of(4)
+    each = [nets.variables_of(MODEL, images, seed) for seed in range(3)]
+    stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *each)
+    variables = batch_instance.with_gates(each[0])
+    variables = adapter.with_adapter(jax.random.key(0), MODEL, variables, images)
+    return adaptation.with_clients(variables, batch_instance.with_gates(stacked))
+
+
+@cache
+def program(name):
+    """The adaptation, its predictions as one program for all tests."""
+    adapt = MAKERS[name](MODEL)
+    return adapt._replace(predict=jax.jit(adapt.predict))
 
 
 def predict(adapt, variables, images, valid=None):
@@ -61,14 +75,14 @@ def own_moments(x, ddof=0):
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_adaptation_streams_under_jit_and_scan(x64, name):
     adapt, (variables, images) = MAKERS[name](MODEL), served(count=8)
-    batches, valid = images.reshape(2, 4, 6, 6, 3), jnp.arange(8).reshape(2, 4) < 7
+    batches, valid = np.asarray(images).reshape(2, 4, 6, 6, 3), np.arange(8).reshape(2, 4) < 7
 
     @jax.jit
     def scanned(variables):
         step = lambda carry, batch: adapt.predict(variables, carry, *batch)[::-1]  # noqa: E731
         return jax.lax.scan(step, adapt.init(variables), (batches, valid))[1]
 
-    one, carry = jax.jit(adapt.predict), adapt.init(variables)
+    one, carry = program(name).predict, adapt.init(variables)
     for i, logits in enumerate(scanned(variables)):
         loop, carry = one(variables, carry, batches[i], valid[i])
         assert logits.shape == (4, nets.CLASSES)
@@ -77,10 +91,12 @@ def test_every_adaptation_streams_under_jit_and_scan(x64, name):
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_no_valid_prediction_depends_on_padding(x64, name):
-    adapt, (variables, images) = MAKERS[name](MODEL), served()
-    valid = jnp.arange(4) < 3
-    clean = predict(adapt, variables, images, valid)[:3]
-    poisoned = predict(adapt, variables, images.at[3].set(77.0), valid)[:3]
+    adapt, (variables, images) = program(name), served()
+    valid, poison = np.arange(4) < 3, np.array(images)
+    poison[3] = 77.0
+    clean, poisoned = (
+        np.asarray(predict(adapt, variables, x, valid))[:3] for x in (images, poison)
+    )
     np.testing.assert_allclose(poisoned, clean, rtol=1e-10)
 
 
@@ -88,15 +104,16 @@ def test_no_valid_prediction_depends_on_padding(x64, name):
     "name", sorted(set(MAKERS) - {"batch", "tsmobn", "random_alpha", "mixnorm"})
 )
 def test_zero_shot_adaptations_predict_a_sample_alone_as_in_its_batch(x64, name):
-    adapt, (variables, images) = MAKERS[name](MODEL), served()
-    whole = predict(adapt, variables, images)
-    np.testing.assert_allclose(predict(adapt, variables, images[1:2])[0], whole[1], rtol=1e-9)
+    adapt, (variables, images) = program(name), served()
+    whole = np.asarray(predict(adapt, variables, images, np.ones(4, bool)))
+    alone = np.asarray(predict(adapt, variables, np.asarray(images)[1:2]))
+    np.testing.assert_allclose(alone[0], whole[1], rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["tsmobn", "zero_shot_adapter", "iabn"])
 def test_unseen_clients_are_served_in_parallel_under_shard_map(x64, name):
     adapt, (variables, images) = MAKERS[name](MODEL), served(count=8)
-    clients = images.reshape(2, 4, 6, 6, 3)
+    clients = np.asarray(images).reshape(2, 4, 6, 6, 3)
     mesh, spec = Mesh(np.array(jax.devices()[:2]), ("clients",)), PartitionSpec("clients")
 
     def serve(variables, own):
@@ -105,7 +122,8 @@ def test_unseen_clients_are_served_in_parallel_under_shard_map(x64, name):
     sharded = jax.shard_map(
         serve, mesh=mesh, in_specs=(PartitionSpec(), spec), out_specs=spec, check_vma=False
     )
-    expected = [predict(adapt, variables, images) for images in clients]
+    everything = np.ones(4, bool)
+    expected = [predict(program(name), variables, images, everything) for images in clients]
     np.testing.assert_allclose(jax.jit(sharded)(variables, clients), expected, rtol=1e-9)
 
 
@@ -203,7 +221,9 @@ def test_gates_start_as_batch_norm_in_every_layer_and_stay_in_their_range():
     optimizer = batch_instance.keep_gates(optax.sgd(1.0))
     params = variables["params"]
     for step in (5.0, 0.25, -3.0):
-        gradients = jax.tree.map(lambda leaf, step=step: jnp.full_like(leaf, step), params)
+        gradients = jax.tree.map(
+            lambda leaf, step=step: np.full(leaf.shape, step, leaf.dtype), params
+        )
         updates, _ = optimizer.update(gradients, optimizer.init(params), params)
         moved = optax.apply_updates(params, updates)
         expected = np.clip(1 - step, 0, 1)
@@ -249,7 +269,7 @@ def test_a_crop_keeps_constants_and_the_whole_image_is_itself_or_its_mirror():
 
 
 def test_the_ensemble_is_the_mean_of_its_members_probabilities(x64):
-    variables, images = served(clients=3)
+    variables, images = served()
     received = {name: variables[name] for name in ("params", "batch_stats")}
     members = []
     for seed in range(3):
@@ -276,7 +296,7 @@ def put(variables, own, path):
     return jax.tree_util.tree_map_with_path(replace, variables)
 
 
-def test_an_ensemble_without_clients_is_an_error():
+def test_an_ensemble_without_clients_is_an_error(x64):
     variables, images = served()
     del variables["clients"]
     with pytest.raises(ValueError, match="with_clients"):
