@@ -5,7 +5,7 @@ NO_FORMULA = "a rival whose formula is not to be had"
 DETECTION = "detection still to come"
 
 _RIVALS = {
-    **dict.fromkeys(("L2D", "FedDG", "CSAC", "FedADG", "HarmoFL", "SNR"), TO_COME),
+    **dict.fromkeys(("L2D", "FedDG", "CSAC", "FedADG", "SNR"), TO_COME),
     **dict.fromkeys(("ARFL", "FedCSA"), NO_FORMULA),
 }
 
