@@ -50,7 +50,7 @@ def harmofl(
       model: f[B, H, W, C] -> outputs.
       optimizer: the local optimizer.
       rho: of the weights' perturbation, at least 0; 0.05 as in the authors' code.
-      channels: C, those of the images that the model reads.
+      channels: of the images that the model reads, C.
       **options: those of `fedavg`; `weigh` is `uniform` by default.
 
     Raises:
