@@ -2,7 +2,8 @@
 
 Each maps images f[B, H, W, C] to logits f[B, num_classes] and shows its features as methods,
 `features(images) -> f[B, F]` and `classify(features) -> f[B, num_classes]`. With `norm="group"` or
-`norm="none"` they have no running statistics (`layers.norm_of`). Any linen module does in their place, and by `from_nnx` any nnx module.
+`norm="none"` they have no running statistics (`layers.norm_of`). Any linen module does in their
+place, and by `from_nnx` any nnx module.
 """
 
 from typing import TYPE_CHECKING, Any
