@@ -201,6 +201,7 @@ Rounds = Annotated[int, COUNT]
 OddSide = Annotated[int, ODD_SIDE]
 Magnitude = Annotated[int, between(0, 30)]
 RoundsOr0 = Annotated[int, COUNT_OR_0]
+Channels = Annotated[int, between(1, 4096)]
 Puzzles = Annotated[int, between(1, 71)]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])

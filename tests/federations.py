@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_bn.aggregation import by_size
 from fedjax_bn.normalization import BatchNorm
 
 FEATURES, CLASSES = 6, 3
 # Methods that other papers compare with; each obeys what test_rival_invariants.py says of all.
 RIVALS = (
     *("copa", "csd", "fedsam", "fedsr", "fixbn", "hbn", "jigen", "mixstyle", "randconv", "rsc"),
-    *("selfreg", "sfa"),
+    *("harmofl", "selfreg", "sfa"),
 )
-NEED_MAPS = ("jigen", "mixstyle", "randconv")
+NEED_MAPS = ("harmofl", "jigen", "mixstyle", "randconv")
 
 
 class NormNet(nn.Module):
@@ -79,6 +80,7 @@ def as_squares(images, dtype):
 
 # What a method needs on `MapNet`.
 ON_MAPS = {
+    "harmofl": {"prepare": as_maps, "channels": 1, "weigh": by_size},
     "jigen": {"prepare": as_squares},
     "mixstyle": {"names": "norm"},
     "randconv": {"prepare": as_maps},

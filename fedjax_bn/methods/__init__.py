@@ -15,6 +15,7 @@ from fedjax_bn.methods.fedsam import fedsam
 from fedjax_bn.methods.fedsr import fedsr
 from fedjax_bn.methods.fedwon import fedwon
 from fedjax_bn.methods.fixbn import fixbn
+from fedjax_bn.methods.harmofl import harmofl
 from fedjax_bn.methods.hbn import hbn
 from fedjax_bn.methods.jigen import jigen
 from fedjax_bn.methods.mixstyle import mixstyle
@@ -47,6 +48,7 @@ __all__ = [
     "fedwon",
     "fedyogi",
     "fixbn",
+    "harmofl",
     "hbn",
     "jigen",
     "mixstyle",

@@ -46,8 +46,8 @@ def csd(
       model: images -> logits, with a dense classifier; `fedjax_bn.models.features` says which.
       optimizer: the local optimizer.
       directions: number of specific classifiers, the rank less one; 1 in the authors' PACS code.
-      specific: weight of the domain's cross entropy, at least 0; 1 there.
-      penalty: weight of the penalty, at least 0; 1 there.
+      specific: weight of the domain's cross entropy, at least 0; 1 in the authors' PACS code.
+      penalty: weight of the penalty, at least 0; 1 in the authors' PACS code.
       **options: those of `fedavg`.
 
     Raises:

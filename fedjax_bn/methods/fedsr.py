@@ -48,7 +48,7 @@ def fedsr(
       model: images -> logits; `fedjax_bn.models.features` says what its features are.
       optimizer: the local optimizer.
       l2r: weight of the norm of z, at least 0; 0.01 in the authors' README for PACS.
-      cmi: weight of the divergence, at least 0; 0.001 there.
+      cmi: weight of the divergence, at least 0; 0.001 in the authors' README for PACS.
       squared: whether the norm is squared, as FedCD's Eq. 19 prints it and the code does not.
       noise: whether z is drawn; without, it is mu.
       **options: those of `fedavg`.

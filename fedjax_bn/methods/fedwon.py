@@ -32,7 +32,7 @@ def fedwon(
     Args:
       model: one without batch norm, such as `ResNet18(norm="none")`.
       optimizer: the local optimizer, behind the clipping.
-      clip: at least 0; 0 for none.
+      clip: largest gradient as a share of its weights, at least 0; 0 clips nothing.
       **options: those of `fedavg`.
 
     Raises:

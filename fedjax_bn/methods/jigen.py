@@ -48,8 +48,8 @@ def jigen(
       model: images -> logits; `fedjax_bn.models.features` says what its features are.
       optimizer: the local optimizer.
       weight: of the order's cross entropy, at least 0; 0.7 to 0.9 in the authors' scripts.
-      whole: probability that an image stays, in [0, 1]; 0.7 or 0.9 there.
-      permutations: P, from 1 to 71; 30 there.
+      whole: probability that an image stays, in [0, 1]; 0.7 or 0.9 in the authors' scripts.
+      permutations: how many there are, P, from 1 to 71; 30 in the authors' scripts.
       **options: those of `fedavg`.
 
     Raises:

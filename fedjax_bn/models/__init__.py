@@ -2,8 +2,9 @@
 
 Detectors map images f[B, H, W, C] to the outputs of their levels, f[B, h, w, A, 5 + classes]. Each
 other one maps images f[B, H, W, C] to logits f[B, num_classes] and shows its features as methods,
-`features(images) -> f[B, F]` and `classify(features) -> f[B, num_classes]`. Any linen module does
-in their place, and by `from_nnx` any nnx module.
+`features(images) -> f[B, F]` and `classify(features) -> f[B, num_classes]`. With `norm="group"` or
+`norm="none"` these have no running statistics (`layers.norm_of`). Any linen module does in their
+place, and by `from_nnx` any nnx module.
 """
 
 from typing import TYPE_CHECKING, Any

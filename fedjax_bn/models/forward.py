@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from fedjax_bn.models import latent, masks
+from fedjax_bn.models import amplitude, latent, masks
 from fedjax_bn.models.features import Around, FeaturesOf, features_method
 from fedjax_bn.normalization import StatisticsRule, normalize_with
 from fedjax_bn.normalization.calls import SERVED, name_of, takes_train
@@ -49,12 +49,12 @@ def forward(
     wanted: Collection[Literal["features", "frozen features", "moved", "recorded"]] = (),
     around: Around | None = None,
 ) -> Output:
-    """Passes a batch through a model; masks and a latent among the variables are applied.
+    """Passes a batch through a model; what its variables hold besides its own is applied.
 
     Args:
       model: images f[B, ...] -> outputs; a linen module, or what `from_nnx` makes.
-      variables: its collections, perhaps with `mask` (see `models.masks`) or `latent` (see
-        `models.latent`).
+      variables: its collections, perhaps with `mask`, `latent` or `amplitude` (see the modules of
+        `models` of these names).
       images: f[B, ...] as the model reads them.
       train: whether running statistics move and the model is told that it trains.
       statistics: the rule of all batch norms; by default the batch's own in training and the
@@ -72,6 +72,7 @@ def forward(
         model is an nnx module without `from_nnx`.
     """
     plain, own = masks.take(variables)
+    plain, images = amplitude.take(plain, images)
     plain, drawn = latent.take(plain, key if train else None)
     around = around or drawn
     if instead := isinstance(model, FeaturesOf):

@@ -4,7 +4,7 @@ TO_COME = "a method still to come"
 NO_FORMULA = "a rival whose formula is not to be had"
 
 _RIVALS = {
-    **dict.fromkeys(("L2D", "FedDG", "CSAC", "FedADG", "HarmoFL", "SNR"), TO_COME),
+    **dict.fromkeys(("L2D", "FedDG", "CSAC", "FedADG", "SNR"), TO_COME),
     **dict.fromkeys(("ARFL", "FedCSA"), NO_FORMULA),
 }
 

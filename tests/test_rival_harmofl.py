@@ -1,0 +1,58 @@
+"""HarmoFL: what harmonizing is to a spectrum, whose means stay, and what is left without it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from federations import MapNet, as_maps, assert_close, batches_of, variables_of
+from fedjax_bn import adaptation
+from fedjax_bn.federation import global_variables
+from fedjax_bn.methods import fedsam, harmofl
+from fedjax_bn.models.amplitude import harmonize
+
+KEY, SIZES = jax.random.key(1), (9, 4, 6)
+SGD = optax.sgd(0.1)
+
+
+def test_of_the_spectrum_the_amplitude_of_the_mean_alone_is_exchanged(x64):
+    """Of images above 0, as the authors' code does with a window of half side 0."""
+    x = np.random.default_rng(0).uniform(0.1, 1, (4, 6, 5, 3))
+    m = np.array([0.3, 0.5, 0.9])
+    spectrum = np.fft.fft2(x, axes=(1, 2))
+    amplitude = np.abs(spectrum)
+    amplitude[:, 0, 0] = 30 * m
+    expected = np.fft.ifft2(amplitude * np.exp(1j * np.angle(spectrum)), axes=(1, 2))
+    ours = harmonize(jnp.asarray(x), jnp.asarray(m))
+    np.testing.assert_allclose(ours, expected.real, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(ours.mean((1, 2)), np.tile(m, (4, 1)), rtol=1e-12)
+    with pytest.raises(ValueError, match=r"harmofl\.channels"):
+        harmonize(jnp.asarray(x), jnp.zeros(1))
+
+
+def test_the_means_are_those_of_first_batches_and_then_all_train_on_them(x64):
+    """The second round by hand: FedSAM whose perturbation is the harmonizing."""
+    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(MapNet()))
+    batches = batches_of(SIZES)
+    method = harmofl(MapNet(), SGD, channels=1, prepare=as_maps)
+    state, _ = method.round(method.init(KEY, variables, 3), batches, KEY)
+    m = np.asarray(state.shared["amplitude"]["mean"])
+    first = [np.asarray(batches["image"][k, 0, : min(size, 4)]) for k, size in enumerate(SIZES)]
+    np.testing.assert_allclose(m, [np.mean([x.mean() for x in first])], rtol=1e-12)
+
+    moved = lambda key, x, valid: x - x.mean((1, 2), keepdims=True) + m  # noqa: E731
+    plain = fedsam(MapNet(), SGD, prepare=as_maps, perturb=moved, weigh=lambda s, r: jnp.ones(3))
+    start = plain.init(KEY, {name: state.shared[name] for name in ("params", "batch_stats")}, 3)
+    expected, _ = plain.round(start._replace(round=jnp.copy(state.round)), batches, KEY)
+    state, _ = method.round(state, batches, KEY)
+    np.testing.assert_allclose(state.shared["amplitude"]["mean"], m, rtol=1e-14)
+    ours = {name: state.shared[name] for name in expected.shared}
+    assert_close(ours, expected.shared, rtol=1e-9, atol=1e-12)
+
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3, 2, 1)))
+    served = global_variables(state)
+    logits, _ = adaptation.running(MapNet()).predict(served, (), x)
+    plain = {name: served[name] for name in ("params", "batch_stats")}
+    by_hand = MapNet().apply(plain, moved(None, x, None))
+    np.testing.assert_allclose(logits, by_hand, rtol=1e-10)
