@@ -83,7 +83,7 @@ def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
 def test_when_a_process_is_lost_the_other_ends_with_a_sentence_and_one_goes_on(tmp_path, both):
     folder = tmp_path / "run"
     pair = both(folder, 5000)
-    runs.wait_for(pair[0], lambda: (folder / "checkpoints" / "latest" / "1").exists(), 400)
+    runs.wait_for(pair[0], lambda: (folder / "checkpoints" / "latest" / "1").exists(), 900)
     pair[1].send_signal(signal.SIGKILL)
     began = time.monotonic()
     errors = pair[0].communicate(timeout=100)[1]
@@ -106,7 +106,7 @@ def resumed(folder):
 @pytest.mark.slow
 def test_a_stop_request_to_one_process_stops_both_after_the_same_round(tmp_path, both):
     pair = both(tmp_path, 5000)
-    runs.wait_for(pair[0], lambda: len(runs.lines_written(tmp_path)) > 1, 400)
+    runs.wait_for(pair[0], lambda: len(runs.lines_written(tmp_path)) > 1, 900)
     pair[1].send_signal(signal.SIGTERM)
     said = [process.communicate(timeout=200)[1] for process in pair]
     assert all("stopped after round" in text for text in said), said

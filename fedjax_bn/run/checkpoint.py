@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, SingleDeviceSharding
+from orbax.checkpoint.options import MultiprocessingOptions
 
 from fedjax_bn.backend import on_cpu
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
@@ -44,6 +45,8 @@ def open_folder(folder: Path, keep: int) -> ocp.CheckpointManager:
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         cleanup_tmp_directories=True,
+        # Several processes may be writing in two folders at once, and must not mix them up.
+        multiprocessing_options=MultiprocessingOptions(barrier_sync_key_prefix=folder.name),
         async_options=ocp.AsyncOptions(post_finalization_callback=partial(_add_checksums, folder)),
     )
     try:
