@@ -58,15 +58,26 @@ def _megabytes() -> float:
     )
 
 
+def _forget() -> None:
+    """Gives back what compiled programs hold."""
+    jax.clear_caches()
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # glibc gives nothing back by itself
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forgotten():
     """Forgets a module's compiled programs where they have come to much."""
     yield
     if _megabytes() > 1500:
-        jax.clear_caches()
-        gc.collect()
-        with contextlib.suppress(OSError, AttributeError):  # glibc gives nothing back by itself
-            ctypes.CDLL(None).malloc_trim(0)
+        _forget()
+
+
+@pytest.fixture(scope="module")
+def spacious():
+    """A module that needs gigabytes begins with none of another's."""
+    _forget()
 
 
 @pytest.fixture

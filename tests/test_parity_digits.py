@@ -18,6 +18,7 @@ from fedjax_bn.methods import fedavg, fedbn, fedprox, silobn
 from fedjax_bn.models import DigitCNN
 from fedjax_bn.models.torch_weights import from_torch
 
+pytestmark = pytest.mark.usefixtures("spacious")
 METHODS = {"fedavg": fedavg, "fedprox": fedprox, "fedbn": fedbn, "silobn": silobn}
 DOMAINS = ("mnist", "svhn", "usps", "fonts", "mnist_m")
 SAMPLES, BATCH, STEPS = 103, 32, 4
@@ -77,15 +78,31 @@ def batches_of(data):
 
 @functools.cache
 def trained(name, folder):
-    """What three rounds leave: the metrics and the clients' models of each, and the last state."""
-    data = dict(np.load(folder / "data" / "digits.npz"))
-    method = METHODS[name](DigitCNN(), optax.sgd(0.01), weigh=uniform)
+    """Metrics and logits of the rounds, the last norms of all clients, what the server has.
+
+    The clients' models are not kept: all of them together are half a gigabyte.
+    """
+    data, model = dict(np.load(folder / "data" / "digits.npz")), DigitCNN()
+    method = METHODS[name](model, optax.sgd(0.01), weigh=uniform)
     batches, key = batches_of(data), jax.random.key(0)
-    state, seen = method.init(key, initial_variables(), 5), []
+    tests = [pixels(data[f"{d}__test_images"][:16].astype(np.float64)) for d in DOMAINS]
+    state, predict, seen = method.init(key, initial_variables(), 5), jax.jit(model.apply), []
     for _ in range(3):
         state, metrics = method.round(state, batches, key)
-        seen.append(jax.device_get((metrics, client_variables(state))))
-    return seen, state
+        logits, norms = of_clients(predict, client_variables(state), tests)
+        seen.append((jax.device_get(metrics), logits))
+    return seen, norms, global_variables(state)
+
+
+def of_clients(predict, clients, tests):
+    """The logits of each on its own images, and two of their batch norms."""
+    own = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], clients) for k in range(len(tests))]
+    logits = [np.asarray(predict(*pair)) for pair in zip(own, tests, strict=True)]
+    return logits, {
+        (i, leaf): np.array(clients[collection][f"norm{i}"][leaf])
+        for i in (1, 5)
+        for collection, leaf in norm_leaves()
+    }
 
 
 @pytest.mark.parametrize(
@@ -93,28 +110,22 @@ def trained(name, folder):
     [pytest.param(n, marks=[pytest.mark.slow] * (n != "fedbn")) for n in METHODS],
 )
 def test_three_rounds_equal_pytorch(shared, stored, x64, optimized, name):
-    values, data = stored
-    seen, state = trained(name, shared)
-    predict = jax.jit(DigitCNN().apply)
-    for round, (metrics, clients) in enumerate(seen):
-        for k, domain in enumerate(DOMAINS):
+    values, _ = stored
+    seen, norms, server = trained(name, shared)
+    for k, domain in enumerate(DOMAINS):
+        for round, (metrics, logits) in enumerate(seen):
             prefix = f"{name}__round{round}"
             close(metrics["step_loss"][k], values[f"{prefix}__loss__{domain}"])
-            own = jax.tree.map(lambda leaf, k=k: leaf[k], clients)
-            logits = predict(own, pixels(data[f"{domain}__test_images"][:16].astype(np.float64)))
-            close(logits, values[f"{prefix}__logits__{domain}"])
-    for k, domain in enumerate(DOMAINS):
-        for i in (1, 5):
-            prefix = f"{name}__final__{domain}__bn{i}"
-            for collection, leaf in norm_leaves():
-                close(clients[collection][f"norm{i}"][leaf][k], values[f"{prefix}__{leaf}"])
-    check_server(name, values, global_variables(state))
+            close(logits[k], values[f"{prefix}__logits__{domain}"])
+        for (i, leaf), found in norms.items():
+            close(found[k], values[f"{name}__final__{domain}__bn{i}__{leaf}"])
+    check_server(name, values, server)
 
 
 @pytest.mark.parametrize("name", [pytest.param("fedavg", marks=pytest.mark.slow), "fedbn"])
 def test_the_unseen_stream_of_tsmobn_equals_pytorch(shared, stored, x64, optimized, name):
     values, data = stored
-    model, variables = DigitCNN(), global_variables(trained(name, shared)[1])
+    model, variables = DigitCNN(), trained(name, shared)[-1]
     images = pixels(data["usps__test_images"][:160].astype(np.float64))
     stream = jnp.asarray(images).reshape(5, 32, *images.shape[1:])
 

@@ -174,12 +174,12 @@ def test_gradient_descent_keeps_the_predicted_rate_and_client_specific_scale_is_
     data = data_of(3, 4, 8)
     losses, eigenvalues = [], []
     for scales in (1, 3):
-        network = initialize(KEY, 2000, 8, scales, alpha=8.0)
+        network = initialize(KEY, 800, 8, scales, alpha=8.0)
         direction, magnitude = evolution(network, data)
         rate = float(0.5 / jnp.linalg.norm(direction + magnitude, 2))
         eigenvalues.append(least_eigenvalue(magnitude))
-        _, values = jax.jit(partial(train, rate=rate, steps=300))(network, data)
-        bound = predicted(values[0], rate, eigenvalues[-1], 300)
+        _, values = jax.jit(partial(train, rate=rate, steps=200))(network, data)
+        bound = predicted(values[0], rate, eigenvalues[-1], 200)
         assert (values <= bound * (1 + 1e-9)).all()
         assert (jnp.diff(values) < 0).all()
         losses.append(values)
@@ -189,7 +189,7 @@ def test_gradient_descent_keeps_the_predicted_rate_and_client_specific_scale_is_
 
 def test_a_race_starts_both_networks_alike_and_keeps_the_predicted_rates():
     data = data_of(3, 4, 8)
-    slow, fast = (race(KEY, data, 1000, 200)[name] for name in ("averaged", "client-specific"))
+    slow, fast = (race(KEY, data, 600, 150)[name] for name in ("averaged", "client-specific"))
     np.testing.assert_allclose(slow.losses[0], fast.losses[0], rtol=1e-10)
     for course in (slow, fast):
         assert (course.losses <= course.bound * (1 + 1e-9)).all()

@@ -137,6 +137,7 @@ def predict(network: Network, data: Data) -> jax.Array:
     return signs @ jax.nn.relu(gamma * normalized) / jnp.sqrt(signs.shape[0])
 
 
+@jax.jit
 def evolution(network: Network, data: Data) -> tuple[jax.Array, jax.Array]:
     """The two parts of Lambda at a network: V / alpha^2 and G (UniFed, Eq. 22 to 25).
 
