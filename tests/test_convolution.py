@@ -249,8 +249,3 @@ def test_other_dimension_orders_are_left_to_xla(numbers):
     np.testing.assert_array_equal(
         convolution(x, w, (1, 1), "SAME", dimension_numbers=numbers), expected
     )
-
-
-def test_half_precision_is_left_to_xla():
-    x, w = draw((4, 8, 8, 16), (3, 3, 16, 16), dtype=jnp.bfloat16)
-    assert convolution(x, w, (1, 1), "SAME").dtype == jnp.bfloat16
