@@ -1,9 +1,8 @@
 """The networks of the papers, in linen with our `BatchNorm`, and a user's own.
 
 Each maps images f[B, H, W, C] to logits f[B, num_classes] and shows its features as methods,
-`features(images) -> f[B, F]` and `classify(features) -> f[B, num_classes]`. With `norm="group"` or
-`norm="none"` they have no running statistics (`layers.norm_of`). Any linen module does in their
-place, and by `from_nnx` any nnx module.
+`features(images) -> f[B, F]` and `classify(features) -> f[B, num_classes]`. Any linen module does
+in their place, and by `from_nnx` any nnx module.
 """
 
 from typing import TYPE_CHECKING, Any
