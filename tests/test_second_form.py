@@ -46,11 +46,8 @@ OPTIONS = {
     "fedbn, by risks": {"weigh": risk_extrapolation(0.8)},
     "fedbn, remembering": {"weigh": remembering()},
 }
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name in RIVALS))
-    for name in [*methods.__all__, *OPTIONS]
-    if name != "fedwon"  # FedAvg, of networks without batch norm
-]
+NAMES = [*(name for name in methods.__all__ if name not in (*RIVALS, "fedwon")), *OPTIONS]
+CASES = [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in RIVALS)]
 
 
 def method_of(name, clients="map"):
@@ -105,7 +102,7 @@ def stacked(uploads):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *uploads)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_clients_one_by_one_and_the_server_are_the_round_and_so_is_a_cohort(x64, name):
     """In the second round a client sits out; the cohort holds the others, and a row of padding."""
     method = method_of(name)
