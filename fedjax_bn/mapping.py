@@ -84,7 +84,7 @@ def group_size(clients: str, num_clients: int) -> int:
         )
     if int(count) > num_clients:
         raise ValueError(
-            f"clients={clients!r} asks for {count} clients at a time, but the federation has "
-            f"{num_clients}: use 'vmap:{num_clients}' or less"
+            f"clients={clients!r} asks for {count} clients at a time, but a device "
+            f"has {num_clients}: use 'vmap:{num_clients}' or less"
         )
     return int(count)

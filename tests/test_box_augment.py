@@ -13,8 +13,8 @@ from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.pixels import box_augment
 from fedjax_bn.data.pixels.box_augment import Move, of_boxes
 from fedjax_bn.data.pixels.letterbox import GREY
-from fedjax_bn.run import experiment
 from fedjax_bn.run.config import base
+from fedjax_bn.run.configured_augmentation import choose_loading
 from fedjax_bn.run.errors import ConfigError
 
 SIZE = 32
@@ -142,7 +142,7 @@ def test_an_augmentation_that_does_not_suit_the_labels_is_refused(text, boxed, s
     config = base()
     config.data.augment = text
     if not said:
-        assert callable(experiment._loading(config, data))
+        assert callable(choose_loading(config, data))
         return
     with pytest.raises((ConfigError, ValueError), match=said):
-        experiment._loading(config, data)
+        choose_loading(config, data)

@@ -44,8 +44,8 @@ def test_a_second_run_of_a_workdir_is_refused_naming_the_owner_and_changes_nothi
     folder, refused = tmp_path / "run", []
     real = logs.advance
 
-    def meanwhile(bar, record):
-        real(bar, record)
+    def meanwhile(bar, record, score):
+        real(bar, record, score)
         if record["round"] == 3 and not refused:
             refused.append("")
             before = runs.lines_written(folder)

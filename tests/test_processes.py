@@ -117,6 +117,6 @@ def test_a_stop_request_to_one_process_stops_both_after_the_same_round(tmp_path,
 def test_one_process_alone_decides_and_does_all_by_itself():
     assert processes.first()
     assert processes.by_first(lambda: 3) == 3
-    assert processes.decided(True, False) == (True, False)
+    assert [processes.any_asked(asked) for asked in (True, False)] == [True, False]
     processes.require_same("the data", "x")
     processes.leave(3, "it must not end")

@@ -25,6 +25,7 @@ from fedjax_bn.run.scoring_data import stack_batches
 from fedjax_bn.run.summary import out_of_patience, select_round
 from fedjax_bn.selection import validation_score
 from fedjax_bn.state import Received
+from fedjax_bn.task import classification
 
 
 class Slope(nn.Module):
@@ -111,7 +112,7 @@ def test_clients_of_bin_select_their_best_state_by_their_gates(bin_run, monkeypa
         lambda *given, **options: asked.append(options["statistics"]) or real(*given, **options),
     )
     config.local_selection = 5
-    configured_method.method_maker(config)(built.model, built.prepare, None)
+    configured_method.method_maker(config)(built.model, built.prepare, None, built.task)
     assert asked == [built.method.statistics]
 
 
@@ -250,7 +251,7 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
 ):
     """Killed within a round, or behind the last one, before its summary."""
     means = (10, 30, 20, 50, 40, 45, 50, 90, 95)  # no better one in rounds 5, 6 and 7
-    built = types.SimpleNamespace(internal=runs.DATA, method=None)
+    built = types.SimpleNamespace(internal=runs.DATA, method=None, task=classification())
     config = runs.config(rounds=9, patience=3, eval_every=1, checkpoint_every=2)
     monkeypatch.setattr(train, "log_masks", lambda *given: {})
 

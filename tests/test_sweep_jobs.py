@@ -120,7 +120,7 @@ def test_a_run_whose_process_was_killed_is_nobodys(tmp_path, running):
     assert give(tmp_path) == 0
 
 
-def test_a_stop_reaches_every_run_once_and_nothing_else_starts(tmp_path, running, capsys):
+def test_a_stop_reaches_every_run_once_and_nothing_else_starts(tmp_path, running, capsys, request):
     """And the same command does the rest. The runs take it as a real one does: save, and end."""
     running(
         "import signal\n"
@@ -128,6 +128,10 @@ def test_a_stop_reaches_every_run_once_and_nothing_else_starts(tmp_path, running
         "if tries == 1:\n    signal.signal(signal.SIGTERM, stopped)\n"
         "    (folder / '.ready').touch(); time.sleep(60)\n"
     )
+
+    # Behind `&` or nohup the signal is ignored, and sweeps leave it so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     def stop_two():
         while len(list(tmp_path.glob("*/*/*/.ready"))) < 2:

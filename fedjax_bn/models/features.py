@@ -62,12 +62,17 @@ def features_method(
 
     stop = jax.lax.stop_gradient if frozen else lambda x: x
     around = around or (lambda classify, features: classify(features))
+
+    def replaced(classify: Classify, features: jax.Array) -> Any:
+        """What is given in place of features is read in their dtype, which may be a half one."""
+        return around(lambda given: classify(given.astype(features.dtype)), features)
+
     if shows_features(model):
 
         def shown(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
             features = masked(model.features(images, **takes_train(model.features, train)))
             classify = partial(model.classify, **takes_train(model.classify, train))
-            return features, around(classify, stop(features))
+            return features, replaced(classify, stop(features))
 
         return shown
 
@@ -81,7 +86,7 @@ def features_method(
                 return function(*args, **kwargs)
             seen.append(masked(args[0]))
             classify = lambda x: function(x, *args[1:], **kwargs)  # noqa: E731
-            return around(classify, stop(seen[-1]))
+            return replaced(classify, stop(seen[-1]))
 
         with intercepting(note):
             outputs = model(images, **takes_train(model.__call__, train))

@@ -66,7 +66,7 @@ def check_labelled(config: ConfigDict, internal: Dataset, unseen: Sequence[Domai
     choice = choose_personalization(config)
     if choice is None:
         return
-    if has_boxes(internal.domains[0].train.labels):
+    if any(has_boxes(domain.test.labels) for domain in (*internal.domains, *unseen)):
         raise ConfigError(
             f"config.personalize.samples={choice.samples} adapts classifiers, but images of "
             f"{internal.name} have boxes: set it to 0"

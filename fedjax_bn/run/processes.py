@@ -84,18 +84,13 @@ def only_first(make: Callable[[], AbstractContextManager[Any]]) -> AbstractConte
     return make() if first() else nullcontext()
 
 
-def decided(last: bool, stop: bool) -> tuple[bool, bool]:
-    """Whether a round is the last one, as process 0 has it, and whether anyone was asked to stop.
-
-    Args:
-      last: as this process has it.
-      stop: whether this process was asked to.
-    """
+def any_asked(stop: bool) -> bool:
+    """Whether any process was asked to stop; `stop`: whether this one was."""
     if not _several():
-        return last, stop
+        return stop
     if stop:
         _store().key_value_set(_named("stop"), "", allow_overwrite=True)
-    return tuple(by_first(lambda: [last, bool(_store().key_value_dir_get("fedjax_bn/stop/"))]))
+    return by_first(lambda: bool(_store().key_value_dir_get("fedjax_bn/stop/")))
 
 
 def require_same(what: str, value: Any) -> None:

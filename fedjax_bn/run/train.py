@@ -27,8 +27,8 @@ from fedjax_bn.run.mesh import form_on, mesh_note
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.population import Held, disk_note, keep_rows, protect_rows, start_held
 from fedjax_bn.run.processes import (
+    any_asked,
     by_first,
-    decided,
     first,
     held_by_first,
     only_first,
@@ -227,7 +227,7 @@ def loop(
 
             records.append(record)
             last = number == config.rounds or out_of_patience(records, config.patience)
-            last, stop = decided(last, stop_requested())
+            last = by_first(lambda last=last: last)
             record |= log_masks(experiment, folder, state, last, config.clients_named)
             if first():
                 workdir.append_line(folder / "metrics.jsonl", record)
@@ -237,6 +237,7 @@ def loop(
             if "validation" in record and select_round(records) == number:
                 keep_rows("selected", state)
                 checkpoint.save(selected, number, state)
+            stop = any_asked(stop_requested())
             if last or stop or number % config.checkpoint_every == 0:
                 # A run that goes on from here will not write these again.
                 checkpoint.settle(selected)

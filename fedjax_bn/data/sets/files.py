@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,8 @@ def corruption_named(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} takes more memory than there is; fetch it again") from error
     except Exception as error:  # parsers raise zlib.error, struct.error, TypeError, KeyError, ...
         raise ValueError(
-            f"{path} cannot be read ({type(error).__name__}: {error}); fetch it again"
+            f"{path} cannot be read ({type(error).__name__}: {shorten(str(error), 200)}); fetch it "
+            "again"
         ) from error
 
 
