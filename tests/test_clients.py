@@ -38,5 +38,5 @@ def test_unknown_strategies_are_refused(clients):
 
 
 def test_more_clients_at_once_than_there_are_is_refused():
-    with pytest.raises(ValueError, match="the federation has 3: use 'vmap:3' or less"):
+    with pytest.raises(ValueError, match="a device has 3: use 'vmap:3' or less"):
         group_size("vmap:4", 3)

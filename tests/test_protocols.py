@@ -109,7 +109,7 @@ def test_clients_of_bin_select_their_best_state_by_their_gates(bin_run, monkeypa
     monkeypatch.setattr(
         configured_method,
         "validation_score",
-        lambda *given, **options: asked.append(options["statistics"]) or real(*given, **options),
+        lambda *given, **options: asked.append(given[3]) or real(*given, **options),
     )
     config.local_selection = 5
     configured_method.method_maker(config)(built.model, built.prepare, None, built.task)
