@@ -9,6 +9,7 @@ import optax
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.models.features import ClassifiedBy
 from fedjax_bn.models.forward import forward
 from fedjax_bn.ranges import Share, bounded
 from fedjax_bn.sharing import Variables
@@ -70,13 +71,8 @@ def self_challenging(learned: Learning, features: float, share: float) -> Object
 
         def classify(given: jax.Array) -> jax.Array:
             # The features are replaced, so that of this pass the classifier alone is computed.
-            return forward(
-                learned.model,
-                variables,
-                images,
-                around=lambda classify, features: classify(given),
-                **options,
-            ).outputs
+            replaced = ClassifiedBy(learned.model, lambda classify, features: classify(given))
+            return forward(replaced, variables, images, **options).outputs
 
         fixed = jax.lax.stop_gradient(out.features)
         mask = jax.lax.stop_gradient(

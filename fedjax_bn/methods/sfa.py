@@ -8,6 +8,7 @@ import optax
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.models.features import ClassifiedBy
 from fedjax_bn.models.forward import forward
 from fedjax_bn.ranges import AtLeast0, bounded
 from fedjax_bn.sharing import Variables
@@ -54,15 +55,10 @@ def _augmented(learned: Learning, scale: float, shift: float) -> Objective:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         noise = jax.random.fold_in(key, 7)
-        out = forward(
-            learned.model,
-            variables,
-            images,
-            train=True,
-            valid=valid,
-            key=key,
-            around=lambda classify, f: classify(with_noise(noise, f, scale, shift)),
+        model = ClassifiedBy(
+            learned.model, lambda classify, f: classify(with_noise(noise, f, scale, shift))
         )
+        out = forward(model, variables, images, train=True, valid=valid, key=key)
         loss = learned.task.loss(out.outputs, batch["label"], valid)
         return loss, (loss, out.moved)
 

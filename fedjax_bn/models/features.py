@@ -31,6 +31,13 @@ class FeaturesOf(NamedTuple):
     model: Any
 
 
+class ClassifiedBy(NamedTuple):
+    """A model in the place of another one, whose classifier is called by `around`, once or not."""
+
+    model: Any
+    around: Around
+
+
 def features_method(
     model: Any,
     variables: dict[str, Any],

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from fedjax_bn.models import amplitude, latent, masks
-from fedjax_bn.models.features import Around, FeaturesOf, features_method
+from fedjax_bn.models.features import ClassifiedBy, FeaturesOf, features_method
 from fedjax_bn.normalization import StatisticsRule, normalize_with
 from fedjax_bn.normalization.calls import SERVED, name_of, takes_train
 from fedjax_bn.normalization.layer import RECORDED
@@ -47,12 +47,12 @@ def forward(
     valid: jax.Array | None = None,
     key: jax.Array | None = None,
     wanted: Collection[Literal["features", "frozen features", "moved", "recorded"]] = (),
-    around: Around | None = None,
 ) -> Output:
     """Passes a batch through a model; what its variables hold besides its own is applied.
 
     Args:
-      model: images f[B, ...] -> outputs; a linen module, or what `from_nnx` makes.
+      model: images f[B, ...] -> outputs; a linen module, or what `from_nnx` makes; or one of these
+        as `FeaturesOf` or `ClassifiedBy` it.
       variables: its collections, perhaps with `mask`, `latent` or `amplitude` (see the modules of
         `models` of these names).
       images: f[B, ...] as the model reads them.
@@ -63,8 +63,6 @@ def forward(
       key: random key of dropout, in training.
       wanted: what is wanted besides: the features; "frozen features" are these, and the gradient of
         the outputs stops at them; the running statistics as a rule moves them; what it records.
-      around: `around(classify, features) -> outputs`, what stands in the place of the classifier
-        and may call it, once.
 
     Raises:
       ValueError: features are asked for, and the model has none to show; a
@@ -74,7 +72,7 @@ def forward(
     plain, own = masks.take(variables)
     plain, images = amplitude.take(plain, images)
     plain, drawn = latent.take(plain, key if train else None)
-    around = around or drawn
+    model, around = model if isinstance(model, ClassifiedBy) else (model, drawn)
     if instead := isinstance(model, FeaturesOf):
         model, wanted = model.model, (*wanted, "features")
         own = {name: mask for name, mask in own.items() if name != masks.FEATURES}

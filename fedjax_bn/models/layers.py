@@ -47,7 +47,6 @@ def conv(
     name: str,
     use_bias: bool = False,
     kernel_init: _Initializer = fan_in_uniform,
-    convolve: Callable[..., Any] | None = None,
     **options: Any,
 ) -> jax.Array:
     """A square convolution, zeros around the map.
@@ -61,8 +60,8 @@ def conv(
       name: the layer's name in its module.
       use_bias: whether there is a bias.
       kernel_init: initializer of the kernel f[kernel, kernel, C, F].
-      convolve: what convolves, as `jax.lax.conv_general_dilated`; `cpu.convolve` by default.
-      **options: of `nn.Conv`, such as `param_dtype`.
+      **options: of `nn.Conv`, such as `param_dtype`; `cpu.convolve` convolves unless they say
+        otherwise.
 
     Returns:
       f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F].
@@ -71,6 +70,7 @@ def conv(
       ValueError: the padded map is smaller than the kernel.
     """
     _check_window(x, kernel, padding, name)
+    options = {"conv_general_dilated_cls": lambda: cpu.convolve} | options
     layer = nn.Conv(
         features,
         (kernel, kernel),
@@ -79,7 +79,6 @@ def conv(
         use_bias=use_bias,
         kernel_init=kernel_init,
         bias_init=_fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
-        conv_general_dilated_cls=lambda: convolve or cpu.convolve,
         name=name,
         **options,
     )
@@ -93,7 +92,7 @@ def conv_of(norm: Norm, **options: Any) -> Callable[..., jax.Array]:
     ICLR 2024, FedWon): see `standardized`.
     """
     if norm == "none":
-        options = {"convolve": standardized_convolve} | options
+        options = {"conv_general_dilated_cls": lambda: standardized_convolve} | options
     return partial(conv, **options)
 
 

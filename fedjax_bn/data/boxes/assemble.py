@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,19 +23,31 @@ _BORDER = 1.0  # pixels by which formats disagree on where a box ends
 _OTHER_SIZE = "images of another size than their labels say, whose own size counts"
 
 
+class Squares(NamedTuple):
+    """How images and their boxes become squares of one size.
+
+    Attributes:
+      image_size: pixels a side.
+      max_boxes: of an image; one with more keeps its largest.
+      shares: whether corners are shares of the image's width and height, not pixels.
+      cache, progress, max_megapixels: see `pixels.decode`.
+    """
+
+    image_size: int
+    max_boxes: int = 100
+    shares: bool = False
+    cache: str | Path | None = None
+    progress: bool = True
+    max_megapixels: float = MEGAPIXELS
+
+
 def to_source(
     name: str,
     root: Path,
     domains: Mapping[str, Sequence[Labelled]],
     classes: Sequence[str],
     slips: Slips,
-    *,
-    image_size: int,
-    max_boxes: int = 100,
-    shares: bool = False,
-    cache: str | Path | None = None,
-    progress: bool = True,
-    max_megapixels: float = MEGAPIXELS,
+    squares: Squares,
     notes: Sequence[str] = (),
 ) -> Source:
     """Reads the images of all domains: u8[N, image_size, image_size, 3], see `letterbox`.
@@ -47,10 +60,7 @@ def to_source(
       domains: name -> its images.
       classes: their names.
       slips: what the reader has changed or left out.
-      image_size: pixels a side.
-      max_boxes: of an image; one with more keeps its largest.
-      shares: whether corners are shares of the image's width and height, not pixels.
-      cache, progress, max_megapixels: see `pixels.decode`.
+      squares: what becomes of them.
       notes: further sentences for the user.
 
     Raises:
@@ -58,6 +68,7 @@ def to_source(
       FileNotFoundError: images are missing.
       OSError: the cache cannot be written.
     """
+    image_size, most, shares, cache, progress, max_megapixels = squares
     everything = [one for owned in domains.values() for one in owned]
     files = [one.file for one in everything]
     _check_present(files, root)
@@ -71,7 +82,7 @@ def to_source(
         letterbox=True,
     )
     sizes = _image_sizes(files, root, cache, max_megapixels)
-    place = partial(_place_boxes, size=image_size, shares=shares, most=max_boxes, slips=slips)
+    place = partial(_place_boxes, size=image_size, shares=shares, most=most, slips=slips)
     placed = [place(one, *map(int, wh)) for one, wh in zip(everything, sizes, strict=True)]
     labels = _padded(placed)
     if not (labels[CLASS] >= 0).any():

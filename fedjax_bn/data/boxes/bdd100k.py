@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.data.boxes.assemble import to_source
+from fedjax_bn.data.boxes.assemble import Squares, to_source
 from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
 from fedjax_bn.data.boxes.parsing import entry, number, of_kind, read_json
 from fedjax_bn.data.source import Source
@@ -71,7 +71,7 @@ def load(
     """
     slips, classes = Slips(), tuple(classes) or COMMON
     images = list_frames(path, domains, classes, slips)
-    return to_source("bdd100k", Path(path), images, classes, slips, image_size=image_size, **how)
+    return to_source("bdd100k", Path(path), images, classes, slips, Squares(image_size, **how))
 
 
 def list_frames(

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.data.boxes.assemble import to_source
+from fedjax_bn.data.boxes.assemble import Squares, to_source
 from fedjax_bn.data.boxes.coco import CROWDS
 from fedjax_bn.data.boxes.instances import read_all
 from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
@@ -55,7 +55,7 @@ def load(
       image_size: pixels a side of the squares.
       domains: "cityscapes", "foggy" (at attenuation 0.02) or both; empty for those that are there.
       classes: of the eight; empty for all.
-      cache, progress, max_megapixels, max_boxes: see `assemble.to_source`.
+      cache, progress, max_megapixels, max_boxes: see `assemble.Squares`.
 
     Returns:
       Source "cityscapes".
@@ -66,8 +66,8 @@ def load(
     slips, classes = Slips(), tuple(classes) or COMMON
     how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
     scenes = list_scenes(path, domains, classes, slips, **how)
-    fit = {"image_size": image_size, "max_boxes": max_boxes}
-    return to_source("cityscapes", Path(path), scenes, classes, slips, **how, **fit)
+    squares = Squares(image_size, max_boxes, **how)
+    return to_source("cityscapes", Path(path), scenes, classes, slips, squares)
 
 
 def list_scenes(

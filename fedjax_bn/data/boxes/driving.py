@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedjax_bn.data.boxes import bdd100k, cityscapes, vistas
-from fedjax_bn.data.boxes.assemble import to_source
+from fedjax_bn.data.boxes.assemble import Squares, to_source
 from fedjax_bn.data.boxes.labelled import COMMON, Labelled, Slips
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.raster import MEGAPIXELS
@@ -36,7 +36,7 @@ def load(
       image_size: pixels a side of the squares.
       domains: some of "cityscapes", "vistas" and "bdd100k"; empty for all.
       classes: of the eight; empty for all.
-      cache, progress, max_megapixels, max_boxes: see `assemble.to_source`.
+      cache, progress, max_megapixels, max_boxes: see `assemble.Squares`.
 
     Returns:
       Source "driving".
@@ -63,5 +63,5 @@ def load(
             scenes[name] = vistas.list_scenes(root / name, classes, **how)
         else:
             scenes[name] = bdd100k.list_frames(root / name, ("all",), classes, slips)["bdd100k"]
-    fit = {"image_size": image_size, "max_boxes": max_boxes}
-    return to_source("driving", root, scenes, classes, slips, **how, **fit)
+    squares = Squares(image_size, max_boxes, **how)
+    return to_source("driving", root, scenes, classes, slips, squares)

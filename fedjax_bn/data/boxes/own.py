@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_bn.data.boxes import coco, voc, yolo_text
-from fedjax_bn.data.boxes.assemble import to_source
+from fedjax_bn.data.boxes.assemble import Squares, to_source
 from fedjax_bn.data.boxes.folders import domain_folders, files_in
 from fedjax_bn.data.boxes.labelled import Labelled, Slips, numbers_of
 from fedjax_bn.data.source import Source
@@ -43,7 +43,7 @@ def load(
       image_size: pixels a side of the squares.
       domains: names of folders in it; empty for all.
       classes: which, in the order of their numbers; empty for all.
-      **how: `max_boxes`, `cache`, `progress` and `max_megapixels` of `assemble.to_source`.
+      **how: `max_boxes`, `cache`, `progress` and `max_megapixels` of `assemble.Squares`.
 
     Returns:
       Source "boxes".
@@ -69,10 +69,8 @@ def load(
         owned,
         classes or known,
         slips,
-        image_size=image_size,
-        shares=read is _read_yolo,
+        Squares(image_size, shares=read is _read_yolo, **how),
         notes=(f"{root} is read as {form}",),
-        **how,
     )
 
 

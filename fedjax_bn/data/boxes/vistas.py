@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.data.boxes.assemble import to_source
+from fedjax_bn.data.boxes.assemble import Squares, to_source
 from fedjax_bn.data.boxes.instances import read_all
 from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
 from fedjax_bn.data.boxes.parsing import entry, read_json
@@ -57,7 +57,7 @@ def load(
       path: the folder.
       image_size: pixels a side of the squares.
       classes: of the eight; empty for all.
-      cache, progress, max_megapixels, max_boxes: see `assemble.to_source`.
+      cache, progress, max_megapixels, max_boxes: see `assemble.Squares`.
 
     Returns:
       Source "vistas".
@@ -68,8 +68,8 @@ def load(
     slips, classes = Slips(), tuple(classes) or COMMON
     how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
     scenes = {"vistas": list_scenes(path, classes, **how)}
-    fit = {"image_size": image_size, "max_boxes": max_boxes}
-    return to_source("vistas", Path(path), scenes, classes, slips, **how, **fit)
+    squares = Squares(image_size, max_boxes, **how)
+    return to_source("vistas", Path(path), scenes, classes, slips, squares)
 
 
 def list_scenes(path: str | Path | None, classes: Sequence[str], **how: Any) -> list[Labelled]:
