@@ -16,17 +16,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fedjax_bn.aggregation import (
-    Aggregate,
     ServerUpdate,
     Weighing,
     WeighingRule,
     averaging,
     by_size,
     normalize,
-    restore,
 )
 from fedjax_bn.batches import Batches, check_batches, rows_of
-from fedjax_bn.client import Client, take_part, where_tree
+from fedjax_bn.client import Client, take_part
 from fedjax_bn.devices import (
     Meeting,
     checked_mesh,
@@ -37,6 +35,7 @@ from fedjax_bn.devices import (
     split_batches,
 )
 from fedjax_bn.mapping import group_size, map_and_sum
+from fedjax_bn.server import conclude, serve
 from fedjax_bn.sharing import SharingRule, Variables, everything, split
 from fedjax_bn.state import (
     Broadcast,
@@ -56,7 +55,6 @@ from fedjax_bn.telling import telling
 from fedjax_bn.uploads import (
     OF_WEIGHTS,
     Sums,
-    all_finite,
     counting,
     early_weights,
     part_of,
@@ -161,7 +159,7 @@ def federate(
         init=functools.partial(_init, plan),
         round=jax.jit(functools.partial(_round, plan), donate_argnums=0),
         client=jax.jit(lambda *arguments: take_part(client, *arguments)[:2]),
-        server=jax.jit(functools.partial(_server, plan)),
+        server=jax.jit(functools.partial(serve, plan.server, plan.weigh)),
         statistics=statistics,
     )
 
@@ -220,7 +218,7 @@ def _round(
     own = jax.tree.map(lambda new, old: new[: old.shape[0]], own, before)
     told = jax.tree.map(lambda leaf: leaf[:rows], told)
     population = rows if population is None else population
-    after, finite = _conclude(plan, state, sums, told["counts"], population)
+    after, finite = conclude(plan.server, state, sums, told["counts"], population)
     weights = normalize(told["weights"])
     after = after._replace(
         weights=jnp.where(weights.sum() > 0, weights, state.weights),
@@ -273,40 +271,3 @@ def _train_all(
     }
     sums, told = meeting.together(sums, told)
     return (sums, weighing, told), own
-
-
-def _server(plan: _Plan, state: FederatedState, uploads: Upload) -> FederatedState:
-    """The server's part of a round; uploads may be of some rows of the state only."""
-    rows, given = state.weights.shape[0], uploads.client.shape[0]
-    population = rows if uploads.population is None else uploads.population.max()
-    # Rows are numbered by client, but in the state of a cohort, whose rows are in its order.
-    numbered = (population == rows) & (uploads.client < rows).all()
-    place = jnp.where(numbered, uploads.client, jnp.arange(given, dtype=jnp.int32))
-    mine = jax.tree.map(lambda leaf: leaf[place], state.weighing)
-    weights, new = weigh_uploads(plan.weigh, mine, uploads)
-    after, _ = _conclude(
-        plan, state, sum_uploads(plan.server, weights, uploads), counting(uploads), population
-    )
-    weights = jnp.zeros_like(state.weights).at[place].set(normalize(weights))
-    return after._replace(
-        weights=jnp.where(weights.sum() > 0, weights, state.weights),
-        weighing=jax.tree.map(lambda leaf, rows: leaf.at[place].set(rows), state.weighing, new),
-    )
-
-
-def _conclude(
-    plan: _Plan, state: FederatedState, sums: Sums, counts: jax.Array, population: jax.Array | int
-) -> tuple[FederatedState, jax.Array]:
-    """The server's step, from the sums over clients, and whether it is finite, bool[].
-
-    One that is not is not taken: what the server shares and keeps stays as it was.
-    """
-    mean = jax.tree.map(lambda x: x / sums.weight.astype(x.dtype), sums.leaves)
-    message = jax.tree.map(lambda x: x / sums.message_weight.astype(x.dtype), sums.messages)
-    share = counts.sum(dtype=float) / jnp.asarray(population, float)
-    aggregate = Aggregate(restore(mean, state.shared), message, share)
-    new = plan.server.update(state.shared, aggregate, state.server)
-    counted = sums.weight > 0
-    finite = all_finite(new) | ~counted
-    shared, server = where_tree(counted & finite, new, (state.shared, state.server))
-    return state._replace(round=state.round + 1, shared=shared, server=server), finite

@@ -33,6 +33,7 @@ INNER = {
     "dtypes",
     "figures",
     "ranges",
+    "server",
     "main",
     "names",
     "run",

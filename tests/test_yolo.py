@@ -151,7 +151,9 @@ def test_the_way_back_serves_the_other_networks_too():
     model = models.DigitCNN()
     variables = drawn_digits = jax.tree.map(
         lambda x: np.random.default_rng(x.size).random(x.shape, np.float32),
-        jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 28, 28, 3), float)),
+        jax.eval_shape(
+            model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 28, 28, 3), jnp.float32)
+        ),
     )
     again = from_torch(model, to_torch(model, variables))
     jax.tree.map(np.testing.assert_array_equal, again, drawn_digits)
