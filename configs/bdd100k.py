@@ -37,7 +37,7 @@ nothing else, so its numbers cannot be reproduced exactly. What it leaves open i
                             own validation frames
     seed                    seed=0
 
-Nobody has run this at full size here: it takes accelerators and weeks of one of them.
+It was not run at full size here, for want of accelerators and of the data.
 """
 
 from ml_collections import ConfigDict

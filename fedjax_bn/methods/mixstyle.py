@@ -117,7 +117,14 @@ def with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array:
 def mixing_behind(
     places: tuple[str, ...], mix: Mix, key: jax.Array, valid: jax.Array
 ) -> AbstractContextManager:
-    """A context in which the outputs of modules are mixed; it acts while they are traced."""
+    """A context in which the outputs of modules are mixed; it acts while they are traced.
+
+    Args:
+      places: paths of modules that give maps f[B, ..., C], as `chosen_maps` finds them.
+      mix: `mix(key, x f[B, ..., C], valid) -> x'`, called with another key for each place.
+      key: random key of the pass.
+      valid: bool[B], the samples that count.
+    """
 
     def mixed(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         output, name = function(*args, **kwargs), "/".join(call.path)

@@ -97,7 +97,7 @@ def conv_of(norm: Norm, **options: Any) -> Callable[..., jax.Array]:
 
 
 def standardized_convolve(x: jax.Array, kernel: jax.Array, *given: Any, **options: Any) -> Any:
-    """A convolution by the standardized kernel."""
+    """`cpu.convolve` of x f[B, H, W, C] by the kernel f[h, w, C, F], `standardized`."""
     return cpu.convolve(x, standardized(kernel), *given, **options)
 
 

@@ -38,8 +38,8 @@ def choose_mesh(text: str, rows: int, batch_size: int) -> Mesh | None:
     clients, batch = (len(devices), None) if text == "auto" else mesh_sizes(text)
     if clients * (batch or 1) > len(devices):
         raise ConfigError(
-            f"config.mesh={text!r} needs {clients * (batch or 1)} devices, but there are "
-            f"{len(devices)}: give auto for all of them, or fewer"
+            f"config.mesh={text!r} needs {clients * (batch or 1)} devices of the "
+            f"{len(devices)} that this run has: give auto for all of them, or fewer"
         )
     if batch is None:
         batch = min(max(clients // rows, 1), batch_size)

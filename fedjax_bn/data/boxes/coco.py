@@ -59,7 +59,14 @@ def labelled(
     numbers: Mapping[str, int],
     slips: Slips,
 ) -> list[Labelled]:
-    """The images of one file with their boxes.
+    """The images of one file with their boxes [n, 4] (x1, y1, x2, y2 in pixels).
+
+    Args:
+      path: the JSON file.
+      content: what it holds.
+      folder: of the domain.
+      numbers: name -> number of the classes that are wanted.
+      slips: counts what is left out.
 
     Raises:
       ValueError: the file is not of the form, or an annotation is of no image or category.

@@ -91,7 +91,14 @@ def classes_of(found: Mapping[str, list[Found]]) -> list[str]:
 def labelled(
     found: list[Found], folder: Path, numbers: Mapping[str, int], slips: Slips
 ) -> list[Labelled]:
-    """The images with their boxes of some classes."""
+    """The images with their boxes [n, 4] (x1, y1, x2, y2 in pixels) of some classes.
+
+    Args:
+      found: as `find` returns it.
+      folder: of the domain.
+      numbers: name -> number of the classes that are wanted.
+      slips: counts the boxes of other classes.
+    """
     images = []
     for path, image, size, boxes in found:
         rows = [row for row, (name, _) in enumerate(boxes) if name in numbers]

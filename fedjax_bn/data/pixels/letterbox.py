@@ -20,7 +20,10 @@ def fitted(width: int, height: int, size: int) -> tuple[int, int, int, int]:
 
 
 def letterboxed(image: Any, size: int) -> Any:
-    """An RGB image of Pillow in its grey square, resized by the bilinear filter."""
+    """An RGB image of Pillow, in a grey square of `size` pixels a side, see `fitted`.
+
+    It is resized by the bilinear filter.
+    """
     from PIL import Image
 
     left, top, wide, high = fitted(*image.size, size)
