@@ -53,7 +53,10 @@ def train_all(config: ConfigDict, folder: Path) -> None:
 
 def _train_one(config: ConfigDict, folder: Path) -> list[Record]:
     """Trains the method and its baselines for one target; returns their summaries."""
-    summaries = [train.run(one, place) for one, place in runs(config, folder)]
+    # The leaves by module are said once: of baselines the sums.
+    summaries = [
+        train.run(one, place, modules=place == folder) for one, place in runs(config, folder)
+    ]
     if first() and not (folder / "report.html").exists():
         with owned(folder, wait=True):
             write_report(folder)
