@@ -45,6 +45,7 @@ FINISHED = CLAIM | {
         "dtype": TEXT,
         "mean": [NUMBER],
         "std": [NUMBER],
+        "classes?": [TEXT],
         "boxes?": _COUNT,
     }
 }
