@@ -66,7 +66,8 @@ def main(argv: list[str]) -> None:
     if name not in COMMANDS:
         name, arguments = "train", argv[1:]
     try:
-        _refuse_others(name)
+        if name not in (*HELP, "list"):  # before which flags may not be parsed
+            _refuse_others(name)
         COMMANDS[name](arguments)
     except InterruptedRun as stop:
         fail(str(stop), status=130)

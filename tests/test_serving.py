@@ -258,6 +258,22 @@ def test_arrays_of_another_size_are_stretched_when_asked(served, tmp_path, capsy
     np.testing.assert_allclose(table(capsys.readouterr().out)[2], expected, atol=1e-5)
 
 
+def test_evaluate_takes_another_place_another_size_and_no_target(workdir, tmp_path, monkeypatch):
+    """New data are tested whole, and give what the run's own unseen domain did."""
+    doubled = DOG.images.repeat(2, 1).repeat(2, 2)
+    np.savez(tmp_path / "h.npz", hospital9__test_images=doubled, hospital9__test_labels=DOG.labels)
+    monkeypatch.chdir(tmp_path)
+    given = [f"--workdir={workdir[0]}", "--config.data.name=npz", "--config.data.path=h.npz"]
+    given.append("--config.adaptations=running")
+    assert runs.command("evaluate", *given) == 2
+    assert runs.command("evaluate", *given, "--resize", "--name=new") == 0
+    found = json.loads((workdir[0] / "evaluations" / "new.json").read_text())
+    assert found["samples"] == {"hospital9": 26}
+    # Pixels that are doubled and stretched back are not quite the same.
+    expected = workdir[1]["running"]
+    assert found["unseen"]["hospital9"]["running"] == pytest.approx(expected, abs=8)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -79,7 +79,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
       ConfigError: a key, the data or an adaptation is wrong or does not suit the run.
     """
     about = finished.read_about(folder)
-    own = finished.configuration(about["config"])
+    own = finished.remembered(about)
     config = _wanted(own, request)
     own.mesh = config.mesh  # the devices that are here now
     check_adaptations(own, config.adaptations)

@@ -43,7 +43,7 @@ def run(
       ConfigError: an adaptation does not suit, or the folder cannot be written.
     """
     about = finished.read_about(folder)
-    own = finished.configuration(about["config"])
+    own = finished.remembered(about)
     config = _wanted(own, changes)
     check_adaptations(own, config.adaptations)
     try:
