@@ -96,6 +96,9 @@ class FederatedMethod(NamedTuple):
         own part of the state stays as it is.
       statistics: how its own clients predict, the `normalization.StatisticsRule` of their batch
         norms; None for their running statistics.
+      learned: what it has learned, the model and the preprocessing of its images
+        (`methods.learning.Learning`), with which `fedjax_bn.serving` predicts; None where nobody
+        said.
     """
 
     init: Callable[[jax.Array, Variables, int], FederatedState]
@@ -103,6 +106,7 @@ class FederatedMethod(NamedTuple):
     client: Callable[[Broadcast, Own, Batches, jax.Array], tuple[Own, Upload]]
     server: Callable[[FederatedState, Upload], FederatedState]
     statistics: Callable[..., Any] | None = None
+    learned: Any = None
 
 
 class _Plan(NamedTuple):
@@ -125,6 +129,7 @@ def federate(
     clients: str = "auto",
     mesh: Mesh | None = None,
     statistics: Callable[..., Any] | None = None,
+    learned: Any = None,
 ) -> FederatedMethod:
     """Composes a federated method from independent choices.
 
@@ -148,6 +153,7 @@ def federate(
         perhaps "batch", over which the samples of a batch are; None for one device. The numbers
         are those of one device up to the order of sums.
       statistics: how the method's own clients predict, see `FederatedMethod`.
+      learned: the model and its preprocessing, see `FederatedMethod`.
 
     Raises:
       ValueError: the mesh has no axis "clients"; at `init`, where `share` needs a batch norm and
@@ -161,6 +167,7 @@ def federate(
         client=jax.jit(lambda *arguments: take_part(client, *arguments)[:2]),
         server=jax.jit(functools.partial(serve, plan.server, plan.weigh)),
         statistics=statistics,
+        learned=learned,
     )
 
 

@@ -56,7 +56,8 @@ def give(patch, folder) -> str:
 
 def test_config_json_has_the_resolved_configuration_versions_devices_and_a_hash(outcome):
     content = json.loads((outcome[0] / "config.json").read_text())
-    assert set(content) == {"config", "data", "form", "notes", "versions", "devices", "machine"}
+    about = {"config", "data", "form", "notes", "versions", "devices", "machine", "started_in"}
+    assert set(content) == about
     assert set(content["config"]) == set(dict(flatten(base())))
     assert content["config"]["baselines"] == ["fedavg"]
     assert content["versions"]["jax"] == jax.__version__

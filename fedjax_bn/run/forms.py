@@ -35,7 +35,7 @@ _UNSEEN = {"*": {"*": NUMBER}}
 _BOTH = {"internal": _ACCURACY, "unseen": _UNSEEN}
 OBJECT = {"*": ANY}
 
-CLAIM = {"config": OBJECT, "data": TEXT, "notes?": [TEXT], "*": ANY}
+CLAIM = {"config": OBJECT, "data": TEXT, "notes?": [TEXT], "started_in?": TEXT, "*": ANY}
 FINISHED = CLAIM | {
     "form": {
         "dataset": TEXT,
@@ -45,6 +45,7 @@ FINISHED = CLAIM | {
         "dtype": TEXT,
         "mean": [NUMBER],
         "std": [NUMBER],
+        "classes?": [TEXT],
         "boxes?": _COUNT,
     }
 }

@@ -76,7 +76,7 @@ def run(
     experiment, keys, start = prepare(config)
     start = start_held(config, start, folder, len(experiment.internal.domains))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
-    about["notes"] = list(experiment.notes)
+    about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
     about |= describe_machine()
     about["machine"]["mesh"] = mesh_note(experiment.mesh)
     flat, say = dict(flatten(config)), say if first() else lambda text: None
