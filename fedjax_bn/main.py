@@ -2,6 +2,7 @@
 
   fedjax-bn --config CONFIG [--config.KEY=VALUE ...] [--workdir DIR]     train, or go on with a run
   fedjax-bn evaluate --workdir DIR [--config CONFIG] [--config.KEY=VALUE ...]   test a finished run
+  fedjax-bn report DIR... [--out FILE] [--baseline METHOD]         compare finished runs on a page
   fedjax-bn list methods|models|datasets|adaptations|configs|keys        what there is
 
 CONFIG is a file or the name of a packaged config, perhaps with changes behind a colon:
@@ -10,6 +11,7 @@ quickstart, configs/digits.py:method=fedavg,rounds=10. A run that was stopped go
 """
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,6 +33,11 @@ INTERNAL = flags.DEFINE_bool("internal", False, "evaluate: test the internal cli
 ALPHAS = flags.DEFINE_bool("alphas", False, "evaluate: record and plot the adapter's alphas")
 TSNE = flags.DEFINE_bool("tsne", False, "evaluate: plot t-SNE of features")
 OF_EVALUATE = (NAME, INTERNAL, ALPHAS, TSNE)
+OUT = flags.DEFINE_string("out", "report.html", "report: the page; tables beside it as text")
+BASELINE = flags.DEFINE_string(
+    "baseline", "", "report: method that others are compared with; default fedavg"
+)
+OF_REPORT = (OUT, BASELINE)
 HELP = ("--help", "-help", "-h", "help")
 
 
@@ -60,9 +67,8 @@ def main(argv: list[str]) -> None:
 
 def train(arguments: list[str]) -> None:
     """Trains the configured method and its baselines."""
-    for flag in OF_EVALUATE:
-        if flag.value != flag.default:
-            raise ConfigError(f"--{flag.name} belongs to `evaluate`: leave it out to train")
+    refuse(OF_EVALUATE, "belongs to `evaluate`: leave it out to train")
+    refuse(OF_REPORT, "belongs to `report`: leave it out to train")
     changes = changes_of(arguments)
     if not CONFIG.value:
         raise ConfigError(
@@ -83,8 +89,8 @@ def train(arguments: list[str]) -> None:
 
 def evaluate(arguments: list[str]) -> None:
     """Tests the finished run in --workdir."""
-    if DISTRIBUTED.value:
-        raise ConfigError("--distributed belongs to training: leave it out to evaluate")
+    refuse((DISTRIBUTED,), "belongs to training: leave it out to evaluate")
+    refuse(OF_REPORT, "belongs to `report`: leave it out to evaluate")
     changes = changes_of(arguments)
     if not WORKDIR.value:
         raise ConfigError("evaluate needs the workdir of a finished run: --workdir DIR")
@@ -93,6 +99,26 @@ def evaluate(arguments: list[str]) -> None:
 
     request = Request(CONFIG.value or "", changes, *(flag.value for flag in OF_EVALUATE))
     commands.evaluate(Path(WORKDIR.value), request)
+
+
+def report(arguments: list[str]) -> None:
+    """Writes a page that compares the finished runs in folders."""
+    others = (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE)
+    refuse(others, "does not belong to `report`, which takes folders: report DIR...")
+    if wrong := [argument for argument in arguments if argument.startswith("-")]:
+        raise ConfigError(f"unknown argument {wrong[0]!r}: report takes DIR..., --out, --baseline")
+    if not arguments:
+        raise ConfigError("report needs folders with finished runs: fedjax-bn report DIR...")
+    from fedjax_bn.run.commands import report
+
+    report([Path(folder) for folder in arguments], Path(OUT.value), BASELINE.value)
+
+
+def refuse(others: Iterable[flags.FlagHolder], why: str) -> None:
+    """Raises ConfigError where a flag of another command is given."""
+    for flag in others:
+        if flag.value != flag.default:
+            raise ConfigError(f"--{flag.name} {why}")
 
 
 def list_(arguments: list[str]) -> None:
@@ -105,11 +131,13 @@ def list_(arguments: list[str]) -> None:
 def help_(arguments: list[str]) -> None:
     """Prints what the command line understands."""
     del arguments
-    ours = (flags.FLAGS[flag.name] for flag in (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE))
+    ours = (flags.FLAGS[flag.name] for flag in FLAGS)
     print("\n".join((str(__doc__), *(f"  --{flag.name:12}{flag.help}" for flag in ours))))
 
 
-COMMANDS = {"train": train, "evaluate": evaluate, "list": list_} | dict.fromkeys(HELP, help_)
+FLAGS = (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE, *OF_REPORT)
+COMMANDS = {"train": train, "evaluate": evaluate, "report": report, "list": list_}
+COMMANDS |= dict.fromkeys(HELP, help_)
 
 
 def parse_flags(argv: list[str]) -> list[str]:
