@@ -90,7 +90,8 @@ def to_source(
     placed = [place(one, *map(int, wh)) for one, wh in zip(everything, sizes, strict=True)]
     labels = _padded(placed)
     if not (labels[CLASS] >= 0).any():
-        raise ValueError(f"{root} has {len(files)} images, but none with a box; see its labels")
+        said = "; ".join(slips.notes()) or "see its labels"
+        raise ValueError(f"{root} has {len(files)} images, but none with a box: {said}")
     pools, start = [], 0
     for domain, owned in domains.items():
         rows = slice(start, start + len(owned))
