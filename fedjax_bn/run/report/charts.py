@@ -93,7 +93,8 @@ def heat_map(
         )
         body.append(f"<tr><td>{on_page(name)}</td>{cells}</tr>")
     return (
-        f'<p class="soft">{on_page(title)}</p>\n<div class="scroll"><table><thead><tr><th></th>{head}'
+        f'<p class="soft">{on_page(title)}</p>\n<div class="scroll"><table><thead><tr><th></th>'
+        f"{head}"
         f"</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
