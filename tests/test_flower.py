@@ -1,41 +1,26 @@
 """The deployment over Flower with its clients in this process: the simulation's numbers."""
 
+import logging
+
 import jax
 import numpy as np
 import pytest
 
 import runs
-from federations import assert_close
 from fedjax_bn.federation import broadcast_of
 from fedjax_bn.named_arrays import names_of
-from fedjax_bn.run.rounds import open_rounds
-from fedjax_bn.run.start import prepare
-from fedjax_bn.traffic import traffic
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
-from fedjax_bn.flower import client_app, own_part
-from fedjax_bn.flower.records import arrays_in, order_in
+from fedjax_bn.flower.records import answer_in, arrays_in, order_in, packed
+from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
-from fedjax_bn.flower.settings import config_of, run_of
-from flower_grid import LocalGrid, node
+from fedjax_bn.flower.settings import run_of
+from flower_apps import CONFIG, assert_same, nodes_of, run_config, simulated
+from flower_grid import LocalGrid
 
-CONFIG = """
-from fedjax_bn.run.config import base, override
-
-def get_config(changes=""):
-    config = base()
-    config.model = "double_net:DoubleNet"
-    config.rounds = 2
-    config.batch_size = 8
-    config.optimizer.momentum = 0.5
-    config.seed = 2
-    config.mesh = "1"
-    config.data.name, config.data.path, config.target = "tiny", "none", "cow,dog"
-    return override(config, changes)
-"""
 OF_UPLOAD = ("size", "risk", "loss", "finite", "participates", "client", "population")
-QUIET = "sizes,losses"  # what clients report where nobody shall be evaluated, which compiles
+SLOW = ("fedavg", "fedbn", "fediga", "scaffold")
 
 
 @pytest.fixture(scope="module")
@@ -53,45 +38,6 @@ def tiny(x64, monkeypatch):
         yield
 
 
-def simulated(folder, changes):
-    """The state behind the rounds of one program of the same configuration, and its traffic."""
-    config = config_of("config.py", changes, folder)
-    experiment, keys, start = prepare(config)
-    state = start()
-    rounds = open_rounds(config, experiment, keys, state)
-    batches = rounds.batches | {"population": jax.ShapeDtypeStruct((), np.int32)}
-    sent = traffic(experiment.method, jax.eval_shape(start), batches)
-    round = rounds.compile(state)
-    for _ in range(config.rounds):
-        state, _ = round(state)
-    return jax.device_get(state), sent
-
-
-def run_config(folder, workdir, changes, **more):
-    config = {"config": "config.py", "changes": changes, "clients": 2, "workdir": str(workdir)}
-    config |= {"time-limit": 20, "attempts": 1}
-    return config | {key.replace("_", "-"): value for key, value in more.items()}
-
-
-def nodes_of(folder, config, report=QUIET, **more):
-    app = client_app(folder)
-    places = {k: str(folder / f"client-{k}") for k in range(2)}
-    return {
-        10 + k: node(app, config, client=k, folder=places[k], report=report, **more) for k in places
-    }
-
-
-def own_parts(folder, order, number, state):
-    """What the clients' folders hold behind a round, as rows like those of a state."""
-    like = jax.tree.map(lambda x: x[0], own_part.Own(state.personal, state.memory))
-    places = [folder / f"client-{k}" / order.federation for k in range(2)]
-    parts = [own_part.load(place, number, like) for place in places]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
-
-
-SLOW = ("fedavg", "fedbn", "fediga", "scaffold")
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -101,19 +47,11 @@ SLOW = ("fedavg", "fedbn", "fediga", "scaffold")
     ],
 )
 def test_numbers_are_those_of_the_simulation_and_nothing_else_travels(folder, tmp_path, changes):
-    config = run_config(folder, tmp_path, changes)
+    config = run_config(tmp_path, changes)
     grid = LocalGrid(nodes_of(folder, config))
     kept, _ = serve(grid, run_of(config), folder)
     state, sent = simulated(folder, changes)
-    parts = own_parts(folder, order_in(grid.sent[-1][0].content), 2, state)
-    for ours, theirs in (
-        (kept.state.shared, state.shared),
-        (kept.state.server, state.server),
-        (kept.state.weights, state.weights),
-        (parts.personal, state.personal),
-        (parts.memory, state.memory),
-    ):
-        assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)
 
     trained = [pair for pair in grid.sent if pair[0].metadata.message_type == "train"]
     assert len(trained) == 4
@@ -127,3 +65,66 @@ def test_numbers_are_those_of_the_simulation_and_nothing_else_travels(folder, tm
         assert sum(x.nbytes for x in asked.values()) == sent["down"]
         assert sum(x.nbytes for x in answered.values()) == sent["up"]
         assert {*down.content, *up.content} == {"arrays", "header"}
+
+
+BN = "method=fedbn,rounds=4"
+
+
+def in_round(message):
+    return int(arrays_in(message.content)["round"]) + 1
+
+
+def test_a_client_that_fails_is_left_out_and_one_that_comes_back_goes_on(folder, tmp_path, caplog):
+    """Client 1 sends NaN in round 2, is away in round 3, and comes back as another node."""
+    config = run_config(tmp_path / "server", BN, minimum=1)
+    grid = LocalGrid(nodes_of(folder, config))
+    first, second = grid.nodes[10], grid.nodes[11]
+
+    def fails(message):
+        reply = second(message)
+        if message.metadata.message_type == "train" and in_round(message) == 2:
+            arrays, header = arrays_in(reply.content), answer_in(reply.content)
+            arrays["shared/params/out/bias"] *= np.nan
+            reply.content = packed(arrays, header)
+            del grid.nodes[11]
+        return reply
+
+    def sees_it_come_back(message):
+        if message.metadata.message_type == "train" and in_round(message) == 3:
+            grid.nodes[12] = second
+        return first(message)
+
+    grid.nodes |= {10: sees_it_come_back, 11: fails}
+    with caplog.at_level(logging.WARNING, "flwr"):
+        kept, records = serve(grid, run_of(config), folder)
+    (tmp_path / "trace.txt").write_text("all\n0\n0\nall\n")
+    state, _ = simulated(folder, f"{BN},participation.trace={tmp_path / 'trace.txt'}")
+    assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)
+    assert [record.get("left_out", {}) for record in records] == [
+        {},
+        {"client-1": "its update is not finite"},
+        {"client-1": "it is not connected"},
+        {},
+    ]
+    assert "round 2: client-1 is left out: its update is not finite" in caplog.text
+
+
+def test_a_server_that_ends_in_the_middle_goes_on_and_no_round_is_lost(folder, tmp_path):
+    """Too few uploads end it in round 3, which client 0 has trained then; it trains it again."""
+    config = run_config(tmp_path, BN)
+    grid = LocalGrid(nodes_of(folder, config))
+    honest = grid.nodes[11]
+
+    def fail(message):
+        if message.metadata.message_type == "train" and in_round(message) == 3:
+            raise RuntimeError("no power")
+        return honest(message)
+
+    grid.nodes[11] = fail
+    with pytest.raises(TooFewError, match="round 3 got 1 good uploads in each of 1 attempts"):
+        serve(grid, run_of(config), folder)
+    grid.nodes[11] = honest
+    kept, records = serve(grid, run_of(config), folder)
+    assert [record["round"] for record in records] == [1, 2, 3, 4]
+    state, _ = simulated(folder, BN)
+    assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)

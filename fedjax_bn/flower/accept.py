@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.named_arrays import from_named
@@ -92,8 +91,7 @@ def _check_identity(upload: Upload, expected: Expected) -> None:
 
 
 def _is_finite(tree: PyTree) -> bool:
-    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return all(bool(jnp.isfinite(leaf).all()) for leaf in leaves)
+    return all(np.isfinite(_double(leaf)).all() for leaf in jax.tree.leaves(tree))
 
 
 def _norm(tree: PyTree) -> float:

@@ -15,8 +15,8 @@ from fedjax_bn.flower.rounds import TooFewError, evaluate, play
 from fedjax_bn.flower.settings import Run, config_of, run_of
 from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.claim import claim
-from fedjax_bn.run.config import flatten
-from fedjax_bn.run.configured_method import resolved
+from fedjax_bn.run.config import check, flatten
+from fedjax_bn.run.configured_method import method_maker, resolved
 from fedjax_bn.run.machine import describe_machine
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.records import Record
@@ -60,6 +60,8 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
       TooFewError, RiskError: as `rounds.play`.
     """
     config = resolved(config_of(run.config, run.changes, folder))
+    check(config)  # before anybody is waited for
+    method_maker(config)
     place = Path(run.workdir).expanduser()
     with owned(place):
         order, form = facts_of(place, run, config.method)
