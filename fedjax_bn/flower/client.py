@@ -93,7 +93,7 @@ def _hello(site: Site, message: Message) -> Message:
     log(INFO, partition_table(site.config, jax.eval_shape(site.rows(order.population))))
     log(INFO, _serving_note(site, order))
     size = len(site.domain.train.images) if node.reports("sizes") else 0
-    about = Hello(node.name, size, json.dumps(site.form, sort_keys=True))
+    about = Hello(node.name, size, node.reports("accuracies"), json.dumps(site.form))
     return Message(content=with_hello(about, _answer(site, order)), reply_to=message)
 
 
@@ -132,7 +132,9 @@ def _evaluate(site: Site, evaluate: Evaluate, message: Message) -> Message:
     """The score of its own model, with what the server broadcasts, on its own samples."""
     order = order_in(message.content)
     if not site.node.reports("accuracies"):
-        return Message(content=with_scores({}, _answer(site, order)), reply_to=message)
+        raise ConfigError(
+            "this client does not report its accuracies, see report in its node config"
+        )
     state = site.start()
     broadcast = from_named(arrays_in(message.content), jax.eval_shape(broadcast_of, state))
     place = _place(site, order)

@@ -24,6 +24,7 @@ class Member(NamedTuple):
       client: its number.
       name: how it is called.
       size: of its training samples; 0 where it keeps that to itself.
+      scores: whether it tells the accuracies of its model.
       form: of its samples, as JSON.
     """
 
@@ -31,6 +32,7 @@ class Member(NamedTuple):
     client: int
     name: str
     size: int
+    scores: bool
     form: str
 
 
@@ -126,7 +128,7 @@ def _member_of(node: int, reply: Message | None, order: Order) -> Member:
     client = answer_in(reply.content).client if answered else -1
     hello = hello_in(content_of(reply, order, client))
     name = shown(hello.name)[:80] or f"client-{client}"
-    return Member(node, client, name, hello.size, hello.form)
+    return Member(node, client, name, hello.size, hello.scores, hello.form)
 
 
 def _check_place(member: Member, found: Mapping[int, Member], population: int) -> None:

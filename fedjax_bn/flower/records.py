@@ -82,11 +82,13 @@ class Hello(NamedTuple):
     Attributes:
       name: what it wants to be called; "" for its number.
       size: of its training samples; 0 where it keeps that to itself.
+      scores: whether it tells the accuracies of its model.
       form: of its samples, `domain.form_of` as JSON without names.
     """
 
     name: str
     size: int
+    scores: bool
     form: str
 
 

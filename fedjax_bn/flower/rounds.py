@@ -68,7 +68,7 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
 
 def evaluate(grid: Grid, host: Host, members: Members, kept: Kept) -> Record:
     """{"accuracy": {client: percent, "mean": ...}, "validation": ...}, of those who tell them."""
-    trained = {k: m for k, m in members.items() if np.asarray(kept.taken)[k]}
+    trained = {k: m for k, m in members.items() if m.scores and np.asarray(kept.taken)[k]}
     arrays = to_named(broadcast_of(kept.state))
     contents = {m.node: packed(arrays, _order(host, kept, k)) for k, m in trained.items()}
     group = str(int(kept.round))
