@@ -114,7 +114,7 @@ RUN = {
     ),
     "weigh": Key(
         "",
-        "by_size, uniform, risk_extrapolation:eta=0.5:solver=slsqp, "
+        "by_size, uniform, by_divergence, risk_extrapolation:eta=0.5:solver=slsqp, "
         "generalization_adjustment:metric=loss:step=0.2, or your own; empty: the method's own",
     ),
     "perturb": Key(
