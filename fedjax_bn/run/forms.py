@@ -36,7 +36,15 @@ _UNSEEN = {"*": {"*": NUMBER}}
 _BOTH = {"internal": _ACCURACY, "unseen": _UNSEEN}
 OBJECT = {"*": ANY}
 
-CLAIM = {"config": OBJECT, "data": TEXT, "notes?": [TEXT], "*": ANY}
+CLAIM = {
+    "config": OBJECT,
+    "data": TEXT,
+    "notes?": [TEXT],
+    "versions?": {"*": TEXT},
+    "devices?": [TEXT],
+    "machine?": OBJECT,
+    "*": ANY,
+}
 FINISHED = CLAIM | {
     "form": {
         "dataset": TEXT,
@@ -61,6 +69,7 @@ SUMMARY = {
     "compile_seconds": NUMBER,
     "samples_per_second": NUMBER,
     "score?": TEXT,
+    "traffic?": {"*": NUMBER},
     "*": ANY,
 }
 _SPLIT = {"samples": _INDEX, "classes": [_INDEX]}
