@@ -76,7 +76,7 @@ def test_personal_leaves_leave_a_client_only_where_both_sides_say_so(folder, cap
     grid = LocalGrid(nodes_of(folder, config, serve_unseen=True))
     with caplog.at_level(20, "flwr"):
         kept, _ = serve(grid, run_of(config), folder)
-    assert "serve-unseen: these personal leaves leave this client: personal/batch_stats" in caplog.text
+    assert "these personal leaves leave this client: personal/batch_stats" in caplog.text
     assert "serve-unseen: clients send their personal leaves too" in caplog.text
     state, _ = simulated(folder, changes)
     mean = jax.jit(weighted_mean)(state.personal, state.weights)
