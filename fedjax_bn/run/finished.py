@@ -5,6 +5,7 @@ are needed.
 """
 
 import math
+import sys
 import textwrap
 from pathlib import Path
 
@@ -60,6 +61,25 @@ def configuration(flat: Record) -> ConfigDict:
             f"the run's config.json holds no configuration ({textwrap.shorten(str(error), 160)}): "
             "give the workdir of another run"
         ) from error
+    return config
+
+
+def remembered(about: Record) -> ConfigDict:
+    """The configuration of a finished run, seen from where the run was started.
+
+    A user's own modules are found there, and files that are named from there, wherever this is.
+
+    Raises:
+      WorkdirError: as `configuration`.
+    """
+    config, place = configuration(about["config"]), Path(about.get("started_in", ""))
+    if not place.is_absolute() or not place.is_dir():
+        return config
+    if str(place) not in sys.path:
+        sys.path.append(str(place))
+    for group, key in ((config.data, "path"), (config.participation, "trace")):
+        if group[key] and not Path(group[key]).exists() and (place / group[key]).exists():
+            group[key] = str(place / group[key])
     return config
 
 
