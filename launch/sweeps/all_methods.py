@@ -36,7 +36,8 @@ from benches import BENCHES, Bench, all_targets, bench_of, runs_of
 from compared import Measured, measure, read_summary, table
 from entries import ENTRIES, Entry
 from plan import ROOT, Run
-from sweep import count, train_command
+from report import selected_validation
+from sweep import count, text, train_command
 
 from fedjax_bn.run.workdir import write_atomically
 
@@ -84,10 +85,8 @@ def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float 
 
 def _validation(folder: Path) -> float:
     """Of the selected round, percent; minus infinity for a run that has not finished."""
-    from report import _validation as of_round
-
     summary = read_summary(folder)
-    found = of_round(folder, summary) if summary else None
+    found = selected_validation(folder, summary) if summary else None
     return -float("inf") if found is None else found
 
 
@@ -98,7 +97,7 @@ def trainer(options: argparse.Namespace, changes: Sequence[tuple[str, str]]) -> 
     from fedjax_bn.run import train
     from fedjax_bn.run.compilation_cache import keep_compiled
     from fedjax_bn.run.config_file import read
-    from fedjax_bn.run.errors import InterruptedRun, UserError
+    from fedjax_bn.run.errors import InterruptedRun, NotFiniteError, UserError
 
     last = [""]
 
@@ -115,16 +114,15 @@ def trainer(options: argparse.Namespace, changes: Sequence[tuple[str, str]]) -> 
             train.run(config, folder, say=lambda text: None)
         except InterruptedRun:
             raise
-        except UserError as error:
+        except UserError as error:  # another process has it, or it cannot be run
             print(f"{run.name}: {error}", file=sys.stderr)
-            write_atomically(failure, f"{error}\n")
+            if isinstance(error, NotFiniteError):  # which it would be again
+                write_atomically(failure, f"{error}\n")
 
     return one
 
 
 def _config(read: Callable, run: Run, changes: Sequence[tuple[str, str]]) -> Any:
-    from sweep import text
-
     name, colon, inline = run.config.partition(":")
     spelled = [(key, text(value)) for key, value in run.changes.items()]
     return read(f"{ROOT / name}{colon}{inline}", [*spelled, *changes])
@@ -232,9 +230,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
         index, number = options.part
         mine = dict([*rows.items()][index - 1 :: number])
         execute(options, bench, mine, trainer(options, changes))
-    text = report(options, bench, rows)
-    write_atomically(options.workdir / f"{options.dataset}.md", f"{text}\n")
-    print(text)
+    shown = report(options, bench, rows)
+    write_atomically(options.workdir / f"{options.dataset}.md", f"{shown}\n")
+    print(shown)
     return 0
 
 
