@@ -40,7 +40,10 @@ def test_every_method_of_the_library_has_a_row():
     assert all(len(kinds) == 1 for kinds in folders.values())
 
 
-@pytest.mark.parametrize("name", all_methods.BENCHES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n != "pacs")) for n in all_methods.BENCHES],
+)
 def test_every_run_has_a_valid_configuration(name):
     options, _ = all_methods.parse(["--dataset", name])
     bench = all_methods.bench_of(options)
@@ -108,9 +111,8 @@ def test_the_first_seed_tries_every_rate_and_the_others_take_the_best(tmp_path, 
     assert trained == [(method, *one) for method in ("fedavg", "fedbn") for one in tried]
     failure = tmp_path / "failed/tiny/fedbn/rate-0.01/dog/0.txt"
     assert failure.read_text() == "it is not finite\n"
-    assert (
-        "| FedBN | 0.1 | 2 | 50.0 ± 0.0 | 60.5 ± 6.4 | +0.0 ± 0.0 | - |" in capsys.readouterr().out
-    )
+    shown = capsys.readouterr().out
+    assert "| FedBN | 0.1 | 2 | 50.0 ± 0.0 | 60.5 ± 6.4 | +0.0 ± 0.0 | - |" in shown
     assert all_methods.main([*arguments, "--part", "1/1"]) == 0
     assert len(trained) == 6  # nothing is made twice
     assert all_methods.main([*arguments[:-1], str(tmp_path / "new"), "--part", "2/2"]) == 0
