@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedjax_bn import (
+        accounting,
         adaptation,
         aggregation,
         batches,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         models,
         normalization,
         perturb,
+        privacy,
         selection,
         serving,
         sharing,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "accounting",
     "adaptation",
     "aggregation",
     "batches",
@@ -49,6 +52,7 @@ __all__ = [
     "models",
     "normalization",
     "perturb",
+    "privacy",
     "selection",
     "serving",
     "sharing",
