@@ -57,9 +57,11 @@ from fedjax_bn.uploads import (
     Sums,
     counting,
     early_weights,
+    leaf_weights,
     part_of,
     sum_uploads,
     weigh_uploads,
+    weighs_leaves,
 )
 
 __all__ = [
@@ -265,12 +267,14 @@ def _train_all(
     sums, (own, uploads, losses) = map_and_sum(one, plan.clients, early, old, batches)
     weights, weighing = early, state.weighing
     if early is None:
-        _, everybody = meeting.together((), uploads._replace(shared=()))
+        needed = uploads if weighs_leaves(plan.weigh) else uploads._replace(shared=())
+        _, everybody = meeting.together((), needed)
         num_clients = state.weights.shape[0]
         known = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
         weights, weighing = weigh_uploads(plan.weigh, weighing, known)
-        weights = meeting.mine(pad_rows(weights, everybody.size.shape[0]))
-        sums = sum_uploads(plan.server, weights, uploads)
+        both = weights, leaf_weights(plan.weigh, weights, known)
+        weights, by_leaf = meeting.mine(pad_rows(both, everybody.size.shape[0]))
+        sums = sum_uploads(plan.server, weights, uploads, by_leaf)
     counts = counting(uploads)
     told = {
         "loss": uploads.loss,

@@ -4,6 +4,7 @@
   fedjax-bn evaluate --workdir DIR [--config CONFIG] [--config.KEY=VALUE ...]   test a finished run
   fedjax-bn serve --workdir DIR --export FOLDER           write what an unseen client receives
   fedjax-bn predict --model FOLDER --data IMAGES [--adapt tsmobn]   probabilities by it, as CSV
+  fedjax-bn report DIR... [--out FILE] [--baseline METHOD]         compare finished runs on a page
   fedjax-bn list methods|models|datasets|adaptations|configs|keys        what there is
 
 CONFIG is a file or the name of a packaged config, perhaps with changes behind a colon:
@@ -40,14 +41,28 @@ DATA = flags.DEFINE_string(
     "predict: an image, a folder of them, a .npz, or - for names of files from stdin",
 )
 ADAPT = flags.DEFINE_string("adapt", "", "predict: how; default the first that was served")
-OUT = flags.DEFINE_string("out", "", "predict: the file to write; default the standard output")
+OUT = flags.DEFINE_string(
+    "out",
+    "",
+    "predict: the file to write, default the standard output; report: the page, default "
+    "report.html, with its tables beside it as text",
+)
 RESIZE = flags.DEFINE_bool(
     "resize", False, "evaluate, predict: stretch arrays of images of another size to the model's"
 )
+BASELINE = flags.DEFINE_string(
+    "baseline", "", "report: method that others are compared with; default fedavg"
+)
 OF_EVALUATE = (NAME, INTERNAL, ALPHAS, TSNE, RESIZE)
 OF_SERVE, OF_PREDICT = (EXPORT,), (MODEL, DATA, ADAPT, OUT, RESIZE)
-OWNED = {"evaluate": OF_EVALUATE, "serve": OF_SERVE, "predict": OF_PREDICT}
-OURS = (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE[:-1], *OF_SERVE, *OF_PREDICT)
+OF_REPORT = (OUT, BASELINE)
+OWNED = {
+    "evaluate": OF_EVALUATE,
+    "serve": OF_SERVE,
+    "predict": OF_PREDICT,
+    "report": OF_REPORT,
+}
+OURS = (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE[:-1], *OF_SERVE, *OF_PREDICT, BASELINE)
 HELP = ("--help", "-help", "-h", "help")
 
 
@@ -147,6 +162,22 @@ def predict(arguments: list[str]) -> None:
     run(Request(*(flag.value for flag in OF_PREDICT)))
 
 
+def report(arguments: list[str]) -> None:
+    """Writes a page that compares the finished runs in folders."""
+    for flag in (CONFIG, WORKDIR, DISTRIBUTED):
+        if flag.value != flag.default:
+            raise ConfigError(
+                f"--{flag.name} does not belong to `report`, which takes folders: report DIR..."
+            )
+    if wrong := [argument for argument in arguments if argument.startswith("-")]:
+        raise ConfigError(f"unknown argument {wrong[0]!r}: report takes DIR..., --out, --baseline")
+    if not arguments:
+        raise ConfigError("report needs folders with finished runs: fedjax-bn report DIR...")
+    from fedjax_bn.run.commands import report
+
+    report([Path(folder) for folder in arguments], Path(OUT.value or "report.html"), BASELINE.value)
+
+
 def list_(arguments: list[str]) -> None:
     """Prints what there is of a kind."""
     from fedjax_bn.run.listing import listing
@@ -166,6 +197,7 @@ COMMANDS = {
     "evaluate": evaluate,
     "serve": serve,
     "predict": predict,
+    "report": report,
     "list": list_,
 } | dict.fromkeys(HELP, help_)
 

@@ -47,6 +47,7 @@ class Received(NamedTuple):
       server: what the server sends besides the shared leaves.
       validation: the client's part of the round's `batches["validation"]`, () where there is none.
       round: i32[], rounds finished.
+      client: i32[], who it is.
     """
 
     shared: PyTree
@@ -55,6 +56,7 @@ class Received(NamedTuple):
     server: PyTree = ()
     validation: PyTree = ()
     round: jax.Array | int = 0
+    client: jax.Array | int = 0
 
 
 class Upload(NamedTuple):

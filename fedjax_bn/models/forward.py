@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from fedjax_bn.models import amplitude, latent, masks
+from fedjax_bn.models import amplitude, latent, masks, restitution
 from fedjax_bn.models.features import ClassifiedBy, FeaturesOf, features_method
 from fedjax_bn.models.layers import require_floats
 from fedjax_bn.normalization import StatisticsRule, normalize_with
@@ -54,8 +54,8 @@ def forward(
     Args:
       model: images f[B, ...] -> outputs; a linen module, or what `from_nnx` makes; or one of these
         as `FeaturesOf` or `ClassifiedBy` it.
-      variables: its collections, perhaps with `mask`, `latent` or `amplitude` (see the modules of
-        `models` of these names).
+      variables: its collections, perhaps with `mask`, `latent`, `amplitude` or `restitution` (see
+        the modules of `models` of these names).
       images: f[B, ...] as the model reads them.
       train: whether running statistics move and the model is told that it trains.
       statistics: the rule of all batch norms; by default the batch's own in training and the
@@ -72,6 +72,7 @@ def forward(
     """
     require_floats(images)
     plain, own = masks.take(variables)
+    plain, layers = restitution.take(plain)
     plain, images = amplitude.take(plain, images)
     plain, drawn = latent.take(plain, key if train else None)
     model, around = model if isinstance(model, ClassifiedBy) else (model, drawn)
@@ -90,7 +91,11 @@ def forward(
         options["mutable"] = mutable
     if train and key is not None:
         options["rngs"] = {"dropout": key}
-    with masks.multiply(own), normalize_with(statistics, valid, owners=owners):
+    with (
+        masks.multiply(own),
+        restitution.restoring(layers),
+        normalize_with(statistics, valid, owners=owners),
+    ):
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})
     found, outputs = out if method else (None, out)

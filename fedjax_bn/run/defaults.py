@@ -220,6 +220,7 @@ RUN = {
     "compilation_cache": Key(
         "~/.cache/fedjax_bn/compiled", "folder for compiled programs; empty: none is kept"
     ),
+    "wandb": Key("", "project of Weights & Biases that rounds are reported to; empty: none"),
     "seed": Key(0, "of all random numbers", SEED),
 }
 

@@ -35,6 +35,7 @@ from fedjax_bn.run.configured_method import (
     choose_method,
     local_epochs,
     method_maker,
+    shown_notes,
     start_notes,
 )
 from fedjax_bn.run.configured_task import choose_task
@@ -144,7 +145,10 @@ def assemble(
             text: choose_adaptation(text, model, config.adapt_batch_size)
             for text in config.adaptations
         },
-        notes=notes + start_notes(config) + repetition_notes(internal, config),
+        notes=notes
+        + shown_notes(config)
+        + start_notes(config)
+        + repetition_notes(internal, config),
         mesh=mesh,
         task=task,
     )

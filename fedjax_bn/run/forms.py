@@ -25,6 +25,7 @@ def _is_number(value: Any) -> bool:
 ANY = _Kind("anything", lambda value: True)
 TEXT = _Kind("text", lambda value: type(value) is str)
 NUMBER = _Kind("a number", _is_number)
+FLAG = _Kind("true or false", lambda value: type(value) is bool)
 _OR_NOTHING = _Kind("a number or null", lambda value: value is None or _is_number(value))
 _COUNT = _Kind(
     "a whole number above 0", lambda value: type(value) is int and 0 < value < 2**31
@@ -62,6 +63,14 @@ SUMMARY = {
     "samples_per_second": NUMBER,
     "score?": TEXT,
     "*": ANY,
+}
+_SPLIT = {"samples": _INDEX, "classes": [_INDEX]}
+DATA = {
+    "classes": [TEXT],
+    "clients": {"*": {"train": _SPLIT, "validation?": _SPLIT, "test": _SPLIT}},
+    "unseen": {"*": {"test": _SPLIT}},
+    "boxes": FLAG,
+    "number": _COUNT,
 }
 RECORD = {
     "round": _COUNT,

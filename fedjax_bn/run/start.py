@@ -28,6 +28,7 @@ from fedjax_bn.run.experiment import (
 from fedjax_bn.run.mesh import place_copies, shardings_of
 from fedjax_bn.run.population import Held, check_population, num_clients, on_disk
 from fedjax_bn.run.shapes import check_shapes
+from fedjax_bn.run.tracking import check_tracking
 
 
 class Keys(NamedTuple):
@@ -46,6 +47,7 @@ def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], Federate
       ConfigError: whatever is wrong with the configuration or the data it names.
     """
     keep_compiled(config.compilation_cache)
+    check_tracking(config.wandb)
     try:
         experiment = build(config)
         check_population(config, len(experiment.internal.domains))
@@ -143,13 +145,19 @@ def data_hash(experiment: Experiment) -> str:
     return hashlib.sha256(data.encode() + experiment.trace.tobytes()).hexdigest()
 
 
-def partition_table(config: ConfigDict, state: FederatedState | Held) -> str:
-    """Which leaves are shared and which personal, with counts and bytes of one client."""
+def partition_table(config: ConfigDict, state: FederatedState | Held, modules: bool = True) -> str:
+    """Which leaves are shared and which personal, with counts and bytes of one client.
+
+    Args:
+      config: the run's.
+      state: before the next round.
+      modules: whether it says so for each module, or in sums.
+    """
     own = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state.personal
     )
     variables = sharing.join(state.shared, own)
     mask = jax.tree.map(lambda leaf: leaf is not None, state.shared, is_leaf=lambda x: x is None)
     return f"{config.method} on {config.model}, {num_clients(state):,} clients\n" + (
-        sharing.describe(variables, mask)
+        sharing.describe(variables, mask, modules)
     )
