@@ -41,7 +41,7 @@ _NOISE = 2**31 + 2  # what a client's key is folded with for its noise
 
 
 class Privacy(NamedTuple):
-    """A Gaussian mechanism over clients; made by `gaussian`.
+    """A Gaussian mechanism over clients; made by `gaussian`. Clip and noise may be traced.
 
     Attributes:
       clip: C, the largest norm of a client's update; infinity for any.
@@ -50,8 +50,8 @@ class Privacy(NamedTuple):
       seed: of the noise.
     """
 
-    clip: float
-    noise: float
+    clip: float | jax.Array
+    noise: float | jax.Array
     at: str
     seed: int
 
@@ -174,7 +174,7 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
         shared: PyTree, aggregate: Aggregate, state: ServerState
     ) -> tuple[PyTree, ServerState]:
         noise, mean = state.kept, aggregate.mean
-        if privacy.at == "server" and privacy.noise:
+        if privacy.at == "server" and not _is(privacy.noise, 0):
             key = jax.random.fold_in(jax.random.wrap_key_data(noise.key), noise.rounds)
             mean = with_noise(mean, key, privacy.noise * privacy.clip / aggregate.count)
         state = state._replace(kept=noise.inner)
@@ -185,7 +185,7 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
     return server._replace(init=init, update=update)
 
 
-def clipped(leaves: PyTree, start: PyTree, norm: float) -> PyTree:
+def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
     """start + Delta min(1, norm / ||Delta||), Delta = leaves - start; the norm is that of all.
 
     Leaves within the norm come back with the bits that they have.
@@ -195,12 +195,12 @@ def clipped(leaves: PyTree, start: PyTree, norm: float) -> PyTree:
       start: likewise.
       norm: above 0.
     """
-    if norm == math.inf or not jax.tree.leaves(leaves):
+    if _is(norm, math.inf) or not jax.tree.leaves(leaves):
         return leaves
     delta = jax.tree.map(lambda y, x: _wide(y) - _wide(x), leaves, start)
     squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(delta)]
     dtype = promote(*{x.dtype for x in squares})
-    length = jnp.sqrt(sum(x.astype(dtype) for x in squares))
+    length, norm = jnp.sqrt(sum(x.astype(dtype) for x in squares)), jnp.asarray(norm, dtype)
     scale = norm / jnp.where(length > 0, length, 1)
 
     def shorten(y: jax.Array, x: jax.Array, d: jax.Array) -> jax.Array:
@@ -218,7 +218,7 @@ def with_noise(leaves: PyTree, key: jax.Array, scale: float | jax.Array) -> PyTr
       key: random key.
       scale: standard deviation, at least 0.
     """
-    if isinstance(scale, float) and scale == 0:
+    if _is(scale, 0):
         return leaves
     given, form = jax.tree.flatten(leaves)
 
@@ -228,6 +228,11 @@ def with_noise(leaves: PyTree, key: jax.Array, scale: float | jax.Array) -> PyTr
         return (leaf.astype(dtype) + jnp.asarray(scale, dtype) * drawn).astype(leaf.dtype)
 
     return jax.tree.unflatten(form, [add(i, leaf) for i, leaf in enumerate(given)])
+
+
+def _is(given: float | jax.Array, number: float) -> bool:
+    """Whether a number that is known before anything is compiled is this one."""
+    return isinstance(given, float | int) and given == number
 
 
 def _wide(leaf: jax.Array) -> jax.Array:

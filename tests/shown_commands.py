@@ -64,7 +64,7 @@ def _check_ours(words: list[str]) -> None:
     if words[:1] == ["list"]:
         assert set(words[1].split("|")) <= set(listing.LISTS), f"nothing lists {words[1]}"
         return
-    words = words[words[0] in ("evaluate", "serve", "predict") :]
+    words = words[words[:1] in (["evaluate"], ["serve"], ["predict"]) :]
     source, changes, left = "", [], iter(words)
     for word in left:
         name, equals, value = word.partition("=")
