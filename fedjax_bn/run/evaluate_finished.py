@@ -31,6 +31,7 @@ from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluate import internal_evaluator, served_variables, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment, build
 from fedjax_bn.run.groups import by_client
+from fedjax_bn.run.kernels import as_recorded
 from fedjax_bn.run.new_data import read_new
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.per_sample import alphas_of, features_of
@@ -95,12 +96,13 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
             },
         )
         say(f"round {number} of {own.method} in {folder}")
-        scores = unseen_evaluator(config, experiment)(state).get("unseen", {})
-        inside = {}
-        if request.internal:
-            trained = _trained(folder, own, number, about["form"]["clients"])
-            inside = _internal_scores(config, own, experiment, state, about, trained)
-        pictures = dict(_draw(config, experiment, state, tested, request, scores))
+        with as_recorded(folder):
+            scores = unseen_evaluator(config, experiment)(state).get("unseen", {})
+            inside = {}
+            if request.internal:
+                trained = _trained(folder, own, number, about["form"]["clients"])
+                inside = _internal_scores(config, own, experiment, state, about, trained)
+            pictures = dict(_draw(config, experiment, state, tested, request, scores))
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
     result = {
