@@ -87,7 +87,8 @@ def method_of(
       memory, finish: as in `client.train_locally`.
       around: what makes the method's client of the usual one.
       **options: `local_epochs`, `keep_optimizer`, `load` and `train` as in `client.train_locally`;
-        `share`, `weigh`, `server`, `clients` and `statistics` as in `federation.federate`.
+        `share`, `weigh`, `privacy`, `server`, `clients` and `statistics` as in
+        `federation.federate`.
     """
     names = inspect.signature(train_locally).parameters
     local = {name: options.pop(name) for name in names if name in options}
