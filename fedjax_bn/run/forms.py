@@ -36,7 +36,16 @@ _UNSEEN = {"*": {"*": NUMBER}}
 _BOTH = {"internal": _ACCURACY, "unseen": _UNSEEN}
 OBJECT = {"*": ANY}
 
-CLAIM = {"config": OBJECT, "data": TEXT, "notes?": [TEXT], "started_in?": TEXT, "*": ANY}
+CLAIM = {
+    "config": OBJECT,
+    "data": TEXT,
+    "notes?": [TEXT],
+    "versions?": {"*": TEXT},
+    "devices?": [TEXT],
+    "machine?": OBJECT,
+    "started_in?": TEXT,
+    "*": ANY,
+}
 FINISHED = CLAIM | {
     "form": {
         "dataset": TEXT,
@@ -62,6 +71,7 @@ SUMMARY = {
     "compile_seconds": NUMBER,
     "samples_per_second": NUMBER,
     "score?": TEXT,
+    "traffic?": {"*": NUMBER},
     "*": ANY,
 }
 _SPLIT = {"samples": _INDEX, "classes": [_INDEX]}

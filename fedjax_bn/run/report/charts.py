@@ -13,6 +13,7 @@ COLOURS = 8  # classes c0 to c7 of page.css
 DASHES = 4  # classes d0 to d3
 _WIDTH, _HEIGHT = 360, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 26
+_MOST = 1e100  # in size, of a value that is drawn
 _MOST_POINTS = 300  # of a line; of more some are drawn, both ends among them
 
 
@@ -41,7 +42,7 @@ def style_of(style: tuple[int, int]) -> str:
 
 
 def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = False) -> str:
-    """A figure of curves as HTML; points that are not finite are left out.
+    """A figure of curves as HTML; points that are not finite, or beyond 1e100, are left out.
 
     Args:
       title: above it.
@@ -94,8 +95,7 @@ def heat_map(
         body.append(f"<tr><td>{on_page(name)}</td>{cells}</tr>")
     return (
         f'<p class="soft">{on_page(title)}</p>\n<div class="scroll"><table><thead><tr><th></th>'
-        f"{head}"
-        f"</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+        f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
@@ -142,7 +142,7 @@ def ticks_of(low: float, high: float, most: int = 5) -> tuple[float, ...]:
 
 
 def _thinned(line: Line) -> Line:
-    good = [i for i, y in enumerate(line.y) if y is not None and math.isfinite(y)]
+    good = [i for i, y in enumerate(line.y) if y is not None and abs(y) < _MOST]
     good = [good[i] for i in some_of(len(good), _MOST_POINTS)] if good else []
     return line._replace(
         **{

@@ -59,7 +59,7 @@ def welch(one: Sequence[float], other: Sequence[float]) -> Interval:
 
 def wilson(percent: float, samples: int) -> Interval:
     """A share of samples in percent with the interval of Wilson (J. Am. Stat. Assoc. 22, 1927)."""
-    z, p = float(norm.ppf(_TWO_SIDED)), percent / 100
+    z, p = float(norm.ppf(_TWO_SIDED)), min(max(percent / 100, 0), 1)
     middle = (p + z * z / (2 * samples)) / (1 + z * z / samples)
     reach = math.sqrt(p * (1 - p) / samples + (z / (2 * samples)) ** 2) * z / (1 + z * z / samples)
     return Interval(percent, 100 * max(0, middle - reach), 100 * min(1, middle + reach))

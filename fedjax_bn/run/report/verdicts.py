@@ -76,7 +76,7 @@ def cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> list[str]:
         )
     runs = [run for variant in variants for run in variant.runs]
     if len({run.about["data"] for run in runs}) > len(
-        {(run.summary["seed"], run.target, run.config["data.fraction"]) for run in runs}
+        {(run.summary["seed"], run.target, spell(run.config["data.fraction"])) for run in runs}
     ):
         found.append("Runs of one seed and target have different data (their hash differs).")
     return found
