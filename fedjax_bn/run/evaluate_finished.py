@@ -28,7 +28,8 @@ from fedjax_bn.run.config_file import read
 from fedjax_bn.run.configured_method import check_adaptations
 from fedjax_bn.run.datasets import check_data_keys, check_target
 from fedjax_bn.run.errors import ConfigError, WorkdirError
-from fedjax_bn.run.evaluate import internal_evaluator, served_variables, unseen_evaluator
+from fedjax_bn.run.evaluate import internal_evaluator
+from fedjax_bn.run.evaluate_unseen import served_variables, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment, build
 from fedjax_bn.run.groups import by_client
 from fedjax_bn.run.new_data import read_new
