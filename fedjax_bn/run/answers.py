@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from scipy.special import logsumexp
-from scipy.stats import rankdata
 
 from fedjax_bn.data.domain import Split
 from fedjax_bn.run.groups import by_client
@@ -136,6 +135,8 @@ def area(probabilities: np.ndarray, label: np.ndarray) -> float:
     Returns:
       0 to 1; NaN where only one class has samples.
     """
+    from scipy.stats import rankdata  # half a second, which a start does not wait for
+
     count, classes = probabilities.shape
     chosen = np.array([1]) if classes == 2 else np.arange(classes)
     own = label[:, None] == chosen

@@ -77,8 +77,8 @@ def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
             continue
         write_atomically(folder / FOLDER / f"{name}.npz", _packed(mine))
         if predictions:
-            content = _as_csv(mine) if predictions == "csv" else _as_npz(mine)
-            write_atomically(folder / FOLDER / f"{name}-predictions.{predictions}", content)
+            path = folder / FOLDER / f"{name}-predictions.{predictions}"
+            write_atomically(path, predictions_of(mine, predictions))
 
 
 def read_answers(folder: Path) -> dict[tuple[str, str], Answered]:
@@ -99,6 +99,17 @@ def read_answers(folder: Path) -> dict[tuple[str, str], Answered]:
                     f"cannot read {path} ({error}): remove it, and the report goes without it"
                 ) from error
     return found
+
+
+def predictions_of(keep: Keep, form: str) -> str | bytes:
+    """The probabilities of every sample as the content of a file.
+
+    Args:
+      keep: what was answered.
+      form: "csv", a line a sample; or "npz": `names`, the rows of `keep` as JSON, and of row i
+        `label{i}` i32[N] and `probabilities{i}` f32[N, C].
+    """
+    return _as_csv(keep) if form == "csv" else _as_npz(keep)
 
 
 def _packed(keep: Keep) -> bytes:
@@ -172,7 +183,6 @@ def _samples(kept: Kept) -> Sequence[str | int]:
 
 
 def _as_npz(keep: Keep) -> bytes:
-    """`names`, rows as JSON, and of row i `label{i}` i32[N] and `probabilities{i}` f32[N, C]."""
     arrays = {"names": np.array(json.dumps(list(keep)))}
     for i, kept in enumerate(keep.values()):
         arrays[f"label{i}"] = kept.answers.label

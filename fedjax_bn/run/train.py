@@ -14,6 +14,7 @@ from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.answers import Keep
 from fedjax_bn.run.answers_file import write_answers
+from fedjax_bn.run.batch_norm_log import log_batch_norms
 from fedjax_bn.run.box_pictures import draw_boxes, shows_boxes
 from fedjax_bn.run.claim import check_claim, claim
 from fedjax_bn.run.compile_time import compile_round
@@ -209,8 +210,8 @@ def loop(
     """Runs the rounds that are left, as long as there is patience; returns the records of all.
 
     The order of writes lets a run that was killed between any two of them go on exactly, and after
-    a power cut too: the line of a round, what was answered and the selected checkpoint where it is
-    one, then the latest, which counts them and waits until the disk has them.
+    a power cut too: the line of a round, what its report needs and the selected checkpoint where it
+    is one, then the latest, which counts them and waits until the disk has them.
 
     Args:
       config: the run's.
@@ -248,6 +249,9 @@ def loop(
             is_selected = "accuracy" in record and select_round(records) == number
             if first() and is_selected:
                 write_answers(folder, answers, config.predictions)
+            for moment, due in (("first", number == 1), ("selected", is_selected)):
+                if due:
+                    log_batch_norms(experiment, folder, state, moment, config.clients_named)
             watch.tell(record)
 
             if "validation" in record and is_selected:

@@ -78,11 +78,23 @@ def key_of(names: Sequence[tuple[str, tuple[int, int]]]) -> str:
 
 
 def heat_map(
-    title: str, rows: Sequence[str], columns: Sequence[str], values: np.ndarray, form: str = ".2g"
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: np.ndarray,
+    form: str = ".2g",
+    most: float = 0,
 ) -> str:
-    """A table whose cells are coloured by their values f[R, C] >= 0; NaN stays empty."""
-    known = values[np.isfinite(values)]
-    most = known.max(initial=0) or 1
+    """A table whose cells are coloured by their values; NaN stays empty.
+
+    Args:
+      title: above it.
+      rows, columns: names.
+      values: f[R, C], at least 0.
+      form: of a value.
+      most: the value of the full colour; 0 for the greatest.
+    """
+    most = most or values[np.isfinite(values)].max(initial=0) or 1
     head = "".join(f"<th>{on_page(column)}</th>" for column in columns)
     body = []
     for name, row in zip(rows, values, strict=True):
@@ -94,8 +106,8 @@ def heat_map(
         )
         body.append(f"<tr><td>{on_page(name)}</td>{cells}</tr>")
     return (
-        f'<p class="soft">{on_page(title)}</p>\n<div class="scroll"><table><thead><tr><th></th>'
-        f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+        f'<p class="soft">{on_page(title)}</p>\n<div class="scroll"><table class="map"><thead><tr>'
+        f"<th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
@@ -120,7 +132,8 @@ class _Scale(NamedTuple):
             ticks = tuple(ticks[i] for i in some_of(len(ticks), 6))
             high = high if high > low else 2 * low
             return cls(math.log(low), math.log(high), start, end, True, ticks)
-        ticks = ticks_of(low, high) if high > low or end < start else (low,)
+        least = 1 if all(value == int(value) for value in values) and end > start else 0
+        ticks = ticks_of(low, high, least) if high > low or end < start else (low,)
         return cls(min(low, ticks[0]), max(high, ticks[-1]), start, end, False, ticks)
 
     def place(self, value: float) -> float:
@@ -129,12 +142,12 @@ class _Scale(NamedTuple):
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def ticks_of(low: float, high: float, most: int = 5) -> tuple[float, ...]:
-    """At most so many round numbers that span two ends (one more where they do not fit)."""
+def ticks_of(low: float, high: float, least: float = 0, most: int = 5) -> tuple[float, ...]:
+    """At most so many steps of a round number, at least `least`, that span two ends."""
     if high <= low:
         margin = abs(low) * 0.05 or 1.0
         low, high = low - margin, high + margin
-    rough = (high - low) / most
+    rough = max((high - low) / most, least)
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -92,7 +92,7 @@ def _confusions(run: Run, names: Sequence[str]) -> str:
         _matrix(f"{domain} [{adaptation}]", one.confusion, names)
         for (domain, adaptation), one in list(_outside(run.answers).items())[:_ROWS]
     ]
-    return "\n".join(parts)
+    return f'<div class="side">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'
 
 
 def _matrix(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from fedjax_bn.names import on_page
 from fedjax_bn.run.groups import some_of
 from fedjax_bn.run.report import html_parts, plots, text_tables
 from fedjax_bn.run.report.about_runs import about_runs
+from fedjax_bn.run.report.batch_norms import batch_norms
 from fedjax_bn.run.report.convergence import convergence
 from fedjax_bn.run.report.data_facts import data_facts
 from fedjax_bn.run.report.data_section import data_section
@@ -134,6 +135,7 @@ def _sections(variants: Sequence[Variant]) -> list[tuple[str, str]]:
     """(heading, HTML) of what stands below the first screen."""
     return [
         ("Convergence", convergence(variants)),
+        ("Batch norm", batch_norms(variants)),
         ("Beyond accuracy", measured(variants)),
         ("What is confused", mistakes(variants)),
         ("Data", data_section(variants)),
