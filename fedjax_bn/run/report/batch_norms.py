@@ -53,16 +53,19 @@ def batch_norms(variants: Sequence[Variant]) -> str:
 
 def _maps(label: str, run: Run, found: dict[str, Distances], is_open: bool) -> str:
     """What a run's clients keep, a pair of heat maps a kind."""
-    maps = []
+    rows = []
     for kind in KINDS:
         known = {name: one.values[kind] for name, one in found.items()}
-        most = max((np.nanmax(v) for v in known.values() if np.isfinite(v).any()), default=0)
         if not any(np.isfinite(values).any() for values in known.values()):
             continue
-        for name, values in known.items():
-            one, title = found[name], f"{_TITLES[kind]}, {_MOMENTS[name]}"
-            maps.append(heat_map(title, one.layers, one.clients, values, ".2f", float(most)))
+        most = max(float(np.nanmax(v)) for v in known.values() if np.isfinite(v).any())
+        pair = "".join(f"<div>{_map(kind, name, found[name], most)}</div>" for name in known)
+        rows.append(f'<div class="side">{pair}</div>')
     title = on_page(f"{label}, seed {run.summary['seed']}")
-    side = "".join(f"<div>{one}</div>" for one in maps)
     mark = " open" if is_open else ""
-    return f'<details{mark}><summary>{title}</summary><div class="side">{side}</div></details>'
+    return f"<details{mark}><summary>{title}</summary>{''.join(rows)}</details>"
+
+
+def _map(kind: str, name: str, one: Distances, most: float) -> str:
+    title = f"{_TITLES[kind]}, {_MOMENTS[name]}"
+    return heat_map(title, one.layers, one.clients, one.values[kind], ".2g", most)

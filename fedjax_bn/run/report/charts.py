@@ -12,7 +12,8 @@ from fedjax_bn.run.groups import some_of
 COLOURS = 8  # classes c0 to c7 of page.css
 DASHES = 4  # classes d0 to d3
 _WIDTH, _HEIGHT = 360, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 26
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 34
+_MOST_BANDS = 4  # lines of a chart whose limits are drawn
 _MOST = 1e100  # in size, of a value that is drawn
 _MOST_POINTS = 300  # of a line; of more some are drawn, both ends among them
 
@@ -46,13 +47,15 @@ def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = Fals
 
     Args:
       title: above it.
-      lines: at least one with a point.
+      lines: of more than four the limits are left out.
       unit: what x is.
       logarithmic: whether x is drawn by its logarithm.
     """
     lines = [thin for line in lines if (thin := _thinned(line)).x]
     if not lines:
         return ""
+    if len(lines) > _MOST_BANDS:
+        lines = [line._replace(low=[], high=[]) for line in lines]
     across = _Scale.over([x for line in lines for x in line.x], _LEFT, _WIDTH - _RIGHT, logarithmic)
     heights = [y for line in lines for y in (*line.y, *line.low, *line.high)]
     up = _Scale.over(heights, _HEIGHT - _BOTTOM, _TOP)
@@ -176,7 +179,7 @@ def _axes(across: _Scale, up: _Scale, unit: str) -> str:
         if across.low <= (math.log(tick) if across.logarithmic else tick) <= across.high:
             x = across.place(tick)
             parts.append(f'<text x="{x}" y="{bottom + 14}" text-anchor="middle">{tick:g}</text>')
-    parts.append(f'<text x="{right}" y="{_HEIGHT - 1}" text-anchor="end">{on_page(unit)}</text>')
+    parts.append(f'<text x="{right}" y="{_HEIGHT - 4}" text-anchor="end">{on_page(unit)}</text>')
     return "".join(parts)
 
 

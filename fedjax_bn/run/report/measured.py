@@ -42,10 +42,11 @@ def measured(variants: Sequence[Variant]) -> str:
     if not any(inside.values()) and not any(outside.values()):
         return html_parts.paragraphs([_MISSING], "missing")
     parts = [
-        _table(f"{whom}: all measures. {_CAPTION}", _summary(rows), _MEASURES)
+        _table(whom, _summary(rows), _MEASURES)
         for whom, rows in (("Internal clients, their mean", inside), ("Unseen domains", outside))
         if any(rows.values())
     ]
+    parts.insert(0, html_parts.paragraphs([_CAPTION], "soft"))
     parts.append("<details><summary>By client and domain</summary>")
     for name, (head, _, _) in _MEASURES.items():
         for whom, rows in (("internal clients", inside), ("unseen domains", outside)):

@@ -35,7 +35,7 @@ def mistakes(variants: Sequence[Variant]) -> str:
     for label, run in runs:
         inside = "\n".join(filter(None, (_confusions(run, names), _worst(run, names))))
         seed = f", seed {run.summary['seed']}"
-        title = on_page(f"{label}{seed}: confusions and worst mistakes")
+        title = on_page(f"{label}{seed}: classes (rows) by answers (columns), worst mistakes")
         parts.append(f"<details{' open' * (run is runs[0][1])}><summary>{title}</summary>{inside}")
         parts.append("</details>")
     return "\n".join(parts)
@@ -87,7 +87,7 @@ def _recall(matrix: np.ndarray | None) -> np.ndarray | None:
 
 def _confusions(run: Run, names: Sequence[str]) -> str:
     """A matrix of the internal clients together, and one of each unseen domain and adaptation."""
-    parts = [_matrix("Internal clients together", _total(_inside(run.answers)), names)]
+    parts = [_matrix("internal clients together", _total(_inside(run.answers)), names)]
     parts += [
         _matrix(f"{domain} [{adaptation}]", one.confusion, names)
         for (domain, adaptation), one in list(_outside(run.answers).items())[:_ROWS]
@@ -101,8 +101,7 @@ def _matrix(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> str:
     if len(names) <= _WIDE:
         shown = np.where(matrix > 0, matrix, np.nan).astype(float)
         np.fill_diagonal(shown, matrix.diagonal())
-        text = f"{title}: samples by their class (rows) and the answer (columns)"
-        return heat_map(text, names, names, shown, ".0f")
+        return heat_map(title, names, names, shown, ".0f")
     wrong = matrix.copy()
     np.fill_diagonal(wrong, 0)
     order = np.argsort(-wrong, axis=None, kind="stable")[:_PAIRS]

@@ -8,6 +8,7 @@ from fedjax_bn.names import on_page
 from fedjax_bn.run.groups import some_of
 from fedjax_bn.run.report import html_parts, plots, text_tables
 from fedjax_bn.run.report.about_runs import about_runs
+from fedjax_bn.run.report.alphas import alphas
 from fedjax_bn.run.report.batch_norms import batch_norms
 from fedjax_bn.run.report.convergence import convergence
 from fedjax_bn.run.report.data_facts import data_facts
@@ -16,7 +17,8 @@ from fedjax_bn.run.report.finished_runs import Run, Variant, find_runs, variants
 from fedjax_bn.run.report.first_screen import first_screen
 from fedjax_bn.run.report.measured import measured
 from fedjax_bn.run.report.mistakes import mistakes
-from fedjax_bn.run.report.results import tables_of
+from fedjax_bn.run.report.results import Table, tables_of
+from fedjax_bn.run.report.sensitivity import sensitivity
 from fedjax_bn.run.report.unseen import ablations
 from fedjax_bn.run.workdir import write_atomically, write_json
 
@@ -127,15 +129,16 @@ def _page(
             body.append(f"<h2>{on_page(name)}</h2>")
         body.append(html_parts.paragraphs(more, "missing"))
         body.append(first_screen(variants[0].runs[0].summary["dataset"], variants, made))
-        body += [f"<h2>{head}</h2>\n{part}" for head, part in _sections(variants) if part]
+        body += [f"<h2>{head}</h2>\n{part}" for head, part in _sections(variants, made) if part]
     return html_parts.page(title, "\n".join(filter(None, body)))
 
 
-def _sections(variants: Sequence[Variant]) -> list[tuple[str, str]]:
+def _sections(variants: Sequence[Variant], made: Sequence[Table]) -> list[tuple[str, str]]:
     """(heading, HTML) of what stands below the first screen."""
     return [
         ("Convergence", convergence(variants)),
-        ("Batch norm", batch_norms(variants)),
+        ("Batch norm", "\n".join(filter(None, (batch_norms(variants), alphas(variants))))),
+        ("Sensitivity", sensitivity(variants, made)),
         ("Beyond accuracy", measured(variants)),
         ("What is confused", mistakes(variants)),
         ("Data", data_section(variants)),
