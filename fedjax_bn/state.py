@@ -125,8 +125,16 @@ def with_own(state: FederatedState, k: jax.Array | int, own: Own) -> FederatedSt
     return state._replace(personal=personal, memory=memory)
 
 
-def client_variables(state: FederatedState) -> Variables:
-    """The model that each internal client would use now: collections with leading axis K."""
+def client_variables(state: FederatedState, k: int | None = None) -> Variables:
+    """The model that each internal client would use now: collections with leading axis K.
+
+    Args:
+      state: of the federation.
+      k: of this client alone, without the axis; None for all.
+    """
+    if k is not None:
+        shared = jax.tree.map(jnp.copy, state.shared)
+        return join(shared, jax.tree.map(lambda leaf: leaf[k], state.personal))
     num_clients = state.weights.shape[0]
     personal = jax.tree.map(lambda leaf: jnp.copy(leaf[:num_clients]), state.personal)
     return join(stack(state.shared, num_clients), personal)

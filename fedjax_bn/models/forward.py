@@ -12,6 +12,7 @@ import jax
 
 from fedjax_bn.models import amplitude, latent, masks, restitution
 from fedjax_bn.models.features import ClassifiedBy, FeaturesOf, features_method
+from fedjax_bn.models.layers import require_floats
 from fedjax_bn.normalization import StatisticsRule, normalize_with
 from fedjax_bn.normalization.calls import SERVED, name_of, takes_train
 from fedjax_bn.normalization.layer import RECORDED
@@ -65,10 +66,11 @@ def forward(
         the outputs stops at them; the running statistics as a rule moves them; what it records.
 
     Raises:
-      ValueError: features are asked for, and the model has none to show; a
+      ValueError: the images are bytes; features are asked for, and the model has none to show; a
         statistics rule is given, and the model has no batch norm, or one that no rule reaches; the
         model is an nnx module without `from_nnx`.
     """
+    require_floats(images)
     plain, own = masks.take(variables)
     plain, layers = restitution.take(plain)
     plain, images = amplitude.take(plain, images)
