@@ -132,7 +132,6 @@ def federate(
     clients: str = "auto",
     mesh: Mesh | None = None,
     statistics: Callable[..., Any] | None = None,
-    learned: Any = None,
 ) -> FederatedMethod:
     """Composes a federated method from independent choices.
 
@@ -158,7 +157,6 @@ def federate(
         perhaps "batch", over which the samples of a batch are; None for one device. The numbers
         are those of one device up to the order of sums.
       statistics: how the method's own clients predict, see `FederatedMethod`.
-      learned: the model and its preprocessing, see `FederatedMethod`.
 
     Raises:
       ValueError: the mesh has no axis "clients", or `weigh` does not go with privacy; at `init`,
@@ -174,7 +172,6 @@ def federate(
         client=jax.jit(lambda *arguments: take_part(client, *arguments)[:2]),
         server=jax.jit(functools.partial(serve, plan.server, plan.weigh)),
         statistics=statistics,
-        learned=learned,
     )
 
 
