@@ -8,8 +8,9 @@ from typing import NamedTuple
 PACKAGE = Path(__file__).parent.parent / "fedjax_bn"
 # What the program needs, and helpers: users import none of them.
 INTERNAL = {
-    *("__init__", "__main__", "backend", "devices", "dtypes", "figures", "main", "names", "ranges"),
-    *("run", "server", "spelling", "state", "telling", "tfds", "uploads", "weighing"),
+    *("__init__", "__main__", "backend", "devices", "dtypes", "figures", "flower", "main"),
+    *("named_arrays", "names", "ranges", "run", "server", "spelling", "state", "telling", "tfds"),
+    *("uploads", "weighing"),
 }
 COMMON = {"PyTree", "Path"}  # aliases that say no more than their name
 

@@ -88,7 +88,7 @@ def method_of(
       around: what makes the method's client of the usual one.
       **options: `local_epochs`, `keep_optimizer`, `load` and `train` as in `client.train_locally`;
         `share`, `weigh`, `privacy`, `server`, `clients` and `statistics` as in
-        `federation.federate`; `learned`, by which `fedjax_bn.serving` predicts.
+        `federation.federate`; `learned` as `learning` returns it among them.
     """
     names = inspect.signature(train_locally).parameters
     local = {name: options.pop(name) for name in names if name in options}

@@ -193,6 +193,12 @@ RUN = {
         "whether evaluations take the clients' loss on their training samples too, after "
         "aggregation and without training (FedBN, Fig. 3)",
     ),
+    "predictions": Key(
+        "",
+        "form in which a classifier's run writes the probabilities of every test sample in its "
+        "selected round, answers/*-predictions: csv, npz; empty: none",
+        one_of("", "csv", "npz"),
+    ),
     "eval_batch_size": Key(500, "samples tested at once", SAMPLES),
     "eval_clients": Key(
         0,
