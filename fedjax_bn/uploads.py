@@ -55,7 +55,7 @@ def early_weights(rule: WeighingRule | Weighing, batches: Batches, epochs: int) 
     if isinstance(rule, Weighing) or needs_risks(rule, rows):
         return None
     owned = functools.partial(owned_samples, epochs=epochs)
-    known = {name: batches[name] for name in ("valid", "size") if name in batches}
+    known: Batches = {name: batches[name] for name in ("valid", "size") if name in batches}
     sizes = jax.vmap(owned)(known)
     participates = batches.get("participates", jnp.ones(rows, bool))
     weights = rule(jnp.where(participates, sizes, 0), jnp.zeros(rows))
