@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.divergence import by_divergence as by_divergence
 from fedjax_bn.dtypes import promote
 from fedjax_bn.extrapolation import risk_extrapolation as risk_extrapolation
 from fedjax_bn.generalization import generalization_adjustment as generalization_adjustment

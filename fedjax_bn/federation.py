@@ -57,9 +57,11 @@ from fedjax_bn.uploads import (
     Sums,
     counting,
     early_weights,
+    leaf_weights,
     part_of,
     sum_uploads,
     weigh_uploads,
+    weighs_leaves,
 )
 
 __all__ = [
@@ -96,6 +98,9 @@ class FederatedMethod(NamedTuple):
         own part of the state stays as it is.
       statistics: how its own clients predict, the `normalization.StatisticsRule` of their batch
         norms; None for their running statistics.
+      learned: what it has learned, the model and the preprocessing of its images
+        (`methods.learning.Learning`), with which `fedjax_bn.serving` predicts; None where nobody
+        said.
     """
 
     init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
@@ -103,6 +108,7 @@ class FederatedMethod(NamedTuple):
     client: Callable[[Broadcast, Own, Batches, jax.Array], tuple[Own, Upload]]
     server: Callable[[FederatedState, Upload], FederatedState]
     statistics: Callable[..., Any] | None = None
+    learned: Any = None
 
 
 class _Plan(NamedTuple):
@@ -125,6 +131,7 @@ def federate(
     clients: str = "auto",
     mesh: Mesh | None = None,
     statistics: Callable[..., Any] | None = None,
+    learned: Any = None,
 ) -> FederatedMethod:
     """Composes a federated method from independent choices.
 
@@ -148,6 +155,7 @@ def federate(
         perhaps "batch", over which the samples of a batch are; None for one device. The numbers
         are those of one device up to the order of sums.
       statistics: how the method's own clients predict, see `FederatedMethod`.
+      learned: the model and its preprocessing, see `FederatedMethod`.
 
     Raises:
       ValueError: the mesh has no axis "clients"; at `init`, where `share` needs a batch norm and
@@ -161,6 +169,7 @@ def federate(
         client=jax.jit(lambda *arguments: take_part(client, *arguments)[:2]),
         server=jax.jit(functools.partial(serve, plan.server, plan.weigh)),
         statistics=statistics,
+        learned=learned,
     )
 
 
@@ -253,12 +262,14 @@ def _train_all(
     sums, (own, uploads, losses) = map_and_sum(one, plan.clients, early, old, batches)
     weights, weighing = early, state.weighing
     if early is None:
-        _, everybody = meeting.together((), uploads._replace(shared=()))
+        needed = uploads if weighs_leaves(plan.weigh) else uploads._replace(shared=())
+        _, everybody = meeting.together((), needed)
         num_clients = state.weights.shape[0]
         known = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
         weights, weighing = weigh_uploads(plan.weigh, weighing, known)
-        weights = meeting.mine(pad_rows(weights, everybody.size.shape[0]))
-        sums = sum_uploads(plan.server, weights, uploads)
+        both = weights, leaf_weights(plan.weigh, weights, known)
+        weights, by_leaf = meeting.mine(pad_rows(both, everybody.size.shape[0]))
+        sums = sum_uploads(plan.server, weights, uploads, by_leaf)
     counts = counting(uploads)
     told = {
         "loss": uploads.loss,

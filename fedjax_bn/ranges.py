@@ -202,6 +202,8 @@ OddSide = Annotated[int, ODD_SIDE]
 Magnitude = Annotated[int, between(0, 30)]
 RoundsOr0 = Annotated[int, COUNT_OR_0]
 Channels = Annotated[int, between(1, 4096)]
+SamplesOr0 = Annotated[int, SAMPLES_OR_0]
+Margin = Annotated[int, between(0, 2047)]
 Puzzles = Annotated[int, between(1, 71)]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])

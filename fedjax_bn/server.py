@@ -13,7 +13,14 @@ from fedjax_bn.aggregation import (
 )
 from fedjax_bn.client import where_tree
 from fedjax_bn.state import FederatedState, Upload
-from fedjax_bn.uploads import Sums, all_finite, counting, sum_uploads, weigh_uploads
+from fedjax_bn.uploads import (
+    Sums,
+    all_finite,
+    counting,
+    leaf_weights,
+    sum_uploads,
+    weigh_uploads,
+)
 
 
 def serve(
@@ -34,7 +41,7 @@ def serve(
     place = jnp.where(numbered, uploads.client, jnp.arange(given, dtype=jnp.int32))
     mine = jax.tree.map(lambda leaf: leaf[place], state.weighing)
     weights, new = weigh_uploads(weigh, mine, uploads)
-    sums = sum_uploads(server, weights, uploads)
+    sums = sum_uploads(server, weights, uploads, leaf_weights(weigh, weights, uploads))
     after, _ = conclude(server, state, sums, counting(uploads), population)
     weights = jnp.zeros_like(state.weights).at[place].set(normalize(weights))
     return after._replace(

@@ -116,6 +116,7 @@ def form_of(dataset: Dataset) -> dict[str, Any]:
         "dtype": str(images.dtype),
         "mean": [float(x) for x in dataset.mean],
         "std": [float(x) for x in dataset.std],
+        **({"classes": list(dataset.classes)} if dataset.classes else {}),
         **({"boxes": labels[CLASS].shape[1]} if has_boxes(labels) else {}),
     }
 

@@ -57,7 +57,7 @@ def learning(
     task: Task | None = None,
     **options: Any,
 ) -> tuple[Learning, dict[str, Any]]:
-    """What is learned, and the options that are left.
+    """What is learned, and the options that are left, among them `learned` for `federate`.
 
     Args:
       model: images -> outputs.
@@ -68,7 +68,8 @@ def learning(
       task: the loss to train by; `task.classification()` by default.
       **options: anything else.
     """
-    return Learning(model, prepare or standardize(), perturb, task or classification()), options
+    learned = Learning(model, prepare or standardize(), perturb, task or classification())
+    return learned, {"learned": learned} | options
 
 
 def method_of(

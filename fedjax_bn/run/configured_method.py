@@ -79,6 +79,17 @@ def resolved(config: ConfigDict) -> ConfigDict:
     return chosen
 
 
+def shown_notes(config: ConfigDict) -> tuple[str, ...]:
+    """Sentences on what of their data clients show by the configured method, besides its model."""
+    if config.method != "feddg":
+        return ()
+    side = 2 * config.feddg.half + 1
+    return (
+        f"feddg sends the amplitudes of {side}x{side} frequencies of {config.feddg.spectra} images "
+        "of each client to the server and to all other clients (feddg.spectra, feddg.half)",
+    )
+
+
 def start_notes(config: ConfigDict) -> tuple[str, ...]:
     """Sentences on how the configured method depends on the weights that it starts from."""
     if _group_of(config.method) != "fedig" or not config.fedig.lambda_2:

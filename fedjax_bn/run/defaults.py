@@ -114,7 +114,7 @@ RUN = {
     ),
     "weigh": Key(
         "",
-        "by_size, uniform, risk_extrapolation:eta=0.5:solver=slsqp, "
+        "by_size, uniform, by_divergence, risk_extrapolation:eta=0.5:solver=slsqp, "
         "generalization_adjustment:metric=loss:step=0.2, or your own; empty: the method's own",
     ),
     "perturb": Key(
@@ -196,9 +196,16 @@ RUN = {
     "personalize.rate": Key(
         None, "their learning rate; empty: perfedavg.inner_rate", AT_LEAST_0, float
     ),
+    "cpu_kernels": Key(
+        "table",
+        "by what convolutions are chosen on CPU: table, or measured, on this CPU at first use, "
+        "kept in compilation_cache",
+        one_of("table", "measured"),
+    ),
     "compilation_cache": Key(
         "~/.cache/fedjax_bn/compiled", "folder for compiled programs; empty: none is kept"
     ),
+    "wandb": Key("", "project of Weights & Biases that rounds are reported to; empty: none"),
     "seed": Key(0, "of all random numbers", SEED),
 }
 

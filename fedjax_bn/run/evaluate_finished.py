@@ -17,6 +17,7 @@ from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
+from fedjax_bn.data.pixels.resize import resized
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.names import file_name
 from fedjax_bn.normalization.adapter import COLLECTION
@@ -30,9 +31,10 @@ from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluate import internal_evaluator, served_variables, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment, build
 from fedjax_bn.run.groups import by_client
+from fedjax_bn.run.kernels import as_recorded
+from fedjax_bn.run.new_data import read_new
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.per_sample import alphas_of, features_of
-from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.run.records import Record, have_trained
 from fedjax_bn.run.report import unseen
 from fedjax_bn.run.start import data_hash
@@ -50,6 +52,7 @@ class Request(NamedTuple):
       internal: whether the internal clients are tested too (FedIG, Table 12).
       alphas: whether alphas are recorded and plotted (FedIG, Fig. 4a, 7 to 9).
       tsne: whether features are plotted (FedIG, Fig. 4b).
+      resize: whether bytes of another size than the run's are stretched to it.
     """
 
     source: str = ""
@@ -58,6 +61,7 @@ class Request(NamedTuple):
     internal: bool = False
     alphas: bool = False
     tsne: bool = False
+    resize: bool = False
 
 
 def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> tuple[Record, list]:
@@ -76,13 +80,13 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
       ConfigError: a key, the data or an adaptation is wrong or does not suit the run.
     """
     about = finished.read_about(folder)
-    own = finished.configuration(about["config"])
+    own = finished.remembered(about)
     config = _wanted(own, request)
     own.mesh = config.mesh  # the devices that are here now
     check_adaptations(own, config.adaptations)
     try:
         experiment, state, number = finished.restore(folder, own, about["form"])
-        tested = _tested_domains(config, own, request)
+        tested = _tested_domains(config, own, request, about["form"])
         _check_form(tested, about["form"])
         experiment = experiment._replace(
             unseen=tested.domains,
@@ -92,12 +96,13 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
             },
         )
         say(f"round {number} of {own.method} in {folder}")
-        scores = unseen_evaluator(config, experiment)(state).get("unseen", {})
-        inside = {}
-        if request.internal:
-            trained = _trained(folder, own, number, about["form"]["clients"])
-            inside = _internal_scores(config, own, experiment, state, about, trained)
-        pictures = dict(_draw(config, experiment, state, tested, request, scores))
+        with as_recorded(folder):
+            scores = unseen_evaluator(config, experiment)(state).get("unseen", {})
+            inside = {}
+            if request.internal:
+                trained = _trained(folder, own, number, about["form"]["clients"])
+                inside = _internal_scores(config, own, experiment, state, about, trained)
+            pictures = dict(_draw(config, experiment, state, tested, request, scores))
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
     result = {
@@ -146,8 +151,10 @@ def _wanted(own: ConfigDict, request: Request) -> ConfigDict:
     return config
 
 
-def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request) -> Dataset:
+def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request, form: Record) -> Dataset:
     """The domains to test, each whole: `target`, and of other data than the run's own all.
+
+    The run's own target counts for its own data only.
 
     Raises:
       ConfigError: there is nothing to test, or the data are not there.
@@ -160,10 +167,24 @@ def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request) -> Da
             "the run left no domain out, so there is nothing unseen to test: name a domain with "
             "--config.target=NAME, new data with --config.data.path=PATH, or add --internal"
         )
+    if not same and not request.source and "target" not in dict(request.changes):
+        config.target = ""
     check_data_keys(config)
-    data = DATASETS[config.data.name](config)
+    data = read_new(config, own, form)
     check_target(data, config)
-    return unseen_only(data, target=config.target, seed=config.seed)
+    tested = unseen_only(data, target=config.target, seed=config.seed)
+    return _stretched(tested, form) if request.resize else tested
+
+
+def _stretched(tested: Dataset, form: Record) -> Dataset:
+    """The domains with images of the run's size, see `resize.resized`."""
+
+    def stretch(domain: Domain) -> Domain:
+        split = whole(domain)
+        images = resized(split.images, form["shape"])
+        return Domain(domain.name, None, None, split._replace(images=images))
+
+    return tested._replace(domains=tuple(map(stretch, tested.domains)))
 
 
 def _check_form(tested: Dataset, form: Record) -> None:
@@ -177,7 +198,7 @@ def _check_form(tested: Dataset, form: Record) -> None:
         raise ConfigError(
             "the run was trained on samples of shape {} ({}) in {} classes".format(*needed)
             + ", but {} has {} ({}) in {}".format(tested.name, *given)
-            + ": give data of the same form, such as by --config.data.image_size"
+            + ": give data of the same form, such as by --config.data.image_size, or by --resize"
         )
 
 

@@ -25,6 +25,7 @@ def _is_number(value: Any) -> bool:
 ANY = _Kind("anything", lambda value: True)
 TEXT = _Kind("text", lambda value: type(value) is str)
 NUMBER = _Kind("a number", _is_number)
+FLAG = _Kind("true or false", lambda value: type(value) is bool)
 _OR_NOTHING = _Kind("a number or null", lambda value: value is None or _is_number(value))
 _COUNT = _Kind(
     "a whole number above 0", lambda value: type(value) is int and 0 < value < 2**31
@@ -35,7 +36,16 @@ _UNSEEN = {"*": {"*": NUMBER}}
 _BOTH = {"internal": _ACCURACY, "unseen": _UNSEEN}
 OBJECT = {"*": ANY}
 
-CLAIM = {"config": OBJECT, "data": TEXT, "notes?": [TEXT], "*": ANY}
+CLAIM = {
+    "config": OBJECT,
+    "data": TEXT,
+    "notes?": [TEXT],
+    "started_in?": TEXT,
+    "versions?": {"*": TEXT},
+    "devices?": [TEXT],
+    "machine?": OBJECT,
+    "*": ANY,
+}
 FINISHED = CLAIM | {
     "form": {
         "dataset": TEXT,
@@ -45,6 +55,7 @@ FINISHED = CLAIM | {
         "dtype": TEXT,
         "mean": [NUMBER],
         "std": [NUMBER],
+        "classes?": [TEXT],
         "boxes?": _COUNT,
     }
 }
@@ -60,7 +71,16 @@ SUMMARY = {
     "compile_seconds": NUMBER,
     "samples_per_second": NUMBER,
     "score?": TEXT,
+    "traffic?": {"*": NUMBER},
     "*": ANY,
+}
+_SPLIT = {"samples": _INDEX, "classes": [_INDEX]}
+DATA = {
+    "classes": [TEXT],
+    "clients": {"*": {"train": _SPLIT, "validation?": _SPLIT, "test": _SPLIT}},
+    "unseen": {"*": {"test": _SPLIT}},
+    "boxes": FLAG,
+    "number": _COUNT,
 }
 RECORD = {
     "round": _COUNT,

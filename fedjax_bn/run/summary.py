@@ -48,8 +48,8 @@ def summarize(
 
     `rounds` are those that were made, fewer than `config.rounds` where the run ran out of patience.
     `seconds_per_round` is the median over all rounds, `samples_per_second` the training samples of
-    a round divided by it (of a cohort those of as many clients of mean size), `compile_seconds`
-    those of the last start. Where there is a patience, `stopped_early` says whether it ended before
+    a round divided by it (`samples_a_round`), `compile_seconds` those of the last start, 0 where
+    no round was left. Where there is a patience, `stopped_early` says whether it ended before
     `config.rounds`.
 
     Args:
@@ -61,13 +61,6 @@ def summarize(
     """
     selected = select_round(records)
     seconds = median(record["seconds"] for record in records)
-    domains = experiment.internal.domains
-    if config.local_steps:
-        samples = len(domains) * config.local_steps * config.batch_size
-    else:
-        sizes = [len(domain.train.images) for domain in domains]
-        samples = int(np.dot(np.broadcast_to(local_epochs(config), len(sizes)), sizes))
-    samples *= (config.clients_per_round or len(domains)) / len(domains)
     return {
         "method": config.method,
         "dataset": experiment.internal.name,
@@ -78,11 +71,22 @@ def summarize(
         "last_round": _accuracies(records[-1]),
         "seconds_per_round": seconds,
         "compile_seconds": compile_seconds,
-        "samples_per_second": samples / seconds,
+        "samples_per_second": samples_a_round(config, experiment) / seconds,
         **({} if experiment.task.classifies else {"score": experiment.task.score.name}),
         **({"stopped_early": len(records) < config.rounds} if config.patience else {}),
         **more,
     }
+
+
+def samples_a_round(config: ConfigDict, experiment: Experiment) -> float:
+    """How many samples a round trains on; of a cohort those of as many clients of mean size."""
+    domains = experiment.internal.domains
+    if config.local_steps:
+        samples = len(domains) * config.local_steps * config.batch_size
+    else:
+        sizes = [len(domain.train.images) for domain in domains]
+        samples = int(np.dot(np.broadcast_to(local_epochs(config), len(sizes)), sizes))
+    return samples * (config.clients_per_round or len(domains)) / len(domains)
 
 
 def _accuracies(record: Record) -> Record:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_bn.data.boxes.assemble import Squares, to_source
-from fedjax_bn.data.boxes.instances import read_all
+from fedjax_bn.data.boxes.instances import read_all, with_instances
 from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
 from fedjax_bn.data.boxes.parsing import entry, read_json
 from fedjax_bn.data.pixels.raster import MEGAPIXELS
@@ -67,12 +67,14 @@ def load(
     """
     slips, classes = Slips(), tuple(classes) or COMMON
     how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
-    scenes = {"vistas": list_scenes(path, classes, **how)}
+    scenes = {"vistas": list_scenes(path, classes, slips, **how)}
     squares = Squares(image_size, max_boxes, **how)
     return to_source("vistas", Path(path), scenes, classes, slips, squares)
 
 
-def list_scenes(path: str | Path | None, classes: Sequence[str], **how: Any) -> list[Labelled]:
+def list_scenes(
+    path: str | Path | None, classes: Sequence[str], slips: Slips, **how: Any
+) -> list[Labelled]:
     """The labelled images; arguments as of `load`."""
     if not path or not Path(path).is_dir():
         raise FileNotFoundError(f"data.path {path} is no folder of Mapillary Vistas: {_WHERE}")
@@ -97,8 +99,7 @@ def list_scenes(path: str | Path | None, classes: Sequence[str], **how: Any) -> 
     files = [label for label, _ in scenes]
     boxes = read_all(files, lambda k: by_value.get(k // 256, -1), root=root, name=digest, **how)
     return [
-        one._replace(classes=found, corners=corners, rows=range(1, len(found) + 1))
-        for (_, one), (found, corners) in zip(scenes, boxes, strict=True)
+        with_instances(one, found, slips) for (_, one), found in zip(scenes, boxes, strict=True)
     ]
 
 

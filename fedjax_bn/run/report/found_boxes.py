@@ -60,20 +60,25 @@ def found_boxes(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> 
 def draw_box(
     axes: Axes, image: np.ndarray, box: np.ndarray, text: str, colour: str, left: int = 0
 ) -> None:
-    """A box f[4] in [0, 1] on an image u8[H, W, C], shown from column `left`, with a text above."""
+    """A box f[4] in [0, 1] on an image u8[H, W, C], shown from column `left`, with a text on it.
+
+    The text stands above the box, or at its lower edge where there is no room.
+    """
     height, width = image.shape[:2]
     x1, y1, x2, y2 = box * np.array([width, height] * 2) - 0.5  # a pixel's middle is whole
     x1, x2 = x1 + left, x2 + left
     axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, color=colour, linewidth=1.2))
     above = y1 > 0.1 * height
-    axes.text(
-        *(x1, y1 if above else y2),
-        text,
-        color=colour,
-        size=6,
-        va="bottom" if above else "top",
-        clip_on=True,
-    )
+    if text:
+        axes.text(
+            *(max(x1, left), y1 if above else min(y2, height - 1)),
+            text,
+            color="black",  # on the box's colour, to be read on bright and dark images
+            backgroundcolor=colour,
+            size=6,
+            va="bottom",
+            clip_on=True,
+        ).get_bbox_patch().set_boxstyle("square", pad=0.1)
 
 
 def _draw(axes: Axes, picture: Picture, names: Sequence[str]) -> None:
