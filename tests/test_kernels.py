@@ -61,6 +61,7 @@ def recorded(workdir):
         ([1.0, 1.0, 1.0], [1.1, 1.1, 1.1], "patches"),  # too little is gained
         ([2.0, 2.0, 0.5], [2.0, 2.0, 2.0], "patches"),  # once, by chance
         ([1.0, 1.0, 1.0], [2.0, 2.0, 1.0], "patches"),  # others were at work
+        ([5.0], [2.0, 2.0, 2.0], "patches"),  # it was far behind at once
     ],
 )
 def test_another_algorithm_is_taken_where_it_is_clearly_faster(taps, patches, taken):

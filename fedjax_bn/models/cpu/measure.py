@@ -23,6 +23,7 @@ GAIN = 1.15  # another algorithm is taken where the table's takes so many times 
 _STEPS = 4  # of the loop that is timed
 _REPEATS, _FEWEST = 9, 5
 _SECONDS = 0.5  # after which no further repetition begins
+_FAR = 2.5  # what takes so many times the least is left out
 _MOST_VALUES = 2**27  # of all windows: more take gigabytes
 
 
@@ -41,15 +42,16 @@ def fastest(times: Mapping[str, Sequence[float]], usual: str) -> str:
     seconds = {name: np.asarray(own) for name, own in times.items()}
 
     def gain(name: str) -> float:
-        median = float(np.median(seconds[usual] / seconds[name]))
-        return min(median, float(seconds[usual].min() / seconds[name].min()))
+        own = seconds[name]
+        others = seconds[usual][: len(own)]  # what is far behind was left out early
+        return min(float(np.median(others / own)), float(others.min() / own.min()))
 
     best = max(sorted(seconds), key=gain)
     return best if gain(best) >= GAIN else usual
 
 
 def candidates(shapes: Shapes) -> tuple[str, ...]:
-    """The algorithms that may be the fastest; one alone needs no measurement."""
+    """The algorithms that may be the fastest, the table's first; one alone needs no measurement."""
     usual = by_table(shapes)
     taps, largest = max(shapes.kernel[:2]), max(*shapes.images[1:3], *shapes.outputs)
     if not is_usual(shapes) or taps == 1:
@@ -93,6 +95,9 @@ def _measure(shapes: Shapes, names: tuple[str, ...]) -> dict[str, list[float]]:
             start = time.perf_counter()
             run()
             seconds[name].append((time.perf_counter() - start) / _STEPS)
+        least = min(min(own) for own in seconds.values())
+        near = {name for name, own in seconds.items() if min(own) < _FAR * least}
+        runs = {name: run for name, run in runs.items() if name in near | {names[0]}}
     return seconds
 
 

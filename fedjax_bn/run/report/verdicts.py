@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from fedjax_bn.run.report.finished_runs import Variant, relevant, spell
 from fedjax_bn.run.report.intervals import Interval
 from fedjax_bn.run.report.papers import beside, differences
-from fedjax_bn.run.report.results import MEAN, Cell, Table, ranked
+from fedjax_bn.run.report.results import Cell, Table, ranked
+from fedjax_bn.run.report.scores import MEAN
 
 _OF_ROWS = frozenset(("share",))  # a method's own rule, which baselines do not take over
 
