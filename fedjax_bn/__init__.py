@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedjax_bn import (
+        accounting,
         adaptation,
         aggregation,
         batches,
         client,
         data,
         detection,
+        divergence,
         extrapolation,
         federation,
         generalization,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
         models,
         normalization,
         perturb,
+        privacy,
         selection,
         serving,
         sharing,
@@ -34,12 +37,14 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "accounting",
     "adaptation",
     "aggregation",
     "batches",
     "client",
     "data",
     "detection",
+    "divergence",
     "extrapolation",
     "federation",
     "generalization",
@@ -49,6 +54,7 @@ __all__ = [
     "models",
     "normalization",
     "perturb",
+    "privacy",
     "selection",
     "serving",
     "sharing",

@@ -18,7 +18,8 @@ STAND_FOR = {"METHOD": "fedavg", "SEED": "0", "TARGET": "sketch"}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 OTHERS = ("fedjax_bn.tfds", "build", "sphinx", "pytest")  # of `python -m`
-FLAGS = {flag.name for flag in (main.WORKDIR, main.DISTRIBUTED, *main.OF_EVALUATE)}
+FLAGS = {flag.name for flag in main.OURS}
+ALONE = {"distributed", "internal", "alphas", "tsne", "resize"}  # flags without a value
 
 
 def commands(text: str) -> list[str]:
@@ -63,7 +64,7 @@ def _check_ours(words: list[str]) -> None:
     if words[:1] == ["list"]:
         assert set(words[1].split("|")) <= set(listing.LISTS), f"nothing lists {words[1]}"
         return
-    words = words[words[:1] == ["evaluate"] :]
+    words = words[words[:1] in (["evaluate"], ["serve"], ["predict"]) :]
     source, changes, left = "", [], iter(words)
     for word in left:
         name, equals, value = word.partition("=")
@@ -73,7 +74,7 @@ def _check_ours(words: list[str]) -> None:
             source = value if equals else next(left)
         else:
             assert name[2:] in FLAGS, f"{name} is no flag"
-            if not equals and name[2:] in ("workdir", "name"):
+            if not equals and name[2:] not in ALONE:
                 next(left)
     if source != "CONFIG":
         config = read(source) if source else base()

@@ -111,7 +111,7 @@ def test_a_run_of_more_clients_than_are_named_tells_quantiles_everywhere(tmp_pat
     assert len(record["clients"]) == 2
     assert record["loss"]["min"] <= record["loss"]["mean"] <= record["loss"]["max"]
     assert runs.scalars(tmp_path) == runs.expected_scalars(tmp_path)
-    assert len(runs.scalars(tmp_path)) == 4 * len(quantiles) + 1  # and the seconds
+    assert len(runs.scalars(tmp_path)) == 8 * len(quantiles) + 1  # four measures, and the seconds
     write_report(tmp_path)
     assert "median" in (tmp_path / "report.html").read_text()
 

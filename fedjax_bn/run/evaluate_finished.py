@@ -22,15 +22,19 @@ from fedjax_bn.federation import FederatedState
 from fedjax_bn.names import file_name
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.run import finished, workdir
+from fedjax_bn.run.answers import Keep
+from fedjax_bn.run.answers_file import predictions_of
 from fedjax_bn.run.block_evaluate import clients_tested
 from fedjax_bn.run.config import assign, check, flatten
 from fedjax_bn.run.config_file import read
 from fedjax_bn.run.configured_method import check_adaptations
 from fedjax_bn.run.datasets import check_data_keys, check_target
 from fedjax_bn.run.errors import ConfigError, WorkdirError
-from fedjax_bn.run.evaluate import internal_evaluator, served_variables, unseen_evaluator
+from fedjax_bn.run.evaluate import internal_evaluator
+from fedjax_bn.run.evaluate_unseen import served_variables, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment, build
 from fedjax_bn.run.groups import by_client
+from fedjax_bn.run.kernels import as_recorded
 from fedjax_bn.run.new_data import read_new
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.per_sample import alphas_of, features_of
@@ -38,7 +42,7 @@ from fedjax_bn.run.records import Record, have_trained
 from fedjax_bn.run.report import unseen
 from fedjax_bn.run.start import data_hash
 
-_KINDS = ("alphas", "tsne")  # of files of a domain
+_KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
 
 
 class Request(NamedTuple):
@@ -95,12 +99,19 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
             },
         )
         say(f"round {number} of {own.method} in {folder}")
-        scores = unseen_evaluator(config, experiment)(state).get("unseen", {})
-        inside = {}
-        if request.internal:
-            trained = _trained(folder, own, number, about["form"]["clients"])
-            inside = _internal_scores(config, own, experiment, state, about, trained)
-        pictures = dict(_draw(config, experiment, state, tested, request, scores))
+        answers: Keep = {}
+        with as_recorded(folder):
+            told = unseen_evaluator(config, experiment)(state, answers)
+            scores, inside = told.get("unseen", {}), {}
+            measures = {"internal": {}, "unseen": told.get("unseen_measures", {})}
+            if request.internal:
+                trained = _trained(folder, own, number, about["form"]["clients"])
+                inside = _internal_scores(config, own, experiment, state, about, trained, answers)
+                measures["internal"] = inside.pop("measures", {})
+            pictures = dict(_draw(config, experiment, state, tested, request, scores))
+        if config.predictions and answers:
+            end = f"-predictions.{config.predictions}"
+            pictures[end] = predictions_of(answers, config.predictions)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
     result = {
@@ -111,6 +122,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         "samples": {domain.name: len(whole(domain).images) for domain in tested.domains},
         "unseen": scores,
         "internal": inside,
+        **({"measures": measures} if experiment.task.classifies else {}),
         "config": dict(flatten(config)),
     }
     if not experiment.task.classifies:
@@ -215,10 +227,12 @@ def _internal_scores(
     state: FederatedState,
     about: Record,
     trained: np.ndarray | None,
+    answers: Keep,
 ) -> Record:
     """Accuracy of the internal clients with their own and with the global model (Table 12).
 
-    `trained` as `run.evaluate.internal_evaluator` takes it.
+    `trained` and `answers` as `run.evaluate.internal_evaluator` takes them; the "measures" of their
+    own models are beside the rows.
 
     Raises:
       WorkdirError: the data are not those that the run was trained on.
@@ -235,7 +249,8 @@ def _internal_scores(
     domains = [
         built.internal.domains[k] for k in clients_tested(theirs, len(built.internal.domains))
     ]
-    rows = {"own": internal_evaluator(theirs, built)(state, trained)["accuracy"]}
+    mine = internal_evaluator(theirs, built)(state, trained, answers)
+    rows = {"own": mine["accuracy"], "measures": mine.get("measures", {})}
     # Clients of one domain have one test split, and the same global model.
     tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
     scores = unseen_evaluator(config, experiment._replace(unseen=tuple(tests.values())))(state)

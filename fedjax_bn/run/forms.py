@@ -33,10 +33,21 @@ _COUNT = _Kind(
 _INDEX = _Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**31)
 _ACCURACY = {"mean": NUMBER, "*": NUMBER}
 _UNSEEN = {"*": {"*": NUMBER}}
+_MEASURES = {"*": {"*": _OR_NOTHING}}  # of internal clients
+_UNSEEN_MEASURES = {"*": _MEASURES}
 _BOTH = {"internal": _ACCURACY, "unseen": _UNSEEN}
 OBJECT = {"*": ANY}
 
-CLAIM = {"config": OBJECT, "data": TEXT, "notes?": [TEXT], "started_in?": TEXT, "*": ANY}
+CLAIM = {
+    "config": OBJECT,
+    "data": TEXT,
+    "notes?": [TEXT],
+    "versions?": {"*": TEXT},
+    "devices?": [TEXT],
+    "machine?": OBJECT,
+    "started_in?": TEXT,
+    "*": ANY,
+}
 FINISHED = CLAIM | {
     "form": {
         "dataset": TEXT,
@@ -62,6 +73,8 @@ SUMMARY = {
     "compile_seconds": NUMBER,
     "samples_per_second": NUMBER,
     "score?": TEXT,
+    "measures?": {"internal": _MEASURES, "unseen": _UNSEEN_MEASURES},
+    "traffic?": {"*": NUMBER},
     "*": ANY,
 }
 _SPLIT = {"samples": _INDEX, "classes": [_INDEX]}
@@ -81,6 +94,8 @@ RECORD = {
     "validation?": _ACCURACY,
     "unseen?": _UNSEEN,
     "mask_l1?": _ACCURACY,
+    "measures?": _MEASURES,
+    "unseen_measures?": _UNSEEN_MEASURES,
     "not_finite?": [TEXT],
     "clients?": [_INDEX],
     "*": ANY,

@@ -14,7 +14,7 @@ from fedjax_bn.run import finished
 from fedjax_bn.run.config import assign, check
 from fedjax_bn.run.configured_method import check_adaptations
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluate import served_variables
+from fedjax_bn.run.evaluate_unseen import served_variables
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.personalization import choose_personalization
 from fedjax_bn.run.records import Record

@@ -69,6 +69,7 @@ def summarize(
         "selected_round": selected,
         "accuracy": _accuracies(records[selected - 1]),
         "last_round": _accuracies(records[-1]),
+        **_measures(records[selected - 1]),
         "seconds_per_round": seconds,
         "compile_seconds": compile_seconds,
         "samples_per_second": samples_a_round(config, experiment) / seconds,
@@ -101,3 +102,19 @@ def _accuracies(record: Record) -> Record:
             "move the workdir away and start again, or give another --workdir"
         )
     return {"internal": record["accuracy"], "unseen": record.get("unseen", {})}
+
+
+def add_unseen(summary: Record, record: Record) -> None:
+    """Adds what `evaluate_unseen.unseen_evaluator` found once, at the end, to a summary."""
+    if "unseen" in record:
+        summary["accuracy"]["unseen"] = record["unseen"]
+    if "unseen_measures" in record:
+        summary["measures"]["unseen"] = record["unseen_measures"]
+
+
+def _measures(record: Record) -> Record:
+    """{"measures": {"internal", "unseen"}} of an evaluated round, see `run.answers`; or {}."""
+    if "measures" not in record:
+        return {}
+    inside, outside = record["measures"], record.get("unseen_measures", {})
+    return {"measures": {"internal": inside, "unseen": outside}}

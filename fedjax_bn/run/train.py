@@ -12,16 +12,22 @@ from ml_collections import ConfigDict
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, workdir
+from fedjax_bn.run.answers import Keep
+from fedjax_bn.run.answers_file import write_answers
+from fedjax_bn.run.batch_norm_log import log_batch_norms
 from fedjax_bn.run.box_pictures import draw_boxes, shows_boxes
 from fedjax_bn.run.claim import check_claim, claim
 from fedjax_bn.run.compile_time import compile_round
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.configured_method import resolved
+from fedjax_bn.run.configured_privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.errors import InterruptedRun
-from fedjax_bn.run.evaluate import evaluator, unseen_evaluator
+from fedjax_bn.run.evaluate import evaluator
+from fedjax_bn.run.evaluate_unseen import unseen_evaluator
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.finished import restore_state
 from fedjax_bn.run.forms import SUMMARY
+from fedjax_bn.run.kernels import kernels
 from fedjax_bn.run.machine import describe_machine, difference
 from fedjax_bn.run.mask_log import log_masks
 from fedjax_bn.run.mesh import form_on, mesh_note
@@ -47,7 +53,7 @@ from fedjax_bn.run.rounds import open_rounds
 from fedjax_bn.run.start import Keys, data_hash, partition_table, prepare
 from fedjax_bn.run.stop import saying, stop_requests
 from fedjax_bn.run.stored_rounds import open_stored_rounds
-from fedjax_bn.run.summary import out_of_patience, select_round, summarize
+from fedjax_bn.run.summary import add_unseen, out_of_patience, select_round, summarize
 from fedjax_bn.run.watchers import watchers
 from fedjax_bn.traffic import traffic
 
@@ -75,8 +81,11 @@ def run(
     config = resolved(config)
     experiment, keys, start = prepare(config)
     start = start_held(config, start, folder, len(experiment.internal.domains))
+    promised = describe_privacy(config, len(experiment.internal.domains), config.rounds)
+    experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
+    about |= promised
     about |= describe_machine()
     about["machine"]["mesh"] = mesh_note(experiment.mesh)
     flat, say = dict(flatten(config)), say if first() else lambda text: None
@@ -102,7 +111,8 @@ def run(
             say(f"going on from round {len(records)} of {config.rounds} in {folder}")
         for note in (*experiment.notes, partition_table(config, state, modules)):
             say(note)
-        return _finish(config, experiment, keys, folder, state, records, say)
+        with kernels(config, folder, say):
+            return _finish(config, experiment, keys, folder, state, records, say)
 
 
 def resume(
@@ -158,7 +168,8 @@ def _finish(
     if experiment.mesh is not None:
         say(mesh_note(experiment.mesh))
     if first():
-        write_data_plots(folder, experiment.internal, experiment.unseen)
+        most = config.clients_named
+        write_data_plots(folder, experiment.internal, experiment.unseen, most)
     opening = open_stored_rounds if isinstance(state, Held) else open_rounds
     rounds = opening(config, experiment, keys, state)
     bytes_sent = traffic(experiment.method, state, rounds.batches)
@@ -170,7 +181,8 @@ def _finish(
     if not _complete(config, records):  # else only the summary is missing
         round, compile_seconds = compile_round(partial(rounds.compile, state), config, say)
         records = loop(config, experiment, folder, round, state, records)
-    summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent)
+    spent = describe_privacy(config, len(experiment.internal.domains), len(records))
+    summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent, **spent)
     if len(records) < config.rounds:
         say(
             f"stopped after round {len(records)} of {config.rounds}: the validation "
@@ -179,7 +191,9 @@ def _finish(
         )
     if config.eval_unseen == "once":
         selected, _ = restore_state(folder, form)
-        summary["accuracy"] |= unseen_evaluator(config, experiment)(selected)
+        answers: Keep = {}
+        add_unseen(summary, unseen_evaluator(config, experiment)(selected, answers))
+        by_first(lambda: write_answers(folder, answers, config.predictions))
     # Pictures need models of clients side by side where one process can read them.
     if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
         draw_boxes(experiment, folder, restore_state(folder, form)[0])
@@ -203,8 +217,8 @@ def loop(
     """Runs the rounds that are left, as long as there is patience; returns the records of all.
 
     The order of writes lets a run that was killed between any two of them go on exactly, and after
-    a power cut too: the line of a round, the selected checkpoint where it is one, then the latest,
-    which counts them and waits until the disk has them.
+    a power cut too: the line of a round, what its report needs and the selected checkpoint where it
+    is one, then the latest, which counts them and waits until the disk has them.
 
     Args:
       config: the run's.
@@ -230,17 +244,24 @@ def loop(
             record = round_record(names, metrics, number, seconds, config.clients_named)
             require_finite(record, metrics, config.on_nonfinite)
             require_weights(names, metrics, number)
+            answers: Keep = {}
             if number == config.rounds or number % config.eval_every == 0:
-                record |= evaluate(state, have_trained([*records, record], names))
+                record |= evaluate(state, have_trained([*records, record], names), answers)
 
             records.append(record)
             last = by_first(lambda: _complete(config, records))
             record |= log_masks(experiment, folder, state, last, config.clients_named)
             if first():
                 workdir.append_line(folder / "metrics.jsonl", record)
+            is_selected = "accuracy" in record and select_round(records) == number
+            if first() and is_selected:
+                write_answers(folder, answers, config.predictions)
+            for moment, due in (("first", number == 1), ("selected", is_selected)):
+                if due:
+                    log_batch_norms(experiment, folder, state, moment, config.clients_named)
             watch.tell(record)
 
-            if "validation" in record and select_round(records) == number:
+            if "validation" in record and is_selected:
                 keep_rows("selected", state)
                 checkpoint.save(selected, number, state)
             stop = any_asked(stop_requested())

@@ -12,7 +12,9 @@ from fedjax_bn.run.groups import some_of
 COLOURS = 8  # classes c0 to c7 of page.css
 DASHES = 4  # classes d0 to d3
 _WIDTH, _HEIGHT = 360, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 26
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 34
+_MOST_BANDS = 4  # lines of a chart whose limits are drawn
+_MOST = 1e100  # in size, of a value that is drawn
 _MOST_POINTS = 300  # of a line; of more some are drawn, both ends among them
 
 
@@ -41,17 +43,19 @@ def style_of(style: tuple[int, int]) -> str:
 
 
 def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = False) -> str:
-    """A figure of curves as HTML; points that are not finite are left out.
+    """A figure of curves as HTML; points that are not finite, or beyond 1e100, are left out.
 
     Args:
       title: above it.
-      lines: at least one with a point.
+      lines: of more than four the limits are left out.
       unit: what x is.
       logarithmic: whether x is drawn by its logarithm.
     """
     lines = [thin for line in lines if (thin := _thinned(line)).x]
     if not lines:
         return ""
+    if len(lines) > _MOST_BANDS:
+        lines = [line._replace(low=[], high=[]) for line in lines]
     across = _Scale.over([x for line in lines for x in line.x], _LEFT, _WIDTH - _RIGHT, logarithmic)
     heights = [y for line in lines for y in (*line.y, *line.low, *line.high)]
     up = _Scale.over(heights, _HEIGHT - _BOTTOM, _TOP)
@@ -77,11 +81,23 @@ def key_of(names: Sequence[tuple[str, tuple[int, int]]]) -> str:
 
 
 def heat_map(
-    title: str, rows: Sequence[str], columns: Sequence[str], values: np.ndarray, form: str = ".2g"
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: np.ndarray,
+    form: str = ".2g",
+    most: float = 0,
 ) -> str:
-    """A table whose cells are coloured by their values f[R, C] >= 0; NaN stays empty."""
-    known = values[np.isfinite(values)]
-    most = known.max(initial=0) or 1
+    """A table whose cells are coloured by their values; NaN stays empty.
+
+    Args:
+      title: above it.
+      rows, columns: names.
+      values: f[R, C], at least 0.
+      form: of a value.
+      most: the value of the full colour; 0 for the greatest.
+    """
+    most = most or values[np.isfinite(values)].max(initial=0) or 1
     head = "".join(f"<th>{on_page(column)}</th>" for column in columns)
     body = []
     for name, row in zip(rows, values, strict=True):
@@ -93,9 +109,8 @@ def heat_map(
         )
         body.append(f"<tr><td>{on_page(name)}</td>{cells}</tr>")
     return (
-        f'<p class="soft">{on_page(title)}</p>\n<div class="scroll"><table><thead><tr><th></th>'
-        f"{head}"
-        f"</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+        f'<p class="soft">{on_page(title)}</p>\n<div class="scroll"><table class="map"><thead><tr>'
+        f"<th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
@@ -120,7 +135,8 @@ class _Scale(NamedTuple):
             ticks = tuple(ticks[i] for i in some_of(len(ticks), 6))
             high = high if high > low else 2 * low
             return cls(math.log(low), math.log(high), start, end, True, ticks)
-        ticks = ticks_of(low, high) if high > low or end < start else (low,)
+        least = 1 if all(value == int(value) for value in values) and end > start else 0
+        ticks = ticks_of(low, high, least) if high > low or end < start else (low,)
         return cls(min(low, ticks[0]), max(high, ticks[-1]), start, end, False, ticks)
 
     def place(self, value: float) -> float:
@@ -129,12 +145,12 @@ class _Scale(NamedTuple):
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def ticks_of(low: float, high: float, most: int = 5) -> tuple[float, ...]:
-    """At most so many round numbers that span two ends (one more where they do not fit)."""
+def ticks_of(low: float, high: float, least: float = 0, most: int = 5) -> tuple[float, ...]:
+    """At most so many steps of a round number, at least `least`, that span two ends."""
     if high <= low:
         margin = abs(low) * 0.05 or 1.0
         low, high = low - margin, high + margin
-    rough = (high - low) / most
+    rough = max((high - low) / most, least)
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -142,7 +158,7 @@ def ticks_of(low: float, high: float, most: int = 5) -> tuple[float, ...]:
 
 
 def _thinned(line: Line) -> Line:
-    good = [i for i, y in enumerate(line.y) if y is not None and math.isfinite(y)]
+    good = [i for i, y in enumerate(line.y) if y is not None and abs(y) < _MOST]
     good = [good[i] for i in some_of(len(good), _MOST_POINTS)] if good else []
     return line._replace(
         **{
@@ -163,7 +179,7 @@ def _axes(across: _Scale, up: _Scale, unit: str) -> str:
         if across.low <= (math.log(tick) if across.logarithmic else tick) <= across.high:
             x = across.place(tick)
             parts.append(f'<text x="{x}" y="{bottom + 14}" text-anchor="middle">{tick:g}</text>')
-    parts.append(f'<text x="{right}" y="{_HEIGHT - 1}" text-anchor="end">{on_page(unit)}</text>')
+    parts.append(f'<text x="{right}" y="{_HEIGHT - 4}" text-anchor="end">{on_page(unit)}</text>')
     return "".join(parts)
 
 

@@ -9,7 +9,7 @@ from fedjax_bn.run.records import Record
 from fedjax_bn.run.report import html_parts
 from fedjax_bn.run.report.charts import Line, chart, key_of
 from fedjax_bn.run.report.finished_runs import Run, Variant
-from fedjax_bn.run.report.results import MEAN
+from fedjax_bn.run.report.scores import MEAN
 
 _MOST = 24  # charts of a section; of more columns some are shown, evenly spaced
 Values = dict[str, float | None]  # column -> value, of one round

@@ -1,10 +1,11 @@
 """Finished runs read for a report, and which of them are seeds of one variant of a method."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_bn.run.answers_file import Answered, read_answers
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.configured_method import KEYS_OF, METHODS
 from fedjax_bn.run.defaults import base
@@ -18,7 +19,7 @@ APART = frozenset(
     (
         *("seed", "target", "baselines", "adaptations", "adapt_batch_size", "compilation_cache"),
         *("data.path", "data.cache", "data.device_megabytes", "data.max_megapixels"),
-        *("mesh", "clients", "population", "checkpoint_every", "clients_named"),
+        *("mesh", "clients", "population", "checkpoint_every", "clients_named", "predictions"),
         *("eval_batch_size", "eval_train_loss", "eval_unseen", "method"),
     )
 )
@@ -33,6 +34,8 @@ class Run(NamedTuple):
       summary: summary.json.
       records: of all rounds, in order.
       data: data.json, see `data_facts`; empty of a run by a version that wrote none.
+      answers: (client, "") or (unseen domain, adaptation) -> what is known of the answers, see
+        `run.answers_file`; empty of such a run, and of a detector's.
     """
 
     folder: Path
@@ -40,6 +43,7 @@ class Run(NamedTuple):
     summary: Record
     records: list[Record]
     data: Record
+    answers: Mapping[tuple[str, str], Answered]
 
     @property
     def config(self) -> Record:
@@ -56,11 +60,12 @@ class Run(NamedTuple):
         """What the percentages are: accuracy, or mAP50 of a detector."""
         return self.summary.get("score", "accuracy")
 
-    @property
-    def tested(self) -> dict[str, int]:
-        """Client or unseen domain -> test samples; empty where the run did not record them."""
-        domains = self.data.get("clients", {}) | self.data.get("unseen", {})
-        return {name: splits["test"]["samples"] for name, splits in domains.items()}
+    def tested(self, name: str, adaptation: str = "") -> int:
+        """Samples that a client or an unseen domain was tested on; 0 where nobody recorded it."""
+        if (name, adaptation) in self.answers:
+            return len(self.answers[name, adaptation].right)
+        known = self.data.get("unseen" if adaptation else "clients", {}).get(name)
+        return known["test"]["samples"] if known else 0
 
 
 class Variant(NamedTuple):
@@ -91,8 +96,8 @@ def read_run(folder: Path) -> Run:
     summary = read_json(folder / "summary.json", SUMMARY)
     records = read_lines(folder / "metrics.jsonl", summary["rounds"])
     about = read_json(folder / "config.json", CLAIM)
-    data = folder / "data.json"
-    return Run(folder, about, summary, records, read_json(data, DATA) if data.exists() else {})
+    data = read_json(folder / "data.json", DATA) if (folder / "data.json").exists() else {}
+    return Run(folder, about, summary, records, data, read_answers(folder))
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:

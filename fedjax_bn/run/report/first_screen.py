@@ -17,6 +17,11 @@ def first_screen(dataset: str, variants: Sequence[Variant], tables: Sequence[Tab
     parts = []
     for table in tables:
         parts += [html_parts.paragraphs([verdict(table)], "verdict"), _table(dataset, table)]
+    told = (
+        f"Test {tables[0].score} in percent, of the selected round. Best bold; below it the 95 % "
+        "interval, and what papers print. vs: points more than that row. n: test samples of a seed."
+    )
+    parts.append(html_parts.paragraphs([told], "soft"))
     parts.append(html_parts.paragraphs(cautions(variants, tables), "missing"))
     parts.append(html_parts.paragraphs(paper_notes(dataset, variants, tables), "soft"))
     return "\n".join(parts)
@@ -35,11 +40,7 @@ def _table(dataset: str, table: Table) -> str:
         counts = (one.seeds, f"{one.samples:,}" if one.samples else "?") if one else ("", "")
         ends = [html_parts.cell(text, str(text).replace(",", "")) for text in counts]
         rows.append([html_parts.cell(row.label), cells[0], versus, *cells[1:], *ends])
-    caption = (
-        f"Test {table.score} in percent. Best bold; below it the 95 % interval, and what papers "
-        f"print. vs: points more than {table.baseline}. n: test samples of a seed."
-    )
-    return html_parts.sortable(caption, heads, rows)
+    return html_parts.sortable("", heads, rows)
 
 
 def _score(dataset: str, table: Table, row: Row, column: str, best: Row | None) -> str:

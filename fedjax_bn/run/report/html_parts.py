@@ -37,7 +37,7 @@ def sortable(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) 
     """A table whose columns sort, in a box of its own that scrolls.
 
     Args:
-      caption: above it, text.
+      caption: above it, text; empty for none.
       heads: texts.
       rows: of cells, `<td>...</td>`; one with data-value sorts by it.
     """
@@ -45,8 +45,9 @@ def sortable(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) 
         f'<th scope="col"><button type="button">{on_page(text)}</button></th>' for text in heads
     )
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    above = paragraphs([caption], "soft") if caption else ""
     return (
-        f'<p class="soft">{on_page(caption)}</p>\n<div class="scroll"><table class="sortable">'
+        f'{above}<div class="scroll"><table class="sortable">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit
 
 LEVEL = 0.95
 _TWO_SIDED = (1 + LEVEL) / 2
@@ -40,7 +40,7 @@ def over_seeds(values: Sequence[float]) -> Interval:
     mean, count = float(np.mean(values)), len(values)
     if count < 2:
         return Interval(mean)
-    reach = t.ppf(_TWO_SIDED, count - 1) * np.std(values, ddof=1) / math.sqrt(count)
+    reach = stdtrit(count - 1, _TWO_SIDED) * np.std(values, ddof=1) / math.sqrt(count)
     return Interval(mean, mean - float(reach), mean + float(reach))
 
 
@@ -53,13 +53,13 @@ def welch(one: Sequence[float], other: Sequence[float]) -> Interval:
     freedom = variance**2 / sum(
         part**2 / (len(values) - 1) for part, values in zip(parts, (one, other), strict=True)
     )
-    reach = float(t.ppf(_TWO_SIDED, freedom) * math.sqrt(variance))
+    reach = float(stdtrit(freedom, _TWO_SIDED) * math.sqrt(variance))
     return Interval(difference, difference - reach, difference + reach)
 
 
 def wilson(percent: float, samples: int) -> Interval:
     """A share of samples in percent with the interval of Wilson (J. Am. Stat. Assoc. 22, 1927)."""
-    z, p = float(norm.ppf(_TWO_SIDED)), percent / 100
+    z, p = float(ndtri(_TWO_SIDED)), min(max(percent / 100, 0), 1)
     middle = (p + z * z / (2 * samples)) / (1 + z * z / samples)
     reach = math.sqrt(p * (1 - p) / samples + (z / (2 * samples)) ** 2) * z / (1 + z * z / samples)
     return Interval(percent, 100 * max(0, middle - reach), 100 * min(1, middle + reach))
@@ -101,5 +101,5 @@ def paired_difference(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) ->
     ]
     mean = float(np.mean([values.mean() for values in differences]))
     variance = sum(values.var() / len(values) for values in differences) / len(differences) ** 2
-    reach = float(norm.ppf(_TWO_SIDED)) * math.sqrt(variance)
+    reach = float(ndtri(_TWO_SIDED)) * math.sqrt(variance)
     return Interval(mean, mean - reach, mean + reach)

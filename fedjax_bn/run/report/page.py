@@ -8,21 +8,21 @@ from fedjax_bn.names import on_page
 from fedjax_bn.run.groups import some_of
 from fedjax_bn.run.report import html_parts, plots, text_tables
 from fedjax_bn.run.report.about_runs import about_runs
+from fedjax_bn.run.report.alphas import alphas
+from fedjax_bn.run.report.batch_norms import batch_norms
 from fedjax_bn.run.report.convergence import convergence
 from fedjax_bn.run.report.data_facts import data_facts
+from fedjax_bn.run.report.data_section import data_section
 from fedjax_bn.run.report.finished_runs import Run, Variant, find_runs, variants_of
 from fedjax_bn.run.report.first_screen import first_screen
-from fedjax_bn.run.report.results import tables_of
+from fedjax_bn.run.report.measured import measured
+from fedjax_bn.run.report.mistakes import mistakes
+from fedjax_bn.run.report.results import Table, tables_of
+from fedjax_bn.run.report.sensitivity import sensitivity
 from fedjax_bn.run.report.unseen import ablations
 from fedjax_bn.run.workdir import write_atomically, write_json
 
 _MOST_SAMPLED = 40  # clients of which images are shown
-_PICTURES = {
-    "masked_features": "Features of two clients, before and behind their masks",
-    "boxes": "Boxes found in test images, and those missed",
-    "samples": "What the clients see",
-    "class_counts": "Training samples by class and client",
-}
 
 
 def write_report(folder: Path) -> None:
@@ -129,23 +129,18 @@ def _page(
             body.append(f"<h2>{on_page(name)}</h2>")
         body.append(html_parts.paragraphs(more, "missing"))
         body.append(first_screen(variants[0].runs[0].summary["dataset"], variants, made))
-        body += [f"<h2>{head}</h2>\n{part}" for head, part in _sections(variants) if part]
+        body += [f"<h2>{head}</h2>\n{part}" for head, part in _sections(variants, made) if part]
     return html_parts.page(title, "\n".join(filter(None, body)))
 
 
-def _sections(variants: Sequence[Variant]) -> list[tuple[str, str]]:
+def _sections(variants: Sequence[Variant], made: Sequence[Table]) -> list[tuple[str, str]]:
     """(heading, HTML) of what stands below the first screen."""
     return [
         ("Convergence", convergence(variants)),
-        ("Data", _pictures(variants[0].runs[0].folder)),
+        ("Batch norm", "\n".join(filter(None, (batch_norms(variants), alphas(variants))))),
+        ("Sensitivity", sensitivity(variants, made)),
+        ("Beyond accuracy", measured(variants)),
+        ("What is confused", mistakes(variants)),
+        ("Data", data_section(variants)),
         ("How it was made", about_runs(variants)),
     ]
-
-
-def _pictures(folder: Path) -> str:
-    """The plots of a run that are pictures of its data."""
-    found = (
-        html_parts.picture(folder / "plots" / f"{name}.png", text)
-        for name, text in _PICTURES.items()
-    )
-    return "\n".join(filter(None, found))

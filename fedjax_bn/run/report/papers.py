@@ -10,7 +10,8 @@ from fedjax_bn.run.config_file import read
 from fedjax_bn.run.configured_method import resolved
 from fedjax_bn.run.report.finished_runs import APART, Run, relevant, spell
 from fedjax_bn.run.report.published import Cell, published
-from fedjax_bn.run.report.results import MEAN, RUNNING, Row
+from fedjax_bn.run.report.results import Row
+from fedjax_bn.run.report.scores import MEAN, RUNNING
 
 
 class _Protocol(NamedTuple):

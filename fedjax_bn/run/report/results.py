@@ -12,34 +12,24 @@ import numpy as np
 
 from fedjax_bn.ranges import nearest
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.report.finished_runs import Run, Variant
+from fedjax_bn.run.report.finished_runs import Variant
 from fedjax_bn.run.report.intervals import (
     Interval,
-    Part,
     difference_of_parts,
     mean_of_parts,
     over_seeds,
+    paired_difference,
     welch,
 )
-
-MEAN = "mean"
-RUNNING = "running"
-
-
-class Score(NamedTuple):
-    """A score of one seed.
-
-    Attributes:
-      value: percent.
-      parts: the shares that it is the plain mean of, with their test samples.
-    """
-
-    value: float
-    parts: tuple[Part, ...]
-
-
-Seeds = dict[int, Score]
-Scores = dict[str, Seeds]  # column -> seed -> score
+from fedjax_bn.run.report.scores import (
+    MEAN,
+    RUNNING,
+    Score,
+    Scores,
+    Seeds,
+    internal_scores,
+    unseen_scores,
+)
 
 
 class Cell(NamedTuple):
@@ -127,72 +117,6 @@ def choose_baseline(variants: Sequence[Variant], name: str = "") -> str:
     return list(methods)[-1]
 
 
-def internal_scores(runs: Sequence[Run]) -> Scores:
-    """Scores of the internal clients by column: their mean, and each client.
-
-    Of runs that leave out different domains, whose clients differ: the mean over the domains left
-    out, and the mean of the clients without each.
-    """
-    targets = list(dict.fromkeys(run.target for run in runs))
-    if len(targets) > 1:
-        return with_mean(
-            {
-                f"mean without {target or 'none'}": {
-                    run.summary["seed"]: _mean_inside(run) for run in runs if run.target == target
-                }
-                for target in targets
-            }
-        )
-    found: Scores = {}
-    for run in runs:
-        inside = run.summary["accuracy"]["internal"]
-        found.setdefault(MEAN, {})[run.summary["seed"]] = _mean_inside(run)
-        for client in inside.keys() - {MEAN}:
-            found.setdefault(client, {})
-        for client, value in inside.items():
-            if client != MEAN:
-                found[client][run.summary["seed"]] = _share(run, client, value)
-    order = [MEAN, *runs[0].summary["accuracy"]["internal"]]
-    return {column: found[column] for column in dict.fromkeys((*order, *found))}
-
-
-def unseen_scores(runs: Sequence[Run]) -> dict[str, Scores]:
-    """Adaptation -> scores by unseen domain, the mean over all in front where there are several."""
-    found: dict[str, Scores] = {}
-    for run in runs:
-        for domain, row in run.summary["accuracy"]["unseen"].items():
-            for adaptation, value in row.items():
-                seeds = found.setdefault(adaptation, {}).setdefault(domain, {})
-                seeds[run.summary["seed"]] = _share(run, domain, value)
-    return {
-        name: with_mean(scores) if len(scores) > 1 else scores for name, scores in found.items()
-    }
-
-
-def with_mean(scores: Scores) -> Scores:
-    """Scores with their mean in front, over the seeds that have them all."""
-    complete = set.intersection(*(set(seeds) for seeds in scores.values()))
-    mean = {}
-    for seed in sorted(complete):
-        every = [seeds[seed] for seeds in scores.values()]
-        value = float(np.mean([score.value for score in every]))
-        mean[seed] = Score(value, tuple(part for score in every for part in score.parts))
-    return ({MEAN: mean} if mean else {}) | scores
-
-
-def _mean_inside(run: Run) -> Score:
-    inside = run.summary["accuracy"]["internal"]
-    counts = run.tested
-    parts = [(value, counts[name]) for name, value in inside.items() if name in counts]
-    whole = len(parts) == len(inside) - 1
-    return Score(inside[MEAN], tuple(parts) if whole else ())
-
-
-def _share(run: Run, name: str, value: float) -> Score:
-    count = run.tested.get(name, 0)
-    return Score(value, ((value, count),) if count else ())
-
-
 def _table(
     name: str,
     variants: Sequence[Variant],
@@ -242,6 +166,8 @@ def difference(seeds: Seeds, other: Seeds, proportions: bool = True) -> Interval
         return over_seeds([seeds[seed].value - other[seed].value for seed in both])
     if len(both) == 1:
         one, two = seeds[both[0]], other[both[0]]
+        if _same_samples(one, two):
+            return paired_difference(one.right, two.right)
         if proportions and one.parts and two.parts:
             return difference_of_parts(one.parts, two.parts)
         return Interval(one.value - two.value)
@@ -249,6 +175,13 @@ def difference(seeds: Seeds, other: Seeds, proportions: bool = True) -> Interval
     if min(len(one), len(two)) > 1:
         return welch(one, two)
     return Interval(float(np.mean(one) - np.mean(two)))
+
+
+def _same_samples(one: Score, other: Score) -> bool:
+    """Whether two models answered to the same samples, and it is known who was right."""
+    if not one.right or one.data != other.data or len(one.right) != len(other.right):
+        return False
+    return all(a.shape == b.shape for a, b in zip(one.right, other.right, strict=True))
 
 
 def ranked(table: Table, column: str) -> Iterator[Row]:

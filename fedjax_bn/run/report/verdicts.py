@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from fedjax_bn.run.report.finished_runs import Variant, relevant, spell
 from fedjax_bn.run.report.intervals import Interval
 from fedjax_bn.run.report.papers import beside, differences
-from fedjax_bn.run.report.results import MEAN, Cell, Table, ranked
+from fedjax_bn.run.report.results import Cell, Table, ranked
+from fedjax_bn.run.report.scores import MEAN
 
 _OF_ROWS = frozenset(("share",))  # a method's own rule, which baselines do not take over
 
@@ -76,7 +77,7 @@ def cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> list[str]:
         )
     runs = [run for variant in variants for run in variant.runs]
     if len({run.about["data"] for run in runs}) > len(
-        {(run.summary["seed"], run.target, run.config["data.fraction"]) for run in runs}
+        {(run.summary["seed"], run.target, spell(run.config["data.fraction"])) for run in runs}
     ):
         found.append("Runs of one seed and target have different data (their hash differs).")
     return found
