@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Options of pip; `test-floor` names a file of versions.
 CONSTRAIN ?=
 
-.PHONY: quickstart test test-floor test-slow lint format benchmark clean
+.PHONY: quickstart test test-floor test-slow lint format docs benchmark clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m fedjax_bn.main --config configs/quickstart.py
@@ -31,6 +31,10 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Pages in docs/_build/html; a warning, such as a link that leads nowhere, is an error.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -W --keep-going --quiet docs docs/_build/html
+
 # PyTorch is what the benchmarks compare with; nothing else needs it.
 benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/round_time.py
@@ -51,9 +55,13 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet $(CONSTRAIN) --editable '.[dev]'
 	touch $@
 
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet $(CONSTRAIN) --editable '.[docs]'
+	touch $@
+
 $(VENV)/.installed-benchmark: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-floor .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .venv-floor .pytest_cache .ruff_cache .hypothesis build dist docs/_build docs/generated *.egg-info

@@ -24,12 +24,12 @@ def get_config(changes: str = "") -> ConfigDict:
     config = base()
     config.method = "fedbn"
     config.baselines = ("singleset", "fedavg")
-    config.model = "TinyDetector"
+    config.model = "TinyDetector:width=8"
     config.rounds = 20
     config.local_epochs = 1
     config.batch_size = 8
     config.optimizer.name = "adam"
-    config.optimizer.learning_rate = 0.002
+    config.optimizer.learning_rate = 0.004
     config.optimizer.keep = True
     config.eval_every = 5
     config.eval_batch_size = 50

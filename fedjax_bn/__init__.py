@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedjax_bn import (
+        accounting,
         adaptation,
         aggregation,
         batches,
         client,
         data,
         detection,
+        divergence,
         extrapolation,
         federation,
         generalization,
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
         models,
         normalization,
         perturb,
+        privacy,
         selection,
+        serving,
         sharing,
         task,
         theory,
@@ -33,12 +37,14 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "accounting",
     "adaptation",
     "aggregation",
     "batches",
     "client",
     "data",
     "detection",
+    "divergence",
     "extrapolation",
     "federation",
     "generalization",
@@ -48,7 +54,9 @@ __all__ = [
     "models",
     "normalization",
     "perturb",
+    "privacy",
     "selection",
+    "serving",
     "sharing",
     "task",
     "theory",

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.divergence import by_divergence as by_divergence
 from fedjax_bn.dtypes import promote
 from fedjax_bn.extrapolation import risk_extrapolation as risk_extrapolation
 from fedjax_bn.generalization import generalization_adjustment as generalization_adjustment
@@ -123,11 +124,13 @@ class Aggregate(NamedTuple):
       mean: the weighted mean of the shared leaves that the clients uploaded; None elsewhere.
       message: the mean of their messages, with the weights that the server's step names.
       share: f[], the part of the whole population that counts in the round.
+      count: f[], how many clients that are; None where nobody said.
     """
 
     mean: PyTree
     message: PyTree
     share: jax.Array
+    count: jax.Array | None = None
 
 
 class ServerState(NamedTuple):

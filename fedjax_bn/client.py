@@ -257,6 +257,7 @@ def take_part(
         broadcast.message,
         validation,
         broadcast.round,
+        who,
     )
 
     @functools.partial(jax.jit, inline=True)  # traced once, though `idle` asks for its form too

@@ -20,7 +20,6 @@ from fedjax_bn.aggregation import (
     Weighing,
     WeighingRule,
     averaging,
-    by_size,
     normalize,
 )
 from fedjax_bn.batches import Batches, check_batches, rows_of
@@ -35,6 +34,7 @@ from fedjax_bn.devices import (
     split_batches,
 )
 from fedjax_bn.mapping import group_size, map_and_sum
+from fedjax_bn.privacy import Privacy, guarded
 from fedjax_bn.server import conclude, serve
 from fedjax_bn.sharing import SharingRule, Variables, everything, split
 from fedjax_bn.state import (
@@ -57,9 +57,11 @@ from fedjax_bn.uploads import (
     Sums,
     counting,
     early_weights,
+    leaf_weights,
     part_of,
     sum_uploads,
     weigh_uploads,
+    weighs_leaves,
 )
 
 __all__ = [
@@ -96,6 +98,9 @@ class FederatedMethod(NamedTuple):
         own part of the state stays as it is.
       statistics: how its own clients predict, the `normalization.StatisticsRule` of their batch
         norms; None for their running statistics.
+      learned: what it has learned, the model and the preprocessing of its images
+        (`methods.learning.Learning`), with which `fedjax_bn.serving` predicts; None where nobody
+        said.
     """
 
     init: Callable[[jax.Array, Variables, int], FederatedState]
@@ -103,6 +108,7 @@ class FederatedMethod(NamedTuple):
     client: Callable[[Broadcast, Own, Batches, jax.Array], tuple[Own, Upload]]
     server: Callable[[FederatedState, Upload], FederatedState]
     statistics: Callable[..., Any] | None = None
+    learned: Any = None
 
 
 class _Plan(NamedTuple):
@@ -121,7 +127,8 @@ def federate(
     *,
     server: ServerUpdate | None = None,
     share: SharingRule = everything,
-    weigh: WeighingRule | Weighing = by_size,
+    weigh: WeighingRule | Weighing | None = None,
+    privacy: Privacy | None = None,
     clients: str = "auto",
     mesh: Mesh | None = None,
     statistics: Callable[..., Any] | None = None,
@@ -142,7 +149,9 @@ def federate(
       client: what a client does, usually `client.train_locally(step)`.
       server: the server's step; plain averaging by default.
       share: the sharing rule, see `fedjax_bn.sharing`.
-      weigh: the weighing rule, see `fedjax_bn.aggregation`.
+      weigh: the weighing rule, see `fedjax_bn.aggregation`; by default `by_size`, and `uniform`
+        where there is privacy.
+      privacy: a mechanism that clips and noises what is shared, see `fedjax_bn.privacy`.
       clients: how clients are mapped, see `fedjax_bn.mapping`; with a mesh, those of each device.
       mesh: devices with an axis "clients", over which the rows of a round are shared out, and
         perhaps "batch", over which the samples of a batch are; None for one device. The numbers
@@ -150,10 +159,12 @@ def federate(
       statistics: how the method's own clients predict, see `FederatedMethod`.
 
     Raises:
-      ValueError: the mesh has no axis "clients"; at `init`, where `share` needs a batch norm and
-        the model has none, or `clients` does not suit K; at `round`, where batches do not fit.
+      ValueError: the mesh has no axis "clients", or `weigh` does not go with privacy; at `init`,
+        where `share` needs a batch norm and the model has none, or shares statistics in spite of
+        privacy, or `clients` does not suit K; at `round`, where batches do not fit.
     """
-    client, server, weigh = telling(client, server or averaging(), weigh)
+    client, server, weigh = guarded(privacy, client, server or averaging(), weigh)
+    client, server, weigh = telling(client, server, weigh)
     plan = _Plan(client, server, share, weigh, clients, checked_mesh(mesh))
     return FederatedMethod(
         init=functools.partial(_init, plan),
@@ -253,12 +264,14 @@ def _train_all(
     sums, (own, uploads, losses) = map_and_sum(one, plan.clients, early, old, batches)
     weights, weighing = early, state.weighing
     if early is None:
-        _, everybody = meeting.together((), uploads._replace(shared=()))
+        needed = uploads if weighs_leaves(plan.weigh) else uploads._replace(shared=())
+        _, everybody = meeting.together((), needed)
         num_clients = state.weights.shape[0]
         known = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
         weights, weighing = weigh_uploads(plan.weigh, weighing, known)
-        weights = meeting.mine(pad_rows(weights, everybody.size.shape[0]))
-        sums = sum_uploads(plan.server, weights, uploads)
+        both = weights, leaf_weights(plan.weigh, weights, known)
+        weights, by_leaf = meeting.mine(pad_rows(both, everybody.size.shape[0]))
+        sums = sum_uploads(plan.server, weights, uploads, by_leaf)
     counts = counting(uploads)
     told = {
         "loss": uploads.loss,

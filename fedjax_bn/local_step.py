@@ -93,6 +93,22 @@ def gradient_step(
     return LocalStep(init, update)
 
 
+def in_turn(*steps: LocalStep) -> LocalStep:
+    """One step of each on the same batch, one after another; the loss is the first one's."""
+
+    def update(
+        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, PyTree, jax.Array]:
+        states, losses = [], []
+        for step, own in zip(steps, state, strict=True):
+            variables, new, loss = step.update(variables, own, batch, received, key)
+            states.append(new)
+            losses.append(loss)
+        return variables, tuple(states), losses[0]
+
+    return LocalStep(lambda variables: tuple(step.init(variables) for step in steps), update)
+
+
 def descend(
     optimizer: optax.GradientTransformation,
     gradients: Variables,

@@ -2,6 +2,9 @@
 
   fedjax-bn --config CONFIG [--config.KEY=VALUE ...] [--workdir DIR]     train, or go on with a run
   fedjax-bn evaluate --workdir DIR [--config CONFIG] [--config.KEY=VALUE ...]   test a finished run
+  fedjax-bn serve --workdir DIR --export FOLDER           write what an unseen client receives
+  fedjax-bn predict --model FOLDER --data IMAGES [--adapt tsmobn]   probabilities by it, as CSV
+  fedjax-bn report DIR... [--out FILE] [--baseline METHOD]         compare finished runs on a page
   fedjax-bn list methods|models|datasets|adaptations|configs|keys        what there is
 
 CONFIG is a file or the name of a packaged config, perhaps with changes behind a colon:
@@ -30,7 +33,36 @@ NAME = flags.DEFINE_string("name", "evaluation", "evaluate: name of the files it
 INTERNAL = flags.DEFINE_bool("internal", False, "evaluate: test the internal clients too")
 ALPHAS = flags.DEFINE_bool("alphas", False, "evaluate: record and plot the adapter's alphas")
 TSNE = flags.DEFINE_bool("tsne", False, "evaluate: plot t-SNE of features")
-OF_EVALUATE = (NAME, INTERNAL, ALPHAS, TSNE)
+EXPORT = flags.DEFINE_string("export", None, "serve: the folder that is written")
+MODEL = flags.DEFINE_string("model", None, "predict: a folder that serve wrote")
+DATA = flags.DEFINE_string(
+    "data",
+    None,
+    "predict: an image, a folder of them, a .npz, or - for names of files from stdin",
+)
+ADAPT = flags.DEFINE_string("adapt", "", "predict: how; default the first that was served")
+OUT = flags.DEFINE_string(
+    "out",
+    "",
+    "predict: the file to write, default the standard output; report: the page, default "
+    "report.html, with its tables beside it as text",
+)
+RESIZE = flags.DEFINE_bool(
+    "resize", False, "evaluate, predict: stretch arrays of images of another size to the model's"
+)
+BASELINE = flags.DEFINE_string(
+    "baseline", "", "report: method that others are compared with; default fedavg"
+)
+OF_EVALUATE = (NAME, INTERNAL, ALPHAS, TSNE, RESIZE)
+OF_SERVE, OF_PREDICT = (EXPORT,), (MODEL, DATA, ADAPT, OUT, RESIZE)
+OF_REPORT = (OUT, BASELINE)
+OWNED = {
+    "evaluate": OF_EVALUATE,
+    "serve": OF_SERVE,
+    "predict": OF_PREDICT,
+    "report": OF_REPORT,
+}
+OURS = (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE[:-1], *OF_SERVE, *OF_PREDICT, BASELINE)
 HELP = ("--help", "-help", "-h", "help")
 
 
@@ -49,6 +81,8 @@ def main(argv: list[str]) -> None:
     if name not in COMMANDS:
         name, arguments = "train", argv[1:]
     try:
+        if name not in (*HELP, "list"):  # before which flags may not be parsed
+            _refuse_others(name)
         COMMANDS[name](arguments)
     except InterruptedRun as stop:
         fail(str(stop), status=130)
@@ -58,11 +92,17 @@ def main(argv: list[str]) -> None:
         fail(str(error))
 
 
+def _refuse_others(name: str) -> None:
+    """Raises ConfigError for a flag that belongs to other commands."""
+    for flag in OURS:
+        owners = [one for one, flags in OWNED.items() if any(flag is other for other in flags)]
+        if owners and flag.value != flag.default and name not in owners:
+            owners = " and ".join(f"`{owner}`" for owner in owners)
+            raise ConfigError(f"--{flag.name} belongs to {owners}: leave it out to {name}")
+
+
 def train(arguments: list[str]) -> None:
     """Trains the configured method and its baselines."""
-    for flag in OF_EVALUATE:
-        if flag.value != flag.default:
-            raise ConfigError(f"--{flag.name} belongs to `evaluate`: leave it out to train")
     changes = changes_of(arguments)
     if not CONFIG.value:
         raise ConfigError(
@@ -95,6 +135,49 @@ def evaluate(arguments: list[str]) -> None:
     commands.evaluate(Path(WORKDIR.value), request)
 
 
+def serve(arguments: list[str]) -> None:
+    """Writes what an unseen client receives of the finished run in --workdir."""
+    changes = changes_of(arguments)
+    if not (WORKDIR.value and EXPORT.value):
+        raise ConfigError(
+            "serve needs the workdir of a finished run and a folder to write: --workdir DIR "
+            "--export FOLDER"
+        )
+    from fedjax_bn.run.serve import run
+
+    run(Path(WORKDIR.value), Path(EXPORT.value), changes)
+
+
+def predict(arguments: list[str]) -> None:
+    """Writes probabilities by a served model."""
+    if arguments:
+        raise ConfigError(f"predict takes no argument {arguments[0]!r}: `fedjax-bn --help` has all")
+    if not (MODEL.value and DATA.value):
+        raise ConfigError(
+            "predict needs a served model and images: --model FOLDER --data IMAGES; `fedjax-bn "
+            "serve` writes such a folder"
+        )
+    from fedjax_bn.run.predict import Request, run
+
+    run(Request(*(flag.value for flag in OF_PREDICT)))
+
+
+def report(arguments: list[str]) -> None:
+    """Writes a page that compares the finished runs in folders."""
+    for flag in (CONFIG, WORKDIR, DISTRIBUTED):
+        if flag.value != flag.default:
+            raise ConfigError(
+                f"--{flag.name} does not belong to `report`, which takes folders: report DIR..."
+            )
+    if wrong := [argument for argument in arguments if argument.startswith("-")]:
+        raise ConfigError(f"unknown argument {wrong[0]!r}: report takes DIR..., --out, --baseline")
+    if not arguments:
+        raise ConfigError("report needs folders with finished runs: fedjax-bn report DIR...")
+    from fedjax_bn.run.commands import report
+
+    report([Path(folder) for folder in arguments], Path(OUT.value or "report.html"), BASELINE.value)
+
+
 def list_(arguments: list[str]) -> None:
     """Prints what there is of a kind."""
     from fedjax_bn.run.listing import listing
@@ -105,11 +188,18 @@ def list_(arguments: list[str]) -> None:
 def help_(arguments: list[str]) -> None:
     """Prints what the command line understands."""
     del arguments
-    ours = (flags.FLAGS[flag.name] for flag in (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE))
+    ours = (flags.FLAGS[flag.name] for flag in OURS)
     print("\n".join((str(__doc__), *(f"  --{flag.name:12}{flag.help}" for flag in ours))))
 
 
-COMMANDS = {"train": train, "evaluate": evaluate, "list": list_} | dict.fromkeys(HELP, help_)
+COMMANDS = {
+    "train": train,
+    "evaluate": evaluate,
+    "serve": serve,
+    "predict": predict,
+    "report": report,
+    "list": list_,
+} | dict.fromkeys(HELP, help_)
 
 
 def parse_flags(argv: list[str]) -> list[str]:

@@ -158,6 +158,7 @@ AT_LEAST_0 = Range("at least 0", lambda value: value >= 0)
 ABOVE_0 = Range("above 0", lambda value: value > 0)
 SHARE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
 UP_TO_1 = Range("at least 0 and at most 1", lambda value: 0 <= value <= 1)
+INSIDE = Range("above 0 and below 1", lambda value: 0 < value < 1)
 FRACTION = Range("above 0 and at most 1", lambda value: 0 < value <= 1)
 WHOLE = Range("at least -2**63 and below 2**63", lambda value: -(2**63) <= value < 2**63)
 SEED = Range("at least 0 and below 2**32, as JAX's keys need it", lambda value: 0 <= value < 2**32)
@@ -202,6 +203,8 @@ OddSide = Annotated[int, ODD_SIDE]
 Magnitude = Annotated[int, between(0, 30)]
 RoundsOr0 = Annotated[int, COUNT_OR_0]
 Channels = Annotated[int, between(1, 4096)]
+SamplesOr0 = Annotated[int, SAMPLES_OR_0]
+Margin = Annotated[int, between(0, 2047)]
 Puzzles = Annotated[int, between(1, 71)]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])

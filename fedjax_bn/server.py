@@ -13,7 +13,14 @@ from fedjax_bn.aggregation import (
 )
 from fedjax_bn.client import where_tree
 from fedjax_bn.state import FederatedState, Upload
-from fedjax_bn.uploads import Sums, all_finite, counting, sum_uploads, weigh_uploads
+from fedjax_bn.uploads import (
+    Sums,
+    all_finite,
+    counting,
+    leaf_weights,
+    sum_uploads,
+    weigh_uploads,
+)
 
 
 def serve(
@@ -34,7 +41,7 @@ def serve(
     place = jnp.where(numbered, uploads.client, jnp.arange(given, dtype=jnp.int32))
     mine = jax.tree.map(lambda leaf: leaf[place], state.weighing)
     weights, new = weigh_uploads(weigh, mine, uploads)
-    sums = sum_uploads(server, weights, uploads)
+    sums = sum_uploads(server, weights, uploads, leaf_weights(weigh, weights, uploads))
     after, _ = conclude(server, state, sums, counting(uploads), population)
     weights = jnp.zeros_like(state.weights).at[place].set(normalize(weights))
     return after._replace(
@@ -63,8 +70,9 @@ def conclude(
     """
     mean = jax.tree.map(lambda x: x / sums.weight.astype(x.dtype), sums.leaves)
     message = jax.tree.map(lambda x: x / sums.message_weight.astype(x.dtype), sums.messages)
-    share = counts.sum(dtype=float) / jnp.asarray(population, float)
-    aggregate = Aggregate(restore(mean, state.shared), message, share)
+    count = counts.sum(dtype=float)
+    share = count / jnp.asarray(population, float)
+    aggregate = Aggregate(restore(mean, state.shared), message, share, count)
     new = server.update(state.shared, aggregate, state.server)
     counted = sums.weight > 0
     finite = all_finite(new) | ~counted

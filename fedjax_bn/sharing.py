@@ -120,8 +120,14 @@ def join(shared: PyTree, personal: PyTree) -> Variables:
     )
 
 
-def describe(variables: Variables, mask: PyTree) -> str:
-    """A table of shared and personal leaves by module, with counts and bytes, to read at start."""
+def describe(variables: Variables, mask: PyTree, modules: bool = True) -> str:
+    """A table of shared and personal leaves, with counts and bytes, to read at start.
+
+    Args:
+      variables: of one client, arrays or `jax.ShapeDtypeStruct`s.
+      mask: bool a leaf, whether it is shared.
+      modules: whether it has a line for each module beside the two sums.
+    """
     rows: dict[tuple[bool, str, str], list[int]] = {}
     keep = jax.tree.leaves(mask)
     for (path, leaf), shared in zip(
@@ -136,7 +142,7 @@ def describe(variables: Variables, mask: PyTree) -> str:
         leaves = [entry for row in chosen.values() for entry in row]
         values, size = (sum(entry[i] for entry in leaves) for i in (1, 2))
         lines.append(f"{title}: {len(leaves)} leaves, {values:,} values, {size:,} bytes")
-        for (_, module, collection), row in chosen.items():
+        for (_, module, collection), row in chosen.items() if modules else ():
             names = ", ".join(entry[0] for entry in row)
             values, size = (sum(entry[i] for entry in row) for i in (1, 2))
             lines.append(f"  {module:<28} {collection:<12} {names:<14} {values:>12,} {size:>14,} B")

@@ -47,6 +47,7 @@ class Received(NamedTuple):
       server: what the server sends besides the shared leaves.
       validation: the client's part of the round's `batches["validation"]`, () where there is none.
       round: i32[], rounds finished.
+      client: i32[], who it is.
     """
 
     shared: PyTree
@@ -55,6 +56,7 @@ class Received(NamedTuple):
     server: PyTree = ()
     validation: PyTree = ()
     round: jax.Array | int = 0
+    client: jax.Array | int = 0
 
 
 class Upload(NamedTuple):
@@ -123,8 +125,16 @@ def with_own(state: FederatedState, k: jax.Array | int, own: Own) -> FederatedSt
     return state._replace(personal=personal, memory=memory)
 
 
-def client_variables(state: FederatedState) -> Variables:
-    """The model that each internal client would use now: collections with leading axis K."""
+def client_variables(state: FederatedState, k: int | None = None) -> Variables:
+    """The model that each internal client would use now: collections with leading axis K.
+
+    Args:
+      state: of the federation.
+      k: of this client alone, without the axis; None for all.
+    """
+    if k is not None:
+        shared = jax.tree.map(jnp.copy, state.shared)
+        return join(shared, jax.tree.map(lambda leaf: leaf[k], state.personal))
     num_clients = state.weights.shape[0]
     personal = jax.tree.map(lambda leaf: jnp.copy(leaf[:num_clients]), state.personal)
     return join(stack(state.shared, num_clients), personal)

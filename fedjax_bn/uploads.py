@@ -35,18 +35,39 @@ def counting(upload: Upload) -> jax.Array:
     return upload.participates & upload.finite
 
 
-def part_of(server: ServerUpdate, weight: jax.Array, upload: Upload) -> Sums:
-    """One client's part of the sums."""
+def part_of(
+    server: ServerUpdate, weight: jax.Array, upload: Upload, by_leaf: PyTree = None
+) -> Sums:
+    """One client's part of the sums, with a weight f[], or one for each leaf, a tree of f[]."""
     counts = counting(upload)
     weight = jnp.where(counts, weight, 0).astype(jnp.result_type(float))
     share = server.message_weight(weight, upload.size, counts)
-    return Sums(weighted(upload.shared, weight), weight, weighted(upload.message, share), share)
+    if by_leaf is None:
+        leaves = weighted(upload.shared, weight)
+    else:
+        own = jax.tree.map(lambda w: jnp.where(counts, w, 0).astype(weight.dtype), by_leaf)
+        leaves = jax.tree.map(weighted, upload.shared, own)
+    return Sums(leaves, weight, weighted(upload.message, share), share)
 
 
-def sum_uploads(server: ServerUpdate, weights: jax.Array, uploads: Upload) -> Sums:
-    """The sums over uploads stacked [C, ...], with weights f[C]."""
-    parts = jax.vmap(functools.partial(part_of, server))(weights, uploads)
+def sum_uploads(
+    server: ServerUpdate, weights: jax.Array, uploads: Upload, by_leaf: PyTree = None
+) -> Sums:
+    """The sums over uploads stacked [C, ...], with weights f[C], or a tree of f[C] for leaves."""
+    parts = jax.vmap(functools.partial(part_of, server))(weights, uploads, by_leaf)
     return jax.tree.map(lambda x: x.sum(0), parts)
+
+
+def weighs_leaves(rule: WeighingRule | Weighing) -> bool:
+    """Whether a rule weighs each leaf on its own, for which it needs all uploads at once."""
+    return isinstance(rule, Weighing) and rule.by_leaf is not None
+
+
+def leaf_weights(
+    rule: WeighingRule | Weighing, weights: jax.Array, uploads: Upload
+) -> PyTree | None:
+    """The weights f[C] of each leaf of uploads stacked [C, ...]; None where it has none."""
+    return rule.by_leaf(uploads.shared, weights) if weighs_leaves(rule) else None
 
 
 def early_weights(rule: WeighingRule | Weighing, batches: Batches, epochs: int) -> jax.Array | None:

@@ -21,8 +21,13 @@ class Weighing(NamedTuple):
       tell: `tell(received, variables) -> tree of arrays`, what a client uploads for the rule alone
         at the end of a round, beside the message of its method: of its `state.Received` and of
         the variables that it has trained. None: nothing.
+      by_leaf: `by_leaf(stacked, weights f[C]) -> tree of f[C]`, weights of each shared leaf
+        [C, ...] on its own, nonnegative and of the sum of `weights`, from the uploaded leaves;
+        those of who has weight 0 mean nothing. On a mesh every device then holds all uploads.
+        None: one weight a client for all leaves.
     """
 
     init: Callable[[int], PyTree]
     weigh: Callable[[PyTree, jax.Array, jax.Array, PyTree], tuple[jax.Array, PyTree]]
     tell: Callable[[Any, Variables], PyTree] | None = None
+    by_leaf: Callable[[PyTree, jax.Array], PyTree] | None = None

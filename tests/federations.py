@@ -14,9 +14,11 @@ FEATURES, CLASSES = 6, 3
 # Methods that other papers compare with; each obeys what test_rival_invariants.py says of all.
 RIVALS = (
     *("copa", "csd", "fedsam", "fedsr", "fixbn", "hbn", "jigen", "mixstyle", "randconv", "rsc"),
-    *("harmofl", "selfreg", "sfa"),
+    *("harmofl", "selfreg", "sfa", "csac", "fedadg", "feddg", "l2d", "snr"),
 )
-NEED_MAPS = ("harmofl", "jigen", "mixstyle", "randconv")
+NEED_MAPS = ("feddg", "harmofl", "jigen", "l2d", "mixstyle", "randconv", "snr")
+# What a user has to name: it says what a client shows of its data.
+NAMED = {"feddg": {"spectra": 2}}
 
 
 class NormNet(nn.Module):
@@ -80,8 +82,11 @@ def as_squares(images, dtype):
 
 # What a method needs on `MapNet`.
 ON_MAPS = {
+    "fedadg": {"hidden": 4, "projection": 3},
+    "feddg": {"prepare": as_maps, "channels": 1, **NAMED["feddg"]},
     "harmofl": {"prepare": as_maps, "channels": 1, "weigh": by_size},
     "jigen": {"prepare": as_squares},
+    "l2d": {"prepare": as_maps, "channels": 1},
     "mixstyle": {"names": "norm"},
     "randconv": {"prepare": as_maps},
 }

@@ -236,7 +236,11 @@ def test_a_run_takes_the_rule_by_name_writes_its_weights_and_draws_them(tmp_path
         ("risk_extrapolation:weight=1", "key of eta, solver"),
         ("risk_extrapolation:solver=sqp", "valid are closed_form, slsqp"),
         ("by_size:eta=1", "by_size takes no arguments"),
-        ("risks", "valid are by_size, generalization_adjustment, risk_extrapolation, uniform"),
+        (
+            "risks",
+            "valid are by_divergence, by_size, generalization_adjustment, risk_extrapolation, "
+            "uniform",
+        ),
     ],
 )
 def test_a_wrong_choice_in_a_configuration_is_one_sentence(text, said):

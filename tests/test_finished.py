@@ -15,7 +15,7 @@ from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.run import checkpoint
 from fedjax_bn.run.errors import CheckpointError
-from fedjax_bn.run.evaluate import adaptation_scorer, served_variables
+from fedjax_bn.run.evaluate_unseen import adaptation_scorer, served_variables
 from fedjax_bn.run.finished import restore_state
 from fedjax_bn.run.per_sample import alphas_of, features_of
 from fedjax_bn.run.report import unseen

@@ -1,7 +1,5 @@
 """What is told of many clients: quantiles and means by domain; of a sample the same as of all."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,8 @@ from fedjax_bn.run.block_evaluate import clients_tested
 from fedjax_bn.run.evaluate import evaluator
 from fedjax_bn.run.groups import QUANTILES, by_client, groups, some_of
 from fedjax_bn.run.records import have_trained, round_record
-from fedjax_bn.run.report import page, plots, write_report
+from fedjax_bn.run.report import plots, write_report
+from fedjax_bn.run.report.data_facts import data_facts
 from fedjax_bn.run.train import prepare
 
 NAMES = [f"{domain}/{k}" for domain in ("north", "south") for k in range(60)]
@@ -112,7 +111,7 @@ def test_a_run_of_more_clients_than_are_named_tells_quantiles_everywhere(tmp_pat
     assert len(record["clients"]) == 2
     assert record["loss"]["min"] <= record["loss"]["mean"] <= record["loss"]["max"]
     assert runs.scalars(tmp_path) == runs.expected_scalars(tmp_path)
-    assert len(runs.scalars(tmp_path)) == 4 * len(quantiles) + 1  # and the seconds
+    assert len(runs.scalars(tmp_path)) == 8 * len(quantiles) + 1  # four measures, and the seconds
     write_report(tmp_path)
     assert "median" in (tmp_path / "report.html").read_text()
 
@@ -123,8 +122,8 @@ def test_plots_and_the_page_show_some_of_many_clients(monkeypatch):
     figure = plots.class_counts(many)
     assert figure.axes[0].collections[0].get_array().shape == (3, 200)
     assert figure.axes[0].get_title() == "200 of 1,000 clients"
-    names = [domain.name for domain in many.domains]
-    shown = page._shortened({"form": {"clients": names}, "data": "x"})
-    assert json.loads(shown)["form"]["clients"] == ["ant/0", "... 998 others ...", "dog/249"]
-    few = {"form": {"clients": names[:4]}}
-    assert json.loads(page._shortened(few)) == few
+    facts = data_facts(many, (), most=3)
+    assert list(facts["clients"]) == ["ant/0", "cow/0", "dog/249"]
+    assert facts["number"] == 1000
+    assert facts["clients"]["ant/0"]["train"]["samples"] == 5
+    assert sum(facts["clients"]["ant/0"]["train"]["classes"]) == 5

@@ -12,6 +12,7 @@ import optax
 import pytest
 from jax import export
 
+from federations import NAMED
 from fedjax_bn import methods, models
 from fedjax_bn.adaptation import with_clients
 from fedjax_bn.adaptation.choice import ADAPTATIONS
@@ -88,7 +89,8 @@ def parts_of(method):
 
 
 def method_and_state(name, model=NETWORK, images=IMAGES):
-    method = getattr(methods, name)(model, optax.sgd(0.1, momentum=0.5))
+    given = NAMED.get(name, {})
+    method = getattr(methods, name)(model, optax.sgd(0.1, momentum=0.5), **given)
     init = functools.partial(method.init, num_clients=CLIENTS)
     return method, jax.eval_shape(init, KEY, variables_of(model, images))
 
@@ -96,6 +98,7 @@ def method_and_state(name, model=NETWORK, images=IMAGES):
 # Methods that differ from another one in the server's step, a term of the loss or what is shared,
 # or are a part of it.
 ALIKE = ("fedadagrad", "fedavg", "fedavgm", "fedig", "fedprox", "fedyogi", "silobn", "singleset")
+ALIKE += ("csac", "fedadg", "snr")
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,9 @@ def test_where_there_are_more_devices_than_clients_a_batch_is_split(spelled, row
 
 
 def test_a_mesh_larger_than_the_devices_is_refused():
-    with pytest.raises(ConfigError, match=r"mesh='clients:2,batch:2' needs 4 devices of the 2 that"):
+    with pytest.raises(
+        ConfigError, match=r"mesh='clients:2,batch:2' needs 4 devices of the 2 that"
+    ):
         mesh.choose_mesh("clients:2,batch:2", 3, 8)
     for spelled in ("0", "clients:0", "batch:2", "clients=2", "clients:2,batch:"):
         with pytest.raises(ConfigError, match=r"config\.mesh=.* must be auto, a number of devices"):

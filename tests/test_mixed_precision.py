@@ -10,7 +10,7 @@ import pytest
 
 import flax_nets
 import norm_nets as nets
-from federations import batches_of, run_rounds, variables_of
+from federations import NAMED, batches_of, run_rounds, variables_of
 from fedjax_bn import adaptation, methods, models
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.methods import fedbn
@@ -53,7 +53,7 @@ def test_every_method_keeps_its_state_and_losses_in_float32(name):
         "label": jnp.zeros((2, 1, 6), jnp.int32),
         "valid": jnp.ones((2, 1, 6), bool),
     }
-    method = getattr(methods, name)(in_dtype(model, HALF), optax.sgd(0.1))
+    method = getattr(methods, name)(in_dtype(model, HALF), optax.sgd(0.1), **NAMED.get(name, {}))
     state = jax.eval_shape(lambda: method.init(KEY, variables, 2))
     after, metrics = jax.eval_shape(method.round, state, batches, KEY)
     assert dtypes(after) == dtypes(state)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import runs
-from fedjax_bn.run import commands, evaluate_finished, logs, ownership, workdir
+from fedjax_bn.run import commands, evaluate_finished, ownership, progress, workdir
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.report import write_report
 
@@ -42,10 +42,9 @@ def test_a_second_run_of_a_workdir_is_refused_naming_the_owner_and_changes_nothi
     tmp_path, monkeypatch
 ):
     folder, refused = tmp_path / "run", []
-    real = logs.advance
+    real = progress.told
 
-    def meanwhile(bar, record, score):
-        real(bar, record, score)
+    def meanwhile(record, *rest):
         if record["round"] == 3 and not refused:
             refused.append("")
             before = runs.lines_written(folder)
@@ -53,8 +52,9 @@ def test_a_second_run_of_a_workdir_is_refused_naming_the_owner_and_changes_nothi
                 runs.run(folder)
             refused[:] = [str(error.value)]
             assert runs.lines_written(folder) == before
+        return real(record, *rest)
 
-    monkeypatch.setattr(logs, "advance", meanwhile)
+    monkeypatch.setattr(progress, "told", meanwhile)
     runs.run(folder)
     assert [line["round"] for line in runs.lines(folder)] == [1, 2, 3, 4, 5, 6]
     assert OWNER in refused[0]

@@ -257,7 +257,7 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
 
     def evaluated(config, experiment):
         score = lambda state: {"mean": float(means[int(state["round"]) - 1])}  # noqa: E731
-        return lambda state, trained: {"accuracy": score(state), "validation": score(state)}
+        return lambda state, *_: {"accuracy": score(state), "validation": score(state)}
 
     def loop(dies):
         def round(state):

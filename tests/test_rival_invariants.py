@@ -20,6 +20,7 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import methods
+from fedjax_bn.aggregation import by_size
 from fedjax_bn.federation import client_variables, global_variables
 
 KEY = jax.random.key(1)
@@ -28,6 +29,7 @@ KINDS = {name: {} for name in RIVALS} | {
     "fedsam, variates": {"variates": True},
     "fedsam, adaptive": {"eta": 0.2},
     "fedsr, l2r alone": {"noise": False, "cmi": 0.0},
+    "csac": {"weigh": by_size},
 }
 # What looks at who is valid in a batch, or keeps something of its own.
 OFTEN = [
@@ -123,7 +125,8 @@ def test_every_client_strategy_gives_the_same_numbers(x64, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_round_lowers_for_other_backends(kind):
-    state = jax.eval_shape(lambda: method_of(kind).init(KEY, variables_of(MapNet()), 3))
+    variables = variables_of(MapNet())
+    state = jax.eval_shape(lambda: method_of(kind).init(KEY, variables, 3))
     lowered = (
         method_of(kind)
         .round.trace(state, batches_of(SIZES), KEY)

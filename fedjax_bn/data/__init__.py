@@ -11,8 +11,9 @@
                      of a federation and the unseen domains
     sets/            the readers, a `load(path, ...)` each; `image_folders` is a table of those that
                      are nothing but folders, `own_folders` and `npz` read a user's own data
-    batches          the samples of all clients on the device, and what a round draws of them
+    sampling         the samples of all clients on the device, and what a round draws of them
+    drawing          the same in one call for arrays of one's own
 
-Each imports only from those above it, `batches` from `domain` alone. `run/readers.py` says how a
+Each imports only from those above it, `sampling` from `domain` alone. `run/readers.py` says how a
 configuration names a dataset; `run/stream.py` reads from the host what the device cannot hold.
 """

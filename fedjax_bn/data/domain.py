@@ -21,11 +21,12 @@ from fedjax_bn.data.rows import Rows, blocks
 class Split(NamedTuple):
     """Samples and their labels.
 
-    images: u8[N, H, W, C], or f32[N, ...] for features, or images that are no bytes; an array, or
-      rows of a larger one that are gathered when they are used.
-    labels: i32[N], in [0, num_classes); or a tree of arrays [N, ...], see `label_trees`.
-    names: str[N], where each sample comes from; samples with the same name belong together. None
-      where the source names none.
+    Attributes:
+      images: u8[N, H, W, C], or f32[N, ...] for features, or images that are no bytes; an array, or
+        rows of a larger one that are gathered when they are used.
+      labels: i32[N], in [0, num_classes); or a tree of arrays [N, ...], see `label_trees`.
+      names: str[N], where each sample comes from; samples with the same name belong together. None
+        where the source names none.
     """
 
     images: np.ndarray | Rows
@@ -36,9 +37,10 @@ class Split(NamedTuple):
 class Domain(NamedTuple):
     """One source of data with an appearance of its own: a client, or an unseen client.
 
-    train: None where all samples are held out for testing.
-    validation: None where there is none.
-    test: the same object as `validation` where a source has too little for both, see `split`.
+    Attributes:
+      train: None where all samples are held out for testing.
+      validation: None where there is none.
+      test: the same object as `validation` where a source has too little for both, see `split`.
     """
 
     name: str
@@ -50,9 +52,10 @@ class Domain(NamedTuple):
 class Dataset(NamedTuple):
     """Domains that share their classes and the form of their samples.
 
-    mean, std: per channel (or one number for all); images reach a model as (u8/255 - mean)/std.
-    classes: their names, in the order of the labels; empty where they have none.
-    key: what the fingerprint of samples with names depends on besides, see `source.Source`.
+    Attributes:
+      mean, std: per channel (or one number for all); images reach a model as (u8/255 - mean)/std.
+      classes: their names, in the order of the labels; empty where they have none.
+      key: what the fingerprint of samples with names depends on besides, see `source.Source`.
     """
 
     name: str
@@ -113,6 +116,7 @@ def form_of(dataset: Dataset) -> dict[str, Any]:
         "dtype": str(images.dtype),
         "mean": [float(x) for x in dataset.mean],
         "std": [float(x) for x in dataset.std],
+        **({"classes": list(dataset.classes)} if dataset.classes else {}),
         **({"boxes": labels[CLASS].shape[1]} if has_boxes(labels) else {}),
     }
 

@@ -106,8 +106,8 @@ def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
         padding = steps * batch_size - longest
         orders = jnp.pad(orders, ((0, 0), (0, 0), (0, padding)))
         own = jnp.asarray(epochs, jnp.int32)[client if len(epochs) > 1 else jnp.zeros_like(client)]
-        valid = jnp.arange(steps * batch_size) < sizes[:, None, None]
-        valid &= jnp.arange(most)[:, None] < own[:, None, None]
+        valid = jnp.arange(steps * batch_size, dtype=sizes.dtype) < sizes[:, None, None]
+        valid &= jnp.arange(most, dtype=own.dtype)[:, None] < own[:, None, None]
         shape = (sizes.shape[0], most * steps, batch_size)
         valid = jnp.broadcast_to(valid, orders.shape).reshape(shape)
         return Draw(orders.reshape(shape), valid)
@@ -207,6 +207,8 @@ def _orders(
 
     def order(size: jax.Array, client: jax.Array) -> jax.Array:
         draws = jax.random.uniform(jax.random.fold_in(key, client), (epochs, longest))
-        return jnp.argsort(jnp.where(jnp.arange(longest) < size, draws, 2), axis=-1)
+        return jnp.argsort(
+            jnp.where(jnp.arange(longest, dtype=size.dtype) < size, draws, 2), axis=-1
+        )
 
     return jax.vmap(order)(sizes, client)

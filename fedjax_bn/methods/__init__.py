@@ -1,13 +1,16 @@
 """Federated methods, one file each; all return a `federation.FederatedMethod`."""
 
 from fedjax_bn.methods.copa import copa
+from fedjax_bn.methods.csac import csac
 from fedjax_bn.methods.csd import csd
 from fedjax_bn.methods.fedadam import fedadagrad, fedadam, fedyogi
+from fedjax_bn.methods.fedadg import fedadg
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.fedavgm import fedavgm
 from fedjax_bn.methods.fedbn import fedbn
 from fedjax_bn.methods.fedcd import fedcd
 from fedjax_bn.methods.feddc import feddc
+from fedjax_bn.methods.feddg import feddg
 from fedjax_bn.methods.fedig import fedig, fediga
 from fedjax_bn.methods.fednova import fednova
 from fedjax_bn.methods.fedprox import fedprox
@@ -18,6 +21,7 @@ from fedjax_bn.methods.fixbn import fixbn
 from fedjax_bn.methods.harmofl import harmofl
 from fedjax_bn.methods.hbn import hbn
 from fedjax_bn.methods.jigen import jigen
+from fedjax_bn.methods.l2d import l2d
 from fedjax_bn.methods.mixstyle import mixstyle
 from fedjax_bn.methods.moon import moon
 from fedjax_bn.methods.perfedavg import perfedavg
@@ -28,17 +32,21 @@ from fedjax_bn.methods.selfreg import selfreg
 from fedjax_bn.methods.sfa import sfa
 from fedjax_bn.methods.silobn import silobn
 from fedjax_bn.methods.singleset import singleset
+from fedjax_bn.methods.snr import snr
 
 __all__ = [
     "copa",
+    "csac",
     "csd",
     "fedadagrad",
     "fedadam",
+    "fedadg",
     "fedavg",
     "fedavgm",
     "fedbn",
     "fedcd",
     "feddc",
+    "feddg",
     "fedig",
     "fediga",
     "fednova",
@@ -51,6 +59,7 @@ __all__ = [
     "harmofl",
     "hbn",
     "jigen",
+    "l2d",
     "mixstyle",
     "moon",
     "perfedavg",
@@ -61,4 +70,5 @@ __all__ = [
     "sfa",
     "silobn",
     "singleset",
+    "snr",
 ]

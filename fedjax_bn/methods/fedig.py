@@ -11,7 +11,14 @@ from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, averagin
 from fedjax_bn.client import Trained
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, LocalStep, Objective, differentiate, gradient_step
+from fedjax_bn.local_step import (
+    Batch,
+    LocalStep,
+    Objective,
+    differentiate,
+    gradient_step,
+    in_turn,
+)
 from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import StatisticsRule
@@ -97,7 +104,7 @@ def fedig(
     objective = client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
-        step = _alternate(step, adapter_step(learned, optimizer))
+        step = in_turn(step, adapter_step(learned, optimizer))
     options.setdefault("share", all_but_batch_norm)
     method = method_of(step, server=_averaging_statistics(), finish=_send_statistics, **options)
     return method._replace(init=_start_with(method.init, adapter=adapter, gates=gates))
@@ -189,21 +196,6 @@ def adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> 
         return value, (value, {})
 
     return gradient_step(differentiate(loss, (COLLECTION,)), optimizer, (COLLECTION,))
-
-
-def _alternate(first: LocalStep, second: LocalStep) -> LocalStep:
-    """One step of each on the same batch; the loss is the first one's."""
-
-    def update(
-        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, PyTree, jax.Array]:
-        variables, one, loss = first.update(variables, state[0], batch, received, key)
-        variables, two, _ = second.update(variables, state[1], batch, received, key)
-        return variables, (one, two), loss
-
-    return LocalStep(
-        init=lambda variables: (first.init(variables), second.init(variables)), update=update
-    )
 
 
 def _averaging_statistics() -> ServerUpdate:

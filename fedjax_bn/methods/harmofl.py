@@ -86,7 +86,8 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
     """The client, which in the first round begins with the mean of its first batch."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
-        first = {name: leaf[0] for name, leaf in batches.items() if name != "source"}
+        own_batches = {name: tree for name, tree in batches.items() if name != "source"}
+        first = jax.tree.map(lambda leaf: leaf[0], own_batches)
         own_key = jax.random.fold_in(key, _MEASURING)
         batch = blank_padding(load(batches.get("source"), first, own_key))
         old = received.shared[_NAME]["mean"]

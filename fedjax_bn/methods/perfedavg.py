@@ -85,6 +85,7 @@ def personalize(
     """
     key, statistics = options.pop("key", None), options.pop("statistics", None)
     learned, unknown = learning(model, **options)
+    unknown.pop("learned")
     if unknown:
         raise TypeError(f"personalize has no arguments {', '.join(unknown)}")
     valid = jnp.ones(len(images), bool) if valid is None else valid

@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from fedjax_bn.models import amplitude, latent, masks
+from fedjax_bn.models import amplitude, latent, masks, restitution
 from fedjax_bn.models.features import ClassifiedBy, FeaturesOf, features_method
+from fedjax_bn.models.layers import require_floats
 from fedjax_bn.normalization import StatisticsRule, normalize_with
 from fedjax_bn.normalization.calls import SERVED, name_of, takes_train
 from fedjax_bn.normalization.layer import RECORDED
@@ -53,8 +54,8 @@ def forward(
     Args:
       model: images f[B, ...] -> outputs; a linen module, or what `from_nnx` makes; or one of these
         as `FeaturesOf` or `ClassifiedBy` it.
-      variables: its collections, perhaps with `mask`, `latent` or `amplitude` (see the modules of
-        `models` of these names).
+      variables: its collections, perhaps with `mask`, `latent`, `amplitude` or `restitution` (see
+        the modules of `models` of these names).
       images: f[B, ...] as the model reads them.
       train: whether running statistics move and the model is told that it trains.
       statistics: the rule of all batch norms; by default the batch's own in training and the
@@ -65,11 +66,13 @@ def forward(
         the outputs stops at them; the running statistics as a rule moves them; what it records.
 
     Raises:
-      ValueError: features are asked for, and the model has none to show; a
+      ValueError: the images are bytes; features are asked for, and the model has none to show; a
         statistics rule is given, and the model has no batch norm, or one that no rule reaches; the
         model is an nnx module without `from_nnx`.
     """
+    require_floats(images)
     plain, own = masks.take(variables)
+    plain, layers = restitution.take(plain)
     plain, images = amplitude.take(plain, images)
     plain, drawn = latent.take(plain, key if train else None)
     model, around = model if isinstance(model, ClassifiedBy) else (model, drawn)
@@ -88,7 +91,11 @@ def forward(
         options["mutable"] = mutable
     if train and key is not None:
         options["rngs"] = {"dropout": key}
-    with masks.multiply(own), normalize_with(statistics, valid, owners=owners):
+    with (
+        masks.multiply(own),
+        restitution.restoring(layers),
+        normalize_with(statistics, valid, owners=owners),
+    ):
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})
     found, outputs = out if method else (None, out)

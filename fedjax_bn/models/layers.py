@@ -67,7 +67,7 @@ def conv(
       f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F].
 
     Raises:
-      ValueError: the padded map is smaller than the kernel.
+      ValueError: the padded map is smaller than the kernel, or holds bytes.
     """
     _check_window(x, kernel, padding, name)
     options = {"conv_general_dilated_cls": lambda: cpu.convolve} | options
@@ -209,7 +209,18 @@ def adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
     return x
 
 
+def require_floats(x: jax.Array) -> None:
+    """Raises ValueError for bytes as they are stored: a network would take them for wild values."""
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        raise ValueError(
+            f"a network reads floats that were prepared as in training, and these are {x.dtype}: "
+            "use fedjax_bn.serving.predictor, which prepares them, or "
+            "data.pixels.images.standardize"
+        )
+
+
 def _check_window(x: jax.Array, window: int, padding: int, name: str) -> None:
+    require_floats(x)
     if x.ndim != 4:
         raise ValueError(
             f"this network reads images f[B, H, W, C], not samples of shape {x.shape[1:]}: {name} "

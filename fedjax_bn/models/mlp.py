@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.layers import Norm, dense, norm_of
+from fedjax_bn.models.layers import Norm, dense, norm_of, require_floats
 
 
 class MLP(nn.Module):
@@ -34,6 +34,7 @@ class MLP(nn.Module):
     @nn.compact
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, ...] -> f[B, hidden[-1]], what the classifier sees."""
+        require_floats(images)
         norm = norm_of(self.norm, self.param_dtype)
         x = images.reshape(images.shape[0], -1)
         for i, width in enumerate(self.hidden, start=1):

@@ -16,8 +16,15 @@ from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.federation import FederatedState
+from fedjax_bn.run.answers import (
+    Keep,
+    answering,
+    keep_answers,
+    measures_by_client,
+    percent,
+)
 from fedjax_bn.run.experiment import Experiment
-from fedjax_bn.run.groups import by_client
+from fedjax_bn.run.groups import by_client, some_of
 from fedjax_bn.run.personalization import (
     adapt_rows,
     choose_personalization,
@@ -53,7 +60,7 @@ def block_evaluator(
     config: ConfigDict, experiment: Experiment, task: Task | None = None
 ) -> Callable[..., Record]:
     """As `evaluate.internal_evaluator`, and train_loss too where `config.eval_train_loss`."""
-    domains, task = experiment.internal.domains, task or experiment.task
+    domains, task = experiment.internal.domains, answering(task or experiment.task)
     tested = clients_tested(config, len(domains))
     mine = [domains[k] for k in tested]
     parts = {"accuracy": [domain.test for domain in mine]}
@@ -68,7 +75,9 @@ def block_evaluator(
     own = {key: key != "validation" or config.validate_with == "own" for key in parts}
     size = _block_size(config, len(tested))
 
-    def evaluate(state: FederatedState | Held, trained: np.ndarray | None = None) -> Record:
+    def evaluate(
+        state: FederatedState | Held, trained: np.ndarray | None = None, keep: Keep | None = None
+    ) -> Record:
         values = {key: [] for key in parts}
         for places in np.split(np.arange(len(tested)), range(size, len(tested), size)):
             client = tested[np.resize(places, size)]  # the last block is filled up, for one shape
@@ -79,8 +88,13 @@ def block_evaluator(
                 values[key] += score[key](models[own[key]], [splits[k] for k in places])
         names = [domain.name for domain in mine]
         record = {
-            key: by_client(names, found, config.clients_named) for key, found in values.items()
+            key: by_client(names, [*map(percent, found)], config.clients_named)
+            for key, found in values.items()
         }
+        record |= measures_by_client(names, values["accuracy"], config.clients_named)
+        shown = some_of(len(names), config.clients_named)
+        given = [(names[k], values["accuracy"][k], parts["accuracy"][k]) for k in shown]
+        keep_answers(keep, {(name, ""): (one, split) for name, one, split in given})
         return record | ({"validation": record["accuracy"]} if once else {})
 
     return evaluate

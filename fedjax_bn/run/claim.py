@@ -8,14 +8,16 @@ from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.forms import CLAIM
 from fedjax_bn.run.workdir import read_json, write_json
 
-# Where data and compiled programs are kept, what is too large to be read, and the devices change no
-# result (the devices: but for the order of sums, which `machine.difference` says).
+# Where data and compiled programs are kept, what is too large to be read, what is written besides,
+# and the devices change no result (the devices: but for the order of sums, which
+# `machine.difference` says).
 _MAY_DIFFER = {
     "compilation_cache",
     "data.cache",
     "data.device_megabytes",
     "data.max_megapixels",
     "mesh",
+    "predictions",
 }
 
 

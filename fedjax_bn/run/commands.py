@@ -1,6 +1,6 @@
-"""What the command line does: `train`, for one target or each in turn, and `evaluate`."""
+"""What the command line does: `train`, for one target or each in turn, `evaluate` and `report`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedjax_bn.run.configured_method import suits
 from fedjax_bn.run.datasets import domain_names
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.processes import first
-from fedjax_bn.run.report import tables, write_report
+from fedjax_bn.run.report import tables, write_comparison, write_report
 
 Record = dict[str, Any]
 EACH = "each"
@@ -53,7 +53,10 @@ def train_all(config: ConfigDict, folder: Path) -> None:
 
 def _train_one(config: ConfigDict, folder: Path) -> list[Record]:
     """Trains the method and its baselines for one target; returns their summaries."""
-    summaries = [train.run(one, place) for one, place in runs(config, folder)]
+    # The leaves by module are said once: of baselines the sums.
+    summaries = [
+        train.run(one, place, modules=place == folder) for one, place in runs(config, folder)
+    ]
     if first() and not (folder / "report.html").exists():
         with owned(folder, wait=True):
             write_report(folder)
@@ -79,3 +82,9 @@ def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
         if rows:
             print(f"\n{tables.accuracies(rows, f'{title}, {tables.score_of(result)} %')}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")
+
+
+def report(folders: Sequence[Path], out: Path, baseline: str) -> None:
+    """Writes a page on the finished runs in folders, and prints what was written."""
+    files = write_comparison(folders, out, baseline)
+    print(f"written: {', '.join(map(str, files))}")

@@ -91,8 +91,8 @@ def changes_of(arguments: Iterable[str]) -> list[tuple[str, str]]:
         name, equals, value = argument.partition("=")
         if not name.startswith(("--config.", "-config.")):
             raise ConfigError(
-                f"unknown argument {brief(argument)}: allowed are the commands evaluate and list, "
-                "--config, --config.KEY=VALUE and --workdir, see --help"
+                f"unknown argument {brief(argument)}: allowed are --config, "
+                "--config.KEY=VALUE, --workdir and the commands that --help names"
             )
         value = value if equals else next(left, None)
         if value is None:

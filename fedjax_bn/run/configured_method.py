@@ -18,6 +18,7 @@ from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.perturb import Perturb, amplitude_mix, randconv
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.config import choice_of, choose
+from fedjax_bn.run.configured_privacy import choose_privacy
 from fedjax_bn.run.configured_task import option_of
 from fedjax_bn.run.configured_weighing import (
     check_extrapolation,
@@ -79,6 +80,17 @@ def resolved(config: ConfigDict) -> ConfigDict:
     return chosen
 
 
+def shown_notes(config: ConfigDict) -> tuple[str, ...]:
+    """Sentences on what of their data clients show by the configured method, besides its model."""
+    if config.method != "feddg":
+        return ()
+    side = 2 * config.feddg.half + 1
+    return (
+        f"feddg sends the amplitudes of {side}x{side} frequencies of {config.feddg.spectra} images "
+        "of each client to the server and to all other clients (feddg.spectra, feddg.half)",
+    )
+
+
 def start_notes(config: ConfigDict) -> tuple[str, ...]:
     """Sentences on how the configured method depends on the weights that it starts from."""
     if _group_of(config.method) != "fedig" or not config.fedig.lambda_2:
@@ -123,6 +135,8 @@ def method_maker(
     check_extrapolation(config)
     if config.weigh:
         options["weigh"] = choose_weighing(config.weigh)
+    if mechanism := choose_privacy(config):
+        options["privacy"] = mechanism
     if config.perturb:
         options["perturb"] = choose_perturbation(config.perturb)
     make_optimizer = choose(OPTIMIZERS, config.optimizer.name, "optimizer.name")

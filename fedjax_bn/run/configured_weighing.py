@@ -24,6 +24,7 @@ WEIGHING = {
     "uniform": aggregation.uniform,
     "risk_extrapolation": aggregation.risk_extrapolation,
     "generalization_adjustment": aggregation.generalization_adjustment,
+    "by_divergence": aggregation.by_divergence,
 }
 
 

@@ -20,6 +20,7 @@ from fedjax_bn.ranges import (
     COUNT_OR_0,
     EPOCHS,
     FRACTION,
+    INSIDE,
     MESH,
     PARTITION,
     PATH,
@@ -114,7 +115,7 @@ RUN = {
     ),
     "weigh": Key(
         "",
-        "by_size, uniform, risk_extrapolation:eta=0.5:solver=slsqp, "
+        "by_size, uniform, by_divergence, risk_extrapolation:eta=0.5:solver=slsqp, "
         "generalization_adjustment:metric=loss:step=0.2, or your own; empty: the method's own",
     ),
     "perturb": Key(
@@ -148,6 +149,26 @@ RUN = {
     "participation.dropout": Key(
         0.0, "chance of a client to drop out of a round for which it was drawn", SHARE
     ),
+    "privacy.clip": Key(
+        0.0,
+        "if above 0: norm to which each client's update is clipped; with noise, differential "
+        "privacy of clients, see docs/privacy.md",
+        AT_LEAST_0,
+    ),
+    "privacy.noise": Key(
+        0.0, "standard deviation of the noise on shared leaves, in units of the clip", AT_LEAST_0
+    ),
+    "privacy.at": Key(
+        "server",
+        "who adds it: server, once to the sum, or client, each to its own update",
+        one_of("server", "client"),
+    ),
+    "privacy.seed": Key(
+        None, "of the noise, in a deployment a secret; empty: seed", SEED, optional=int
+    ),
+    "privacy.delta": Key(
+        1e-5, "delta of (epsilon, delta); well below one over the number of clients", INSIDE
+    ),
     "on_nonfinite": Key(
         "stop",
         "what follows an update of a client, or a step of the server, that is not finite: the run "
@@ -171,6 +192,12 @@ RUN = {
         False,
         "whether evaluations take the clients' loss on their training samples too, after "
         "aggregation and without training (FedBN, Fig. 3)",
+    ),
+    "predictions": Key(
+        "",
+        "form in which a classifier's run writes the probabilities of every test sample in its "
+        "selected round, answers/*-predictions: csv, npz; empty: none",
+        one_of("", "csv", "npz"),
     ),
     "eval_batch_size": Key(500, "samples tested at once", SAMPLES),
     "eval_clients": Key(
@@ -205,6 +232,7 @@ RUN = {
     "compilation_cache": Key(
         "~/.cache/fedjax_bn/compiled", "folder for compiled programs; empty: none is kept"
     ),
+    "wandb": Key("", "project of Weights & Biases that rounds are reported to; empty: none"),
     "seed": Key(0, "of all random numbers", SEED),
 }
 

@@ -17,28 +17,32 @@ from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
+from fedjax_bn.data.pixels.resize import resized
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.names import file_name
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.run import finished, workdir
+from fedjax_bn.run.answers import Keep
+from fedjax_bn.run.answers_file import predictions_of
 from fedjax_bn.run.block_evaluate import clients_tested
 from fedjax_bn.run.config import assign, check, flatten
 from fedjax_bn.run.config_file import read
 from fedjax_bn.run.configured_method import check_adaptations
 from fedjax_bn.run.datasets import check_data_keys, check_target
 from fedjax_bn.run.errors import ConfigError, WorkdirError
-from fedjax_bn.run.evaluate import internal_evaluator, served_variables, unseen_evaluator
+from fedjax_bn.run.evaluate import internal_evaluator
+from fedjax_bn.run.evaluate_unseen import served_variables, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment, build
 from fedjax_bn.run.groups import by_client
 from fedjax_bn.run.kernels import as_recorded
+from fedjax_bn.run.new_data import read_new
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.per_sample import alphas_of, features_of
-from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.run.records import Record, have_trained
 from fedjax_bn.run.report import unseen
 from fedjax_bn.run.start import data_hash
 
-_KINDS = ("alphas", "tsne")  # of files of a domain
+_KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
 
 
 class Request(NamedTuple):
@@ -51,6 +55,7 @@ class Request(NamedTuple):
       internal: whether the internal clients are tested too (FedIG, Table 12).
       alphas: whether alphas are recorded and plotted (FedIG, Fig. 4a, 7 to 9).
       tsne: whether features are plotted (FedIG, Fig. 4b).
+      resize: whether bytes of another size than the run's are stretched to it.
     """
 
     source: str = ""
@@ -59,6 +64,7 @@ class Request(NamedTuple):
     internal: bool = False
     alphas: bool = False
     tsne: bool = False
+    resize: bool = False
 
 
 def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> tuple[Record, list]:
@@ -77,13 +83,13 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
       ConfigError: a key, the data or an adaptation is wrong or does not suit the run.
     """
     about = finished.read_about(folder)
-    own = finished.configuration(about["config"])
+    own = finished.remembered(about)
     config = _wanted(own, request)
     own.mesh = config.mesh  # the devices that are here now
     check_adaptations(own, config.adaptations)
     try:
         experiment, state, number = finished.restore(folder, own, about["form"])
-        tested = _tested_domains(config, own, request)
+        tested = _tested_domains(config, own, request, about["form"])
         _check_form(tested, about["form"])
         experiment = experiment._replace(
             unseen=tested.domains,
@@ -93,13 +99,19 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
             },
         )
         say(f"round {number} of {own.method} in {folder}")
+        answers: Keep = {}
         with as_recorded(folder):
-            scores = unseen_evaluator(config, experiment)(state).get("unseen", {})
-            inside = {}
+            told = unseen_evaluator(config, experiment)(state, answers)
+            scores, inside = told.get("unseen", {}), {}
+            measures = {"internal": {}, "unseen": told.get("unseen_measures", {})}
             if request.internal:
                 trained = _trained(folder, own, number, about["form"]["clients"])
-                inside = _internal_scores(config, own, experiment, state, about, trained)
+                inside = _internal_scores(config, own, experiment, state, about, trained, answers)
+                measures["internal"] = inside.pop("measures", {})
             pictures = dict(_draw(config, experiment, state, tested, request, scores))
+        if config.predictions and answers:
+            end = f"-predictions.{config.predictions}"
+            pictures[end] = predictions_of(answers, config.predictions)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
     result = {
@@ -110,6 +122,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         "samples": {domain.name: len(whole(domain).images) for domain in tested.domains},
         "unseen": scores,
         "internal": inside,
+        **({"measures": measures} if experiment.task.classifies else {}),
         "config": dict(flatten(config)),
     }
     if not experiment.task.classifies:
@@ -148,8 +161,10 @@ def _wanted(own: ConfigDict, request: Request) -> ConfigDict:
     return config
 
 
-def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request) -> Dataset:
+def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request, form: Record) -> Dataset:
     """The domains to test, each whole: `target`, and of other data than the run's own all.
+
+    The run's own target counts for its own data only.
 
     Raises:
       ConfigError: there is nothing to test, or the data are not there.
@@ -162,10 +177,24 @@ def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request) -> Da
             "the run left no domain out, so there is nothing unseen to test: name a domain with "
             "--config.target=NAME, new data with --config.data.path=PATH, or add --internal"
         )
+    if not same and not request.source and "target" not in dict(request.changes):
+        config.target = ""
     check_data_keys(config)
-    data = DATASETS[config.data.name](config)
+    data = read_new(config, own, form)
     check_target(data, config)
-    return unseen_only(data, target=config.target, seed=config.seed)
+    tested = unseen_only(data, target=config.target, seed=config.seed)
+    return _stretched(tested, form) if request.resize else tested
+
+
+def _stretched(tested: Dataset, form: Record) -> Dataset:
+    """The domains with images of the run's size, see `resize.resized`."""
+
+    def stretch(domain: Domain) -> Domain:
+        split = whole(domain)
+        images = resized(split.images, form["shape"])
+        return Domain(domain.name, None, None, split._replace(images=images))
+
+    return tested._replace(domains=tuple(map(stretch, tested.domains)))
 
 
 def _check_form(tested: Dataset, form: Record) -> None:
@@ -179,7 +208,7 @@ def _check_form(tested: Dataset, form: Record) -> None:
         raise ConfigError(
             "the run was trained on samples of shape {} ({}) in {} classes".format(*needed)
             + ", but {} has {} ({}) in {}".format(tested.name, *given)
-            + ": give data of the same form, such as by --config.data.image_size"
+            + ": give data of the same form, such as by --config.data.image_size, or by --resize"
         )
 
 
@@ -198,10 +227,12 @@ def _internal_scores(
     state: FederatedState,
     about: Record,
     trained: np.ndarray | None,
+    answers: Keep,
 ) -> Record:
     """Accuracy of the internal clients with their own and with the global model (Table 12).
 
-    `trained` as `run.evaluate.internal_evaluator` takes it.
+    `trained` and `answers` as `run.evaluate.internal_evaluator` takes them; the "measures" of their
+    own models are beside the rows.
 
     Raises:
       WorkdirError: the data are not those that the run was trained on.
@@ -218,7 +249,8 @@ def _internal_scores(
     domains = [
         built.internal.domains[k] for k in clients_tested(theirs, len(built.internal.domains))
     ]
-    rows = {"own": internal_evaluator(theirs, built)(state, trained)["accuracy"]}
+    mine = internal_evaluator(theirs, built)(state, trained, answers)
+    rows = {"own": mine["accuracy"], "measures": mine.get("measures", {})}
     # Clients of one domain have one test split, and the same global model.
     tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
     scores = unseen_evaluator(config, experiment._replace(unseen=tuple(tests.values())))(state)

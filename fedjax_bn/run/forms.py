@@ -25,6 +25,7 @@ def _is_number(value: Any) -> bool:
 ANY = _Kind("anything", lambda value: True)
 TEXT = _Kind("text", lambda value: type(value) is str)
 NUMBER = _Kind("a number", _is_number)
+FLAG = _Kind("true or false", lambda value: type(value) is bool)
 _OR_NOTHING = _Kind("a number or null", lambda value: value is None or _is_number(value))
 _COUNT = _Kind(
     "a whole number above 0", lambda value: type(value) is int and 0 < value < 2**31
@@ -32,10 +33,21 @@ _COUNT = _Kind(
 _INDEX = _Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**31)
 _ACCURACY = {"mean": NUMBER, "*": NUMBER}
 _UNSEEN = {"*": {"*": NUMBER}}
+_MEASURES = {"*": {"*": _OR_NOTHING}}  # of internal clients
+_UNSEEN_MEASURES = {"*": _MEASURES}
 _BOTH = {"internal": _ACCURACY, "unseen": _UNSEEN}
 OBJECT = {"*": ANY}
 
-CLAIM = {"config": OBJECT, "data": TEXT, "notes?": [TEXT], "*": ANY}
+CLAIM = {
+    "config": OBJECT,
+    "data": TEXT,
+    "notes?": [TEXT],
+    "versions?": {"*": TEXT},
+    "devices?": [TEXT],
+    "machine?": OBJECT,
+    "started_in?": TEXT,
+    "*": ANY,
+}
 FINISHED = CLAIM | {
     "form": {
         "dataset": TEXT,
@@ -45,6 +57,7 @@ FINISHED = CLAIM | {
         "dtype": TEXT,
         "mean": [NUMBER],
         "std": [NUMBER],
+        "classes?": [TEXT],
         "boxes?": _COUNT,
     }
 }
@@ -60,7 +73,17 @@ SUMMARY = {
     "compile_seconds": NUMBER,
     "samples_per_second": NUMBER,
     "score?": TEXT,
+    "measures?": {"internal": _MEASURES, "unseen": _UNSEEN_MEASURES},
+    "traffic?": {"*": NUMBER},
     "*": ANY,
+}
+_SPLIT = {"samples": _INDEX, "classes": [_INDEX]}
+DATA = {
+    "classes": [TEXT],
+    "clients": {"*": {"train": _SPLIT, "validation?": _SPLIT, "test": _SPLIT}},
+    "unseen": {"*": {"test": _SPLIT}},
+    "boxes": FLAG,
+    "number": _COUNT,
 }
 RECORD = {
     "round": _COUNT,
@@ -71,6 +94,8 @@ RECORD = {
     "validation?": _ACCURACY,
     "unseen?": _UNSEEN,
     "mask_l1?": _ACCURACY,
+    "measures?": _MEASURES,
+    "unseen_measures?": _UNSEEN_MEASURES,
     "not_finite?": [TEXT],
     "clients?": [_INDEX],
     "*": ANY,

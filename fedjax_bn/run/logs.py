@@ -1,12 +1,11 @@
-"""What a run reports while it goes: the progress bar, TensorBoard's events."""
+"""What TensorBoard shows of a run: the numbers of its rounds, and its pictures."""
 
+import struct
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from fedjax_bn.names import shown
 from fedjax_bn.run.imports import hidden
@@ -18,6 +17,7 @@ with hidden("torch"):  # where it is installed, seconds for the name of a type
     from tensorboardX.proto.summary_pb2 import Summary
 
 _EVENTS = "the workdir's folder events"
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @contextmanager
@@ -54,6 +54,20 @@ def write_events(writer: EventsWriter, record: dict[str, Any]) -> None:
             writer.write_event(Event(wall_time=time.time(), step=record["round"], summary=one))
 
 
+def write_pictures(writer: EventsWriter, folder: Path, done: int) -> None:
+    """Writes the pictures of a folder, *.png, as of the rounds that are done."""
+    with faults_named(_EVENTS):
+        for path in sorted(folder.glob("*.png")):
+            data = path.read_bytes()
+            if data[:8] != _PNG:
+                continue
+            width, height = struct.unpack(">II", data[16:24])
+            form = {"width": width, "height": height, "colorspace": 4}
+            image = Summary.Image(encoded_image_string=data, **form)
+            one = Summary(value=[Summary.Value(tag=path.stem, image=image)])
+            writer.write_event(Event(wall_time=time.time(), step=done, summary=one))
+
+
 def settle(writer: EventsWriter) -> None:
     """Waits until the disk has all events."""
     with faults_named(_EVENTS):
@@ -67,20 +81,3 @@ def scalars(record: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, flo
             yield from scalars(value, f"{prefix}{shown(key)}/")
         elif isinstance(value, int | float) and prefix + key != "round":
             yield prefix + shown(key), float(value)
-
-
-def progress(title: str, rounds: int, done: int) -> tqdm:
-    """A progress bar over rounds, on standard error."""
-    return tqdm(total=rounds, initial=done, desc=title, unit="round", dynamic_ncols=True)
-
-
-def advance(bar: tqdm, record: dict[str, Any], score: str = "accuracy") -> None:
-    """Moves the bar by a round; behind it its mean loss, and mean score where there is one."""
-    told = record["loss"]
-    told = {"mean": told["mean"]} if "mean" in told else told  # of many clients it is a summary
-    losses = [value for value in told.values() if value is not None]
-    text = f"loss {sum(losses) / max(len(losses), 1):.3f}"
-    if "accuracy" in record:
-        text += f", {score} {record['accuracy']['mean']:.1f} %"
-    bar.set_postfix_str(text, refresh=False)
-    bar.update()

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import jax
@@ -77,11 +77,6 @@ def held_by_first(context: AbstractContextManager[None]) -> Iterator[None]:
     with ExitStack() as stack:
         by_first(lambda: stack.enter_context(context))
         yield
-
-
-def only_first(make: Callable[[], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
-    """In process 0 the context that `make` makes; elsewhere none, and None in its place."""
-    return make() if first() else nullcontext()
 
 
 def any_asked(stop: bool) -> bool:

@@ -119,6 +119,12 @@ def _read_tfds(name: str) -> _Read:
     return read
 
 
+def decoding(config: ConfigDict) -> dict[str, Any]:
+    """How image files are decoded, as arguments of `published.to_source`."""
+    cache, most = _cache_folder(config), config.data.max_megapixels
+    return {"cache": cache, "progress": True, "max_megapixels": most}
+
+
 def _cache_folder(config: ConfigDict) -> Path | None:
     """Where decoded images are kept; None where nowhere."""
     return Path(config.data.cache).expanduser() if config.data.cache else None

@@ -19,6 +19,7 @@ from fedjax_bn.devices import apart
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization import StatisticsRule
+from fedjax_bn.run.answers import Answers
 from fedjax_bn.run.mesh import copies_on
 from fedjax_bn.run.scoring_data import TestData
 from fedjax_bn.sharing import Variables, join
@@ -124,8 +125,10 @@ def score_clients(
     task: Task | None = None,
     statistics: StatisticsRule | None = None,
     mesh: Mesh | None = None,
-) -> Callable[[FederatedState, Blocks], list[float]]:
+) -> Callable[[FederatedState, Blocks], list[float | Answers]]:
     """Returns `score(state, blocks)`: percent of each client, with its own model.
+
+    Of a task of `answers.answering` it is the client's answers.
 
     Args:
       model: linen module, images -> outputs.
@@ -139,7 +142,7 @@ def score_clients(
     task = task or classification()
     judge = judge_clients(model, prepare, task, statistics, mesh)
 
-    def score(state: FederatedState, blocks: Blocks) -> list[float]:
+    def score(state: FederatedState, blocks: Blocks) -> list[float | Answers]:
         kept = [_used(judge(state, block)) for block in _as_blocks(blocks)]
         client, joined = _joined(kept)
         return [_total(task.score, joined, client == k) for k in range(num_clients)]
@@ -149,8 +152,8 @@ def score_clients(
 
 def score_unseen(
     adaptation: Adaptation, prepare: Prepare, task: Task | None = None, mesh: Mesh | None = None
-) -> Callable[[Variables, Blocks], float]:
-    """Returns `score(variables, blocks)`: percent of one unseen client.
+) -> Callable[[Variables, Blocks], float | Answers]:
+    """Returns `score(variables, blocks)`: percent of one unseen client, or its answers.
 
     The adaptation starts afresh at each call; arguments are those of `score_clients`.
     """
@@ -160,7 +163,7 @@ def score_unseen(
     if mesh is not None:
         begin = jax.jit(begin, out_shardings=copies_on(mesh))
 
-    def score(variables: Variables, blocks: Blocks) -> float:
+    def score(variables: Variables, blocks: Blocks) -> float | Answers:
         carry, kept = begin(variables), []
         for block in _as_blocks(blocks):
             carry, one = judge(variables, carry, block)
@@ -205,7 +208,9 @@ def _joined(parts: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-def _total(score: Score, kept: PyTree, rows: np.ndarray) -> float:
+def _total(score: Score, kept: PyTree, rows: np.ndarray) -> float | Answers:
     """The score over the batches that bool[T] chooses."""
-    percent = score.of_all(jax.tree.map(lambda leaf: leaf[rows], kept))
-    return float(str(np.asarray(percent)))  # with the digits that its dtype has, and no others
+    total = score.of_all(jax.tree.map(lambda leaf: leaf[rows], kept))
+    if isinstance(total, Answers):
+        return total
+    return float(str(np.asarray(total)))  # with the digits that its dtype has, and no others

@@ -142,6 +142,9 @@ def in_order(split: Split, order: int) -> Split:
     -1 leaves it in the order in which it lies, often sorted by class, which no tracked or batch
     statistics bear.
     """
-    if order < 0:
-        return split
-    return select(split, np.random.default_rng(order).permutation(len(split.images)))
+    return split if order < 0 else select(split, places_in_order(len(split.images), order))
+
+
+def places_in_order(count: int, order: int) -> np.ndarray:
+    """i64[N]: which of so many samples comes when, in the order of `in_order`."""
+    return np.arange(count) if order < 0 else np.random.default_rng(order).permutation(count)

@@ -28,6 +28,7 @@ from fedjax_bn.run.experiment import (
 from fedjax_bn.run.mesh import place_copies, shardings_of
 from fedjax_bn.run.population import Held, check_population, num_clients, on_disk
 from fedjax_bn.run.shapes import check_shapes
+from fedjax_bn.run.tracking import check_tracking
 
 
 class Keys(NamedTuple):
@@ -39,15 +40,22 @@ class Keys(NamedTuple):
     participation: jax.Array
 
 
-def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], FederatedState]]:
+def prepare(
+    config: ConfigDict, make: Callable[[ConfigDict], Experiment] = build
+) -> tuple[Experiment, Keys, Callable[[], FederatedState]]:
     """Builds the experiment, the keys and a function that makes the state before the first round.
+
+    Args:
+      config: the run's.
+      make: builds the experiment.
 
     Raises:
       ConfigError: whatever is wrong with the configuration or the data it names.
     """
     keep_compiled(config.compilation_cache)
+    check_tracking(config.wandb)
     try:
-        experiment = build(config)
+        experiment = make(config)
         check_population(config, len(experiment.internal.domains))
         keys = make_keys(config)
         check_shapes(config, experiment, make_start(config, experiment, keys))
@@ -143,13 +151,19 @@ def data_hash(experiment: Experiment) -> str:
     return hashlib.sha256(data.encode() + experiment.trace.tobytes()).hexdigest()
 
 
-def partition_table(config: ConfigDict, state: FederatedState | Held) -> str:
-    """Which leaves are shared and which personal, with counts and bytes of one client."""
+def partition_table(config: ConfigDict, state: FederatedState | Held, modules: bool = True) -> str:
+    """Which leaves are shared and which personal, with counts and bytes of one client.
+
+    Args:
+      config: the run's.
+      state: before the next round.
+      modules: whether it says so for each module, or in sums.
+    """
     own = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state.personal
     )
     variables = sharing.join(state.shared, own)
     mask = jax.tree.map(lambda leaf: leaf is not None, state.shared, is_leaf=lambda x: x is None)
     return f"{config.method} on {config.model}, {num_clients(state):,} clients\n" + (
-        sharing.describe(variables, mask)
+        sharing.describe(variables, mask, modules)
     )

@@ -48,8 +48,8 @@ def summarize(
 
     `rounds` are those that were made, fewer than `config.rounds` where the run ran out of patience.
     `seconds_per_round` is the median over all rounds, `samples_per_second` the training samples of
-    a round divided by it (of a cohort those of as many clients of mean size), `compile_seconds`
-    those of the last start. Where there is a patience, `stopped_early` says whether it ended before
+    a round divided by it (`samples_a_round`), `compile_seconds` those of the last start, 0 where
+    no round was left. Where there is a patience, `stopped_early` says whether it ended before
     `config.rounds`.
 
     Args:
@@ -61,13 +61,6 @@ def summarize(
     """
     selected = select_round(records)
     seconds = median(record["seconds"] for record in records)
-    domains = experiment.internal.domains
-    if config.local_steps:
-        samples = len(domains) * config.local_steps * config.batch_size
-    else:
-        sizes = [len(domain.train.images) for domain in domains]
-        samples = int(np.dot(np.broadcast_to(local_epochs(config), len(sizes)), sizes))
-    samples *= (config.clients_per_round or len(domains)) / len(domains)
     return {
         "method": config.method,
         "dataset": experiment.internal.name,
@@ -76,13 +69,25 @@ def summarize(
         "selected_round": selected,
         "accuracy": _accuracies(records[selected - 1]),
         "last_round": _accuracies(records[-1]),
+        **_measures(records[selected - 1]),
         "seconds_per_round": seconds,
         "compile_seconds": compile_seconds,
-        "samples_per_second": samples / seconds,
+        "samples_per_second": samples_a_round(config, experiment) / seconds,
         **({} if experiment.task.classifies else {"score": experiment.task.score.name}),
         **({"stopped_early": len(records) < config.rounds} if config.patience else {}),
         **more,
     }
+
+
+def samples_a_round(config: ConfigDict, experiment: Experiment) -> float:
+    """How many samples a round trains on; of a cohort those of as many clients of mean size."""
+    domains = experiment.internal.domains
+    if config.local_steps:
+        samples = len(domains) * config.local_steps * config.batch_size
+    else:
+        sizes = [len(domain.train.images) for domain in domains]
+        samples = int(np.dot(np.broadcast_to(local_epochs(config), len(sizes)), sizes))
+    return samples * (config.clients_per_round or len(domains)) / len(domains)
 
 
 def _accuracies(record: Record) -> Record:
@@ -97,3 +102,19 @@ def _accuracies(record: Record) -> Record:
             "move the workdir away and start again, or give another --workdir"
         )
     return {"internal": record["accuracy"], "unseen": record.get("unseen", {})}
+
+
+def add_unseen(summary: Record, record: Record) -> None:
+    """Adds what `evaluate_unseen.unseen_evaluator` found once, at the end, to a summary."""
+    if "unseen" in record:
+        summary["accuracy"]["unseen"] = record["unseen"]
+    if "unseen_measures" in record:
+        summary["measures"]["unseen"] = record["unseen_measures"]
+
+
+def _measures(record: Record) -> Record:
+    """{"measures": {"internal", "unseen"}} of an evaluated round, see `run.answers`; or {}."""
+    if "measures" not in record:
+        return {}
+    inside, outside = record["measures"], record.get("unseen_measures", {})
+    return {"measures": {"internal": inside, "unseen": outside}}

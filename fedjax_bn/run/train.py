@@ -11,13 +11,19 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.data.domain import form_of
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.run import checkpoint, logs, workdir
+from fedjax_bn.run import checkpoint, workdir
+from fedjax_bn.run.answers import Keep
+from fedjax_bn.run.answers_file import write_answers
+from fedjax_bn.run.batch_norm_log import log_batch_norms
 from fedjax_bn.run.box_pictures import draw_boxes, shows_boxes
 from fedjax_bn.run.claim import check_claim, claim
+from fedjax_bn.run.compile_time import compile_round
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.configured_method import resolved
+from fedjax_bn.run.configured_privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.errors import InterruptedRun
-from fedjax_bn.run.evaluate import evaluator, unseen_evaluator
+from fedjax_bn.run.evaluate import evaluator
+from fedjax_bn.run.evaluate_unseen import unseen_evaluator
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.finished import restore_state
 from fedjax_bn.run.forms import SUMMARY
@@ -32,7 +38,6 @@ from fedjax_bn.run.processes import (
     by_first,
     first,
     held_by_first,
-    only_first,
     require_same,
     together,
 )
@@ -48,17 +53,21 @@ from fedjax_bn.run.rounds import open_rounds
 from fedjax_bn.run.start import Keys, data_hash, partition_table, prepare
 from fedjax_bn.run.stop import saying, stop_requests
 from fedjax_bn.run.stored_rounds import open_stored_rounds
-from fedjax_bn.run.summary import out_of_patience, select_round, summarize
+from fedjax_bn.run.summary import add_unseen, out_of_patience, select_round, summarize
+from fedjax_bn.run.watchers import watchers
 from fedjax_bn.traffic import traffic
 
 
-def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) -> Record:
+def run(
+    config: ConfigDict, folder: Path, say: Callable[[str], None] = print, modules: bool = True
+) -> Record:
     """Trains one method and returns its summary; a run that was stopped goes on where it was.
 
     Args:
       config: as `fedjax_bn.run.config.base` and a config file make it.
       folder: the workdir; see the README for its files.
       say: where messages go.
+      modules: whether it says for each module what is shared, or in sums.
 
     Raises:
       ConfigError: the configuration or the data do not suit.
@@ -72,8 +81,11 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
     config = resolved(config)
     experiment, keys, start = prepare(config)
     start = start_held(config, start, folder, len(experiment.internal.domains))
+    promised = describe_privacy(config, len(experiment.internal.domains), config.rounds)
+    experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
-    about["notes"] = list(experiment.notes)
+    about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
+    about |= promised
     about |= describe_machine()
     about["machine"]["mesh"] = mesh_note(experiment.mesh)
     flat, say = dict(flatten(config)), say if first() else lambda text: None
@@ -97,6 +109,8 @@ def run(config: ConfigDict, folder: Path, say: Callable[[str], None] = print) ->
         state, records = resume(folder, start, say, experiment.mesh)
         if records:
             say(f"going on from round {len(records)} of {config.rounds} in {folder}")
+        for note in (*experiment.notes, partition_table(config, state, modules)):
+            say(note)
         with kernels(config, folder, say):
             return _finish(config, experiment, keys, folder, state, records, say)
 
@@ -151,24 +165,24 @@ def _finish(
     """The rounds that are left, and the summary; arguments as of `run` and `loop`."""
     form = form_on(state, experiment.mesh)  # before a round donates it
     # 4. Say and draw what will be trained, and compile a round.
-    for note in (*experiment.notes, partition_table(config, state)):
-        say(note)
     if experiment.mesh is not None:
         say(mesh_note(experiment.mesh))
     if first():
-        write_data_plots(folder, experiment.internal, experiment.unseen)
+        most = config.clients_named
+        write_data_plots(folder, experiment.internal, experiment.unseen, most)
     opening = open_stored_rounds if isinstance(state, Held) else open_rounds
     rounds = opening(config, experiment, keys, state)
     bytes_sent = traffic(experiment.method, state, rounds.batches)
     say(rounds.note)
     say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
-    began = time.perf_counter()
-    round = rounds.compile(state)
-    compile_seconds = time.perf_counter() - began
 
     # 5. Train. The summary is written last: it says that the run has finished.
-    records = loop(config, experiment, folder, round, state, records)
-    summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent)
+    compile_seconds = 0.0
+    if not _complete(config, records):  # else only the summary is missing
+        round, compile_seconds = compile_round(partial(rounds.compile, state), config, say)
+        records = loop(config, experiment, folder, round, state, records)
+    spent = describe_privacy(config, len(experiment.internal.domains), len(records))
+    summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent, **spent)
     if len(records) < config.rounds:
         say(
             f"stopped after round {len(records)} of {config.rounds}: the validation "
@@ -177,12 +191,19 @@ def _finish(
         )
     if config.eval_unseen == "once":
         selected, _ = restore_state(folder, form)
-        summary["accuracy"] |= unseen_evaluator(config, experiment)(selected)
+        answers: Keep = {}
+        add_unseen(summary, unseen_evaluator(config, experiment)(selected, answers))
+        by_first(lambda: write_answers(folder, answers, config.predictions))
     # Pictures need models of clients side by side where one process can read them.
     if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
         draw_boxes(experiment, folder, restore_state(folder, form)[0])
     by_first(lambda: workdir.write_json(folder / "summary.json", summary))
     return summary
+
+
+def _complete(config: ConfigDict, records: list[Record]) -> bool:
+    """Whether no round is left."""
+    return len(records) >= config.rounds or out_of_patience(records, config.patience)
 
 
 def loop(
@@ -196,8 +217,8 @@ def loop(
     """Runs the rounds that are left, as long as there is patience; returns the records of all.
 
     The order of writes lets a run that was killed between any two of them go on exactly, and after
-    a power cut too: the line of a round, the selected checkpoint where it is one, then the latest,
-    which counts them and waits until the disk has them.
+    a power cut too: the line of a round, what its report needs and the selected checkpoint where it
+    is one, then the latest, which counts them and waits until the disk has them.
 
     Args:
       config: the run's.
@@ -213,10 +234,9 @@ def loop(
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(config, experiment)
     opened = checkpoint.open_both(folder, len(records))
-    events = only_first(lambda: logs.open_events(folder / "events", len(records)))
-    bar = only_first(lambda: logs.progress(config.method, config.rounds, len(records)))
-    with opened as (latest, selected), bar, events as log, stop_requests() as stop_requested:
-        while len(records) < config.rounds and not out_of_patience(records, config.patience):
+    watching = watchers(config, experiment, folder, len(records))
+    with opened as (latest, selected), watching as watch, stop_requests() as stop_requested:
+        while not _complete(config, records):
             number, start = len(records) + 1, time.perf_counter()
             state, metrics = round(state)
             metrics = jax.device_get(metrics)
@@ -224,27 +244,32 @@ def loop(
             record = round_record(names, metrics, number, seconds, config.clients_named)
             require_finite(record, metrics, config.on_nonfinite)
             require_weights(names, metrics, number)
+            answers: Keep = {}
             if number == config.rounds or number % config.eval_every == 0:
-                record |= evaluate(state, have_trained([*records, record], names))
+                record |= evaluate(state, have_trained([*records, record], names), answers)
 
             records.append(record)
-            last = number == config.rounds or out_of_patience(records, config.patience)
-            last = by_first(lambda last=last: last)
+            last = by_first(lambda: _complete(config, records))
             record |= log_masks(experiment, folder, state, last, config.clients_named)
             if first():
                 workdir.append_line(folder / "metrics.jsonl", record)
-                logs.write_events(log, record)
-                logs.advance(bar, record, experiment.task.score.name)
+            is_selected = "accuracy" in record and select_round(records) == number
+            if first() and is_selected:
+                write_answers(folder, answers, config.predictions)
+            for moment, due in (("first", number == 1), ("selected", is_selected)):
+                if due:
+                    log_batch_norms(experiment, folder, state, moment, config.clients_named)
+            watch.tell(record)
 
-            if "validation" in record and select_round(records) == number:
+            if "validation" in record and is_selected:
                 keep_rows("selected", state)
                 checkpoint.save(selected, number, state)
             stop = any_asked(stop_requested())
             if last or stop or number % config.checkpoint_every == 0:
                 # A run that goes on from here will not write these again.
                 checkpoint.settle(selected)
+                watch.settle()
                 if first():
-                    logs.settle(log)
                     workdir.sync(folder / "metrics.jsonl")
                 keep_rows("latest", state)
                 checkpoint.save(latest, number, state)

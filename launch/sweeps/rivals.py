@@ -1,12 +1,8 @@
 """Why a row of a paper has no run: for the rows that this library cannot make."""
 
-TO_COME = "a method still to come"
 NO_FORMULA = "a rival whose formula is not to be had"
 
-_RIVALS = {
-    **dict.fromkeys(("L2D", "FedDG", "CSAC", "FedADG", "SNR"), TO_COME),
-    **dict.fromkeys(("ARFL", "FedCSA"), NO_FORMULA),
-}
+_RIVALS = dict.fromkeys(("ARFL", "FedCSA"), NO_FORMULA)
 
 
 def rivals(*names: str) -> dict[str, str]:

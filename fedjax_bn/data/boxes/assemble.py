@@ -20,6 +20,10 @@ from fedjax_bn.data.source import Pool, Source, check_source
 _NO_AREA = "boxes without area, or outside their image, left out"
 _CLIPPED = "boxes that reach out of their image cut at its border"
 _BORDER = 1.0  # pixels by which formats disagree on where a box ends
+_NO_SPLIT = (
+    "domains whose files name a part (train, val, test) of some images only, or none that train, "
+    "and are divided as those without"
+)
 _OTHER_SIZE = "images of another size than their labels say, whose own size counts"
 
 
@@ -86,13 +90,16 @@ def to_source(
     placed = [place(one, *map(int, wh)) for one, wh in zip(everything, sizes, strict=True)]
     labels = _padded(placed)
     if not (labels[CLASS] >= 0).any():
-        raise ValueError(f"{root} has {len(files)} images, but none with a box; see its labels")
+        said = "; ".join(slips.notes()) or "see its labels"
+        raise ValueError(f"{root} has {len(files)} images, but none with a box: {said}")
     pools, start = [], 0
     for domain, owned in domains.items():
         rows = slice(start, start + len(owned))
         start = rows.stop
         own = {key: leaf[rows] for key, leaf in labels.items()}
         pools.append(Pool(domain, images[rows], own, _names(owned, root), _parts(owned)))
+        if pools[-1].parts is None and any(one.part is not None for one in owned):
+            slips.add(_NO_SPLIT, domain)
     notes = (*notes, *_counts(domains, labels), *slips.notes(), *converted)
     key = hash_of_files(files, root, image_size, times=False)
     no_shift, no_scale = (0.0,) * 3, (1.0,) * 3  # YOLO's detectors read u8/255
@@ -130,7 +137,8 @@ def _place_boxes(
         largest = np.sort(np.argsort(-extent, kind="stable")[:most])
         for _ in range(len(kept) - most):
             slips.add(
-                f"boxes left out, the smallest of images with more than data.max_boxes={most}"
+                f"boxes left out, the smallest of images with more than data.max_boxes={most}",
+                str(one.file),
             )
         kept = kept[largest]
     placed = to_square(inside[kept], width, height, size)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_bn.data.boxes.assemble import Squares, to_source
+from fedjax_bn.data.boxes.json_rows import read_rows
 from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
-from fedjax_bn.data.boxes.parsing import entry, number, of_kind, read_json
+from fedjax_bn.data.boxes.parsing import entry, number, of_kind
 from fedjax_bn.data.source import Source
 from fedjax_bn.names import shown
 
@@ -87,8 +88,7 @@ def list_frames(
         label_file = next((p for p in (root / f.format(part) for f in _FILES) if p.is_file()), None)
         if label_file is None:
             raise FileNotFoundError(f"{root / _FILES[0].format(part)} is missing: {_WHERE}")
-        frames = of_kind(read_json(label_file), list, str(label_file))
-        for row, frame in enumerate(frames, 1):
+        for row, frame in enumerate(read_rows(label_file), 1):
             place = f"{label_file}, frame {row}"
             domain = rule(_attributes(frame, place))
             if not domain:
@@ -147,7 +147,8 @@ def _read_frame(
     if labels is None:
         slips.add("frames without labels, which have no boxes")
     rows, classes, corners = [], [], []
-    for row, one in enumerate(of_kind(labels or [], list, f"{place}: 'labels'"), 1):
+    labels = [] if labels is None else labels
+    for row, one in enumerate(of_kind(labels, list, f"{place}: 'labels'"), 1):
         here = f"{place}, label {row}"
         box = of_kind(one, dict, here).get("box2d")
         if box is None:

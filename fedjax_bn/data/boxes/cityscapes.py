@@ -9,15 +9,15 @@ later ones hide parts. Groups ("persongroup", or an id without number) are crowd
 images of one scene have one name, so that no split separates them.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedjax_bn.data.boxes.assemble import Squares, to_source
-from fedjax_bn.data.boxes.coco import CROWDS
-from fedjax_bn.data.boxes.instances import read_all
-from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
+from fedjax_bn.data.boxes.instances import read_all, with_instances
+from fedjax_bn.data.boxes.labelled import COMMON, CROWDS, PARTS, Labelled, Slips, numbers_of
 from fedjax_bn.data.boxes.parsing import entry, number, read_json
 from fedjax_bn.data.label_trees import PADDING, crowd
 from fedjax_bn.data.pixels.raster import MEGAPIXELS
@@ -112,9 +112,8 @@ def _list_domain(
         files = [label for label, _ in instances]
         digest = f"cityscapes-{'-'.join(map(str, sorted(ids.items())))}"
         boxes = read_all(files, partial(_class_of, ids), root=root, name=digest, **how)
-        for (_, one), (classes, corners) in zip(instances, boxes, strict=True):
-            rows = range(1, len(classes) + 1)
-            scenes.append(one._replace(classes=classes, corners=corners, rows=rows))
+        for (_, one), found in zip(instances, boxes, strict=True):
+            scenes.append(with_instances(one, found, slips))
     scenes += [_read_polygons(label, one, numbers, slips) for label, one in polygons]
     return sorted(scenes, key=lambda one: one.file)
 
@@ -147,5 +146,10 @@ def _extent(polygon: list[Any], place: str) -> tuple[float, ...]:
     """The box of a polygon [[x, y], ...]."""
     if not polygon or not all(isinstance(point, list) and len(point) == 2 for point in polygon):
         raise ValueError(f"{place}: 'polygon' must be a list of [x, y]")
-    across, down = ([number(point[k], f"{place}: 'polygon'") for point in polygon] for k in (0, 1))
+    points = [[number(value, f"{place}: 'polygon'") for value in point] for point in polygon]
+    if not all(math.isfinite(value) for point in points for value in point):
+        raise ValueError(
+            f"{place}: 'polygon' has a number that is not finite: correct or remove it"
+        )
+    across, down = zip(*points, strict=True)
     return min(across), min(down), max(across), max(down)

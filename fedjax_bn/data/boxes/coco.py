@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedjax_bn.data.boxes.labelled import Labelled, Slips, part_of
+from fedjax_bn.data.boxes.labelled import CROWDS, Labelled, Slips, part_of
 from fedjax_bn.data.boxes.parsing import entry, number, of_kind, read_json
 from fedjax_bn.data.label_trees import crowd
 from fedjax_bn.names import shown
 
-CROWDS = "crowds, groups that are no single object: nobody learns them, no detection is wrong there"
 _KEYS = {"images", "annotations", "categories"}
 
 
@@ -26,16 +25,18 @@ def find(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     Where some are called instances_*, as COCO's own, others (of key points, captions) are left out.
 
     Raises:
-      ValueError: a file is damaged.
+      ValueError: a file is damaged, or none has all that this form needs.
     """
-    paths = sorted((*folder.glob("*.json"), *folder.glob("*/*.json")))
+    paths = sorted(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*.json"))
     paths = [path for path in paths if path.stem.startswith("instances")] or paths
     contents = ((path, read_json(path)) for path in paths)
-    return [
-        (p, content)
-        for p, content in contents
-        if isinstance(content, dict) and set(content) >= _KEYS
-    ]
+    objects = [(path, content) for path, content in contents if isinstance(content, dict)]
+    found = [(path, content) for path, content in objects if set(content) >= _KEYS]
+    if not found:
+        for path, content in objects:
+            if len(_KEYS & set(content)) > 1:
+                raise ValueError(f"{path} has no {min(_KEYS - set(content))!r}")
+    return found
 
 
 def categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
@@ -48,7 +49,10 @@ def categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
     named = {}
     for row, one in enumerate(rows, 1):
         place = f"{path}, categories, row {row}"
-        named[entry(one, "id", int, place)] = entry(one, "name", str, place)
+        identity = entry(one, "id", int, place)
+        if identity in named:
+            raise ValueError(f"{place} has the id {identity}, as an earlier one: ids must differ")
+        named[identity] = entry(one, "name", str, place)
     return named
 
 
@@ -75,7 +79,11 @@ def labelled(
     boxes: dict[int, list[tuple[int, int, tuple[float, ...]]]] = {}
     images = entry(content, "images", list, str(path))
     for row, one in enumerate(images, 1):
-        boxes.setdefault(entry(one, "id", int, f"{path}, images, row {row}"), [])
+        place = f"{path}, images, row {row}"
+        identity = entry(one, "id", int, place)
+        if identity in boxes:
+            raise ValueError(f"{place} has the id {identity}, as an earlier one: ids must differ")
+        boxes[identity] = []
     for row, one in enumerate(entry(content, "annotations", list, str(path)), 1):
         place = f"{path}, annotations, row {row}"
         image, category = entry(one, "image_id", int, place), entry(one, "category_id", int, place)

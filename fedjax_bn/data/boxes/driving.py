@@ -60,7 +60,7 @@ def load(
             one = cityscapes.list_scenes(root / name, ("cityscapes",), classes, slips, **how)
             scenes[name] = one["cityscapes"]
         elif name == "vistas":
-            scenes[name] = vistas.list_scenes(root / name, classes, **how)
+            scenes[name] = vistas.list_scenes(root / name, classes, slips, **how)
         else:
             scenes[name] = bdd100k.list_frames(root / name, ("all",), classes, slips)["bdd100k"]
     squares = Squares(image_size, max_boxes, **how)

@@ -28,10 +28,7 @@ def domain_folders(path: Path, domains: Sequence[str], where: str) -> dict[str, 
     if not path.is_dir():
         raise FileNotFoundError(f"data.path {path} is no folder: {where}")
     found = {one.name: one for one in subfolders(path) if not _is_inside(one.name)}
-    own = len(found) < len(subfolders(path)) or any(
-        one.is_file() and is_image(one.name) for one in path.iterdir()
-    )
-    if own or not found:
+    if len(found) < len(subfolders(path)) or not found or _holds_labelled_images(path):
         found = {path.resolve().name: path}
     missing = [name for name in domains if name not in found]
     if missing:
@@ -40,6 +37,14 @@ def domain_folders(path: Path, domains: Sequence[str], where: str) -> dict[str, 
             f"{first_few(list(found))}: {where}"
         )
     return {name: found[name] for name in domains or found}
+
+
+def _holds_labelled_images(folder: Path) -> bool:
+    """Whether images lie in a folder itself, with labels beside them: a picture alone is no set."""
+    files = [one for one in folder.iterdir() if one.is_file()]
+    labels = {one.stem for one in files if one.suffix.lower() in (".txt", ".xml")}
+    of_all = any(one.suffix.lower() == ".json" for one in files)
+    return any(is_image(one.name) and (of_all or one.stem in labels) for one in files)
 
 
 def _is_inside(name: str) -> bool:

@@ -4,9 +4,11 @@ import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.boxes.labelled import CROWDS, Labelled, Slips
 from fedjax_bn.data.label_trees import PADDING
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
@@ -15,7 +17,33 @@ from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_raster
 from fedjax_bn.data.sets.files import corruption_named
 
 _MOST = 512  # boxes that are kept of an image
-_FIELDS = 5  # the class and four corners
+_FIELDS = 5  # the class and four corners; of the row behind all boxes the size and the count
+
+
+class Instances(NamedTuple):
+    """What a PNG of instances holds.
+
+    Attributes:
+      classes: of each box, largest first, see `label_trees`.
+      corners: x1, y1, x2, y2 of each, in pixels.
+      size: width and height of the PNG.
+      count: of boxes, those that were too many included.
+    """
+
+    classes: list[int]
+    corners: list[tuple[int, ...]]
+    size: tuple[int, int]
+    count: int
+
+
+def with_instances(one: Labelled, found: Instances, slips: Slips) -> Labelled:
+    """An image with the boxes that its PNG has; crowds and boxes left out are counted."""
+    for _ in range(sum(number < PADDING for number in found.classes)):
+        slips.add(CROWDS)
+    for _ in range(found.count - len(found.classes)):
+        slips.add(f"instances left out, the smallest of images with more than {_MOST}", one.place)
+    rows = range(1, len(found.classes) + 1)
+    return one._replace(classes=found.classes, corners=found.corners, rows=rows, size=found.size)
 
 
 def boxes_of(ids: np.ndarray) -> dict[int, tuple[int, int, int, int]]:
@@ -56,8 +84,8 @@ def read_all(
     cache: str | Path | None,
     progress: bool,
     max_megapixels: float,
-) -> list[tuple[list[int], list[tuple[int, ...]]]]:
-    """Classes and corners of each file's instances, kept in the cache.
+) -> list[Instances]:
+    """The instances of each file, kept in the cache.
 
     Args:
       files: PNGs of instances.
@@ -70,14 +98,14 @@ def read_all(
     """
 
     def row(file: Path) -> np.ndarray:
-        found = [
-            (classes_of(k), box) for k, box in boxes_of(read_ids(file, max_megapixels)).items()
-        ]
+        ids = read_ids(file, max_megapixels)
+        found = [(classes_of(k), box) for k, box in boxes_of(ids).items()]
         found = [(number, box) for number, box in found if number != PADDING]
         found.sort(
             key=lambda one: (one[1][0] - one[1][2]) * (one[1][3] - one[1][1])
         )  # largest first
-        placed = np.full((_MOST, _FIELDS), -1, "<i4")
+        placed = np.full((_MOST + 1, _FIELDS), PADDING, "<i4")
+        placed[_MOST, 1:4] = (*ids.shape[::-1], len(found))
         for k, (number, box) in enumerate(found[:_MOST]):
             placed[k] = (number, *box)
         return placed
@@ -92,13 +120,16 @@ def read_all(
                 bar.update(1)
         return ()
 
-    shape = (len(files), _MOST * _FIELDS * struct.calcsize("<i"))
-    digest = f"{name}-{hash_of_files(files, root, _MOST)}"
+    shape = (len(files), (_MOST + 1) * _FIELDS * struct.calcsize("<i"))
+    digest = f"{name}-{hash_of_files(files, root, _MOST + 1)}"
     folder = None if cache is None else Path(cache)
     rows = cached_array(folder, digest, shape, make)[0]
-    placed = np.ascontiguousarray(rows).view("<i4").reshape(len(files), _MOST, _FIELDS)
-    return [_kept(one[one[:, 0] != PADDING]) for one in placed]
+    placed = np.ascontiguousarray(rows).view("<i4").reshape(len(files), _MOST + 1, _FIELDS)
+    return list(map(_kept, placed))
 
 
-def _kept(rows: np.ndarray) -> tuple[list[int], list[tuple[int, ...]]]:
-    return rows[:, 0].tolist(), list(map(tuple, rows[:, 1:].tolist()))
+def _kept(placed: np.ndarray) -> Instances:
+    rows = placed[placed[:, 0] != PADDING].tolist()
+    _, width, height, count, _ = placed[_MOST].tolist()
+    corners = [tuple(row[1:]) for row in rows]
+    return Instances([row[0] for row in rows], corners, (width, height), count)

@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 
+CROWDS = "crowds, groups that are no single object: nobody learns them, no detection is wrong there"
 # What BDD100K, Cityscapes and Mapillary Vistas share.
 COMMON = ("person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle")
 PARTS: Mapping[str, int] = MappingProxyType(
@@ -65,7 +66,7 @@ class Slips:
         """One more of what a sentence says, such as "boxes without area left out"."""
         self._counts[what] += 1
         places = self._places.setdefault(what, [])
-        if place and len(places) < 3:
+        if place and place not in places and len(places) < 3:
             places.append(place)
 
     def notes(self) -> list[str]:

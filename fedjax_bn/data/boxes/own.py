@@ -11,11 +11,11 @@ domain have one. Images keep their shape, see `pixels.letterbox`.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_bn.data.boxes import coco, voc, yolo_text
 from fedjax_bn.data.boxes.assemble import Squares, to_source
-from fedjax_bn.data.boxes.folders import domain_folders, files_in
+from fedjax_bn.data.boxes.folders import domain_folders
 from fedjax_bn.data.boxes.labelled import Labelled, Slips, numbers_of
 from fedjax_bn.data.source import Source
 
@@ -23,9 +23,25 @@ _WHERE = (
     "it must hold images with boxes, or a folder of such for each domain: images/*.jpg with "
     "labels/*.txt (YOLO), annotations/*.xml (VOC) or annotations/*.json (COCO)"
 )
-_Read = Callable[
-    [Path, dict[str, Path], Sequence[str], Slips], tuple[list[str], dict[str, list[Labelled]]]
-]
+# domain -> what lies in its folder, as a form's `find` returns it
+_Found = dict[str, Any]
+_Owned = dict[str, list[Labelled]]
+
+
+class _Form(NamedTuple):
+    """A form in which boxes are published.
+
+    Attributes:
+      name: to end a sentence with.
+      find: `find(root, folder, slips)` is what a domain has of this form; empty where nothing.
+      read: `read(root, folders, found, classes, slips) -> (names of all classes, images)`.
+      shares: see `assemble.Squares`.
+    """
+
+    name: str
+    find: Callable[[Path, Path, Slips], Any]
+    read: Callable[[Path, dict[str, Path], _Found, Sequence[str], Slips], tuple[list[str], _Owned]]
+    shares: bool = False
 
 
 def load(
@@ -57,9 +73,9 @@ def load(
         raise ValueError(f"boxes needs data.path: {_WHERE}")
     root = Path(path)
     folders = domain_folders(root, domains, _WHERE)
-    form, read = _form_of(root, folders)
     slips = Slips()
-    known, owned = read(root, folders, classes, slips)
+    form, found = _find(root, folders, slips)
+    known, owned = form.read(root, folders, found, classes, slips)
     empty = [name for name, images in owned.items() if not images]
     if empty:
         raise ValueError(f"{folders[empty[0]]} has no labelled images: {_WHERE}")
@@ -69,27 +85,35 @@ def load(
         owned,
         classes or known,
         slips,
-        Squares(image_size, shares=read is _read_yolo, **how),
-        notes=(f"{root} is read as {form}",),
+        Squares(image_size, shares=form.shares, **how),
+        notes=(f"{root} is read as {form.name}",),
     )
 
 
-def _form_of(root: Path, folders: dict[str, Path]) -> tuple[str, _Read]:
-    """The form in which all domains are, by the files of the first."""
-    first = next(iter(folders.values()))
-    if coco.find(first):
-        return "COCO's JSON", _read_coco
-    if any(file.suffix.lower() == ".xml" for file in files_in(first)):
-        return "Pascal VOC's XML", _read_voc
-    if any(text for _, text in yolo_text.find(first)):
-        return "YOLO's text files", _read_yolo
-    raise ValueError(f"{first} has no boxes in a known form: {_WHERE}")
+def _find(root: Path, folders: dict[str, Path], slips: Slips) -> tuple[_Form, _Found]:
+    """The form of all domains, and what they have of it."""
+    forms, found = {}, {}
+    for name, folder in folders.items():
+        for form in _FORMS:
+            if content := form.find(root, folder, slips):
+                forms[name], found[name] = form, content
+                break
+        else:
+            choose = "; data.domains names the folders to be read" if len(folders) > 1 else ""
+            raise ValueError(f"{folder} has no boxes in a known form: {_WHERE}{choose}")
+    first = next(iter(forms))
+    for name, form in forms.items():
+        if form is not forms[first]:
+            raise ValueError(
+                f"{folders[name]} is in the form of {form.name}, but {folders[first]} in that of "
+                f"{forms[first].name}: bring both into one, or choose by data.domains"
+            )
+    return forms[first], found
 
 
 def _read_coco(
-    root: Path, folders: dict[str, Path], classes: Sequence[str], slips: Slips
-) -> tuple[list[str], dict[str, list[Labelled]]]:
-    found = {name: coco.find(folder) for name, folder in folders.items()}
+    root: Path, folders: dict[str, Path], found: _Found, classes: Sequence[str], slips: Slips
+) -> tuple[list[str], _Owned]:
     names = {
         c: None for files in found.values() for one in files for c in coco.categories(*one).values()
     }
@@ -105,9 +129,8 @@ def _read_coco(
 
 
 def _read_voc(
-    root: Path, folders: dict[str, Path], classes: Sequence[str], slips: Slips
-) -> tuple[list[str], dict[str, list[Labelled]]]:
-    found = {name: voc.find(root, folder, slips) for name, folder in folders.items()}
+    root: Path, folders: dict[str, Path], found: _Found, classes: Sequence[str], slips: Slips
+) -> tuple[list[str], _Owned]:
     names = voc.classes_of(found)
     numbers = numbers_of(names, classes, str(root))
     return names, {
@@ -115,16 +138,28 @@ def _read_voc(
     }
 
 
+def _find_yolo(root: Path, folder: Path, slips: Slips) -> list[yolo_text.Found]:
+    del root, slips
+    found = yolo_text.find(folder)
+    return found if any(text for _, text in found) else []
+
+
 def _read_yolo(
-    root: Path, folders: dict[str, Path], classes: Sequence[str], slips: Slips
-) -> tuple[list[str], dict[str, list[Labelled]]]:
-    found = {name: yolo_text.find(folder) for name, folder in folders.items()}
+    root: Path, folders: dict[str, Path], found: _Found, classes: Sequence[str], slips: Slips
+) -> tuple[list[str], _Owned]:
     named = yolo_text.class_names([root, *folders.values()])
-    most = max(yolo_text.largest_class(rows) for rows in found.values())
-    names = named or [str(k) for k in range(most + 1)]
+    names = named or yolo_text.class_numbers([row for rows in found.values() for row in rows])
     chosen = numbers_of(names, classes, str(root))
     numbers = {k: chosen[name] for k, name in enumerate(names) if name in chosen}
     return names, {
         name: yolo_text.labelled(rows, folders[name], numbers, named, slips)
         for name, rows in found.items()
     }
+
+
+# The first of which a domain has anything is its form.
+_FORMS = (
+    _Form("COCO's JSON", lambda root, folder, slips: coco.find(folder), _read_coco),
+    _Form("Pascal VOC's XML", voc.find, _read_voc),
+    _Form("YOLO's text files", _find_yolo, _read_yolo, shares=True),
+)

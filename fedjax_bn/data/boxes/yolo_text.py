@@ -14,15 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.data.boxes.folders import IMAGES, counterpart, files_in
+from fedjax_bn.data.boxes.folders import IMAGES, LABELS, counterpart, files_in
 from fedjax_bn.data.boxes.labelled import Labelled, Slips, part_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.data.sets.folders import is_image
+from fedjax_bn.data.sets.folders import is_image, subfolders
 from fedjax_bn.names import shown
 
 _LARGEST_TEXT = 2**24  # bytes
 _NAMES = ("classes.txt", "obj.names", "_darknet.labels")
+Found = tuple[Path, Path | None]  # an image and its text file
 _MOST_CLASSES = 10_000  # where nobody names them
 _SLACK = 1e-3  # shares of an image by which rounded numbers may pass its border
 
@@ -30,17 +31,27 @@ _SLACK = 1e-3  # shares of an image by which rounded numbers may pass its border
 def class_names(folders: Sequence[Path]) -> list[str]:
     """The names that the first YAML or text file of names in these folders has; else none.
 
+    Text files of names may lie among the labels too, where some programs for labelling put them.
+
     Raises:
-      ValueError: the file is damaged, or `names` are none.
+      ValueError: the file is damaged, `names` are none, or two are equal.
     """
     for folder in folders:
         for path in sorted((*folder.glob("*.yaml"), *folder.glob("*.yml"))):
             if (names := _names_in(path)) is not None:
-                return names
-        for path in (folder / name for name in _NAMES):
+                return _distinct(names, path)
+        places = (folder, *(one for one in subfolders(folder) if one.name.lower() in LABELS))
+        for path in (place / name for place in places for name in _NAMES):
             if path.is_file():
-                return [line.strip() for line in _lines(path) if line.strip()]
+                return _distinct([line.strip() for line in _lines(path) if line.strip()], path)
     return []
+
+
+def _distinct(names: list[str], path: Path) -> list[str]:
+    twice = [name for number, name in enumerate(names) if name in names[:number]]
+    if twice:
+        raise ValueError(f"{path} names {shown(twice[0])!r} more than once: rename one of them")
+    return names
 
 
 def _names_in(path: Path) -> list[str] | None:
@@ -63,7 +74,7 @@ def _names_in(path: Path) -> list[str] | None:
     return [str(name) for name in names]
 
 
-def find(folder: Path) -> list[tuple[Path, Path | None]]:
+def find(folder: Path) -> list[Found]:
     """The images of a domain, each with its text file; None where it has none."""
     found = []
     for image in (file for file in files_in(folder) if is_image(file.name)):
@@ -74,7 +85,7 @@ def find(folder: Path) -> list[tuple[Path, Path | None]]:
 
 
 def labelled(
-    found: Sequence[tuple[Path, Path | None]],
+    found: Sequence[Found],
     folder: Path,
     numbers: Mapping[int, int],
     names: Sequence[str],
@@ -110,12 +121,28 @@ def labelled(
                 part=part_of(image.relative_to(folder).parts[:-1]),
             )
         )
+    for text in _without_image(found, folder):
+        slips.add("text files without an image left out", str(text))
     return images
 
 
-def largest_class(found: Sequence[tuple[Path, Path | None]]) -> int:
-    """The greatest number of a class in all text files; -1 where there is none."""
-    return max((row[1] for _, text in found if text for row in _read(text, ())), default=-1)
+def _without_image(found: Sequence[Found], folder: Path) -> list[Path]:
+    """The text files below a folder of labels that are no image's."""
+    used = {text for _, text in found}
+    return [
+        file
+        for file in files_in(folder)
+        if file.suffix == ".txt"
+        and file not in used
+        and file.name not in _NAMES
+        and any(part.lower() in LABELS for part in file.relative_to(folder).parts[:-1])
+    ]
+
+
+def class_numbers(found: Sequence[Found]) -> list[str]:
+    """Names of classes that nobody names: all numbers from 0 to the greatest that is used."""
+    used = (row[1] for _, text in found if text for row in _read(text, ()))
+    return [str(number) for number in range(max(used, default=-1) + 1)]
 
 
 def _lines(path: Path) -> list[str]:

@@ -117,8 +117,8 @@ def _list_in_its_form(name: str, folder: Path, dataset: Published) -> Listing:
         there = {inside.get(part, part): number for part, number in parts.items()}
         return _list_parts(name, folder, classes, there)
     if dataset.whole in inside and not has_classes:
-        return _list_classes(name, folder / inside[dataset.whole], classes)
-    return _list_classes(name, _inner(folder, classes), classes)
+        return list_classes(name, folder / inside[dataset.whole], classes)
+    return list_classes(name, _inner(folder, classes), classes)
 
 
 def _inner(folder: Path, classes: Spellings) -> Path:
@@ -127,7 +127,7 @@ def _inner(folder: Path, classes: Spellings) -> Path:
 
 
 def _list_parts(name: str, folder: Path, classes: Spellings, parts: Mapping[str, int]) -> Listing:
-    listings = [_list_classes(name, folder / part, classes) for part in parts]
+    listings = [list_classes(name, folder / part, classes) for part in parts]
     sizes = [len(listing.files) for listing in listings]
     return Listing(
         name,
@@ -138,7 +138,12 @@ def _list_parts(name: str, folder: Path, classes: Spellings, parts: Mapping[str,
     )
 
 
-def _list_classes(name: str, folder: Path, classes: Spellings) -> Listing:
+def list_classes(name: str, folder: Path, classes: Spellings) -> Listing:
+    """The images of the classes that have a folder in this one, FOLDER/CLASS/*.jpg.
+
+    Raises:
+      ValueError: a class's folder is empty; all such are named.
+    """
     inside = subfolders(folder)
     found = match_folders(inside, classes)
     files, labels, empty = [], [], []

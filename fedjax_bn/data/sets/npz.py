@@ -22,12 +22,16 @@ from fedjax_bn.data.sets.npz_archive import FORM, Part, array_prefix, read_archi
 from fedjax_bn.data.source import Pool, Source, check_source
 
 
-def load(path: str | Path | None, *, domains: Sequence[str] = ()) -> Source:
+def load(
+    path: str | Path | None, *, domains: Sequence[str] = (), classes: Sequence[str] = ()
+) -> Source:
     """An archive as u8[N, H, W, C] or f32[N, ...], one pool a domain; all of it is held in memory.
 
     Args:
       path: the file.
       domains: which ones, in that order; empty for all, in the file's order.
+      classes: names in the order of the labels, of which the archive need not have all; empty for
+        the archive's own.
 
     Returns:
       Source "npz", with official parts where a domain is divided. Samples are named DOMAIN/NUMBER
@@ -41,9 +45,16 @@ def load(path: str | Path | None, *, domains: Sequence[str] = ()) -> Source:
     if not path or not Path(path).is_file():
         raise FileNotFoundError(f"data.path {path} is no file; it must be a .npz with {FORM}")
     path = Path(path)
-    parts, classes = read_archive(path, domains)
+    parts, names = read_archive(path, domains)
     _check_alike(parts, path)
-    classes = _check_classes(parts, classes, path)
+    if classes:
+        numbers = _numbers(parts, names, classes, path)
+        parts = {
+            domain: {part: own._replace(labels=numbers[own.labels]) for part, own in there.items()}
+            for domain, there in parts.items()
+        }
+        names = tuple(classes)
+    classes = _check_classes(parts, names, path)
     pools = tuple(_pool(name, own) for name, own in parts.items())
     half = (0.5,)
     return check_source(Source("npz", classes, pools, half, half, key=_key(path, parts)))
@@ -88,6 +99,32 @@ def _check_classes(
             "without gaps: renumber them, or name all classes in an array `classes`, str [C]"
         )
     return names or tuple(map(str, found))
+
+
+def _numbers(
+    domains: Mapping[str, Mapping[str, Part]],
+    names: tuple[str, ...],
+    classes: Sequence[str],
+    path: Path,
+) -> np.ndarray:
+    """The number among `classes` of each label of an archive, i32[C].
+
+    Raises:
+      ValueError: it has a class that is none of them.
+    """
+    labels = [part.labels.max() for own in domains.values() for part in own.values()]
+    names = names or tuple(classes[: max(labels) + 1])
+    if max(labels) >= len(names):
+        raise ValueError(
+            f"{path} has label {max(labels)}, but there are {len(names)} classes, 0 to "
+            f"{len(names) - 1}: correct the labels, or leave such samples out"
+        )
+    for name in names:
+        if name not in classes:
+            raise ValueError(
+                f"{path} has a class {name!r}, which is none of {', '.join(classes)}: leave it out"
+            )
+    return np.array([list(classes).index(name) for name in names], np.int32)
 
 
 def _pool(name: str, parts: Mapping[str, Part]) -> Pool:

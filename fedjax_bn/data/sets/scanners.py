@@ -35,13 +35,14 @@ TRAIN, VALIDATION = 180, 30
 class Scanner(NamedTuple):
     """How one scanner shows ink on paper.
 
-    paper, ink: RGB in 0..255; light ink on dark paper is inverted polarity.
-    resolution: pixels a side that the sensor resolves; the image is enlarged from them to 28.
-    stroke: pixels of 28 by which pen strokes grow (grey dilation) or shrink (erosion, negative).
-    blur: standard deviation of the lens in pixels of 28.
-    photograph: share of a photograph in the paper, 0 for plain paper to 1 for nothing else; every
-      image has its own random crop.
-    noise: standard deviation of the sensor in grey levels, drawn for each pixel and channel.
+    Attributes:
+      paper, ink: RGB in 0..255; light ink on dark paper is inverted polarity.
+      resolution: pixels a side that the sensor resolves; the image is enlarged from them to 28.
+      stroke: pixels of 28 by which pen strokes grow (grey dilation) or shrink (erosion, negative).
+      blur: standard deviation of the lens in pixels of 28.
+      photograph: share of a photograph in the paper, 0 for plain paper to 1 for nothing else; every
+        image has its own random crop.
+      noise: standard deviation of the sensor in grey levels, drawn for each pixel and channel.
     """
 
     name: str

@@ -1,31 +1,28 @@
-"""report.html: one page with the tables and plots of a run, no other file needed to read it."""
+"""report.html: one page on finished runs, with their tables and curves, no other file needed."""
 
-import base64
-import html
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.names import on_page
-from fedjax_bn.run.forms import CLAIM, SUMMARY
 from fedjax_bn.run.groups import some_of
-from fedjax_bn.run.records import Record
-from fedjax_bn.run.report import plots, tables
+from fedjax_bn.run.report import html_parts, plots, text_tables
+from fedjax_bn.run.report.about_runs import about_runs
+from fedjax_bn.run.report.alphas import alphas
+from fedjax_bn.run.report.batch_norms import batch_norms
+from fedjax_bn.run.report.convergence import convergence
+from fedjax_bn.run.report.data_facts import data_facts
+from fedjax_bn.run.report.data_section import data_section
+from fedjax_bn.run.report.finished_runs import Run, Variant, find_runs, variants_of
+from fedjax_bn.run.report.first_screen import first_screen
+from fedjax_bn.run.report.measured import measured
+from fedjax_bn.run.report.mistakes import mistakes
+from fedjax_bn.run.report.results import Table, tables_of
+from fedjax_bn.run.report.sensitivity import sensitivity
 from fedjax_bn.run.report.unseen import ablations
-from fedjax_bn.run.workdir import read_json, read_lines, write_atomically
+from fedjax_bn.run.workdir import write_atomically, write_json
 
-_MOST_SAMPLED = 40  # clients of which images, and names in the configuration, are shown
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto }}
-pre {{ background: #f5f5f2; padding: 1rem; overflow-x: auto; font-size: 13px }}
-img {{ max-width: 100%; height: auto }}
-</style></head><body>
-<h1>{title}</h1>
-{body}
-</body></html>
-"""
+_MOST_SAMPLED = 40  # clients of which images are shown
 
 
 def write_report(folder: Path) -> None:
@@ -34,87 +31,116 @@ def write_report(folder: Path) -> None:
     Raises:
       WorkdirError: the folder holds no finished run.
     """
-    summary = read_json(folder / "summary.json", SUMMARY)
-    records = read_lines(folder / "metrics.jsonl", summary["rounds"])
-    summaries = [summary, *_baselines(folder)]
+    runs, notes = find_runs([folder])
+    write_plots(folder, runs)
+    summary = runs[0].summary
+    title = f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}"
+    write_atomically(folder / "report.html", _page(title, _groups(runs), notes))
+
+
+def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> list[Path]:
+    """Writes a report on all finished runs in folders, and its tables as text beside it.
+
+    Args:
+      folders: workdirs, or folders of workdirs at any depth.
+      out: the page; the tables are beside it as .md, .csv and .tex.
+      baseline: the method, or the label of a variant, that others are compared with.
+
+    Returns:
+      The files.
+
+    Raises:
+      WorkdirError: there is no finished run, or a damaged one, or `out` cannot be written.
+      ConfigError: a data set has no run of the baseline.
+    """
+    runs, notes = find_runs(folders)
+    groups = _groups(runs)
+    made = [(title, variants, tables_of(variants, baseline)) for title, variants, _ in groups]
+    names = ", ".join(dict.fromkeys(title for title, _, _ in groups))
+    title = f"{len(runs)} run{'s' * (len(runs) > 1)} on {names}"
+    texts = {
+        ".html": _page(title, groups, notes, baseline),
+        ".md": "\n".join(text_tables.markdown(name, tables) for name, _, tables in made),
+        ".tex": "\n".join(text_tables.latex(name, tables) for name, _, tables in made),
+        ".csv": text_tables.long_csv([(name, tables) for name, _, tables in made]),
+    }
+    files = [out.with_suffix(end) if end != ".html" else out for end in texts]
+    for path, text in zip(files, texts.values(), strict=True):
+        write_atomically(path, text)
+    return files
+
+
+def write_plots(folder: Path, runs: Sequence[Run]) -> None:
+    """Writes plots/*.png of the first of some runs, the others beside it."""
+    first, summaries = runs[0], [run.summary for run in runs]
+    records, score = first.records, first.score
     drawn = {
         "methods": plots.methods(summaries),
-        "accuracy": plots.curves(records, "accuracy", f"test {tables.score_of(summary)}, %"),
+        "accuracy": plots.curves(records, "accuracy", f"test {score}, %"),
         "loss": plots.curves(records, "loss", "training loss"),
         "weights": plots.curves(records, "weights", "aggregation weight"),
     }
-    unseen_scores = summary["accuracy"]["unseen"]
-    drawn |= {f"unseen{name.removesuffix('.png')}": i for name, i in ablations(unseen_scores)}
+    drawn |= {
+        f"unseen{name.removesuffix('.png')}": image
+        for name, image in ablations(first.summary["accuracy"]["unseen"])
+    }
     if "mask_l1" in records[-1]:
         drawn["mask_l1"] = plots.curves(records, "mask_l1", "L1 norm of the mask")
     for name, image in drawn.items():
         write_atomically(folder / "plots" / f"{name}.png", image)
-    write_atomically(folder / "report.html", _page(folder, summary, summaries, list(drawn)))
 
 
-def write_data_plots(folder: Path, internal: Dataset, unseen: Sequence[Domain]) -> None:
-    """Writes plots of what clients see, and of how many samples of each class they own.
+def write_data_plots(
+    folder: Path, internal: Dataset, unseen: Sequence[Domain], most: int = 100
+) -> None:
+    """Writes data.json, and plots of what clients see and of how many samples they own.
 
-    Of many clients some are shown, evenly spaced.
+    Of many clients some are shown, evenly spaced; data.json names `most` of them.
     """
+    write_json(folder / "data.json", data_facts(internal, unseen, most))
     shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
     images = plots.samples([*shown, *unseen])
     write_atomically(folder / "plots" / "samples.png", images)
     write_atomically(folder / "plots" / "class_counts.png", plots.class_counts(internal))
 
 
-def _baselines(folder: Path) -> list[Record]:
-    """The summaries of the finished baselines of a run."""
-    return [read_json(path, SUMMARY) for path in sorted(folder.glob("baselines/*/summary.json"))]
+def _groups(runs: Sequence[Run]) -> list[tuple[str, list[Variant], list[str]]]:
+    """(data set, variants, notes) of runs whose scores are of one kind."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.summary["dataset"], run.score), []).append(run)
+    named = [name for name, _ in groups]
+    return [
+        (name if named.count(name) == 1 else f"{name}, {score}", *variants_of(group))
+        for (name, score), group in groups.items()
+    ]
 
 
-def _page(folder: Path, summary: Record, summaries: list[Record], drawn: list[str]) -> str:
-    """The page as HTML, with the plots that were drawn and those of the data, and no others."""
-    title = f"{summary['method']} on {summary['dataset']}, seed {summary['seed']}"
-    facts = (
-        f"{summary['rounds']} rounds, accuracies of round {summary['selected_round']}; "
-        f"{summary['seconds_per_round']:.3g} s a round (median), "
-        f"{summary['samples_per_second']:,.0f} training samples a second, "
-        f"compiled in {summary['compile_seconds']:.3g} s"
-    )
-    notes = read_json(folder / "config.json", CLAIM).get("notes", [])
-    parts = [f"<p>{on_page(text)}</p>" for text in (facts, *notes)]
-    parts.append(_preformatted(tables.comparison(summaries)))
-    score = tables.score_of(summary)
-    captions = {
-        "methods": f"Test {score} by client",
-        "accuracy": f"Test {score} over rounds",
-        "loss": "Training loss over rounds",
-        "weights": "Aggregation weights over rounds",
-        "mask_l1": "L1 norm of the clients' masks over rounds",
-        "masked_features": "Features of two clients, before and behind their masks",
-        "boxes": "Boxes found in test images, and those missed",
-        "samples": "What the clients see",
-        "class_counts": "Training samples by class and client",
-    }
-    for name in drawn:
-        captions.setdefault(name, f"Unseen clients: {name.removeprefix('unseen-')}")
-    for name, caption in captions.items():
-        path = folder / "plots" / f"{name}.png"
-        if path.exists():
-            data = base64.b64encode(path.read_bytes()).decode()
-            text = on_page(caption)
-            parts.append(f'<h2>{text}</h2><img alt="{text}" src="data:image/png;base64,{data}">')
-    config = _shortened(read_json(folder / "config.json", CLAIM))
-    parts.append(f"<h2>Configuration</h2>{_preformatted(config)}")
-    return _PAGE.format(title=on_page(title), body="\n".join(parts))
+def _page(
+    title: str,
+    groups: Sequence[tuple[str, list[Variant], list[str]]],
+    notes: Sequence[str],
+    baseline: str = "",
+) -> str:
+    body = [html_parts.paragraphs(notes, "missing")]
+    for name, variants, more in groups:
+        made = tables_of(variants, baseline)
+        if len(groups) > 1:
+            body.append(f"<h2>{on_page(name)}</h2>")
+        body.append(html_parts.paragraphs(more, "missing"))
+        body.append(first_screen(variants[0].runs[0].summary["dataset"], variants, made))
+        body += [f"<h2>{head}</h2>\n{part}" for head, part in _sections(variants, made) if part]
+    return html_parts.page(title, "\n".join(filter(None, body)))
 
 
-def _shortened(about: Record) -> str:
-    """The content of config.json, with the first and last names only of many clients."""
-    form = about.get("form")
-    names = form.get("clients") if isinstance(form, dict) else None
-    if isinstance(names, list) and len(names) > _MOST_SAMPLED:
-        names = [names[0], f"... {len(names) - 2} others ...", names[-1]]
-        about = about | {"form": form | {"clients": names}}
-    return json.dumps(about, indent=2)
-
-
-def _preformatted(text: str) -> str:
-    """Text as an HTML block that keeps its columns."""
-    return f"<pre>{html.escape(text)}</pre>"
+def _sections(variants: Sequence[Variant], made: Sequence[Table]) -> list[tuple[str, str]]:
+    """(heading, HTML) of what stands below the first screen."""
+    return [
+        ("Convergence", convergence(variants)),
+        ("Batch norm", "\n".join(filter(None, (batch_norms(variants), alphas(variants))))),
+        ("Sensitivity", sensitivity(variants, made)),
+        ("Beyond accuracy", measured(variants)),
+        ("What is confused", mistakes(variants)),
+        ("Data", data_section(variants)),
+        ("How it was made", about_runs(variants)),
+    ]

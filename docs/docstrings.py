@@ -1,0 +1,47 @@
+"""Our docstrings as reStructuredText: formulas are set off by indentation, and stars are stars."""
+
+import re
+
+_SECTION = re.compile(
+    r"(Args|Arguments|Attributes|Returns|Yields|Raises|Example|Examples|Note|References):$"
+)
+_NAME = re.compile(r"^(\s+\*{0,2}\w+)(.*)$")
+_CODE = re.compile(r"(`[^`]*`)")
+
+
+def process(app: object, what: str, name: str, thing: object, options: object, lines: list[str]):
+    """Rewrites the lines of a docstring in place, before Sphinx reads them."""
+    lines[:] = as_rest(lines)
+
+
+def as_rest(lines: list[str]) -> list[str]:
+    """Lines in which indented paragraphs are literal blocks and other text is escaped.
+
+    Sections such as "Args:" are left to napoleon.
+    """
+    result: list[str] = []
+    section = literal = False
+    for line in lines:
+        indented = line.startswith(" ")
+        if line.strip() and not indented:
+            section, literal = bool(_SECTION.match(line)), False
+        opens = indented and not section and not literal and result and not result[-1].strip()
+        if opens and "".join(result).strip():
+            result += ["::", ""]
+            literal = True
+        result.append(line if literal and indented else _escaped(line, section and indented))
+    return result
+
+
+def _escaped(line: str, in_section: bool) -> str:
+    """The line with stars, bars and closing underscores as they are, but in backticks."""
+    name, rest = "", line
+    if in_section and (found := _NAME.match(line)):
+        name, rest = found.groups()
+    pieces = _CODE.split(rest)
+    pieces[::2] = [re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", piece) for piece in pieces[::2]]
+    for i in range(1, len(pieces), 2):  # code stands free, if only by a blank that is not shown
+        before = "\\ " if pieces[i - 1][-1:].isalnum() else ""
+        after = "\\ " if re.match(r"[\w\[({<]", pieces[i + 1]) else ""
+        pieces[i] = before + pieces[i] + after
+    return name + "".join(pieces)

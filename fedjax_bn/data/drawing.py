@@ -1,0 +1,59 @@
+"""The batches of rounds from one's own arrays, in one call.
+
+draw = drawing([(images_a, labels_a), (images_b, labels_b)], batch_size=32)
+for number in range(20):
+    state, metrics = method.round(state, draw(jax.random.fold_in(key, number)), key)
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_bn.batches import Batches
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
+from fedjax_bn.data.labels import class_labels
+from fedjax_bn.data.sampling import ClientData, by_epochs, point_to, stack_clients
+
+
+def drawing(
+    clients: Sequence[tuple[np.ndarray, np.ndarray]],
+    *,
+    batch_size: int = 32,
+    local_epochs: int = 1,
+) -> Callable[[jax.Array], Batches]:
+    """Returns `draw(key) -> batches` of a round of all clients, see `fedjax_bn.batches`.
+
+    Every epoch holds each sample of a client once, in a new random order; the last batch is short,
+    and clients with fewer samples have empty ones behind theirs. The samples lie on the device.
+
+    Args:
+      clients: (images, labels) of each of K: u8[N, H, W, C], which methods standardize by their
+        `prepare`, or f32[N, ...], which they read as they are; whole numbers [N] counted from 0.
+      batch_size: B; at most the samples of the largest client count.
+      local_epochs: as the method has it.
+
+    Raises:
+      ValueError: there are no clients or samples, the clients' samples have different forms, images
+        and labels differ in number, or labels are none.
+    """
+    splits = [
+        Split(np.asarray(images), class_labels(np.asarray(labels), f"the labels of client {k}"))
+        for k, (images, labels) in enumerate(clients)
+    ]
+    classes = 1 + max((int(split.labels.max(initial=0)) for split in splits), default=0)
+    domains = tuple(Domain(f"client {k}", split, None, split) for k, split in enumerate(splits))
+    check_dataset(Dataset("drawing", classes, domains, (0.5,), (0.5,)))
+    data = stack_clients(splits)
+    longest = data.images.shape[1]
+    sample = by_epochs(min(batch_size, longest), (local_epochs,))
+    number = jnp.arange(len(splits), dtype=jnp.int32)
+
+    @jax.jit
+    def draw(data: ClientData, key: jax.Array) -> Batches:
+        batches = point_to(data, sample(data.sizes, number, longest, key))
+        del batches["source"]  # which a program would copy
+        return batches
+
+    return lambda key: draw(data, key) | {"source": data.images}

@@ -1,0 +1,176 @@
+"""CSAC (Yuan et al., TKDE 2023): semantic aggregation and calibration of separated domains."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.aggregation import by_divergence
+from fedjax_bn.client import Trained
+from fedjax_bn.dtypes import parameter_dtype, promote
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
+from fedjax_bn.methods.discrepancy import discrepancy
+from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
+from fedjax_bn.models.forward import forward
+from fedjax_bn.models.stages import behind, stages_of
+from fedjax_bn.ranges import AtLeast0, bounded
+from fedjax_bn.sharing import Variables, join
+from fedjax_bn.state import Received
+from fedjax_bn.task import require_classifier
+
+PyTree = Any
+COLLECTION = "calibration"  # of the layers that bring all stages to one size
+CHANNELS, SIDE = 32, 7
+RATIOS = tuple(2 * 3.0**k for k in range(-3, 2))  # exp(-d / (2 * 3^k m))
+
+
+@bounded
+def csac(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    calibration: AtLeast0 = 0.6,
+    names: str = "",
+    **options: Any,
+) -> FederatedMethod:
+    """Leaves are fused by divergence; clients minimize CE + calibration times their gaps,
+
+        sum_ij a_ij MMD(t_i, s_j) + MMD(logits),   a_ij = softmax_j mean <t_i, s_j> / sqrt(D)
+
+    of the model in training, t, and their own of the end of their last round, s, which is frozen.
+    t_i and s_j are the outputs of some modules, each brought to [32, 7, 7] by bilinear sampling and
+    a learned layer; a passes no gradient, and MMD is that of `methods.discrepancy` with widths 3^k,
+    k = -3 to 1. In its first round a client minimizes CE. Aggregation is
+    `aggregation.by_divergence` (`weigh`): weights of each leaf of its own. The learned layers, the
+    collection `calibration`, travel with the model and do not predict. The reported loss is CE.
+    With calibration 0 it is FedAvg with that weighing. A step costs a forward pass more.
+
+    Defaults are those of the authors' code (junkunyuan/CSAC, MIT). Differs from it: clients are
+    fused after every round, where theirs train 30 epochs alone first (that is the first round, here
+    with as many epochs as any); a is of the stages themselves, without layers of its own; the model
+    keeps its classifier, where theirs has a bottleneck of 256; MMD is the biased estimate.
+
+    Args:
+      model: images -> logits, with batch norms or named modules.
+      optimizer: the local optimizer.
+      calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
+      names: modules whose outputs are the stages, see `models.stages.stages_of`; "" for the ends of
+        the stages layer1 to layer3, as in the authors' code, or all batch norms.
+      **options: those of `fedavg`; `weigh` is `by_divergence()` by default.
+
+    Raises:
+      ValueError: `calibration` is negative, or the task is not classification; at `init`, where the
+        model has no such modules.
+    """
+    learned, options = learning(model, **options)
+    require_classifier("csac", learned.task)
+    trained = ("params", COLLECTION) if calibration else ("params",)
+    objective = calibrated(learned, calibration)
+    method = method_of(
+        gradient_step(differentiate(objective, trained), optimizer, trained),
+        memory=_start_memory,
+        finish=_remember,
+        **{"weigh": by_divergence()} | options,
+    )
+
+    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
+        if calibration and COLLECTION not in variables:
+            layers = _layers(jax.random.fold_in(key, 14), stages_of("csac", variables, names))
+            dtype = parameter_dtype(variables)
+            layers = jax.tree.map(lambda leaf: leaf.astype(dtype), layers)
+            variables = {**variables, COLLECTION: layers}
+        return method.init(key, variables, num_clients)
+
+    return method._replace(init=init)
+
+
+def calibrated(learned: Learning, weight: float) -> Objective:
+    """The objective of `csac`, of variables with `calibration`; the memory is `_start_memory`'s."""
+    if not weight:
+        return supervised(learned)
+
+    def objective(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+        images, valid = learned.read(variables, batch, key), batch["valid"]
+        layers, own = variables[COLLECTION], received.memory["model"]
+        mine: dict[str, jax.Array] = {}
+        with _noting(layers, mine):
+            plain = _plain(variables)
+            out = forward(learned.model, plain, images, train=True, valid=valid, key=key)
+        theirs: dict[str, jax.Array] = {}
+        with _noting(layers, theirs):
+            frozen = forward(learned.model, own, images)
+        loss = learned.task.loss(out.outputs, batch["label"], valid)
+        gaps = stage_gaps(*(_brought(layers, seen) for seen in (mine, theirs)), valid)
+        gaps += discrepancy(out.outputs, frozen.outputs, valid, RATIOS).astype(gaps.dtype)
+        gaps = jnp.where(received.memory["trained"], gaps, 0)
+        return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)
+
+    return objective
+
+
+def stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Array:
+    """sum_ij a_ij MMD(t_i, s_j) f[], of stages f[stages, B, D] each; see `csac`."""
+    products = jnp.einsum("ibd,jbd->ijb", mine, theirs) * mine.shape[-1] ** -0.5
+    count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
+    attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
+    each = jax.vmap(lambda t: jax.vmap(lambda s: discrepancy(t, s, valid, RATIOS))(theirs))(mine)
+    return (jax.lax.stop_gradient(attention) * each).sum()
+
+
+def _noting(places: PyTree, seen: dict[str, jax.Array]) -> Any:
+    def note(name: str, x: jax.Array) -> jax.Array:
+        seen[name] = x
+        return x
+
+    return behind(places, note)
+
+
+def _brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
+    """The stages, f[stages, B, 7 * 7 * 32]."""
+
+    def one(name: str) -> jax.Array:
+        x = seen[name].astype(promote(seen[name].dtype, jnp.float32))
+        positions = (*x.shape[1:-1], 1, 1)[:2] if x.ndim < 4 else x.shape[1:3]
+        x = x.reshape(len(x), *positions, x.shape[-1])
+        x = jax.image.resize(x, (len(x), SIDE, SIDE, x.shape[-1]), "linear")
+        layer = layers[name]
+        return (x @ layer["kernel"].astype(x.dtype) + layer["bias"].astype(x.dtype)).reshape(
+            len(x), -1
+        )
+
+    return jnp.stack([one(name) for name in seen])
+
+
+def _plain(variables: Variables) -> Variables:
+    return {name: tree for name, tree in variables.items() if name != COLLECTION}
+
+
+def _start_memory(shared: PyTree, personal: PyTree) -> PyTree:
+    """The client's own model, and whether it has trained one."""
+    return {"model": _plain(join(shared, personal)), "trained": jnp.zeros((), bool)}
+
+
+def _remember(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+    memory = {"model": _plain(trained.variables), "trained": jnp.ones((), bool)}
+    return trained.variables, memory, ()
+
+
+def _layers(key: jax.Array, places: dict[str, int]) -> PyTree:
+    """A dense layer from each stage's channels to 32, PyTorch's at its start."""
+
+    def layer(key: jax.Array, channels: int) -> PyTree:
+        bound = channels**-0.5
+        kernel, bias = (
+            jax.random.uniform(own, shape, minval=-bound, maxval=bound)
+            for own, shape in zip(
+                jax.random.split(key), ((channels, CHANNELS), (CHANNELS,)), strict=True
+            )
+        )
+        return {"kernel": kernel, "bias": bias}
+
+    keys = jax.random.split(key, len(places))
+    return {name: layer(k, size) for k, (name, size) in zip(keys, places.items(), strict=True)}

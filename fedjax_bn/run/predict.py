@@ -1,0 +1,101 @@
+"""The command `predict`: probabilities of classes by a served model, as CSV.
+
+It imports no training code. Rows are `image,class,PROBABILITIES...`, one column a class.
+"""
+
+import csv
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import numpy as np
+
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.serving import load
+from fedjax_bn.serving.folder import read_about
+from fedjax_bn.serving.predictor import Predictor
+from fedjax_bn.serving.samples import file_reader, open_samples
+
+STREAM = "-"
+
+
+class Request(NamedTuple):
+    """What to predict.
+
+    Attributes:
+      model: a folder that `serve` wrote.
+      data: an image, a folder of images, a `.npz` with an array `images`, or "-" for names of image
+        files from the standard input, line by line, each answered before the next is read.
+      adapt: the adaptation; empty: the first of those served.
+      out: the file to write; empty: the standard output.
+      resize: whether an archive's bytes of another size are stretched to the model's.
+    """
+
+    model: str
+    data: str
+    adapt: str = ""
+    out: str = ""
+    resize: bool = False
+
+
+def run(request: Request) -> None:
+    """Predicts and writes the CSV.
+
+    Raises:
+      ConfigError: the model, the images or the adaptation are not as they must be.
+    """
+    try:
+        folder = Path(request.model)
+        about = read_about(folder)
+        head = ("image", "class", *about.classes)
+        if request.data == STREAM:
+            predict = load(folder, request.adapt, batch_size=1)
+            rows = _stream(predict, about.shape, map(str.strip, sys.stdin))
+        else:
+            samples = open_samples(Path(request.data), about.shape, request.resize)
+            predict = load(folder, request.adapt)
+            rows = zip(
+                samples.names, predict.predict(len(samples.names), samples.read), strict=True
+            )
+        with _opened(request.out) as file:
+            _write(file, head, rows)
+    except (ValueError, OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _opened(out: str) -> AbstractContextManager[TextIO]:
+    """The file to write, or the standard output.
+
+    Raises:
+      ConfigError: it cannot be written.
+    """
+    try:
+        return open(out, "w", newline="", encoding="utf-8") if out else nullcontext(sys.stdout)
+    except OSError as error:
+        raise ConfigError(f"cannot write {out} ({error.strerror}): give another --out") from error
+
+
+def _stream(
+    predict: Predictor, shape: list[int], lines: Iterable[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The probabilities f[classes] of each image file as soon as it is named."""
+    read, names = file_reader(shape, Path()), []
+
+    def images() -> Iterator[np.ndarray]:
+        for line in filter(None, lines):
+            names.append(line)
+            yield read([Path(line)])
+
+    for found in predict.stream(images()):
+        yield names.pop(), found[0]
+
+
+def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Writes the table; each row is out before the next is asked for."""
+    table, classes = csv.writer(file, lineterminator="\n"), head[2:]
+    table.writerow(head)
+    for name, found in rows:
+        table.writerow((name, classes[int(found.argmax())], *(f"{p:.6g}" for p in found)))
+        file.flush()

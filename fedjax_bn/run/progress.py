@@ -1,0 +1,85 @@
+"""How far a run is, on standard error: a bar on a terminal, elsewhere plain lines."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from tqdm import tqdm
+
+from fedjax_bn.names import shown
+
+Tell = Callable[[dict[str, Any]], None]  # of the record of a round that is done
+_BETWEEN_LINES = 30.0  # seconds; a round with an accuracy has a line of its own
+
+
+@contextmanager
+def progress(
+    title: str, rounds: int, done: int, samples: float, score: str = "accuracy"
+) -> Iterator[Tell]:
+    """Tells of each round: its mean loss, mean score where there is one, pace and the time left.
+
+    Args:
+      title: of the run, such as its method.
+      rounds: of the whole run.
+      done: of them, before.
+      samples: that a round trains on, for the pace.
+      score: what the run calls its accuracy.
+
+    Yields:
+      A function of a round's record, a line of metrics.jsonl.
+    """
+    title = shown(title)
+    if not sys.stderr.isatty():
+        yield _in_lines(title, rounds, done, samples, score)
+        return
+    with tqdm(total=rounds, initial=done, desc=title, unit="round", dynamic_ncols=True) as bar:
+
+        def tell(record: dict[str, Any]) -> None:
+            bar.set_postfix_str(told(record, samples, score), refresh=False)
+            bar.update()
+
+        yield tell
+
+
+def _in_lines(title: str, rounds: int, done: int, samples: float, score: str) -> Tell:
+    """Some rounds a line, without control characters, as a file or a scheduler's log wants it."""
+    began = time.monotonic()
+    said = began
+
+    def tell(record: dict[str, Any]) -> None:
+        nonlocal said
+        number, now = record["round"], time.monotonic()
+        text = told(record, samples, score)
+        if "accuracy" not in record and number < rounds and now - said < _BETWEEN_LINES:
+            return
+        said = now
+        left = duration((now - began) / (number - done) * (rounds - number))
+        with suppress(OSError):
+            print(
+                f"{title}: round {number} of {rounds}, {text}, {left} left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return tell
+
+
+def told(record: dict[str, Any], samples: float, score: str) -> str:
+    """What there is to say of a round."""
+    losses = record["loss"]
+    losses = {"mean": losses["mean"]} if "mean" in losses else losses  # of many clients
+    present = [loss for loss in losses.values() if loss is not None]
+    text = f"loss {sum(present) / max(len(present), 1):.3f}"
+    if "accuracy" in record:
+        text += f", {score} {record['accuracy']['mean']:.1f} %"
+    return f"{text}, {samples / max(record['seconds'], 1e-9):,.0f} samples/s"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 8 s, 3 min 20 s, 2 h 5 min."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,150 @@
+"""The command `serve`: what a client that took no part receives of a finished run, as a folder."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from fedjax_bn import __version__
+from fedjax_bn.adaptation import ensemble
+from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
+from fedjax_bn.federation import FederatedState
+from fedjax_bn.ranges import brief
+from fedjax_bn.run import finished
+from fedjax_bn.run.config import assign, check
+from fedjax_bn.run.configured_method import check_adaptations
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.evaluate_unseen import served_variables
+from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.personalization import choose_personalization
+from fedjax_bn.run.records import Record
+from fedjax_bn.serving import folder as served
+from fedjax_bn.serving.program import Program, export
+from fedjax_bn.sharing import Variables
+from fedjax_bn.spelling import split_choice
+
+
+def run(
+    folder: Path,
+    to: Path,
+    changes: Sequence[tuple[str, str]] = (),
+    say: Callable[[str], None] = print,
+) -> None:
+    """Writes what a client receives: the model of the selected round, and how it is used.
+
+    Args:
+      folder: the run's workdir.
+      to: the folder that is written.
+      changes: (key, text) pairs, of which only `adaptations` counts: those that are served.
+      say: where messages go.
+
+    Raises:
+      WorkdirError, CheckpointError: the workdir holds no finished run, or a damaged one.
+      ConfigError: an adaptation does not suit, or the folder cannot be written.
+    """
+    about = finished.read_about(folder)
+    own = finished.remembered(about)
+    config = _wanted(own, changes)
+    check_adaptations(own, config.adaptations)
+    try:
+        experiment, state, number = finished.restore(folder, own, about["form"])
+        _write(config, experiment, state, about["form"], number, to, say)
+    except (ValueError, OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+    say(f"round {number} of {own.method} in {folder} is served in {to}")
+    say(f"fedjax-bn predict --model {to} --data IMAGES --adapt {config.adaptations[0]}")
+
+
+def _wanted(own: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:
+    """The run's configuration with the adaptations that are to be served.
+
+    Raises:
+      ConfigError: another key is changed, or an adaptation cannot be served.
+    """
+    config = own.copy_and_resolve_references()
+    for key, text in changes:
+        if key != "adaptations":
+            raise ConfigError(
+                f"config.{key} is the run's own and served as it is: of all keys, `serve` takes "
+                "adaptations alone"
+            )
+        assign(config, key, text)
+        if _unservable(config.adaptations):
+            raise ConfigError(
+                "config.adaptations has ensemble, which needs the batch norms of every client, and "
+                "those do not leave: choose other adaptations"
+            )
+    config.adaptations = tuple(
+        text for text in config.adaptations if text not in _unservable(config.adaptations)
+    ) or ("running",)
+    check(config)
+    return config
+
+
+def _unservable(adaptations: Sequence[str]) -> list[str]:
+    return [text for text in adaptations if split_choice(text, ADAPTATIONS)[0] == ensemble.__name__]
+
+
+def _write(
+    config: ConfigDict,
+    experiment: Experiment,
+    state: FederatedState,
+    form: Record,
+    number: int,
+    to: Path,
+    say: Callable[[str], None],
+) -> None:
+    if not experiment.task.classifies:
+        raise ConfigError(
+            "serve writes a model whose outputs are probabilities of classes, and this run has a "
+            "detector: use fedjax_bn.detection in Python"
+        )
+    if choose_personalization(config):
+        say(
+            "evaluate lets unseen clients adapt to labelled samples first (personalize.samples); "
+            "the served model is the one before that"
+        )
+    internal = experiment.internal
+    variables = served_variables(state, ())
+    about = served.About(
+        form=served.FORM,
+        library=__version__,
+        model=config.model,
+        compute_dtype=config.compute_dtype,
+        method=config.method,
+        dataset=internal.name,
+        round=number,
+        classes=form.get("classes") or [str(i) for i in range(internal.num_classes)],
+        shape=list(form["shape"]),
+        dtype=form["dtype"],
+        mean=[float(x) for x in internal.mean],
+        std=[float(x) for x in internal.std],
+        adaptations=list(config.adaptations),
+        programs={},
+    )
+    programs = _programs(config, experiment, variables, about, say)
+    served.write(to, about, variables, programs)
+
+
+def _programs(
+    config: ConfigDict,
+    experiment: Experiment,
+    variables: Variables,
+    about: served.About,
+    say: Callable[[str], None],
+) -> dict[str, Program]:
+    """Adaptation -> program; none where flatbuffers is missing and the model can be built anew."""
+    found = {}
+    for text in config.adaptations:
+        choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)
+        try:
+            shape = tuple(about.shape)
+            found[text] = export(choice, variables, experiment.prepare, shape, about.dtype)
+        except ImportError as error:
+            if not served.is_ours(config.model):
+                raise ConfigError(
+                    f"config.model={brief(config.model)} is your own, served as a program: {error}"
+                ) from error
+            say(f"served without programs: {error}")
+            return {}
+    return found

@@ -1,0 +1,162 @@
+"""A model with the preprocessing that it was trained with, as one client uses it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_bn.adaptation import Adaptation
+from fedjax_bn.adaptation.choice import Choice, choose_adaptation
+from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.dtypes import parameter_dtype
+from fedjax_bn.sharing import Variables
+
+PyTree = Any
+# step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)
+Step = Callable[[PyTree, np.ndarray, np.ndarray], tuple[jax.Array, PyTree]]
+
+
+class Predictor(NamedTuple):
+    """A received model as one client uses it; called with all its images, or with a stream.
+
+    Attributes:
+      start: `start() -> carry`, before the client's first batch.
+      step: `step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`.
+      check: raises ValueError for images [N, ...] that are none as the model was trained on.
+      batch_size: B.
+      order: seed of the random order in which a call passes its images; -1 for theirs.
+    """
+
+    start: Callable[[], PyTree]
+    step: Step
+    check: Callable[[np.ndarray], None]
+    batch_size: int
+    order: int
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Probabilities f[N, C] of a client's images [N, ...], bytes if it trained on bytes.
+
+        An adaptation sees them in batches, in a random order (as `evaluate` tests it), since images
+        often lie sorted by class, which statistics of batches do not bear.
+
+        Raises:
+          ValueError: there are no images, or the model was trained on others.
+        """
+        images = np.asarray(images)
+        return self.predict(len(images), images.__getitem__)
+
+    def predict(self, count: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """The same for images that are read when their turn comes.
+
+        Args:
+          count: N.
+          read: `read(index i64[b]) -> images [b, ...]`.
+        """
+        if not count:
+            raise ValueError("there are no images to predict: give at least one")
+        order = np.arange(count)
+        if self.order >= 0:
+            order = np.random.default_rng(self.order).permutation(count)
+        blocks = np.split(order, range(self.batch_size, count, self.batch_size))
+        found = np.concatenate(list(self.stream(map(read, blocks))))
+        return found[np.argsort(order)]
+
+    def stream(self, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Probabilities f[b, C] of each batch [b, ...] of one client, b from 1 to B, in order.
+
+        Raises:
+          ValueError: as `__call__`, or a batch has more than B images.
+        """
+        carry = self.start()
+        for images in map(np.asarray, batches):
+            self.check(images)
+            count = len(images)
+            if not 1 <= count <= self.batch_size:
+                raise ValueError(
+                    f"a batch holds {count} images, but must hold 1 to batch_size="
+                    f"{self.batch_size}: make it smaller, or the predictor with another batch_size"
+                )
+            filled = np.pad(images, [(0, self.batch_size - count)] + [(0, 0)] * (images.ndim - 1))
+            found, carry = self.step(carry, filled, np.arange(self.batch_size) < count)
+            yield np.asarray(found)[:count]
+
+
+def predictor(
+    method: Any, variables: Variables, adapt: str = "running", batch_size: int = 32
+) -> Predictor:
+    """What predicts with the variables of a method, with the preprocessing of its training.
+
+    Args:
+      method: a `FederatedMethod` of `fedjax_bn.methods`, with which the variables were trained.
+      variables: one model's, as `global_variables(state)`, or a client's own,
+        `client_variables(state, k)`.
+      adapt: how it predicts, see `adaptation.choice.choose_adaptation`, such as "tsmobn".
+      batch_size: B, of the batches that an adaptation sees, unless `adapt` says another.
+
+    Raises:
+      ValueError: `adapt` is unknown or does not suit, the method knows no model, or the variables
+        are of all clients.
+    """
+    if method.learned is None:
+        raise ValueError(
+            "this method does not say what it has learned: make it by a function of "
+            "fedjax_bn.methods, or give `federate` what `methods.learning.learning` returns"
+        )
+    model, prepare = method.learned.model, method.learned.prepare
+    choice = choose_adaptation(adapt, model, batch_size)
+    return from_choice(choice, variables, prepare, _refuse_floats_of_bytes)
+
+
+def from_choice(
+    choice: Choice, variables: Variables, prepare: Prepare, check: Callable[[np.ndarray], None]
+) -> Predictor:
+    """What predicts by an adaptation; arguments as of `Predictor` and `step_of`."""
+    step = jax.jit(step_of(choice.adaptation, prepare))
+    return Predictor(
+        start=lambda: choice.adaptation.init(variables),
+        step=lambda *batch: step(variables, *batch),
+        check=check,
+        batch_size=choice.batch_size,
+        order=choice.order,
+    )
+
+
+def step_of(adaptation: Adaptation, prepare: Prepare) -> Callable[..., tuple[jax.Array, PyTree]]:
+    """Returns `step(variables, carry, images, valid) -> (probabilities f[B, C], carry)`.
+
+    Args:
+      adaptation: how it predicts.
+      prepare: stored images -> what the model reads.
+
+    Raises:
+      ValueError: at the call, where the outputs are no logits f[B, C].
+    """
+
+    def step(
+        variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        images = prepare(jnp.asarray(images), parameter_dtype(variables))
+        outputs, carry = adaptation.predict(variables, carry, images, valid)
+        if getattr(outputs, "ndim", 0) != 2:
+            raise ValueError(
+                "the model's outputs are no logits f[B, classes], of which there would be "
+                "probabilities: pass batches through adaptation.predict itself"
+            )
+        return jax.nn.softmax(outputs), carry
+
+    return step
+
+
+def _refuse_floats_of_bytes(images: np.ndarray) -> None:
+    """Raises ValueError for images whose floats are the whole numbers of bytes."""
+    if images.ndim != 4 or images.dtype == np.uint8:
+        return
+    if np.issubdtype(images.dtype, np.integer) or (
+        images.size and images.max() > 1 and (images == np.round(images)).all()
+    ):
+        raise ValueError(
+            f"images are {images.dtype} with the numbers of bytes, which would not be "
+            "standardized as in training: give them as uint8"
+        )

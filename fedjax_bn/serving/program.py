@@ -1,0 +1,156 @@
+"""An adaptation of a model as StableHLO, which runs without this library: JAX alone reads it.
+
+    import jax, numpy as np
+
+    program = jax.export.deserialize(bytearray(open("programs/tsmobn.stablehlo", "rb").read()))
+    arrays = dict(np.load("variables.npz"))
+    carry = dict(np.load("programs/tsmobn.npz"))           # before a client's first batch
+    probabilities, carry = program.call(arrays, carry, images, valid)   # batch after batch
+
+with images [B, ...] as they are stored (bytes are standardized inside), valid bool[B] False behind
+the last image of a short batch, and B as model.json says. Programs are for CPU.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from fedjax_bn.adaptation.choice import Choice
+from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
+from fedjax_bn.names import file_name
+from fedjax_bn.ranges import brief
+from fedjax_bn.serving.predictor import Predictor, step_of
+from fedjax_bn.sharing import Variables
+
+PyTree = Any
+Arrays = dict[str, Any]
+
+
+class Program(NamedTuple):
+    """An exported adaptation.
+
+    Attributes:
+      content: what `jax.export` serialized.
+      carry: name -> array, before a client's first batch; {} where nothing is carried.
+      batch_size: B.
+      order: of the stream, see `adaptation.choice.Choice`.
+    """
+
+    content: bytes
+    carry: Arrays
+    batch_size: int
+    order: int
+
+
+def export(
+    choice: Choice, variables: Variables, prepare: Prepare, shape: tuple[int, ...], dtype: str
+) -> Program:
+    """An adaptation as a program over named arrays.
+
+    Args:
+      choice: the adaptation, and the batches of its stream.
+      variables: the model's collections; only their form is in the program.
+      prepare: stored images -> what the model reads.
+      shape, dtype: of one stored sample.
+
+    Raises:
+      ImportError: flatbuffers is not installed, in which programs are written.
+    """
+    _require_flatbuffers()
+    start, step = choice.adaptation.init(variables), step_of(choice.adaptation, prepare)
+
+    def run(arrays: Arrays, carry: Arrays, images: jax.Array, valid: jax.Array) -> tuple:
+        variables = unflatten_dict(arrays, sep="/")
+        found, carry = step(variables, _from_named(carry, start), images, valid)
+        return found, _to_named(carry)
+
+    arrays, carry = flatten_dict(variables, sep="/"), _to_named(start)
+    images = jax.ShapeDtypeStruct((choice.batch_size, *shape), dtype)
+    valid = jax.ShapeDtypeStruct((choice.batch_size,), bool)
+    program = jax.export.export(jax.jit(run), platforms=("cpu",))(arrays, carry, images, valid)
+    carry = {name: np.asarray(leaf) for name, leaf in carry.items()}
+    return Program(bytes(program.serialize()), carry, choice.batch_size, choice.order)
+
+
+def write_program(folder: Path, text: str, program: Program) -> dict[str, Any]:
+    """Writes NAME.stablehlo and NAME.npz; returns what `open_program` needs."""
+    name = file_name(text)
+    (folder / f"{name}.stablehlo").write_bytes(program.content)
+    np.savez(folder / f"{name}.npz", **program.carry)
+    return {"batch_size": program.batch_size, "order": program.order}
+
+
+def open_program(
+    folder: Path,
+    text: str,
+    about: Mapping[str, Any],
+    arrays: Arrays,
+    check: Callable[[np.ndarray], None],
+) -> Predictor:
+    """What predicts by a program.
+
+    Args:
+      folder: of the programs.
+      text: the adaptation.
+      about: what `write_program` returned.
+      arrays: name -> array, the model's.
+      check: as of `Predictor`.
+
+    Raises:
+      ValueError: the program is not there, or damaged.
+      ImportError: flatbuffers is not installed.
+    """
+    _require_flatbuffers()
+    try:
+        name, batch_size, order = file_name(text), int(about["batch_size"]), int(about["order"])
+        content = (folder / f"{name}.stablehlo").read_bytes()
+        program = jax.export.deserialize(bytearray(content))
+        start = read_npz(folder / f"{name}.npz", names_in_npz(folder / f"{name}.npz"))
+    except Exception as error:  # whatever a damaged program makes of flatbuffers
+        raise ValueError(
+            f"cannot read the program of {text} in {folder} ({brief(str(error))}): serve it again"
+        ) from error
+    call = jax.jit(program.call)
+    return Predictor(
+        start=lambda: start,
+        step=lambda *batch: call(arrays, *batch),
+        check=check,
+        batch_size=batch_size,
+        order=order,
+    )
+
+
+def _to_named(carry: PyTree) -> Arrays:
+    """The leaves of a carry by their number; random keys as their words."""
+    leaves = enumerate(jax.tree.leaves(carry))
+    return {str(i): jax.random.key_data(x) if _is_key(x) else x for i, x in leaves}
+
+
+def _from_named(named: Arrays, like: PyTree) -> PyTree:
+    """Undoes `_to_named`."""
+    leaves, form = jax.tree.flatten(like)
+    found = (
+        jax.random.wrap_key_data(named[str(i)]) if _is_key(x) else named[str(i)]
+        for i, x in enumerate(leaves)
+    )
+    return jax.tree.unflatten(form, found)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _require_flatbuffers() -> None:
+    try:
+        import flatbuffers  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "programs of StableHLO are written by jax.export with flatbuffers, which is not "
+            "installed: pip install 'fedjax_bn[serve]'"
+        ) from error

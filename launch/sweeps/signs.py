@@ -1,0 +1,61 @@
+"""FedCD's detection at a size that two CPU cores carry: signs in the weather, and their shortcut.
+
+    python launch/sweeps/signs.py [--only 'shortcut/*'] [--data FOLDER]     see sweep.py
+
+`signs/*` is configs/signs.py, which needs no data: four scenes train, dusk is unseen, with the
+statistics of training and with TsmoBN. `shortcut/*` is its variant, where the colour of the rim
+tells the digit mostly in the clients' scenes and wrongly in dusk: how far a method falls from the
+clients to dusk is how far it has learned the colour, beside how far it falls in `signs/*`, where
+the weather alone differs. lambda and eta are 0.7 and 0.5. mAP50 in percent, 3 seeds.
+"""
+
+import sys
+
+from plan import MEAN, Sweep, Table
+from rows import Column, Protocol, Row, Training, internal, table
+from sweep import main
+
+SIZE = {"weigh": "by_size"}
+METHODS = {
+    "SingleSet": Training("singleset", {"method": "singleset", **SIZE}),
+    "FedAvg": Training("fedavg", {"method": "fedavg", **SIZE}),
+    "FedProx": Training("fedprox", {"method": "fedprox", **SIZE}),
+    "FedBN": Training("fedbn", {"method": "fedbn", **SIZE}),
+    "REA": Training("rea", {"method": "fedavg", "weigh": "risk_extrapolation:eta=0.5"}),
+    "FedCD-SCI": Training("fedcd-sci", {"method": "fedcd", **SIZE}),
+    "FedCD-SCI + REA": Training("fedcd-sci-rea", {"method": "fedcd", "fedcd.eta": 0.5}),
+}
+SCENES = ("clear", "night", "fog", "rain")
+SIGNS = Protocol(
+    "signs",
+    "configs/signs.py",
+    {
+        **internal({name: name for name in SCENES}),
+        "clients": Column(("",), MEAN),
+        "dusk": Column(("",), "dusk"),
+    },
+    3,
+    {},
+    {"baselines": ()},
+)
+SHORTCUT = SIGNS._replace(name="shortcut", changes={**SIGNS.changes, "data.name": "signs_shortcut"})
+
+
+def scenes(name: str, title: str, protocol: Protocol) -> Table:
+    """The clients' scenes and dusk, with running statistics and with TsmoBN."""
+    rows = {label: Row((one,)) for label, one in METHODS.items()}
+    rows |= {f"{label} + TsmoBN": Row((one,), "tsmobn") for label, one in METHODS.items()}
+    return table(name, title, protocol, rows)
+
+
+SWEEP = Sweep(
+    "signs",
+    "FedCD's detection at a small size",
+    (
+        scenes("signs", "Signs in the weather", SIGNS),
+        scenes("shortcut", "Signs whose rim tells the digit, but not in dusk", SHORTCUT),
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(SWEEP))

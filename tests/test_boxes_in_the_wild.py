@@ -1,0 +1,225 @@
+"""Folders of boxes as people have them: other layouts, stray files, and faults that are named."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_bn.data.boxes import bdd100k, cityscapes, instances, own, vistas
+from fedjax_bn.data.boxes.bdd100k import CLASSES
+from fedjax_bn.data.boxes.labelled import Labelled, Slips
+from fedjax_bn.data.label_trees import CLASS, crowd
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
+
+HOW = {"image_size": 16, "progress": False}
+ROW = "0 0.5 0.5 0.5 0.5\n"
+XML = (
+    "<annotation>{}<object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>8</xmax>"
+    "<ymax>8</ymax></bndbox></object></annotation>"
+)
+
+
+def picture(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(path)
+    return path
+
+
+def text(path: Path, content) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def notes_of(root: Path, **how) -> str:
+    return " | ".join(own.load(root, **HOW, **how).notes)
+
+
+def yolo_set(root: Path, *names: str) -> None:
+    for name in names:
+        picture(root / f"images/{name}.png")
+        text(root / f"labels/{name}.txt", ROW)
+
+
+def test_a_picture_beside_the_domains_is_none_of_them(tmp_path):
+    for domain in ("day", "night"):
+        yolo_set(tmp_path / domain, "a")
+    picture(tmp_path / "preview.png")
+    assert [pool.name for pool in own.load(tmp_path, **HOW).pools] == ["day", "night"]
+    text(tmp_path / "preview.txt", ROW)
+    assert len(own.load(tmp_path, **HOW).pools) == 1
+
+
+def test_domains_of_two_forms_are_refused_and_one_of_them_may_be_chosen(tmp_path):
+    yolo_set(tmp_path / "day", "a")
+    picture(tmp_path / "night/images/a.png")
+    text(tmp_path / "night/annotations/a.xml", XML.format(""))
+    said = r"night is in the form of Pascal VOC's XML, but .*day in that of YOLO's text files"
+    with pytest.raises(ValueError, match=said):
+        own.load(tmp_path, **HOW)
+    assert own.load(tmp_path, domains=("night",), **HOW).classes == ("cat",)
+    picture(tmp_path / "rain/images/a.png")
+    with pytest.raises(ValueError, match=r"rain has no boxes in a known form.*data\.domains"):
+        own.load(tmp_path, domains=("day", "rain"), **HOW)
+
+
+def test_yolos_names_may_lie_among_labels_and_text_files_without_image_are_counted(tmp_path):
+    yolo_set(tmp_path, "a", "b")
+    text(tmp_path / "labels/classes.txt", "cat\ndog\n")
+    text(tmp_path / "labels/c.txt", ROW)
+    text(tmp_path / "README.txt", "about")
+    source = own.load(tmp_path, **HOW)
+    assert source.classes == ("cat", "dog")
+    notes = " | ".join(source.notes)
+    assert "1 text files without an image left out, such as" in notes
+    assert "labels/c.txt" in notes
+
+
+@pytest.mark.parametrize("name", ["classes.txt", "data.yaml"])
+def test_a_class_named_twice_is_refused(tmp_path, name):
+    yolo_set(tmp_path, "a")
+    text(tmp_path / name, "names: [cat, cat]" if name == "data.yaml" else "cat\ncat\n")
+    with pytest.raises(ValueError, match=f"{name} names 'cat' more than once"):
+        own.load(tmp_path, **HOW)
+
+
+def test_voc_is_divided_by_its_own_lists_and_finds_images_by_the_name_that_xml_says(tmp_path):
+    for name in "abc":
+        picture(tmp_path / f"JPEGImages/{name}.png")
+        said = "<filename>c.png</filename>" if name == "c" else ""
+        text(tmp_path / f"Annotations/{'other' if said else name}.xml", XML.format(said))
+    for part, name in {"train": "a", "val": "b", "test": "other"}.items():
+        text(tmp_path / f"ImageSets/Main/{part}.txt", f"{name}\n")
+    pool = own.load(tmp_path, **HOW).pools[0]
+    assert dict(zip(pool.names.tolist(), pool.parts.tolist(), strict=True)) == {
+        "JPEGImages/a.png": TRAIN,
+        "JPEGImages/b.png": VALIDATION,
+        "JPEGImages/c.png": TEST,
+    }
+
+
+def test_parts_of_some_images_only_are_not_used_and_that_is_said(tmp_path):
+    yolo_set(tmp_path, "train/a", "b")
+    source = own.load(tmp_path, **HOW)
+    assert source.pools[0].parts is None
+    assert any("1 domains whose files name a part" in note for note in source.notes)
+
+
+def coco(**changes) -> dict:
+    return {
+        "images": [{"id": 1, "file_name": "a.png"}, {"id": 2, "file_name": "b.png"}],
+        "categories": [{"id": 1, "name": "cat"}],
+        "annotations": [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 8, 8]}],
+    } | changes
+
+
+def test_cocos_json_may_lie_two_folders_deep_beside_its_images(tmp_path):
+    for part in ("train", "valid"):
+        for name in "ab":
+            picture(tmp_path / f"day/export/{part}/{name}.png")
+        text(tmp_path / f"day/export/{part}/_annotations.coco.json", coco())
+    pool = own.load(tmp_path, **HOW).pools[0]
+    assert pool.parts.tolist() == [TRAIN, TRAIN, VALIDATION, VALIDATION]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            coco(images=[{"id": 1, "file_name": "a.png"}] * 2),
+            "a.json, images, row 2 has the id 1, as an earlier one",
+        ),
+        (
+            coco(categories=[{"id": 1, "name": "cat"}, {"id": 1, "name": "dog"}]),
+            "a.json, categories, row 2 has the id 1, as an earlier one",
+        ),
+        ({k: v for k, v in coco().items() if k != "annotations"}, "a.json has no 'annotations'"),
+    ],
+)
+def test_cocos_ids_differ_and_no_list_is_missing(tmp_path, content, said):
+    for name in "ab":
+        picture(tmp_path / f"images/{name}.png")
+    text(tmp_path / "a.json", content)
+    with pytest.raises(ValueError, match=said):
+        own.load(tmp_path, **HOW)
+
+
+def test_a_polygon_with_nan_behind_its_first_point_is_refused(tmp_path):
+    picture(tmp_path / "leftImg8bit/train/ulm/ulm_0_0_leftImg8bit.png")
+    polygon = [[0, 0], [float("nan"), 9], [9, 9]]
+    content = {"imgWidth": 16, "imgHeight": 16, "objects": [{"label": "car", "polygon": polygon}]}
+    text(tmp_path / "gtFine/train/ulm/ulm_0_0_gtFine_polygons.json", content)
+    with pytest.raises(ValueError, match=r"polygons.json, row 1: 'polygon' has .*not finite"):
+        cityscapes.load(tmp_path, **HOW)
+
+
+def ids_of(path: Path, *boxes, side: int = 16) -> None:
+    ids = np.zeros((side, side), np.uint16)
+    for value, x1, y1, x2, y2 in boxes:
+        ids[y1:y2, x1:x2] = value
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(ids).save(path)
+
+
+def test_instances_left_out_crowds_and_sizes_that_differ_are_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(instances, "_MOST", 2)
+    picture(tmp_path / "leftImg8bit/train/ulm/ulm_0_0_leftImg8bit.png")
+    label = tmp_path / "gtFine/train/ulm/ulm_0_0_gtFine_instanceIds.png"
+    boxes = [(26001, 0, 0, 9, 9), (24, 20, 20, 26, 26), (26002, 10, 0, 12, 2), (7, 0, 30, 9, 32)]
+    ids_of(label, *boxes, side=32)
+    for cache in (None, tmp_path / "cache", tmp_path / "cache"):  # read, written and read again
+        source = cityscapes.load(tmp_path, cache=cache, **HOW)
+        notes = " | ".join(source.notes)
+        assert (source.pools[0].labels[CLASS] == [2]).all()
+        assert "1 crowds" in notes
+        assert "1 instances left out, the smallest of images with more than 2" in notes
+        assert "1 images of another size than their labels say" in notes
+
+
+def test_an_image_says_how_many_instances_it_has(tmp_path):
+    found = instances.Instances([0], [(0, 0, 1, 1)], (4, 3), 3)
+    slips = Slips()
+    one = instances.with_instances(Labelled(tmp_path, "here", (), (), ()), found, slips)
+    assert (one.size, one.rows) == ((4, 3), range(1, 2))
+    assert slips.notes() == [
+        "2 instances left out, the smallest of images with more than 512, such as here"
+    ]
+
+
+def test_a_config_of_vistas_without_known_classes_is_refused(tmp_path):
+    picture(tmp_path / "training/images/a.jpg")
+    ids_of(tmp_path / "training/instances/a.png")
+    text(tmp_path / "config_v1.2.json", {"labels": [{"name": "construction--flat--road"}]})
+    with pytest.raises(ValueError, match=r"config_v1\.2\.json names no class of people or veh"):
+        vistas.load(tmp_path, **HOW)
+
+
+@pytest.mark.parametrize("has_instances", [True, False])
+def test_a_group_of_people_of_vistas_is_a_crowd_where_it_has_instances(tmp_path, has_instances):
+    names = ["human--person--individual", "human--person--person-group"]
+    rows = [{"name": name, "instances": has_instances} for name in names]
+    picture(tmp_path / "training/images/a.jpg")
+    ids_of(tmp_path / "training/v2.0/instances/a.png", (1, 0, 0, 4, 4), (256 + 2, 4, 4, 9, 9))
+    text(tmp_path / "config_v2.0.json", {"labels": rows})
+    source = vistas.load(tmp_path, **HOW)
+    assert source.pools[0].labels[CLASS].tolist() == ([[crowd(0), 0]] if has_instances else [[0]])
+
+
+@pytest.mark.parametrize("labels", [{}, "", 0])
+def test_labels_of_bdd100k_that_are_no_list_are_refused(tmp_path, labels):
+    frames = [{"name": "a.jpg", "attributes": {}, "labels": labels}]
+    picture(tmp_path / "images/100k/train/a.jpg")
+    for part in ("train", "val"):
+        text(tmp_path / f"labels/det_20/det_{part}.json", frames)
+    with pytest.raises(ValueError, match=r"det_train.json, frame 1: 'labels' must be a list"):
+        bdd100k.load(tmp_path, domains=("all",), classes=CLASSES, **HOW)
+
+
+def test_the_image_with_too_many_boxes_is_named(tmp_path):
+    yolo_set(tmp_path, "a")
+    text(tmp_path / "labels/a.txt", ROW * 3)
+    notes = notes_of(tmp_path, max_boxes=2)
+    assert "1 boxes left out, the smallest of images with more than data.max_boxes=2" in notes
+    assert "images/a.png" in notes

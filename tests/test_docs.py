@@ -1,0 +1,141 @@
+"""What README and the pages of docs/ show: Python runs, commands and links lead somewhere."""
+
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import fedjax_bn
+import runs
+import shown_commands
+import test_face
+from fedjax_bn.run.errors import UserError
+
+sys.path.append(str(runs.ROOT / "docs"))
+import api_pages
+import docstrings
+
+WRITTEN = [*runs.ROOT.glob("*.md"), *runs.ROOT.glob("*/README.md"), *runs.ROOT.glob("docs/**/*.md")]
+PAGES = {
+    str(page.relative_to(runs.ROOT)): page.read_text()
+    for page in sorted(WRITTEN)
+    if not {"generated", "_build"} & set(page.parts) and page.name != "CHANGELOG.md"
+}
+BLOCKS = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in PAGES.items()}
+SHOWN = [
+    (name, command) for name, text in PAGES.items() for command in shown_commands.commands(text)
+]
+# Pages whose programs take longer to compile than the default run has.
+LONG = {"docs/tutorial.md"} | {
+    f"docs/howto/{name}.md"
+    for name in ("deploy", "many_devices", "own_model", "resume", "unseen_client")
+}
+PYTHON = [
+    pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
+    for name, blocks in BLOCKS.items()
+    if blocks and name != "README.md"  # tests/test_readme.py says more of those
+]
+
+
+@pytest.mark.parametrize("page", PYTHON)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    with jax.numpy_dtype_promotion("standard"):  # what a reader's own code has
+        for block in BLOCKS[page]:
+            exec(compile(block, page, "exec"), names)
+
+
+def test_every_command_of_every_page_is_understood():
+    assert len(SHOWN) > 100
+    wrong = []
+    for page, command in SHOWN:
+        try:
+            shown_commands.check(command)
+        except Exception as error:
+            wrong.append(f"{page}: {command}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fedjax-bn --config quickstrat",
+        "fedjax-bn --config quickstart --config.round=3",
+        "fedjax-bn --config quickstart --wrokdir DIR",
+        "fedjax-bn list method",
+        "python launch/sweeps/fedbn.py --onyl x",
+        "python launch/sweeps/fedbm.py",
+        "make quickstrat",
+        "pip install '.[cuda11]'",
+        "sbatch launch/slrum.sbatch",
+    ],
+)
+def test_a_command_that_does_not_exist_is_noticed(command):
+    with pytest.raises((AssertionError, UserError)):
+        shown_commands.check(command)
+
+
+@pytest.mark.parametrize("page", [name for name in PAGES if name.startswith("docs/")])
+def test_links_of_the_pages_lead_to_what_is_there(page):
+    targets = re.findall(r"\]\((?!http)([^)#\s]+)(?:#[^)]*)?\)", PAGES[page])
+    folder = (runs.ROOT / page).parent
+    missing = [t for t in targets if "generated/" not in t and not (folder / t).exists()]
+    assert not missing
+
+
+def test_every_public_name_is_in_the_api_pages():
+    assert test_face.INNER | {"__init__"} == api_pages.INTERNAL
+    entries = list(api_pages.entries())
+    documented = {(entry.module, entry.name) for entry in entries}
+    assert len(documented) == len(entries)
+    things = {id(getattr(importlib.import_module(m), n)) for m, n in documented}
+    for found in pkgutil.walk_packages(fedjax_bn.__path__, "fedjax_bn."):
+        if found.name.split(".")[1] in test_face.INNER:
+            continue
+        module = importlib.import_module(found.name)
+        for name, thing in inspect.getmembers(module):
+            own = getattr(thing, "__module__", None) == module.__name__
+            shown = name in getattr(module, "__all__", ()) and not inspect.ismodule(thing)
+            if not name.startswith("_") and (own or shown) and callable(thing):
+                assert id(thing) in things, f"{module.__name__}.{name}"
+
+
+def test_docstrings_keep_their_formulas():
+    given = [
+        "Means |y|, *name and `a*b`[0].",
+        "",
+        "    x_ = sum_k y_k",
+        "",
+        "Args:",
+        "  **rest: a*.",
+    ]
+    assert docstrings.as_rest(given) == [
+        "Means \\|y\\|, \\*name and `a*b`\\ [0].",
+        "",
+        "::",
+        "",
+        "    x_ = sum_k y_k",
+        "",
+        "Args:",
+        "  **rest: a\\*.",
+    ]
+
+
+@pytest.mark.slow
+def test_the_pages_build_without_a_warning(tmp_path):
+    pytest.importorskip("myst_nb", reason="the documentation needs `pip install '.[docs]'`")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(runs.ROOT)}
+    built = subprocess.run(command, cwd=runs.ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    for entry in api_pages.entries():
+        page = tmp_path / "generated" / "api" / f"{api_pages.page_of(entry)}.html"
+        assert f'id="{entry.module}.{entry.name}"' in page.read_text()
+    assert "<math" in (tmp_path / "papers" / "fedbn.html").read_text()

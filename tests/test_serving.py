@@ -1,0 +1,345 @@
+"""Serve and predict: what an unseen client receives gives the predictions of `evaluate`."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from PIL import Image
+
+import runs
+from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.data.domain import Dataset, Domain, Split, whole
+from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.methods import fedbn, fedcd
+from fedjax_bn.models import MLP, SmallCNN
+from fedjax_bn.run import finished
+from fedjax_bn.run.scoring import score_unseen
+from fedjax_bn.run.scoring_data import as_stream
+from fedjax_bn.serving import folder, load, predictor
+from fedjax_bn.task import Score, classification
+
+ADAPTATIONS = ("running", "tsmobn:batch_size=4", "random_alpha")
+
+
+def dataset_of_images():
+    """Four domains of bytes [N, 8, 8, 3] in three classes, told by brightness, moved by domain."""
+    random = np.random.default_rng(3)
+    domains = []
+    for shift, name in enumerate(runs.NAMES):
+        parts = []
+        for size in (12, 5, 9):
+            labels = np.arange(size, dtype=np.int32) % 3
+            images = 60 * labels[:, None, None, None] + 20 * shift
+            images = images + random.integers(0, 40, (size, 8, 8, 3))
+            parts.append(Split(images.astype(np.uint8), labels))
+        domains.append(Domain(name, *parts))
+    return Dataset("tiny", 3, tuple(domains), (0.4,), (0.3,), classes=("dark", "grey", "=bright"))
+
+
+DATA = dataset_of_images()
+DOG = whole(DATA.domains[3])
+KEYS = {"model": "MLP", "data__image_size": 8, "rounds": 2, "adaptations": ADAPTATIONS}
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    place = tmp_path_factory.mktemp("serving") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch, DATA)
+        summary = runs.run(place, **KEYS)
+    return place, summary["accuracy"]["unseen"]["dog"]
+
+
+@pytest.fixture(scope="module")
+def served(workdir):
+    """The folder of a served model; the data that trained it are gone."""
+    place = workdir[0].parent / "served"
+    assert runs.command("serve", "--workdir", str(workdir[0]), "--export", str(place)) == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Images as files in a folder of folders, in the order of their samples."""
+    place = tmp_path_factory.mktemp("images")
+    for number, image in enumerate(DOG.images):
+        path = place / f"part{number // 10}" / f"{number:03}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(image).save(path)
+    (place / "notes.txt").write_text("no image")
+    return place
+
+
+def table(text):
+    """The header and the rows of a CSV; probabilities as f[N, classes]."""
+    head, *rows = csv.reader(io.StringIO(text))
+    return head, rows, np.array([row[2:] for row in rows], float)
+
+
+def outputs_of_evaluate(place, text):
+    """Probabilities f[N, classes] as `evaluate` has them on its way to the accuracy."""
+    about = finished.read_about(place)
+    config = finished.configuration(about["config"])
+    built, state, _ = finished.restore(place, config, about["form"])
+    seen = []
+    keeping = Score("outputs", lambda outputs, label, valid: (outputs, valid), None)
+    task = classification()._replace(score=keeping._replace(of_all=lambda k: seen.append(k) or 0))
+    choice = choose_adaptation(text, built.model, config.adapt_batch_size)
+    score = score_unseen(choice.adaptation, built.prepare, task)
+    score(global_variables(state), as_stream(DOG, choice.batch_size, choice.order))
+    outputs, valid = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in seen[0])
+    order = np.random.default_rng(choice.order).permutation(len(DOG.images))
+    found = np.empty((len(order), 3))
+    found[order] = jax.nn.softmax(outputs[valid])
+    return found
+
+
+@pytest.mark.parametrize("text", ADAPTATIONS)
+def test_predictions_are_those_of_evaluate(workdir, served, text):
+    found = load(served, text)(DOG.images)
+    np.testing.assert_allclose(found, outputs_of_evaluate(workdir[0], text), atol=1e-6)
+    right = (found.argmax(1) == DOG.labels).mean() * 100
+    assert right == pytest.approx(workdir[1][text])
+    assert np.ptp(found, axis=0).max() > 1e-3  # the images are told apart
+
+
+def test_a_folder_of_files_and_an_archive_give_one_csv(served, files, tmp_path, capsys):
+    np.savez(tmp_path / "dog.npz", dog__images=DOG.images, dog__labels=DOG.labels)
+    given = ("--model", str(served), "--adapt", "tsmobn:batch_size=4")
+    assert runs.command("predict", *given, "--data", str(files)) == 0
+    head, rows, found = table(capsys.readouterr().out)
+    assert head == ["image", "class", "dark", "grey", "=bright"]
+    assert rows[12][0] == "part1/012.png"
+    assert [row[1] for row in rows] == [DATA.classes[i] for i in found.argmax(1)]
+    out = tmp_path / "out.csv"
+    given = (*given, "--data", str(tmp_path / "dog.npz"), "--out", str(out))
+    assert runs.command("predict", *given) == 0
+    _, _, again = table(out.read_text())
+    np.testing.assert_array_equal(again, found)
+    np.testing.assert_allclose(found, load(served, "tsmobn:batch_size=4")(DOG.images), atol=1e-6)
+
+
+def test_names_from_the_standard_input_are_a_stream_of_single_images(
+    served, files, monkeypatch, capsys
+):
+    names = sorted(str(path) for path in files.rglob("*.png"))[:5]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(names) + "\n\n"))
+    given = ("--model", str(served), "--data", "-", "--adapt", "tsmobn")
+    assert runs.command("predict", *given) == 0
+    _, rows, found = table(capsys.readouterr().out)
+    assert [row[0] for row in rows] == names
+    single = load(served, "tsmobn:batch_size=1:order=-1")
+    np.testing.assert_allclose(found, single(DOG.images[:5]), atol=1e-6)
+    together = load(served, "tsmobn:order=-1")(DOG.images[:5])
+    assert np.abs(found - together).max() > 1e-3  # each was tracked when it came
+
+
+ALONE = """
+import json, sys
+sys.modules["fedjax_bn"] = None
+import jax, numpy as np
+folder, images = sys.argv[1], np.load(sys.argv[2])
+about = json.load(open(f"{folder}/model.json"))["programs"]["tsmobn:batch_size=4"]
+name = f"{folder}/programs/tsmobn%3Abatch_size=4"
+program = jax.export.deserialize(bytearray(open(f"{name}.stablehlo", "rb").read()))
+arrays, carry = dict(np.load(f"{folder}/variables.npz")), dict(np.load(f"{name}.npz"))
+order = np.random.default_rng(about["order"]).permutation(len(images))
+rows, B = [], about["batch_size"]
+for start in range(0, len(images), B):
+    batch = images[order[start : start + B]]
+    valid = np.arange(B) < len(batch)
+    batch = np.pad(batch, [(0, B - len(batch)), (0, 0), (0, 0), (0, 0)])
+    found, carry = program.call(arrays, carry, batch, valid)
+    rows.append(np.asarray(found)[valid])
+np.save(sys.argv[3], np.concatenate(rows)[np.argsort(order)])
+del sys.modules["fedjax_bn"]
+from fedjax_bn import main
+main.main(main.parse_flags(["main", "predict", *sys.argv[4:]]))
+training = ("fedjax_bn.methods", "fedjax_bn.federation", "fedjax_bn.client", "orbax", "grain")
+sys.exit(", ".join(name for name in training if name in sys.modules) or 0)
+"""
+
+
+def test_a_fresh_process_predicts_by_the_program_alone_and_by_predict_without_training_code(
+    served, tmp_path
+):
+    images, by_program, out = (str(tmp_path / name) for name in ("i.npy", "p.npy", "out.csv"))
+    np.save(images, DOG.images)
+    np.savez(tmp_path / "i.npz", images=DOG.images)
+    given = ("--model", str(served), "--data", str(tmp_path / "i.npz"), "--out", out)
+    command = [sys.executable, "-c", ALONE, str(served), images, by_program, *given]
+    environment = os.environ | {"PYTHONPATH": str(runs.ROOT)}
+    done = subprocess.run(
+        [*command, "--adapt", "tsmobn:batch_size=4"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = load(served, "tsmobn:batch_size=4")(DOG.images)
+    np.testing.assert_allclose(np.load(by_program), expected, atol=1e-6)
+    np.testing.assert_allclose(table(Path(out).read_text())[2], expected, atol=2e-6)
+
+
+def test_a_model_of_ones_own_is_served_by_its_programs(served, monkeypatch):
+    expected = load(served, "tsmobn:batch_size=4")(DOG.images)
+    monkeypatch.setattr(folder, "_MODELS", {})
+    found = load(served, "tsmobn:batch_size=4")
+    np.testing.assert_allclose(found(DOG.images), expected, atol=1e-6)
+    with pytest.raises(ValueError, match=r"'tsmobn' is none of those served.*valid are random_alp"):
+        load(served, "tsmobn")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "{files}"}, "holds no served model (model.json is not there)"),
+        ({"model": "{edited}"}, "its mean or std cannot be): serve it again"),
+        ({"model": "{torn}"}, "variables.npz is no .npz archive, or is cut short"),
+        ({"model": "{other}"}, "as SmallCNN has it"),
+        ({"adapt": "tsmobm"}, "did you mean 'tsmobn'?"),
+        ({"adapt": "ensemble"}, "needs the batch norms of every client"),
+        ({"data": "{files}/none"}, "none is not there: give images, a folder, or a .npz"),
+        ({"data": "{broken}"}, "1 of 1 images in"),
+        ({"data": "{larger}"}, "uint8 [9, 8, 3], but the model was trained on uint8 [8, 8, 3]"),
+        ({"data": "{floats}"}, "images are float32 [8, 8, 3]"),
+        ({"data": "{two}"}, "has the arrays a__images, b__images"),
+        ({"out": "{files}/none/out.csv"}, "No such file or directory): give another --out"),
+        ({"data": ""}, "predict needs a served model and images"),
+        ({"name": "x"}, "--name belongs to `evaluate`: leave it out to predict"),
+    ],
+)
+def test_a_mistake_is_one_sentence(served, files, tmp_path, capfd, changes, said):
+    places = {"files": files, "broken": tmp_path / "broken.png"}
+    places["broken"].write_bytes(b"\x89PNG no image")
+    for name, images in (
+        ("larger", {"images": np.zeros((2, 9, 8, 3), np.uint8)}),
+        ("floats", {"images": np.zeros((2, 8, 8, 3), np.float32)}),
+        ("two", {"a__images": DOG.images, "b__images": DOG.images}),
+    ):
+        places[name] = tmp_path / f"{name}.npz"
+        np.savez(places[name], **images)
+    about = json.loads((served / "model.json").read_text())
+    for name, edit in (
+        ("edited", {"std": [0.0]}),
+        ("other", {"model": "SmallCNN"}),
+        ("torn", {}),
+    ):
+        places[name] = tmp_path / name
+        places[name].mkdir()
+        (places[name] / "model.json").write_text(json.dumps(about | edit))
+        content = (served / "variables.npz").read_bytes()
+        (places[name] / "variables.npz").write_bytes(content[: -30 if name == "torn" else None])
+    given = {"model": str(served), "data": str(files), "adapt": "", "out": ""} | changes
+    flags = [f"--{key}={value.format(**places)}" for key, value in given.items()]
+    assert runs.command("predict", *flags) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_arrays_of_another_size_are_stretched_when_asked(served, tmp_path, capsys):
+    doubled = DOG.images.repeat(2, 1).repeat(2, 2)
+    np.savez(tmp_path / "large.npz", images=doubled)
+    given = ("--model", str(served), "--data", str(tmp_path / "large.npz"), "--resize")
+    assert runs.command("predict", *given) == 0
+    small = [Image.fromarray(image).resize((8, 8), Image.Resampling.BILINEAR) for image in doubled]
+    expected = load(served)(np.stack([np.asarray(image) for image in small]))
+    np.testing.assert_allclose(table(capsys.readouterr().out)[2], expected, atol=1e-5)
+
+
+def test_evaluate_takes_another_place_another_size_and_no_target(workdir, tmp_path, monkeypatch):
+    """New data are tested whole, and give what the run's own unseen domain did."""
+    doubled = DOG.images.repeat(2, 1).repeat(2, 2)
+    np.savez(tmp_path / "h.npz", hospital9__test_images=doubled, hospital9__test_labels=DOG.labels)
+    monkeypatch.chdir(tmp_path)
+    given = [f"--workdir={workdir[0]}", "--config.data.name=npz", "--config.data.path=h.npz"]
+    given.append("--config.adaptations=running")
+    assert runs.command("evaluate", *given) == 2
+    assert runs.command("evaluate", *given, "--resize", "--name=new") == 0
+    found = json.loads((workdir[0] / "evaluations" / "new.json").read_text())
+    assert found["samples"] == {"hospital9": 26}
+    # Pixels that are doubled and stretched back are not quite the same.
+    expected = workdir[1]["running"]
+    assert found["unseen"]["hospital9"]["running"] == pytest.approx(expected, abs=8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workdir={run}"], "serve needs the workdir of a finished run and a folder to write"),
+        (["--workdir={run}", "--export={run}"], "is there and not empty: give another --export"),
+        (["--workdir={run}", "--export=x", "--config.rounds=3"], "config.rounds is the run's own"),
+        (["--workdir={run}", "--export=x", "--config.adaptations=ensemble"], "do not leave"),
+        (["--workdir={run}", "--export=x", "--config.adaptations=tsmo"], "did you mean 'tsmobn'?"),
+        (["--workdir=none", "--export=x"], "cannot read none/config.json"),
+    ],
+)
+def test_a_mistake_in_serving_is_one_sentence_and_writes_nothing(
+    workdir, tmp_path, monkeypatch, capfd, arguments, said
+):
+    monkeypatch.chdir(tmp_path)
+    given = [text.format(run=workdir[0]) for text in arguments]
+    assert runs.command("serve", *given) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert said in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_five_lines_of_python_prepare_as_training_did():
+    model, key = MLP(num_classes=3, hidden=(4,)), jax.random.key(0)
+    prepare = standardize((0.4,), (0.3,))
+    method = fedbn(model, optax.sgd(0.1), prepare=prepare)
+    start = jax.jit(lambda: method.init(key, model.init(key, jnp.zeros((2, 8, 8, 3))), 3))
+    state = start()
+
+    probabilities = predictor(method, global_variables(state))(DOG.images)
+    own = predictor(method, client_variables(state, 2), adapt="batch:order=-1:batch_size=26")
+
+    variables = jax.tree.map(np.asarray, global_variables(state))
+    (dense, head), (norm,) = (
+        [variables["params"][name] for name in names] for names in (("dense1", "head"), ("norm1",))
+    )
+    images = DOG.images.astype(np.float64)
+    x = (images / 255 - 0.4).reshape(26, -1) / 0.3 @ dense["kernel"] + dense["bias"]
+
+    def rest(mean, var):
+        y = np.maximum((x - mean) / np.sqrt(var + 1e-5) * norm["scale"] + norm["bias"], 0)
+        logits = y @ head["kernel"] + head["bias"]
+        return np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+
+    running = variables["batch_stats"]["norm1"]
+    np.testing.assert_allclose(probabilities, rest(running["mean"], running["var"]), atol=1e-5)
+    np.testing.assert_allclose(own(DOG.images), rest(x.mean(0), x.var(0)), atol=1e-4)
+    with pytest.raises(ValueError, match="with the numbers of bytes"):
+        own(images)
+    for network in (model, SmallCNN()):
+        with pytest.raises(ValueError, match="prepared as in training, and these are uint8"):
+            network.init(key, DOG.images)
+    with pytest.raises(ValueError, match="holds 27 images, but must hold 1 to batch_size=26"):
+        next(own.stream([np.zeros((27, 8, 8, 3), np.uint8)]))
+    with pytest.raises(ValueError, match="this method does not say what it has learned"):
+        predictor(method._replace(learned=None), variables)
+
+
+def test_masks_go_with_the_variables():
+    model, key = MLP(num_classes=3), jax.random.key(0)
+    method = fedcd(model, optax.sgd(0.1))
+    state = jax.jit(lambda: method.init(key, model.init(key, jnp.zeros((2, 6))), 2))()
+    half = jax.tree.map(lambda leaf: leaf / 2, global_variables(state)["mask"])
+    x = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
+    received = global_variables(state)
+    masked = predictor(method, received | {"mask": half})(x)
+    plain = predictor(method, received | {"mask": half}, "running:mask=False")(x)
+    np.testing.assert_allclose(plain, predictor(method, received)(x), atol=1e-6)
+    assert np.abs(masked - plain).max() > 1e-3

@@ -1,0 +1,149 @@
+"""What is said while a run goes: on a terminal, in a file, in TensorBoard, to Weights & Biases."""
+
+import io
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import runs
+from fedjax_bn.run import commands, compile_time, progress, train, workdir
+from fedjax_bn.run.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    runs.install(monkeypatch, draw=True)
+
+
+def record(number: int, **more: object) -> dict:
+    return {"round": number, "loss": {"ant": 0.5, "bee": None, "cow": 0.25}, "seconds": 0.5, **more}
+
+
+def test_in_a_file_rounds_are_plain_lines_with_loss_accuracy_pace_and_time_left(
+    monkeypatch, capsys
+):
+    clock = iter([0.0, 2.0, 4.0, 60.0, 80.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with progress.progress("fedbn", 8, 4, samples=1000) as tell:
+        tell(record(5))  # too early for a line
+        tell(record(6, accuracy={"mean": 61.24}))
+        tell(record(7))
+        tell(record(8))
+    told = capsys.readouterr().err
+    assert told.splitlines() == [
+        "fedbn: round 6 of 8, loss 0.375, accuracy 61.2 %, 2,000 samples/s, 4 s left",
+        "fedbn: round 7 of 8, loss 0.375, 2,000 samples/s, 20 s left",
+        "fedbn: round 8 of 8, loss 0.375, 2,000 samples/s, 0 s left",
+    ]
+
+
+def test_on_a_terminal_a_bar_says_the_same(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress.progress("fedbn", 8, 4, samples=1000, score="mAP50") as tell:
+        tell(record(5, accuracy={"mean": 61.24}))
+    last = terminal.getvalue().split("\r")[-1]
+    assert "5/8" in last
+    assert "loss 0.375, mAP50 61.2 %, 2,000 samples/s" in last
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(7.6, "8 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
+)
+def test_a_duration_is_said_as_people_say_it(seconds, text):
+    assert progress.duration(seconds) == text
+
+
+def test_compiling_is_said_before_it_begins_and_how_long_it_took_the_last_time(
+    tmp_path, monkeypatch
+):
+    kept = tmp_path / "compile_seconds.json"
+    monkeypatch.setattr(compile_time, "_path", lambda: kept)
+    clock = iter([0.0, 7.4, 10.0, 11.0, 20.0, 21.0, 30.0, 31.0])
+    monkeypatch.setattr(compile_time.time, "perf_counter", lambda: next(clock))
+    said = []
+    for changes in ({"seed": 1}, {"seed": 2}, {"batch_size": 5}):
+        before = len(said)
+
+        def compiled(before=before):
+            assert len(said) == before + 1
+            return "program"
+
+        config = runs.config(**changes)
+        assert compile_time.compile_round(compiled, config, said.append)[0] == "program"
+    assert said == [
+        "compiling a round of fedbn",
+        "compiling a round of fedbn; the last time it took 7 s",
+        "compiling a round of fedbn",
+    ]
+    kept.write_text("torn")
+    compile_time.compile_round(lambda: "program", runs.config(), said.append)
+    assert said[-1] == "compiling a round of fedbn"
+
+
+def test_a_run_whose_rounds_are_done_makes_its_summary_without_compiling(tmp_path, monkeypatch):
+    runs.run(tmp_path)
+    whole = workdir.read_json(tmp_path / "summary.json")
+    (tmp_path / "summary.json").unlink()
+    monkeypatch.setattr(train, "compile_round", lambda *_: pytest.fail("it compiles"))
+    assert runs.without_times(runs.run(tmp_path)) == runs.without_times(whole)
+
+
+def test_the_leaves_by_module_are_said_once_for_a_run_and_its_baselines(tmp_path, capsys):
+    commands.train_all(runs.config(baselines=("fedavg",), rounds=1, eval_every=1), tmp_path)
+    told = capsys.readouterr().out
+    assert told.count("batch_stats") == 2  # of two modules, once each
+    assert "fedavg on MLP" in told
+    assert "personal: 0 leaves" in told
+
+
+def test_tensorboard_shows_the_pictures_of_the_data(tmp_path):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    runs.run(tmp_path)
+    events = reader.EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    assert set(events.Tags()["images"]) == {"samples", "class_counts"}
+    picture = events.Images("class_counts")[0]
+    assert picture.encoded_image_string == (tmp_path / "plots" / "class_counts.png").read_bytes()
+    assert picture.width == plt_size(picture.encoded_image_string)
+
+
+def plt_size(data: bytes) -> int:
+    from matplotlib import image
+
+    return np.asarray(image.imread(io.BytesIO(data))).shape[1]
+
+
+def test_weights_and_biases_gets_every_round_under_one_name(tmp_path, monkeypatch):
+    calls, logged = [], []
+
+    class Run:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            logged.append("closed")
+
+        def log(self, values, step):
+            logged.append((step, values["loss/ant"]))
+
+    fake = types.ModuleType("wandb")
+    fake.__spec__ = object()
+    fake.init = lambda **options: calls.append(options) or Run()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    runs.run(tmp_path, wandb="hospitals", rounds=2)
+    (options,) = calls
+    assert options["project"] == "hospitals"
+    assert options["resume"] == "allow"
+    assert options["config"]["method"] == "fedbn"
+    losses = [(line["round"], line["loss"]["ant"]) for line in runs.lines(tmp_path)]
+    assert logged == [*losses, "closed"]
+
+
+def test_a_project_without_the_package_is_refused_at_once(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"config\.wandb='x' needs .*pip install wandb"):
+        runs.run(tmp_path, wandb="x")
