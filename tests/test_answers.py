@@ -1,4 +1,4 @@
-"""Measures of answers against scikit-learn, and what a run writes of them and of its batch norms."""
+"""Measures of answers against scikit-learn; what a run writes of them and of its batch norms."""
 
 import csv
 import json
@@ -199,5 +199,5 @@ def test_a_damaged_file_of_answers_is_told_in_a_sentence(tmp_path):
     path = tmp_path / "answers" / "internal.npz"
     assert answers_file.read_answers(tmp_path)["ant", ""].right.tolist() == [True] + [False] * 3
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(WorkdirError, match=r"internal\.npz .*remove it"):
+    with pytest.raises(WorkdirError, match=r"internal\.npz .*move it away"):
         answers_file.read_answers(tmp_path)

@@ -160,19 +160,14 @@ def test_within_one_seed_the_interval_is_wilsons_over_the_test_samples(tmp_path)
         assert table[2][1] == f"*75.0 | {100 * low:.1f} to {100 * high:.1f}"
         assert table[2][-2:] == ["1", str(count)]
     assert any("Every number is of one seed" in text for text in page.paragraphs)
-    assert "training" not in page.tables  # counts of classes are tables with names
     assert any(table[0] == ["", "no", "yes"] for table in page.tables)
 
 
 def test_without_counts_the_page_says_what_is_missing_and_how_to_get_it(report):
-    said = " ".join(report[0].paragraphs)
-    for part in (
-        "number of test samples is not known",
-        "no measures beyond accuracy",
-        "no answers",
-    ):
-        assert part in said
-    assert said.count("rain again") + said.count("Trained again") >= 3
+    missing = ("number of test samples is not known", "no measures", "no answers", "no distances")
+    for what in missing:
+        (one,) = (text for text in report[0].paragraphs if what in text)
+        assert "rain again with this version" in one or "with this version they do" in one
 
 
 def test_models_that_answered_the_same_samples_are_compared_sample_by_sample(tmp_path):
@@ -287,6 +282,7 @@ svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right - 20, clie
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to run the page's script")
 def test_columns_sort_and_curves_are_read_off_in_a_browser(report, tmp_path):
     text = (report[1] / "report.html").read_text().replace("</body>", CLICK)
