@@ -10,19 +10,20 @@ import pytest
 from jax import lax
 from scipy.signal import correlate
 
-from fedjax_bn.models.cpu.convolution import (
+from fedjax_bn.models.cpu.algorithms import (
     NHWC,
-    choose_algorithm,
-    convolution,
     direct_convolution,
     patches_convolution,
+    taps_convolution,
     tiled_convolution,
     transformed_convolution,
 )
+from fedjax_bn.models.cpu.choice import chosen, shapes_of
+from fedjax_bn.models.cpu.convolution import convolution
 from fedjax_bn.models.cpu.winograd import transforms
 
 UNIT_STRIDES = [tiled_convolution, transformed_convolution]
-ALGORITHMS = [direct_convolution, patches_convolution, *UNIT_STRIDES]
+ALGORITHMS = [direct_convolution, patches_convolution, taps_convolution, *UNIT_STRIDES]
 # images, kernel, strides, padding
 SHAPES = [
     ((1, 10, 6, 3), (5, 5, 3, 4), (1, 1), ((2, 2), (2, 2))),
@@ -163,8 +164,8 @@ LAYERS = [
     ((8, 16, 16, 16), (5, 5, 16, 32), (1, 1), ((2, 2), (2, 2)), tiled_convolution),
     ((2, 14, 14, 16), (5, 5, 16, 32), (1, 1), ((2, 2), (2, 2)), tiled_convolution),
     ((2, 2, 2, 32), (3, 3, 32, 32), (1, 1), ((1, 1), (1, 1)), patches_convolution),
-    ((64, 2, 2, 512), (3, 3, 512, 512), (1, 1), ((1, 1), (1, 1)), patches_convolution),
-    ((16, 4, 4, 256), (3, 3, 256, 256), (1, 1), ((1, 1), (1, 1)), patches_convolution),
+    ((64, 2, 2, 512), (3, 3, 512, 512), (1, 1), ((1, 1), (1, 1)), taps_convolution),
+    ((16, 4, 4, 256), (3, 3, 256, 256), (1, 1), ((1, 1), (1, 1)), taps_convolution),
     ((32, 4, 4, 256), (3, 3, 256, 256), (1, 1), ((1, 1), (1, 1)), tiled_convolution),
     ((4, 8, 8, 16), (3, 3, 16, 32), (2, 2), ((1, 1), (1, 1)), patches_convolution),
     ((4, 8, 8, 16), (1, 1, 16, 32), (2, 2), ((0, 0), (0, 0)), patches_convolution),
@@ -175,7 +176,7 @@ LAYERS = [
 
 @pytest.mark.parametrize(("images", "kernel", "strides", "padding", "algorithm"), LAYERS)
 def test_the_algorithm_follows_from_the_shapes(images, kernel, strides, padding, algorithm):
-    assert choose_algorithm(images, kernel, strides, padding) is algorithm
+    assert chosen(shapes_of(images, kernel, strides, padding)) is algorithm
 
 
 @pytest.mark.usefixtures("x64")

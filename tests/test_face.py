@@ -32,6 +32,8 @@ INNER = {
     "devices",
     "dtypes",
     "figures",
+    "flower",
+    "named_arrays",
     "ranges",
     "server",
     "main",

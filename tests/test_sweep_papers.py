@@ -16,6 +16,7 @@ import fedcd  # noqa: E402
 import fedcd_small  # noqa: E402
 import fedig  # noqa: E402
 import plan  # noqa: E402
+import signs  # noqa: E402
 import sweep  # noqa: E402
 import tsmobn  # noqa: E402
 import unifed  # noqa: E402
@@ -33,7 +34,7 @@ coverage = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(coverage)
 
 PAPERS = tuple(coverage.SWEEPS.values())
-ALL = (*PAPERS, fedcd_small.SWEEP, unifed_small.SWEEP, unseen.SWEEP)
+ALL = (*PAPERS, fedcd_small.SWEEP, signs.SWEEP, unifed_small.SWEEP, unseen.SWEEP)
 NAMES = [one.name for one in ALL]
 # What internal clients' cells have, and what launch/joining.py writes.
 PERSONAL = ("running", plan.OWN, "received", "joined")

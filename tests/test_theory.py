@@ -1,10 +1,8 @@
 """Kernels, eigenvalues and rates of the theory, in float64."""
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -232,22 +230,3 @@ def test_the_scripts_bounds_hold_and_own_statistics_take_the_divergence_away(mon
     divergence = "{}: divergence, mean of the seen, lower estimate".format
     assert found[divergence("averaged")] > 5 * found[divergence("client-specific")]
     assert found["client-specific: risk of the unseen"] < 0.15
-
-
-def test_the_notebooks_cells_run_in_order(monkeypatch):
-    """Sizes made small; what it shows are PNG images."""
-    cells = json.loads((ROOT / "colab" / "theory.ipynb").read_text())["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    shown: list[bytes] = []
-    display = SimpleNamespace(Image=lambda data: data, display=shown.append)
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
-    monkeypatch.setattr(jax.config, "update", lambda *_: None)  # float64 is on, and stays ours
-    smaller = {"samples=20_000": "samples=500", "width=1000": "width=50", "steps=500": "steps=20"}
-    smaller["scanner_clients()"] = "gaussian_clients(1)"
-    names: dict = {}
-    for text in code:
-        for large, small in smaller.items():
-            text = text.replace(large, small)
-        exec(text, names)
-    assert len(shown) == 4
-    assert all(image.startswith(b"\x89PNG") for image in shown)

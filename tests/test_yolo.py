@@ -83,7 +83,7 @@ def test_other_sizes_and_values_are_refused_with_a_sentence():
 
 def test_predictions_start_from_the_prior():
     """Of 640 x 640 pixels 8 objects, each class with 0.6 / C, but for PyTorch's small draws."""
-    model = models.TinyDetector(num_classes=6, widths=(2, 2, 2, 100))
+    model = models.TinyDetector(num_classes=6, width=13)
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
     bias = np.asarray(variables["params"]["predict1"]["bias"]).reshape(3, 11)
     bound = 0.1
@@ -93,7 +93,7 @@ def test_predictions_start_from_the_prior():
 
 
 def test_masks_of_a_detector_are_those_of_its_taps_and_multiply_what_predictions_read():
-    model = models.TinyDetector(num_classes=2, widths=(4, 4, 4, 8))
+    model = models.TinyDetector(num_classes=2, width=1)
     variables = drawn(model)
     masked = with_masks(model, variables)
     assert {name: mask.shape for name, mask in masked["mask"].items()} == {

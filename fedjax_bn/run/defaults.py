@@ -114,7 +114,7 @@ RUN = {
     ),
     "weigh": Key(
         "",
-        "by_size, uniform, risk_extrapolation:eta=0.5:solver=slsqp, "
+        "by_size, uniform, by_divergence, risk_extrapolation:eta=0.5:solver=slsqp, "
         "generalization_adjustment:metric=loss:step=0.2, or your own; empty: the method's own",
     ),
     "perturb": Key(
@@ -201,6 +201,12 @@ RUN = {
     "personalize.steps": Key(1, "gradient steps on them", STEPS),
     "personalize.rate": Key(
         None, "their learning rate; empty: perfedavg.inner_rate", AT_LEAST_0, float
+    ),
+    "cpu_kernels": Key(
+        "table",
+        "by what convolutions are chosen on CPU: table, or measured, on this CPU at first use, "
+        "kept in compilation_cache",
+        one_of("table", "measured"),
     ),
     "compilation_cache": Key(
         "~/.cache/fedjax_bn/compiled", "folder for compiled programs; empty: none is kept"

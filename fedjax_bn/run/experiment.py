@@ -249,11 +249,15 @@ def _mesh(config: ConfigDict, num_clients: int) -> Mesh | None:
 
 def sampler(config: ConfigDict, internal: Dataset) -> Sampler:
     """Which samples a round trains on."""
-    if not config.local_steps:
-        longest = max(len(domain.train.images) for domain in internal.domains)
-        return by_epochs(min(config.batch_size, longest), local_epochs(config))
-    smallest = min(len(domain.train.images) for domain in internal.domains)
-    return by_steps(config.batch_size, config.local_steps, smallest)
+    sizes = [len(domain.train.images) for domain in internal.domains]
+    return sampler_of(config, min(sizes), max(sizes))
+
+
+def sampler_of(config: ConfigDict, smallest: int, longest: int) -> Sampler:
+    """The same, where the smallest and the largest client have so many samples."""
+    if config.local_steps:
+        return by_steps(config.batch_size, config.local_steps, smallest)
+    return by_epochs(min(config.batch_size, longest), local_epochs(config))
 
 
 def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:

@@ -100,15 +100,19 @@ def restore(
     """
     keep_compiled(config.compilation_cache)
     _check_form(folder, form)
-    sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), no_labels(form.get("boxes", 0)))
-    domains = [Domain(name, sample, sample, sample) for name in form["clients"]]
-    mean, std = tuple(form["mean"]), tuple(form["std"])
-    internal = Dataset(form["dataset"], form["num_classes"], tuple(domains), mean, std)
-    experiment = assemble(config, internal, ())
+    experiment = assemble(config, dataset_of(form), ())
     start = make_start(config, experiment, make_keys(config))
-    start = start_held(config, start, folder, len(domains))
+    start = start_held(config, start, folder, len(form["clients"]))
     like = form_on(jax.eval_shape(start), experiment.mesh)
     return experiment, *restore_state(folder, like)
+
+
+def dataset_of(form: Record) -> Dataset:
+    """Clients of that form, as `domain.form_of` makes it, each with one blank sample."""
+    sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), no_labels(form.get("boxes", 0)))
+    domains = tuple(Domain(name, sample, sample, sample) for name in form["clients"])
+    mean, std = tuple(form["mean"]), tuple(form["std"])
+    return Dataset(form["dataset"], form["num_classes"], domains, mean, std)
 
 
 def _check_form(folder: Path, form: Record) -> None:

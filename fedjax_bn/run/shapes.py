@@ -41,14 +41,14 @@ def check_shapes(
         method = experiment.method
         own = jax.eval_shape(lambda state: own_of(state, 0), state)
         key = jax.eval_shape(jax.random.key, 0)
-        batches = _batches_of_one(config, experiment)
+        batches = batches_of_one(config, experiment)
         _, upload = jax.eval_shape(method.client, broadcast_of(state), own, batches, key)
         clients = state.weights.shape[0]
         uploads = jax.tree.map(lambda leaf: _Form((clients, *leaf.shape), leaf.dtype), upload)
         jax.eval_shape(method.server, state, uploads)
 
 
-def _batches_of_one(config: ConfigDict, experiment: Experiment) -> Batches:
+def batches_of_one(config: ConfigDict, experiment: Experiment) -> Batches:
     """The form of what one client trains on in a round, see `fedjax_bn.batches`."""
     domains = experiment.internal.domains
     longest = max(len(domain.train.images) for domain in domains)

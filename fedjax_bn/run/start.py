@@ -40,8 +40,14 @@ class Keys(NamedTuple):
     participation: jax.Array
 
 
-def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], FederatedState]]:
+def prepare(
+    config: ConfigDict, make: Callable[[ConfigDict], Experiment] = build
+) -> tuple[Experiment, Keys, Callable[[], FederatedState]]:
     """Builds the experiment, the keys and a function that makes the state before the first round.
+
+    Args:
+      config: the run's.
+      make: builds the experiment.
 
     Raises:
       ConfigError: whatever is wrong with the configuration or the data it names.
@@ -49,7 +55,7 @@ def prepare(config: ConfigDict) -> tuple[Experiment, Keys, Callable[[], Federate
     keep_compiled(config.compilation_cache)
     check_tracking(config.wandb)
     try:
-        experiment = build(config)
+        experiment = make(config)
         check_population(config, len(experiment.internal.domains))
         keys = make_keys(config)
         check_shapes(config, experiment, make_start(config, experiment, keys))

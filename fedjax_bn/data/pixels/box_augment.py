@@ -1,17 +1,22 @@
 """Random changes of training images that move their boxes along, on the device.
 
 `change(key, batch) -> batch` of bytes u8[B, S, S, 3] and boxes, see `data.label_trees`; each
-sample has its own key, so that its result does not depend on others of the batch. A move is a scale
-s about the middle, a shift t and perhaps a mirror: x' = s (x - 1/2) + 1/2 + t in shares of the
-side. What comes from outside is grey, as the bars of a letterbox.
+sample has its own key, so that without mosaic its result does not depend on others of the batch. A
+move is a scale s about the middle, a shift t and perhaps a mirror: x' = s (x - 1/2) + 1/2 + t in
+shares of the side. What comes from outside is grey, as the bars of a letterbox.
+
+A mosaic (Bochkovskiy et al. 2020, YOLOv4) is moved in place of an image: four images of the batch
+around a point c, each coordinate uniform in [-1/2, 1/2] from the middle, of which as much is seen
+as of one image. It has four times as many boxes, most of them padding.
 
 A box stays if it is more than two pixels wide and high and keeps over a tenth of its moved area.
 
-Differs from YOLO's usual training: hue moves by a part of a turn, where it is multiplied there; and
-the colours are changed before the move, so that the grey outside stays grey.
+Differs from YOLO's usual training: hue moves by a part of a turn, where it is multiplied there; the
+colours are changed before the move, so that the grey outside stays grey; and the images of a mosaic
+are of one batch, not of the whole dataset, and are not cut at the border of twice the side.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +29,7 @@ from fedjax_bn.data.pixels.letterbox import GREY
 from fedjax_bn.ranges import Share, UpTo1, bounded
 
 Batch = dict[str, Any]
+_OTHERS, _TILES = 2**31 + 5, 2**31 + 6  # what a sample's key is folded with for a mosaic
 _SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above which a box stays
 
 
@@ -59,6 +65,7 @@ def of_boxes(
     hue: Share = 0.015,
     saturation: Share = 0.7,
     value: Share = 0.4,
+    mosaic: UpTo1 = 0.0,
 ) -> BoxAugment:
     """Mirror, scale and shift, and colours; the defaults are those of YOLO's small detectors.
 
@@ -69,19 +76,26 @@ def of_boxes(
       shift: shifts are uniform in +- shift of the side.
       hue: turns are uniform in +- hue.
       saturation, value: factors are uniform in 1 +- these.
+      mosaic: probability of a mosaic of the image and three others; YOLO's training has 1.
     """
     del size
 
-    def of_one(key: jax.Array, image: jax.Array, label: Batch) -> tuple[jax.Array, Batch]:
+    def of_one(key: jax.Array, images: jax.Array, label: Batch) -> tuple[jax.Array, Batch]:
+        """An image and those that may be put beside it, u8[T, S, S, 3] of T = 1 or 4."""
         draws = jax.random.uniform(key, (7,))
         spread = 2 * draws - 1
         mirror = jnp.where(draws[0] < flip, -1, 1).astype(draws.dtype)
         size = 1 + scale * spread[1]
         move = Move(jnp.stack([size * mirror, size]), shift * spread[2:4])
-        pixels = image.astype(draws.dtype) / 255
-        pixels = gain(pixels, hue * spread[4], 1 + saturation * spread[5], 1 + value * spread[6])
-        moved = jnp.clip(jnp.floor(move_pixels(pixels, move) * 255 + 0.5), 0, 255)
-        return moved.astype(jnp.uint8), move_boxes(label, move, image.shape[0])
+        factors = (hue * spread[4], 1 + saturation * spread[5], 1 + value * spread[6])
+        tiles = [gain(image.astype(draws.dtype) / 255, *factors) for image in images]
+        if len(tiles) == 1:
+            moved = move_pixels(tiles[0], move)
+            boxes = move_boxes(jax.tree.map(lambda leaf: leaf[0], label), move, len(images[0]))
+        else:
+            moves, seen = tile_moves(jax.random.fold_in(key, _TILES), move, mosaic)
+            moved, boxes = put_together(tiles, label, moves, seen)
+        return jnp.clip(jnp.floor(moved * 255 + 0.5), 0, 255).astype(jnp.uint8), boxes
 
     def change(key: jax.Array, batch: Batch) -> Batch:
         images, label = batch["image"], batch["label"]
@@ -91,10 +105,71 @@ def of_boxes(
                 f"{images.dtype}{images.shape}: choose none"
             )
         keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
-        image, label = jax.vmap(of_one)(keys, images, label)
+        rows = jnp.arange(len(images))[:, None]
+        if mosaic:
+            rows = jnp.concatenate([rows, _others(keys, batch["valid"])], 1)
+        beside = jax.tree.map(lambda leaf: leaf[rows], (images, label))
+        image, label = jax.vmap(of_one)(keys, *beside)
         return batch | {"image": image, "label": label}
 
     return BoxAugment(change)
+
+
+def _others(keys: jax.Array, valid: jax.Array) -> jax.Array:
+    """For each sample three of the valid ones bool[B], i[B, 3]; any, where none is."""
+    logits = jnp.where(valid, 0.0, -1e9)
+
+    def draw(key: jax.Array) -> jax.Array:
+        return jax.random.categorical(jax.random.fold_in(key, _OTHERS), logits, shape=(3,))
+
+    return jax.vmap(draw)(keys)
+
+
+def tile_moves(key: jax.Array, move: Move, probability: float) -> tuple[list[Move], jax.Array]:
+    """Where the four images of a mosaic go, and which are seen, bool[4].
+
+    Without mosaic, with 1 - `probability`, the first goes where an image alone does.
+    """
+    draws = jax.random.uniform(key, (3,), move.scale.dtype)
+    together, point = draws[0] < probability, draws[1:]
+    moves = []
+    for down in (0, 1):
+        for across in (0, 1):
+            # Old coordinates are those in the middle of the four, less the image's own corner.
+            behind = jnp.asarray((across, down), point.dtype)
+            away = jnp.where(together, 1 - point - behind, 0)
+            moves.append(Move(move.scale, move.shift - move.scale * away))
+    return moves, together | (jnp.arange(4) == 0)
+
+
+def put_together(
+    tiles: Sequence[jax.Array], label: Batch, moves: Sequence[Move], seen: jax.Array
+) -> tuple[jax.Array, Batch]:
+    """Images f[S, S, 3] in [0, 1] moved into one, and all their boxes.
+
+    Args:
+      tiles: T images.
+      label: their {"boxes": f[T, M, 4], "class": i32[T, M]}.
+      moves: of each.
+      seen: bool[T], which there are.
+
+    Returns:
+      f[S, S, 3], and {"boxes": f[T M, 4], "class": i32[T M]}.
+    """
+    grey = jnp.asarray(GREY / 255, tiles[0].dtype)
+    total, found = jnp.full_like(tiles[0], grey), []
+    for t, (image, move) in enumerate(zip(tiles, moves, strict=True)):
+        total += jnp.where(seen[t], move_pixels(image, move) - grey, 0)
+        boxes = move_boxes(jax.tree.map(lambda leaf, t=t: leaf[t], label), move, len(image))
+        there = boxes[CLASS] != PADDING
+        there &= seen[t]
+        found.append(
+            {
+                BOXES: jnp.where(there[:, None], boxes[BOXES], jnp.zeros((), boxes[BOXES].dtype)),
+                CLASS: jnp.where(there, boxes[CLASS], PADDING),
+            }
+        )
+    return total, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
 
 def move_pixels(image: jax.Array, move: Move) -> jax.Array:

@@ -194,12 +194,12 @@ def _paste(image: np.ndarray, x: int, y: int, side: int, ink: np.ndarray, rim: n
 
 def _weather(scene: _Scene, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """What the camera of a scene sees of an image f32[SIZE, SIZE, 3], as bytes."""
-    seen = image * np.array(scene.light)
-    seen = (1 - scene.veil) * seen + scene.veil * np.array(scene.colour)
+    light, colour = (np.array(one, np.float32) for one in (scene.light, scene.colour))
+    seen = (1 - scene.veil) * (image * light) + scene.veil * colour
     for _ in range(scene.streaks):
         x, y, length = *rng.integers(SIZE, size=2), int(rng.integers(6, 14))
         rows = np.arange(y, min(y + length, SIZE))
         columns = np.clip(x + (rows - y) // 4, 0, SIZE - 1)
         seen[rows, columns] = 0.45 * seen[rows, columns] + 0.55 * 215
-    seen = seen + scene.noise * rng.standard_normal(seen.shape, np.float32)
-    return np.clip(np.round(seen), 0, 255).astype(np.uint8)
+    seen += np.float32(scene.noise) * rng.standard_normal(seen.shape, np.float32)
+    return np.clip(np.rint(seen), 0, 255).astype(np.uint8)

@@ -22,6 +22,7 @@ from jax import lax
 
 from fedjax_bn.backend import on_cpu
 from fedjax_bn.models.cpu import chunks, convolution, pooling
+from fedjax_bn.models.cpu.choice import forward_only
 
 
 def convolve(
@@ -57,8 +58,13 @@ def max_pool(
 def in_cache(function: Callable[[jax.Array], Any], images: jax.Array) -> Any:
     """`function(images)`, on CPU in chunks whose maps stay in the caches, elsewhere at once.
 
+    For inference: convolutions are chosen for programs whose gradients nobody takes.
+
     Args:
       function: a network, f[b, H, W, C] -> arrays [b, ...], each sample by itself.
       images: f[B, ...].
     """
-    return chunks.in_cache(function, images) if on_cpu() else function(images)
+    if not on_cpu():
+        return function(images)
+    with forward_only():
+        return chunks.in_cache(function, images)

@@ -1,0 +1,229 @@
+"""The server's side: what it holds of a federation, and its step, without any data."""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of
+from fedjax_bn.flower.accept import Accepted
+from fedjax_bn.flower.members import Member, sizes_known
+from fedjax_bn.flower.records import Order
+from fedjax_bn.flower.settings import Run
+from fedjax_bn.flower.site import deployed
+from fedjax_bn.run.availability import read_trace
+from fedjax_bn.run.configured_method import local_epochs
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.experiment import Experiment, assemble
+from fedjax_bn.run.finished import dataset_of
+from fedjax_bn.run.forms import CLAIM, NUMBER, TEXT
+from fedjax_bn.run.shapes import batches_of_one
+from fedjax_bn.run.start import Keys, make_start, partition_table, prepare
+from fedjax_bn.run.workdir import read_json
+from fedjax_bn.traffic import traffic
+
+PyTree = Any
+_ABOUT = CLAIM | {"sizes": {"longest": NUMBER, "smallest": NUMBER}, "samples": TEXT}
+
+
+class Kept(NamedTuple):
+    """What the server remembers between rounds, and what its checkpoints hold.
+
+    Attributes:
+      state: the federation's, [K] where it is by client, without the clients' own parts.
+      served: the mean of the personal leaves over the last round that counted, what an unseen
+        client receives; () where clients do not send them.
+      taken: i32[K], rounds finished when an upload of each client was last taken.
+    """
+
+    state: FederatedState
+    served: PyTree
+    taken: jax.Array
+
+    round = property(lambda self: self.state.round)
+
+
+class Host(NamedTuple):
+    """What a server builds before its first round.
+
+    Attributes:
+      config: the configuration.
+      run: the run config.
+      experiment: what the configuration names, with one blank client.
+      keys: the run's random keys.
+      start: makes what is kept before the first round.
+      order: the header of its messages, with begin=0.
+      form: of the samples of all clients, as JSON.
+      upload: the form of one client's upload.
+      personal: the form of the personal leaves that are sent; () for none.
+      table: which leaves are shared and which personal, to read at start.
+      traffic: the method's own account, see `fedjax_bn.traffic`.
+      trace: who is available in which round; None where all always are.
+      step: `step(kept, accepted, rows) -> kept`, a round's end.
+    """
+
+    config: ConfigDict
+    run: Run
+    experiment: Experiment
+    keys: Keys
+    start: Callable[[], Kept]
+    order: Order
+    form: str
+    upload: Upload
+    personal: PyTree
+    table: str
+    traffic: dict[str, int]
+    trace: np.ndarray | None
+    step: Callable[..., Kept]
+
+
+def facts_of(workdir: Path, run: Run, method: str) -> tuple[Order, str]:
+    """The order's header and the form of samples as the workdir of a begun federation has them.
+
+    Of a new one the name is drawn here, and the rest is not known yet.
+
+    Raises:
+      WorkdirError: its config.json is damaged.
+    """
+    path = workdir / "config.json"
+    if not path.exists():
+        name = f"{method}-{secrets.token_hex(8)}"
+        return Order(name, method, 0, run.clients, 0, 0, run.serve_unseen), ""
+    about = read_json(path, _ABOUT)
+    sizes = about["sizes"]
+    order = Order(
+        about["data"], method, 0, run.clients, sizes["longest"], sizes["smallest"], run.serve_unseen
+    )
+    return order, about["samples"]
+
+
+def known_from(order: Order, form: str, members: Mapping[int, Member]) -> tuple[Order, str]:
+    """The same, where the federation is new with what its first clients say."""
+    if form:
+        return order, form
+    sizes = sizes_known(members.values()) or [0]
+    first = members[min(members)]
+    return order._replace(longest=max(sizes), smallest=min(sizes)), first.form
+
+
+def about_of(order: Order, form: str) -> dict[str, Any]:
+    """What config.json says of a federation besides its configuration."""
+    sizes = {"longest": order.longest, "smallest": order.smallest}
+    return {"data": order.federation, "sizes": sizes, "samples": form}
+
+
+def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
+    """Builds what the configuration names for samples of a form that clients have told.
+
+    Raises:
+      ConfigError: it does not suit.
+    """
+    _check_clients(config, run)
+    alone = {"dataset": "federation", "clients": ["federation"]} | json.loads(form)
+    blank = dataset_of(alone)
+    experiment, keys, one = prepare(_of_server(config), lambda c: assemble(c, blank, ()))
+    rows = make_start(_of_server(config), experiment, keys, rows=run.clients)
+    start = partial(_start, one, rows, run)
+    like = jax.eval_shape(one)
+    own = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), _own(like))
+    batches = batches_of_one(config, experiment)
+    batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
+    key = jax.eval_shape(jax.random.key, 0)
+    _, upload = jax.eval_shape(experiment.method.client, broadcast_of(like), own, batches, key)
+    return Host(
+        config=config,
+        run=run,
+        experiment=experiment,
+        keys=keys,
+        start=start,
+        order=order,
+        form=form,
+        upload=upload,
+        personal=own.personal if run.serve_unseen else (),
+        table=partition_table(config, jax.eval_shape(rows)),
+        traffic=traffic(experiment.method, like, batches),
+        trace=read_trace(config.participation.trace, run.clients),
+        step=_step(experiment.method.server, upload),
+    )
+
+
+def _own(state: FederatedState) -> Own:
+    return Own(state.personal, state.memory)
+
+
+def _of_server(config: ConfigDict) -> ConfigDict:
+    config = deployed(config)
+    config.target = ""
+    return config
+
+
+def _check_clients(config: ConfigDict, run: Run) -> None:
+    """Raises ConfigError where a key of the configuration does not suit the number of clients."""
+    epochs = local_epochs(config)
+    if len(epochs) > 1 and len(epochs) != run.clients:
+        raise ConfigError(
+            f"config.client_epochs has {len(epochs)} numbers for the {run.clients} clients of the "
+            "run config: give one for each"
+        )
+    if config.clients_per_round > run.clients:
+        raise ConfigError(
+            f"config.clients_per_round={config.clients_per_round} is more than the {run.clients} "
+            "clients of the run config: use 0 for all of them"
+        )
+
+
+def _start(one: Callable, rows: Callable, run: Run) -> Kept:
+    """What is kept before the first round, from the starts of one and of all clients."""
+    state = one()
+    weights, weighing = jax.jit(lambda: (rows().weights, rows().weighing))()
+    served = jax.tree.map(lambda leaf: leaf[0], state.personal) if run.serve_unseen else ()
+    state = state._replace(weights=weights, weighing=weighing, personal=(), memory=())
+    return Kept(state, served, jnp.zeros(run.clients, jnp.int32))
+
+
+def _step(server: Callable, form: Upload) -> Callable[..., Kept]:
+    """Returns `step(kept, accepted, rows) -> kept`: the method's server on what was accepted."""
+
+    @jax.jit
+    def step(kept: Kept, uploads: Upload, personal: PyTree) -> Kept:
+        state, client = server(kept.state, uploads), uploads.client
+        counts = uploads.participates & (state.weights[client] > 0)
+        weights = jnp.where(counts, state.weights[client], 0)
+        served = kept.served
+        if jax.tree.leaves(served):
+            mean = weighted_mean(personal, weights)
+            served = jax.tree.map(lambda new, old: jnp.where(counts.any(), new, old), mean, served)
+        taken = jnp.where(uploads.participates, state.round, kept.taken[client])
+        return Kept(state, served, kept.taken.at[client].set(taken))
+
+    def take(kept: Kept, accepted: Mapping[int, Accepted], rows: np.ndarray) -> Kept:
+        """`accepted` by client; `rows` i32[C] are all that the round could have had."""
+        population = len(kept.taken)
+        uploads = [
+            accepted[k].upload if k in accepted else _absent(form, k, population) for k in rows
+        ]
+        blank = jax.tree.map(np.zeros_like, kept.served)
+        personal = [accepted[k].personal if k in accepted else blank for k in rows]
+        return step(kept, _stacked(uploads), _stacked(personal))
+
+    return take
+
+
+def _absent(form: Upload, client: int, population: int) -> Upload:
+    """The upload of a client that sits out."""
+    blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form)
+    yes = np.ones((), bool)
+    client, population = np.int32(client), np.int32(population)
+    return blank._replace(finite=yes, client=client, population=population)
+
+
+def _stacked(trees: list[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *trees)

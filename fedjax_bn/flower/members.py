@@ -1,0 +1,149 @@
+"""Who is there: which node of Flower is which client, and how they are asked."""
+
+import time
+from collections.abc import Iterable, Mapping
+from logging import WARNING
+from typing import NamedTuple
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedjax_bn.flower.records import Order, answer_in, asking, hello_in
+from fedjax_bn.names import shown
+
+_POLL = 0.5  # seconds between questions for replies
+_AGAIN = 60.0  # seconds until a node that was refused is asked again
+
+
+class Member(NamedTuple):
+    """A client that has said who it is.
+
+    Attributes:
+      node: Flower's number of its node now.
+      client: its number.
+      name: how it is called.
+      size: of its training samples; 0 where it keeps that to itself.
+      scores: whether it tells the accuracies of its model.
+      form: of its samples, as JSON.
+    """
+
+    node: int
+    client: int
+    name: str
+    size: int
+    scores: bool
+    form: str
+
+
+def exchange(
+    grid: Grid, contents: Mapping[int, RecordDict], kind: str, seconds: float, group: str = ""
+) -> dict[int, Message]:
+    """Sends each node its message and returns, by node, the replies that come in time.
+
+    Args:
+      grid: Flower's.
+      contents: node -> what it is sent.
+      kind: `MessageType.TRAIN` and the like.
+      seconds: for which replies are waited for, and messages are good.
+      group: how Flower groups them, the round.
+    """
+    nodes = list(contents)
+    messages = [Message(contents[node], node, kind, ttl=seconds, group_id=group) for node in nodes]
+    given = list(grid.push_messages(messages)) if messages else []
+    waiting = {m: node for m, node in zip(given, nodes, strict=False) if m is not None}
+    replies, end = {}, time.monotonic() + seconds
+    while waiting:
+        for reply in grid.pull_messages(list(waiting)):
+            node = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if node is not None:
+                replies[node] = reply
+        if not waiting or time.monotonic() > end:
+            break
+        time.sleep(min(_POLL, max(0.0, end - time.monotonic())))
+    return replies
+
+
+class Met(NamedTuple):
+    """Who was met.
+
+    Attributes:
+      members: by number of client.
+      refused: node -> when it may be asked again, on the clock of `time.monotonic`.
+    """
+
+    members: dict[int, Member]
+    refused: dict[int, float]
+
+
+NOBODY = Met({}, {})
+
+
+def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
+    """Who is connected now: those met before, and those that say who they are.
+
+    Args:
+      grid: Flower's.
+      met: before; members whose node has gone are left out.
+      order: the header of the question.
+      seconds: for which an answer is waited for.
+    """
+    nodes, now = set(grid.get_node_ids()), time.monotonic()
+    found = {k: member for k, member in met.members.items() if member.node in nodes}
+    refused = {node: again for node, again in met.refused.items() if node in nodes and again > now}
+    new = sorted(nodes - {member.node for member in found.values()} - set(refused))
+    replies = exchange(grid, {node: asking(order) for node in new}, MessageType.QUERY, seconds)
+    for node in new:
+        try:
+            member = _member_of(node, replies.get(node), order)
+            _check_place(member, found, order.population)
+            found[member.client] = member
+        except ValueError as error:
+            log(WARNING, "node %s is left out: %s", node, shown(str(error)))
+            refused[node] = time.monotonic() + _AGAIN
+    return Met(dict(sorted(found.items())), refused)
+
+
+def content_of(reply: Message | None, order: Order, client: int) -> RecordDict:
+    """The content of a client's reply to an order.
+
+    Raises:
+      ValueError: there is none, it is an error, or it answers to something else.
+    """
+    if reply is None:
+        raise ValueError("it did not answer in time")
+    if reply.has_error():
+        raise ValueError(f"it failed: {reply.error.reason}")
+    answer = answer_in(reply.content)
+    if answer.method != order.method:
+        raise ValueError(f"it answers as {answer.method:.40}, not as {order.method}")
+    if answer.federation != order.federation or answer.client != client:
+        raise ValueError("it answers for another federation or another client")
+    return reply.content
+
+
+def _member_of(node: int, reply: Message | None, order: Order) -> Member:
+    """Who a node says that it is; ValueError where it says nothing that can be used."""
+    answered = reply is not None and not reply.has_error()
+    client = answer_in(reply.content).client if answered else -1
+    hello = hello_in(content_of(reply, order, client))
+    name = shown(hello.name)[:80] or f"client-{client}"
+    return Member(node, client, name, hello.size, hello.scores, hello.form)
+
+
+def _check_place(member: Member, found: Mapping[int, Member], population: int) -> None:
+    """Raises ValueError where a client has no place in the federation."""
+    if not 0 <= member.client < population:
+        raise ValueError(
+            f"it says that it is client {member.client}, but there are {population}, from 0: see "
+            "clients in the run config"
+        )
+    if member.client in found:
+        raise ValueError(f"it says that it is client {member.client}, which is there already")
+    if not 0 <= member.size < 2**31:
+        raise ValueError(f"it says that it has {member.size} samples")
+
+
+def sizes_known(members: Iterable[Member]) -> list[int]:
+    """The sizes that clients have told."""
+    return [member.size for member in members if member.size]

@@ -1,0 +1,129 @@
+"""The ServerApp: it meets the clients, plays the rounds, and saves each before the next begins."""
+
+import time
+from logging import INFO
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+from fedjax_bn.flower.host import Host, Kept, about_of, facts_of, known_from, open_host
+from fedjax_bn.flower.members import NOBODY, Met, meet
+from fedjax_bn.flower.records import Order
+from fedjax_bn.flower.rounds import TooFewError, evaluate, play
+from fedjax_bn.flower.settings import Run, config_of, run_of
+from fedjax_bn.run import checkpoint, workdir
+from fedjax_bn.run.claim import claim
+from fedjax_bn.run.config import check, flatten
+from fedjax_bn.run.configured_method import method_maker, resolved
+from fedjax_bn.run.machine import describe_machine
+from fedjax_bn.run.ownership import owned
+from fedjax_bn.run.records import Record
+from fedjax_bn.run.summary import out_of_patience, select_round
+from fedjax_bn.run.train import resume
+
+_SAME = ("clients", "serve_unseen")  # of the run config, in all starts of one federation
+_POLL = 2.0  # seconds between looks for clients that are not there yet
+
+
+def server_app(folder: str | Path = ".") -> ServerApp:
+    """A ServerApp of whatever method the run config's `config` names; see `settings` for all keys.
+
+    It talks to Flower's Grid itself, without a Strategy: weights, server optimizers and messages
+    are the method's own. Its workdir holds config.json, metrics.jsonl and checkpoints as that of
+    `fedjax-bn`; the same command goes on from the last round.
+
+    Args:
+      folder: of the app, where the config file is looked for first.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(grid, run_of(context.run_config), folder)
+
+    return app
+
+
+def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Record]]:
+    """Plays the rounds that are left; returns what is kept behind them, and their records.
+
+    Args:
+      grid: Flower's.
+      run: the run config.
+      folder: of the app.
+
+    Raises:
+      ConfigError: the configuration does not suit, or no client says what its samples are.
+      WorkdirError, CheckpointError: the workdir is another federation's, or damaged.
+      TooFewError, RiskError: as `rounds.play`.
+    """
+    config = resolved(config_of(run.config, run.changes, folder))
+    check(config)  # before anybody is waited for
+    method_maker(config)
+    place = Path(run.workdir).expanduser()
+    with owned(place):
+        order, form = facts_of(place, run, config.method)
+        met = _gather(grid, order, run)
+        order, form = known_from(order, form, met.members)
+        host = open_host(config, run, order, form)
+        flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
+        claim(place, flat, about_of(order, form) | describe_machine())
+        kept, records = resume(place, host.start, lambda text: log(INFO, text))
+        _say_start(host, records)
+        return _loop(grid, host, place, met, kept, records)
+
+
+def _gather(grid: Grid, order: Order, run: Run) -> Met:
+    """Waits for all clients, or, when the time is over, for as many as a round needs."""
+    met, start, least = NOBODY, time.monotonic(), run.minimum or run.clients
+    while True:
+        met = meet(grid, met, order, run.time_limit)
+        there, waited = len(met.members), time.monotonic() - start
+        if there == run.clients or (there >= least and waited > run.time_limit):
+            return met
+        if waited > run.attempts * run.time_limit:
+            raise TooFewError(
+                f"{there} of {run.clients} clients are there, fewer than {least} (minimum in the "
+                "run config): start their SuperNodes, or see the log for why they are left out"
+            )
+        time.sleep(_POLL)
+
+
+def _say_start(host: Host, records: list[Record]) -> None:
+    """What travels, what stays, and where the federation stands."""
+    for note in (*host.experiment.notes, host.table):
+        log(INFO, note)
+    log(INFO, "a client and round: {down:,} bytes down, {up:,} bytes up".format(**host.traffic))
+    if host.run.serve_unseen:
+        log(INFO, "serve-unseen: clients send their personal leaves too")
+    if records:
+        log(INFO, "going on from round %s of %s", len(records), host.config.rounds)
+
+
+def _loop(
+    grid: Grid,
+    host: Host,
+    place: Path,
+    met: Met,
+    kept: Kept,
+    records: list[Record],
+) -> tuple[Kept, list[Record]]:
+    """The rounds that are left. A round is on the disk before the next is asked for."""
+    config = host.config
+    with checkpoint.open_both(place, len(records)) as (latest, selected):
+        while len(records) < config.rounds and not out_of_patience(records, config.patience):
+            kept, record, met = play(grid, host, met, kept)
+            number = record["round"]
+            if number == config.rounds or number % config.eval_every == 0:
+                record |= evaluate(grid, host, met.members, kept)
+            records.append(record)
+            workdir.append_line(place / "metrics.jsonl", record)
+            if "validation" in record and select_round(records) == number:
+                checkpoint.save(selected, number, kept)
+                checkpoint.settle(selected)
+            workdir.sync(place / "metrics.jsonl")
+            checkpoint.save(latest, number, kept)
+            checkpoint.settle(latest)
+    return kept, records

@@ -1,0 +1,156 @@
+"""What the operators of a federation set: the run config of the app, the node config of a client.
+
+The run config is the table `[tool.flwr.app.config]` of the app's pyproject.toml, which
+`flwr run --run-config` changes; the node config is what `flower-supernode --node-config` is given.
+Keys of the run config are those of `Run`, keys of the node config those of `Node`, with - for _.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ml_collections import ConfigDict
+
+from fedjax_bn.ranges import brief, nearest
+from fedjax_bn.run.config_file import read
+from fedjax_bn.run.errors import ConfigError
+
+REPORTS = ("sizes", "losses", "accuracies")
+# Flower's own, in its simulation.
+_OF_FLOWER = {"partition-id", "num-partitions"}
+_Settings = TypeVar("_Settings", bound=NamedTuple)
+
+
+class Run(NamedTuple):
+    """The run config.
+
+    Attributes:
+      config: a config file of the app's folder or of the machine, or the name of a packaged one.
+      changes: of its keys, `key=value,key=value`.
+      clients: K, how many there are in all, numbered from 0.
+      minimum: without how many good uploads no round is taken; 0 for all that it asks.
+      workdir: the server's folder.
+      time_limit: seconds for which a round waits for its clients.
+      attempts: how often a round is begun before the server gives up.
+      norm_bound: of a client's update (and of its message), beyond which it is left out.
+      serve_unseen: whether clients send their personal leaves too, so that the server can serve an
+        unseen one with their mean.
+    """
+
+    config: str = ""
+    changes: str = ""
+    clients: int = 0
+    minimum: int = 0
+    workdir: str = "runs/flower"
+    time_limit: float = 600.0
+    attempts: int = 3
+    norm_bound: float = 1e6
+    serve_unseen: bool = False
+
+
+class Node(NamedTuple):
+    """The node config of a client.
+
+    Attributes:
+      client: its number, from 0.
+      folder: where it keeps what is its own: personal leaves and the memory of its method.
+      data: its file or folder of samples, in place of the config's `data.path`; empty: the
+        config's data, of which it is the client of its number.
+      domain: its domain, where its own data hold several.
+      name: how the server calls it; empty: client-NUMBER.
+      report: what it reports of sizes, losses and accuracies, between commas; "nothing" for none.
+      serve_unseen: whether it sends its personal leaves where the run config asks for them.
+    """
+
+    client: int = -1
+    folder: str = ""
+    data: str = ""
+    domain: str = ""
+    name: str = ""
+    report: str = ",".join(REPORTS)
+    serve_unseen: bool = False
+
+    def reports(self, what: str) -> bool:
+        """Whether it reports one of `REPORTS`."""
+        return what in self.report.split(",")
+
+
+def run_of(given: Mapping[str, Any]) -> Run:
+    """The run config, checked.
+
+    Raises:
+      ConfigError: a key is unknown, or its value is of the wrong type or out of its range.
+    """
+    run = _read("run config", given, Run())
+    for key, right, allowed in (
+        ("config", bool(run.config), "a file, or the name of a packaged config"),
+        ("clients", run.clients >= 1, "at least 1"),
+        ("minimum", 0 <= run.minimum <= run.clients, f"from 0 to clients={run.clients}"),
+        ("time-limit", run.time_limit > 0, "above 0"),
+        ("attempts", run.attempts >= 1, "at least 1"),
+        ("norm-bound", run.norm_bound > 0, "above 0"),
+    ):
+        _require("run config", key, right, run, allowed)
+    return run
+
+
+def node_of(given: Mapping[str, Any]) -> Node:
+    """The node config, checked.
+
+    Raises:
+      ConfigError: as `run_of`.
+    """
+    node = _read("node config", given, Node())
+    report = [part.strip() for part in node.report.split(",") if part.strip()]
+    known = report == ["nothing"] or (report and set(report) <= set(REPORTS))
+    for key, right, allowed in (
+        ("client", node.client >= 0, "at least 0, the number of this client"),
+        ("folder", bool(node.folder), "a folder that outlives the SuperNode"),
+        ("report", known, f"of {', '.join(REPORTS)}, or nothing"),
+        ("domain", not node.domain or node.data, "left out where data is not given"),
+    ):
+        _require("node config", key, bool(right), node, allowed)
+    return node._replace(report=",".join(report))
+
+
+def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
+    """The configuration that a run config names.
+
+    Args:
+      source: a config file, looked for in `folder` first, or the name of a packaged one.
+      changes: of its keys, `key=value,key=value`.
+      folder: of the app.
+
+    Raises:
+      ConfigError: as `config_file.read`.
+    """
+    beside = Path(folder) / source
+    source = str(beside) if beside.is_file() else source
+    return read(f"{source}:{changes}" if changes else source)
+
+
+def _read(what: str, given: Mapping[str, Any], default: _Settings) -> _Settings:
+    """The settings with what is given in place of defaults."""
+    keys = {name.replace("_", "-"): name for name in default._fields}
+    found = {}
+    for key, value in given.items():
+        if key in _OF_FLOWER:
+            continue
+        if key not in keys:
+            raise ConfigError(f"the {what} has no key {brief(key)}{nearest(key, keys)}")
+        kind = type(getattr(default, keys[key]))
+        value = float(value) if kind is float and type(value) is int else value
+        if type(value) is not kind:
+            raise ConfigError(
+                f"the {what}'s {key}={brief(value)} is of type {type(value).__name__}, but it must "
+                f"be {kind.__name__}"
+            )
+        found[keys[key]] = value
+    return default._replace(**found)
+
+
+def _require(what: str, key: str, right: bool, settings: NamedTuple, allowed: str) -> None:
+    """Raises ConfigError unless a value is right."""
+    if not right:
+        value = getattr(settings, key.replace("-", "_"))
+        raise ConfigError(f"the {what}'s {key}={brief(value)} must be {allowed}")

@@ -1,0 +1,98 @@
+"""Trees as named arrays, and back: the form in which leaves travel, lie in files, and are exported.
+
+A leaf's name is its path, such as `shared/params/dense1/kernel`; None is no leaf.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+PyTree = Any
+_MOST_NAMED = 3  # names in a message
+
+
+def to_named(tree: PyTree) -> dict[str, np.ndarray]:
+    """The leaves of a tree on the host, by name, in the tree's order.
+
+    Args:
+      tree: of arrays.
+
+    Raises:
+      ValueError: two leaves have one name, as of a dict with the keys "a/b" and, within "a", "b".
+    """
+    return {name: np.asarray(leaf) for name, leaf in _leaves(tree).items()}
+
+
+def names_of(tree: PyTree) -> list[str]:
+    """The names of a tree's leaves, arrays or `jax.ShapeDtypeStruct`s, in the tree's order.
+
+    Raises:
+      ValueError: as `to_named`.
+    """
+    return list(_leaves(tree))
+
+
+def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
+    """The tree of that form whose leaves have these names.
+
+    Args:
+      arrays: name -> array; a dtype that NumPy does not know, such as bfloat16, may have become
+        bytes of the same width on the way (`|V2`).
+      like: arrays or `jax.ShapeDtypeStruct`s.
+
+    Returns:
+      The tree with NumPy arrays.
+
+    Raises:
+      ValueError: a name is missing or unknown, or an array has another shape or dtype; the message
+        names it.
+    """
+    wanted = _leaves(like)
+    _check_names(arrays.keys(), wanted.keys())
+    found = [_as(name, np.asarray(arrays[name]), leaf) for name, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), found)
+
+
+def _leaves(tree: PyTree) -> dict[str, Any]:
+    """Name -> leaf."""
+    leaves = jax.tree.leaves_with_path(tree)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+    if len(named) < len(leaves):
+        raise ValueError(
+            "two leaves of the tree have one name, because a key holds a slash: rename that key"
+        )
+    return named
+
+
+def _check_names(given: Any, wanted: Any) -> None:
+    """Raises ValueError unless the names are those."""
+    missing, unknown = sorted(wanted - given), sorted(given - wanted)
+    if missing or unknown:
+        raise ValueError(
+            f"the arrays lack {_first(missing)} and have unknown {_first(unknown)}: the other side "
+            "has another model, method or sharing rule"
+        )
+
+
+def _first(names: list[str]) -> str:
+    if not names:
+        return "none"
+    more = len(names) - _MOST_NAMED
+    return ", ".join(f"{name:.80}" for name in names[:_MOST_NAMED]) + (
+        f" and {more} more" if more > 0 else ""
+    )
+
+
+def _as(name: str, array: np.ndarray, leaf: Any) -> np.ndarray:
+    """The array, if it has the form of the leaf; ValueError else."""
+    dtype = np.dtype(leaf.dtype)
+    if array.dtype.kind == dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
+        array = array.view(dtype)
+    if array.shape != leaf.shape or array.dtype != dtype:
+        raise ValueError(
+            f"the array {name} is {array.dtype}{list(array.shape)}, not {dtype}{list(leaf.shape)}: "
+            "the other side has another model, data of another form, or another precision"
+        )
+    return array

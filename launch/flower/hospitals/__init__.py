@@ -1,0 +1,1 @@
+"""The app: a client and a server, each of whatever method its config file names."""

@@ -1,0 +1,19 @@
+"""A network of float64 that a configuration can name, in a process of its own too."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from fedjax_bn.normalization import BatchNorm
+
+
+class DoubleNet(nn.Module):
+    """A batch norm over maps of three positions and two dense layers, whatever it is given."""
+
+    num_classes: int = 3
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.astype(jnp.float64).reshape(-1, 3, 2)
+        x = nn.Dense(4, param_dtype=jnp.float64, name="in")(x)
+        x = nn.relu(BatchNorm(param_dtype=jnp.float64, name="norm")(x)).mean(1)
+        return nn.Dense(self.num_classes, param_dtype=jnp.float64, name="out")(x)

@@ -1,0 +1,130 @@
+"""The deployment over Flower with its clients in this process: the simulation's numbers."""
+
+import logging
+
+import jax
+import numpy as np
+import pytest
+
+import runs
+from fedjax_bn.federation import broadcast_of
+from fedjax_bn.named_arrays import names_of
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
+
+from fedjax_bn.flower.records import answer_in, arrays_in, order_in, packed
+from fedjax_bn.flower.rounds import TooFewError
+from fedjax_bn.flower.server import serve
+from fedjax_bn.flower.settings import run_of
+from flower_apps import CONFIG, assert_same, nodes_of, run_config, simulated
+from flower_grid import LocalGrid
+
+OF_UPLOAD = ("size", "risk", "loss", "finite", "participates", "client", "population")
+SLOW = ("fedavg", "fedbn", "fediga", "scaffold")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One for all tests: clients that are configured alike compile once."""
+    folder = tmp_path_factory.mktemp("app")
+    (folder / "config.py").write_text(CONFIG)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def tiny(x64, monkeypatch):
+    runs.install(monkeypatch)
+    with jax.numpy_dtype_promotion("standard"):  # what draws samples counts in 32 bits
+        yield
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        "method=scaffold,share=all_but_batch_norm",  # personal leaves, memory and messages
+        "method=fedcd",  # weights by risks, and a message that is broadcast in the next round
+        *(pytest.param(f"method={name}", marks=pytest.mark.slow) for name in SLOW),
+    ],
+)
+def test_numbers_are_those_of_the_simulation_and_nothing_else_travels(folder, tmp_path, changes):
+    config = run_config(tmp_path, changes)
+    grid = LocalGrid(nodes_of(folder, config))
+    kept, _ = serve(grid, run_of(config), folder)
+    state, sent = simulated(folder, changes)
+    assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)
+
+    trained = [pair for pair in grid.sent if pair[0].metadata.message_type == "train"]
+    assert len(trained) == 4
+    shared, personal = (names_of({"shared": x}) for x in (state.shared, state.personal))
+    message = {n for n in arrays_in(trained[0][1].content) if n.startswith("message/")}
+    for down, up in trained:
+        asked, answered = arrays_in(down.content), arrays_in(up.content)
+        assert set(asked) == set(names_of(broadcast_of(state)))
+        assert set(answered) == {*shared, *message, *OF_UPLOAD}
+        assert not {*asked, *answered} & {*personal}
+        assert sum(x.nbytes for x in asked.values()) == sent["down"]
+        assert sum(x.nbytes for x in answered.values()) == sent["up"]
+        assert {*down.content, *up.content} == {"arrays", "header"}
+
+
+BN = "method=fedbn,rounds=4"
+
+
+def in_round(message):
+    return int(arrays_in(message.content)["round"]) + 1
+
+
+def test_a_client_that_fails_is_left_out_and_one_that_comes_back_goes_on(folder, tmp_path, caplog):
+    """Client 1 sends NaN in round 2, is away in round 3, and comes back as another node."""
+    config = run_config(tmp_path / "server", BN, minimum=1)
+    grid = LocalGrid(nodes_of(folder, config))
+    first, second = grid.nodes[10], grid.nodes[11]
+
+    def fails(message):
+        reply = second(message)
+        if message.metadata.message_type == "train" and in_round(message) == 2:
+            arrays, header = arrays_in(reply.content), answer_in(reply.content)
+            arrays["shared/params/out/bias"] *= np.nan
+            reply.content = packed(arrays, header)
+            del grid.nodes[11]
+        return reply
+
+    def sees_it_come_back(message):
+        if message.metadata.message_type == "train" and in_round(message) == 3:
+            grid.nodes[12] = second
+        return first(message)
+
+    grid.nodes |= {10: sees_it_come_back, 11: fails}
+    with caplog.at_level(logging.WARNING, "flwr"):
+        kept, records = serve(grid, run_of(config), folder)
+    (tmp_path / "trace.txt").write_text("all\n0\n0\nall\n")
+    state, _ = simulated(folder, f"{BN},participation.trace={tmp_path / 'trace.txt'}")
+    assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)
+    assert [record.get("left_out", {}) for record in records] == [
+        {},
+        {"client-1": "its update is not finite"},
+        {"client-1": "it is not connected"},
+        {},
+    ]
+    assert "round 2: client-1 is left out: its update is not finite" in caplog.text
+
+
+def test_a_server_that_ends_in_the_middle_goes_on_and_no_round_is_lost(folder, tmp_path):
+    """Too few uploads end it in round 3, which client 0 has trained then; it trains it again."""
+    config = run_config(tmp_path, BN)
+    grid = LocalGrid(nodes_of(folder, config))
+    honest = grid.nodes[11]
+
+    def fail(message):
+        if message.metadata.message_type == "train" and in_round(message) == 3:
+            raise RuntimeError("no power")
+        return honest(message)
+
+    grid.nodes[11] = fail
+    with pytest.raises(TooFewError, match="round 3 got 1 good uploads in each of 1 attempts"):
+        serve(grid, run_of(config), folder)
+    grid.nodes[11] = honest
+    kept, records = serve(grid, run_of(config), folder)
+    assert [record["round"] for record in records] == [1, 2, 3, 4]
+    state, _ = simulated(folder, BN)
+    assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)

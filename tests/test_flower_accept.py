@@ -1,0 +1,71 @@
+"""Which uploads are taken: the stated rule, case by case."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_bn.named_arrays import to_named
+from fedjax_bn.state import Upload
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
+
+from fedjax_bn.flower.accept import Expected, accept
+
+SHARED = {"params": {"w": np.zeros((2, 2)), "b": np.ones(2)}}
+UPLOAD = Upload(
+    shared={"params": {"w": np.full((2, 2), 2.0), "b": np.asarray([4.0, 1.0])}},
+    message={"c": np.asarray([3.0, 4.0])},
+    size=np.int32(7),
+    risk=np.float64(0.5),
+    loss=np.float64(np.nan),  # which a client may keep to itself
+    finite=np.asarray(True),
+    participates=np.asarray(True),
+    client=np.int32(1),
+    population=np.int32(3),
+)
+FORM = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), UPLOAD)
+EXPECTED = Expected(FORM, (), SHARED, client=1, population=3, size=7, norm_bound=5.0)
+
+
+def test_a_good_upload_is_taken_with_the_norm_of_its_update():
+    found = accept(to_named(UPLOAD), EXPECTED)
+    jax.tree.map(np.testing.assert_array_equal, found.upload, UPLOAD)
+    assert found.norm == math.sqrt(4 * 2.0**2 + 3.0**2)
+    assert found.personal == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("shared/params/w", np.full((2, 2), np.nan), "not finite"),
+        ("message/c", np.asarray([np.inf, 0.0]), "not finite"),
+        ("finite", np.asarray(False), "not finite"),
+        ("shared/params/b", np.asarray([5.0, 1.0]), "norm of its update, 5.657, is above"),
+        ("message/c", np.asarray([3.0, 4.1]), "norm of its message, 5.08, is above norm-bound=5"),
+        ("client", np.int32(2), "speaks for client 2"),
+        ("population", np.int32(4), "another federation"),
+        ("participates", np.asarray(False), "sits out"),
+        ("size", np.int32(10**9), "claims 1000000000 samples, where it said 7"),
+        ("shared/params/w", np.zeros((2, 3)), r"upload/shared/params/w is float64\[2, 3\]"),
+        ("shared/params/w", np.zeros((2, 2), np.float32), "is float32"),
+        ("personal/params/w", np.zeros(2), "unknown personal/params/w"),
+        ("message/d", np.zeros(2), "unknown upload/message/d"),
+        ("message/c", None, "lack upload/message/c"),
+    ],
+)
+def test_what_is_not_taken_says_why(name, value, message):
+    arrays = {n: x for n, x in (to_named(UPLOAD) | {name: value}).items() if x is not None}
+    with pytest.raises(ValueError, match=message):
+        accept(arrays, EXPECTED)
+
+
+def test_personal_leaves_come_only_where_they_are_expected_and_are_checked_alike():
+    personal = {"params": {"scale": np.ones(3)}}
+    arrays = to_named(UPLOAD) | to_named({"personal": personal})
+    expected = EXPECTED._replace(personal=personal)
+    np.testing.assert_array_equal(accept(arrays, expected).personal["params"]["scale"], np.ones(3))
+    arrays["personal/params/scale"] = np.asarray([1.0, np.nan, 1.0])
+    with pytest.raises(ValueError, match="not finite"):
+        accept(arrays, expected)

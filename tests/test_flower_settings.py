@@ -1,0 +1,103 @@
+"""What operators set, and what the two sides say of it before anything is trained."""
+
+import jax
+import numpy as np
+import pytest
+
+import runs
+from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.run.errors import ConfigError
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
+
+from fedjax_bn.flower.records import arrays_in
+from fedjax_bn.flower.rounds import TooFewError
+from fedjax_bn.flower.server import serve
+from fedjax_bn.flower.settings import node_of, run_of
+from flower_apps import CONFIG, nodes_of, run_config, simulated
+from flower_grid import LocalGrid
+
+RUN = {"config": "quickstart", "clients": 3}
+NODE = {"client": 0, "folder": "state"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"config": ""}, "the run config's config='' must be a file, or the name of a packaged"),
+        ({"clients": 0}, "the run config's clients=0 must be at least 1"),
+        ({"minimum": 4}, "minimum=4 must be from 0 to clients=3"),
+        ({"time-limit": 0}, "time-limit=0.0 must be above 0"),
+        ({"norm-bound": "big"}, "norm-bound='big' is of type str, but it must be float"),
+        ({"norm_bound": 1.0}, "the run config has no key 'norm_bound'.*'norm-bound'"),
+        ({"serve-unseen": 1}, "serve-unseen=1 is of type int, but it must be bool"),
+    ],
+)
+def test_a_run_config_that_cannot_be_used_is_refused_by_key(change, message):
+    assert run_of(RUN).clients == 3
+    with pytest.raises(ConfigError, match=message):
+        run_of(RUN | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"client": -1}, "the node config's client=-1 must be at least 0"),
+        ({"folder": ""}, "folder='' must be a folder that outlives the SuperNode"),
+        ({"report": "names"}, "report='names' must be of sizes, losses, accuracies, or nothing"),
+        ({"domain": "a"}, "domain='a' must be left out where data is not given"),
+        ({"fold": "x"}, "the node config has no key 'fold'.*'folder'"),
+    ],
+)
+def test_a_node_config_that_cannot_be_used_is_refused_by_key(change, message):
+    assert node_of(NODE | {"partition-id": 0}).reports("losses")
+    assert not node_of(NODE | {"report": "nothing"}).reports("losses")
+    with pytest.raises(ConfigError, match=message):
+        node_of(NODE | change)
+
+
+@pytest.fixture
+def folder(tmp_path, x64, monkeypatch):
+    runs.install(monkeypatch)
+    (tmp_path / "config.py").write_text(CONFIG)
+    with jax.numpy_dtype_promotion("standard"):
+        yield tmp_path
+
+
+def test_personal_leaves_leave_a_client_only_where_both_sides_say_so(folder, caplog):
+    """Then the server holds their mean with the round's weights, for unseen clients."""
+    changes = "method=fedbn,rounds=1"
+    config = run_config(folder / "server", changes, serve_unseen=True, time_limit=0.1)
+    with pytest.raises(TooFewError, match="0 of 2 clients are there"), caplog.at_level(30, "flwr"):
+        serve(LocalGrid(nodes_of(folder, config)), run_of(config), folder)
+    assert "set serve-unseen=true in its node config" in caplog.text
+
+    config |= {"time-limit": 20}
+    grid = LocalGrid(nodes_of(folder, config, serve_unseen=True))
+    with caplog.at_level(20, "flwr"):
+        kept, _ = serve(grid, run_of(config), folder)
+    assert (
+        "serve-unseen: these personal leaves leave this client: personal/batch_stats" in caplog.text
+    )
+    assert "serve-unseen: clients send their personal leaves too" in caplog.text
+    state, _ = simulated(folder, changes)
+    mean = jax.jit(weighted_mean)(state.personal, state.weights)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), kept.served, mean)
+    sent = arrays_in(grid.sent[-1][1].content)
+    assert [name for name in sent if name.startswith("personal/")]
+
+
+def test_a_client_that_reports_nothing_sends_no_size_and_no_loss(folder, caplog):
+    config = run_config(folder / "server", "method=fedbn,rounds=1,weigh=uniform")
+    grid = LocalGrid(nodes_of(folder, config, report="nothing"))
+    _, (record,) = serve(grid, run_of(config), folder)
+    assert record["loss"] == {"client-0": None, "client-1": None}
+    assert record["weights"] == {"client-0": 0.5, "client-1": 0.5}
+    for down, up in grid.sent:
+        if down.metadata.message_type == "query":
+            assert up.content["about"]["size"] == 0
+        if down.metadata.message_type == "train":
+            sent = arrays_in(up.content)
+            assert sent["size"] == 1
+            assert np.isnan(sent["loss"])
+            assert np.isnan(sent["risk"])

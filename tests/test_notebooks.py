@@ -1,0 +1,90 @@
+"""The notebooks for Colab: thin, without outputs, and each runs from its first cell to its last."""
+
+import json
+import re
+import sys
+import tomllib
+
+import pytest
+
+import runs
+from trees import write_tree
+
+FOLDER = runs.ROOT / "colab"
+NOTEBOOKS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.ipynb"))}
+NAMES = ("pacs_tpu", "pure_functions", "quickstart", "theory", "unseen_client")
+# What a test makes small: text of a cell -> text.
+SMALLER = {
+    "quickstart": {"--config.rounds=20": "--config.rounds=1 --config.model=MLP"},
+    "unseen_client": {"DigitCNN": "SmallCNN", "range(20)": "range(1)"},
+    "pacs_tpu": {
+        'PLATFORM = "tpu"': 'PLATFORM = "cpu"',
+        "/content/drive/MyDrive/PACS": "PACS",
+        "--config.compute_dtype=bfloat16 --config.rounds=40": "--config.rounds=1 "
+        "--config.model=ResNet10:width=4 --config.data.image_size=32 --config.local_steps=2 "
+        "--config.local_selection=1 --config.batch_size=4 --config.data.cache= "
+        "--config.adaptations=running --config.method=fedbn",
+    },
+    "theory": {"samples=20_000": "samples=500", "width=1000": "width=50", "steps=500": "steps=20"},
+}
+RUN = [pytest.param(n, marks=() if n == "pure_functions" else pytest.mark.slow) for n in NAMES]
+
+
+def cells(name: str, kind: str) -> list[str]:
+    found = [cell for cell in NOTEBOOKS[name]["cells"] if cell["cell_type"] == kind]
+    return ["".join(cell["source"]) for cell in found]
+
+
+def test_these_are_the_notebooks():
+    assert tuple(NOTEBOOKS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_thin_and_has_no_outputs(name):
+    code = [cell for cell in NOTEBOOKS[name]["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    assert max(len("".join(cell["source"]).splitlines()) for cell in code) <= 25
+    assert (FOLDER / f"{name}.ipynb").stat().st_size < 15_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_begins_with_its_badge_the_install_cell_and_the_device(name):
+    title, install, device = cells(name, "markdown")[0], *cells(name, "code")[:2]
+    assert "colab-badge.svg" in title
+    project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
+    repository = project.get("urls", {}).get("Repository", "")
+    if "github.com/" in repository:  # then the badge opens this very notebook
+        place = repository.rstrip("/").partition("github.com/")[2]
+        assert f"/github/{place}/blob/main/colab/{name}.ipynb" in title
+    assert all(f'"{held}"' in install for held in ("jax", "jaxlib", "flax"))
+    assert f"fedjax_bn-{_version()}-" in install
+    assert "device_kind" in device
+    assert re.search(r"assert .*platform == PLATFORM", device)
+
+
+def _version() -> str:
+    return re.search(r'__version__ = "(.*)"', (runs.ROOT / "fedjax_bn/__init__.py").read_text())[1]
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_notebook_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
+    nbclient, nbformat, _ = map(pytest.importorskip, ("nbclient", "nbformat", "ipykernel"))
+    monkeypatch.setenv("PYTHONPATH", str(runs.ROOT))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    if name == "pacs_tpu":
+        classes = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+        write_tree(tmp_path / "PACS", ("photo", "art_painting", "cartoon", "sketch"), classes, 5)
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    for large, small in SMALLER.get(name, {}).items():
+        assert any(large in cell.source for cell in notebook.cells), large
+        for cell in notebook.cells:
+            cell.source = cell.source.replace(large, small)
+    client = nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3")
+    client.create_kernel_manager().kernel_spec.argv[0] = sys.executable
+    client.execute(cwd=str(tmp_path))
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert not [output for output in shown if output.output_type == "error"]
+    if name == "theory":
+        assert sum("image/png" in output.get("data", {}) for output in shown) == 4
+    if name == "unseen_client":
+        assert "tsmobn" in "".join(output.get("text", "") for output in shown)
