@@ -14,10 +14,11 @@ from scipy import stats
 
 import runs
 from fedjax_bn.data.domain import Split
+from fedjax_bn.data.sets.connectome import connectomes
 from fedjax_bn.run.answers import Answers, Kept
 from fedjax_bn.run.answers_file import write_answers
 from fedjax_bn.run.errors import ConfigError, WorkdirError
-from fedjax_bn.run.report import write_comparison
+from fedjax_bn.run.report import plots, write_comparison
 from fedjax_bn.run.report.about_runs import command
 from fedjax_bn.run.report.finished_runs import read_run
 from finished_folders import counted, finished
@@ -232,6 +233,13 @@ def test_runs_that_differ_in_more_than_their_method_are_pointed_out(tmp_path):
     assert one.endswith("batch_size is 8 (fedavg), 32 (fedbn).")
 
 
+def test_a_connectome_is_drawn_as_the_matrix_that_it_is():
+    series = np.random.default_rng(0).standard_normal((30, 5))
+    features, _ = connectomes(series, np.zeros(1, int), 30)
+    drawn = plots.as_matrices(features)
+    np.testing.assert_allclose(drawn[0, ..., 0], np.corrcoef(series.T), atol=1e-6)
+
+
 def test_what_is_unfinished_or_there_twice_is_left_out_in_a_sentence(tmp_path):
     finished(tmp_path / "runs", "fedavg", 0, {"ant": 1.0})
     finished(tmp_path / "runs", "fedavg", 0, {"ant": 2.0}, name="twice")
@@ -269,7 +277,8 @@ def test_the_command_writes_the_page_and_says_where(tmp_path, monkeypatch, capsy
     assert "report needs folders with finished runs" in said
     assert "nowhere is no folder" in said
     assert "--workdir does not belong to `report`" in said
-    assert runs.command("--config", "quickstart", "--baseline", "fedbn") == 2
+    for wrong in (("report", "runs", "--out", "x.csv"), ("--config", "quickstart", "--out", "x")):
+        assert runs.command(*wrong) == 2
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
