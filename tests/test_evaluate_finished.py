@@ -1,6 +1,7 @@
 """`evaluate`: a finished run on any domain, with any adaptations, without training."""
 
 import json
+import re
 
 import flax.linen as nn
 import numpy as np
