@@ -43,9 +43,10 @@ def mistakes(variants: Sequence[Variant]) -> str:
 
 def class_names(run: Run) -> list[str]:
     """The names of the classes, numbers where they have none."""
-    if "classes" in run.data:
-        return run.data["classes"]
-    return [str(c) for c in range(run.about.get("form", {}).get("num_classes", 0))]
+    known = run.data.get("classes", [])
+    seen = [one.confusion.shape[0] for one in run.answers.values() if one.confusion is not None]
+    seen += [1 + max(m.label, m.answer) for one in run.answers.values() for m in one.mistakes]
+    return [*known, *map(str, range(len(known), max(seen, default=0)))]
 
 
 def _by_class(runs: Sequence[tuple[str, Run]], names: Sequence[str]) -> str:
