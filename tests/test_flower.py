@@ -128,3 +128,5 @@ def test_a_server_that_ends_in_the_middle_goes_on_and_no_round_is_lost(folder, t
     assert [record["round"] for record in records] == [1, 2, 3, 4]
     state, _ = simulated(folder, BN)
     assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)
+    _, again = serve(LocalGrid({}), run_of(config), folder)
+    assert again == records  # nobody is needed where nothing is left to do
