@@ -46,10 +46,13 @@ def tiny(x64, monkeypatch):
         *(pytest.param(f"method={name}", marks=pytest.mark.slow) for name in SLOW),
     ],
 )
-def test_numbers_are_those_of_the_simulation_and_nothing_else_travels(folder, tmp_path, changes):
+def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, changes, caplog):
     config = run_config(tmp_path, changes)
     grid = LocalGrid(nodes_of(folder, config))
-    kept, _ = serve(grid, run_of(config), folder)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        kept, _ = serve(grid, run_of(config), folder)
+    compiled = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling")]
+    assert sum("resident" in one for one in compiled) == 2  # once a client, for two rounds
     state, sent = simulated(folder, changes)
     assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)
 
