@@ -46,10 +46,13 @@ def tiny(x64, monkeypatch):
         *(pytest.param(f"method={name}", marks=pytest.mark.slow) for name in SLOW),
     ],
 )
-def test_numbers_are_those_of_the_simulation_and_nothing_else_travels(folder, tmp_path, changes):
+def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, changes, caplog):
     config = run_config(tmp_path, changes)
     grid = LocalGrid(nodes_of(folder, config))
-    kept, _ = serve(grid, run_of(config), folder)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        kept, _ = serve(grid, run_of(config), folder)
+    compiled = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling")]
+    assert sum("resident" in one for one in compiled) == 2  # once a client, for two rounds
     state, sent = simulated(folder, changes)
     assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)
 
@@ -128,3 +131,5 @@ def test_a_server_that_ends_in_the_middle_goes_on_and_no_round_is_lost(folder, t
     assert [record["round"] for record in records] == [1, 2, 3, 4]
     state, _ = simulated(folder, BN)
     assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)
+    _, again = serve(LocalGrid({}), run_of(config), folder)
+    assert again == records  # nobody is needed where nothing is left to do

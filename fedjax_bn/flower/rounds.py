@@ -49,7 +49,7 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
         accepted, left_out = _ask(grid, host, members, kept, asked)
         for client, reason in left_out.items():
             log(WARNING, "round %s: %s is left out: %s", number, _name(members, client), reason)
-        if len(accepted) >= min(least, len(asked)) and accepted:
+        if len(accepted) >= min(least, len(asked)) and (accepted or not asked):
             break
         log(WARNING, "round %s: %s of %s uploads", number, len(accepted), least)
         if attempt == host.run.attempts:

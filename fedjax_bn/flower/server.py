@@ -66,7 +66,8 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
     place = Path(run.workdir).expanduser()
     with owned(place):
         order, form = facts_of(place, run, config.method)
-        met = _gather(grid, order, run)
+        finished = form and workdir.rounds_recorded(place / "metrics.jsonl") >= config.rounds
+        met = NOBODY if finished else _gather(grid, order, run)
         order, form = known_from(order, form, met.members)
         host = open_host(config, run, order, form)
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}

@@ -15,8 +15,9 @@ usage() {
 }
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-(($#)) || usage
-action=$1 && shift
+action=${1:-}
+[[ $action =~ ^(start|run|stop)$ ]] || usage
+shift
 mkdir -p "${FEDERATION:=runs/flower}"
 place=$(cd "$FEDERATION" && pwd)
 port=${PORT:-18600}
@@ -67,5 +68,4 @@ case $action in
   start) start "$@" ;;
   run) flwr run "$here" local --stream --run-config "workdir=\"$place/server\"" "$@" ;;
   stop) stop ;;
-  *) usage ;;
 esac

