@@ -62,7 +62,10 @@ def test_every_method_has_its_passes(benchmark):
     assert {*benchmark["PASSES"]} == {*methods.__all__}
 
 
-TRACED = ("fedcd", "fedig", "fediga", "fedsam", "hbn", "moon", "perfedavg", "randconv", "scaffold")
+TRACED = (
+    *("fedcd", "feddg", "fedig", "fediga", "fedsam", "hbn", "l2d", "moon"),
+    *("perfedavg", "randconv", "scaffold"),
+)
 
 
 @pytest.mark.parametrize("name", TRACED)
