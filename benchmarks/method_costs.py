@@ -59,11 +59,17 @@ PASSES = {
     "moon": Passes(forward=3),  # by the received and by the previous model too
     "fedsam": Passes(2, 2, 2),  # the gradient where the first one leads, too
     "harmofl": Passes(2, 2, 2),  # likewise
+    "snr": Passes(),  # its layers and heads are of single maps
+    "csac": Passes(forward=2),  # by its own model of the round before; MMDs are not counted
+    "fedadg": Passes(forward=2),  # for the discriminator; generators are not counted
+    "feddg": Passes(4, 4, 4),  # two losses, and through the gradient of the first
+    "l2d": Passes(4, 4, 2),  # twice the batch, and again for the styles, with the weights frozen
     "fedig": Passes(2, 2, 2),  # the mixed pass
     "fediga": Passes(3, 3, 2),  # the adapter's pass, with the weights frozen
     "randconv": Passes(3, 3, 3),  # of three random convolutions
 }
 OPTIONS: dict[str, dict[str, Any]] = {name: {"cafl": "mean"} for name in ("fedig", "fediga")}
+OPTIONS["feddg"] = {"spectra": 16}
 FIELDS: dict[str, dict[str, Any]] = {"fedwon": {"norm": "none"}}  # of the network
 TOGETHER = 8  # programs in memory
 
