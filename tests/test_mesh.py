@@ -73,7 +73,8 @@ def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name
     assert {kind for _, kind in found} == {"all-reduce"}
     *small, large = sorted(numbers_of(form) for form, _ in found)
     # A weight, a loss or a risk of each of the four clients.
-    assert all(size <= 3 * 4 for size in small)
+    if name != "csac":  # which weighs each leaf, and so gathers all uploads first
+        assert all(size <= 3 * 4 for size in small)
     shared = sum(leaf.size for leaf in jax.tree.leaves(state.shared))
     assert large > shared
 
@@ -84,7 +85,8 @@ def test_clients_over_devices_give_the_numbers_of_one_in_one_reduction(x64, name
 
 
 @pytest.mark.parametrize(
-    "name", ["fedbn, by risks", pytest.param("scaffold", marks=pytest.mark.slow)]
+    "name",
+    ["fedbn, by risks", *(pytest.param(n, marks=pytest.mark.slow) for n in ("scaffold", "csac"))],
 )
 def test_clients_need_not_go_out_even(x64, name):
     """Three clients on two devices: a row of padding counts nowhere."""

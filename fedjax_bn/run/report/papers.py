@@ -36,11 +36,14 @@ class _Protocol(NamedTuple):
 
 _METHODS = {
     "copa": "COPA",
+    "csac": "CSAC",
     "csd": "CSD",
     "fedadam": "FedAdam",
+    "fedadg": "FedADG",
     "fedavg": "FedAvg",
     "fedbn": "FedBN",
     "fedcd": "FedCD-SCI + REA",
+    "feddg": "FedDG",
     "fedig": "FedIG",
     "fediga": "FedIG",
     "fednova": "FedNova",
@@ -49,6 +52,7 @@ _METHODS = {
     "fedsr": "FedSR",
     "harmofl": "HarmoFL",
     "jigen": "JiGen",
+    "l2d": "L2D",
     "mixstyle": "Mixstyle",
     "randconv": "RandConv",
     "rsc": "RSC",
@@ -56,6 +60,7 @@ _METHODS = {
     "selfreg": "SelfReg",
     "sfa": "SFA",
     "singleset": "SingleSet",
+    "snr": "SNR",
 }
 _PACS = {"photo": "P", "art_painting": "A", "cartoon": "C", "sketch": "S", MEAN: "Avg"}
 _CORRUPTIONS = (
