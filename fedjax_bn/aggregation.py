@@ -130,7 +130,7 @@ class Aggregate(NamedTuple):
     mean: PyTree
     message: PyTree
     share: jax.Array
-    count: jax.Array | None = None
+    count: jax.Array | None = None  # type: ignore[assignment]
 
 
 class ServerState(NamedTuple):

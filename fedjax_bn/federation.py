@@ -103,7 +103,7 @@ class FederatedMethod(NamedTuple):
         said.
     """
 
-    init: Callable[[jax.Array, Variables, int], FederatedState]
+    init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
     round: Callable[[FederatedState, Batches, jax.Array], tuple[FederatedState, Metrics]]
     client: Callable[[Broadcast, Own, Batches, jax.Array], tuple[Own, Upload]]
     server: Callable[[FederatedState, Upload], FederatedState]
@@ -209,12 +209,12 @@ def _round(
     """One round: broadcast, local training, aggregation."""
     rows = state.weights.shape[0]
     total = padded(rows, plan.mesh)
-    given = total if rows_of(batches) == total else rows
-    check_batches(batches, given, plan.client.epochs)
-    batches = {"client": jnp.arange(given, dtype=jnp.int32)} | batches
+    there = total if rows_of(batches) == total else rows
+    check_batches(batches, there, plan.client.epochs)
+    batches = {"client": jnp.arange(there, dtype=jnp.int32)} | batches
     population = batches.pop("population", None)
     if total > rows:
-        present = jnp.arange(given) < rows
+        present = jnp.arange(there) < rows
         batches["participates"] = batches.get("participates", present) & present
     # Weights known before training spare holding all trained models at once.
     known = {name: x[:rows] for name, x in batches.items() if name in OF_WEIGHTS}
@@ -228,8 +228,8 @@ def _round(
     )
     own = jax.tree.map(lambda new, old: new[: old.shape[0]], own, before)
     told = jax.tree.map(lambda leaf: leaf[:rows], told)
-    population = rows if population is None else population
-    after, finite = conclude(plan.server, state, sums, told["counts"], population)
+    everybody = rows if population is None else population
+    after, finite = conclude(plan.server, state, sums, told["counts"], everybody)
     weights = normalize(told["weights"])
     after = after._replace(
         weights=jnp.where(weights.sum() > 0, weights, state.weights),

@@ -15,7 +15,7 @@ norms for an unseen one). The noise is of JAX's generator: who knows its key tak
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -176,7 +176,8 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
         noise, mean = state.kept, aggregate.mean
         if privacy.at == "server" and not _is(privacy.noise, 0):
             key = jax.random.fold_in(jax.random.wrap_key_data(noise.key), noise.rounds)
-            mean = with_noise(mean, key, privacy.noise * privacy.clip / aggregate.count)
+            count = cast(jax.Array, aggregate.count)
+            mean = with_noise(mean, key, privacy.noise * privacy.clip / count)
         state = state._replace(kept=noise.inner)
         shared, state = server.update(shared, aggregate._replace(mean=mean), state)
         kept = noise._replace(inner=state.kept, rounds=noise.rounds + 1)

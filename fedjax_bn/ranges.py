@@ -12,7 +12,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 _LONGEST = 4096  # characters of a text, as of a path
 _MESH = re.compile(r"([1-9]\d{0,5})|clients:([1-9]\d{0,5})(?:,batch:([1-9]\d{0,5}))?", re.ASCII)
@@ -218,19 +218,20 @@ def bounded(target: _Made) -> _Made:
     Raises:
       ValueError: at the call, naming the function, the argument, its value and what is allowed.
     """
-    signature = inspect.signature(target)
-    ranges = {key: stated_range(p.annotation) for key, p in signature.parameters.items()}
-    ranges = {key: allowed for key, allowed in ranges.items() if allowed is not None}
+    made: Any = target
+    signature = inspect.signature(made)
+    stated = {key: stated_range(p.annotation) for key, p in signature.parameters.items()}
+    ranges = {key: allowed for key, allowed in stated.items() if allowed is not None}
     if isinstance(target, type):
-        before = target.__post_init__
+        before = made.__post_init__
 
         @functools.wraps(before)
         def __post_init__(self: Any) -> None:
             _require(target.__name__, ranges, {key: getattr(self, key) for key in ranges})
             before(self)
 
-        target.__post_init__ = __post_init__
-        return target
+        made.__post_init__ = __post_init__
+        return made
 
     @functools.wraps(target)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -238,7 +239,7 @@ def bounded(target: _Made) -> _Made:
         _require(target.__name__, ranges, kwargs)
         return target(*args, **kwargs)
 
-    return called
+    return cast(Any, called)
 
 
 def _require(name: str, ranges: Mapping[str, Range], given: Mapping[str, Any]) -> None:
