@@ -1,6 +1,6 @@
 """What privacy costs in accuracy: FedBN on the quickstart's scanners, by noise and clients.
 
-    python benchmarks/privacy.py
+    python benchmarks/privacy.py --seeds=3 --noise=0.1,0.5,1,2 --each=1,16,100
 
 Each scanner's 180 training images belong to one client, or to 16 of some eleven images each, or to
 100 that draw ten of them each; a network of 38,000 shared numbers is trained. Rows are the noise

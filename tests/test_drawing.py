@@ -1,16 +1,10 @@
 """Batches from a user's own arrays, in one call."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from federations import assert_close
 from fedjax_bn.data.drawing import drawing
-from fedjax_bn.federation import broadcast_of, own_of
-from fedjax_bn.methods import fedavg
-from fedjax_bn.models import MLP
 
 
 def arrays(sizes=(7, 3), seed=0):
@@ -34,23 +28,6 @@ def test_every_epoch_holds_each_sample_once_with_its_label():
             np.testing.assert_array_equal(first["label"][k, epoch][valid], labels[index])
     assert (first["image"] != second["image"]).any()
     assert first["size"].tolist() == [7, 3]
-
-
-def test_a_client_trains_on_them_as_on_the_same_batches_by_hand(x64):
-    model, key = MLP(num_classes=3, hidden=(4,), param_dtype=jnp.float64), jax.random.key(0)
-    method = fedavg(model, optax.sgd(0.1))
-    batches = drawing(arrays(), batch_size=4)(key)
-    index = batches["image"]
-    by_hand = {name: batches[name] for name in ("label", "valid", "size")}
-    by_hand["image"] = jax.vmap(lambda rows, i: rows[i])(batches["source"], index)
-
-    @jax.jit
-    def update(batches):
-        state = method.init(key, model.init(key, jnp.zeros((2, 6))), 2)
-        own = jax.tree.map(lambda leaf: leaf[1], batches) | {"client": jnp.int32(1)}
-        return method.client(broadcast_of(state), own_of(state, 1), own, key)[1]
-
-    assert_close(update(batches), update(by_hand), 1e-12)
 
 
 @pytest.mark.parametrize(

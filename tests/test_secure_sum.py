@@ -55,7 +55,7 @@ def masked(vectors: list[np.ndarray]) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     ("make", "server"),
     [
-        (fedbn, averaging()),
+        pytest.param(fedbn, averaging(), marks=pytest.mark.slow),
         (scaffold, averaging_with_variate()),
     ],
 )
