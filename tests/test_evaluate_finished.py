@@ -1,6 +1,7 @@
 """`evaluate`: a finished run on any domain, with any adaptations, without training."""
 
 import json
+import re
 
 import flax.linen as nn
 import numpy as np
@@ -163,6 +164,8 @@ def test_the_command_prints_a_table_and_what_it_wrote(finished, capsys):
     text = capsys.readouterr().out
     assert "unseen, accuracy %   dog\n" in text
     assert "internal, accuracy %   ant   bee   cow  mean" in text
+    for start in ("unseen, dog", "internal, own"):
+        assert re.search(rf"{start} +loss  balanced_accuracy +auc +ece\n", text)
     assert str(finished[0] / "evaluations" / "evaluation.json") in text
 
 

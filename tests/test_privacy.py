@@ -28,7 +28,7 @@ from fedjax_bn.aggregation import by_size, uniform
 from fedjax_bn.federation import broadcast_of, own_of, with_own
 from fedjax_bn.methods import fedadam, fedavg, fedbn, fedcd, scaffold
 from fedjax_bn.privacy import clipped, gaussian, with_noise
-from fedjax_bn.run import train
+from fedjax_bn.run import serve, train
 from fedjax_bn.sharing import all_but_batch_norm
 
 MODEL, SGD = OneNorm(), optax.sgd(0.1)
@@ -240,6 +240,9 @@ def test_a_run_says_what_it_spends_and_resumes_with_the_same_bits(tmp_path, monk
     )
     assert_equal(stopped, straight)
     assert int(straight.server.kept.rounds) == 4
+    said.clear()
+    serve.run(tmp_path / "straight", tmp_path / "served", say=said.append)
+    assert "the clients' mean of 8 personal leaves is served without noise" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ probabilities are written on request alone (`config.predictions`).
 import csv
 import io
 import json
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +18,7 @@ from PIL import Image
 from fedjax_bn.data.domain import Split
 from fedjax_bn.names import shown
 from fedjax_bn.run.answers import Keep, Kept, confusion
-from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.workdir import write_atomically
+from fedjax_bn.run.workdir import not_readable, read_arrays, write_atomically
 
 FOLDER = "answers"
 MISTAKES = 6  # of a row
@@ -91,13 +89,11 @@ def read_answers(folder: Path) -> dict[tuple[str, str], Answered]:
     for name in _FILES:
         path = folder / FOLDER / f"{name}.npz"
         if path.exists():
+            stored = read_arrays(path)
             try:
-                with np.load(path) as stored:
-                    found |= _unpacked({key: stored[key] for key in stored.files})
-            except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-                raise WorkdirError(
-                    f"cannot read {path} ({error}): remove it, and the report goes without it"
-                ) from error
+                found |= _unpacked(stored)
+            except (ValueError, KeyError, IndexError, TypeError) as error:
+                raise not_readable(path, error) from error
     return found
 
 

@@ -5,7 +5,6 @@ all clients have one model, and every distance is 0; so it stays where batch nor
 """
 
 import io
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +12,12 @@ import jax
 import numpy as np
 
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.groups import some_of
 from fedjax_bn.run.mesh import gathered
 from fedjax_bn.run.population import Held
 from fedjax_bn.run.processes import first
-from fedjax_bn.run.workdir import write_atomically
+from fedjax_bn.run.workdir import not_readable, read_arrays, write_atomically
 from fedjax_bn.sharing import STATISTICS, path_names
 
 FOLDER = "batch_norms"
@@ -134,12 +132,10 @@ def read_distances(folder: Path, name: str) -> Distances | None:
     path = folder / FOLDER / f"{name}.npz"
     if not path.exists():
         return None
+    stored = read_arrays(path)
     try:
-        with np.load(path) as stored:
-            values = {kind: stored[kind] for kind in KINDS}
-            clients = [one.decode("utf-8", "surrogatepass") for one in stored["clients"].tolist()]
-            return Distances(stored["layers"].tolist(), clients, values)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, AttributeError) as error:
-        raise WorkdirError(
-            f"cannot read {path} ({error}): remove it, and the report goes without it"
-        ) from error
+        values = {kind: stored[kind] for kind in KINDS}
+        clients = [one.decode("utf-8", "surrogatepass") for one in stored["clients"].tolist()]
+        return Distances(stored["layers"].tolist(), clients, values)
+    except (ValueError, KeyError, AttributeError) as error:
+        raise not_readable(path, error) from error

@@ -81,6 +81,12 @@ def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
     for rows, title in ((outside, "unseen"), (result["internal"], "internal")):
         if rows:
             print(f"\n{tables.accuracies(rows, f'{title}, {tables.score_of(result)} %')}")
+    measures = result.get("measures", {"internal": {}, "unseen": {}})
+    for domain, rows in measures["unseen"].items():
+        print(f"\n{tables.measures(rows, f'unseen, {domain}')}")
+    if inside := measures["internal"]:
+        clients = {c: {name: row[c] for name, row in inside.items()} for c in inside["auc"]}
+        print(f"\n{tables.measures(clients, 'internal, own')}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")
 
 

@@ -5,6 +5,7 @@ device. With several processes each puts the rows of its own devices there, and 
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -199,6 +200,10 @@ def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 def gathered(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """The tree as every process can read it: with copies of all rows on each device."""
-    if mesh is None:
-        return tree
-    return jax.jit(lambda tree: tree, out_shardings=everywhere(mesh))(tree)
+    return tree if mesh is None else _gather(mesh)(tree)
+
+
+@cache
+def _gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
+    """One function a mesh, so that it is compiled once a form of trees."""
+    return jax.jit(lambda tree: tree, out_shardings=everywhere(mesh))

@@ -5,14 +5,19 @@ metrics.jsonl are appended, and waited for before a checkpoint counts them (`syn
 goes on from after a power cut is whole, and what is behind it is dropped.
 """
 
+import io
 import json
 import os
 import textwrap
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from typing import Any
+
+import numpy as np
 
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.forms import OBJECT, RECORD, Form, misfit, other_names
@@ -108,6 +113,27 @@ def read_json(path: Path, form: Form = OBJECT) -> dict[str, Any]:
             f"cannot read {path} ({textwrap.shorten(str(error), 120)}): move that folder away or "
             "give another --workdir"
         ) from error
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz that a report shows.
+
+    Raises:
+      WorkdirError: it is damaged.
+    """
+    try:
+        with np.load(io.BytesIO(path.read_bytes())) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise not_readable(path, error) from error
+
+
+def not_readable(path: Path, why: Exception) -> WorkdirError:
+    """The error on a file that a report could do without."""
+    reason = textwrap.shorten(str(why), 120)
+    return WorkdirError(
+        f"cannot read {path} ({reason}): move it away, and the report goes without it"
+    )
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

@@ -26,7 +26,9 @@ class Bench(NamedTuple):
 
 
 BENCHES = {
-    "scanners": Bench("configs/quickstart.py", ("fax",), {"rounds": 20, "eval_every": 5}),
+    "scanners": Bench(
+        "configs/quickstart.py", ("fax",), {"rounds": 40, "batch_size": 16, "eval_every": 10}
+    ),
     "digits": Bench(
         "configs/digits.py",
         ("mnist", "svhn", "usps", "fonts", "mnist_m"),
@@ -47,7 +49,8 @@ BENCHES = {
 def bench_of(options: argparse.Namespace) -> Bench:
     """The data set that was chosen; any `data.name` has a bench."""
     name = options.dataset
-    own = Bench("configs/quickstart.py", (), {"data.name": name, "rounds": 20, "eval_every": 5})
+    changes = {"data.name": name, "rounds": 40, "batch_size": 16, "eval_every": 10}
+    own = Bench("configs/quickstart.py", (), changes)
     bench = BENCHES.get(name, own)
     path = {"data.path": options.path} if options.path else {}
     targets = tuple(filter(None, options.target.replace("+", " ").split(",")))

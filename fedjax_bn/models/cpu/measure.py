@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_bn.models.cpu.algorithms import ALGORITHMS, UNIT_STRIDES, Algorithm
+from fedjax_bn.models.cpu.algorithms import ALGORITHMS, UNIT_STRIDES
 from fedjax_bn.models.cpu.choice import Shapes, by_table, exceeds, is_usual
 
 GAIN = 1.15  # another algorithm is taken where the table's takes so many times as long
-_STEPS = 4  # of the loop that is timed
+STEPS = 4  # of the loop that is timed
 _REPEATS, _FEWEST = 9, 5
 _SECONDS = 0.5  # after which no further repetition begins
 _FAR = 2.5  # what takes so many times the least is left out
@@ -85,7 +85,7 @@ def measured(shapes: Shapes) -> dict[str, list[float]]:
 
 def _measure(shapes: Shapes, names: tuple[str, ...]) -> dict[str, list[float]]:
     with jax.enable_x64(shapes.dtype == "float64"):
-        runs = {name: _prepared(ALGORITHMS[name], shapes) for name in names}
+        runs = {name: timed_loop(name, shapes) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     end = time.perf_counter() + _SECONDS
     for repeat in range(_REPEATS):
@@ -94,17 +94,18 @@ def _measure(shapes: Shapes, names: tuple[str, ...]) -> dict[str, list[float]]:
         for name, run in runs.items():
             start = time.perf_counter()
             run()
-            seconds[name].append((time.perf_counter() - start) / _STEPS)
+            seconds[name].append((time.perf_counter() - start) / STEPS)
         least = min(min(own) for own in seconds.values())
         near = {name for name, own in seconds.items() if min(own) < _FAR * least}
         runs = {name: run for name, run in runs.items() if name in near | {names[0]}}
     return seconds
 
 
-def _prepared(algorithm: Algorithm, shapes: Shapes) -> Callable[[], None]:
-    """A call of the compiled loop, which has run once."""
+def timed_loop(name: str, shapes: Shapes) -> Callable[[], None]:
+    """A call of an algorithm's compiled loop of `STEPS` steps, which has run once."""
+    algorithm = ALGORITHMS[name]
     random, dtype = np.random.default_rng(0), shapes.dtype
-    images = jnp.asarray(random.standard_normal((_STEPS, *shapes.images)), dtype)
+    images = jnp.asarray(random.standard_normal((STEPS, *shapes.images)), dtype)
     kernel = jnp.asarray(random.standard_normal(shapes.kernel) / prod(shapes.kernel[:3]), dtype)
 
     def forward(kernel: jax.Array, x: jax.Array) -> jax.Array:

@@ -1,15 +1,14 @@
 """Alphas of the zero-shot adapter by layer, where `fedjax-bn evaluate --alphas` recorded them."""
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.report import html_parts
 from fedjax_bn.run.report.charts import heat_map
 from fedjax_bn.run.report.finished_runs import Variant
+from fedjax_bn.run.workdir import not_readable, read_arrays
 
 _ADAPTER = "zero_shot_adapter"
 _QUANTILES = {"10 %": 0.1, "median": 0.5, "90 %": 0.9}
@@ -33,13 +32,10 @@ def alphas(variants: Sequence[Variant]) -> str:
 
 
 def _map(label: str, path: Path) -> str:
+    values = read_arrays(path)
     try:
-        with np.load(path) as stored:
-            values = {layer: stored[layer] for layer in stored.files}
-            rows = [np.quantile(values[layer], [*_QUANTILES.values()]) for layer in values]
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise WorkdirError(
-            f"cannot read {path} ({error}): remove it, and the report goes without it"
-        ) from error
+        rows = [np.quantile(values[layer], [*_QUANTILES.values()]) for layer in values]
+    except (ValueError, IndexError, TypeError) as error:
+        raise not_readable(path, error) from error
     title = f"{label}, {path.stem}: 0 takes the received statistics, 1 those of each sample"
     return heat_map(title, list(_QUANTILES), list(values), np.array(rows).T, ".2f", 1.0)

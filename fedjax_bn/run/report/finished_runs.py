@@ -129,7 +129,11 @@ def _workdirs(folder: Path) -> Iterator[Path]:
         children = folder.glob("baselines/*")
     else:
         children = folder.iterdir()
-    for child in sorted(children):
+    try:
+        children = sorted(children)
+    except OSError as error:
+        raise WorkdirError(f"cannot read {folder} ({error.strerror}): leave it out") from error
+    for child in children:
         if child.is_dir() and not child.name.startswith("."):
             yield from _workdirs(child)
 

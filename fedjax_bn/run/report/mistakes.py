@@ -17,7 +17,7 @@ _WIDE = 20  # classes whose confusions are a matrix; of more the most frequent p
 _PAIRS = 15
 _ROWS = 12  # clients, or domains and adaptations, whose mistakes are shown
 _MISSING = (
-    "These runs wrote no answers (answers/internal.npz), as versions before 0.3 did not: train "
+    "These runs wrote no answers (answers/internal.npz), as versions before 0.2 did not: train "
     "again with this version to see confusions, accuracies by class and the worst mistakes."
 )
 _Answers = Mapping[tuple[str, str], Answered]
@@ -43,9 +43,10 @@ def mistakes(variants: Sequence[Variant]) -> str:
 
 def class_names(run: Run) -> list[str]:
     """The names of the classes, numbers where they have none."""
-    if "classes" in run.data:
-        return run.data["classes"]
-    return [str(c) for c in range(run.about.get("form", {}).get("num_classes", 0))]
+    known = run.data.get("classes", [])
+    seen = [one.confusion.shape[0] for one in run.answers.values() if one.confusion is not None]
+    seen += [1 + max(m.label, m.answer) for one in run.answers.values() for m in one.mistakes]
+    return [*known, *map(str, range(len(known), max(seen, default=0)))]
 
 
 def _by_class(runs: Sequence[tuple[str, Run]], names: Sequence[str]) -> str:

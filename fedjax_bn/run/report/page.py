@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.names import on_page
+from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.groups import some_of
 from fedjax_bn.run.report import html_parts, plots, text_tables
 from fedjax_bn.run.report.about_runs import about_runs
@@ -22,7 +24,17 @@ from fedjax_bn.run.report.sensitivity import sensitivity
 from fedjax_bn.run.report.unseen import ablations
 from fedjax_bn.run.workdir import write_atomically, write_json
 
+_CONNECTOMES = "abide"  # the data set whose features are the upper triangles of matrices
 _MOST_SAMPLED = 40  # clients of which images are shown
+
+
+class _Group(NamedTuple):
+    """Runs on one data set: its name, their variants, sentences on what was left out, tables."""
+
+    name: str
+    variants: list[Variant]
+    notes: list[str]
+    tables: list[Table]
 
 
 def write_report(folder: Path) -> None:
@@ -51,23 +63,24 @@ def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> 
 
     Raises:
       WorkdirError: there is no finished run, or a damaged one, or `out` cannot be written.
-      ConfigError: a data set has no run of the baseline.
+      ConfigError: a data set has no run of the baseline, or `out` is no name of a page.
     """
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--out={out} must end with .html: the tables beside it have other ends")
     runs, notes = find_runs(folders)
-    groups = _groups(runs)
-    made = [(title, variants, tables_of(variants, baseline)) for title, variants, _ in groups]
-    names = ", ".join(dict.fromkeys(title for title, _, _ in groups))
+    groups = _groups(runs, baseline)
+    names = ", ".join(group.name for group in groups)
     title = f"{len(runs)} run{'s' * (len(runs) > 1)} on {names}"
-    texts = {
-        ".html": _page(title, groups, notes, baseline),
-        ".md": "\n".join(text_tables.markdown(name, tables) for name, _, tables in made),
-        ".tex": "\n".join(text_tables.latex(name, tables) for name, _, tables in made),
-        ".csv": text_tables.long_csv([(name, tables) for name, _, tables in made]),
+    named = [(group.name, group.tables) for group in groups]
+    files = {
+        out: _page(title, groups, notes),
+        out.with_suffix(".md"): "\n".join(text_tables.markdown(*one) for one in named),
+        out.with_suffix(".tex"): "\n".join(text_tables.latex(*one) for one in named),
+        out.with_suffix(".csv"): text_tables.long_csv(named),
     }
-    files = [out.with_suffix(end) if end != ".html" else out for end in texts]
-    for path, text in zip(files, texts.values(), strict=True):
+    for path, text in files.items():
         write_atomically(path, text)
-    return files
+    return list(files)
 
 
 def write_plots(folder: Path, runs: Sequence[Run]) -> None:
@@ -99,46 +112,50 @@ def write_data_plots(
     """
     write_json(folder / "data.json", data_facts(internal, unseen, most))
     shown = [internal.domains[k] for k in some_of(len(internal.domains), _MOST_SAMPLED)]
-    images = plots.samples([*shown, *unseen])
+    connectomes = {"connectomes": True} if internal.name == _CONNECTOMES else {}
+    images = plots.samples([*shown, *unseen], **connectomes)
     write_atomically(folder / "plots" / "samples.png", images)
     write_atomically(folder / "plots" / "class_counts.png", plots.class_counts(internal))
 
 
-def _groups(runs: Sequence[Run]) -> list[tuple[str, list[Variant], list[str]]]:
-    """(data set, variants, notes) of runs whose scores are of one kind."""
-    groups: dict[tuple[str, str], list[Run]] = {}
+def _groups(runs: Sequence[Run], baseline: str = "") -> list[_Group]:
+    """Runs by data set and by what their scores are."""
+    by_kind: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.summary["dataset"], run.score), []).append(run)
-    named = [name for name, _ in groups]
-    return [
-        (name if named.count(name) == 1 else f"{name}, {score}", *variants_of(group))
-        for (name, score), group in groups.items()
-    ]
+        by_kind.setdefault((run.summary["dataset"], run.score), []).append(run)
+    datasets = [dataset for dataset, _ in by_kind]
+    found = []
+    for (dataset, score), group in by_kind.items():
+        variants, notes = variants_of(group)
+        name = dataset if datasets.count(dataset) == 1 else f"{dataset}, {score}"
+        found.append(_Group(name, variants, notes, tables_of(variants, baseline)))
+    return found
 
 
-def _page(
-    title: str,
-    groups: Sequence[tuple[str, list[Variant], list[str]]],
-    notes: Sequence[str],
-    baseline: str = "",
-) -> str:
+def _page(title: str, groups: Sequence[_Group], notes: Sequence[str]) -> str:
+    """The page: what came of every data set first, then the rest of each."""
     body = [html_parts.paragraphs(notes, "missing")]
-    for name, variants, more in groups:
-        made = tables_of(variants, baseline)
+    for name, variants, more, made in groups:
         if len(groups) > 1:
             body.append(f"<h2>{on_page(name)}</h2>")
         body.append(html_parts.paragraphs(more, "missing"))
         body.append(first_screen(variants[0].runs[0].summary["dataset"], variants, made))
-        body += [f"<h2>{head}</h2>\n{part}" for head, part in _sections(variants, made) if part]
+    for group in groups:
+        parts = [f"<h2>{head}</h2>\n{part}" for head, part in _sections(group) if part]
+        if len(groups) > 1:
+            head = f"<summary><strong>{on_page(group.name)} in detail</strong></summary>"
+            parts = ["<details>", head, *parts, "</details>"]
+        body += parts
     return html_parts.page(title, "\n".join(filter(None, body)))
 
 
-def _sections(variants: Sequence[Variant], made: Sequence[Table]) -> list[tuple[str, str]]:
+def _sections(group: _Group) -> list[tuple[str, str]]:
     """(heading, HTML) of what stands below the first screen."""
+    variants = group.variants
     return [
         ("Convergence", convergence(variants)),
         ("Batch norm", "\n".join(filter(None, (batch_norms(variants), alphas(variants))))),
-        ("Sensitivity", sensitivity(variants, made)),
+        ("Sensitivity", sensitivity(variants, group.tables)),
         ("Beyond accuracy", measured(variants)),
         ("What is confused", mistakes(variants)),
         ("Data", data_section(variants)),

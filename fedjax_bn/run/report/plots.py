@@ -55,10 +55,16 @@ def methods(summaries: list[Record]) -> bytes:
     return png(figure)
 
 
-def samples(domains: list[Domain], count: int = 10) -> bytes:
-    """The first images of each client, a row each; features are drawn as a strip.
+def samples(domains: list[Domain], count: int = 10, connectomes: bool = False) -> bytes:
+    """The first samples of each client, a row each: images, matrices of connectomes, or profiles.
 
-    They are training images, but of an unseen client, which has none, test images.
+    They are training samples, but of an unseen client, which has none, test samples.
+
+    Args:
+      domains: whose.
+      count: how many of each.
+      connectomes: whether features f[F] are the upper triangle of a matrix of correlations; other
+        features are drawn as a curve over their numbers.
     """
     figure = Figure(figsize=(count * 0.75 + 1.5, 0.8 * len(domains)), layout="constrained")
     # One picture a row: a run waits for this plot, and drawing takes its time by the picture.
@@ -66,8 +72,11 @@ def samples(domains: list[Domain], count: int = 10) -> bytes:
     for axes, domain in zip(grid, domains, strict=True):
         first = next(splits(domain))[1]
         images = np.stack([*islice(first.images, count)])
-        aspect = "auto" if images.ndim == 2 else "equal"
-        axes.imshow(side_by_side(images, count), cmap="gray", vmin=0, vmax=1, aspect=aspect)
+        images = as_matrices(images) if connectomes and images.ndim == 2 else images
+        if images.ndim == 2:
+            _profiles(axes, images, count)
+        else:
+            axes.imshow(side_by_side(images, count), cmap="gray", vmin=0, vmax=1)
         for number, image in enumerate(images):
             left = number * (image.shape[1] + _gap(images)) if image.ndim > 1 else 0
             for box in label_trees.boxes_of(first.labels, number):
@@ -78,17 +87,35 @@ def samples(domains: list[Domain], count: int = 10) -> bytes:
     return png(figure)
 
 
-def side_by_side(images: np.ndarray, count: int) -> np.ndarray:
-    """Images [n, H, W, C] or features [n, F] as one picture with room for `count`, gaps in white.
+def as_matrices(features: np.ndarray) -> np.ndarray:
+    """Symmetric matrices f[n, R, R, 1] with the features f[n, F] of ABIDE above their diagonals.
 
-    Colours stay as they are; grey images and features are stretched from 0 to 1, each by itself.
+    The diagonal is 1, of a region with itself; F = R (R - 1) / 2.
+    """
+    regions = round((1 + np.sqrt(1 + 8 * features.shape[1])) / 2)
+    above = np.zeros((len(features), regions, regions), features.dtype)
+    above[:, *np.triu_indices(regions, 1)] = features
+    return (above + above.transpose(0, 2, 1) + np.eye(regions, dtype=features.dtype))[..., None]
+
+
+def _profiles(axes: Axes, features: np.ndarray, count: int) -> None:
+    """Features f[n, F] as curves beside each other, all on one scale."""
+    width = features.shape[1]
+    for number, values in enumerate(features):
+        axes.plot(number * 1.1 * width + np.arange(width), values, linewidth=0.8, color="C0")
+    axes.set_xlim(-0.05 * width, (1.1 * count - 0.05) * width)
+
+
+def side_by_side(images: np.ndarray, count: int) -> np.ndarray:
+    """Images [n, H, W, C] as one picture with room for `count`, gaps in white.
+
+    Colours stay as they are; grey images are stretched from 0 to 1, each by itself.
 
     Returns:
       [H, width, 3 or 4], or f64[H, width] with NaN in the gaps.
     """
-    if images.ndim == 2 or images.shape[-1] == 1:
-        height = 1 if images.ndim == 2 else images.shape[1]
-        grey = images.reshape(len(images), height, -1).astype(float)
+    if images.shape[-1] == 1:
+        grey = images.reshape(images.shape[:3]).astype(float)
         least, most = (end(axis=(1, 2), keepdims=True) for end in (grey.min, grey.max))
         images, white = (grey - least) / np.where(most > least, most - least, 1), np.nan
     else:

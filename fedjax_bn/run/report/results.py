@@ -185,9 +185,10 @@ def _same_samples(one: Score, other: Score) -> bool:
 
 
 def ranked(table: Table, column: str) -> Iterator[Row]:
-    """The rows that have a column, best first."""
+    """The rows that have a column, best first, and last what is not a number."""
     rows = [row for row in table.rows if column in row.cells]
-    yield from sorted(rows, key=lambda row: -row.cells[column].value.mean)
+    means = {id(row): row.cells[column].value.mean for row in rows}
+    yield from sorted(rows, key=lambda row: (np.isnan(means[id(row)]), -means[id(row)]))
 
 
 def best_in(table: Table, column: str) -> Row | None:

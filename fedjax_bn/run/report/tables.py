@@ -87,3 +87,14 @@ def accuracies(rows: dict[str, dict[str, float]], title: str) -> str:
         for name, row in rows.items()
     ]
     return grid([[title, *heads], *cells])
+
+
+def measures(rows: dict[str, dict[str, float | None]], title: str) -> str:
+    """Row name -> measure of `run.answers` -> value as text; loss and area with three digits."""
+    heads = list(next(iter(rows.values())))
+    forms = {head: ".3f" if head in ("loss", "auc") else ".1f" for head in heads}
+    cells = [
+        [name, *("-" if row[h] is None else f"{row[h]:{forms[h]}}" for h in heads)]
+        for name, row in rows.items()
+    ]
+    return grid([[title, *heads], *cells])

@@ -8,6 +8,7 @@ from fedjax_bn.run.report.papers import beside, differences
 from fedjax_bn.run.report.results import Cell, Table, ranked
 from fedjax_bn.run.report.scores import MEAN
 
+_MANY = 4  # rows, of which the best is no longer a fair comparison
 _OF_ROWS = frozenset(("share",))  # a method's own rule, which baselines do not take over
 
 
@@ -73,7 +74,12 @@ def cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> list[str]:
     if not counted and tables[0].score == "accuracy":
         found.append(
             "The number of test samples is not known: these runs wrote no data.json, as versions "
-            "before 0.3 did not. Trained again with this version they do."
+            "before 0.2 did not. Trained again with this version they do."
+        )
+    if (most := max(len(table.rows) for table in tables)) > _MANY:
+        found.append(
+            f"The best of {most} rows is chosen by the very numbers that are compared, which "
+            "flatters it; an interval is for one comparison that was meant beforehand."
         )
     runs = [run for variant in variants for run in variant.runs]
     if len({run.about["data"] for run in runs}) > len(

@@ -1,0 +1,203 @@
+"""Measures of answers against scikit-learn; what a run writes of them and of its batch norms."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+from scipy.special import softmax
+from sklearn import metrics
+
+import runs
+from fedjax_bn.data.domain import Split
+from fedjax_bn.run import answers_file, evaluate_finished
+from fedjax_bn.run.answers import Answers, Kept, as_they_lie, calibration_error, confusion, measure
+from fedjax_bn.run.batch_norm_log import distances, read_distances
+from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.report.intervals import (
+    difference_of_parts,
+    mean_of_parts,
+    over_seeds,
+    welch,
+)
+from fedjax_bn.run.scoring_data import in_order
+
+
+def some_answers(classes, count=60, seed=0):
+    random = np.random.default_rng(seed)
+    label = random.integers(0, classes, count).astype(np.int32)
+    logits = random.standard_normal((count, classes)) + 1.5 * np.eye(classes)[label]
+    return Answers(logits.astype(np.float32).round(1), label)  # with ties
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_measures_are_those_of_scikit_learn(classes):
+    answers = some_answers(classes)
+    p = softmax(answers.logits.astype(np.float64), axis=1)
+    told, said = answers.label, answers.logits.argmax(1)
+    found = measure(answers)
+    area = (told, p[:, 1]) if classes == 2 else (told, p)
+    np.testing.assert_allclose(found["auc"], metrics.roc_auc_score(*area, multi_class="ovr"))
+    np.testing.assert_allclose(found["loss"], metrics.log_loss(told, p))
+    balanced = 100 * metrics.balanced_accuracy_score(told, said)
+    np.testing.assert_allclose(found["balanced_accuracy"], balanced)
+    np.testing.assert_array_equal(confusion(answers), metrics.confusion_matrix(told, said))
+    np.testing.assert_allclose(answers.accuracy, 100 * metrics.accuracy_score(told, said))
+
+
+def test_the_area_is_the_mean_over_the_classes_that_have_samples():
+    answers = some_answers(3)
+    wider = Answers(np.pad(answers.logits, ((0, 0), (0, 2)), constant_values=-99), answers.label)
+    np.testing.assert_allclose(measure(wider)["auc"], measure(answers)["auc"], rtol=1e-12)
+    one = Answers(answers.logits, np.zeros_like(answers.label))
+    assert np.isnan(measure(one)["auc"])
+    assert all(np.isnan(v) for v in measure(Answers(np.zeros((0, 3)), np.zeros(0, int))).values())
+
+
+def test_the_calibration_error_is_the_distance_of_confidence_and_accuracy_by_bin():
+    confidence = np.array([0.95, 0.95, 0.95, 0.95, 0.55, 0.55])
+    right = np.array([True, True, True, False, True, False])
+    expected = (4 * abs(0.95 - 0.75) + 2 * abs(0.55 - 0.5)) / 6
+    np.testing.assert_allclose(calibration_error(confidence, right, 10), expected)
+
+
+def test_answers_to_a_shuffled_stream_come_back_as_the_samples_lie():
+    answers = some_answers(3, 20)
+    split = Split(answers.logits, answers.label)
+    shuffled = in_order(split, 5)
+    back = as_they_lie(Answers(shuffled.images, shuffled.labels), 5)
+    np.testing.assert_array_equal(back.logits, answers.logits)
+    np.testing.assert_array_equal(back.label, answers.label)
+
+
+def test_the_difference_of_two_shares_has_the_interval_that_newcombe_prints():
+    """56/70 and 48/80: 0.0524 to 0.3339 (Newcombe, Stat. Med. 17, 1998, Table II, method 10)."""
+    found = difference_of_parts([(80.0, 70)], [(60.0, 80)])
+    np.testing.assert_allclose(found, (20, 5.24, 33.39), atol=0.005)
+
+
+def test_a_mean_of_shares_covers_its_expectation_in_95_of_100_draws():
+    random = np.random.default_rng(0)
+    p, n = np.array([0.9, 0.6, 0.97]), np.array([30, 50, 40])
+    drawn = random.binomial(n, p, (2000, 3))
+    held = 0
+    for row in drawn:
+        one = mean_of_parts([(100 * k / m, m) for k, m in zip(row, n.tolist(), strict=True)])
+        held += one.low <= 100 * p.mean() <= one.high
+    assert 0.93 < held / 2000 < 0.975
+
+
+def test_seeds_that_are_not_shared_are_compared_as_welch_does():
+    from scipy.stats import ttest_ind
+
+    one, other = [80.0, 82.5, 81.0], [70.0, 79.0, 74.0, 72.0]
+    limits = ttest_ind(one, other, equal_var=False).confidence_interval()
+    found = welch(one, other)
+    np.testing.assert_allclose((found.low, found.high), (limits.low, limits.high))
+    assert not over_seeds([3.0]).known
+
+
+def test_distances_of_batch_norms_are_those_of_numpy():
+    mean, var = np.array([[0.0, 1.0], [2.0, 1.0]]), np.array([[4.0, 1.0], [4.0, 1.0]])
+    leaves = {("batch_stats", "norm", "mean"): mean, ("batch_stats", "norm", "var"): var}
+    leaves |= {("params", "norm", "scale"): np.array([[1.0, 1.0], [1.0, 3.0]])}
+    found = distances(leaves)["norm"]
+    assert set(found) == {"mean", "std", "scale"}
+    np.testing.assert_allclose(found["mean"], [np.sqrt((0.5**2 + 0) / 2)] * 2, rtol=1e-5)
+    np.testing.assert_allclose(found["std"], 0, atol=1e-12)
+    np.testing.assert_allclose(found["scale"], [np.sqrt((0 + 1) / 2)] * 2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A finished run of FedBN with every sample's probabilities."""
+    place = tmp_path_factory.mktemp("answers") / "run"
+    texts = ("running", "tsmobn")
+    return runs.finished(place, rounds=4, predictions="csv", adaptations=texts)
+
+
+def test_a_run_tells_measures_of_its_selected_round_that_its_predictions_have(folder):
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = {}
+    for name in ("internal", "unseen"):
+        text = (folder / "answers" / f"{name}-predictions.csv").read_text()
+        for row in csv.DictReader(text.splitlines()):
+            p = [float(row[f"probability_{c}"]) for c in range(3)]
+            rows.setdefault((row["client"], row["adaptation"]), []).append((int(row["label"]), p))
+    assert set(rows) == {(n, "") for n in ("ant", "bee", "cow")} | {
+        ("dog", "running"),
+        ("dog", "tsmobn"),
+    }
+    for (name, adaptation), every in rows.items():
+        label, p = (np.array(column) for column in zip(*every, strict=True))
+        if adaptation:
+            accuracy = summary["accuracy"]["unseen"][name][adaptation]
+            told = summary["measures"]["unseen"][name][adaptation]
+        else:
+            accuracy = summary["accuracy"]["internal"][name]
+            told = {k: v[name] for k, v in summary["measures"]["internal"].items()}
+        np.testing.assert_allclose(accuracy, 100 * np.mean(p.argmax(1) == label))
+        np.testing.assert_allclose(told["loss"], metrics.log_loss(label, p, labels=[0, 1, 2]))
+        if len(set(label)) == 3:
+            area = metrics.roc_auc_score(label, p, multi_class="ovr")
+            np.testing.assert_allclose(told["auc"], area)
+
+
+def test_the_answers_that_a_report_reads_are_those_of_the_summary(folder):
+    summary = json.loads((folder / "summary.json").read_text())
+    found = answers_file.read_answers(folder)
+    for name in ("ant", "bee", "cow"):
+        one = found[name, ""]
+        np.testing.assert_allclose(100 * one.right.mean(), summary["accuracy"]["internal"][name])
+        assert one.confusion.diagonal().sum() == one.right.sum()
+        split = next(d for d in runs.DATA.domains if d.name == name).test
+        sure = [mistake.confidence for mistake in one.mistakes]
+        assert sure == sorted(sure, reverse=True)
+        for mistake in one.mistakes:
+            assert not one.right[mistake.sample]
+            assert split.labels[mistake.sample] == mistake.label != mistake.answer
+            np.testing.assert_array_equal(mistake.picture, split.images[mistake.sample])
+
+
+def test_a_run_writes_how_far_its_clients_batch_norms_lie_apart(folder):
+    config = runs.config(rounds=4, predictions="csv", adaptations=("running", "tsmobn"))
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch)
+        _, _, start = runs.train.prepare(config)
+    summary = json.loads((folder / "summary.json").read_text())
+    state = runs.saved(folder, jax.eval_shape(start), "selected", summary["selected_round"])
+    found = read_distances(folder, "selected")
+    assert found.clients == ["ant", "bee", "cow"]
+    for layer, row in zip(found.layers, found.values["scale"], strict=True):
+        scale = np.float64(state.personal["params"][layer]["scale"])
+        expected = np.sqrt(((scale - scale.mean(0)) ** 2).mean(1))
+        np.testing.assert_allclose(row, expected, rtol=1e-5)
+    first = read_distances(folder, "first")
+    assert first.layers == found.layers
+    assert (first.values["mean"] > 0).all()
+
+
+def test_an_evaluation_tells_measures_and_predictions_too(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch)
+        request = evaluate_finished.Request(changes=[("predictions", "npz")], name="again")
+        result, files = evaluate_finished.run(folder, request, say=str)
+    summary = json.loads((folder / "summary.json").read_text())
+    for text, told in result["measures"]["unseen"]["dog"].items():
+        assert told == pytest.approx(summary["measures"]["unseen"]["dog"][text])
+    assert "again-predictions.npz" in {path.name for path in files}
+    with np.load(folder / "evaluations" / "again-predictions.npz") as stored:
+        assert json.loads(str(stored["names"])) == [["dog", "running"], ["dog", "tsmobn"]]
+        np.testing.assert_allclose(stored["probabilities0"].sum(1), 1, rtol=1e-5)
+
+
+def test_a_damaged_file_of_answers_is_told_in_a_sentence(tmp_path):
+    split = Split(np.zeros((4, 3, 3, 1), np.uint8), np.zeros(4, np.int32))
+    answers = Answers(np.eye(4, dtype=np.float32), np.zeros(4, np.int32))
+    answers_file.write_answers(tmp_path, {("ant", ""): Kept(answers, split)})
+    path = tmp_path / "answers" / "internal.npz"
+    assert answers_file.read_answers(tmp_path)["ant", ""].right.tolist() == [True] + [False] * 3
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(WorkdirError, match=r"internal\.npz .*move it away"):
+        answers_file.read_answers(tmp_path)

@@ -1,0 +1,309 @@
+"""What a report shows, read from its page and its tables."""
+
+import csv
+import html.parser
+import itertools
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import runs
+from fedjax_bn.data.domain import Split
+from fedjax_bn.data.sets.connectome import connectomes
+from fedjax_bn.run.answers import Answers, Kept
+from fedjax_bn.run.answers_file import write_answers
+from fedjax_bn.run.errors import ConfigError, WorkdirError
+from fedjax_bn.run.report import plots, write_comparison
+from fedjax_bn.run.report.about_runs import command
+from fedjax_bn.run.report.finished_runs import read_run
+from finished_folders import counted, finished
+
+FEDBN = {"ant": (70, 72, 71), "bee": (80, 82, 84)}
+FEDAVG = {"ant": (60, 61, 64), "bee": (81, 80, 82)}
+
+
+class Page(html.parser.HTMLParser):
+    """The tables of a page as texts, its paragraphs, and its tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables, self.paragraphs, self.tags, self.attributes = [], [], [], []
+        self.open = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self.open = "cell"
+        elif tag == "p":
+            self.paragraphs.append("")
+            self.open = "p"
+        elif tag == "strong":
+            self.tables[-1][-1][-1] += "*"
+        elif tag == "small":
+            self.tables[-1][-1][-1] += " | "
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th", "p"):
+            self.open = None
+
+    def handle_data(self, data):
+        if self.open == "cell":
+            self.tables[-1][-1][-1] += data
+        elif self.open == "p":
+            self.paragraphs[-1] += data
+
+
+def three_seeds(folder):
+    """Six runs, three seeds of two methods, whose scores are FEDBN and FEDAVG."""
+    for seed in range(3):
+        for method, scores in (("fedavg", FEDAVG), ("fedbn", FEDBN)):
+            finished(folder, method, seed, {name: row[seed] for name, row in scores.items()})
+    return folder
+
+
+def written(folder, out, **options):
+    write_comparison([folder], out, **options)
+    return Page(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The page on six runs, and where its files are."""
+    place = tmp_path_factory.mktemp("report")
+    return written(three_seeds(place / "runs"), place / "report.html"), place
+
+
+def test_the_first_table_has_means_over_seeds_and_students_interval(report):
+    table = report[0].tables[0]
+    assert table[0] == ["internal", "mean", "vs fedavg", "ant", "bee", "seeds", "n"]
+    means = np.mean([FEDBN["ant"], FEDBN["bee"]], axis=0)
+    low, high = stats.t.interval(0.95, 2, means.mean(), stats.sem(means))
+    assert table[2][:2] == ["fedbn", f"*{means.mean():.1f} | {low:.1f} to {high:.1f}"]
+    assert table[2][-2:] == ["3", "?"]
+    assert table[1][4].startswith("81.0")  # not bold: fedbn has 82.0 on bee
+    assert table[2][4].startswith("*82.0")
+
+
+def test_the_difference_to_the_baseline_is_paired_by_seed(report):
+    gaps = np.mean([FEDBN["ant"], FEDBN["bee"]], 0) - np.mean([FEDAVG["ant"], FEDAVG["bee"]], 0)
+    low, high = stats.t.interval(0.95, 2, gaps.mean(), stats.sem(gaps))
+    assert low > 0
+    assert report[0].tables[0][2][2] == f"▲ {gaps.mean():+.1f} | {low:+.1f} to {high:+.1f}"
+    assert report[0].tables[0][1][2] == "baseline"
+    (said,) = (text for text in report[0].paragraphs if "each with its own model" in text)
+    assert f"fedbn has 76.5 %, the best here: {gaps.mean():+.1f} points to the baseline" in said
+    assert "3 seeds). The interval leaves 0 out: the difference is real." in said
+
+
+def test_markdown_csv_and_latex_have_the_numbers_of_the_page(report):
+    place = report[1]
+    rows = list(csv.DictReader((place / "report.csv").read_text().splitlines()))
+    (row,) = (r for r in rows if (r["variant"], r["column"]) == ("fedbn", "mean"))
+    gaps = np.mean([FEDBN["ant"], FEDBN["bee"]], 0) - np.mean([FEDAVG["ant"], FEDAVG["bee"]], 0)
+    np.testing.assert_allclose(float(row["score"]), 76.5)
+    np.testing.assert_allclose(float(row["difference"]), gaps.mean())
+    assert (row["baseline"], row["seeds"], row["test_samples"]) == ("fedavg", "3", "")
+    limits = f"{float(row['low']):.1f}, {float(row['high']):.1f}"
+    assert f"| fedbn | **76.5** [{limits}] |" in (place / "report.md").read_text()
+    assert f"fedbn & \\textbf{{76.5}}$_{{[{limits}]}}$ &" in (place / "report.tex").read_text()
+
+
+def test_a_page_needs_nothing_else_and_suits_phones_and_dark_mode(report):
+    page, text = report[0], (report[1] / "report.html").read_text()
+    references = [value for name, value in page.attributes if name in ("src", "href")]
+    assert all(value.startswith("data:") for value in references)
+    assert not re.search(r"@import|url\(|https?://", text)
+    assert ("name", "viewport") in page.attributes
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("<table") == text.count('<div class="scroll"><table')
+
+
+def test_every_client_and_the_mean_have_a_curve_of_every_method_with_its_values(report):
+    lines = [dict(group) for group in _polylines((report[1] / "report.html").read_text())]
+    assert [line["data-name"] for line in lines[:6]] == ["fedavg", "fedbn"] * 3
+    means = [np.mean(list(scores.values())) for scores in (FEDAVG, FEDBN)]
+    assert [line["data-y"] for line in lines[:2]] == [f"{m:.4g} {m:.4g}" for m in means]
+    assert all(line["data-x"] == "1 2" for line in lines)
+
+
+def _polylines(text):
+    return [re.findall(r'([\w-]+)="([^"]*)"', tag) for tag in re.findall("<polyline[^>]*>", text)]
+
+
+def test_any_method_can_be_the_baseline_and_an_unknown_one_is_named(report, tmp_path):
+    folder = report[1] / "runs"
+    page = written(folder, tmp_path / "page.html", baseline="fedbn")
+    assert page.tables[0][0][2] == "vs fedbn"
+    assert page.tables[0][1][2].startswith("▼ -")
+    with pytest.raises(ConfigError, match=r"'fedbm' is the method of no run; did you mean 'fedbn'"):
+        write_comparison([folder], tmp_path / "page.html", "fedbm")
+
+
+def test_within_one_seed_the_interval_is_wilsons_over_the_test_samples(tmp_path):
+    for method, share in (("fedavg", 60.0), ("fedbn", 75.0)):
+        place = finished(tmp_path / "runs", method, 0, {"ant": share}, {"dog": {"running": share}})
+        counted(place, {"ant": 40}, {"dog": 80})
+    page = written(tmp_path / "runs", tmp_path / "page.html")
+    for table, count in zip(page.tables[:2], (40, 80), strict=True):
+        low, high = stats.binomtest(3 * count // 4, count).proportion_ci(method="wilson")
+        assert table[2][1] == f"*75.0 | {100 * low:.1f} to {100 * high:.1f}"
+        assert table[2][-2:] == ["1", str(count)]
+    assert any("Every number is of one seed" in text for text in page.paragraphs)
+    assert any(table[0] == ["", "no", "yes"] for table in page.tables)
+
+
+def test_without_counts_the_page_says_what_is_missing_and_how_to_get_it(report):
+    missing = ("number of test samples is not known", "no measures", "no answers", "no distances")
+    for what in missing:
+        (one,) = (text for text in report[0].paragraphs if what in text)
+        assert "rain again with this version" in one or "with this version they do" in one
+
+
+def test_models_that_answered_the_same_samples_are_compared_sample_by_sample(tmp_path):
+    random = np.random.default_rng(0)
+    label = random.integers(0, 2, 200)
+    split = Split(random.integers(0, 255, (200, 2, 2, 1), np.uint8), label)
+    right = {"fedavg": random.random(200) < 0.6}
+    right["fedbn"] = right["fedavg"] | (random.random(200) < 0.1)
+    for method, who in right.items():
+        logits = np.float32(np.eye(2)[np.where(who, label, 1 - label)])
+        place = finished(tmp_path / "runs", method, 0, {"ant": 100 * who.mean()})
+        write_answers(place, {("ant", ""): Kept(Answers(logits, label), split)})
+    table = written(tmp_path / "runs", tmp_path / "page.html").tables[0]
+    gap = 100 * (right["fedbn"].astype(float) - right["fedavg"])
+    reach = stats.norm.ppf(0.975) * gap.std() / np.sqrt(200)
+    limits = f"{gap.mean() - reach:+.1f} to {gap.mean() + reach:+.1f}"
+    assert table[2][2] == f"▲ {gap.mean():+.1f} | {limits}"
+
+
+def test_the_papers_number_stands_beside_a_cell_with_what_differs(tmp_path):
+    keys = {"weigh": "uniform", "eval_every": 10, "data__path": "x"}
+    finished(tmp_path / "runs", "fedbn", 0, {"svhn": 60.0, "fonts": 90.0}, None, "digits", **keys)
+    page = written(tmp_path / "runs", tmp_path / "page.html")
+    head, row = page.tables[0]
+    assert row[head.index("svhn")] == "60.0 | FedBN: 71.0"
+    assert row[head.index("fonts")] == "90.0"
+    assert "Beside FedBN, Table 11, fedbn differs in rounds=2 (300 there)." in page.paragraphs
+
+
+def test_only_keys_that_differ_are_told_and_the_command_makes_the_run(report, tmp_path):
+    from fedjax_bn.run.config import flatten
+    from fedjax_bn.run.config_file import changes_of, read
+
+    place = finished(tmp_path, "fedprox", 3, {"ant": 1.0}, None, "pacs", fedprox__mu=0.5)
+    run = read_run(place)
+    _, _, name, *told = command(run).split()
+    made = json.loads(json.dumps(dict(flatten(read(name, changes_of(told))))))
+    assert made == run.config
+    keys = next(table for table in report[0].tables if table[0][0] == "key")
+    assert [row[0] for row in keys[1:]] == ["data.name", "method", "rounds", "seed"]
+    assert keys[-1][1:] == ["0 | 1 | 2", "same"]
+
+
+def test_variants_of_a_method_are_told_by_the_keys_that_differ_and_make_a_curve(tmp_path):
+    for seed, mu in itertools.product((0, 1), (0.01, 0.1, 1.0)):
+        name = f"{seed}-{mu}"
+        scores = {"ant": 50 + 10 * mu + seed}
+        finished(tmp_path / "runs", "fedprox", seed, scores, fedprox__mu=mu, name=name)
+    page = written(tmp_path / "runs", tmp_path / "page.html")
+    labels = [row[0] for row in page.tables[0][1:]]
+    assert labels == [f"fedprox (fedprox.mu={mu})" for mu in (0.01, 0.1, 1.0)]
+    lines = [dict(one) for one in _polylines((tmp_path / "page.html").read_text())]
+    (swept,) = (line for line in lines if line["data-x"] == "0.01 0.1 1")
+    assert swept["data-y"] == "50.6 51.5 60.5"
+
+
+def test_runs_that_differ_in_more_than_their_method_are_pointed_out(tmp_path):
+    finished(tmp_path / "runs", "fedavg", 0, {"ant": 1.0}, batch_size=8)
+    finished(tmp_path / "runs", "fedbn", 0, {"ant": 2.0}, fedprox__mu=3.0)
+    said = written(tmp_path / "runs", tmp_path / "page.html").paragraphs
+    (one,) = (text for text in said if "differ in more than their method" in text)
+    assert one.endswith("batch_size is 8 (fedavg), 32 (fedbn).")
+
+
+def test_a_connectome_is_drawn_as_the_matrix_that_it_is():
+    series = np.random.default_rng(0).standard_normal((30, 5))
+    features, _ = connectomes(series, np.zeros(1, int), 30)
+    drawn = plots.as_matrices(features)
+    np.testing.assert_allclose(drawn[0, ..., 0], np.corrcoef(series.T), atol=1e-6)
+
+
+def test_what_is_unfinished_or_there_twice_is_left_out_in_a_sentence(tmp_path):
+    finished(tmp_path / "runs", "fedavg", 0, {"ant": 1.0})
+    finished(tmp_path / "runs", "fedavg", 0, {"ant": 2.0}, name="twice")
+    (finished(tmp_path / "runs", "fedavg", 1, {"ant": 3.0}) / "summary.json").unlink()
+    page = written(tmp_path / "runs", tmp_path / "page.html")
+    said = " ".join(page.paragraphs)
+    assert "fedavg-1 holds a run that has not finished: it is left out." in said
+    assert "twice repeats" in said
+    assert page.tables[0][1][1] == "1.0"
+    with pytest.raises(WorkdirError, match=r"no finished run \(a summary.json\) in .*fedavg-1"):
+        write_comparison([tmp_path / "runs" / "fedavg-1"], tmp_path / "page.html")
+
+
+def test_targets_left_out_one_after_the_other_have_a_mean(tmp_path):
+    for target, share in (("dog", 40.0), ("cow", 60.0)):
+        finished(
+            tmp_path / "runs", "fedbn", 0, {"ant": share}, {target: {"running": share}}, name=target
+        )
+    inside, outside = written(tmp_path / "runs", tmp_path / "page.html").tables[:2]
+    assert inside[0][:2] == ["internal", "mean"]
+    assert {*inside[0]} >= {"mean without cow", "mean without dog"}
+    assert inside[1][1] == "50.0"
+    assert outside[0][:2] == ["unseen", "mean"]
+    assert outside[1][:2] == ["fedbn [running]", "50.0"]
+
+
+def test_the_command_writes_the_page_and_says_where(tmp_path, monkeypatch, capsys):
+    three_seeds(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    assert runs.command("report", "runs", "--baseline", "fedbn") == 0
+    assert capsys.readouterr().out == ("written: report.html, report.md, report.tex, report.csv\n")
+    for arguments in (("report",), ("report", "nowhere"), ("report", "runs", "--workdir", "x")):
+        assert runs.command(*arguments) == 2
+    said = capsys.readouterr().err
+    assert "report needs folders with finished runs" in said
+    assert "nowhere is no folder" in said
+    assert "--workdir does not belong to `report`" in said
+    for wrong in (("report", "runs", "--out", "x.csv"), ("--config", "quickstart", "--out", "x")):
+        assert runs.command(*wrong) == 2
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CLICK = """
+<script>
+document.querySelectorAll("thead th button")[4].click();
+const svg = document.querySelector("figure.chart svg"), box = svg.getBoundingClientRect();
+svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right - 20, clientY: box.top + 9}));
+</script></body>
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to run the page's script")
+def test_columns_sort_and_curves_are_read_off_in_a_browser(report, tmp_path):
+    text = (report[1] / "report.html").read_text().replace("</body>", CLICK)
+    (tmp_path / "page.html").write_text(text)
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run")
+    folder = f"--user-data-dir={tmp_path / 'profile'}"
+    shown = subprocess.run(
+        [CHROMIUM, *options, folder, "--dump-dom", f"file://{tmp_path / 'page.html'}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+    assert [row[0] for row in Page(shown).tables[0][1:]] == ["fedbn", "fedavg"]
+    assert "round 2: fedavg 71.33, fedbn 76.5" in shown
