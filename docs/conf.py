@@ -26,6 +26,8 @@ html_theme = "furo"
 html_title = f"fedjax_bn {release}"
 html_math_renderer = "mathml"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 # A heading of a page can be linked to as `page.md#its-words`, and a wrong one is an error.
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
