@@ -78,8 +78,8 @@ def cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> list[str]:
         )
     if (most := max(len(table.rows) for table in tables)) > _MANY:
         found.append(
-            f"The best of {most} rows is chosen by the very numbers that are compared, which flatters "
-            "it; an interval is for one comparison that was meant beforehand."
+            f"The best of {most} rows is chosen by the very numbers that are compared, which "
+            "flatters it; an interval is for one comparison that was meant beforehand."
         )
     runs = [run for variant in variants for run in variant.runs]
     if len({run.about["data"] for run in runs}) > len(
