@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Options of pip; `test-floor` names a file of versions.
 CONSTRAIN ?=
 
-.PHONY: quickstart test test-floor test-slow lint format docs benchmark clean
+.PHONY: quickstart test test-floor test-slow lint types format docs benchmark clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m fedjax_bn.main --config configs/quickstart.py
@@ -26,6 +26,9 @@ test-slow: $(VENV)/.installed-test
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/python -m mypy
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

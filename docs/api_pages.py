@@ -6,11 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parent.parent / "fedjax_bn"
-# What the program needs, and helpers: users import none of them.
-INTERNAL = {
-    *("__init__", "__main__", "backend", "devices", "dtypes", "figures", "main", "names", "ranges"),
-    *("run", "server", "spelling", "state", "telling", "tfds", "uploads", "weighing"),
-}
 COMMON = {"PyTree", "Path"}  # aliases that say no more than their name
 
 
@@ -65,7 +60,8 @@ def _targets(node: ast.stmt) -> list[ast.Name]:
 def entries() -> Iterator[Entry]:
     """Every public name once: where a package exports it, else where it is written."""
     every = {module.name: module for module in map(read, sorted(PACKAGE.rglob("*.py")))}
-    public = [module for module in every.values() if _top(module.name) not in INTERNAL]
+    face = every[PACKAGE.name].exported
+    public = [module for module in every.values() if _top(module.name) in face]
     shown = set()
     for module in sorted(public, key=lambda module: module.name.count(".")):
         for name in module.exported:
@@ -80,7 +76,7 @@ def entries() -> Iterator[Entry]:
 
 def _top(name: str) -> str:
     """`methods` of `fedjax_bn.methods.fedavg`."""
-    return (name.split(".") + ["__init__"])[1]
+    return name.split(".")[1] if "." in name else ""
 
 
 def page_of(entry: Entry) -> str:

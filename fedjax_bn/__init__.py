@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedjax_bn import (
+        accounting,
         adaptation,
         aggregation,
         batches,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         models,
         normalization,
         perturb,
+        privacy,
         selection,
         serving,
         sharing,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "accounting",
     "adaptation",
     "aggregation",
     "batches",
@@ -51,6 +54,7 @@ __all__ = [
     "models",
     "normalization",
     "perturb",
+    "privacy",
     "selection",
     "serving",
     "sharing",

@@ -124,11 +124,13 @@ class Aggregate(NamedTuple):
       mean: the weighted mean of the shared leaves that the clients uploaded; None elsewhere.
       message: the mean of their messages, with the weights that the server's step names.
       share: f[], the part of the whole population that counts in the round.
+      count: f[], how many clients that are; None where nobody said.
     """
 
     mean: PyTree
     message: PyTree
     share: jax.Array
+    count: jax.Array | None = None  # type: ignore[assignment]
 
 
 class ServerState(NamedTuple):

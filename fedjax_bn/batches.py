@@ -14,10 +14,12 @@ S steps are E equal local epochs. On a mesh of devices rows of padding may follo
 of its clients axis: they count nowhere.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-PyTree = object
+PyTree = Any
 Batches = dict[str, PyTree]
 
 REQUIRED = ("image", "label", "valid")

@@ -215,7 +215,8 @@ def run_steps(
     def scanned(carry: tuple, inputs: tuple) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
         batch, key = inputs
         batch = blank_padding(load(source, batch, jax.random.fold_in(key, _LOADING)))
-        *new, loss = step.update(*carry, batch, received, key)
+        variables, state = carry
+        *new, loss = step.update(variables, state, batch, received, key)
         count = batch["valid"].sum(dtype=jnp.int32)
         return where_tree(count > 0, tuple(new), carry), (jnp.where(count > 0, loss, 0), count)
 
@@ -297,4 +298,4 @@ def take_part(
 
 def _told(update: LocalUpdate) -> LocalUpdate:
     """What is told of a client's round: all but what it keeps."""
-    return update._replace(variables=(), memory=())
+    return update._replace(variables={}, memory=())

@@ -20,7 +20,6 @@ from fedjax_bn.aggregation import (
     Weighing,
     WeighingRule,
     averaging,
-    by_size,
     normalize,
 )
 from fedjax_bn.batches import Batches, check_batches, rows_of
@@ -35,6 +34,7 @@ from fedjax_bn.devices import (
     split_batches,
 )
 from fedjax_bn.mapping import group_size, map_and_sum
+from fedjax_bn.privacy import Privacy, guarded
 from fedjax_bn.server import conclude, serve
 from fedjax_bn.sharing import SharingRule, Variables, everything, split
 from fedjax_bn.state import (
@@ -103,7 +103,7 @@ class FederatedMethod(NamedTuple):
         said.
     """
 
-    init: Callable[[jax.Array, Variables, int], FederatedState]
+    init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
     round: Callable[[FederatedState, Batches, jax.Array], tuple[FederatedState, Metrics]]
     client: Callable[[Broadcast, Own, Batches, jax.Array], tuple[Own, Upload]]
     server: Callable[[FederatedState, Upload], FederatedState]
@@ -127,11 +127,11 @@ def federate(
     *,
     server: ServerUpdate | None = None,
     share: SharingRule = everything,
-    weigh: WeighingRule | Weighing = by_size,
+    weigh: WeighingRule | Weighing | None = None,
+    privacy: Privacy | None = None,
     clients: str = "auto",
     mesh: Mesh | None = None,
     statistics: Callable[..., Any] | None = None,
-    learned: Any = None,
 ) -> FederatedMethod:
     """Composes a federated method from independent choices.
 
@@ -149,19 +149,22 @@ def federate(
       client: what a client does, usually `client.train_locally(step)`.
       server: the server's step; plain averaging by default.
       share: the sharing rule, see `fedjax_bn.sharing`.
-      weigh: the weighing rule, see `fedjax_bn.aggregation`.
+      weigh: the weighing rule, see `fedjax_bn.aggregation`; by default `by_size`, and `uniform`
+        where there is privacy.
+      privacy: a mechanism that clips and noises what is shared, see `fedjax_bn.privacy`.
       clients: how clients are mapped, see `fedjax_bn.mapping`; with a mesh, those of each device.
       mesh: devices with an axis "clients", over which the rows of a round are shared out, and
         perhaps "batch", over which the samples of a batch are; None for one device. The numbers
         are those of one device up to the order of sums.
       statistics: how the method's own clients predict, see `FederatedMethod`.
-      learned: the model and its preprocessing, see `FederatedMethod`.
 
     Raises:
-      ValueError: the mesh has no axis "clients"; at `init`, where `share` needs a batch norm and
-        the model has none, or `clients` does not suit K; at `round`, where batches do not fit.
+      ValueError: the mesh has no axis "clients", or `weigh` does not go with privacy; at `init`,
+        where `share` needs a batch norm and the model has none, or shares statistics in spite of
+        privacy, or `clients` does not suit K; at `round`, where batches do not fit.
     """
-    client, server, weigh = telling(client, server or averaging(), weigh)
+    client, server, weigh = guarded(privacy, client, server or averaging(), weigh)
+    client, server, weigh = telling(client, server, weigh)
     plan = _Plan(client, server, share, weigh, clients, checked_mesh(mesh))
     return FederatedMethod(
         init=functools.partial(_init, plan),
@@ -169,7 +172,6 @@ def federate(
         client=jax.jit(lambda *arguments: take_part(client, *arguments)[:2]),
         server=jax.jit(functools.partial(serve, plan.server, plan.weigh)),
         statistics=statistics,
-        learned=learned,
     )
 
 
@@ -207,12 +209,12 @@ def _round(
     """One round: broadcast, local training, aggregation."""
     rows = state.weights.shape[0]
     total = padded(rows, plan.mesh)
-    given = total if rows_of(batches) == total else rows
-    check_batches(batches, given, plan.client.epochs)
-    batches = {"client": jnp.arange(given, dtype=jnp.int32)} | batches
+    there = total if rows_of(batches) == total else rows
+    check_batches(batches, there, plan.client.epochs)
+    batches = {"client": jnp.arange(there, dtype=jnp.int32)} | batches
     population = batches.pop("population", None)
     if total > rows:
-        present = jnp.arange(given) < rows
+        present = jnp.arange(there) < rows
         batches["participates"] = batches.get("participates", present) & present
     # Weights known before training spare holding all trained models at once.
     known = {name: x[:rows] for name, x in batches.items() if name in OF_WEIGHTS}
@@ -226,8 +228,8 @@ def _round(
     )
     own = jax.tree.map(lambda new, old: new[: old.shape[0]], own, before)
     told = jax.tree.map(lambda leaf: leaf[:rows], told)
-    population = rows if population is None else population
-    after, finite = conclude(plan.server, state, sums, told["counts"], population)
+    everybody = rows if population is None else population
+    after, finite = conclude(plan.server, state, sums, told["counts"], everybody)
     weights = normalize(told["weights"])
     after = after._replace(
         weights=jnp.where(weights.sum() > 0, weights, state.weights),

@@ -12,7 +12,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 _LONGEST = 4096  # characters of a text, as of a path
 _MESH = re.compile(r"([1-9]\d{0,5})|clients:([1-9]\d{0,5})(?:,batch:([1-9]\d{0,5}))?", re.ASCII)
@@ -158,6 +158,7 @@ AT_LEAST_0 = Range("at least 0", lambda value: value >= 0)
 ABOVE_0 = Range("above 0", lambda value: value > 0)
 SHARE = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
 UP_TO_1 = Range("at least 0 and at most 1", lambda value: 0 <= value <= 1)
+INSIDE = Range("above 0 and below 1", lambda value: 0 < value < 1)
 FRACTION = Range("above 0 and at most 1", lambda value: 0 < value <= 1)
 WHOLE = Range("at least -2**63 and below 2**63", lambda value: -(2**63) <= value < 2**63)
 SEED = Range("at least 0 and below 2**32, as JAX's keys need it", lambda value: 0 <= value < 2**32)
@@ -217,19 +218,20 @@ def bounded(target: _Made) -> _Made:
     Raises:
       ValueError: at the call, naming the function, the argument, its value and what is allowed.
     """
-    signature = inspect.signature(target)
-    ranges = {key: stated_range(p.annotation) for key, p in signature.parameters.items()}
-    ranges = {key: allowed for key, allowed in ranges.items() if allowed is not None}
+    made: Any = target
+    signature = inspect.signature(made)
+    stated = {key: stated_range(p.annotation) for key, p in signature.parameters.items()}
+    ranges = {key: allowed for key, allowed in stated.items() if allowed is not None}
     if isinstance(target, type):
-        before = target.__post_init__
+        before = made.__post_init__
 
         @functools.wraps(before)
         def __post_init__(self: Any) -> None:
             _require(target.__name__, ranges, {key: getattr(self, key) for key in ranges})
             before(self)
 
-        target.__post_init__ = __post_init__
-        return target
+        made.__post_init__ = __post_init__
+        return made
 
     @functools.wraps(target)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -237,7 +239,7 @@ def bounded(target: _Made) -> _Made:
         _require(target.__name__, ranges, kwargs)
         return target(*args, **kwargs)
 
-    return called
+    return cast(Any, called)
 
 
 def _require(name: str, ranges: Mapping[str, Range], given: Mapping[str, Any]) -> None:

@@ -64,14 +64,14 @@ def best_of_round(score: Score, every: int = 20) -> Train:
             return (done.variables, done.state, best, passed), (done.losses, done.counts)
 
         carry = (variables, state, best, jnp.zeros((), jnp.int32))
-        inputs = (inputs, jax.random.split(key, steps))
+        each = (inputs, jax.random.split(key, steps))
         whole = jax.tree.map(
-            lambda x: x[: chunks * every].reshape(chunks, every, *x.shape[1:]), inputs
+            lambda x: x[: chunks * every].reshape(chunks, every, *x.shape[1:]), each
         )
         carry, (losses, counts) = jax.lax.scan(chunk, carry, whole)
         losses, counts = losses.reshape(-1), counts.reshape(-1)
         if rest:
-            carry, (more, seen) = chunk(carry, jax.tree.map(lambda x: x[chunks * every :], inputs))
+            carry, (more, seen) = chunk(carry, jax.tree.map(lambda x: x[chunks * every :], each))
             losses, counts = jnp.concatenate([losses, more]), jnp.concatenate([counts, seen])
         _, state, (variables, _, chosen), _ = carry
         return Trained(variables, state, losses, counts, chosen)

@@ -70,8 +70,9 @@ def conclude(
     """
     mean = jax.tree.map(lambda x: x / sums.weight.astype(x.dtype), sums.leaves)
     message = jax.tree.map(lambda x: x / sums.message_weight.astype(x.dtype), sums.messages)
-    share = counts.sum(dtype=float) / jnp.asarray(population, float)
-    aggregate = Aggregate(restore(mean, state.shared), message, share)
+    count = counts.sum(dtype=float)
+    share = count / jnp.asarray(population, float)
+    aggregate = Aggregate(restore(mean, state.shared), message, share, count)
     new = server.update(state.shared, aggregate, state.server)
     counted = sums.weight > 0
     finite = all_finite(new) | ~counted

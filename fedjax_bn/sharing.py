@@ -128,25 +128,30 @@ def describe(variables: Variables, mask: PyTree, modules: bool = True) -> str:
       mask: bool a leaf, whether it is shared.
       modules: whether it has a line for each module beside the two sums.
     """
-    rows: dict[tuple[bool, str, str], list[int]] = {}
+    rows: dict[tuple[bool, str, str], list[tuple[str, int, int]]] = {}
     keep = jax.tree.leaves(mask)
     for (path, leaf), shared in zip(
         jax.tree_util.tree_leaves_with_path(variables), keep, strict=True
     ):
-        collection, *module, name = path_names(path)
-        row = rows.setdefault((shared, "/".join(module) or ".", collection), [])
+        collection, *inner, name = path_names(path)
+        row = rows.setdefault((shared, "/".join(inner) or ".", collection), [])
         row.append((name, leaf.size, leaf.size * leaf.dtype.itemsize))
-    lines = []
+    lines: list[str] = []
     for shared, title in ((True, "shared"), (False, "personal")):
         chosen = {key: row for key, row in rows.items() if key[0] == shared}
         leaves = [entry for row in chosen.values() for entry in row]
-        values, size = (sum(entry[i] for entry in leaves) for i in (1, 2))
+        values, size = _totals(leaves)
         lines.append(f"{title}: {len(leaves)} leaves, {values:,} values, {size:,} bytes")
         for (_, module, collection), row in chosen.items() if modules else ():
-            names = ", ".join(entry[0] for entry in row)
-            values, size = (sum(entry[i] for entry in row) for i in (1, 2))
-            lines.append(f"  {module:<28} {collection:<12} {names:<14} {values:>12,} {size:>14,} B")
+            kept = ", ".join(entry[0] for entry in row)
+            values, size = _totals(row)
+            lines.append(f"  {module:<28} {collection:<12} {kept:<14} {values:>12,} {size:>14,} B")
     return "\n".join(lines)
+
+
+def _totals(leaves: list[tuple[str, int, int]]) -> tuple[int, int]:
+    """All values and bytes of some leaves, (name, values, bytes) each."""
+    return sum(leaf[1] for leaf in leaves), sum(leaf[2] for leaf in leaves)
 
 
 def _is_none(leaf: Any) -> bool:

@@ -91,7 +91,7 @@ def plain_arguments(
     A function that hands `**fields` to the class it returns has the class's arguments too.
     """
     signature = _signature(function)
-    found = {}
+    found: dict[str, Argument] = {}
     for key, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and inspect.isclass(signature.return_annotation):
             found = plain_arguments(signature.return_annotation, given) | found
@@ -169,7 +169,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     made_by_metaclass = inspect.isclass(function) and type(function).__call__ is not type.__call__
     if made_by_metaclass and "__init__" in vars(function):
         # A metaclass that makes the objects, as nnx's does, hides the arguments of `__init__`.
-        function = functools.partial(function.__init__, None)
+        function = functools.partial(vars(function)["__init__"], None)
     try:
         return inspect.signature(function, eval_str=True)
     except (AttributeError, NameError, TypeError):  # annotations that only type checkers resolve
@@ -184,8 +184,8 @@ def _kind(parameter: inspect.Parameter) -> type | None:
         return None
     annotation = parameter.annotation
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    options = typing.get_args(annotation) if union else (annotation,)
-    options = [getattr(option, "__origin__", option) for option in options]  # of Annotated
+    given = typing.get_args(annotation) if union else (annotation,)
+    options = [getattr(option, "__origin__", option) for option in given]  # of Annotated
     plain = [kind for kind in PLAIN if kind in options]
     return plain[0] if len(plain) == 1 else None
 

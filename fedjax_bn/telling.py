@@ -22,12 +22,13 @@ def telling(
       server: its server's step.
       weigh: its weighing rule.
     """
-    if not (isinstance(weigh, Weighing) and weigh.tell):
+    if not isinstance(weigh, Weighing) or weigh.tell is None:
         return client, server, weigh
+    tell = weigh.tell
 
     def run(received: Received, batches: Batches, key: jax.Array) -> LocalUpdate:
         update = client.run(received, batches, key)
-        return update._replace(message=(update.message, weigh.tell(received, update.variables)))
+        return update._replace(message=(update.message, tell(received, update.variables)))
 
     def update(
         shared: Variables, aggregate: Aggregate, state: ServerState

@@ -67,7 +67,9 @@ def leaf_weights(
     rule: WeighingRule | Weighing, weights: jax.Array, uploads: Upload
 ) -> PyTree | None:
     """The weights f[C] of each leaf of uploads stacked [C, ...]; None where it has none."""
-    return rule.by_leaf(uploads.shared, weights) if weighs_leaves(rule) else None
+    if not isinstance(rule, Weighing) or rule.by_leaf is None:
+        return None
+    return rule.by_leaf(uploads.shared, weights)
 
 
 def early_weights(rule: WeighingRule | Weighing, batches: Batches, epochs: int) -> jax.Array | None:
@@ -76,7 +78,7 @@ def early_weights(rule: WeighingRule | Weighing, batches: Batches, epochs: int) 
     if isinstance(rule, Weighing) or needs_risks(rule, rows):
         return None
     owned = functools.partial(owned_samples, epochs=epochs)
-    known = {name: batches[name] for name in ("valid", "size") if name in batches}
+    known: Batches = {name: batches[name] for name in ("valid", "size") if name in batches}
     sizes = jax.vmap(owned)(known)
     participates = batches.get("participates", jnp.ones(rows, bool))
     weights = rule(jnp.where(participates, sizes, 0), jnp.zeros(rows))

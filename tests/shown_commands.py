@@ -5,6 +5,8 @@ import shlex
 import tomllib
 from pathlib import Path
 
+from absl.testing import flagsaver
+
 from fedjax_bn import main
 from fedjax_bn.run import listing
 from fedjax_bn.run.config import assign, base
@@ -17,8 +19,8 @@ PROGRAMS = r"(python|fedjax-bn|make|pip|sbatch|kubectl|launch/\S+)"
 STAND_FOR = {"METHOD": "fedavg", "SEED": "0", "TARGET": "sketch"}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+CONFIG = "CONFIG"  # in the lists of what there is
 OTHERS = ("fedjax_bn.tfds", "build", "sphinx", "pytest")  # of `python -m`
-FLAGS = {flag.name for flag in (main.WORKDIR, main.DISTRIBUTED, *main.OF_EVALUATE)}
 
 
 def commands(text: str) -> list[str]:
@@ -63,19 +65,15 @@ def _check_ours(words: list[str]) -> None:
     if words[:1] == ["list"]:
         assert set(words[1].split("|")) <= set(listing.LISTS), f"nothing lists {words[1]}"
         return
-    words = words[words[:1] == ["evaluate"] :]
-    source, changes, left = "", [], iter(words)
-    for word in left:
-        name, equals, value = word.partition("=")
-        if name.startswith("--config."):
-            changes += changes_of([word])
-        elif name == "--config":
-            source = value if equals else next(left)
-        else:
-            assert name[2:] in FLAGS, f"{name} is no flag"
-            if not equals and name[2:] in ("workdir", "name"):
-                next(left)
-    if source != "CONFIG":
+    if CONFIG in words:
+        return
+    with flagsaver.flagsaver():
+        left = main.parse_flags(["fedjax-bn", *words])[1:]
+        command = left.pop(0) if left and left[0] in main.COMMANDS else "train"
+        main._refuse_others(command)
+        source = main.CONFIG.value
+    changes = changes_of(word for word in left if command != "report" or word[0] == "-")
+    if command in ("train", "evaluate"):
         config = read(source) if source else base()
         for key, text in changes:
             assign(config, key, text)

@@ -10,7 +10,7 @@ from PIL import Image
 from fedjax_bn.data.boxes import bdd100k, cityscapes, instances, own, vistas
 from fedjax_bn.data.boxes.bdd100k import CLASSES
 from fedjax_bn.data.boxes.labelled import Labelled, Slips
-from fedjax_bn.data.label_trees import CLASS
+from fedjax_bn.data.label_trees import CLASS, crowd
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 
 HOW = {"image_size": 16, "progress": False}
@@ -194,6 +194,17 @@ def test_a_config_of_vistas_without_known_classes_is_refused(tmp_path):
     text(tmp_path / "config_v1.2.json", {"labels": [{"name": "construction--flat--road"}]})
     with pytest.raises(ValueError, match=r"config_v1\.2\.json names no class of people or veh"):
         vistas.load(tmp_path, **HOW)
+
+
+@pytest.mark.parametrize("has_instances", [True, False])
+def test_a_group_of_people_of_vistas_is_a_crowd_where_it_has_instances(tmp_path, has_instances):
+    names = ["human--person--individual", "human--person--person-group"]
+    rows = [{"name": name, "instances": has_instances} for name in names]
+    picture(tmp_path / "training/images/a.jpg")
+    ids_of(tmp_path / "training/v2.0/instances/a.png", (1, 0, 0, 4, 4), (256 + 2, 4, 4, 9, 9))
+    text(tmp_path / "config_v2.0.json", {"labels": rows})
+    source = vistas.load(tmp_path, **HOW)
+    assert source.pools[0].labels[CLASS].tolist() == ([[crowd(0), 0]] if has_instances else [[0]])
 
 
 @pytest.mark.parametrize("labels", [{}, "", 0])

@@ -6,6 +6,8 @@ import pytest
 
 import runs
 from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.federation import global_variables
+from fedjax_bn.run import finished
 from fedjax_bn.run.errors import ConfigError
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
@@ -13,7 +15,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 from fedjax_bn.flower.records import arrays_in
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
-from fedjax_bn.flower.settings import node_of, run_of
+from fedjax_bn.flower.settings import config_of, node_of, run_of
+from fedjax_bn.flower.site import open_site
 from flower_apps import CONFIG, nodes_of, run_config, simulated
 from flower_grid import LocalGrid
 
@@ -76,15 +79,39 @@ def test_personal_leaves_leave_a_client_only_where_both_sides_say_so(folder, cap
     grid = LocalGrid(nodes_of(folder, config, serve_unseen=True))
     with caplog.at_level(20, "flwr"):
         kept, _ = serve(grid, run_of(config), folder)
-    assert (
-        "serve-unseen: these personal leaves leave this client: personal/batch_stats" in caplog.text
-    )
+    assert "these personal leaves leave this client: personal/batch_stats" in caplog.text
     assert "serve-unseen: clients send their personal leaves too" in caplog.text
     state, _ = simulated(folder, changes)
     mean = jax.jit(weighted_mean)(state.personal, state.weights)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), kept.served, mean)
+    about = finished.read_about(folder / "server" / "served")
+    own = finished.configuration(about["config"])
+    _, served, _ = finished.restore(folder / "server" / "served", own, about["form"])
+    variables = (jax.jit(global_variables)(one) for one in (served, state))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), *variables)
+
     sent = arrays_in(grid.sent[-1][1].content)
     assert [name for name in sent if name.startswith("personal/")]
+
+
+def test_a_client_reads_its_own_data_in_place_of_the_configured(folder):
+    """No target is looked for in them, and of several domains it says which is its own."""
+    data = {
+        f"{name}__{kind}": np.concatenate([getattr(split, kind)] * 3)
+        for name, split in zip(("ant", "bee"), (runs.DATA.domains[0].train,) * 2, strict=True)
+        for kind in ("images", "labels")
+    }
+    np.savez(folder / "own.npz", **data)
+    config = config_of("config.py", "data.name=npz,target=nowhere", folder)
+    node = node_of(NODE | {"client": 1, "data": str(folder / "own.npz"), "domain": "bee"})
+    site = open_site(config, node)
+    assert site.domain.name == "bee"
+    assert site.form["shape"] == [6]
+    with pytest.raises(ConfigError, match=r"domain='' is none of those in .*own\.npz: choose"):
+        open_site(config, node._replace(domain=""))
+    config.data.name, config.data.path, config.target = "tiny", "none", "cow,dog"
+    with pytest.raises(ConfigError, match="client=2 is none of the 2 clients of tiny"):
+        open_site(config, node_of(NODE | {"client": 2}))
 
 
 def test_a_client_that_reports_nothing_sends_no_size_and_no_loss(folder, caplog):

@@ -61,6 +61,7 @@ def recorded(workdir):
         ([1.0, 1.0, 1.0], [1.1, 1.1, 1.1], "patches"),  # too little is gained
         ([2.0, 2.0, 0.5], [2.0, 2.0, 2.0], "patches"),  # once, by chance
         ([1.0, 1.0, 1.0], [2.0, 2.0, 1.0], "patches"),  # others were at work
+        ([5.0], [2.0, 2.0, 2.0], "patches"),  # it was far behind at once
     ],
 )
 def test_another_algorithm_is_taken_where_it_is_clearly_faster(taps, patches, taken):
@@ -175,6 +176,28 @@ def test_of_two_that_measure_at_once_the_first_decides(folder, tmp_path, monkeyp
     with started(tmp_path / "run"):
         jax.eval_shape(convolved, X)
     assert recorded(tmp_path / "run") == {str(SHAPES): "tiled"}
+
+
+def test_several_processes_take_what_is_kept_and_measure_nothing(folder, tmp_path, monkeypatch):
+    file = kept_in(tmp_path / "compiled")
+    file.parent.mkdir()
+    file.write_text(json.dumps({str(SHAPES): {"algorithm": "direct"}}))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with started(tmp_path / "run"):
+        known = str(jax.make_jaxpr(lambda x: convolved(x))(X))
+        jax.eval_shape(convolved, X[:1])
+    assert "conv_general_dilated" in known
+    assert recorded(tmp_path / "run") == {str(SHAPES): "direct"}
+    assert not folder
+
+
+@pytest.mark.parametrize(
+    ("name", "strides", "says"),
+    [("fast", (1, 1), "must be one of direct"), ("tiled", (2, 2), "other strides than 1")],
+)
+def test_a_rule_that_names_what_cannot_be_is_refused(name, strides, says):
+    with choosing(lambda shapes: name), pytest.raises(ValueError, match=says):
+        convolve(X, KERNEL, strides, PADDING)
 
 
 def test_a_damaged_record_is_refused(folder, tmp_path):

@@ -213,6 +213,7 @@ def test_what_moves_the_stylist_is_its_formula(x64):
     np.testing.assert_allclose(ours, expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_l2d_without_a_style_and_its_terms_is_fedavg(x64):
     options, terms = {"prepare": as_maps}, {"share_of_style": 0.0, "contrast": 0.0}
     batches = batches_of(SIZES)

@@ -1,8 +1,10 @@
 """The batches of rounds from one's own arrays, in one call.
 
-draw = drawing([(images_a, labels_a), (images_b, labels_b)], batch_size=32)
-for number in range(20):
-    state, metrics = method.round(state, draw(jax.random.fold_in(key, number)), key)
+    draw = drawing([(images_a, labels_a), (images_b, labels_b)], batch_size=32)
+    for number in range(20):
+        state, metrics = method.round(state, draw(jax.random.fold_in(key, number)), key)
+
+What it draws is described in `fedjax_bn.batches`.
 """
 
 from collections.abc import Callable, Sequence

@@ -80,7 +80,7 @@ class Draw(NamedTuple):
       valid: bool[K, S, B].
     """
 
-    index: jax.Array
+    index: jax.Array  # type: ignore[assignment]
     valid: jax.Array
 
 

@@ -4,17 +4,28 @@
 
 `launch/flower` is an app that is ready to run; `docs/deployment.md` says what travels, what stays
 with a client, and when a client is left out of a round. The numbers are those of `fedjax-bn` with
-the same configuration and clients.
+the same configuration and clients. Each app is imported when it is asked for: Flower starts a
+process for every task of a client, which needs nothing of the server's.
 """
 
-try:
-    from fedjax_bn.flower.client import client_app as client_app
-    from fedjax_bn.flower.server import server_app as server_app
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "flwr":
-        raise
+import importlib
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedjax_bn.flower.client import client_app
+    from fedjax_bn.flower.server import server_app
+
+if find_spec("flwr") is None:
     raise ImportError(
         "fedjax_bn.flower needs Flower, which is not installed: pip install 'fedjax_bn[flower]'"
-    ) from error
+    )
 
 __all__ = ["client_app", "server_app"]
+_MODULES = {"client_app": "client", "server_app": "server"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

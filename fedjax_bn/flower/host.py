@@ -59,6 +59,7 @@ class Host(NamedTuple):
       run: the run config.
       experiment: what the configuration names, with one blank client.
       keys: the run's random keys.
+      one: makes the common start of one client.
       start: makes what is kept before the first round.
       order: the header of its messages, with begin=0.
       form: of the samples of all clients, as JSON.
@@ -74,6 +75,7 @@ class Host(NamedTuple):
     run: Run
     experiment: Experiment
     keys: Keys
+    one: Callable[[], FederatedState]
     start: Callable[[], Kept]
     order: Order
     form: str
@@ -143,6 +145,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
         run=run,
         experiment=experiment,
         keys=keys,
+        one=one,
         start=start,
         order=order,
         form=form,

@@ -12,6 +12,7 @@ from fedjax_bn.flower.host import Host, Kept, about_of, facts_of, known_from, op
 from fedjax_bn.flower.members import NOBODY, Met, meet
 from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.rounds import TooFewError, evaluate, play
+from fedjax_bn.flower.served import write_served
 from fedjax_bn.flower.settings import Run, config_of, run_of
 from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.claim import claim
@@ -72,7 +73,9 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         claim(place, flat, about_of(order, form) | describe_machine())
         kept, records = resume(place, host.start, lambda text: log(INFO, text))
         _say_start(host, records)
-        return _loop(grid, host, place, met, kept, records)
+        kept, records = _loop(grid, host, place, met, kept, records)
+        log(INFO, write_served(host, place, kept, records))
+        return kept, records
 
 
 def _gather(grid: Grid, order: Order, run: Run) -> Met:

@@ -104,7 +104,7 @@ def calibrated(learned: Learning, weight: float) -> Objective:
         with _noting(layers, theirs):
             frozen = forward(learned.model, own, images)
         loss = learned.task.loss(out.outputs, batch["label"], valid)
-        gaps = stage_gaps(*(_brought(layers, seen) for seen in (mine, theirs)), valid)
+        gaps = stage_gaps(_brought(layers, mine), _brought(layers, theirs), valid)
         gaps += discrepancy(out.outputs, frozen.outputs, valid, RATIOS).astype(gaps.dtype)
         gaps = jnp.where(received.memory["trained"], gaps, 0)
         return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)

@@ -97,7 +97,12 @@ def fedadg(
 
 
 def pulled(learned: Learning, share: float) -> Objective:
-    """The network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE where it classifies alone."""
+    """The network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE where it classifies alone.
+
+    Args:
+      learned: what is learned; variables hold `discriminator` besides.
+      share: a, in [0, 1].
+    """
 
     def objective(
         variables: Variables, batch: Batch, received: Received, key: jax.Array

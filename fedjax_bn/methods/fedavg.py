@@ -17,8 +17,8 @@ def fedavg(model: Any, optimizer: optax.GradientTransformation, **options: Any) 
       optimizer: the local optimizer.
       **options: of every method. What is learned: `prepare`, `perturb`, `task`, see
         `methods.learning.learning`. What a client does: `local_epochs`, `keep_optimizer`, `load`,
-        `train`, see `client.train_locally`. The federation: `share`, `weigh`, `server`, `clients`,
-        `statistics`, see `federation.federate`.
+        `train`, see `client.train_locally`. The federation: `share`, `weigh`, `privacy`,
+        `server`, `clients`, `statistics`, see `federation.federate`.
     """
     learned, options = learning(model, **options)
     return method_of(gradient_step(differentiate(supervised(learned)), optimizer), **options)

@@ -114,7 +114,7 @@ class Progress(NamedTuple):
 
     optimizer: PyTree
     total: PyTree
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]
     rounds: jax.Array
 
 

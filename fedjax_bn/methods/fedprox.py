@@ -46,6 +46,6 @@ def proximal(objective: Objective, mu: float) -> Objective:
         start = received.shared["params"]
         now, _ = split_like(variables["params"], start)
         distances = jax.tree.map(lambda w, w0: jnp.sum(jnp.square(w - w0)), now, start)
-        return value + mu / 2 * jax.tree.reduce(jnp.add, distances, 0.0), reported
+        return value + mu / 2 * sum(jax.tree.leaves(distances)), reported
 
     return penalized

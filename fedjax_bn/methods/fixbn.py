@@ -70,12 +70,15 @@ def fixed_statistics(fixed: jax.Array) -> StatisticsRule:
     """The running statistics, which stay, where `fixed` bool[] holds; else those of the pass."""
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        plain, running = statistics_of(None, layer, x, valid), (layer.mean, layer.var)
+        plain = statistics_of(None, layer, x, valid)
 
         def choose(kept: jax.Array, new: jax.Array) -> jax.Array:
             return jnp.where(fixed, kept.astype(new.dtype), new)
 
-        moved = plain.moved and tuple(map(choose, running, plain.moved))
-        return Statistics(*map(choose, running, plain[:2]), moved)
+        mean, var = choose(layer.mean, plain.mean), choose(layer.var, plain.var)
+        if plain.moved is None:
+            return Statistics(mean, var)
+        moved = choose(layer.mean, plain.moved[0]), choose(layer.var, plain.moved[1])
+        return Statistics(mean, var, moved)
 
     return rule

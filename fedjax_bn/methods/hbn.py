@@ -1,6 +1,6 @@
 """HBN (Chen, Xu, Wu & Kittler, ICML 2025): hybrid batch normalisation."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -98,13 +98,13 @@ def hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> St
     if not layer.training:
         return Statistics(layer.mean, layer.var)
     mean, var, count = moments(x, valid)
-    share = jax.nn.sigmoid(layer.gate.astype(mean.dtype))
-    mixed = [
-        (1 - share) * kept.astype(mean.dtype) + share * new
-        for kept, new in ((layer.mean, mean), (layer.var, var))
-    ]
+    share = jax.nn.sigmoid(cast(jax.Array, layer.gate).astype(mean.dtype))
+
+    def mixed(kept: jax.Array, new: jax.Array) -> jax.Array:
+        return (1 - share) * kept.astype(mean.dtype) + share * new
+
     found = {"seen_count": count, "seen_mean": mean, "seen_square": var + jnp.square(mean)}
-    return Statistics(*mixed, recorded=found)
+    return Statistics(mixed(layer.mean, mean), mixed(layer.var, var), recorded=found)
 
 
 def _measuring(client: Client, learned: Learning, load: Load) -> Client:

@@ -154,7 +154,8 @@ def _both(
 def supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     """SupCon f[] (Khosla et al. 2020, L_out) of vectors f[N, F], a mean over the valid ones.
 
-    - mean_i 1/|P_i| sum_{p in P_i} log( exp(z_i.z_p / T) / sum_{a != i} exp(z_i.z_a / T) ), where
+        - mean_i 1/|P_i| sum_{p in P_i} log( exp(z_i.z_p / T) / sum_{a != i} exp(z_i.z_a / T) )
+
     P_i are the others of the same class, and all z have length 1.
     """
     z = z * jax.lax.rsqrt(jnp.maximum(jnp.square(z).sum(-1, keepdims=True), 1e-24))

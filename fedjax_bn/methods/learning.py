@@ -57,7 +57,7 @@ def learning(
     task: Task | None = None,
     **options: Any,
 ) -> tuple[Learning, dict[str, Any]]:
-    """What is learned, and the options that are left, among them `learned` for `federate`.
+    """What is learned, and the options that are left, among them `learned` for `method_of`.
 
     Args:
       model: images -> outputs.
@@ -87,12 +87,14 @@ def method_of(
       memory, finish: as in `client.train_locally`.
       around: what makes the method's client of the usual one.
       **options: `local_epochs`, `keep_optimizer`, `load` and `train` as in `client.train_locally`;
-        `share`, `weigh`, `server`, `clients` and `statistics` as in `federation.federate`.
+        `share`, `weigh`, `privacy`, `server`, `clients` and `statistics` as in
+        `federation.federate`; `learned` as `learning` returns it among them.
     """
     names = inspect.signature(train_locally).parameters
     local = {name: options.pop(name) for name in names if name in options}
     client = train_locally(step, memory=memory, finish=finish, **local)
-    return federate(around(client), **options)
+    learned = options.pop("learned", None)
+    return federate(around(client), **options)._replace(learned=learned)
 
 
 def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> Objective:

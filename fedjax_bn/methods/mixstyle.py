@@ -151,12 +151,11 @@ def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") 
         stages = tuple(map(last, _STAGES))
         has_norms = STATISTICS in variables and None in stages
         norms = tuple(spatial_layers(model, variables, images))[:2] if has_norms else ()
-        places = norms or stages
-        if None not in places:
-            return places
+        wanted = norms or stages
     else:
-        places = tuple(last(name.strip()) for name in names.split(","))
-    if None in places:
+        wanted = tuple(last(name.strip()) for name in names.split(","))
+    places = tuple(place for place in wanted if place is not None)
+    if len(places) < len(wanted):
         raise ValueError(
             f"mixstyle: names={names!r} finds no feature maps in {type(model).__name__}: name "
             f"modules that give maps, of {', '.join(found) or 'which it has none'}"

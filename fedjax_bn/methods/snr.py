@@ -101,7 +101,8 @@ def told_of(
     seen: Mapping[str, Restored], heads: PyTree, label: jax.Array, valid: jax.Array
 ) -> jax.Array:
     """The sum over places, and the last one's cross entropy, f[]; see `snr`."""
-    total, last = 0.0, None
+    total: Any = 0.0
+    last: Any = None
     for name, parts in seen.items():
         head = heads[name]
         logits = [_pooled(x) @ head["kernel"] + head["bias"] for x in parts]

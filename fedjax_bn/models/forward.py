@@ -33,7 +33,7 @@ class Output(NamedTuple):
     """
 
     outputs: PyTree
-    features: jax.Array | None
+    features: Any
     moved: Variables
     recorded: Variables
 
@@ -85,7 +85,7 @@ def forward(
     shown, frozen = "features" in wanted, "frozen features" in wanted
     if shown or frozen or mask is not None or around:
         method = features_method(model, plain, images, frozen=frozen, mask=mask, around=around)
-    options = takes_train(method or model.__call__, train)
+    options: dict[str, Any] = takes_train(method or model.__call__, train)
     mutable = [STATISTICS] * (train or "moved" in wanted) + [RECORDED] * ("recorded" in wanted)
     if mutable:
         options["mutable"] = mutable

@@ -27,7 +27,7 @@ he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 he_fan_in = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
-def _fan_in_uniform_bias(fan_in: int) -> _Initializer:
+def _fan_in_uniform_bias(fan_in: int) -> Callable[..., jax.Array]:
     """PyTorch's default bias, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), for `fan_in` inputs a unit."""
     bound = fan_in**-0.5
 

@@ -90,7 +90,7 @@ def with_masks(
                 )
             raise ValueError(said)
     dtype = jax.tree.leaves(plain["params"])[0].dtype
-    return {**plain, COLLECTION: {name: jnp.ones(found[name], dtype) for name in wanted} | old}
+    return {**plain, COLLECTION: {name: jnp.ones(found[name], dtype) for name in wanted} | {**old}}
 
 
 def channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, int]:
@@ -150,7 +150,7 @@ def _features_by_kernels(model: Any, variables: Variables) -> int | None:
 
 def _inputs_of_classify(model: Any, variables: Variables) -> int | None:
     """What the first dense layer reads that `classify` calls."""
-    found = []
+    found: list[int] = []
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         if call.kernel is not None and call.method == "__call__" and not found:

@@ -166,13 +166,13 @@ def _fill(net: nnx.Module, variables: Variables) -> None:
                     )
                 set_value(leaf, rest.pop((collection, *path)))
     modules = {tuple(map(str, path)): node for path, node in nnx.iter_graph(net)}
-    for (collection, *path, name), value in rest.items():
-        if not isinstance(modules.get(tuple(path)), nnx.Module) or collection != "params":
+    for (collection, *inner, name), value in rest.items():
+        if not isinstance(modules.get(tuple(inner)), nnx.Module) or collection != "params":
             raise ValueError(
-                f"{type(net).__name__} has no {'/'.join((collection, *path, name))}: make the "
+                f"{type(net).__name__} has no {'/'.join((collection, *inner, name))}: make the "
                 "variables with init of the same model"
             )
-        setattr(modules[tuple(path)], name, nnx.Param(value))
+        setattr(modules[tuple(inner)], name, nnx.Param(value))
 
 
 def _reseed(net: nnx.Module, key: jax.Array) -> None:

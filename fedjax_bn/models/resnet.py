@@ -38,6 +38,7 @@ class ResidualBlock(nn.Module):
         convolve = conv_of(self.norm, kernel_init=he_fan_out, param_dtype=self.param_dtype)
         norm = norm_of(self.norm, self.param_dtype)
         # (channels, kernel, strides) of each convolution in the branch.
+        branch: tuple[tuple[int, int, int], ...]
         branch = ((self.width, 3, self.strides), (self.width, 3, 1))
         if self.bottleneck:
             branch = ((self.width, 1, 1), branch[0], (4 * self.width, 1, 1))
@@ -112,15 +113,17 @@ class ResNet(nn.Module):
 
 def ResNet10(num_classes: int = 10, **fields: Any) -> ResNet:
     """ResNet-10, for small experiments: 12 batch norms, 512 features; `fields` of `ResNet`."""
-    return ResNet(**{"stage_sizes": (1, 1, 1, 1), "num_classes": num_classes} | fields)
+    usual: dict[str, Any] = {"stage_sizes": (1, 1, 1, 1), "num_classes": num_classes}
+    return ResNet(**usual | fields)
 
 
 def ResNet18(num_classes: int = 10, **fields: Any) -> ResNet:
     """ResNet-18: 20 batch norms, three of them in shortcuts; 512 features; `fields` of `ResNet`."""
-    return ResNet(**{"stage_sizes": (2, 2, 2, 2), "num_classes": num_classes} | fields)
+    usual: dict[str, Any] = {"stage_sizes": (2, 2, 2, 2), "num_classes": num_classes}
+    return ResNet(**usual | fields)
 
 
 def ResNet50(num_classes: int = 10, **fields: Any) -> ResNet:
     """ResNet-50: bottlenecks, 53 batch norms, 2048 features; `fields` of `ResNet`."""
-    sizes = {"stage_sizes": (3, 4, 6, 3), "bottleneck": True}
-    return ResNet(**sizes | {"num_classes": num_classes} | fields)
+    usual: dict[str, Any] = {"stage_sizes": (3, 4, 6, 3), "num_classes": num_classes}
+    return ResNet(**usual | {"bottleneck": True} | fields)

@@ -88,7 +88,13 @@ def restore(layer: PyTree, x: jax.Array) -> Restored:
 
 
 def layer(key: jax.Array, channels: int, dtype: Any) -> PyTree:
-    """A layer at its start: PyTorch's of an instance norm and of two dense layers."""
+    """A layer at its start: PyTorch's of an instance norm and of two dense layers.
+
+    Args:
+      key: random key of the gate.
+      channels: C of the map; the gate has C // 16 hidden units, at least one.
+      dtype: of all leaves.
+    """
     hidden = max(channels // REDUCTION, 1)
     keys = jax.random.split(key, 4)
 

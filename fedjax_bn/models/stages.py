@@ -58,7 +58,7 @@ def stages_of(method: str, variables: Variables, names: str = "") -> dict[str, i
         raise ValueError(
             f"{method}: names={names!r} finds no modules: name some of {', '.join(known)}"
         )
-    return {place: known[place] for place in places}
+    return {place: known[place] for place in places if place is not None}
 
 
 def behind(places: Collection[str], change: Change) -> AbstractContextManager:

@@ -41,7 +41,7 @@ class TinyDetector(nn.Module):
         return {"tap0": 4 * self.width, "tap1": 8 * self.width}
 
     @nn.compact
-    def __call__(self, images: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """Images f[B, H, W, 3] -> twice f[B, H / stride, W / stride, A, 5 + C]."""
         check_sides(images, self.anchors.strides[-1], type(self).__name__)
         first, second, third, fourth = (self.width * times for times in (1, 2, 4, 8))

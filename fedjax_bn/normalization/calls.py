@@ -135,7 +135,7 @@ def spatial_layers(model: Any, variables: dict, images: jax.Array) -> dict[str, 
     """
     found = {}
 
-    def note(layer: Layer, x: jax.Array, valid: None) -> Statistics:
+    def note(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         del valid
         if is_spatial(x):
             found[layer.name] = x.shape[-1]
@@ -233,5 +233,5 @@ def _normalize_linen(
     layer = layer_of(module, unbiased=False)
     given = statistics_of(rule, layer, x, valid)
     store(module, layer, given)
-    affine = tuple(module.get_variable("params", name) for name in ("scale", "bias"))
+    affine = tuple[Any, ...](module.get_variable("params", name) for name in ("scale", "bias"))
     return flax_output(module, layer, x, given, affine)

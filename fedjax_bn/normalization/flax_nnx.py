@@ -7,7 +7,7 @@ outside that copy changes.
 
 from collections.abc import Callable
 from functools import cache, partial, wraps
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import nnx
@@ -43,11 +43,12 @@ def _watched(kind: type[nnx.Module]) -> type[nnx.Module]:
         path, _, _ = getattr(self, _PASS)
         kernel = self.kernel[...] if isinstance(self, nnx.Linear) else None
         served = kind.__call__ is nnx.BatchNorm.__call__
-        normalize = partial(_normalize, self) if served else None
+        normalize = partial(_normalize, cast(nnx.BatchNorm, self)) if served else None
         function = partial(kind.__call__, self)
         return through_handlers(function, Call(path, "__call__", kernel, normalize), args, kwargs)
 
-    return type(kind)(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+    namespace = {"__call__": call, "__module__": kind.__module__}
+    return cast(Any, type(kind))(kind.__name__, (kind,), namespace)
 
 
 def _normalize(

@@ -1,5 +1,7 @@
 """Statistics of single samples, and standard deviations in place of variances."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -44,7 +46,8 @@ def _moments_on_cpu(x: jax.Array) -> Pair:
     group = positions if positions <= 16 else max(n for n in range(1, 9) if positions % n == 0)
     grouped = x.reshape(samples, positions // group, group, -1)
     distances = [grouped[:, :, i] - middle for i in range(group)]
-    first, second = sum(distances), sum(map(jnp.square, distances))
+    sums: Any = sum(distances), sum(map(jnp.square, distances))
+    first, second = sums
     if group == positions:
         # Else they would be summed anew for every position that the mean normalizes.
         first, second = lax.optimization_barrier((first[:, 0], second[:, 0]))

@@ -84,11 +84,12 @@ def batch_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = None)
     """
     mean, var, count = moments(x, valid)
     spread = var * (count / jnp.maximum(count - 1, 1)) if layer.unbiased else var
-    moved = [
-        layer.momentum * old + (1 - layer.momentum) * new.astype(old.dtype)
-        for old, new in ((layer.mean, mean), (layer.var, spread))
-    ]
-    return Statistics(mean, var, tuple(moved) if layer.training else None)
+
+    def moved(old: jax.Array, new: jax.Array) -> jax.Array:
+        return layer.momentum * old + (1 - layer.momentum) * new.astype(old.dtype)
+
+    pair = (moved(layer.mean, mean), moved(layer.var, spread))
+    return Statistics(mean, var, pair if layer.training else None)
 
 
 def statistics_of(

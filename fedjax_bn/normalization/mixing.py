@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 
@@ -14,7 +15,7 @@ from fedjax_bn.spelling import read_choice
 # mixing(key) -> the rule of one pass
 Mixing = Callable[[jax.Array], StatisticsRule]
 
-_DRAWS = {"uniform": uniform, "constant": constant}
+_DRAWS: dict[str, Callable[..., Any]] = {"uniform": uniform, "constant": constant}
 _MIXING = _DRAWS | {"mixstyle": mixstyle_statistics}
 
 

@@ -36,6 +36,7 @@ def view_statistics(views: int, weight: float = 0.05) -> StatisticsRule:
         own_mean, own_var, _ = jax.vmap(moments)(samples)
         mean = weight * own_mean + (1 - weight) * mean.astype(own_mean.dtype)
         var = weight * own_var + (1 - weight) * var.astype(own_var.dtype)
-        return Statistics(*(positioned(jnp.tile(value, (views, 1)), x) for value in (mean, var)))
+        mean, var = (positioned(jnp.tile(value, (views, 1)), x) for value in (mean, var))
+        return Statistics(mean, var)
 
     return rule

@@ -154,6 +154,11 @@ def check(config: ConfigDict) -> None:
             f"config.client_epochs={','.join(config.client_epochs)} says how much clients train: "
             "leave local_epochs at 1 and local_steps at 0"
         )
+    if config.privacy.noise and not config.privacy.clip:
+        raise ConfigError(
+            f"config.privacy.noise={config.privacy.noise:g} is in units of privacy.clip: set that "
+            "above 0, the norm to which a client's update is clipped"
+        )
     optimizer = config.optimizer
     if optimizer.nesterov and not optimizer.momentum:
         raise ConfigError("config.optimizer.nesterov=True needs optimizer.momentum above 0")

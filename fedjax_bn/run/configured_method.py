@@ -18,6 +18,7 @@ from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.perturb import Perturb, amplitude_mix, randconv
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.config import choice_of, choose
+from fedjax_bn.run.configured_privacy import choose_privacy
 from fedjax_bn.run.configured_task import option_of
 from fedjax_bn.run.configured_weighing import (
     check_extrapolation,
@@ -134,6 +135,8 @@ def method_maker(
     check_extrapolation(config)
     if config.weigh:
         options["weigh"] = choose_weighing(config.weigh)
+    if mechanism := choose_privacy(config):
+        options["privacy"] = mechanism
     if config.perturb:
         options["perturb"] = choose_perturbation(config.perturb)
     make_optimizer = choose(OPTIMIZERS, config.optimizer.name, "optimizer.name")

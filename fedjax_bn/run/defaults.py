@@ -20,6 +20,7 @@ from fedjax_bn.ranges import (
     COUNT_OR_0,
     EPOCHS,
     FRACTION,
+    INSIDE,
     MESH,
     PARTITION,
     PATH,
@@ -147,6 +148,26 @@ RUN = {
     ),
     "participation.dropout": Key(
         0.0, "chance of a client to drop out of a round for which it was drawn", SHARE
+    ),
+    "privacy.clip": Key(
+        0.0,
+        "if above 0: norm to which each client's update is clipped; with noise, differential "
+        "privacy of clients, see docs/privacy.md",
+        AT_LEAST_0,
+    ),
+    "privacy.noise": Key(
+        0.0, "standard deviation of the noise on shared leaves, in units of the clip", AT_LEAST_0
+    ),
+    "privacy.at": Key(
+        "server",
+        "who adds it: server, once to the sum, or client, each to its own update",
+        one_of("server", "client"),
+    ),
+    "privacy.seed": Key(
+        None, "of the noise, in a deployment a secret; empty: seed", SEED, optional=int
+    ),
+    "privacy.delta": Key(
+        1e-5, "delta of (epsilon, delta); well below one over the number of clients", INSIDE
     ),
     "on_nonfinite": Key(
         "stop",

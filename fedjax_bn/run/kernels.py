@@ -113,6 +113,7 @@ def _keep(file: Path, name: str, shapes: Shapes) -> str:
     """Measures and keeps a choice; where another process was faster, it is that one's."""
     seconds = measured(shapes)
     mine = fastest(seconds, by_table(shapes))
+    file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock"), timeout=60):
         all_kept = _content(file)
         entry = all_kept.setdefault(name, {"algorithm": mine, "least_seconds": _least(seconds)})

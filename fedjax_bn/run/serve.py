@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jax
 from ml_collections import ConfigDict
 
 from fedjax_bn import __version__
@@ -17,6 +18,7 @@ from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluate_unseen import served_variables
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.personalization import choose_personalization
+from fedjax_bn.run.population import Held
 from fedjax_bn.run.records import Record
 from fedjax_bn.serving import folder as served
 from fedjax_bn.serving.program import Program, export
@@ -88,7 +90,7 @@ def _unservable(adaptations: Sequence[str]) -> list[str]:
 def _write(
     config: ConfigDict,
     experiment: Experiment,
-    state: FederatedState,
+    state: FederatedState | Held,
     form: Record,
     number: int,
     to: Path,
@@ -103,6 +105,12 @@ def _write(
         say(
             "evaluate lets unseen clients adapt to labelled samples first (personalize.samples); "
             "the served model is the one before that"
+        )
+    personal = (state.state if isinstance(state, Held) else state).personal
+    if own := len(jax.tree.leaves(personal)) * bool(config.privacy.clip):
+        say(
+            f"the clients' mean of {own} personal leaves is served without noise: the run's "
+            "epsilon does not cover it, see docs/privacy.md"
         )
     internal = experiment.internal
     variables = served_variables(state, ())

@@ -20,6 +20,7 @@ from fedjax_bn.run.claim import check_claim, claim
 from fedjax_bn.run.compile_time import compile_round
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.configured_method import resolved
+from fedjax_bn.run.configured_privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.errors import InterruptedRun
 from fedjax_bn.run.evaluate import evaluator
 from fedjax_bn.run.evaluate_unseen import unseen_evaluator
@@ -80,8 +81,11 @@ def run(
     config = resolved(config)
     experiment, keys, start = prepare(config)
     start = start_held(config, start, folder, len(experiment.internal.domains))
+    promised = describe_privacy(config, len(experiment.internal.domains), config.rounds)
+    experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
+    about |= promised
     about |= describe_machine()
     about["machine"]["mesh"] = mesh_note(experiment.mesh)
     flat, say = dict(flatten(config)), say if first() else lambda text: None
@@ -177,7 +181,8 @@ def _finish(
     if not _complete(config, records):  # else only the summary is missing
         round, compile_seconds = compile_round(partial(rounds.compile, state), config, say)
         records = loop(config, experiment, folder, round, state, records)
-    summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent)
+    spent = describe_privacy(config, len(experiment.internal.domains), len(records))
+    summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent, **spent)
     if len(records) < config.rounds:
         say(
             f"stopped after round {len(records)} of {config.rounds}: the validation "

@@ -28,6 +28,7 @@ from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.models.precision import in_dtype
+from fedjax_bn.named_arrays import to_named
 from fedjax_bn.ranges import brief, nearest
 from fedjax_bn.serving.predictor import Predictor, from_choice
 from fedjax_bn.serving.program import Program, open_program, write_program
@@ -98,7 +99,7 @@ def write(
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        np.savez(partial / VARIABLES, **_named(variables))
+        np.savez(partial / VARIABLES, **to_named(variables))
         (partial / PROGRAMS).mkdir()
         written = {
             text: write_program(partial / PROGRAMS, text, program)
@@ -202,10 +203,6 @@ def _build(about: About) -> Any:
     make, fields = read_choice(what, about.model, _MODELS, given=_GIVEN)
     model = call_chosen(what, make, num_classes=len(about.classes), **fields)
     return model if about.compute_dtype == "float32" else in_dtype(model, about.compute_dtype)
-
-
-def _named(variables: Variables) -> dict[str, np.ndarray]:
-    return {name: np.asarray(leaf) for name, leaf in flatten_dict(variables, sep="/").items()}
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:

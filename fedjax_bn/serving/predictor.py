@@ -102,7 +102,7 @@ def predictor(
     if method.learned is None:
         raise ValueError(
             "this method does not say what it has learned: make it by a function of "
-            "fedjax_bn.methods, or give `federate` what `methods.learning.learning` returns"
+            "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
         )
     model, prepare = method.learned.model, method.learned.prepare
     choice = choose_adaptation(adapt, model, batch_size)

@@ -138,7 +138,8 @@ def discriminant(first: jax.Array, second: jax.Array, ridge: float = 1e-6) -> ja
       second: f[M', d].
       ridge: added to the covariance's diagonal, as a share of its mean.
     """
-    within = sum(jnp.cov(x, rowvar=False).reshape(x.shape[1], -1) for x in (first, second)) / 2
+    own = [jnp.cov(x, rowvar=False).reshape(x.shape[1], -1) for x in (first, second)]
+    within = (own[0] + own[1]) / 2
     more = ridge * jnp.trace(within) / len(within) + jnp.finfo(within.dtype).tiny
     regular = within + more * jnp.eye(len(within), dtype=within.dtype)
     return jnp.linalg.solve(regular, first.mean(0) - second.mean(0))

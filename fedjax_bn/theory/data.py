@@ -61,9 +61,9 @@ def scanner_points(
       Points f[N * each, d], one client after the other, scaled by their standard deviation, and
       whether the number is odd, i[N * each].
     """
-    domains = scanners.load().domains[:clients]
-    images = np.concatenate([domain.train.images[:each] for domain in domains])
-    labels = np.concatenate([domain.train.labels[:each] for domain in domains])
+    splits = [domain.train for domain in scanners.load().domains[:clients] if domain.train]
+    images = np.concatenate([np.asarray(split.images[:each]) for split in splits])
+    labels = np.concatenate([split.labels[:each] for split in splits])
     flat = images.reshape(len(images), -1) / 255.0
     flat -= flat.mean(0)
     _, _, axes = np.linalg.svd(flat, full_matrices=False)

@@ -55,7 +55,7 @@ def read_results(workdir: Path, run: Run) -> dict[str, Any]:
     """
     folder = workdir / run.name
     summary = read_summary(workdir, run.name)
-    results = {"summary": summary, "validation": _validation(folder, summary)}
+    results = {"summary": summary, "validation": selected_validation(folder, summary)}
     for evaluation in run.tests:
         path = folder / "evaluations" / f"{evaluation.name}.json"
         if path.exists():
@@ -63,7 +63,8 @@ def read_results(workdir: Path, run: Run) -> dict[str, Any]:
     return results
 
 
-def _validation(folder: Path, summary: Mapping[str, Any]) -> float | None:
+def selected_validation(folder: Path, summary: Mapping[str, Any]) -> float | None:
+    """The clients' mean validation accuracy in the selected round of a run; None: not known."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return None

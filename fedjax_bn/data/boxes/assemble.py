@@ -1,5 +1,6 @@
 """Labelled images as a source: letterboxed pixels, and boxes of one form."""
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -76,6 +77,8 @@ def to_source(
     everything = [one for owned in domains.values() for one in owned]
     files = [one.file for one in everything]
     _check_present(files, root)
+    for one in everything:  # before hours of decoding
+        _check_finite(one)
     images, converted = decode(
         files,
         image_size,
@@ -116,12 +119,6 @@ def _place_boxes(
     if one.size is not None and one.size != (width, height) and min(one.size) > 0:
         slips.add(_OTHER_SIZE, f"{one.place} ({one.size[0]} x {one.size[1]})")
     corners = np.asarray(one.corners, np.float64).reshape(-1, 4)
-    if not np.isfinite(corners).all():
-        row = int(np.argmin(np.isfinite(corners).all(1)))
-        raise ValueError(
-            f"{one.place}, row {one.rows[row]} has the box {corners[row].tolist()}, which is not "
-            "finite: correct or remove it"
-        )
     image = np.array([width, height] * 2, np.float64)
     corners = corners if shares else corners / image
     inside = np.clip(corners, 0, 1)
@@ -143,6 +140,15 @@ def _place_boxes(
         kept = kept[largest]
     placed = to_square(inside[kept], width, height, size)
     return placed, np.asarray(one.classes, np.int32).reshape(-1)[kept]
+
+
+def _check_finite(one: Labelled) -> None:
+    for row, corners in zip(one.rows, one.corners, strict=True):
+        if not all(map(math.isfinite, corners)):
+            raise ValueError(
+                f"{one.place}, row {row} has the box {list(map(float, corners))}, which is not "
+                "finite: correct or remove it"
+            )
 
 
 def _padded(placed: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -4,8 +4,9 @@
     {training,validation}/instances/*.png, config_v1.2.json  or  .../v2.0/instances/*.png,
     config_v2.0.json
 
-A pixel of an instance PNG is class * 256 + number, with the classes of the config; of groups of
-people there are no instances. Licence of the data: CC BY-NC-SA.
+A pixel of an instance PNG is class * 256 + number, with the classes of the config. Version 2.0 has
+groups of people too, crowds where the config says that they have instances. Licence of the data: CC
+BY-NC-SA.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from fedjax_bn.data.boxes.assemble import Squares, to_source
 from fedjax_bn.data.boxes.instances import read_all, with_instances
 from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
 from fedjax_bn.data.boxes.parsing import entry, read_json
+from fedjax_bn.data.label_trees import crowd
 from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.sets.folders import list_files
 from fedjax_bn.data.source import Source
@@ -33,6 +35,7 @@ _NAMES = {
     "object--vehicle--motorcycle": "motorcycle",
     "object--vehicle--bicycle": "bicycle",
 }
+_GROUP = "human--person--person-group"  # of version 2.0
 _VERSIONS = (("config_v2.0.json", "v2.0/instances"), ("config_v1.2.json", "instances"))
 _WHERE = (
     "it must hold training and validation, each with images/*.jpg and instances/*.png, and "
@@ -104,12 +107,15 @@ def list_scenes(
 
 
 def _classes_of(config: Path, numbers: dict[str, int]) -> dict[int, int]:
-    """Value of a pixel's class -> its number, of classes that are chosen."""
+    """Value of a pixel's class -> its number, see `label_trees`, of classes that are chosen."""
     found = {}
     for value, one in enumerate(entry(read_json(config), "labels", list, str(config))):
-        name = _NAMES.get(entry(one, "name", str, f"{config}, labels, row {value + 1}"))
+        label = entry(one, "name", str, f"{config}, labels, row {value + 1}")
+        name = _NAMES.get(label)
         if name in numbers:
             found[value] = numbers[name]
+        elif label == _GROUP and "person" in numbers and one.get("instances", True):
+            found[value] = crowd(numbers["person"])
     if not found:
         raise ValueError(f"{config} names no class of people or vehicles; fetch it again")
     return found

@@ -17,12 +17,12 @@ def standardize(mean: float | Sequence[float] = 0.5, std: float | Sequence[float
       mean: per channel or one for all, in units of the pixel range [0, 1].
       std: likewise, positive.
     """
-    mean, std = np.asarray(mean), np.asarray(std)
+    centre, spread = np.asarray(mean), np.asarray(std)
 
     def prepare(images: jax.Array, dtype: Any) -> jax.Array:
         if images.dtype != jnp.uint8:
             return images.astype(dtype)
         pixels = images.astype(dtype) / jnp.asarray(255, dtype)
-        return (pixels - jnp.asarray(mean, dtype)) / jnp.asarray(std, dtype)
+        return (pixels - jnp.asarray(centre, dtype)) / jnp.asarray(spread, dtype)
 
     return prepare

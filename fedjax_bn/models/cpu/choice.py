@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.cpu.algorithms import ALGORITHMS, TILE, Algorithm, Padding, Strides
+from fedjax_bn.models.cpu.algorithms import (
+    ALGORITHMS,
+    TILE,
+    UNIT_STRIDES,
+    Algorithm,
+    Padding,
+    Strides,
+)
 
 _MIN_SAVED = 3000  # multiplications a pair of channels, for which its kernel is transformed
 _MAX_PATCH_VALUES = 2 * 2**20  # more no longer stay in the caches
@@ -95,9 +102,23 @@ def shapes_of(
 
 
 def chosen(shapes: Shapes) -> Algorithm:
-    """The algorithm that the rule of the context names, without one the table's."""
-    rule = _rule.value or by_table
-    return ALGORITHMS[rule(shapes)]
+    """The algorithm that the rule of the context names, without one the table's.
+
+    Raises:
+      ValueError: the rule names none, or one that does not know such a convolution.
+    """
+    name = (_rule.value or by_table)(shapes)
+    if name not in ALGORITHMS:
+        raise ValueError(
+            f"the rule of `choosing` gives {name!r} for {shapes}: it must be one of "
+            f"{', '.join(ALGORITHMS)}"
+        )
+    if name in UNIT_STRIDES and shapes.strides != (1, 1):
+        raise ValueError(
+            f"the rule of `choosing` gives {name!r} for {shapes}, which has other strides than 1: "
+            f"it must be one of {', '.join(n for n in ALGORITHMS if n not in UNIT_STRIDES)}"
+        )
+    return ALGORITHMS[name]
 
 
 def by_table(shapes: Shapes) -> str:

@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_bn.models.cpu.algorithms import ALGORITHMS, UNIT_STRIDES, Algorithm
+from fedjax_bn.models.cpu.algorithms import ALGORITHMS, UNIT_STRIDES
 from fedjax_bn.models.cpu.choice import Shapes, by_table, exceeds, is_usual
 
 GAIN = 1.15  # another algorithm is taken where the table's takes so many times as long
-_STEPS = 4  # of the loop that is timed
+STEPS = 4  # of the loop that is timed
 _REPEATS, _FEWEST = 9, 5
 _SECONDS = 0.5  # after which no further repetition begins
+_FAR = 2.5  # what takes so many times the least is left out
 _MOST_VALUES = 2**27  # of all windows: more take gigabytes
 
 
@@ -41,15 +42,16 @@ def fastest(times: Mapping[str, Sequence[float]], usual: str) -> str:
     seconds = {name: np.asarray(own) for name, own in times.items()}
 
     def gain(name: str) -> float:
-        median = float(np.median(seconds[usual] / seconds[name]))
-        return min(median, float(seconds[usual].min() / seconds[name].min()))
+        own = seconds[name]
+        others = seconds[usual][: len(own)]  # what is far behind was left out early
+        return min(float(np.median(others / own)), float(others.min() / own.min()))
 
     best = max(sorted(seconds), key=gain)
     return best if gain(best) >= GAIN else usual
 
 
 def candidates(shapes: Shapes) -> tuple[str, ...]:
-    """The algorithms that may be the fastest; one alone needs no measurement."""
+    """The algorithms that may be the fastest, the table's first; one alone needs no measurement."""
     usual = by_table(shapes)
     taps, largest = max(shapes.kernel[:2]), max(*shapes.images[1:3], *shapes.outputs)
     if not is_usual(shapes) or taps == 1:
@@ -83,7 +85,7 @@ def measured(shapes: Shapes) -> dict[str, list[float]]:
 
 def _measure(shapes: Shapes, names: tuple[str, ...]) -> dict[str, list[float]]:
     with jax.enable_x64(shapes.dtype == "float64"):
-        runs = {name: _prepared(ALGORITHMS[name], shapes) for name in names}
+        runs = {name: timed_loop(name, shapes) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     end = time.perf_counter() + _SECONDS
     for repeat in range(_REPEATS):
@@ -92,14 +94,18 @@ def _measure(shapes: Shapes, names: tuple[str, ...]) -> dict[str, list[float]]:
         for name, run in runs.items():
             start = time.perf_counter()
             run()
-            seconds[name].append((time.perf_counter() - start) / _STEPS)
+            seconds[name].append((time.perf_counter() - start) / STEPS)
+        least = min(min(own) for own in seconds.values())
+        near = {name for name, own in seconds.items() if min(own) < _FAR * least}
+        runs = {name: run for name, run in runs.items() if name in near | {names[0]}}
     return seconds
 
 
-def _prepared(algorithm: Algorithm, shapes: Shapes) -> Callable[[], None]:
-    """A call of the compiled loop, which has run once."""
+def timed_loop(name: str, shapes: Shapes) -> Callable[[], None]:
+    """A call of an algorithm's compiled loop of `STEPS` steps, which has run once."""
+    algorithm = ALGORITHMS[name]
     random, dtype = np.random.default_rng(0), shapes.dtype
-    images = jnp.asarray(random.standard_normal((_STEPS, *shapes.images)), dtype)
+    images = jnp.asarray(random.standard_normal((STEPS, *shapes.images)), dtype)
     kernel = jnp.asarray(random.standard_normal(shapes.kernel) / prod(shapes.kernel[:3]), dtype)
 
     def forward(kernel: jax.Array, x: jax.Array) -> jax.Array:

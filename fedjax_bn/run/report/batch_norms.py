@@ -44,7 +44,7 @@ def batch_norms(variants: Sequence[Variant]) -> str:
         )
     if missing:
         notes.append(
-            f"{', '.join(missing)}: no distances were written, as versions before 0.3 did not. "
+            f"{', '.join(missing)}: no distances were written, as versions before 0.2 did not. "
             "Train again with this version to see them."
         )
     about = html_parts.paragraphs([_ABOUT] * bool(parts), "soft")

@@ -58,11 +58,18 @@ def found_boxes(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> 
 
 
 def draw_box(
-    axes: Axes, image: np.ndarray, box: np.ndarray, text: str, colour: str, left: int = 0
+    axes: Axes,
+    image: np.ndarray,
+    box: np.ndarray,
+    text: str,
+    colour: str,
+    left: int = 0,
+    at_end: bool = False,
 ) -> None:
     """A box f[4] in [0, 1] on an image u8[H, W, C], shown from column `left`, with a text on it.
 
-    The text stands above the box, or at its lower edge where there is no room.
+    The text stands above the box, or at its lower edge where there is no room, at its beginning
+    or end.
     """
     height, width = image.shape[:2]
     x1, y1, x2, y2 = box * np.array([width, height] * 2) - 0.5  # a pixel's middle is whole
@@ -71,11 +78,12 @@ def draw_box(
     above = y1 > 0.1 * height
     if text:
         axes.text(
-            *(max(x1, left), y1 if above else min(y2, height - 1)),
+            *(x2 if at_end else max(x1, left), y1 if above else min(y2, height - 1)),
             text,
             color="black",  # on the box's colour, to be read on bright and dark images
             backgroundcolor=colour,
             size=6,
+            ha="right" if at_end else "left",
             va="bottom",
             clip_on=True,
         ).get_bbox_patch().set_boxstyle("square", pad=0.1)
@@ -84,13 +92,13 @@ def draw_box(
 def _draw(axes: Axes, picture: Picture, names: Sequence[str]) -> None:
     right, missed = judge(picture)
     shown = [on_plot(name, 12) for name in names]
-    for d in np.flatnonzero(picture.classes >= 0):
+    for m in np.flatnonzero(missed):
+        text = shown[picture.true_classes[m]]
+        draw_box(axes, picture.image, picture.true_boxes[m], text, _COLOURS["missed"], at_end=True)
+    for d in np.flatnonzero(picture.classes >= 0)[::-1]:  # the best one on top
         text = f"{shown[picture.classes[d]]} {picture.scores[d]:.2f}"
         colour = _COLOURS["right" if right[d] else "wrong"]
         draw_box(axes, picture.image, picture.boxes[d], text, colour)
-    for m in np.flatnonzero(missed):
-        text = shown[picture.true_classes[m]]
-        draw_box(axes, picture.image, picture.true_boxes[m], text, _COLOURS["missed"])
 
 
 def judge(picture: Picture) -> tuple[np.ndarray, np.ndarray]:

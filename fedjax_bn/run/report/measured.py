@@ -21,7 +21,7 @@ _CAPTION = (
     "each against all others. The calibration error (ECE) has 15 bins."
 )
 _MISSING = (
-    "These runs wrote no measures beyond accuracy, as versions before 0.3 did not: train again "
+    "These runs wrote no measures beyond accuracy, as versions before 0.2 did not: train again "
     "with this version to have them."
 )
 _Values = Mapping[str, Mapping[str, list[float]]]  # measure -> column -> values of the seeds

@@ -17,7 +17,7 @@ _WIDE = 20  # classes whose confusions are a matrix; of more the most frequent p
 _PAIRS = 15
 _ROWS = 12  # clients, or domains and adaptations, whose mistakes are shown
 _MISSING = (
-    "These runs wrote no answers (answers/internal.npz), as versions before 0.3 did not: train "
+    "These runs wrote no answers (answers/internal.npz), as versions before 0.2 did not: train "
     "again with this version to see confusions, accuracies by class and the worst mistakes."
 )
 _Answers = Mapping[tuple[str, str], Answered]

@@ -74,7 +74,7 @@ def cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> list[str]:
     if not counted and tables[0].score == "accuracy":
         found.append(
             "The number of test samples is not known: these runs wrote no data.json, as versions "
-            "before 0.3 did not. Trained again with this version they do."
+            "before 0.2 did not. Trained again with this version they do."
         )
     if (most := max(len(table.rows) for table in tables)) > _MANY:
         found.append(

@@ -1,0 +1,95 @@
+"""What a federation leaves for unseen clients: a folder that `fedjax-bn serve` and `evaluate` read.
+
+WORKDIR/served has the form of a finished run of one client, whose personal leaves are the mean of
+all clients' (`global_variables` of the simulation), where they have sent them.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.federation import FederatedState
+from fedjax_bn.flower.host import Host, Kept
+from fedjax_bn.flower.site import deployed
+from fedjax_bn.run import checkpoint
+from fedjax_bn.run.config import flatten
+from fedjax_bn.run.records import Record
+from fedjax_bn.run.summary import select_round
+from fedjax_bn.run.workdir import write_json
+
+
+def write_served(host: Host, place: Path, kept: Kept, records: Sequence[Record]) -> str:
+    """Writes WORKDIR/served from the selected round, or the last one; returns a sentence on it.
+
+    Args:
+      host: the server's side.
+      place: the workdir.
+      kept: behind the last round.
+      records: of all rounds.
+
+    Raises:
+      CheckpointError, WorkdirError: a checkpoint is damaged, or cannot be written.
+    """
+    like = jax.eval_shape(host.one)
+    if jax.tree.leaves(like.personal) and not jax.tree.leaves(kept.served):
+        return (
+            "an unseen client cannot be served, because personal leaves stayed with the clients: "
+            "serve-unseen=true in the run config and in each node config would send them"
+        )
+    evaluated = any("accuracy" in record for record in records)
+    number = select_round(list(records)) if evaluated else len(records)
+    with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
+        if number in manager.all_steps():
+            kept = checkpoint.restore(manager, jax.eval_shape(host.start), number)
+    folder = place / "served"
+    write_json(folder / "config.json", _about(host))
+    with checkpoint.open_folder(folder / "checkpoints" / "latest", keep=1) as manager:
+        checkpoint.save(manager, number, _of_one(host, kept))
+        checkpoint.settle(manager)
+    write_json(folder / "summary.json", _summary(host, records, number))
+    return f"round {number} can be served: fedjax-bn serve --workdir {folder} --export FOLDER"
+
+
+def _of_one(host: Host, kept: Kept) -> FederatedState:
+    """The state of a federation of one client, who has what an unseen one receives."""
+    state = host.one()
+    personal = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kept.served)
+    personal = personal if jax.tree.leaves(personal) else state.personal
+    given = kept.state
+    return state._replace(
+        round=given.round, shared=given.shared, server=given.server, personal=personal
+    )
+
+
+def _about(host: Host) -> dict[str, Any]:
+    """config.json, as `finished.read_about` wants it."""
+    config = deployed(host.config)
+    config.target = ""
+    form = {"dataset": host.order.federation, "clients": ["federation"]} | json.loads(host.form)
+    return {"config": dict(flatten(config)), "data": host.order.federation, "form": form}
+
+
+def _summary(host: Host, records: Sequence[Record], number: int) -> dict[str, Any]:
+    """summary.json, as `forms.SUMMARY` wants it; accuracies where clients told them."""
+    scores = [
+        {"internal": records[n - 1].get("accuracy", {"mean": float("nan")}), "unseen": {}}
+        for n in (number, len(records))
+    ]
+    return {
+        "method": host.config.method,
+        "dataset": host.order.federation,
+        "seed": host.config.seed,
+        "rounds": len(records),
+        "selected_round": number,
+        "accuracy": scores[0],
+        "last_round": scores[1],
+        "seconds_per_round": median(record["seconds"] for record in records),
+        # Clients alone know how long they compile, and how many samples they train on.
+        "compile_seconds": float("nan"),
+        "samples_per_second": float("nan"),
+    }

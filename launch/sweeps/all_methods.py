@@ -1,0 +1,240 @@
+"""All methods of the library on the same data: which of them help where a domain was left out?
+
+    python launch/sweeps/all_methods.py [run]  [--dataset NAME] [--path PATH] [--target NAMES]
+        [--only GLOBS] [--seeds N] [--rates R,R] [--part I/N] [--workdir DIR] [--config.KEY=VALUE]
+    python launch/sweeps/all_methods.py list | report        [the same]
+
+NAME is one of scanners and beach, which need no data, digits and pacs, whose PATH is as their
+config files take data.path, or any other data.name: `--dataset folders --path DIR` compares on your
+own DIR/DOMAIN/CLASS/*.jpg. NAMES are the domains that are left out, one after the other (several at
+once with a + between them); by default those of the data set below, or each of your own.
+
+The methods are those of entries.py; GLOBS choose rows by their names ("Fed*,SNR"). Networks and
+rounds are small, so that a run takes seconds on two cores: SmallCNN from random weights, momentum
+0.9. Nothing is tuned but the learning rate, one of R for each method and data set: that whose first
+seed has the best mean accuracy on the clients' validation samples, over all targets; the other
+seeds take it. The round is selected by validation too. The unseen domain decides nothing.
+
+All runs share this process and the compiled programs in config.compilation_cache, so that seeds do
+not compile again. Each is a usual run in DIR, which is not made twice, so that the same command
+goes on; `--part I/N` does every Nth row, for several processes at once. `list` prints the commands
+of all runs. `report`, which `run` ends with, prints and writes DIR/DATASET.md: of every row the
+mean and 95 % interval (Student's t over seeds) on clients and on what is unseen, the paired
+difference to FedAvg by seed, seconds a round, bytes; and which rows do not help.
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benches import BENCHES, Bench, all_targets, bench_of, runs_of
+from compared import Measured, measure, read_summary, table
+from entries import ENTRIES, Entry
+from plan import ROOT, Run
+from report import selected_validation
+from sweep import count, text, train_command
+
+from fedjax_bn.run.workdir import write_atomically
+
+RATES = (0.02, 0.1)
+SEEDS = 3
+
+
+def execute(
+    options: argparse.Namespace,
+    bench: Bench,
+    rows: Mapping[str, Entry],
+    train: Callable[[Run], None],
+) -> None:
+    """Trains what is left, row after row: the first seed at each rate, the others at the best."""
+    done: set[str] = set()
+    for label, entry in rows.items():
+        if entry.folder in done:
+            continue
+        done.add(entry.folder)
+        print(f"{options.dataset}: {label}", file=sys.stderr, flush=True)
+        for seed in range(options.seeds):
+            for rate in _rates(options, bench, entry, seed):
+                for run in runs_of(options, bench, entry, rate, seed):
+                    train(run)
+
+
+def _rates(options: argparse.Namespace, bench: Bench, entry: Entry, seed: int) -> tuple[float, ...]:
+    """Those at which a seed is trained: of all seeds but the first the chosen one, if any."""
+    if seed == 0:
+        return options.rates
+    chosen = best_rate(options, bench, entry)
+    return () if chosen is None else (chosen,)
+
+
+def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float | None:
+    """The rate whose first seed validates best; None where none has finished on all targets."""
+
+    def validation(rate: float) -> float:
+        runs = runs_of(options, bench, entry, rate, 0)
+        return sum(_validation(options.workdir / run.name) for run in runs)
+
+    best = max(options.rates, key=validation)
+    return best if validation(best) > -float("inf") else None
+
+
+def _validation(folder: Path) -> float:
+    """Of the selected round, percent; minus infinity for a run that has not finished."""
+    summary = read_summary(folder)
+    found = selected_validation(folder, summary) if summary else None
+    return -float("inf") if found is None else found
+
+
+def trainer(options: argparse.Namespace, changes: Sequence[tuple[str, str]]) -> Callable[..., None]:
+    """Returns `train(run)`, which trains in this process what has not finished or failed."""
+    import jax
+
+    from fedjax_bn.run import train
+    from fedjax_bn.run.compilation_cache import keep_compiled
+    from fedjax_bn.run.config_file import read
+    from fedjax_bn.run.errors import InterruptedRun, NotFiniteError, UserError
+
+    last = [""]
+
+    def one(run: Run) -> None:
+        folder, failure = options.workdir / run.name, _failure(options, run)
+        if read_summary(folder) or failure.exists():
+            return
+        if (row := run.name.split("/")[1]) != last[0]:
+            last[0] = row
+            jax.clear_caches()
+        config = _config(read, run, changes)
+        keep_compiled(config.compilation_cache)
+        try:
+            train.run(config, folder, say=lambda text: None)
+        except InterruptedRun:
+            raise
+        except UserError as error:  # another process has it, or it cannot be run
+            print(f"{run.name}: {error}", file=sys.stderr)
+            if isinstance(error, NotFiniteError):  # which it would be again
+                write_atomically(failure, f"{error}\n")
+
+    return one
+
+
+def _config(read: Callable, run: Run, changes: Sequence[tuple[str, str]]) -> Any:
+    name, colon, inline = run.config.partition(":")
+    spelled = [(key, text(value)) for key, value in run.changes.items()]
+    return read(f"{ROOT / name}{colon}{inline}", [*spelled, *changes])
+
+
+def _failure(options: argparse.Namespace, run: Run) -> Path:
+    return options.workdir / "failed" / f"{run.name}.txt"
+
+
+def report(options: argparse.Namespace, bench: Bench, rows: Mapping[str, Entry]) -> str:
+    """The table of a data set from what has finished."""
+    measured: dict[str, Measured] = {}
+    failed: dict[str, str] = {}
+    for label, entry in rows.items():
+        rate = best_rate(options, bench, entry)
+        if rate is None:
+            why = [_failure(options, run) for r in options.rates
+                   for run in runs_of(options, bench, entry, r, 0)]  # fmt: skip
+            said = [path.read_text().strip() for path in why if path.exists()]
+            failed[label] = said[0] if said else "not run"
+            continue
+        found = {
+            seed: [
+                read_summary(options.workdir / run.name)
+                for run in runs_of(options, bench, entry, rate, seed)
+            ]
+            for seed in range(options.seeds)
+        }
+        whole = {seed: known for seed, known in found.items() if None not in known}
+        measured[label] = measure(entry, rate, whole)
+    return table(measured, failed)
+
+
+def chosen_rows(only: str) -> dict[str, Entry]:
+    """The rows whose names fit one of some globs.
+
+    Raises:
+      SystemExit: none does.
+    """
+    patterns = [pattern.strip().lower() for pattern in only.split(",")] if only else ["*"]
+    rows = {
+        label: entry
+        for label, entry in ENTRIES.items()
+        if any(fnmatch(label.lower(), pattern) for pattern in patterns)
+    }
+    if not rows:
+        raise SystemExit(f"--only={only} fits no row: rows are {', '.join(ENTRIES)}")
+    return rows
+
+
+def _listed(
+    options: argparse.Namespace, bench: Bench, rows: Mapping[str, Entry], given: Sequence[str]
+) -> Iterator[str]:
+    for entry in rows.values():
+        for seed in range(options.seeds):
+            for rate in options.rates:
+                for run in runs_of(options, bench, entry, rate, seed):
+                    yield shlex.join(["python", *train_command(run, options.workdir, {}, given)])
+
+
+def _part(text: str) -> tuple[int, int]:
+    index, _, number = text.partition("/")
+    if not (index.isdecimal() and number.isdecimal() and 0 < int(index) <= int(number)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part such as 1/2 or 2/2")
+    return int(index), int(number)
+
+
+def _rate_list(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(",")))
+
+
+def parse(arguments: Iterable[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The options, and the changes of the configuration as they were given."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("action", choices=("run", "list", "report"), nargs="?", default="run")
+    parser.add_argument("--dataset", default="scanners", help=f"{', '.join(BENCHES)}, or your own")
+    parser.add_argument("--path", default="", help="data.path of the data set")
+    parser.add_argument("--target", default="", help="domains left out one after the other")
+    parser.add_argument("--only", default="", help="globs of rows, behind commas")
+    parser.add_argument("--seeds", type=partial(count, 1), default=SEEDS)
+    parser.add_argument("--rates", type=_rate_list, default=RATES, help="learning rates to try")
+    parser.add_argument("--part", type=_part, default=(1, 1), help="I/N: every Nth row")
+    parser.add_argument("--workdir", type=Path, default=Path("runs") / "all_methods")
+    options, given = parser.parse_known_args(arguments)
+    for argument in given:
+        if not argument.startswith("--config.") or "=" not in argument:
+            parser.error(f"unknown argument {argument}: write --config.KEY=VALUE")
+    return options, given
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    options, given = parse(arguments)
+    changes = [tuple(one.removeprefix("--config.").split("=", 1)) for one in given]
+    bench = bench_of(options)
+    bench = bench._replace(targets=all_targets(bench, changes))
+    rows = chosen_rows(options.only)
+    if options.action == "list":
+        print("\n".join(dict.fromkeys(_listed(options, bench, rows, given))))
+        return 0
+    if options.action == "run":
+        index, number = options.part
+        mine = dict([*rows.items()][index - 1 :: number])
+        execute(options, bench, mine, trainer(options, changes))
+    shown = report(options, bench, rows)
+    write_atomically(options.workdir / f"{options.dataset}.md", f"{shown}\n")
+    print(shown)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What `all_methods.py` compares: a row a method, or a way to weigh, perturb or serve, by its keys.
+
+Arguments are the methods' defaults, which are their papers'; only what a method cannot do without
+is given. Nothing is tuned here.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+BASELINE = "FedAvg"
+RUNNING, TSMOBN = "running", "tsmobn"
+
+
+class Entry(NamedTuple):
+    """A row.
+
+    Attributes:
+      changes: of the config, the method among them; rows of the same changes share their runs.
+      adaptation: how its unseen clients are served.
+      norm: what stands in the places of the model's batch norms, "" for these.
+    """
+
+    changes: Mapping[str, Any]
+    adaptation: str = RUNNING
+    norm: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The folder of its runs."""
+        said = [self.changes["method"], *(f"{k}-{v}" for k, v in self.changes.items())]
+        parts = [part for part in said if not part.startswith("method-")]
+        norm = [f"norm-{self.norm}"] if self.norm else []
+        return "-".join([*parts, *norm]).replace(":", "-").replace("=", "-")
+
+    @property
+    def adaptations(self) -> tuple[str, ...]:
+        """All that its runs are tested with, shared ones included."""
+        own = {"fediga": (RUNNING, "zero_shot_adapter"), "copa": ("learned_alpha",)}
+        served = own.get(self.changes["method"], (RUNNING,))
+        return served if self.norm or self.changes["method"] == "copa" else (*served, TSMOBN)
+
+
+def _plain(method: str, **changes: Any) -> Entry:
+    """A method; keys of a group as fedsam__rho."""
+    return Entry({"method": method} | {k.replace("__", "."): v for k, v in changes.items()})
+
+
+FEDAVG = _plain("fedavg")
+ENTRIES: dict[str, Entry] = {
+    BASELINE: FEDAVG,
+    "FedAvg, TsmoBN": FEDAVG._replace(adaptation=TSMOBN),
+    "FedAvg, group norm": FEDAVG._replace(norm="group"),
+    "SingleSet": _plain("singleset"),
+    "FedProx": _plain("fedprox"),
+    "SCAFFOLD": _plain("scaffold"),
+    "FedNova": _plain("fednova"),
+    "FedAvgM": _plain("fedavgm"),
+    "FedAdam": _plain("fedadam"),
+    "FedYogi": _plain("fedyogi"),
+    "FedAdagrad": _plain("fedadagrad"),
+    "MOON": _plain("moon"),
+    "FedDC": _plain("feddc"),
+    "Per-FedAvg": _plain("perfedavg"),
+    "FedBN": _plain("fedbn"),
+    "FedBN, TsmoBN": _plain("fedbn")._replace(adaptation=TSMOBN),
+    "SiloBN": _plain("silobn"),
+    "FixBN": _plain("fixbn"),
+    "HBN": _plain("hbn"),
+    "FedWon": _plain("fedwon")._replace(norm="none"),
+    "FedIG": _plain("fediga"),
+    "FedIG-A": _plain("fediga")._replace(adaptation="zero_shot_adapter"),
+    "FedCD": _plain("fedcd"),
+    "FedCD-SCI": _plain("fedcd", weigh="by_size"),
+    "REA": _plain("fedavg", weigh="risk_extrapolation"),
+    "FedDG-GA": _plain("fedavg", weigh="generalization_adjustment"),
+    "FedSAM": _plain("fedsam"),
+    "FedASAM": _plain("fedsam", fedsam__rho=0.7, fedsam__eta=0.2),
+    "FedGAMMA": _plain("fedsam", fedsam__variates=True),
+    "FedSR": _plain("fedsr"),
+    "AM": _plain("fedavg", perturb="amplitude_mix"),
+    "RandConv": _plain("randconv"),
+    "RSC": _plain("rsc"),
+    "MixStyle": _plain("mixstyle"),
+    "RandAug": _plain("fedavg", data__augment="randaug"),
+    "JiGen": _plain("jigen"),
+    "CSD": _plain("csd"),
+    "COPA": _plain("copa")._replace(adaptation="learned_alpha"),
+    "FedDG": _plain("feddg", feddg__spectra=16),
+    "HarmoFL": _plain("harmofl"),
+    "SelfReg": _plain("selfreg"),
+    "SFA": _plain("sfa"),
+    "SNR": _plain("snr"),
+    "L2D": _plain("l2d"),
+    "CSAC": _plain("csac"),
+    "FedADG": _plain("fedadg"),
+}

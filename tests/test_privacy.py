@@ -1,0 +1,265 @@
+"""Clipping, noise and what they are worth: epsilon by two independent ways."""
+
+import functools
+import itertools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+import runs
+from federations import (
+    OneNorm,
+    assert_close,
+    assert_equal,
+    batches_of,
+    client,
+    in_float64,
+    run_rounds,
+    variables_of,
+)
+from fedjax_bn.accounting import epsilon
+from fedjax_bn.aggregation import by_size, uniform
+from fedjax_bn.federation import broadcast_of, own_of, with_own
+from fedjax_bn.methods import fedadam, fedavg, fedbn, fedcd, scaffold
+from fedjax_bn.privacy import clipped, gaussian, with_noise
+from fedjax_bn.run import serve, train
+from fedjax_bn.sharing import all_but_batch_norm
+
+MODEL, SGD = OneNorm(), optax.sgd(0.1)
+SIZES = (6, 9, 4)
+KEY = jax.random.key(1)
+
+
+def norm_of(tree):
+    return math.sqrt(sum(np.square(np.asarray(x, np.float64)).sum() for x in jax.tree.leaves(tree)))
+
+
+def differences(one, other):
+    return jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, one, other)
+
+
+def test_an_update_is_shortened_to_the_norm_of_all_its_leaves(x64):
+    random = np.random.default_rng(0)
+    start, leaves = (
+        {
+            "a": jnp.asarray(random.normal(size=(3, 4))),
+            "b": {"c": jnp.asarray(random.normal(size=5))},
+        }
+        for _ in range(2)
+    )
+    start, leaves = (jax.tree.map(jnp.asarray, tree) for tree in (start, leaves))
+    change = np.concatenate(
+        [np.ravel(leaves["a"] - start["a"]), np.ravel(leaves["b"]["c"] - start["b"]["c"])]
+    )
+    wanted = change * 0.7 / np.linalg.norm(change)
+    found = clipped(leaves, start, 0.7)
+    assert_close(found["a"], np.asarray(start["a"]) + wanted[:12].reshape(3, 4), 1e-14)
+    assert_close(found["b"]["c"], np.asarray(start["b"]["c"]) + wanted[12:], 1e-14)
+    assert_equal(clipped(leaves, start, np.linalg.norm(change) + 1e-9), leaves)
+    assert_equal(clipped(start, start, 1e-9), start)
+
+
+def test_noise_is_normal_with_its_deviation_and_independent_between_leaves_and_rounds():
+    zeros = {name: jnp.zeros((200, 250)) for name in "ab"}
+    one, other = (with_noise(zeros, jax.random.fold_in(KEY, n), 0.3) for n in range(2))
+    drawn = np.stack([np.ravel(tree[name]) for tree in (one, other) for name in "ab"]) / 0.3
+    assert np.abs(drawn.mean(1)).max() < 5 / math.sqrt(50_000)
+    assert np.abs(drawn.var(1) - 1).max() < 5 * math.sqrt(2 / 50_000)
+    assert scipy.stats.kstest(drawn[0], "norm").pvalue > 1e-3
+    assert np.abs(np.corrcoef(drawn) - np.eye(4)).max() < 5 / math.sqrt(50_000)
+    assert with_noise(zeros, KEY, 0.0) is zeros
+
+
+def test_without_noise_and_with_a_clip_that_nobody_reaches_the_bits_are_the_methods():
+    make = functools.partial(fedadam, share=all_but_batch_norm)
+    variables, batches = variables_of(MODEL), batches_of(SIZES)
+    plain, *guarded = (
+        run_rounds(make(MODEL, SGD, **options), variables, batches, 2)[0]
+        for options in (
+            {"weigh": uniform},
+            {"privacy": gaussian(math.inf)},
+            {"privacy": gaussian(1e6)},
+        )
+    )
+    for state in guarded:
+        kept = state.server.kept
+        assert_equal(state._replace(server=state.server._replace(kept=kept.inner)), plain)
+        assert int(kept.rounds) == 2
+
+
+def by_hand(method, variables, batches, rounds):
+    """The state after some rounds, client by client, as a deployment makes them."""
+    state = method.init(KEY, variables, len(SIZES))
+    for _ in range(rounds):
+        sent, uploads = broadcast_of(state), []
+        for k in range(len(SIZES)):
+            mine = client(batches, k) | {"client": jnp.int32(k)}
+            own, upload = method.client(sent, own_of(state, k), mine, KEY)
+            state, uploads = with_own(state, k, own), [*uploads, upload]
+        state = method.server(state, jax.tree.map(lambda *rows: jnp.stack(rows), *uploads))
+    return state, uploads
+
+
+def test_a_deployment_repeats_the_simulation_and_the_server_adds_noise(x64):
+    """One sits out: the noise is that of the sum, divided by those who count."""
+    variables, batches = in_float64(variables_of(MODEL)), batches_of(SIZES)
+    batches["participates"] = jnp.array([True, False, True])
+    clip, noise = 0.05, 0.8
+    method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, seed=7))
+    start = method.init(KEY, variables, 3).shared
+    state, _ = run_rounds(method, variables, batches, 1)
+    ours, uploads = by_hand(method, variables, batches, 1)
+    assert_close(ours, state, 1e-12, 1e-12)
+    counting = [uploads[0].shared, uploads[2].shared]
+    lengths = [norm_of(differences(shared, start)) for shared in counting]
+    np.testing.assert_allclose(lengths, clip)
+    mean = jax.tree.map(lambda one, other: (one + other) / 2, *counting)
+    noisy = with_noise(mean, jax.random.fold_in(jax.random.key(7), 0), clip * noise / 2)
+    assert_close(ours.shared, noisy, 1e-12, 1e-12)
+    assert norm_of(differences(ours.shared, mean)) > clip / 10
+
+
+def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64):
+    variables, batches = in_float64(variables_of(MODEL)), batches_of(SIZES)
+    clip, noise = 0.05, 0.8
+    method = fedbn(MODEL, SGD, privacy=gaussian(clip, noise, at="client", seed=7))
+    start = method.init(KEY, variables, 3).shared
+    ours, uploads = by_hand(method, variables, batches, 1)
+    changes = [differences(upload.shared, start) for upload in uploads]
+    expected = clip * noise * math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(start)))
+    for one, other in itertools.pairwise(changes):
+        assert norm_of(one) == pytest.approx(expected, rel=0.5)
+        assert norm_of(differences(one, other)) > expected
+    mean = jax.tree.map(lambda *rows: sum(rows) / 3, *(upload.shared for upload in uploads))
+    assert_close(ours.shared, mean, 1e-12, 1e-12)  # the server adds none
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda p: fedavg(MODEL, SGD, privacy=p), "shares running statistics"),
+        (lambda p: fedbn(MODEL, SGD, privacy=p, weigh=by_size), "privacy needs weigh=uniform"),
+        (lambda p: fedcd(MODEL, SGD, privacy=p), "privacy needs weigh=uniform"),
+        (
+            lambda p: scaffold(MODEL, SGD, privacy=p, share=all_but_batch_norm),
+            "send 4 arrays beside their",
+        ),
+    ],
+)
+def test_what_noise_does_not_cover_is_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        run_rounds(make(gaussian(1.0, 1.0)), variables_of(MODEL), batches_of(SIZES))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((0.0,), "clip must be above 0"),
+        ((math.nan,), "clip must be above 0"),
+        ((1.0, -1.0), "noise must be at least 0"),
+        ((math.inf, 1.0), "noise needs a finite clip"),
+    ],
+)
+def test_a_mechanism_that_is_none_is_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        gaussian(*arguments)
+    with pytest.raises(ValueError, match="at must be server or client"):
+        gaussian(1.0, at="both")
+
+
+def delta_of(eps, deviation):
+    """delta of one Gaussian mechanism (Balle & Wang, ICML 2018, Theorem 8)."""
+    normal = scipy.stats.norm
+    first = normal.logcdf(0.5 / deviation - eps * deviation)
+    second = eps + normal.logcdf(-0.5 / deviation - eps * deviation)
+    return math.exp(first) - math.exp(second)
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(0.5, 20), (1.0, 20), (4.0, 20), (3.0, 300)])
+def test_epsilon_with_all_clients_is_that_of_one_gaussian_mechanism(noise, rounds):
+    pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
+    found = epsilon(noise, rounds, 1e-5)
+    assert delta_of(found, noise / math.sqrt(rounds)) == pytest.approx(1e-5, rel=1e-6)
+
+
+def test_epsilon_of_a_cohort_is_the_accountants_and_less_for_fewer_of_more():
+    dp = pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    event = dp.SampledWithoutReplacementDpEvent(1000, 16, dp.GaussianDpEvent(1.0))
+    accountant.compose(event, 30)
+    assert epsilon(2.0, 30, 1e-5, (16, 1000)) == pytest.approx(accountant.get_epsilon(1e-5))
+    values = [epsilon(2.0, 30, 1e-5, (16, many)) for many in (100, 1000)]
+    assert values == sorted(values, reverse=True)
+    assert epsilon(2.0, 30, 1e-5, (16, 16)) == epsilon(2.0, 30, 1e-5)
+    assert epsilon(0.0, 30, 1e-5) == math.inf
+    assert epsilon(0.0, 0, 1e-5) == epsilon(2.0, 0, 1e-5) == 0
+
+
+KEYS = {"method": "fedbn", "privacy__clip": 0.5, "privacy__noise": 2.0}
+KEYS |= {"rounds": 4, "eval_every": 4, "checkpoint_every": 1, "target": ""}
+
+
+def test_a_run_says_what_it_spends_and_resumes_with_the_same_bits(tmp_path, monkeypatch):
+    pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
+    runs.install(monkeypatch)
+    said = []
+    summary = train.run(runs.config(**KEYS), tmp_path / "straight", say=said.append)
+    spent = summary["privacy"]
+    assert spent["epsilon"] == epsilon(2.0, 4, 1e-5)
+    assert spent["rounds"] == 4
+    content = json.loads((tmp_path / "straight" / "config.json").read_text())
+    assert content["privacy"] == spent
+    (note,) = (text for text in content["notes"] if text.startswith("privacy"))
+    assert f"(epsilon, delta) = ({spent['epsilon']:.3g}, 1e-05) after 4 rounds" in note
+    assert note in said
+
+    class Killed(BaseException):
+        pass
+
+    def killed(path, record, append=train.workdir.append_line):
+        append(path, record)
+        if record["round"] == 2:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.workdir, "append_line", killed)
+        with pytest.raises(Killed):
+            runs.run(tmp_path / "stopped", **KEYS)
+    runs.run(tmp_path / "stopped", **KEYS)
+    like = jax.eval_shape(train.prepare(runs.config(**KEYS))[2])
+    straight, stopped = (
+        runs.saved(tmp_path / name, like, round=4) for name in ("straight", "stopped")
+    )
+    assert_equal(stopped, straight)
+    assert int(straight.server.kept.rounds) == 4
+    said.clear()
+    serve.run(tmp_path / "straight", tmp_path / "served", say=said.append)
+    assert "the clients' mean of 8 personal leaves is served without noise" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"privacy__clip": 0.0}, "set that above 0"),
+        ({"method": "fedavg"}, "shares running statistics"),
+        ({"weigh": "by_size"}, "privacy needs weigh=uniform"),
+        ({"privacy__at": "nobody"}, "valid are client, server"),
+        ({"method": "scaffold", "share": "all_but_statistics"}, "arrays beside their shared"),
+    ],
+)
+def test_a_run_that_privacy_does_not_suit_is_refused_at_the_start(
+    tmp_path, monkeypatch, changes, said
+):
+    runs.install(monkeypatch)
+    with pytest.raises(ValueError, match=said) as caught:
+        runs.run(tmp_path / "run", **KEYS | changes)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
