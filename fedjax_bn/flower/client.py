@@ -142,7 +142,8 @@ def _evaluate(site: Site, evaluate: Evaluate, message: Message) -> Message:
         own = _own_at(site, order, place)
     personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], tuple(own))
     state = state._replace(shared=broadcast.shared, personal=personal, memory=memory)
-    scores = {name: values["mean"] for name, values in evaluate(state).items()}
+    told = evaluate(state)
+    scores = {name: told[name]["mean"] for name in ("accuracy", "validation") if name in told}
     return Message(content=with_scores(scores, _answer(site, order)), reply_to=message)
 
 
