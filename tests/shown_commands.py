@@ -89,5 +89,5 @@ def _check_script(path: str, *words: str) -> None:
         if name.startswith("--config."):
             assert name[9:] in KEYS, f"{name} is no key"
         elif name.startswith("--") and name != "--config" and not name.startswith("--data."):
-            spelled = rf"""["' |]{name}\b|DEFINE_\w+\(\s*"{name[2:]}\""""
-            assert re.search(spelled, known), f"{path} has no option {name}"
+            stated = rf"""["' |]{name}\b|DEFINE_\w+\(\s*"{name[2:]}\""""
+            assert re.search(stated, known), f"{path} has no option {name}"
