@@ -254,6 +254,7 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
     built = types.SimpleNamespace(internal=runs.DATA, method=None, task=classification())
     config = runs.config(rounds=9, patience=3, eval_every=1, checkpoint_every=2)
     monkeypatch.setattr(train, "log_masks", lambda *given: {})
+    monkeypatch.setattr(train, "log_batch_norms", lambda *given: None)
 
     def evaluated(config, experiment):
         score = lambda state: {"mean": float(means[int(state["round"]) - 1])}  # noqa: E731
