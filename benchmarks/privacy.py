@@ -7,12 +7,12 @@ Each scanner's 180 training images belong to one client, or to 16 of some eleven
 multiplier z, with the epsilon that follows.
 """
 
+import argparse
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
-from absl import app, flags
 
 from fedjax_bn.accounting import epsilon
 from fedjax_bn.data.drawing import drawing
@@ -23,33 +23,40 @@ from fedjax_bn.run.config_file import read
 from fedjax_bn.run.evaluate import evaluator
 from fedjax_bn.run.experiment import build, sample_input
 
-ROUNDS = flags.DEFINE_integer("rounds", 40, "rounds of training")
-SEEDS = flags.DEFINE_integer("seeds", 3, "seeds 0, 1, ...")
-CLIP = flags.DEFINE_float("clip", 1.0, "norm to which an update is clipped")
-NOISE = flags.DEFINE_list("noise", ["0.01", "0.1", "0.5", "1", "2"], "noise multipliers")
-EACH = flags.DEFINE_list("each", ["1", "16", "100"], "clients of a scanner")
 EPOCHS, RATE, DELTA = 5, 0.1, 1e-5
 WITHOUT = 1e9  # no update is as long
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Prints a table."""
-    del argv
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--rounds", type=int, default=40, help="of training; default %(default)s")
+    add("--seeds", type=int, default=3, help="seeds 0, 1, ...; default %(default)s")
+    add("--clip", type=float, default=1.0, help="norm to which an update is clipped")
+    add("--noise", type=listed(float), default="0.01,0.1,0.5,1,2", help="noise multipliers")
+    add("--each", type=listed(int), default="1,16,100", help="clients of a scanner")
+    options = parser.parse_args()
     print("clients  clip  noise  epsilon   clients' mean %   fax [tsmobn] %")
-    settings = [(WITHOUT, 0.0), (CLIP.value, 0.0)]
-    settings += [(CLIP.value, float(noise)) for noise in NOISE.value]
-    for each in EACH.value:
-        test = tester(int(each))
+    settings = [(WITHOUT, 0.0), (options.clip, 0.0)]
+    settings += [(options.clip, noise) for noise in options.noise]
+    for each in options.each:
+        test = tester(each, options.rounds)
         for clip, noise in settings:
-            found = [test(clip, noise, seed) for seed in range(SEEDS.value)]
+            found = [test(clip, noise, seed) for seed in range(options.seeds)]
             inside, outside = (mean_and_deviation(column) for column in zip(*found, strict=True))
-            spent = f"{epsilon(noise, ROUNDS.value, DELTA):.3g}" if noise else "none"
+            spent = f"{epsilon(noise, options.rounds, DELTA):.3g}" if noise else "none"
             shown = "none" if clip == WITHOUT else f"{clip:g}"
-            head = f"{5 * int(each):7}  {shown:>4}  {noise:5g}  {spent:>7}"
+            head = f"{5 * each:7}  {shown:>4}  {noise:5g}  {spent:>7}"
             print(f"{head}   {inside}   {outside}", flush=True)
 
 
-def tester(each: int) -> Callable[[float, float, int], tuple[float, float]]:
+def listed(kind: type) -> Callable[[str], list]:
+    """The type of an option that takes several, with commas."""
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def tester(each: int, rounds: int) -> Callable[[float, float, int], tuple[float, float]]:
     """Returns `test(clip, noise, seed)` -> accuracy of the clients and of the unseen scanner."""
     changes = {"model": "MLP", "data.clients_per_domain": str(each), "adaptations": "tsmobn"}
     if each > 16:  # more than there are images of a class
@@ -74,7 +81,7 @@ def tester(each: int) -> Callable[[float, float, int], tuple[float, float]]:
         def step(state: FederatedState, number: jax.Array) -> tuple[FederatedState, None]:
             return method.round(state, draw(jax.random.fold_in(key, number)), key)[0], None
 
-        return jax.lax.scan(step, start._replace(server=server), jnp.arange(ROUNDS.value))[0]
+        return jax.lax.scan(step, start._replace(server=server), jnp.arange(rounds))[0]
 
     def test(clip: float, noise: float, seed: int) -> tuple[float, float]:
         record = evaluate(train(jnp.float32(clip), jnp.float32(noise), jax.random.key(seed)))
@@ -91,4 +98,4 @@ def mean_and_deviation(values: tuple[float, ...]) -> str:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

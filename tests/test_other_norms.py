@@ -47,7 +47,13 @@ class Grouped(nnx.Module):
 NETS = {"none": Net("none"), "layer": Net("layer"), "group": from_nnx(Grouped(nnx.Rngs(0)))}
 
 
-@pytest.mark.parametrize("name", OTHERS)
+# Each has seams of its own; the others share theirs with one of them.
+FEW = ("fedavg", "scaffold", "perfedavg", "fedcd", "fedsam", "fedsr")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in FEW else pytest.mark.slow) for n in OTHERS]
+)
 def test_a_method_that_needs_no_batch_norm_takes_any_norm(name):
     batches = batches_of((4, 3))
     for net in NETS.values():

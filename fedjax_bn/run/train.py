@@ -109,10 +109,8 @@ def run(
         state, records = resume(folder, start, say, experiment.mesh)
         if records:
             say(f"going on from round {len(records)} of {config.rounds} in {folder}")
-        for note in (*experiment.notes, partition_table(config, state, modules)):
-            say(note)
         with kernels(config, folder, say):
-            return _finish(config, experiment, keys, folder, state, records, say)
+            return _finish(config, experiment, keys, folder, state, records, say, modules)
 
 
 def resume(
@@ -161,10 +159,13 @@ def _finish(
     state: FederatedState,
     records: list[Record],
     say: Callable[[str], None],
+    modules: bool,
 ) -> Record:
     """The rounds that are left, and the summary; arguments as of `run` and `loop`."""
     form = form_on(state, experiment.mesh)  # before a round donates it
     # 4. Say and draw what will be trained, and compile a round.
+    for note in (*experiment.notes, partition_table(config, state, modules)):
+        say(note)
     if experiment.mesh is not None:
         say(mesh_note(experiment.mesh))
     if first():
