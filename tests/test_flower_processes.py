@@ -165,7 +165,7 @@ def test_after_a_power_cut_in_the_middle_the_same_command_ends_with_the_same_num
     for one in [*pids, *(child for pid in pids for child in descendants(pid))]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     before = rounds_in(workdir)
     call(app, environment, "stop")
     call(app, environment, "start", "-n", "2", 'report="sizes,losses"')
