@@ -36,7 +36,9 @@ def test_without_data_the_error_says_what_belongs_there(path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("target", ["sketch", "photo,cartoon"])
+@pytest.mark.parametrize(
+    "target", [pytest.param("sketch", marks=pytest.mark.slow), "photo,cartoon"]
+)
 def test_pacs_trains_on_three_domains_or_two_and_tests_the_others_whole(shared, tmp_path, target):
     config = read("configs/pacs.py", [("data.path", str(shared / "data/pacs"))])
     config.data.image_size, config.data.cache, config.target = 16, str(tmp_path), target

@@ -98,7 +98,7 @@ def method_and_state(name, model=NETWORK, images=IMAGES):
 # Methods that differ from another one in the server's step, a term of the loss or what is shared,
 # or are a part of it.
 ALIKE = ("fedadagrad", "fedavg", "fedavgm", "fedig", "fedprox", "fedyogi", "silobn", "singleset")
-ALIKE += ("csac", "fedadg", "snr")
+ALIKE += ("csac", "csd", "fedadg", "fedsr", "rsc", "selfreg", "sfa", "snr")
 
 
 @pytest.mark.parametrize(
