@@ -147,11 +147,12 @@ def test_names_from_the_standard_input_are_a_stream_of_single_images(
 ALONE = """
 import json, sys
 sys.modules["fedjax_bn"] = None
-import jax, numpy as np
+import numpy as np
+from jax import export
 folder, images = sys.argv[1], np.load(sys.argv[2])
 about = json.load(open(f"{folder}/model.json"))["programs"]["tsmobn:batch_size=4"]
 name = f"{folder}/programs/tsmobn%3Abatch_size=4"
-program = jax.export.deserialize(bytearray(open(f"{name}.stablehlo", "rb").read()))
+program = export.deserialize(bytearray(open(f"{name}.stablehlo", "rb").read()))
 arrays, carry = dict(np.load(f"{folder}/variables.npz")), dict(np.load(f"{name}.npz"))
 order = np.random.default_rng(about["order"]).permutation(len(images))
 rows, B = [], about["batch_size"]

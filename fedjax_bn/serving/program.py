@@ -1,8 +1,9 @@
 """An adaptation of a model as StableHLO, which runs without this library: JAX alone reads it.
 
-    import jax, numpy as np
+    import numpy as np
+    from jax import export
 
-    program = jax.export.deserialize(bytearray(open("programs/tsmobn.stablehlo", "rb").read()))
+    program = export.deserialize(bytearray(open("programs/tsmobn.stablehlo", "rb").read()))
     arrays = dict(np.load("variables.npz"))
     carry = dict(np.load("programs/tsmobn.npz"))           # before a client's first batch
     probabilities, carry = program.call(arrays, carry, images, valid)   # batch after batch
@@ -19,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import export as jax_export
 
 from fedjax_bn.adaptation.choice import Choice
 from fedjax_bn.data.pixels.images import Prepare
@@ -73,7 +75,7 @@ def export(
     arrays, carry = flatten_dict(variables, sep="/"), _to_named(start)
     images = jax.ShapeDtypeStruct((choice.batch_size, *shape), dtype)
     valid = jax.ShapeDtypeStruct((choice.batch_size,), bool)
-    program = jax.export.export(jax.jit(run), platforms=("cpu",))(arrays, carry, images, valid)
+    program = jax_export.export(jax.jit(run), platforms=("cpu",))(arrays, carry, images, valid)
     carry = {name: np.asarray(leaf) for name, leaf in carry.items()}
     return Program(bytes(program.serialize()), carry, choice.batch_size, choice.order)
 
@@ -110,7 +112,7 @@ def open_program(
     try:
         name, batch_size, order = file_name(text), int(about["batch_size"]), int(about["order"])
         content = (folder / f"{name}.stablehlo").read_bytes()
-        program = jax.export.deserialize(bytearray(content))
+        program = jax_export.deserialize(bytearray(content))
         start = read_npz(folder / f"{name}.npz", names_in_npz(folder / f"{name}.npz"))
     except Exception as error:  # whatever a damaged program makes of flatbuffers
         raise ValueError(
