@@ -19,7 +19,7 @@ from fedjax_bn.run.distributed import join, read_place
 from fedjax_bn.run.errors import ConfigError
 
 LAUNCH = runs.ROOT / "launch"
-SCRIPTS = sorted(path for path in LAUNCH.iterdir() if path.suffix in (".sh", ".sbatch"))
+SCRIPTS = sorted(path for path in LAUNCH.rglob("*") if path.suffix in (".sh", ".sbatch"))
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 TRAIN = ["--config", "quickstart:rounds=1", "--workdir", "a folder"]
 RECORD = """#!/usr/bin/env bash
@@ -60,7 +60,7 @@ def recorded(tmp_path, monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(LAUNCH)))
 def test_shellcheck_finds_nothing(script):
     program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if program is None:

@@ -108,10 +108,10 @@ def test_tensorboard_shows_the_pictures_of_the_data(tmp_path):
     assert set(events.Tags()["images"]) == {"samples", "class_counts"}
     picture = events.Images("class_counts")[0]
     assert picture.encoded_image_string == (tmp_path / "plots" / "class_counts.png").read_bytes()
-    assert picture.width == plt_size(picture.encoded_image_string)
+    assert picture.width == width_of(picture.encoded_image_string)
 
 
-def plt_size(data: bytes) -> int:
+def width_of(data: bytes) -> int:
     from matplotlib import image
 
     return np.asarray(image.imread(io.BytesIO(data))).shape[1]
