@@ -129,7 +129,8 @@ def by_table(shapes: Shapes) -> str:
         return "direct"
     small = images[0] >= 8 and max(*sizes, *outputs) <= 14
     deep = min(shapes.kernel[2:]) >= 16
-    if strides == (1, 1) and min(taps) >= 5 and deep and small:
+    wide = min(taps) >= 9 and max(*sizes, *outputs) <= 32  # L2D's, of three channels
+    if strides == (1, 1) and (wide or min(taps) >= 5 and deep and small):
         return "transformed"
     if strides == (1, 1) and {*taps} <= {3, 4, 5} and deep and max(outputs) <= 32:
         tiles = prod(-(-n // TILE) for n in outputs)
