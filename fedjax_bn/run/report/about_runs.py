@@ -7,7 +7,8 @@ from functools import cache
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config_file import packaged_configs, read
 from fedjax_bn.run.report import html_parts
-from fedjax_bn.run.report.finished_runs import Run, Variant, changed_keys, spell
+from fedjax_bn.run.report.finished_runs import Run
+from fedjax_bn.run.report.variants import Variant, changed_keys, spell
 
 _MOST_COMMANDS = 12
 
