@@ -24,8 +24,8 @@ class Variant(NamedTuple):
     """Runs that differ in nothing but their seeds and the domains left out.
 
     Attributes:
-      label: the method, with the keys that tell it from other variants of the same method; a value
-        that more than half of these have is not told.
+      label: the method, with the keys that tell it from other variants of the same method; of a
+        rule the method's own is not told, of other keys a value that more than half have.
       runs: in the order in which they were given.
       keys: those in which the method's variants differ.
     """
@@ -107,20 +107,24 @@ def _labels(groups: Iterable[Sequence[Run]]) -> tuple[list[str], dict[str, tuple
         by_method.setdefault(run.summary["method"], []).append(relevant(run))
     keys, usual = {}, {}
     for method, configs in by_method.items():
-        keys[method] = tuple(
-            k for k in configs[0] if any(c.get(k) != configs[0][k] for c in configs)
-        )
-        usual[method] = {key: _most([spell(c.get(key)) for c in configs]) for key in keys[method]}
+        first = configs[0]
+        keys[method] = tuple(k for k in first if any(c.get(k) != first[k] for c in configs))
+        for key in keys[method]:
+            values = [spell(config.get(key)) for config in configs]
+            usual[method, key] = _usual(method, key, values)
     labels = []
     for run in firsts:
         method, config = run.summary["method"], relevant(run)
-        values = {key: spell(config[key]) for key in keys[method]}
-        told = [f"{key}={text}" for key, text in values.items() if text != usual[method][key]]
+        values = {key: spell(config.get(key)) for key in keys[method]}
+        told = [f"{key}={text}" for key, text in values.items() if text != usual[method, key]]
         labels.append(f"{method} ({', '.join(told)})" if told else method)
     return labels, keys
 
 
-def _most(values: Sequence[str]) -> str | None:
-    """The value that more than half have; None where there is none."""
+def _usual(method: str, key: str, values: Sequence[str]) -> str | None:
+    """The value of a key that labels do not tell; None where each one is told."""
+    own = own_rules(method).get(key, "empty" if defaults().get(key) == "" else None)
+    if own in values:
+        return own
     value, count = Counter(values).most_common(1)[0]
     return value if 2 * count > len(values) else None

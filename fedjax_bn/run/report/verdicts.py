@@ -10,7 +10,6 @@ from fedjax_bn.run.report.scores import MEAN
 from fedjax_bn.run.report.variants import Variant, relevant, spell
 
 _MANY = 4  # rows, of which the best is no longer a fair comparison
-_NAMED = 6  # variants of a sentence; of more their number is told
 _OF_ROWS = frozenset(("share",))  # a method's own rule, which baselines do not take over
 
 
@@ -28,7 +27,7 @@ def verdict(table: Table) -> str:
         gap, named = best.versus, f"the baseline {table.baseline}"
     compared = others[0].label if first.label == table.baseline else table.baseline
     tied = [label for label in table.tied if label != compared]
-    more = f" Not told apart from it: {_named(tied)}." if tied else ""
+    more = f" Not told apart from it: {_named(tied, 3)}." if tied else ""
     if gap is None:
         return f"{start}{_basis(best)}, the best here; the baseline has no number to compare.{more}"
     return f"{start}, the best here: {gap.mean:+.1f} points to {named}{_reality(gap, best)}{more}"
@@ -112,10 +111,10 @@ def _weighs_its_own_way(variant: Variant) -> bool:
     return has_own_weighing(variant.method) and not variant.runs[0].config["weigh"]
 
 
-def _named(names: Sequence[str]) -> str:
-    """Some names, and how many more there are."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+def _named(names: Sequence[str], most: int = 6) -> str:
+    """At most so many names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def paper_notes(tables: Sequence[Table]) -> list[str]:
