@@ -75,7 +75,7 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         kept, records = resume(place, host.start, lambda text: log(INFO, text))
         _say_start(host, records)
         kept, records = _loop(grid, host, place, met, kept, records)
-        log(INFO, write_served(host, place, kept, records))
+        log(INFO, write_served(host, place, folder, kept, records))
         return kept, records
 
 
