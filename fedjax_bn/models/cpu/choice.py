@@ -130,7 +130,7 @@ def by_table(shapes: Shapes) -> str:
     small = images[0] >= 8 and max(*sizes, *outputs) <= 14
     deep = min(shapes.kernel[2:]) >= 16
     wide = min(taps) >= 9 and max(*sizes, *outputs) <= 32  # L2D's, of three channels
-    if strides == (1, 1) and (wide or min(taps) >= 5 and deep and small):
+    if strides == (1, 1) and (wide or (min(taps) >= 5 and deep and small)):
         return "transformed"
     if strides == (1, 1) and {*taps} <= {3, 4, 5} and deep and max(outputs) <= 32:
         tiles = prod(-(-n // TILE) for n in outputs)
