@@ -89,7 +89,14 @@ def any_asked(stop: bool) -> bool:
 
 
 def require_same(what: str, value: Any) -> None:
-    """Raises ConfigError where this process has another value than process 0."""
+    """Raises ConfigError where this process has another value than process 0.
+
+    All processes must call it, in the same order.
+
+    Args:
+      what: the value's name in the error.
+      value: anything that JSON can hold.
+    """
     mine = json.dumps(value, sort_keys=True)
     if by_first(lambda: mine) != mine:
         raise errors.ConfigError(

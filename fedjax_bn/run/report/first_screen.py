@@ -13,7 +13,12 @@ _MARKS = {1: ("▲ ", "up"), -1: ("▼ ", "down"), 0: ("", "soft")}
 
 
 def first_screen(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
-    """What a data set's runs came to."""
+    """Who won by each table, the tables, and what to know before believing them, as HTML.
+
+    Args:
+      variants: of one data set.
+      tables: theirs, at least one.
+    """
     parts = [html_parts.paragraphs([*map(verdict, tables)], "verdict"), *map(_table, tables)]
     told = (
         f"Test {tables[0].score} in percent, of the selected round. Best bold; below it the 95 % "

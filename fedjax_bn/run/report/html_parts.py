@@ -70,7 +70,13 @@ def panels(parts: Sequence[tuple[str, str]]) -> str:
 
 
 def cell(text: object, value: object = None, kind: str = "") -> str:
-    """A cell of a table: a text, what it sorts by, and its class."""
+    """A cell of a table.
+
+    Args:
+      text: shown, with markup escaped.
+      value: what it sorts by, a number or a text; empty stays below; None: the text.
+      kind: its CSS class; empty for none.
+    """
     data = "" if value is None else f' data-value="{on_page(str(value))}"'
     name = f' class="{kind}"' if kind else ""
     return f"<td{name}{data}>{on_page(str(text))}</td>"

@@ -85,7 +85,15 @@ def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> 
 
 
 def write_plots(folder: Path, runs: Sequence[Run]) -> None:
-    """Writes plots/*.png of the first of some runs, the others beside it."""
+    """Writes plots/*.png of the first of some runs, the others beside it.
+
+    Args:
+      folder: the first run's workdir.
+      runs: at least one.
+
+    Raises:
+      WorkdirError: a file cannot be written.
+    """
     first, summaries = runs[0], [run.summary for run in runs]
     records, score = first.records, first.score
     drawn = {

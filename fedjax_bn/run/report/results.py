@@ -230,7 +230,7 @@ def _same_samples(one: Score, other: Score) -> bool:
 
 
 def ranked(table: Table, column: str) -> Iterator[Row]:
-    """The rows that have a column, best first, and last what is not a number."""
+    """The rows that have a column, the greatest mean first, and last what is not a number."""
     rows = [row for row in table.rows if column in row.cells]
     means = {id(row): row.cells[column].value.mean for row in rows}
     yield from sorted(rows, key=lambda row: (np.isnan(means[id(row)]), -means[id(row)]))

@@ -44,7 +44,12 @@ _LATEX = _Style(_in_latex, "\\textbf{{{}}}".format, "$_{{[{}]}}$".format)
 
 
 def markdown(title: str, tables: Sequence[Table]) -> str:
-    """The tables of a data set as Markdown, best bold, limits in brackets."""
+    """The tables of a data set as Markdown: best bold, limits in brackets, papers' numbers behind.
+
+    Args:
+      title: above them, text.
+      tables: of a report.
+    """
     parts = [f"## {_in_markdown(title)}"]
     for table in tables:
         rows = list(_rows(table, _MARKDOWN))
@@ -55,7 +60,12 @@ def markdown(title: str, tables: Sequence[Table]) -> str:
 
 
 def latex(title: str, tables: Sequence[Table]) -> str:
-    """The tables of a data set as LaTeX tabulars (booktabs), best bold, limits as subscripts."""
+    """The tables of a data set as LaTeX tabulars (booktabs): best bold, limits as subscripts.
+
+    Args:
+      title: in a comment above them, text.
+      tables: of a report.
+    """
     parts = [f"% {shown(title)}"]
     for table in tables:
         rows = list(_rows(table, _LATEX))

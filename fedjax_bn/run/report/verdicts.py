@@ -61,7 +61,12 @@ def _basis(cell: Cell) -> str:
 
 
 def cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> list[str]:
-    """What a reader must know before believing the tables."""
+    """What a reader must know before believing the tables, a sentence each.
+
+    Args:
+      variants: of one data set.
+      tables: theirs, at least one.
+    """
     cells = [c for table in tables for row in table.rows for c in row.cells.values()]
     counted, found = any(cell.samples for cell in cells), list(_other_keys(variants))
     if {cell.seeds for cell in cells} == {1}:
