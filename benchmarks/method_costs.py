@@ -76,7 +76,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "feddg": {"spectra": 4},
 }
 FIELDS: dict[str, dict[str, Any]] = {"fedwon": {"norm": "none"}}  # of the network
-TOGETHER = 8  # programs in memory
 
 
 class Size(NamedTuple):
@@ -106,6 +105,7 @@ def main() -> None:
     add("--batch", type=int, help="samples; default: the network's own")
     add("--steps", type=int, help="of a client in a round; default: the network's own")
     add("--repeats", type=int, default=9, help="rounds of each; default %(default)s")
+    add("--together", type=int, default=8, help="programs in memory; default %(default)s")
     add("--record", type=Path, help="takes a line of each method; what it has is left out")
     add("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse_args()
@@ -117,28 +117,27 @@ def main() -> None:
     for network in options.only:
         own = SIZES[network]
         size = Size(*(getattr(options, name) or getattr(own, name) for name in Size._fields))
-        results[network] = measure(
-            network, size, options.methods, options.repeats, options.record or Path(os.devnull)
-        )
+        results[network] = measure(network, size, options, options.record or Path(os.devnull))
     if options.json:
         print(json.dumps({"machine": here, "results": results}))
 
 
-def measure(
-    network: str, size: Size, names: list[str], repeats: int, record: Path
-) -> dict[str, Any]:
+def measure(network: str, size: Size, options: argparse.Namespace, record: Path) -> dict[str, Any]:
     """By method: seconds of a round and of compiling it, and measured over predicted."""
     print(f"\n{network} {size.side}x{size.side}, {size.steps} steps of {size.batch}")
     rows, batches = recorded(record, network, size), make_batches(size)
-    others = [name for name in names if name not in ("fedavg", *rows)]
+    others = [name for name in options.methods if name not in ("fedavg", *rows)]
     if rows:
         print(table(rows), flush=True)
-    for begin in range(0, max(len(others), not rows), TOGETHER - 1):
-        runs, compiling = {}, {}
-        for name in ("fedavg", *others[begin : begin + TOGETHER - 1]):
-            runs[name], compiling[name] = compiled_round(name, network, batches)
-        taken = interleave(runs, repeats)
-        found = {name: row(name, taken, compiling[name]) for name in taken}
+    if not others and rows:
+        return rows
+    beside, base = max(1, options.together - 1), compiled_round("fedavg", network, batches)
+    for begin in range(0, max(len(others), 1), beside):
+        rounds = {"fedavg": base}
+        for name in others[begin : begin + beside]:
+            rounds[name] = compiled_round(name, network, batches)
+        taken = interleave({name: run for name, (run, _) in rounds.items()}, options.repeats)
+        found = {name: row(name, taken, rounds[name][1]) for name in taken}
         print(table(found), flush=True)
         append(record, network, size, found)
         rows |= found
