@@ -139,8 +139,13 @@ def by_table(shapes: Shapes) -> str:
             return "tiled"
     if max(taps) > 1 and max(sizes) <= 4 and min(shapes.kernel[2:]) >= 64:
         return "taps"
+    if max(taps) > 1 and min(outputs) >= 10 and channels % 8 == 0:
+        return "direct"  # which fills the processor's vectors
     few = images[0] * prod(outputs) * prod(taps) * channels <= _MAX_PATCH_VALUES
-    return "patches" if few or exceeds(shapes) or max(taps) == 1 else "direct"
+    if few or exceeds(shapes) or max(taps) == 1:
+        return "patches"
+    whole = all(k % stride == 0 and k > stride > 1 for k, stride in zip(taps, strides, strict=True))
+    return "folded" if whole and channels <= 4 else "direct"
 
 
 def is_usual(shapes: Shapes) -> bool:

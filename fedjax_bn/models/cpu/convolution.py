@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_bn.dtypes import promote
-from fedjax_bn.models.cpu.algorithms import NHWC
 from fedjax_bn.models.cpu.choice import chosen, shapes_of
+from fedjax_bn.models.cpu.direct import NHWC
 
 
 def convolution(
