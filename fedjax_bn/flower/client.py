@@ -31,7 +31,7 @@ from fedjax_bn.flower.records import (
     with_scores,
 )
 from fedjax_bn.flower.settings import Node, config_of, node_of
-from fedjax_bn.flower.site import Site, first_own, open_site
+from fedjax_bn.flower.site import Site, check_site, first_own, open_site
 from fedjax_bn.named_arrays import from_named, names_of, to_named
 from fedjax_bn.names import file_name
 from fedjax_bn.run.errors import ConfigError
@@ -102,6 +102,7 @@ def _hello(names: _Names, message: Message) -> Message:
     """Who this client is, the form of its samples, and how many it has, if it says so."""
     site, order = _site(*names), order_in(message.content)
     node = site.node
+    check_site(site)
     log(INFO, partition_table(site.config, jax.eval_shape(site.rows(order.population))))
     log(INFO, _serving_note(site, order))
     size = len(site.domain.train.images) if node.reports("sizes") else 0

@@ -20,6 +20,7 @@ from fedjax_bn.ranges import brief
 from fedjax_bn.run.configured_weighing import what_validates
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import Experiment, assemble, build, sampler_of
+from fedjax_bn.run.shapes import check_shapes
 from fedjax_bn.run.start import Keys, make_start, prepare
 from fedjax_bn.run.stream import megabytes
 from fedjax_bn.state import Broadcast
@@ -79,6 +80,8 @@ def deployed(config: ConfigDict) -> ConfigDict:
 def open_site(config: ConfigDict, node: Node) -> Site:
     """Reads the client's data and builds what trains on them; nothing is compiled yet.
 
+    Every task of a client begins with it: whether a round works, `check_site` traces once.
+
     Args:
       config: of the run, as `settings.config_of` makes it.
       node: the node config.
@@ -87,12 +90,24 @@ def open_site(config: ConfigDict, node: Node) -> Site:
       ConfigError: the configuration, or the data of this client, do not suit.
     """
     config = deployed(config)
-    experiment, keys, start = prepare(config, partial(_of_client, node))
+    experiment, keys, start = prepare(config, partial(_of_client, node), traced=False)
     train = _trainer(config, experiment, keys, node)
     form = {
         k: v for k, v in form_of(experiment.internal).items() if k not in ("dataset", "clients")
     }
     return Site(config, experiment, keys, start, jax.eval_shape(start), node, form, train)
+
+
+def check_site(site: Site) -> None:
+    """Traces the client's round and the server's step, before a client joins.
+
+    Raises:
+      ConfigError: model, method and data do not suit each other, or do not fit in memory.
+    """
+    try:
+        check_shapes(site.config, site.experiment, site.start)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def first_own(site: Site) -> Own:
