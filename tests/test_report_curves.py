@@ -104,6 +104,17 @@ def test_who_won_is_told_with_those_that_are_not_told_apart(tmp_path):
     assert said.endswith("the difference is real. Not told apart from it: fedprox.")
 
 
+def test_one_round_makes_no_curve(tmp_path):
+    place = finished(tmp_path / "runs", "fedbn", 0, {"ant": 60.0})
+    records = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    del records[0]["accuracy"]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (place / "metrics.jsonl").write_text(text)
+    page = written(tmp_path)
+    assert "One round was evaluated: there is no curve." in page
+    assert [name for name, _ in lines(page)] == ["fedbn", "fedbn"]  # the training loss and its mean
+
+
 def test_markdown_has_test_samples_and_the_papers_numbers(tmp_path):
     finished(tmp_path / "runs", "fedbn", 0, {"svhn": 60.0}, None, "digits")
     written(tmp_path)

@@ -158,7 +158,7 @@ def test_outside_two_papers_print_numbers_and_the_run_differs_from_each(tmp_path
     said = [t for t in page_of(tmp_path, "runs").paragraphs if t.startswith("Beside")]
     inside, first, other = said
     assert "Table 2" in inside
-    assert inside.endswith("target=frost (empty there).")
+    assert "target=frost (empty there); no brightness, contrast" in inside
     assert "TsmoBN, Table 1" in first
     assert "UniFed, Table 3" in other
     assert all("pretrained=empty (weights of ImageNet there)" in text for text in said)

@@ -67,6 +67,9 @@ def _titled(table: Table, title: str, panels: Panels, folded: bool = False) -> s
     lines = [line for columns in panels.values() for each in columns.values() for line in each]
     if not lines:
         return ""
+    if all(len(line.x) < 2 for line in lines):
+        note = html_parts.paragraphs(["One round was evaluated: there is no curve."], "soft")
+        return f"<h3>{title}</h3>{note}"
     looks = looks_of({line.name: line.look.style for line in lines}, table)
     grids = [
         (head, _grid({c: coloured(each, looks) for c, each in columns.items()}, folded or i > 0))

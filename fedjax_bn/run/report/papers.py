@@ -110,7 +110,7 @@ def beside(table: Table, row: Row, column: str) -> tuple[Printed, ...]:
             number = (float(np.mean([cell.mean for cell in cells.values()])), None)
         else:
             continue
-        differs = "; ".join(_differences(protocol, row.config))
+        differs = "; ".join((*_differences(protocol, row.config), *_other_clients(protocol, table)))
         told = differs or "nothing that its config states"
         found.append(Printed(protocol.paper, protocol.name, averaged, *number, told))
     return tuple(found)
@@ -188,6 +188,16 @@ def _differences(protocol: Protocol, config: Mapping[str, Any]) -> list[str]:
     if protocol.target is not None and config["target"] != protocol.target:
         said.append(f"target={spell(config['target'])} ({spell(protocol.target)} there)")
     return said
+
+
+def _other_clients(protocol: Protocol, table: Table) -> Iterator[str]:
+    """Which clients train here and not there, and which there and not here."""
+    if protocol.table != "internal":
+        return
+    here, there = {*table.columns} - {MEAN}, {*protocol.columns} - {MEAN}
+    for missing, where in ((here - there, "there"), (there - here, "here")):
+        if missing:
+            yield f"no {', '.join(sorted(missing))} {where}"
 
 
 @cache
