@@ -1,6 +1,8 @@
 """What operators set, and what the two sides say of it before anything is trained."""
 
 import csv
+import io
+import logging
 
 import jax
 import numpy as np
@@ -18,6 +20,7 @@ from fedjax_bn.run.errors import ConfigError
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
+from fedjax_bn.flower import server
 from fedjax_bn.flower.records import arrays_in
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
@@ -156,3 +159,12 @@ def test_a_client_that_reports_nothing_sends_no_size_and_no_loss(folder, caplog)
             assert sent["size"] == 1
             assert np.isnan(sent["loss"])
             assert np.isnan(sent["risk"])
+
+
+def test_a_line_is_printed_by_flower_alone_and_other_loggers_are_heard(monkeypatch):
+    heard = io.StringIO()
+    monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler(heard)])
+    server._say_once()
+    logging.getLogger("flwr").warning("round 1")
+    logging.getLogger("absl").warning("the disk is slow")
+    assert heard.getvalue() == "the disk is slow\n"

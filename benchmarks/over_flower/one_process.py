@@ -53,12 +53,18 @@ class Overhead(NamedTuple):
 
 
 def overhead(clients: int, rounds: int, changes: str = "") -> Overhead:
-    """Measures so many rounds after one that compiles."""
+    """Measures so many rounds behind one that compiles.
+
+    Args:
+      clients: how many.
+      rounds: at least 1.
+      changes: of the configuration, `key=value,...`.
+    """
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_config(folder, clients)
-        changes = ",".join(filter(None, (f"rounds={rounds + 1}", changes)))
+        changes = ",".join(filter(None, (f"rounds={rounds + 2}", changes)))
         simulated = statistics.median(_simulated(configured(folder, changes), rounds))
         federated = statistics.median(_federated(folder, clients, changes))
         flower = statistics.median(_echoed(configured(folder, changes), clients, rounds))
@@ -77,7 +83,7 @@ def _simulated(config: Any, rounds: int) -> Iterator[float]:
 
 
 def _federated(folder: Path, clients: int, changes: str) -> list[float]:
-    """Of each round but the first, between its record and that of the round before."""
+    """Of each round but the first and the last, to the begin of the next: with its checkpoint."""
     config = {"config": "config.py", "changes": changes, "clients": clients}
     run = config | {"workdir": str(folder / "server"), "minimum": clients}
     app = client_app(folder)
@@ -86,19 +92,18 @@ def _federated(folder: Path, clients: int, changes: str) -> list[float]:
         for k in range(clients)
     }
     times: list[float] = []
-    save = app_server.checkpoint.settle
+    play = app_server.play
 
-    def settled(manager: Any) -> None:
-        """The last that a round does."""
-        save(manager)
+    def timed(*given: Any) -> Any:
         times.append(time.process_time())
+        return play(*given)
 
-    app_server.checkpoint.settle = settled
+    app_server.play = timed
     try:
         app_server.serve(_forgetful(nodes), run_of(run), folder)
     finally:
-        app_server.checkpoint.settle = save
-    return list(np.diff(times))
+        app_server.play = play
+    return list(np.diff(times)[1:])
 
 
 def _forgetful(nodes: dict[int, Callable]) -> LocalGrid:
