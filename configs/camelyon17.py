@@ -29,7 +29,13 @@ in launch/sweeps/unifed.py. It names no cut and no early stop.
 A run stops when ten rounds bring no better mean validation accuracy (E.1). Every hospital that
 trains is cut to the size of the smallest (section 4.1), which a run says at its start.
 
-Small: --config.data.fraction=0.01 --config.data.image_size=32 --config.rounds=3
+Small, on a CPU, and without these patches, which were not at hand: the embedded scanners in their
+place,
+    --config.data.name=scanners --config.data.split= --config.data.validation=0
+    --config.data.image_size=28 --config.target=fax --config.model=SmallCNN --config.rounds=30
+    --config.eval_every=5 --config.batch_size=16 --config.optimizer.learning_rate=0.05
+It ends after 21 CPU seconds at 43.1 % on the clients' mean, and on the unseen scanner at 17.4 % with
+running statistics, 40.1 with TsmoBN; chance is 10.
 """
 
 from ml_collections import ConfigDict

@@ -23,6 +23,10 @@ Its other experiments are keys:
     heterogeneity (Fig. 4c, Table 7)      --config.data.clients_per_domain=3
                                           --config.data.fraction=0.3    (743 images a client)
     methods (Fig. 5, Table 11)            --config.method=fedavg    (fedprox, silobn, singleset)
+
+Small, on a CPU: --config.rounds=16 --config.eval_every=4
+It ends, after four CPU minutes, at 83.3 % on the mean of five domains, one seed, with the `.npz` and
+what else differs of docs/results.md: SVHN 58.2, USPS 92.4, fonts 95.4, MNIST-M 74.8, MNIST 95.8.
 """
 
 from ml_collections import ConfigDict

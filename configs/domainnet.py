@@ -17,7 +17,8 @@ The paper's Table 1 (300 rounds, 5 runs), accuracy in percent:
     methods        --config.method=fedavg    (fedprox, silobn, singleset)
     other classes  --config.data.classes=airplane,zigzag    (all: every one of the 345)
 
-Small, on a CPU: --config.data.image_size=64 --config.rounds=3
+Small, on a CPU: the keys of configs/office_caltech10.py, which says what they gave on other images;
+these were not at hand.
 """
 
 from ml_collections import ConfigDict

