@@ -22,7 +22,8 @@ target=mnist.
 Small, with no download: the small run of configs/camelyon17.py with --workdir DIR, then
     python -m fedjax_bn.main evaluate --workdir DIR --config
     configs/tsmobn_batch_size.py:data.name=scanners,data.split=,data.image_size=28,target=fax
-It takes some seconds. On the unseen scanner: 29.8 % in batches of 2, 39.8 of 4 and 8, 41.5 to 42.5 of 16 and more (chance 10).
+It takes some seconds. The unseen scanner has
+29.8 % in batches of 2, 39.8 of 4 and 8, 41.5 to 42.5 of 16 and more (chance 10).
 """
 
 from ml_collections import ConfigDict

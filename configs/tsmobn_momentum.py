@@ -22,7 +22,8 @@ target=mnist.
 Small, with no download: the small run of configs/camelyon17.py with --workdir DIR, then
     python -m fedjax_bn.main evaluate --workdir DIR --config
     configs/tsmobn_momentum.py:data.name=scanners,data.split=,data.image_size=28,target=fax
-It takes some seconds. On the unseen scanner: 39.1 to 42.5 %, least at 0.8, where running statistics have 17.4 (chance 10).
+It takes some seconds. The unseen scanner has
+39.1 to 42.5 %, least at 0.8, where running statistics have 17.4 (chance 10).
 """
 
 from ml_collections import ConfigDict
