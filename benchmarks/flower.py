@@ -1,32 +1,26 @@
-"""Deployment over Flower: bytes a round, and rounds a minute and CPU seconds over loopback.
+"""Deployment over Flower: bytes a round, and what a round costs beside the simulated one.
 
   python benchmarks/flower.py bytes                             a table of methods and models
-  python benchmarks/flower.py rounds --clients 2 --rounds 4     one federation, from start to end
+  python benchmarks/flower.py overhead --clients 2,8,32         in one process, by Flower's messages
+  python benchmarks/flower.py rounds --clients 8 --rounds 3     over processes, from start to end
+  python benchmarks/flower.py task                              one task of a client, by its parts
 
-`rounds` starts launch/flower/local.sh, trains FedBN on scanners shared out among the clients, and
-takes CPU seconds from the system's account of all its processes, those of Flower included: once
-for one round and once for all, so that a round's share is without the start. Beside it stand the
-same rounds of the simulation, in this process.
+FedBN on two of the quickstart's scanners, shared out among the clients, 180 images each, one local
+epoch. `rounds` starts launch/flower/local.sh, once with our app (by default on MLP: 32 clients of
+DigitCNN need more memory than a small machine has) and once with an app that only sends the same
+arrays to and fro, which is Flower's own. CPU seconds are of all cores.
 """
 
 import argparse
-import ctypes
 import json
 import os
-import resource
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
 METHODS = ("fedavg", "fedbn", "silobn", "scaffold", "feddc", "fediga", "fedcd")
 MODELS = ("DigitCNN", "ResNet18", "ResNet50")
-SUBREAPER = 36  # of prctl: who becomes the parent of processes whose own has ended
-SAMPLES = "model=MLP,data.clients_per_domain={},eval_every=1000"
 
 
 def bytes_of(method: str, model: str) -> dict[str, int]:
@@ -65,101 +59,73 @@ def print_bytes() -> None:
         print(f"| {method} | " + " | ".join(cells) + " |")
 
 
-def cpu_seconds() -> float:
-    """Of all processes below this one that have ended, theirs included."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def print_overhead(counts: list[int], rounds: int, changes: str) -> None:
+    """A line for each number of clients: CPU seconds of a round."""
+    from over_flower.one_process import overhead
+
+    print("| clients | simulated | federated | of it Flower's own | ratio without Flower's own |")
+    print("|---|---|---|---|---|")
+    for count in counts:
+        found = overhead(count, rounds, changes)
+        numbers = f"{found.simulated:.2f} | {found.federated:.2f} | {found.flower:.2f}"
+        print(f"| {count} | {numbers} | {found.ratio:.2f} |", flush=True)
 
 
-def wait_for_all() -> None:
-    """Until no process below this one is left."""
-    while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            return
+def print_rounds(counts: list[int], rounds: int, changes: str) -> None:
+    """A line for each number of clients: how fast, and the CPU seconds of a client and round."""
+    from over_flower.processes import arrays_of, federate
 
-
-def federate(folder: Path, clients: int, rounds: int) -> dict[str, float]:
-    """One federation: {"cpu", "seconds" of its rounds together}."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shutil.copytree(ROOT / "launch" / "flower", folder / "app")
-    script = folder / "app" / "local.sh"
-    environment = os.environ | {
-        "FEDERATION": str(folder / "runs"),
-        "PORT": str(port),
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
-    }
-    changes = f"{SAMPLES.format(-(-clients // 5))},rounds={rounds}"
-    config = {"changes": changes, "clients": clients, "minimum": clients}
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-    before = cpu_seconds()
-    quiet = {"env": environment, "check": True, "stdout": subprocess.DEVNULL}
-    report = 'report="sizes,losses"'
-    subprocess.run([script, "start", "-n", str(clients), report], **quiet)
-    try:
-        subprocess.run([script, "run", "--run-config", text], **quiet)
-    finally:
-        subprocess.run([script, "stop"], **quiet)
-        wait_for_all()
-    lines = (folder / "runs" / "server" / "metrics.jsonl").read_text().splitlines()
-    seconds = sum(json.loads(line)["seconds"] for line in lines)
-    return {"cpu": cpu_seconds() - before, "seconds": seconds, "rounds": len(lines)}
-
-
-def simulate(clients: int, rounds: int) -> float:
-    """CPU seconds of a round of the same clients in one program."""
-    import jax
-
-    from fedjax_bn.run.config_file import read
-    from fedjax_bn.run.rounds import open_rounds
-    from fedjax_bn.run.start import prepare
-
-    changes = f"{SAMPLES.format(-(-clients // 5))},clients_per_round={clients},mesh=1"
-    config = read(f"quickstart:{changes}")
-    experiment, keys, start = prepare(config)
-    state = start()
-    round = open_rounds(config, experiment, keys, state).compile(state)
-    state, _ = round(state)
-    began = time.process_time()
-    for _ in range(rounds):
-        state, _ = jax.block_until_ready(round(state))
-    return (time.process_time() - began) / rounds
-
-
-def print_rounds(clients: int, rounds: int) -> None:
-    """The line of a table: clients, rounds a minute, CPU seconds of a round and client."""
-    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-    found = []
-    for count in (1, rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            found.append(federate(Path(folder), clients, count))
-    one, all_ = found
-    cpu = (all_["cpu"] - one["cpu"]) / (rounds - 1)
-    seconds = all_["seconds"] / all_["rounds"]
-    simulated = simulate(clients, rounds)
     print(
-        "| clients | rounds a minute | CPU s a round | CPU s a client | simulated CPU s a round |"
+        "| clients | rounds a minute | CPU s a client and round | with an empty app | memory GB |"
     )
-    print(
-        f"| {clients} | {60 / seconds:.2f} | {cpu:.1f} | {cpu / clients:.1f} | {simulated:.3f} |",
-        flush=True,
-    )
+    print("|---|---|---|---|---|")
+    for count in counts:
+        ours = federate(count, rounds, changes)
+        with arrays_of(count, changes) as arrays:
+            empty = federate(count, rounds, "", echo=arrays)
+        rate, cpu = f"{60 / ours.seconds:.2f}", f"{ours.cpu / count:.1f} | {empty.cpu / count:.1f}"
+        print(f"| {count} | {rate} | {cpu} | {ours.memory:.1f} |", flush=True)
+
+
+def print_task(repeats: int, changes: str) -> None:
+    """The parts of a client's task, medians over processes behind one that fills the cache."""
+    from statistics import median
+
+    from over_flower.federation import write_config
+
+    root = Path(__file__).parents[1]
+    script = root / "benchmarks" / "over_flower" / "one_task.py"
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(Path(folder), 2)
+        command = [sys.executable, str(script), folder, changes]
+        environment = os.environ | {"PYTHONPATH": str(root)}
+        taken = [
+            json.loads(subprocess.check_output(command, env=environment).splitlines()[-1])
+            for _ in range(repeats + 1)
+        ][1:]
+    for part in taken[0]:
+        print(f"{median(one[part] for one in taken):7.3f}  {part}")
 
 
 def main() -> None:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["bytes", "rounds"])
-    parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("what", choices=["bytes", "overhead", "rounds", "task"])
+    parser.add_argument(
+        "--clients", default="2", help="numbers between commas; default %(default)s"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
+    parser.add_argument("--changes", default=None, help="of the configuration, key=value,...")
     given = parser.parse_args()
+    counts, rounds = [int(part) for part in given.clients.split(",")], max(2, given.rounds)
     if given.what == "bytes":
         print_bytes()
+    elif given.what == "overhead":
+        print_overhead(counts, rounds, given.changes or "")
+    elif given.what == "rounds":
+        print_rounds(counts, rounds, "model=MLP" if given.changes is None else given.changes)
     else:
-        print_rounds(given.clients, max(2, given.rounds))
+        print_task(rounds, given.changes or "")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from fedjax_bn.named_arrays import names_of
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
-from fedjax_bn.flower.records import answer_in, arrays_in, order_in, packed
+from fedjax_bn.flower.records import answer_in, arrays_in, order_in, packed, recorded
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of
@@ -88,7 +88,7 @@ def test_a_client_that_fails_is_left_out_and_one_that_comes_back_goes_on(folder,
         if message.metadata.message_type == "train" and in_round(message) == 2:
             arrays, header = arrays_in(reply.content), answer_in(reply.content)
             arrays["shared/params/out/bias"] *= np.nan
-            reply.content = packed(arrays, header)
+            reply.content = packed(recorded(arrays), header)
             del grid.nodes[11]
         return reply
 

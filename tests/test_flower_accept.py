@@ -36,6 +36,18 @@ def test_a_good_upload_is_taken_with_the_norm_of_its_update():
     assert found.personal == ()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_norm_is_that_of_all_numbers_of_large_leaves_in_float64(dtype):
+    """NumPy's own sum, of leaves that are longer than a block and no multiple of one."""
+    random = np.random.default_rng(0)
+    start, end = (random.normal(size=(3, 11_117)).astype(dtype) for _ in range(2))
+    upload = UPLOAD._replace(shared={"w": end}, message=())
+    form = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), upload)
+    expected = EXPECTED._replace(upload=form, shared={"w": start}, norm_bound=1e3)
+    wanted = np.linalg.norm(end.astype(np.float64) - start.astype(np.float64))
+    assert accept(to_named(upload), expected).norm == pytest.approx(wanted, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

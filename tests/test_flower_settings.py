@@ -1,17 +1,26 @@
 """What operators set, and what the two sides say of it before anything is trained."""
 
+import csv
+import io
+import logging
+
 import jax
 import numpy as np
 import pytest
 
 import runs
+from double_net import DoubleNet
 from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.data.domain import whole
+from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import global_variables
-from fedjax_bn.run import finished
+from fedjax_bn.run import evaluate_finished, finished, predict
+from fedjax_bn.run import serve as serve_command
 from fedjax_bn.run.errors import ConfigError
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
+from fedjax_bn.flower import server
 from fedjax_bn.flower.records import arrays_in
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
@@ -67,7 +76,9 @@ def folder(tmp_path, x64, monkeypatch):
         yield tmp_path
 
 
-def test_personal_leaves_leave_a_client_only_where_both_sides_say_so(folder, caplog):
+def test_personal_leaves_leave_a_client_only_where_both_sides_say_so_and_are_then_served(
+    folder, caplog
+):
     """Then the server holds their mean with the round's weights, for unseen clients."""
     changes = "method=fedbn,rounds=1"
     config = run_config(folder / "server", changes, serve_unseen=True, time_limit=0.1)
@@ -92,6 +103,26 @@ def test_personal_leaves_leave_a_client_only_where_both_sides_say_so(folder, cap
 
     sent = arrays_in(grid.sent[-1][1].content)
     assert [name for name in sent if name.startswith("personal/")]
+    assert_commands_serve(folder / "server" / "served", jax.jit(global_variables)(state))
+
+
+def assert_commands_serve(place, variables):
+    """`serve`, `predict` and `evaluate` read that folder: an unseen client's model, its scores."""
+    pytest.importorskip("flatbuffers", reason="the extra serve is not installed")
+    dog, export, table = whole(runs.DATA.domains[3]), place / "export", place / "dog.csv"
+    np.savez(place / "dog.npz", images=dog.images)
+    serve_command.run(place, export, say=lambda text: None)
+    asked = predict.Request(str(export), str(place / "dog.npz"), "running", str(table))
+    predict.run(asked)
+    with table.open() as file:
+        rows = [[float(p) for p in row[2:]] for row in list(csv.reader(file))[1:]]
+    images = standardize(runs.DATA.mean, runs.DATA.std)(dog.images, np.float64)
+    logits = DoubleNet().apply(variables, images)
+    np.testing.assert_allclose(rows, jax.nn.softmax(logits), atol=2e-6)
+    request = evaluate_finished.Request(changes=[("target", "dog"), ("adaptations", "running")])
+    told, _ = evaluate_finished.run(place, request, say=lambda text: None)
+    right = np.mean(np.argmax(logits, -1) == dog.labels)
+    assert told["unseen"]["dog"]["running"] == pytest.approx(100 * right)
 
 
 def test_a_client_reads_its_own_data_in_place_of_the_configured(folder):
@@ -128,3 +159,12 @@ def test_a_client_that_reports_nothing_sends_no_size_and_no_loss(folder, caplog)
             assert sent["size"] == 1
             assert np.isnan(sent["loss"])
             assert np.isnan(sent["risk"])
+
+
+def test_a_line_is_printed_by_flower_alone_and_other_loggers_are_heard(monkeypatch):
+    heard = io.StringIO()
+    monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler(heard)])
+    server._say_once()
+    logging.getLogger("flwr").warning("round 1")
+    logging.getLogger("absl").warning("the disk is slow")
+    assert heard.getvalue() == "the disk is slow\n"

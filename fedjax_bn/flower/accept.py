@@ -5,6 +5,7 @@ the client that was asked, of the size that it has said, says that it is finite 
 within the norm bound: sqrt(sum (y_k - x)^2) over the shared leaves, and the norm of its message.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from fedjax_bn.named_arrays import from_named
 from fedjax_bn.state import Upload
 
 PyTree = Any
+_BLOCK = 2**14  # numbers
 
 
 class Expected(NamedTuple):
@@ -69,8 +71,7 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
     _check_identity(upload, expected)
     if not upload.finite or not _is_finite((upload.shared, upload.message, personal)):
         raise ValueError("its update is not finite")
-    moved = jax.tree.map(lambda y, x: _double(y) - _double(x), upload.shared, expected.shared)
-    norm = _norm(moved)
+    norm = _norm(upload.shared, expected.shared)
     for what, size in (("update", norm), ("message", _norm(upload.message))):
         if not size <= expected.norm_bound:
             raise ValueError(
@@ -91,14 +92,28 @@ def _check_identity(upload: Upload, expected: Expected) -> None:
 
 
 def _is_finite(tree: PyTree) -> bool:
-    return all(np.isfinite(_double(leaf)).all() for leaf in jax.tree.leaves(tree))
+    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
 
 
-def _norm(tree: PyTree) -> float:
-    """sqrt of the sum of squares of all leaves, in float64."""
-    leaves = map(_double, jax.tree.leaves(tree))
-    return float(np.sqrt(sum(float(np.vdot(leaf, leaf)) for leaf in leaves)))
+def _norm(tree: PyTree, start: PyTree = None) -> float:
+    """sqrt of the sum of squares of all leaves, less those of `start`, in float64."""
+    leaves = jax.tree.leaves(tree)
+    starts = [None] * len(leaves) if start is None else jax.tree.leaves(start)
+    return math.sqrt(sum(map(_squares, leaves, starts)))
 
 
-def _double(leaf: np.ndarray) -> np.ndarray:
-    return np.asarray(leaf).astype(np.float64)
+def _squares(leaf: np.ndarray, start: np.ndarray | None) -> float:
+    """The sum of squares, in blocks that stay in the caches: leaves have millions of numbers.
+
+    Not by a dot product, for which BLAS wakes threads that spin: 3 CPU seconds for 57 MB.
+    """
+    flat = np.asarray(leaf).reshape(-1)
+    less = None if start is None else np.asarray(start).reshape(-1)
+    total = 0.0
+    for begin in range(0, flat.size, _BLOCK):
+        part = slice(begin, begin + _BLOCK)
+        block = flat[part].astype(np.float64)
+        if less is not None:
+            block -= less[part].astype(np.float64)
+        total += float(np.square(block, out=block).sum())
+    return total

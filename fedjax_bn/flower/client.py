@@ -5,7 +5,8 @@ compiled programs in JAX's cache (`config.compilation_cache`, or JAX_COMPILATION
 """
 
 import json
-from functools import lru_cache
+from contextlib import AbstractContextManager
+from functools import lru_cache, partial
 from logging import INFO
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of
+from fedjax_bn.aggregation import ServerState
+from fedjax_bn.federation import Broadcast, FederatedState, Own, Upload, broadcast_of
 from fedjax_bn.flower import own_part
 from fedjax_bn.flower.records import (
     Answer,
@@ -24,21 +26,29 @@ from fedjax_bn.flower.records import (
     arrays_in,
     order_in,
     packed,
+    recorded,
     with_hello,
     with_scores,
 )
 from fedjax_bn.flower.settings import Node, config_of, node_of
-from fedjax_bn.flower.site import Site, first_own, open_site
+from fedjax_bn.flower.site import Site, check_site, first_own, open_site
 from fedjax_bn.named_arrays import from_named, names_of, to_named
 from fedjax_bn.names import file_name
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluate import Evaluate, internal_evaluator
+from fedjax_bn.run.kernels import kernels
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.start import partition_table
+
+_Names = tuple[str, str, str, Node]  # see `_names`
 
 
 def client_app(folder: str | Path = ".") -> ClientApp:
     """A ClientApp of whatever method the run config's `config` names; see `settings` for all keys.
+
+    A task of it fails with a ConfigError (a key, the data, or what the server asks for does not
+    suit), a WorkdirError (its own part is lost, or its folder cannot be written) or a ValueError
+    (the server's message is another method's); the server names the client and goes on without it.
 
     Args:
       folder: of the app, where the config file is looked for first.
@@ -47,28 +57,20 @@ def client_app(folder: str | Path = ".") -> ClientApp:
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        return _hello(_site_of(context, folder), message)
+        return _hello(_names(context, folder), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _train(_site_of(context, folder), message)
+        return _train(_names(context, folder), message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return _evaluate(_site_of(context, folder), _evaluator_of(context, folder), message)
+        return _evaluate(_names(context, folder), message)
 
     return app
 
 
-def _site_of(context: Context, folder: str) -> Site:
-    return _site(*_names(context, folder))
-
-
-def _evaluator_of(context: Context, folder: str) -> Evaluate:
-    return _evaluator(*_names(context, folder))
-
-
-def _names(context: Context, folder: str) -> tuple[str, str, str, Node]:
+def _names(context: Context, folder: str) -> _Names:
     """What a site is made from. Of the run config only what says what is trained."""
     run = context.run_config
     texts = (str(run.get(key, "")) for key in ("config", "changes"))
@@ -82,14 +84,25 @@ def _site(source: str, changes: str, folder: str, node: Node) -> Site:
 
 
 @lru_cache
-def _evaluator(*names: object) -> Evaluate:
+def _evaluator(names: _Names) -> Evaluate:
     site = _site(*names)
     return internal_evaluator(site.config, site.experiment)
 
 
-def _hello(site: Site, message: Message) -> Message:
+@lru_cache
+def _kernels(names: _Names, place: Path) -> AbstractContextManager[None]:
+    """In which this client's programs are traced; the same one in each round, for which JAX asks.
+
+    Whoever enters it owns `place`, where what was measured is recorded (`config.cpu_kernels`).
+    """
+    return kernels(_site(*names).config, place, partial(log, INFO))
+
+
+def _hello(names: _Names, message: Message) -> Message:
     """Who this client is, the form of its samples, and how many it has, if it says so."""
-    order, node = order_in(message.content), site.node
+    site, order = _site(*names), order_in(message.content)
+    node = site.node
+    check_site(site)
     log(INFO, partition_table(site.config, jax.eval_shape(site.rows(order.population))))
     log(INFO, _serving_note(site, order))
     size = len(site.domain.train.images) if node.reports("sizes") else 0
@@ -99,7 +112,7 @@ def _hello(site: Site, message: Message) -> Message:
 
 def _serving_note(site: Site, order: Order) -> str:
     """Which personal leaves leave this client, where any do."""
-    names = names_of({"personal": _form(site).personal})
+    names = names_of({"personal": site.like.personal})
     if not order.serve_unseen or not names:
         return "no personal leaf leaves this client"
     if not site.node.serve_unseen:
@@ -112,44 +125,57 @@ def _serving_note(site: Site, order: Order) -> str:
     return f"serve-unseen: these personal leaves leave this client: {', '.join(names)}"
 
 
-def _train(site: Site, message: Message) -> Message:
+def _train(names: _Names, message: Message) -> Message:
     """Its part of a round: what it keeps goes to its folder, what it sends into the reply."""
-    order = order_in(message.content)
+    site, order = _site(*names), order_in(message.content)
     _serving_note(site, order)
-    like = jax.eval_shape(broadcast_of, _form(site))
-    broadcast = from_named(arrays_in(message.content), like)
+    broadcast = _broadcast_in(message, site)
     place = _place(site, order)
     with owned(place):
-        own, upload = jax.device_get(site.train(order, broadcast, _own_at(site, order, place)))
+        begun = _own_at(site, order, place)
+        with _kernels(names, place):
+            own, upload = jax.device_get(site.train(order, broadcast, begun))
         own_part.save(place, int(broadcast.round) + 1, own, order.begin)
     sent = to_named(_reported(upload, site.node))
     if order.serve_unseen:
         sent |= to_named({"personal": own.personal})
-    return Message(content=packed(sent, _answer(site, order)), reply_to=message)
+    return Message(content=packed(recorded(sent), _answer(site, order)), reply_to=message)
 
 
-def _evaluate(site: Site, evaluate: Evaluate, message: Message) -> Message:
+def _evaluate(names: _Names, message: Message) -> Message:
     """The score of its own model, with what the server broadcasts, on its own samples."""
-    order = order_in(message.content)
+    site, order = _site(*names), order_in(message.content)
     if not site.node.reports("accuracies"):
         raise ConfigError(
             "this client does not report its accuracies, see report in its node config"
         )
-    state = site.start()
-    broadcast = from_named(arrays_in(message.content), jax.eval_shape(broadcast_of, state))
+    broadcast = _broadcast_in(message, site)
     place = _place(site, order)
     with owned(place):
         own = _own_at(site, order, place)
-    personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], tuple(own))
-    state = state._replace(shared=broadcast.shared, personal=personal, memory=memory)
-    told = evaluate(state)
+        with _kernels(names, place):
+            told = _evaluator(names)(_alone(site, broadcast, own))
     scores = {name: told[name]["mean"] for name in ("accuracy", "validation") if name in told}
     return Message(content=with_scores(scores, _answer(site, order)), reply_to=message)
 
 
-def _form(site: Site) -> FederatedState:
-    """The form of the state of this client's federation, with one row."""
-    return jax.eval_shape(site.start)
+def _alone(site: Site, broadcast: Broadcast, own: Own) -> FederatedState:
+    """A federation of this client alone, as far as its model needs one."""
+    personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], tuple(own))
+    return FederatedState(
+        round=broadcast.round,
+        shared=broadcast.shared,
+        server=ServerState(sent=broadcast.message),
+        weights=np.ones(1, site.like.weights.dtype),
+        weighing=(),
+        personal=personal,
+        memory=memory,
+    )
+
+
+def _broadcast_in(message: Message, site: Site) -> Broadcast:
+    """What the server sends to all; ValueError where it is another method's or model's."""
+    return from_named(arrays_in(message.content), jax.eval_shape(broadcast_of, site.like))
 
 
 def _place(site: Site, order: Order) -> Path:
@@ -161,10 +187,8 @@ def _own_at(site: Site, order: Order, place: Path) -> Own:
     """What this client begins with; raises WorkdirError where it is lost."""
     if not order.begin:
         return first_own(site)
-    form = _form(site)
-    like = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), Own(form.personal, form.memory)
-    )
+    rows = Own(site.like.personal, site.like.memory)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
     return own_part.load(place, order.begin, like)
 
 

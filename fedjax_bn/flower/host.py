@@ -92,6 +92,14 @@ def facts_of(workdir: Path, run: Run, method: str) -> tuple[Order, str]:
 
     Of a new one the name is drawn here, and the rest is not known yet.
 
+    Args:
+      workdir: the server's.
+      run: the run config.
+      method: the configured method's name.
+
+    Returns:
+      The header with begin=0, and the form as JSON, "" where it is not known yet.
+
     Raises:
       WorkdirError: its config.json is damaged.
     """
@@ -108,7 +116,16 @@ def facts_of(workdir: Path, run: Run, method: str) -> tuple[Order, str]:
 
 
 def known_from(order: Order, form: str, members: Mapping[int, Member]) -> tuple[Order, str]:
-    """The same, where the federation is new with what its first clients say."""
+    """The same, where the federation is new with what its first clients say.
+
+    Args:
+      order, form: as `facts_of` gives them.
+      members: who has said who it is, by number; at least one where the form is not known.
+
+    Returns:
+      The header with the sizes of the largest and the smallest client (0 where none tells), and the
+      form of the samples of the client of the least number.
+    """
     if form:
         return order, form
     sizes = sizes_known(members.values()) or [0]
@@ -117,13 +134,18 @@ def known_from(order: Order, form: str, members: Mapping[int, Member]) -> tuple[
 
 
 def about_of(order: Order, form: str) -> dict[str, Any]:
-    """What config.json says of a federation besides its configuration."""
+    """What config.json says besides the configuration; arguments as of `known_from`."""
     sizes = {"longest": order.longest, "smallest": order.smallest}
     return {"data": order.federation, "sizes": sizes, "samples": form}
 
 
 def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     """Builds what the configuration names for samples of a form that clients have told.
+
+    Args:
+      config: the configuration.
+      run: the run config.
+      order, form: as `known_from` gives them.
 
     Raises:
       ConfigError: it does not suit.

@@ -47,6 +47,9 @@ def exchange(
       kind: `MessageType.TRAIN` and the like.
       seconds: for which replies are waited for, and messages are good.
       group: how Flower groups them, the round.
+
+    Returns:
+      node -> its reply, which may be an error; nothing of nodes that did not answer.
     """
     nodes = list(contents)
     messages = [Message(contents[node], node, kind, ttl=seconds, group_id=group) for node in nodes]
@@ -87,6 +90,10 @@ def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
       met: before; members whose node has gone are left out.
       order: the header of the question.
       seconds: for which an answer is waited for.
+
+    Returns:
+      Who is there, and who was refused; a node whose answer cannot be used, or whose place is
+      taken, is named in the log and asked again after a minute.
     """
     nodes, now = set(grid.get_node_ids()), time.monotonic()
     found = {k: member for k, member in met.members.items() if member.node in nodes}
@@ -106,6 +113,11 @@ def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
 
 def content_of(reply: Message | None, order: Order, client: int) -> RecordDict:
     """The content of a client's reply to an order.
+
+    Args:
+      reply: as `exchange` gives it; None where it did not come.
+      order: the header of what was asked.
+      client: who was asked.
 
     Raises:
       ValueError: there is none, it is an error, or it answers to something else.
@@ -145,5 +157,5 @@ def _check_place(member: Member, found: Mapping[int, Member], population: int) -
 
 
 def sizes_known(members: Iterable[Member]) -> list[int]:
-    """The sizes that clients have told."""
+    """The numbers of training samples that clients have told, without those that tell none."""
     return [member.size for member in members if member.size]

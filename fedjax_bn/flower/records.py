@@ -40,14 +40,33 @@ class Answer(NamedTuple):
     client: int
 
 
-def packed(arrays: Mapping[str, np.ndarray], header: Order | Answer) -> RecordDict:
-    """The content of a message."""
-    named = ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
-    return RecordDict({_ARRAYS: named, _HEADER: ConfigRecord(dict(header._asdict()))})
+def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
+    """Arrays in Flower's form, which messages to many clients share: one copy, hashed once.
+
+    Args:
+      arrays: name -> array [...], any dtype that `numpy.save` writes.
+    """
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def packed(arrays: ArrayRecord, header: Order | Answer) -> RecordDict:
+    """The content of a message.
+
+    Args:
+      arrays: as `recorded` makes them.
+      header: who asks for what, or who answers.
+    """
+    return RecordDict({_ARRAYS: arrays, _HEADER: ConfigRecord(dict(header._asdict()))})
 
 
 def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
     """The arrays of a message, by name.
+
+    Args:
+      content: as `packed` makes it.
+
+    Returns:
+      name -> array [...], read from the message's bytes without pickle; each may be written to.
 
     Raises:
       ValueError: the message is none of ours, or an array cannot be read.
@@ -67,12 +86,20 @@ def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
 
 
 def order_in(content: RecordDict) -> Order:
-    """The header of the server's message; ValueError where it has none."""
+    """The header of the server's message.
+
+    Raises:
+      ValueError: it has none, or one with other entries.
+    """
     return _record_of(content, _HEADER, Order)
 
 
 def answer_in(content: RecordDict) -> Answer:
-    """The header of a client's reply; ValueError where it has none."""
+    """The header of a client's reply.
+
+    Raises:
+      ValueError: as `order_in`.
+    """
     return _record_of(content, _HEADER, Answer)
 
 
@@ -93,29 +120,42 @@ class Hello(NamedTuple):
 
 
 def asking(header: Order) -> RecordDict:
-    """The content of the server's question who a client is."""
+    """The content of the server's question who a client is: the header, and no arrays."""
     return RecordDict({_HEADER: ConfigRecord(dict(header._asdict()))})
 
 
 def with_hello(hello: Hello, header: Answer) -> RecordDict:
-    """The content of a client's reply to that."""
+    """The content of a client's reply to that: `hello` as a record, and no arrays."""
     about = ConfigRecord(dict(hello._asdict()))
     return RecordDict({_ABOUT: about, _HEADER: ConfigRecord(dict(header._asdict()))})
 
 
 def hello_in(content: RecordDict) -> Hello:
-    """What a client says of itself; ValueError where it says nothing that we know."""
+    """What a client says of itself in a reply's content.
+
+    Raises:
+      ValueError: it says nothing, or something of another form.
+    """
     return _record_of(content, _ABOUT, Hello)
 
 
 def with_scores(scores: Mapping[str, float], header: Answer) -> RecordDict:
-    """The content of a reply that tells scores only."""
+    """The content of a reply that tells scores only.
+
+    Args:
+      scores: name -> percent.
+      header: who answers.
+    """
     record = MetricRecord({name: float(score) for name, score in scores.items()})
     return RecordDict({_SCORES: record, _HEADER: ConfigRecord(dict(header._asdict()))})
 
 
 def scores_in(content: RecordDict) -> dict[str, float]:
-    """What `with_scores` told; ValueError where it is missing or not finite."""
+    """What `with_scores` told, name -> percent; empty where it told none.
+
+    Raises:
+      ValueError: a score is not finite.
+    """
     record = content.metric_records.get(_SCORES, {})
     if not all(isinstance(x, int | float) and np.isfinite(x) for x in record.values()):
         raise ValueError("a reported score is no finite number")

@@ -15,7 +15,7 @@ from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower.accept import Accepted, Expected, accept
 from fedjax_bn.flower.host import Host, Kept
 from fedjax_bn.flower.members import Member, Met, content_of, exchange, meet
-from fedjax_bn.flower.records import Order, arrays_in, packed, scores_in
+from fedjax_bn.flower.records import Order, arrays_in, packed, recorded, scores_in
 from fedjax_bn.named_arrays import to_named
 from fedjax_bn.names import shown
 from fedjax_bn.run.availability import draw_cohort
@@ -32,6 +32,12 @@ class TooFewError(UserError):
 
 def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Met]:
     """The next round; where too few uploads are good, it is begun again.
+
+    Args:
+      grid: Flower's.
+      host: the server's side.
+      met: who was there in the round before.
+      kept: behind the round before.
 
     Returns:
       What is kept, the round's record, and who is there now.
@@ -67,9 +73,19 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
 
 
 def evaluate(grid: Grid, host: Host, members: Members, kept: Kept) -> Record:
-    """{"accuracy": {client: percent, "mean": ...}, "validation": ...}, of those who tell them."""
+    """{"accuracy": {client: percent, "mean": ...}, "validation": ...}, of those who tell them.
+
+    A client that fails, or does not answer within the run's time limit (seconds), is named in the
+    log and has no score.
+
+    Args:
+      grid: Flower's.
+      host: the server's side.
+      members: who is there, by number.
+      kept: behind the round that is tested.
+    """
     trained = {k: m for k, m in members.items() if m.scores and np.asarray(kept.taken)[k]}
-    arrays = to_named(broadcast_of(kept.state))
+    arrays = recorded(to_named(broadcast_of(kept.state)))
     contents = {m.node: packed(arrays, _order(host, kept, k)) for k, m in trained.items()}
     group = str(int(kept.round))
     replies = exchange(grid, contents, MessageType.EVALUATE, host.run.time_limit, group)
@@ -114,7 +130,7 @@ def _ask(
     grid: Grid, host: Host, members: Members, kept: Kept, asked: list[int]
 ) -> tuple[dict[int, Accepted], dict[int, str]]:
     """The uploads that are taken, and why others are not, by client."""
-    arrays = to_named(broadcast_of(kept.state))
+    arrays = recorded(to_named(broadcast_of(kept.state)))
     contents: dict[int, RecordDict] = {}
     for k in asked:
         if k in members and members[k].form == host.form:

@@ -23,12 +23,15 @@ from fedjax_bn.run.summary import select_round
 from fedjax_bn.run.workdir import write_json
 
 
-def write_served(host: Host, place: Path, kept: Kept, records: Sequence[Record]) -> str:
+def write_served(
+    host: Host, place: Path, app: str | Path, kept: Kept, records: Sequence[Record]
+) -> str:
     """Writes WORKDIR/served from the selected round, or the last one; returns a sentence on it.
 
     Args:
       host: the server's side.
       place: the workdir.
+      app: the app's folder, where a user's own modules lie.
       kept: behind the last round.
       records: of all rounds.
 
@@ -47,7 +50,7 @@ def write_served(host: Host, place: Path, kept: Kept, records: Sequence[Record])
         if number in manager.all_steps():
             kept = checkpoint.restore(manager, jax.eval_shape(host.start), number)
     folder = place / "served"
-    write_json(folder / "config.json", _about(host))
+    write_json(folder / "config.json", _about(host, app))
     with checkpoint.open_folder(folder / "checkpoints" / "latest", keep=1) as manager:
         checkpoint.save(manager, number, _of_one(host, kept))
         checkpoint.settle(manager)
@@ -66,12 +69,17 @@ def _of_one(host: Host, kept: Kept) -> FederatedState:
     )
 
 
-def _about(host: Host) -> dict[str, Any]:
+def _about(host: Host, app: str | Path) -> dict[str, Any]:
     """config.json, as `finished.read_about` wants it."""
     config = deployed(host.config)
     config.target = ""
     form = {"dataset": host.order.federation, "clients": ["federation"]} | json.loads(host.form)
-    return {"config": dict(flatten(config)), "data": host.order.federation, "form": form}
+    return {
+        "config": dict(flatten(config)),
+        "data": host.order.federation,
+        "form": form,
+        "started_in": str(Path(app).resolve()),
+    }
 
 
 def _summary(host: Host, records: Sequence[Record], number: int) -> dict[str, Any]:

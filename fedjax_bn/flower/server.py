@@ -1,5 +1,6 @@
 """The ServerApp: it meets the clients, plays the rounds, and saves each before the next begins."""
 
+import logging
 import time
 from logging import INFO
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedjax_bn.run.records import Record
 from fedjax_bn.run.summary import out_of_patience, select_round
 from fedjax_bn.run.train import resume
 
+_FLOWER = "flwr"  # its logger
 _SAME = ("clients", "serve_unseen")  # of the run config, in all starts of one federation
 _POLL = 2.0  # seconds between looks for clients that are not there yet
 
@@ -42,9 +44,19 @@ def server_app(folder: str | Path = ".") -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        _say_once()
         serve(grid, run_of(context.run_config), folder)
 
     return app
+
+
+def _say_once() -> None:
+    """Keeps Flower's lines, which it prints itself, from the root logger's handlers.
+
+    Orbax has absl give the root logger one when it is imported.
+    """
+    for handler in logging.root.handlers:
+        handler.addFilter(lambda record: record.name != _FLOWER)
 
 
 def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Record]]:
@@ -75,7 +87,7 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         kept, records = resume(place, host.start, lambda text: log(INFO, text))
         _say_start(host, records)
         kept, records = _loop(grid, host, place, met, kept, records)
-        log(INFO, write_served(host, place, kept, records))
+        log(INFO, write_served(host, place, folder, kept, records))
         return kept, records
 
 

@@ -78,6 +78,9 @@ class Node(NamedTuple):
 def run_of(given: Mapping[str, Any]) -> Run:
     """The run config, checked.
 
+    Args:
+      given: as Flower hands it over, keys with - for _; a missing one has its default.
+
     Raises:
       ConfigError: a key is unknown, or its value is of the wrong type or out of its range.
     """
@@ -96,6 +99,9 @@ def run_of(given: Mapping[str, Any]) -> Run:
 
 def node_of(given: Mapping[str, Any]) -> Node:
     """The node config, checked.
+
+    Args:
+      given: as of `run_of`; Flower's own keys of its simulation are passed over.
 
     Raises:
       ConfigError: as `run_of`.

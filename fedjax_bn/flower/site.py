@@ -20,6 +20,7 @@ from fedjax_bn.ranges import brief
 from fedjax_bn.run.configured_weighing import what_validates
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import Experiment, assemble, build, sampler_of
+from fedjax_bn.run.shapes import check_shapes
 from fedjax_bn.run.start import Keys, make_start, prepare
 from fedjax_bn.run.stream import megabytes
 from fedjax_bn.state import Broadcast
@@ -35,21 +36,24 @@ class Site(NamedTuple):
       experiment: what it names, with this client's domain alone.
       keys: the run's random keys.
       start: makes the common start, a state of one row.
+      like: the form of that state.
       node: the node config.
       form: of its samples, as `domain.form_of` makes it.
-      train: `train(order, broadcast, own) -> (own, upload)`, its part of a round.
+      train: `train(order, broadcast, own) -> (own, upload)`, its part of a round; compiled once
+        for each form of an order.
     """
 
     config: ConfigDict
     experiment: Experiment
     keys: Keys
     start: Callable[[], FederatedState]
+    like: FederatedState
     node: Node
     form: dict[str, Any]
     train: Callable[[Order, Broadcast, Own], tuple[Own, Upload]]
 
     def rows(self, count: int) -> Callable[[], FederatedState]:
-        """Makes the common start of so many clients."""
+        """Returns what makes the common start of so many clients, a state of `count` rows."""
         return make_start(self.config, self.experiment, self.keys, rows=count)
 
     @property
@@ -62,6 +66,9 @@ def deployed(config: ConfigDict) -> ConfigDict:
     """The configuration without what only a simulation of all clients has.
 
     One device trains; who takes part, and who is tested, the server says.
+
+    Args:
+      config: of a run; it stays as it is.
     """
     config = config.copy_and_resolve_references()
     config.mesh, config.population, config.baselines = "1", "device", ()
@@ -73,20 +80,38 @@ def deployed(config: ConfigDict) -> ConfigDict:
 def open_site(config: ConfigDict, node: Node) -> Site:
     """Reads the client's data and builds what trains on them; nothing is compiled yet.
 
+    Every task of a client begins with it: whether a round works, `check_site` traces once.
+
+    Args:
+      config: of the run, as `settings.config_of` makes it.
+      node: the node config.
+
     Raises:
       ConfigError: the configuration, or the data of this client, do not suit.
     """
     config = deployed(config)
-    experiment, keys, start = prepare(config, partial(_of_client, node))
+    experiment, keys, start = prepare(config, partial(_of_client, node), traced=False)
     train = _trainer(config, experiment, keys, node)
     form = {
         k: v for k, v in form_of(experiment.internal).items() if k not in ("dataset", "clients")
     }
-    return Site(config, experiment, keys, start, node, form, train)
+    return Site(config, experiment, keys, start, jax.eval_shape(start), node, form, train)
+
+
+def check_site(site: Site) -> None:
+    """Traces the client's round and the server's step, before a client joins.
+
+    Raises:
+      ConfigError: model, method and data do not suit each other, or do not fit in memory.
+    """
+    try:
+        check_shapes(site.config, site.experiment, site.start)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def first_own(site: Site) -> Own:
-    """What a client has of its own before its first round."""
+    """What a client has of its own before its first round, NumPy arrays without the axis K."""
     return jax.device_get(own_of(site.start(), 0))
 
 
@@ -140,32 +165,38 @@ def _trainer(
     gathers a round's batches.
     """
     domain, method = experiment.internal.domains[0], experiment.method
-    split, number = domain.train, jnp.asarray(node.client, jnp.int32)
-    kept = _kept(config, domain)
+    split, kept = domain.train, _kept(config, domain)
+    number = jnp.asarray(node.client, jnp.int32)
     told = {} if node.reports("sizes") else {"size": jnp.ones((), jnp.int32)}
 
-    def who(order: Order) -> Batches:
+    def who(order: Order, number: jax.Array) -> Batches:
         return {"client": number, "population": jnp.asarray(order.population, jnp.int32)} | told
 
-    def draw(order: Order, round: jax.Array) -> Draw:
-        return _draw(config, keys.data, len(split.images), number, order, round)
-
+    draw = partial(_draw, config, len(split.images))
     if megabytes([split]) <= config.data.device_megabytes:
         data = stack_clients([split])
 
+        # What differs between clients is an argument: those of one machine share compiled programs.
         @partial(jax.jit, static_argnums=0)
-        def resident(order: Order, broadcast: Broadcast, own: Own, data: Any, kept: Any) -> Any:
-            batches = point_to(data, draw(order, broadcast.round))
-            batches = jax.tree.map(lambda leaf: leaf[0], batches) | kept | who(order)
+        def resident(
+            order: Order, broadcast: Broadcast, own: Own, number: jax.Array, given: Any
+        ) -> Any:
+            keys, data, kept = given
+            batches = point_to(data, draw(keys.data, number, order, broadcast.round))
+            batches = jax.tree.map(lambda leaf: leaf[0], batches) | kept | who(order, number)
             return method.client(broadcast, own, batches, keys.method)
 
-        return lambda order, broadcast, own: resident(_of_form(order), broadcast, own, data, kept)
+        given = keys, data, kept
+        return lambda order, broadcast, own: resident(
+            _of_form(order), broadcast, own, number, given
+        )
 
-    drawn = jax.jit(draw, static_argnums=0)
+    drawn = jax.jit(draw, static_argnums=2)
 
     def gathered(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
-        batches = _gather(split, jax.device_get(drawn(_of_form(order), broadcast.round)))
-        return method.client(broadcast, own, batches | kept | who(order), keys.method)
+        order = _of_form(order)
+        batches = _gather(split, jax.device_get(drawn(keys.data, number, order, broadcast.round)))
+        return method.client(broadcast, own, batches | kept | who(order, number), keys.method)
 
     return gathered
 
@@ -176,7 +207,7 @@ def _of_form(order: Order) -> Order:
 
 
 def _draw(
-    config: ConfigDict, key: jax.Array, size: int, number: jax.Array, order: Order, round: jax.Array
+    config: ConfigDict, size: int, key: jax.Array, number: jax.Array, order: Order, round: jax.Array
 ) -> Draw:
     """The samples [1, S, B] of a client's round: those that the simulation draws for it."""
     longest = max(order.longest, size)

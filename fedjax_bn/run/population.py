@@ -19,7 +19,6 @@ from ml_collections import ConfigDict
 from fedjax_bn.adaptation import ensemble
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.ranges import brief
-from fedjax_bn.run import checkpoint
 from fedjax_bn.run.errors import CheckpointError, ConfigError
 from fedjax_bn.run.row_store import SLOTS, UNTOUCHED, RowStore
 
@@ -171,6 +170,8 @@ def protect_rows(folder: Path, state: FederatedState | Held) -> None:
     """Keeps the rows that a workdir's checkpoints name from being written to."""
     if not isinstance(state, Held):
         return
+    from fedjax_bn.run import checkpoint  # Orbax takes long to import
+
     named = {}
     for kind in ("latest", "selected"):
         with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
@@ -181,6 +182,8 @@ def protect_rows(folder: Path, state: FederatedState | Held) -> None:
 
 
 def _slots_of(manager: Any, like: Held, step: int) -> np.ndarray | None:
+    from fedjax_bn.run import checkpoint
+
     try:
         return checkpoint.restore(manager, like, step).slots
     except CheckpointError:  # nobody can go on from it, so it names nothing

@@ -41,13 +41,14 @@ class Keys(NamedTuple):
 
 
 def prepare(
-    config: ConfigDict, make: Callable[[ConfigDict], Experiment] = build
+    config: ConfigDict, make: Callable[[ConfigDict], Experiment] = build, traced: bool = True
 ) -> tuple[Experiment, Keys, Callable[[], FederatedState]]:
     """Builds the experiment, the keys and a function that makes the state before the first round.
 
     Args:
       config: the run's.
       make: builds the experiment.
+      traced: whether a round is traced to see that it works, which takes a second or more.
 
     Raises:
       ConfigError: whatever is wrong with the configuration or the data it names.
@@ -58,7 +59,8 @@ def prepare(
         experiment = make(config)
         check_population(config, len(experiment.internal.domains))
         keys = make_keys(config)
-        check_shapes(config, experiment, make_start(config, experiment, keys))
+        if traced:
+            check_shapes(config, experiment, make_start(config, experiment, keys))
         fixed, notes = _load_pretrained(config, experiment)
         start = make_start(config, experiment, keys, fixed)
         _check_rows_alike(config, experiment, keys)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.logs import scalars
 
 
 def check_tracking(project: str) -> None:
@@ -38,6 +37,8 @@ def tracked(
         yield lambda record: None
         return
     import wandb
+
+    from fedjax_bn.run.logs import scalars  # whose TensorBoard takes long to import
 
     known = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     name = "/".join(folder.resolve().parts[-2:])

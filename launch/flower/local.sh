@@ -21,7 +21,7 @@ shift
 mkdir -p "${FEDERATION:=runs/flower}"
 place=$(cd "$FEDERATION" && pwd)
 port=${PORT:-18600}
-export FLWR_HOME=$place/home FLWR_TELEMETRY_ENABLED=0
+export FLWR_HOME=$place/home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 
 start() {
   local number=2

@@ -1,0 +1,1 @@
+"""What `benchmarks/flower.py` measures: one process, its parts, and federations over loopback."""

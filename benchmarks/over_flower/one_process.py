@@ -1,0 +1,137 @@
+"""A federation in this process by Flower's own messages, beside the simulation of the same clients.
+
+Nothing is started and nothing goes over a network: what is left is what a round costs besides its
+training. Flower's own share of that is measured by clients that send back what they get.
+"""
+
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))  # the Grid in memory lies there
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from fedjax_bn.federation import broadcast_of
+from fedjax_bn.flower import client_app
+from fedjax_bn.flower import server as app_server
+from fedjax_bn.flower.members import exchange
+from fedjax_bn.flower.settings import run_of
+from fedjax_bn.named_arrays import to_named
+from fedjax_bn.run.rounds import open_rounds
+from fedjax_bn.run.start import prepare
+from flower_grid import LocalGrid, node
+from over_flower.federation import configured, write_config
+
+
+class Overhead(NamedTuple):
+    """CPU seconds of one round, medians over rounds.
+
+    Attributes:
+      simulated: all clients in one program.
+      federated: from the server's question to its state behind the round, checkpoint included.
+      flower: the same messages with clients that only read them and send them back.
+    """
+
+    simulated: float
+    federated: float
+    flower: float
+
+    @property
+    def ratio(self) -> float:
+        """What a federated round costs without Flower's own, beside a simulated one."""
+        return (self.federated - self.flower) / self.simulated
+
+
+def overhead(clients: int, rounds: int, changes: str = "") -> Overhead:
+    """Measures so many rounds behind one that compiles.
+
+    Args:
+      clients: how many.
+      rounds: at least 1.
+      changes: of the configuration, `key=value,...`.
+    """
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_config(folder, clients)
+        changes = ",".join(filter(None, (f"rounds={rounds + 2}", changes)))
+        simulated = statistics.median(_simulated(configured(folder, changes), rounds))
+        federated = statistics.median(_federated(folder, clients, changes))
+        flower = statistics.median(_echoed(configured(folder, changes), clients, rounds))
+    return Overhead(simulated, federated, flower)
+
+
+def _simulated(config: Any, rounds: int) -> Iterator[float]:
+    experiment, keys, start = prepare(config)
+    state = start()
+    round = open_rounds(config, experiment, keys, state).compile(state)
+    state, _ = round(state)
+    for _ in range(rounds):
+        began = time.process_time()
+        state, _ = jax.block_until_ready(round(state))
+        yield time.process_time() - began
+
+
+def _federated(folder: Path, clients: int, changes: str) -> list[float]:
+    """Of each round but the first and the last, to the begin of the next: with its checkpoint."""
+    config = {"config": "config.py", "changes": changes, "clients": clients}
+    run = config | {"workdir": str(folder / "server"), "minimum": clients}
+    app = client_app(folder)
+    nodes = {
+        10 + k: node(app, run, client=k, folder=str(folder / f"client-{k}"), report="sizes,losses")
+        for k in range(clients)
+    }
+    times: list[float] = []
+    play = app_server.play
+
+    def timed(*given: Any) -> Any:
+        times.append(time.process_time())
+        return play(*given)
+
+    app_server.play = timed
+    try:
+        app_server.serve(_forgetful(nodes), run_of(run), folder)
+    finally:
+        app_server.play = play
+    return list(np.diff(times)[1:])
+
+
+def _forgetful(nodes: dict[int, Callable]) -> LocalGrid:
+    """A Grid that keeps no message behind its answer."""
+    grid = LocalGrid(nodes)
+    grid.sent = deque(maxlen=0)
+    return grid
+
+
+def _echoed(config: Any, clients: int, rounds: int) -> Iterator[float]:
+    """Messages of the same arrays, there and back."""
+    _, _, start = prepare(config)
+    arrays = to_named(broadcast_of(start()))
+
+    def answer(message: Message) -> Message:
+        return Message(RecordDict({"arrays": _read_again(message)}), reply_to=message)
+
+    grid = _forgetful({10 + k: answer for k in range(clients)})
+    for _ in range(rounds):
+        began = time.process_time()
+        record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+        contents = {10 + k: RecordDict({"arrays": record}) for k in range(clients)}
+        for reply in exchange(grid, contents, "train", 60).values():
+            [array.numpy() for array in reply.content["arrays"].values()]
+        yield time.process_time() - began
+
+
+def _read_again(message: Message) -> ArrayRecord:
+    """The arrays of a message, read and written anew."""
+    found = message.content["arrays"].items()
+    return ArrayRecord({name: Array(array.numpy()) for name, array in found})

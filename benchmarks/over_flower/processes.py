@@ -1,0 +1,197 @@
+"""A federation of processes over loopback, with TLS and registered keys: launch/flower/local.sh.
+
+CPU seconds are the system's account of all processes below this one, Flower's own included, read
+when the server has written a round's line; so a round's share is without the start. Linux.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from over_flower.federation import write_config
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "launch" / "flower"
+SUBREAPER = 36  # of prctl: who becomes the parent of processes whose own has ended
+TICKS = os.sysconf("SC_CLK_TCK")
+# Of the processes of clients so many train at once, so that 32 of them fit into memory; the others
+# wait behind their imports of Flower, whose heartbeat goes on.
+AT_ONCE = 4
+IN_TURN = """
+import fcntl, itertools, time
+from pathlib import Path
+while True:
+    for number in range({count}):
+        turn = open(Path("{folder}") / f"turn-{{number}}", "w")
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            turn.close()
+    else:
+        time.sleep(0.05)
+        continue
+    break
+"""
+
+
+class Measured(NamedTuple):
+    """Of a round behind the first, means over rounds.
+
+    Attributes:
+      seconds: of the clock, from record to record.
+      cpu: CPU seconds of all processes.
+      memory: GB of all processes behind the last round, shared pages counted once.
+    """
+
+    seconds: float
+    cpu: float
+    memory: float
+
+
+def federate(clients: int, rounds: int, changes: str, echo: Path | None = None) -> Measured:
+    """One federation from start to end.
+
+    Args:
+      clients: how many SuperNodes.
+      rounds: in all, at least 2.
+      changes: of the configuration.
+      echo: an .npz of arrays, which clients send back in place of training.
+    """
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        _make_app(folder, clients, echo)
+        config = {"clients": clients, "minimum": clients, "time-limit": 900.0}
+        config["config"] = str(echo) if echo else "config.py"
+        config["changes"] = f"rounds={rounds}" + (f",{changes}" if changes and not echo else "")
+        text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        script, environment = folder / "app" / "local.sh", _environment(folder)
+        quiet = {"env": environment, "stdout": subprocess.DEVNULL}
+        start = [script, "start", "-n", str(clients), 'report="sizes,losses"']
+        subprocess.run(start, check=True, **quiet)
+        run = subprocess.Popen([script, "run", "--run-config", text], **quiet)
+        try:
+            marks = list(_marks(folder / "runs" / "server" / "metrics.jsonl", rounds, run))
+            memory = sum(map(_proportional, _below(os.getpid()))) / 1e6
+            run.wait()
+        finally:
+            run.kill()
+            subprocess.run([script, "stop"], check=True, **quiet)
+            _wait_for_all()
+    first, last = np.array(marks[0]), np.array(marks[-1])
+    return Measured(*(last - first) / (rounds - 1), memory)
+
+
+def _make_app(folder: Path, clients: int, echo: Path | None) -> None:
+    """The app of launch/flower, with the measured config, or with the echo in its modules."""
+    shutil.copytree(LAUNCH, folder / "app")
+    write_config(folder / "app", clients)
+    for name in ("client", "server"):
+        module = folder / "app" / "hospitals" / f"{name}.py"
+        if echo:
+            shutil.copyfile(Path(__file__).with_name(f"echo_{name}.py"), module)
+        if name == "client":
+            turns = IN_TURN.format(count=AT_ONCE, folder=folder)
+            module.write_text(f"{turns}\n{module.read_text()}")
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # Ports above are those of the SuperNodes; where one is taken, its SuperNode says so and ends.
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    runs = {"FEDERATION": str(folder / "runs"), "PORT": str(min(port, 60000))}
+    return os.environ | runs | {"PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+def _marks(log: Path, rounds: int, run: subprocess.Popen) -> Iterator[tuple[float, float]]:
+    """(seconds, CPU seconds) as each round is recorded."""
+    for number in range(1, rounds + 1):
+        while not log.exists() or log.read_bytes().count(b"\n") < number:
+            if run.poll() is not None:
+                raise SystemExit(f"the run ended before round {number}: see the log above")
+            time.sleep(0.2)
+        yield time.perf_counter(), _cpu()
+
+
+def _cpu() -> float:
+    """Of all processes below this one, those that have ended included."""
+    own = os.times()
+    return own.children_user + own.children_system + sum(map(_used, _below(os.getpid())))
+
+
+def _below(pid: int) -> list[int]:
+    """All processes below one."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal() and (fields := _stat(int(path.name))):
+            children.setdefault(int(fields[1]), []).append(int(path.name))
+    found, left = [], [pid]
+    while left:
+        mine = children.get(left.pop(), [])
+        found += mine
+        left += mine
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name; [] where it has just gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _used(pid: int) -> float:
+    """CPU seconds of a process and of those of its children that it has waited for."""
+    return sum(map(int, _stat(pid)[11:15])) / TICKS
+
+
+def _proportional(pid: int) -> int:
+    """kB of a process, its share of what it shares."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def _wait_for_all() -> None:
+    """Until no process below this one is left."""
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
+@contextmanager
+def arrays_of(clients: int, changes: str) -> Iterator[Path]:
+    """An .npz of what the measured federation broadcasts."""
+    import jax
+
+    from fedjax_bn.federation import broadcast_of
+    from fedjax_bn.named_arrays import to_named
+    from fedjax_bn.run.start import prepare
+    from over_flower.federation import configured
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_config(folder, clients)
+        _, _, start = prepare(configured(folder, changes))
+        np.savez(folder / "arrays.npz", **to_named(jax.device_get(broadcast_of(start()))))
+        yield folder / "arrays.npz"
