@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Options of pip; `test-floor` names a file of versions.
 CONSTRAIN ?=
 
-.PHONY: quickstart test test-floor test-slow lint types format docs benchmark clean
+.PHONY: quickstart test test-floor test-slow lint types format docs benchmark release-check clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m fedjax_bn.main --config configs/quickstart.py
@@ -41,6 +41,17 @@ docs: $(VENV)/.installed-docs
 # PyTorch is what the benchmarks compare with; nothing else needs it.
 benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/round_time.py
+
+# What a release passes: the checks above, and the suite on the wheel, installed where nothing else
+# is and tested from outside the checkout, whose own package the tests then do not import.
+RELEASE := build/release
+release-check: lint types docs
+	rm -rf $(RELEASE)
+	$(BIN)/python -m build --outdir $(RELEASE)/dist
+	$(PYTHON) -m venv $(RELEASE)/venv
+	$(RELEASE)/venv/bin/python -m pip install --quiet "$$(ls $(RELEASE)/dist/*.whl)[test]"
+	cd $(RELEASE) && venv/bin/python -c "import fedjax_bn as f; assert 'site-packages' in f.__file__"
+	cd $(RELEASE) && venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(CURDIR)/tests
 
 $(VENV)/bin/python:
 	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'fedjax_bn needs Python 3.11 or newer'"

@@ -3,6 +3,7 @@
     python benchmarks/method_costs.py                                # all networks; long
     python benchmarks/method_costs.py --only DigitCNN --json         # one JSON object as last line
     python benchmarks/method_costs.py --only ResNet18 --methods moon fedig
+    python benchmarks/method_costs.py --record costs.jsonl           # goes on after a kill
 
 A training step is three passes through the network that cost about the same: forward, the gradient
 of its maps, the gradient of its weights. The table says how many of each a method's formula needs a
@@ -16,7 +17,9 @@ The two large networks have small images and batches here, so that a round takes
 
 import argparse
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -73,7 +76,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "feddg": {"spectra": 4},
 }
 FIELDS: dict[str, dict[str, Any]] = {"fedwon": {"norm": "none"}}  # of the network
-TOGETHER = 8  # programs in memory
 
 
 class Size(NamedTuple):
@@ -101,7 +103,10 @@ def main() -> None:
     add("--methods", nargs="*", default=list(PASSES), choices=PASSES, help="default: all")
     add("--side", type=int, help="of the images; default: the network's own")
     add("--batch", type=int, help="samples; default: the network's own")
+    add("--steps", type=int, help="of a client in a round; default: the network's own")
     add("--repeats", type=int, default=9, help="rounds of each; default %(default)s")
+    add("--together", type=int, default=8, help="programs in memory; default %(default)s")
+    add("--record", type=Path, help="takes a line of each method; what it has is left out")
     add("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse_args()
     here = announce(
@@ -111,27 +116,48 @@ def main() -> None:
     results = {}
     for network in options.only:
         own = SIZES[network]
-        size = own._replace(side=options.side or own.side, batch=options.batch or own.batch)
-        results[network] = measure(network, size, options.methods, options.repeats)
+        size = Size(*(getattr(options, name) or getattr(own, name) for name in Size._fields))
+        results[network] = measure(network, size, options, options.record or Path(os.devnull))
     if options.json:
         print(json.dumps({"machine": here, "results": results}))
 
 
-def measure(network: str, size: Size, names: list[str], repeats: int) -> dict[str, Any]:
+def measure(network: str, size: Size, options: argparse.Namespace, record: Path) -> dict[str, Any]:
     """By method: seconds of a round and of compiling it, and measured over predicted."""
     print(f"\n{network} {size.side}x{size.side}, {size.steps} steps of {size.batch}")
-    rows, batches = {}, make_batches(size)
-    others = [name for name in names if name != "fedavg"]
-    for begin in range(0, max(len(others), 1), TOGETHER - 1):
-        runs, compiling = {}, {}
-        for name in ("fedavg", *others[begin : begin + TOGETHER - 1]):
-            runs[name], compiling[name] = compiled_round(name, network, batches)
-        taken = interleave(runs, repeats)
-        found = {name: row(name, taken, compiling[name]) for name in taken}
+    rows, batches = recorded(record, network, size), make_batches(size)
+    others = [name for name in options.methods if name not in ("fedavg", *rows)]
+    if rows:
+        print(table(rows), flush=True)
+    if not others and rows:
+        return rows
+    beside, base = max(1, options.together - 1), compiled_round("fedavg", network, batches)
+    for begin in range(0, max(len(others), 1), beside):
+        rounds = {"fedavg": base}
+        for name in others[begin : begin + beside]:
+            rounds[name] = compiled_round(name, network, batches)
+        taken = interleave({name: run for name, (run, _) in rounds.items()}, options.repeats)
+        found = {name: row(name, taken, rounds[name][1]) for name in taken}
         print(table(found), flush=True)
+        append(record, network, size, found)
         rows |= found
         jax.clear_caches()
     return rows
+
+
+def append(record: Path, network: str, size: Size, found: dict[str, dict[str, Any]]) -> None:
+    """A line of each method, under what was measured."""
+    lines = [json.dumps({"of": [network, *size], "method": n, "row": found[n]}) for n in found]
+    with record.open("a") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def recorded(record: Path, network: str, size: Size) -> dict[str, dict[str, Any]]:
+    """The rows of a record that are of this network and size; of two of a method the last."""
+    if not record.exists():
+        return {}
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    return {line["method"]: line["row"] for line in lines if line["of"] == [network, *size]}
 
 
 def make_batches(size: Size) -> dict[str, jax.Array]:

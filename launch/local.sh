@@ -3,7 +3,8 @@
 #
 #   launch/local.sh -n 2 [--dry-run] --config quickstart --workdir runs/quickstart
 #
-# -m MODULE runs a module of your own. PYTHON names the interpreter. All end when one fails.
+# -m MODULE runs a module of your own. PYTHON names the interpreter. All end when one fails or is
+# killed, and it is said which; the same command goes on from the last checkpoint.
 set -euo pipefail
 
 number=0 module=fedjax_bn.main dry_run=false
@@ -37,11 +38,26 @@ done
 # The program takes TERM as it takes Ctrl-C, which does not reach background processes.
 stop() { kill -TERM "${pids[@]}" 2>/dev/null || true; }
 trap stop INT TERM
+
+# Who has ended by itself, other than well; what was killed has said nothing.
+name_ended() {
+  local i ended
+  for ((i = 0; i < number; i++)); do
+    if kill -0 "${pids[i]}" 2>/dev/null; then continue; fi
+    ended=0 && wait "${pids[i]}" || ended=$?
+    if ((ended > 128)); then
+      echo "local.sh: process $i of $number was ended by SIG$(kill -l "$ended"), so that the others" \
+        "are stopped: give the same command to go on from the last checkpoint" >&2
+    elif ((ended)); then
+      echo "local.sh: process $i of $number ended with status $ended, so that the others are stopped" >&2
+    fi
+  done
+}
+
 status=0
 for _ in ${pids[@]+"${pids[@]}"}; do
   wait -n || {
-    status=$? && stop
-    echo "local.sh: a process ended with status $status, so that the others were stopped" >&2
+    status=$? && name_ended && stop
     break
   }
 done

@@ -11,7 +11,6 @@ from jax import lax
 from scipy.signal import correlate
 
 from fedjax_bn.models.cpu.algorithms import (
-    NHWC,
     direct_convolution,
     patches_convolution,
     taps_convolution,
@@ -20,6 +19,7 @@ from fedjax_bn.models.cpu.algorithms import (
 )
 from fedjax_bn.models.cpu.choice import chosen, shapes_of
 from fedjax_bn.models.cpu.convolution import convolution
+from fedjax_bn.models.cpu.direct import NHWC
 from fedjax_bn.models.cpu.winograd import transforms
 
 UNIT_STRIDES = [tiled_convolution, transformed_convolution]

@@ -108,25 +108,36 @@ def test_dry_run_shows_the_command_of_every_local_process_and_starts_none(tmp_pa
 SLEEPER = """
 import os, sys, time
 number = os.environ["JAX_PROCESS_ID"]
-if sys.argv[-1] == number:
-    sys.exit(3)
+if sys.argv[-2] == number:
+    os.kill(os.getpid(), 9) if sys.argv[-1] == "killed" else sys.exit(3)
 open(number, "w").close()
 time.sleep(100)
 """
 
 
-def test_when_a_local_process_fails_the_others_are_ended_and_its_status_returned(tmp_path):
+@pytest.mark.parametrize(
+    ("how", "status", "words"),
+    [
+        ("fails", 3, "process 1 of 3 ended with status 3, so that the others are stopped\n"),
+        ("killed", 137, "process 1 of 3 was ended by SIGKILL, .*: give the same command to go on"),
+    ],
+)
+def test_when_a_local_process_is_lost_it_is_named_and_the_others_are_ended(
+    tmp_path, how, status, words
+):
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     began = time.monotonic()
-    result = launch("local.sh", "-n", "3", "-m", "sleeper", "1", folder=tmp_path)
-    assert result.returncode == 3
+    result = launch("local.sh", "-n", "3", "-m", "sleeper", "1", how, folder=tmp_path)
+    assert result.returncode == status
+    assert re.search(f"local.sh: {words}", result.stderr)
+    assert result.stderr.count("local.sh: process") == 1
     assert time.monotonic() - began < 60
 
 
 def test_a_stop_reaches_every_local_process(tmp_path):
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     process = subprocess.Popen(
-        ["bash", str(LAUNCH / "local.sh"), "-n", "2", "-m", "sleeper", "none"],
+        ["bash", str(LAUNCH / "local.sh"), "-n", "2", "-m", "sleeper", "none", ""],
         env=os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(tmp_path)},
         cwd=tmp_path,
     )

@@ -13,6 +13,7 @@ import pytest
 import runs
 from federations import assert_close
 from fedjax_bn.run import processes, train
+from fedjax_bn.run.errors import WorkdirError
 from trained import TRAINED
 
 
@@ -80,21 +81,53 @@ def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
 
 
 @pytest.mark.slow
-def test_when_a_process_is_lost_the_other_ends_with_a_sentence_and_one_goes_on(tmp_path, both):
+@pytest.mark.parametrize(("lost", "why"), [(1, "silent for 30 s"), (0, "it does not answer")])
+def test_when_a_process_is_lost_the_other_ends_with_a_sentence_and_one_goes_on(
+    tmp_path, both, lost, why
+):
+    """Process 0 too, though JAX aborts the others as soon as its service is gone."""
     folder = tmp_path / "run"
     pair = both(folder, 5000)
     runs.wait_for(pair[0], lambda: (folder / "checkpoints" / "latest" / "1").exists(), 900)
-    pair[1].send_signal(signal.SIGKILL)
+    pair[lost].send_signal(signal.SIGKILL)
     began = time.monotonic()
-    errors = pair[0].communicate(timeout=100)[1]
+    errors = pair[1 - lost].communicate(timeout=100)[1]
     assert time.monotonic() - began < 60
-    assert pair[0].returncode == 1
-    assert "fedjax_bn: process 1 of 2 is lost, silent for 30 s; rounds 1 to " in errors
+    assert pair[1 - lost].returncode == 1
+    assert f"fedjax_bn: process {lost} of 2 is lost, {why}; rounds 1 to " in errors
     assert errors.endswith("give the same command to go on\n")
     assert "Traceback" not in errors
 
     state, records = resumed(folder)
     assert int(state.round) == len(records) > 0
+
+
+def test_what_a_transfer_raises_where_a_process_is_lost_is_not_taken_for_a_fault_of_this_one():
+    """JAX raises it as ValueError, and a save names it a fault of the folder."""
+    transfer = ValueError("UNKNOWN: Gloo AllGather failed: Connection reset by peer")
+    save = WorkdirError("cannot save a checkpoint")
+    save.__cause__ = transfer
+    for error in (transfer, save, TimeoutError(), jax.errors.JaxRuntimeError("UNAVAILABLE")):
+        assert processes._may_be_of_another(error)
+    for error in (ValueError("NUMBER: 3"), WorkdirError("no room"), KeyError("UNKNOWN")):
+        assert not processes._may_be_of_another(error)
+
+
+def test_a_process_that_jax_aborts_can_still_say_why():
+    program = """
+import ctypes, threading, time
+from fedjax_bn.run.coordinator import abort_late
+abort_late()
+library = ctypes.CDLL(None)  # which is called without Python's lock, as JAX aborts
+threading.Thread(target=lambda: (time.sleep(0.2), print("said", flush=True))).start()
+library.abort()
+"""
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "said\n"
+    assert time.monotonic() - began < 6
+    process.kill()
+    process.communicate()
 
 
 def resumed(folder):

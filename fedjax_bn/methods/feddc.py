@@ -6,17 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.client import Finish, Trained
+from fedjax_bn.client import Finish, Train, Trained, run_steps
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step
 from fedjax_bn.methods.fedprox import proximal
 from fedjax_bn.methods.learning import learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh
-from fedjax_bn.methods.scaffold import (
-    averaging_with_variate,
-    correct,
-    new_variate,
-)
+from fedjax_bn.methods.scaffold import averaging_with_variate, new_variate
 from fedjax_bn.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
@@ -82,6 +78,7 @@ def feddc(
     if not correction:
         gradient = differentiate(proximal(objective, alpha))
         return method_of(gradient_step(gradient, optimizer), **options)
+    options["train"] = _pulled(alpha, options.get("train") or run_steps)
     return method_of(
         gradient_step(_penalized(differentiate(objective), alpha), optimizer),
         server=averaging_with_variate(),
@@ -98,21 +95,38 @@ def _no_drift(shared: PyTree, personal: PyTree) -> Drift:
     return Drift(zero, zero)
 
 
+def _pulled(alpha: float, train: Train) -> Train:
+    """Local training whose steps find alpha (h_k - x) + c - c_k in their memory.
+
+    It is the same in all steps of a round: so a step reads one tree of the model's size, not four.
+    """
+
+    def trained(step: LocalStep, received: Received, *rest: Any) -> Trained:
+        own, start = received.memory, received.shared["params"]
+        pull = jax.tree.map(
+            lambda h, x, c, c_k: alpha * (h - x) + (c - c_k),
+            own.drift,
+            start,
+            received.server,
+            own.variate,
+        )
+        return train(step, received._replace(memory=pull), *rest)
+
+    return trained
+
+
 def _penalized(gradient: Gradient, alpha: float) -> Gradient:
-    """g + alpha (w + h_k - x) - c_k + c over shared parameters."""
+    """g + alpha (w + h_k - x) - c_k + c over shared parameters, all but w from `_pulled`."""
 
     def wrapped(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, tuple[jax.Array, Variables]]:
         gradients, reported = gradient(variables, batch, received, key)
-        own, start = received.memory, received.shared["params"]
-        now, _ = split_like(variables["params"], start)
-        shared, personal = split_like(gradients["params"], start)
-        shared = jax.tree.map(
-            lambda g, w, h, x: g + alpha * (w + h - x), shared, now, own.drift, start
-        )
-        params = correct(join(shared, personal), own.variate, received.server)
-        return gradients | {"params": params}, reported
+        pull = received.memory
+        now, _ = split_like(variables["params"], pull)
+        shared, personal = split_like(gradients["params"], pull)
+        shared = jax.tree.map(lambda g, w, p: g + (alpha * w + p), shared, now, pull)
+        return gradients | {"params": join(shared, personal)}, reported
 
     return wrapped
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.dtypes import promote
+from fedjax_bn.models import cpu
 from fedjax_bn.normalization.instance import instance_moments
 
 PyTree = Any
@@ -78,9 +79,7 @@ def _convolved(key: jax.Array, side: int, x: jax.Array, padding: int) -> jax.Arr
     channels = x.shape[-1]
     bound = (channels * side**2) ** -0.5
     kernel = jax.random.uniform(key, (side, side, channels, channels), x.dtype, -bound, bound)
-    return jax.lax.conv_general_dilated(
-        x, kernel, (1, 1), [(padding, padding)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+    return cpu.convolve(x, kernel, (1, 1), [(padding, padding)] * 2)
 
 
 def _styled(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.backend import computed_once
 from fedjax_bn.dtypes import promote
+from fedjax_bn.normalization import few_channels
 
 RECORDED = "recorded"  # the collection of what rules recorded
 
@@ -123,7 +124,11 @@ def normalize(
     if scale is not None:
         factor = factor * scale.astype(dtype)
     mean, factor = computed_once((mean.astype(dtype), factor))
-    y = (x.astype(dtype) - mean) * factor
+    x = x.astype(dtype)
+    if mean.ndim == factor.ndim == 1 and few_channels.suits(x):
+        offset = jnp.zeros_like(mean) if bias is None else bias.astype(dtype)
+        return few_channels.scaled(x, mean, factor, offset)
+    y = (x - mean) * factor
     return y if bias is None else y + bias.astype(dtype)
 
 
@@ -147,6 +152,8 @@ def moments(x: jax.Array, valid: jax.Array | None = None) -> tuple[jax.Array, ja
         keep = valid.reshape(-1, *[1] * (x.ndim - 1))
         count = valid.sum(dtype=x.dtype) * per_sample
     inverse = 1 / jnp.maximum(count, 1)
+    if few_channels.suits(x):
+        return *few_channels.moments(x, keep, inverse), count
     mean = jnp.sum(x, axes, where=keep) * inverse
     var = jnp.sum(jnp.square(x - mean), axes, where=keep) * inverse
     return mean, var, count

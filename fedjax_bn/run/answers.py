@@ -80,7 +80,12 @@ def keep_answers(
 
 
 def as_they_lie(told: Answers | float, order: int) -> Answers | float:
-    """Answers to a stream in the order of a seed, in the order in which its samples lie."""
+    """What was told of a stream, in the order in which its samples lie.
+
+    Args:
+      told: answers in the order of the stream, or a score, which has no order.
+      order: the seed of that order, from 0; see `scoring_data.places_in_order`.
+    """
     if not isinstance(told, Answers):
         return told
     back = np.argsort(places_in_order(len(told.label), order))

@@ -126,6 +126,10 @@ def _apart(rows: np.ndarray) -> np.ndarray:
 def read_distances(folder: Path, name: str) -> Distances | None:
     """The distances that a run wrote under a name; None where it wrote none.
 
+    Args:
+      folder: the run's workdir.
+      name: first or selected.
+
     Raises:
       WorkdirError: the file is damaged.
     """

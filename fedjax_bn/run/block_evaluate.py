@@ -49,7 +49,12 @@ def in_blocks(config: ConfigDict, experiment: Experiment) -> bool:
 
 
 def clients_tested(config: ConfigDict, num_clients: int) -> np.ndarray:
-    """The numbers of the clients that are evaluated: all, or a sample that the seed draws."""
+    """The numbers of the clients that are evaluated, i[n], ascending.
+
+    Args:
+      config: `eval_clients` of them are drawn from `seed`, the same in every round; 0: all.
+      num_clients: K.
+    """
     if not config.eval_clients:
         return np.arange(num_clients)
     order = generator(config.seed, 0, 0, _SAMPLE).permutation(num_clients)

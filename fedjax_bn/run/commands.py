@@ -91,6 +91,13 @@ def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
 
 
 def report(folders: Sequence[Path], out: Path, baseline: str) -> None:
-    """Writes a page on the finished runs in folders, and prints what was written."""
+    """Writes a page on the finished runs in folders, and prints what was written.
+
+    Args:
+      folders, out, baseline: see `report.write_comparison`.
+
+    Raises:
+      UserError: as `report.write_comparison` does.
+    """
     files = write_comparison(folders, out, baseline)
     print(f"written: {', '.join(map(str, files))}")

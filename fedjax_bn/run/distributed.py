@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import jax
 
+from fedjax_bn.run.coordinator import reach
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.processes import watch
 
@@ -117,11 +118,10 @@ def _check_free(address: str, timeout: int) -> None:
 
 def _wait_for(address: str, timeout: int) -> None:
     """Raises ConfigError if process 0 does not listen there in time."""
-    host, _, port = address.rpartition(":")
     end = time.monotonic() + timeout
     while True:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            reach(address)
             return
         except (OSError, OverflowError) as error:
             if time.monotonic() > end:

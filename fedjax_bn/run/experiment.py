@@ -254,7 +254,12 @@ def sampler(config: ConfigDict, internal: Dataset) -> Sampler:
 
 
 def sampler_of(config: ConfigDict, smallest: int, longest: int) -> Sampler:
-    """The same, where the smallest and the largest client have so many samples."""
+    """The same, for clients of which only the sizes are known.
+
+    Args:
+      config: batches, and epochs or steps.
+      smallest, longest: training samples of the smallest and of the largest client.
+    """
     if config.local_steps:
         return by_steps(config.batch_size, config.local_steps, smallest)
     return by_epochs(min(config.batch_size, longest), local_epochs(config))

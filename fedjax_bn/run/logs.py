@@ -55,7 +55,16 @@ def write_events(writer: EventsWriter, record: dict[str, Any]) -> None:
 
 
 def write_pictures(writer: EventsWriter, folder: Path, done: int) -> None:
-    """Writes the pictures of a folder, *.png, as of the rounds that are done."""
+    """Writes the pictures of a folder, *.png, as of the rounds that are done.
+
+    Args:
+      writer: TensorBoard's; a picture's tag is its name.
+      folder: one without pictures, or that is not there, adds nothing.
+      done: rounds.
+
+    Raises:
+      WorkdirError: the events cannot be written.
+    """
     with faults_named(_EVENTS):
         for path in sorted(folder.glob("*.png")):
             data = path.read_bytes()

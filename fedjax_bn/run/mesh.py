@@ -100,7 +100,7 @@ def everywhere(mesh: Mesh) -> NamedSharding:
 
 
 def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
-    """Where each leaf of a state lies."""
+    """Where leaves lie: the clients' own, [K, ...], over their axis, others everywhere."""
     spread = jax.tree.map(lambda leaf: everywhere(mesh), state)
     own = jax.tree.map(lambda leaf: over_clients(mesh), (state.personal, state.memory))
     return spread._replace(personal=own[0], memory=own[1])

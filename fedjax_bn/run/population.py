@@ -88,7 +88,13 @@ def start_held(
 
 
 def on_disk(config: ConfigDict, num_clients: int) -> bool:
-    """Whether the rows of so many clients lie on the disk."""
+    """Whether the rows of clients lie on the disk.
+
+    Args:
+      config: `population`; `auto` takes the disk for more than `MOST_ON_DEVICE` clients of which
+        some take part (`clients_per_round`).
+      num_clients: K.
+    """
     some = 0 < config.clients_per_round < num_clients
     large = config.population == "auto" and num_clients > MOST_ON_DEVICE
     return config.population == "disk" or (some and large)

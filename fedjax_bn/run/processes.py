@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -23,11 +24,15 @@ from typing import Any
 import jax
 
 from fedjax_bn.run import errors, stop
+from fedjax_bn.run.coordinator import abort_late, reach
 
 _EVERY, _SILENCE, _GRACE = 2.0, 30.0, 4.0  # seconds
 _FOREVER = 10**9  # milliseconds: who waits is ended by `_watch`
+# How XLA's errors begin; JAX raises some of them as ValueError.
+_OF_XLA = re.compile("(ABORTED|CANCELLED|DEADLINE_EXCEEDED|INTERNAL|UNAVAILABLE|UNKNOWN): ")
 _turns = itertools.count()
 _leaving = threading.Event()
+_answered = threading.Event()  # the service did, since `_mind_first` looked last
 
 
 def first() -> bool:
@@ -89,7 +94,14 @@ def any_asked(stop: bool) -> bool:
 
 
 def require_same(what: str, value: Any) -> None:
-    """Raises ConfigError where this process has another value than process 0."""
+    """Raises ConfigError where this process has another value than process 0.
+
+    All processes must call it, in the same order.
+
+    Args:
+      what: the value's name in the error.
+      value: anything that JSON can hold.
+    """
     mine = json.dumps(value, sort_keys=True)
     if by_first(lambda: mine) != mine:
         raise errors.ConfigError(
@@ -101,13 +113,15 @@ def require_same(what: str, value: Any) -> None:
 def watch() -> None:
     """Begins to say that this process is there, and to look after the others."""
     if _several():
+        abort_late()
         threading.Thread(target=_watch, daemon=True).start()
+    if _several() and not first():
+        threading.Thread(target=_mind_first, daemon=True).start()
 
 
 def _watch() -> None:
     """Ends this process where another one has failed, or has said nothing for long."""
     heard: dict[str, tuple[str, float]] = {}
-    answered = time.monotonic()
     for beat in itertools.count():
         now = time.monotonic()
         if _leaving.is_set() or not _several():  # the run is at its end
@@ -116,11 +130,9 @@ def _watch() -> None:
             _store().key_value_set(_named("there"), str(beat), allow_overwrite=True)
             there = dict(_store().key_value_dir_get("fedjax_bn/there/"))
             ended = dict(_store().key_value_dir_get("fedjax_bn/ended/"))
-            answered = now
-        except Exception:  # the service is a part of process 0
+            _answered.set()
+        except Exception:  # the service is a part of process 0, see `_mind_first`
             there, ended = {}, {}
-            if now - answered > _GRACE:
-                _lose(0, "it does not answer")
         for key, text in there.items():
             if heard.get(key, ("",))[0] != text:
                 heard[key] = text, now
@@ -133,12 +145,35 @@ def _watch() -> None:
         time.sleep(_EVERY)
 
 
-def _lose(process: int, why: str) -> None:
-    """Ends this process at once, because another one is lost."""
+def _mind_first() -> None:
+    """Ends this process where process 0 is gone, and with it the service: `_watch` waits for that.
+
+    Then nobody listens at its address. One that listens and does not answer is silent.
+    """
+    answered = time.monotonic()
+    while True:
+        if _answered.wait(_EVERY + 1):
+            _answered.clear()
+            answered = time.monotonic()
+            continue
+        if _leaving.is_set() or not _several():
+            return
+        gone = False
+        try:
+            reach(_service().coordinator_address)
+        except OSError as error:
+            gone = not isinstance(error, TimeoutError)
+        if gone or time.monotonic() - answered > _SILENCE:
+            _lose(0, "it does not answer", service=False)
+
+
+def _lose(process: int, why: str, *, service: bool = True) -> None:
+    """Ends this process at once, because another one is lost; `service`: whether it answers."""
     if _leaving.is_set():
         return
-    with suppress(Exception):
-        _store().key_value_set(_named("ended"), why, allow_overwrite=True)
+    if service:
+        with suppress(Exception):
+            _store().key_value_set(_named("ended"), why, allow_overwrite=True)
     stop.end(f"process {process} of {_service().num_processes} is lost, {why}", 1)
 
 
@@ -162,6 +197,8 @@ def _may_be_of_another(error: BaseException | None) -> bool:
     """Whether what failed, or is behind it, may be a transfer to a process that is lost."""
     while error is not None:
         if isinstance(error, jax.errors.JaxRuntimeError | TimeoutError):
+            return True
+        if _OF_XLA.match(str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False

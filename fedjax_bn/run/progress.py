@@ -67,7 +67,13 @@ def _in_lines(title: str, rounds: int, done: int, samples: float, score: str) ->
 
 
 def told(record: dict[str, Any], samples: float, score: str) -> str:
-    """What there is to say of a round."""
+    """What there is to say of a round: mean loss, the score if it was evaluated, samples a second.
+
+    Args:
+      record: a line of metrics.jsonl.
+      samples: that the round trained on.
+      score: what percentages are, such as accuracy.
+    """
     losses = record["loss"]
     losses = {"mean": losses["mean"]} if "mean" in losses else losses  # of many clients
     present = [loss for loss in losses.values() if loss is not None]

@@ -143,7 +143,14 @@ def _absent_in_padding(mesh: Mesh | None, participates: jax.Array) -> jax.Array:
 
 
 def cohort_of(config: ConfigDict, experiment: Experiment, keys: Any, number: jax.Array) -> Cohort:
-    """Who is drawn for a round, and who of them takes part."""
+    """Who is drawn for a round, and who of them takes part.
+
+    Args:
+      config: the run's.
+      experiment: with its clients, and the trace of who is available.
+      keys: with the random key `participation`.
+      number: i32[], of the round, from 0.
+    """
     sizes = np.array([len(domain.train.images) for domain in experiment.internal.domains])
     return draw_cohort(config, experiment.trace, sizes, keys.participation, number)
 

@@ -80,7 +80,12 @@ def summarize(
 
 
 def samples_a_round(config: ConfigDict, experiment: Experiment) -> float:
-    """How many samples a round trains on; of a cohort those of as many clients of mean size."""
+    """How many samples a round trains on; of a cohort those of as many clients of mean size.
+
+    Args:
+      config: steps or epochs, and `clients_per_round`.
+      experiment: with its clients.
+    """
     domains = experiment.internal.domains
     if config.local_steps:
         samples = len(domains) * config.local_steps * config.batch_size

@@ -129,7 +129,12 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def not_readable(path: Path, why: Exception) -> WorkdirError:
-    """The error on a file that a report could do without."""
+    """The error on a file that a report could do without.
+
+    Args:
+      path: of the file.
+      why: of its text the first 120 characters are told.
+    """
     reason = textwrap.shorten(str(why), 120)
     return WorkdirError(
         f"cannot read {path} ({reason}): move it away, and the report goes without it"

@@ -4,18 +4,17 @@
 reverse.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_bn.models.cpu.direct import Padding, Strides, direct_convolution, folded_convolution
 from fedjax_bn.models.cpu.fourier import fourier_convolution
-from fedjax_bn.models.cpu.winograd import Padding, winograd_convolution
+from fedjax_bn.models.cpu.winograd import winograd_convolution
 
-NHWC = ("NHWC", "HWIO", "NHWC")
-Strides = tuple[int, int]
 Algorithm = Callable[[jax.Array, jax.Array, Strides, Padding], jax.Array]
 TILE = 4  # outputs a side; 6 would save little more and lose half a digit
 
@@ -95,80 +94,10 @@ def _meetings(
     return meetings, outputs
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def direct_convolution(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
-) -> jax.Array:
-    """XLA's convolution, with gradients that are convolutions in the usual dimension order.
-
-    The ones that autodiff makes are not, and XLA:CPU runs them up to 15 times slower in a loop.
-
-    Args:
-      x: f[B, H, W, C].
-      kernel: f[r, s, C, F].
-      strides: (down, across).
-      padding: ((top, bottom), (left, right)).
-
-    Returns:
-      f[B, (H + top + bottom - r) // down + 1, (W + left + right - s) // across + 1, F].
-    """
-    return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC)
-
-
-def _direct_forward(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    y = lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC)
-    return y, (x, kernel)
-
-
-def _direct_backward(
-    strides: Strides, padding: Padding, saved: tuple[jax.Array, jax.Array], g: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    x, kernel = saved
-    return (
-        _gradient_images(g, kernel, x.shape[1:3], strides, padding),
-        _gradient_kernel(x, g, kernel.shape[:2], strides, padding),
-    )
-
-
-direct_convolution.defvjp(_direct_forward, _direct_backward)
-
-
-def _gradient_images(
-    g: jax.Array, kernel: jax.Array, sizes: Sequence[int], strides: Strides, padding: Padding
-) -> jax.Array:
-    """dL/dx f[B, H, W, C]: the dilated g f[B, H', W', F] with the turned kernel."""
-    sides = []
-    for n, size, taps, stride, (low, _) in zip(
-        g.shape[1:3], sizes, kernel.shape[:2], strides, padding, strict=True
-    ):
-        sides.append((taps - 1 - low, size + low - (n - 1) * stride - 1))
-    # The barriers keep XLA from folding the transpose into an unusual dimension order again.
-    turned = lax.optimization_barrier(jnp.flip(kernel, (0, 1)).swapaxes(2, 3))
-    return lax.conv_general_dilated(
-        g, turned, (1, 1), sides, lhs_dilation=strides, dimension_numbers=NHWC
-    )
-
-
-def _gradient_kernel(
-    x: jax.Array, g: jax.Array, taps: Sequence[int], strides: Strides, padding: Padding
-) -> jax.Array:
-    """dL/dkernel f[r, s, C, F]: x as C images of B channels, with g as its dilated kernel."""
-    sides = []
-    for n, size, k, stride, (low, _) in zip(
-        g.shape[1:3], x.shape[1:3], taps, strides, padding, strict=True
-    ):
-        sides.append((low, k + (n - 1) * stride - size - low))
-    x = lax.optimization_barrier(x.transpose(3, 1, 2, 0))
-    g = lax.optimization_barrier(g.transpose(1, 2, 0, 3))
-    y = lax.conv_general_dilated(x, g, (1, 1), sides, rhs_dilation=strides, dimension_numbers=NHWC)
-    return y.transpose(1, 2, 0, 3)
-
-
 UNIT_STRIDES = ("tiled", "tiled_small", "transformed")
 ALGORITHMS: dict[str, Algorithm] = {
     "direct": direct_convolution,
+    "folded": folded_convolution,
     "patches": patches_convolution,
     "taps": taps_convolution,
     "tiled": tiled_convolution,

@@ -129,7 +129,8 @@ def by_table(shapes: Shapes) -> str:
         return "direct"
     small = images[0] >= 8 and max(*sizes, *outputs) <= 14
     deep = min(shapes.kernel[2:]) >= 16
-    if strides == (1, 1) and min(taps) >= 5 and deep and small:
+    wide = min(taps) >= 9 and max(*sizes, *outputs) <= 32  # L2D's, of three channels
+    if strides == (1, 1) and (wide or (min(taps) >= 5 and deep and small)):
         return "transformed"
     if strides == (1, 1) and {*taps} <= {3, 4, 5} and deep and max(outputs) <= 32:
         tiles = prod(-(-n // TILE) for n in outputs)
@@ -138,8 +139,13 @@ def by_table(shapes: Shapes) -> str:
             return "tiled"
     if max(taps) > 1 and max(sizes) <= 4 and min(shapes.kernel[2:]) >= 64:
         return "taps"
+    if max(taps) > 1 and min(outputs) >= 10 and channels % 8 == 0:
+        return "direct"  # which fills the processor's vectors
     few = images[0] * prod(outputs) * prod(taps) * channels <= _MAX_PATCH_VALUES
-    return "patches" if few or exceeds(shapes) or max(taps) == 1 else "direct"
+    if few or exceeds(shapes) or max(taps) == 1:
+        return "patches"
+    whole = all(k % stride == 0 and k > stride > 1 for k, stride in zip(taps, strides, strict=True))
+    return "folded" if whole and channels <= 4 else "direct"
 
 
 def is_usual(shapes: Shapes) -> bool:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_bn.dtypes import promote
-from fedjax_bn.models.cpu.algorithms import NHWC
 from fedjax_bn.models.cpu.choice import chosen, shapes_of
+from fedjax_bn.models.cpu.direct import NHWC
 
 
 def convolution(
@@ -46,6 +46,10 @@ def convolution(
         3x3     512 -> 512, 16 x  2 x  2  288/      5.3/16.4   /11.8*  21.6/49.9     /28.5     11.0
         3x3     512 -> 512, 64 x  2 x  2  1098/    14.7/46.4   /23.6*  46.1/105                25.2
         3x3 / 2 256 -> 512, 16 x  4 x  4  68.5/     2.2/8.3     /8.0*        -        -         6.1
+        3x3 / 2  16 ->  32, 4 x 160 x 160     /13.6*   /29.3    /36.3        -        -        /11.4
+        3x3      16 ->  16, 4 x  80 x  80      /8.4*   /17.2    /23.7        -        -         /4.5
+        3x3      32 ->  32, 4 x  40 x  40      /4.1*    /9.0     /9.7     /6.6        -         /4.5
+        6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7; "folded" /22.4*                            /9.0
 
     Reverse-mode derivatives of any order, and forward over reverse.
 

@@ -22,7 +22,8 @@ import jax
 import numpy as np
 
 from fedjax_bn.models.cpu.chunks import in_chunks
-from fedjax_bn.models.cpu.winograd import Padding, batched_product, constant_product
+from fedjax_bn.models.cpu.direct import Padding
+from fedjax_bn.models.cpu.winograd import batched_product, constant_product
 
 CHUNK = 64  # images at a time: more no longer fit in the caches
 

@@ -61,6 +61,7 @@ def candidates(shapes: Shapes) -> tuple[str, ...]:
     may = {
         usual: True,
         "direct": not exceeds(shapes),
+        "folded": shapes.strides != (1, 1) and shapes.images[3] <= 4,
         "patches": windows <= _MOST_VALUES,
         "taps": deep and largest <= 16,
         "tiled": deep and taps <= 5,

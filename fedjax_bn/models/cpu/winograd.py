@@ -22,12 +22,12 @@ import numpy as np
 from jax import lax
 
 from fedjax_bn.models.cpu.chunks import in_chunks
+from fedjax_bn.models.cpu.direct import Padding
 
 # Evaluation points, besides infinity, in the order of use. Small fractions whose differences are
 # far from 0 keep rounding small: with all seven a float32 result is within 1e-5 of the largest.
 _POINTS = tuple(Fraction(p) for p in ("0", "1", "-1", "1/2", "-2", "2", "-1/2"))
 CHUNK = 32  # images at a time: more no longer fit in the caches
-Padding = tuple[tuple[int, int], tuple[int, int]]
 
 
 @cache

@@ -7,7 +7,8 @@ from functools import cache
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config_file import packaged_configs, read
 from fedjax_bn.run.report import html_parts
-from fedjax_bn.run.report.finished_runs import Run, Variant, changed_keys, spell
+from fedjax_bn.run.report.finished_runs import Run
+from fedjax_bn.run.report.variants import Variant, changed_keys, spell
 
 _MOST_COMMANDS = 12
 
@@ -36,8 +37,8 @@ def about_runs(variants: Sequence[Variant]) -> str:
 
 def _costs(runs: Sequence[tuple[str, Run]]) -> str:
     heads = (
-        *("run", "folder", "seed", "target", "rounds", "selected", "s a round", "training min"),
-        *("compiled in s", "samples a s", "MB down", "MB up"),
+        *("run", "seed", "target", "rounds", "selected", "s a round", "training min"),
+        *("compiled in s", "samples a s", "MB down", "MB up", "folder"),
     )
     rows = []
     for label, run in runs:
@@ -51,9 +52,10 @@ def _costs(runs: Sequence[tuple[str, Run]]) -> str:
             f"{summary['samples_per_second']:.0f}",
             *(f"{sent[way] / 1e6:.2f}" if way in sent else "" for way in ("down", "up")),
         )
-        texts = (run.folder, summary["seed"], run.target or "none")
+        texts = (summary["seed"], run.target or "none")
         counts = (summary["rounds"], summary["selected_round"])
         rows.append([html_parts.cell(one) for one in (label, *texts, *counts, *numbers)])
+        rows[-1].append(html_parts.cell(run.folder, kind="text"))
     caption = "MB: what a client receives and sends in a round."
     return html_parts.sortable(caption, heads, rows)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_bn.run.report import html_parts
 from fedjax_bn.run.report.charts import heat_map
-from fedjax_bn.run.report.finished_runs import Variant
+from fedjax_bn.run.report.variants import Variant
 from fedjax_bn.run.workdir import not_readable, read_arrays
 
 _ADAPTER = "zero_shot_adapter"

@@ -8,7 +8,8 @@ from fedjax_bn.names import on_page
 from fedjax_bn.run.batch_norm_log import KINDS, Distances, read_distances
 from fedjax_bn.run.report import html_parts
 from fedjax_bn.run.report.charts import heat_map
-from fedjax_bn.run.report.finished_runs import Run, Variant
+from fedjax_bn.run.report.finished_runs import Run
+from fedjax_bn.run.report.variants import Variant
 
 _ABOUT = (
     "How far each client's batch norm lies from the mean over clients, root mean square over "

@@ -1,7 +1,7 @@
 """Curves as inline SVG, drawn by classes of page.css and read off by page.js, and heat maps."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,20 @@ _WIDTH, _HEIGHT = 360, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 34
 _MOST_BANDS = 4  # lines of a chart whose limits are drawn
 _MOST = 1e100  # in size, of a value that is drawn
-_MOST_POINTS = 300  # of a line; of more some are drawn, both ends among them
+# Points of a line, and of all of a chart; of more some are drawn, both ends among them.
+_LEAST_POINTS, _MOST_POINTS, _MOST_IN_ALL = 30, 300, 3000
+
+
+class Look(NamedTuple):
+    """How a line is drawn.
+
+    Attributes:
+      style: (colour, dash), see `style_of`.
+      on: whether it is coloured at first; a reader turns it on and off in the key.
+    """
+
+    style: tuple[int, int]
+    on: bool = True
 
 
 class Line(NamedTuple):
@@ -23,13 +36,13 @@ class Line(NamedTuple):
 
     Attributes:
       name: of whom it is.
-      style: (colour, dash), see `style_of`.
+      look: how it is drawn.
       x, y: its points, x ascending.
       low, high: limits of y; empty for none.
     """
 
     name: str
-    style: tuple[int, int]
+    look: Look
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] = ()
@@ -51,9 +64,11 @@ def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = Fals
       unit: what x is.
       logarithmic: whether x is drawn by its logarithm.
     """
-    lines = [thin for line in lines if (thin := _thinned(line)).x]
+    most = max(_LEAST_POINTS, min(_MOST_POINTS, _MOST_IN_ALL // max(len(lines), 1)))
+    lines = [thin for line in lines if (thin := _thinned(line, most)).x]
     if not lines:
         return ""
+    lines.sort(key=lambda line: line.look.on)
     if len(lines) > _MOST_BANDS:
         lines = [line._replace(low=[], high=[]) for line in lines]
     across = _Scale.over([x for line in lines for x in line.x], _LEFT, _WIDTH - _RIGHT, logarithmic)
@@ -70,14 +85,28 @@ def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = Fals
     )
 
 
-def key_of(names: Sequence[tuple[str, tuple[int, int]]]) -> str:
-    """What the lines of charts mean, as an HTML list of (name, style)."""
-    items = (
-        f'<li><svg class="swatch" viewBox="0 0 26 8"><path class="line {style_of(style)}" '
-        f'd="M0 4H26"/></svg>{on_page(name)}</li>'
-        for name, style in names
+def key_of(looks: Mapping[str, Look]) -> str:
+    """What the lines of charts mean, as an HTML list; a click turns a line's colour on or off.
+
+    Args:
+      looks: name -> look.
+    """
+    named = {on: [_item(*one) for one in looks.items() if one[1].on is on] for on in (True, False)}
+    lists = {on: f'<ul class="key">{"".join(items)}</ul>' for on, items in named.items()}
+    if not named[False]:
+        return lists[True]
+    grey = f"{len(named[False])} more, in grey: a click on a name colours its line"
+    return f"{lists[True]}<details><summary>{grey}</summary>{lists[False]}</details>"
+
+
+def _item(name: str, look: Look) -> str:
+    """A button of a key."""
+    return (
+        f'<li><button type="button" aria-pressed="{str(look.on).lower()}" '
+        f'data-name="{on_page(name)}"><svg class="swatch" viewBox="0 0 26 8">'
+        f'<path class="line {style_of(look.style)}" d="M0 4H26"/></svg>{on_page(name)}'
+        "</button></li>"
     )
-    return f'<ul class="key">{"".join(items)}</ul>'
 
 
 def heat_map(
@@ -157,9 +186,9 @@ def ticks_of(low: float, high: float, least: float = 0, most: int = 5) -> tuple[
     return tuple(round(step * i, 10) for i in range(first, last + 1))
 
 
-def _thinned(line: Line) -> Line:
+def _thinned(line: Line, most: int) -> Line:
     good = [i for i, y in enumerate(line.y) if y is not None and abs(y) < _MOST]
-    good = [good[i] for i in some_of(len(good), _MOST_POINTS)] if good else []
+    good = [good[i] for i in some_of(len(good), most)] if good else []
     return line._replace(
         **{
             name: [float(part[i]) for i in good] if len(part := getattr(line, name)) else []
@@ -185,7 +214,7 @@ def _axes(across: _Scale, up: _Scale, unit: str) -> str:
 
 def _drawn(line: Line, across: _Scale, up: _Scale) -> str:
     """A band where there are limits, the line, and points where they are few."""
-    style = style_of(line.style)
+    style = style_of(line.look.style)
     x = [across.place(value) for value in line.x]
     y = [up.place(value) for value in line.y]
     parts = []
@@ -203,7 +232,7 @@ def _drawn(line: Line, across: _Scale, up: _Scale) -> str:
             f'<circle class="{style}" cx="{a}" cy="{b}" r="2.5"/>'
             for a, b in zip(x, y, strict=True)
         ]
-    return "".join(parts)
+    return f'<g class="series{"" if line.look.on else " off"}">{"".join(parts)}</g>'
 
 
 def _points(places: object) -> str:

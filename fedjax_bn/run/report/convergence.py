@@ -1,148 +1,126 @@
 """Curves over rounds: of every variant, client, unseen domain and adaptation, as HTML."""
 
-from collections.abc import Callable, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from fedjax_bn.run.groups import some_of
-from fedjax_bn.run.records import Record
 from fedjax_bn.run.report import html_parts
-from fedjax_bn.run.report.charts import Line, chart, key_of
-from fedjax_bn.run.report.finished_runs import Run, Variant
+from fedjax_bn.run.report.charts import Line, Look, chart, key_of
+from fedjax_bn.run.report.curves import Read, internal, lines_of, measure, unseen, varying_weights
+from fedjax_bn.run.report.looks import coloured, looks_of
+from fedjax_bn.run.report.measured import MEASURES
+from fedjax_bn.run.report.results import Table
 from fedjax_bn.run.report.scores import MEAN
+from fedjax_bn.run.report.variants import Variant
 
 _MOST = 24  # charts of a section; of more columns some are shown, evenly spaced
-Values = dict[str, float | None]  # column -> value, of one round
+Columns = dict[str, list[Line]]  # column -> a line a variant, perhaps an adaptation
+Panels = dict[str, Columns]  # heading -> what it shows
 
 
-def convergence(variants: Sequence[Variant]) -> str:
-    """Test scores, losses, weights and masks over rounds."""
-    score = variants[0].runs[0].score
-    return "\n".join(
-        (
-            _section(f"Test {score} of internal clients", variants, _of("accuracy")),
-            _unseen(f"Test {score} of unseen domains", variants),
-            _section("Training loss", variants, _of("loss"), folded=True),
-            _section("Training loss after aggregation", variants, _of("train_loss"), folded=True),
-            _section("Aggregation weights, where they vary", variants, _varying, folded=True),
-            _section("L1 norm of the masks", variants, _of("mask_l1")),
-        )
-    )
-
-
-def _section(
-    title: str,
-    variants: Sequence[Variant],
-    read: Callable[[Run], list[tuple[int, Values]]],
-    folded: bool = False,
-) -> str:
-    """A chart a column, a line a variant: the mean over seeds, from the least to the greatest.
+def convergence(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
+    """Test scores, measures, losses, weights and masks over rounds.
 
     Args:
-      title: of the section.
       variants: of one data set.
-      read: run -> (round, values) of the rounds that have some.
+      tables: theirs; where there are many lines the best of these are coloured.
+    """
+    score = variants[0].runs[0].score
+    inside = partial(_inside, variants)
+    within, without = partial(_titled, tables[0]), partial(_titled, tables[-1])
+
+    def by_client(name: str) -> Columns:
+        return inside(measure(name) if name else internal("accuracy"))
+
+    parts = (
+        within("Test scores of internal clients", _scores(score, by_client)),
+        without("Test scores of unseen domains", _scores(score, partial(_outside, variants))),
+        within("Training loss", {"": inside(internal("loss"))}, True),
+        within("Training loss after aggregation", {"": inside(internal("train_loss"))}, True),
+        within("Aggregation weights, where they vary", {"": inside(varying_weights)}, True),
+        within("L1 norm of the masks", {"": inside(internal("mask_l1"))}),
+    )
+    return "\n".join(filter(None, parts))
+
+
+def _scores(score: str, columns_of: Callable[[str], Columns]) -> Panels:
+    """A panel for the score, and one for each measure.
+
+    Args:
+      score: what its percentages are.
+      columns_of: name of a measure, empty for the score -> its lines.
+    """
+    heads = {"": f"{score} %"} | {name: head for name, (head, _, _) in MEASURES.items()}
+    return {head: columns_of(name) for name, head in heads.items()}
+
+
+def _titled(table: Table, title: str, panels: Panels, folded: bool = False) -> str:
+    """A section of panels that have lines, the clients of all but the first one on demand.
+
+    Args:
+      table: see `looks_of`.
+      title: of the section.
+      panels: heading -> lines.
+      folded: whether clients of the first one are shown on demand too.
+    """
+    panels = {head: columns for head, columns in panels.items() if columns}
+    lines = [line for columns in panels.values() for each in columns.values() for line in each]
+    if not lines:
+        return ""
+    if all(len(line.x) < 2 for line in lines):
+        note = html_parts.paragraphs(["One round was evaluated: there is no curve."], "soft")
+        return f"<h3>{title}</h3>{note}"
+    looks = looks_of({line.name: line.look.style for line in lines}, table)
+    grids = [
+        (head, _grid({c: coloured(each, looks) for c, each in columns.items()}, folded or i > 0))
+        for i, (head, columns) in enumerate(panels.items())
+    ]
+    content = html_parts.panels(grids)
+    return f'<section class="curves"><h3>{title}</h3>{key_of(looks)}{content}</section>'
+
+
+def _grid(columns: Columns, folded: bool = False) -> str:
+    """A chart a column, the mean in front.
+
+    Args:
+      columns: their lines.
       folded: whether columns other than the mean are shown on demand.
     """
-    columns: dict[str, list[Line]] = {}
-    for colour, variant in enumerate(variants):
-        for column, line in _lines(variant.label, (colour, 0), [read(run) for run in variant.runs]):
-            columns.setdefault(column, []).append(line)
-    if not columns:
-        return ""
-    names = [(variant.label, (colour, 0)) for colour, variant in enumerate(variants)]
-    first = {column: columns.pop(column) for column in (MEAN,) if folded and column in columns}
-    columns = {column: columns[column] for column in sorted(columns, key=lambda c: c != MEAN)}
-    shown = [list(columns)[i] for i in some_of(len(columns), _MOST)] if columns else []
-    charts = "".join(chart(column, columns[column], "round") for column in shown)
-    grid = f'<div class="charts">{charts}</div>' if charts else ""
-    if first:
-        means = "".join(chart(column, lines, "round") for column, lines in first.items())
-        rest = f"<details><summary>By client</summary>{grid}</details>" if grid else ""
-        grid = f'<div class="charts">{means}</div>{rest}'
-    note = f"{len(shown)} of {len(columns)} are shown." if len(shown) < len(columns) else ""
-    return f"<h3>{title}</h3>{key_of(names)}{html_parts.paragraphs([note] * bool(note))}{grid}"
+    first = {MEAN: columns[MEAN]} if folded and MEAN in columns else {}
+    rest = {c: columns[c] for c in sorted(columns, key=lambda c: c != MEAN) if c not in first}
+    names = [list(rest)[i] for i in some_of(len(rest), _MOST)] if rest else []
+    grid = _charts({name: rest[name] for name in names})
+    if len(names) < len(rest):
+        grid = html_parts.paragraphs([f"{len(names)} of {len(rest)} are shown."]) + grid
+    if first and grid:
+        grid = f"<details><summary>By client</summary>{grid}</details>"
+    return _charts(first) + grid
 
 
-def _unseen(title: str, variants: Sequence[Variant]) -> str:
-    """A chart a domain, a line a variant and adaptation."""
-    columns: dict[str, list[Line]] = {}
-    styles: dict[str, tuple[int, int]] = {}
-    dashes: dict[str, int] = {}
-    for colour, variant in enumerate(variants):
-        texts = dict.fromkeys(t for run in variant.runs for t in _adaptations(run))
-        for text in texts:
-            label = f"{variant.label} [{text}]"
-            read = [[(n, v[text]) for n, v in _outside(run) if text in v] for run in variant.runs]
-            styles[label] = colour, dashes.setdefault(text, len(dashes))
-            for column, line in _lines(label, styles[label], read):
-                columns.setdefault(column, []).append(line)
-    if not columns:
-        return ""
-    charts = "".join(chart(name, lines, "round") for name, lines in columns.items())
-    return f'<h3>{title}</h3>{key_of(list(styles.items()))}<div class="charts">{charts}</div>'
+def _charts(columns: Columns) -> str:
+    drawn = "".join(chart(column, lines, "round") for column, lines in columns.items())
+    return f'<div class="charts">{drawn}</div>' if drawn else ""
 
 
-def _adaptations(run: Run) -> list[str]:
-    return [text for _, values in _outside(run) for text in values]
-
-
-def _outside(run: Run) -> list[tuple[int, dict[str, Values]]]:
-    """(round, adaptation -> domain -> value)."""
-    found = []
-    for record in run.records:
-        turned: dict[str, Values] = {}
-        for domain, row in record.get("unseen", {}).items():
-            for text, value in row.items():
-                turned.setdefault(text, {})[domain] = value
-        if turned:
-            found.append((record["round"], turned))
+def _inside(variants: Sequence[Variant], read: Read) -> Columns:
+    """The mean over a variant's seeds, from the least to the greatest."""
+    found: Columns = {}
+    for colour, one in enumerate(variants):
+        runs = [read(run) for run in one.runs]
+        for column, line in lines_of(one.label, Look((colour, 0)), runs):
+            found.setdefault(column, []).append(line)
     return found
 
 
-def _lines(
-    label: str, style: tuple[int, int], runs: Sequence[Sequence[tuple[int, Values]]]
-) -> Iterator[tuple[str, Line]]:
-    """(column, its line): the mean over the runs that have a round, and their limits."""
-    found: dict[str, dict[int, list[float]]] = {}
-    for run in runs:
-        for number, values in run:
-            for column, value in values.items():
-                if value is not None and np.isfinite(value):
-                    found.setdefault(column, {}).setdefault(number, []).append(value)
-    for column, by_round in found.items():
-        most = max(map(len, by_round.values()))
-        rounds = sorted(number for number, values in by_round.items() if len(values) == most)
-        values = np.array([by_round[number] for number in rounds])
-        ends = (values.min(1), values.max(1)) if most > 1 else ((), ())
-        yield column, Line(label, style, rounds, values.mean(1), *ends)
-
-
-def _of(key: str) -> Callable[[Run], list[tuple[int, Values]]]:
-    """The values of a key by client, their plain mean in front."""
-
-    def read(run: Run) -> list[tuple[int, Values]]:
-        return [(r["round"], _with_mean(r[key])) for r in run.records if key in r]
-
-    return read
-
-
-def _with_mean(values: Record) -> Values:
-    known = [v for k, v in values.items() if k != MEAN and v is not None and np.isfinite(v)]
-    mean = values.get(MEAN, float(np.mean(known)) if known else None)
-    return {MEAN: mean} | {k: v for k, v in values.items() if k != MEAN}
-
-
-def _varying(run: Run) -> list[tuple[int, Values]]:
-    """The weights by round; none where every client's stays as it is."""
-    rows = [(record["round"], record["weights"]) for record in run.records]
-    first = rows[0][1]
-    if all(_alike(values, first) for _, values in rows):
-        return []
-    return rows
-
-
-def _alike(one: Values, other: Values) -> bool:
-    return one.keys() == other.keys() and all(
-        one[k] == other[k] or abs((one[k] or 0) - (other[k] or 0)) < 1e-6 for k in one
-    )
+def _outside(variants: Sequence[Variant], name: str = "") -> Columns:
+    """The same of unseen domains, a line a variant and adaptation."""
+    found: Columns = {}
+    dashes: dict[str, int] = {}
+    for colour, one in enumerate(variants):
+        runs = [unseen(run, name) for run in one.runs]
+        for text in dict.fromkeys(text for rows in runs for text in rows):
+            look = Look((colour, dashes.setdefault(text, len(dashes))))
+            values = [rows.get(text, []) for rows in runs]
+            for column, line in lines_of(f"{one.label} [{text}]", look, values):
+                found.setdefault(column, []).append(line)
+    return found

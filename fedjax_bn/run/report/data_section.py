@@ -6,7 +6,8 @@ import numpy as np
 
 from fedjax_bn.run.report import html_parts
 from fedjax_bn.run.report.charts import heat_map
-from fedjax_bn.run.report.finished_runs import Run, Variant
+from fedjax_bn.run.report.finished_runs import Run
+from fedjax_bn.run.report.variants import Variant
 
 _MOST_CLASSES = 40  # named in the table of counts
 _PICTURES = {

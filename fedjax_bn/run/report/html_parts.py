@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedjax_bn.names import on_page
 
+_MANY = 12  # rows, of which more scroll within the table's box
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -46,14 +47,36 @@ def sortable(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) 
     )
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     above = paragraphs([caption], "soft") if caption else ""
+    kind = "scroll tall" if len(rows) > _MANY else "scroll"
     return (
-        f'{above}<div class="scroll"><table class="sortable">'
+        f'{above}<div class="{kind}"><table class="sortable">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
+def panels(parts: Sequence[tuple[str, str]]) -> str:
+    """Parts of a section of which the page's script shows one at a time, by buttons.
+
+    Args:
+      parts: (heading, HTML); one alone stands as it is.
+    """
+    if len(parts) == 1:
+        return parts[0][1]
+    inside = "".join(
+        f'<div class="panel" data-title="{on_page(head)}"><h4>{on_page(head)}</h4>{part}</div>'
+        for head, part in parts
+    )
+    return f'<div class="panels">{inside}</div>'
+
+
 def cell(text: object, value: object = None, kind: str = "") -> str:
-    """A cell of a table: a text, what it sorts by, and its class."""
+    """A cell of a table.
+
+    Args:
+      text: shown, with markup escaped.
+      value: what it sorts by, a number or a text; empty stays below; None: the text.
+      kind: its CSS class; empty for none.
+    """
     data = "" if value is None else f' data-value="{on_page(str(value))}"'
     name = f' class="{kind}"' if kind else ""
     return f"<td{name}{data}>{on_page(str(text))}</td>"

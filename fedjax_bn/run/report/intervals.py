@@ -58,7 +58,12 @@ def welch(one: Sequence[float], other: Sequence[float]) -> Interval:
 
 
 def wilson(percent: float, samples: int) -> Interval:
-    """A share of samples in percent with the interval of Wilson (J. Am. Stat. Assoc. 22, 1927)."""
+    """A share of samples in percent with the interval of Wilson (J. Am. Stat. Assoc. 22, 1927).
+
+    Args:
+      percent: 0 to 100.
+      samples: at least 1.
+    """
     z, p = float(ndtri(_TWO_SIDED)), min(max(percent / 100, 0), 1)
     middle = (p + z * z / (2 * samples)) / (1 + z * z / samples)
     reach = math.sqrt(p * (1 - p) / samples + (z / (2 * samples)) ** 2) * z / (1 + z * z / samples)

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from fedjax_bn.run.report import html_parts
-from fedjax_bn.run.report.finished_runs import Run, Variant
+from fedjax_bn.run.report.finished_runs import Run
 from fedjax_bn.run.report.scores import MEAN
+from fedjax_bn.run.report.variants import Variant
 
 # name in a summary -> head, form, whether more is better
-_MEASURES = {
+MEASURES = {
     "balanced_accuracy": ("balanced accuracy %", ".1f", True),
     "auc": ("AUC", ".3f", True),
     "loss": ("cross entropy", ".3f", False),
@@ -42,18 +43,18 @@ def measured(variants: Sequence[Variant]) -> str:
     if not any(inside.values()) and not any(outside.values()):
         return html_parts.paragraphs([_MISSING], "missing")
     parts = [
-        _table(whom, _summary(rows), _MEASURES)
+        _table(whom, _summary(rows), MEASURES)
         for whom, rows in (("Internal clients, their mean", inside), ("Unseen domains", outside))
         if any(rows.values())
     ]
     parts.insert(0, html_parts.paragraphs([_CAPTION], "soft"))
     parts.append("<details><summary>By client and domain</summary>")
-    for name, (head, _, _) in _MEASURES.items():
+    for name, (head, _, _) in MEASURES.items():
         for whom, rows in (("internal clients", inside), ("unseen domains", outside)):
             own = {label: values.get(name, {}) for label, values in rows.items()}
             if any(own.values()):
                 columns = dict.fromkeys(column for values in own.values() for column in values)
-                forms = {column: (column, *_MEASURES[name][1:]) for column in columns}
+                forms = {column: (column, *MEASURES[name][1:]) for column in columns}
                 parts.append(_table(f"{head[:1].upper()}{head[1:]}, {whom}", own, forms))
     return "\n".join([*parts, "</details>"])
 

@@ -11,7 +11,8 @@ from fedjax_bn.names import on_page
 from fedjax_bn.run.answers_file import Answered, Mistake
 from fedjax_bn.run.report import html_parts
 from fedjax_bn.run.report.charts import heat_map
-from fedjax_bn.run.report.finished_runs import Run, Variant
+from fedjax_bn.run.report.finished_runs import Run
+from fedjax_bn.run.report.variants import Variant
 
 _WIDE = 20  # classes whose confusions are a matrix; of more the most frequent pairs are told
 _PAIRS = 15

@@ -1,4 +1,5 @@
-// Columns sort by a click on their heads; curves are read off below the pointer.
+// Columns sort by a click on their heads; curves are read off below the pointer; names in a key turn
+// colours on and off; of panels one is shown.
 for (const table of document.querySelectorAll("table.sortable")) {
   table.querySelectorAll("thead th").forEach((head, column) => {
     head.querySelector("button").addEventListener("click", () => {
@@ -21,6 +22,7 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   const svg = figure.querySelector("svg"), rule = svg.querySelector(".rule");
   const readout = figure.querySelector(".readout");
   const lines = [...svg.querySelectorAll("polyline")].map(line => ({
+    series: line.parentElement.classList,
     name: line.dataset.name,
     at: [...line.points].map(point => point.x),
     x: line.dataset.x.split(" "),
@@ -32,7 +34,7 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     const pointer = (event.clientX - box.left) * svg.viewBox.baseVal.width / box.width;
     const nearest = [...places.keys()].reduce((a, b) =>
       Math.abs(b - pointer) < Math.abs(a - pointer) ? b : a);
-    const told = lines.filter(line => line.at.includes(nearest))
+    const told = lines.filter(line => !line.series.contains("off") && line.at.includes(nearest))
       .map(line => `${line.name} ${line.y[line.at.indexOf(nearest)]}`);
     readout.textContent = `${svg.dataset.unit} ${places.get(nearest)}: ${told.join(", ")}`;
     readout.style.display = "block";
@@ -44,4 +46,33 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   svg.addEventListener("pointermove", read);
   svg.addEventListener("pointerdown", read);
   figure.addEventListener("pointerleave", hide);
+}
+for (const button of document.querySelectorAll(".key button")) {
+  button.addEventListener("click", () => {
+    const on = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", on);
+    for (const line of button.closest("section").querySelectorAll("polyline"))
+      if (line.dataset.name === button.dataset.name) {
+        line.parentElement.classList.toggle("off", !on);
+        if (on) line.ownerSVGElement.append(line.parentElement);  // above the others
+      }
+  });
+}
+for (const box of document.querySelectorAll(".panels")) {
+  const panels = [...box.querySelectorAll(".panel")], choice = document.createElement("div");
+  choice.className = "choice";
+  const show = chosen => panels.forEach((panel, i) => {
+    panel.hidden = panel !== chosen;
+    choice.children[i].setAttribute("aria-pressed", panel === chosen);
+  });
+  for (const panel of panels) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = panel.dataset.title;
+    button.addEventListener("click", () => show(panel));
+    choice.append(button);
+    panel.querySelector("h4").hidden = true;
+  }
+  box.prepend(choice);
+  show(panels[0]);
 }

@@ -15,13 +15,14 @@ from fedjax_bn.run.report.batch_norms import batch_norms
 from fedjax_bn.run.report.convergence import convergence
 from fedjax_bn.run.report.data_facts import data_facts
 from fedjax_bn.run.report.data_section import data_section
-from fedjax_bn.run.report.finished_runs import Run, Variant, find_runs, variants_of
+from fedjax_bn.run.report.finished_runs import Run, find_runs
 from fedjax_bn.run.report.first_screen import first_screen
 from fedjax_bn.run.report.measured import measured
 from fedjax_bn.run.report.mistakes import mistakes
 from fedjax_bn.run.report.results import Table, tables_of
 from fedjax_bn.run.report.sensitivity import sensitivity
 from fedjax_bn.run.report.unseen import ablations
+from fedjax_bn.run.report.variants import Variant, variants_of
 from fedjax_bn.run.workdir import write_atomically, write_json
 
 _CONNECTOMES = "abide"  # the data set whose features are the upper triangles of matrices
@@ -84,7 +85,15 @@ def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> 
 
 
 def write_plots(folder: Path, runs: Sequence[Run]) -> None:
-    """Writes plots/*.png of the first of some runs, the others beside it."""
+    """Writes plots/*.png of the first of some runs, the others beside it.
+
+    Args:
+      folder: the first run's workdir.
+      runs: at least one.
+
+    Raises:
+      WorkdirError: a file cannot be written.
+    """
     first, summaries = runs[0], [run.summary for run in runs]
     records, score = first.records, first.score
     drawn = {
@@ -134,12 +143,12 @@ def _groups(runs: Sequence[Run], baseline: str = "") -> list[_Group]:
 
 def _page(title: str, groups: Sequence[_Group], notes: Sequence[str]) -> str:
     """The page: what came of every data set first, then the rest of each."""
-    body = [html_parts.paragraphs(notes, "missing")]
+    body = []
     for name, variants, more, made in groups:
         if len(groups) > 1:
             body.append(f"<h2>{on_page(name)}</h2>")
-        body.append(html_parts.paragraphs(more, "missing"))
-        body.append(first_screen(variants[0].runs[0].summary["dataset"], variants, made))
+        body += [first_screen(variants, made), html_parts.paragraphs(more, "missing")]
+    body.append(html_parts.paragraphs(notes, "missing"))
     for group in groups:
         parts = [f"<h2>{head}</h2>\n{part}" for head, part in _sections(group) if part]
         if len(groups) > 1:
@@ -153,7 +162,7 @@ def _sections(group: _Group) -> list[tuple[str, str]]:
     """(heading, HTML) of what stands below the first screen."""
     variants = group.variants
     return [
-        ("Convergence", convergence(variants)),
+        ("Convergence", convergence(variants, group.tables)),
         ("Batch norm", "\n".join(filter(None, (batch_norms(variants), alphas(variants))))),
         ("Sensitivity", sensitivity(variants, group.tables)),
         ("Beyond accuracy", measured(variants)),

@@ -2,38 +2,23 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fedjax_bn.data.corruptions import INTERNAL
+import numpy as np
+
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config_file import read
 from fedjax_bn.run.configured_method import resolved
-from fedjax_bn.run.report.finished_runs import APART, Run, relevant, spell
+from fedjax_bn.run.own_rules import own_rules
+from fedjax_bn.run.report.protocols import PROTOCOLS, UNSTATED, WEIGHTS, Protocol
 from fedjax_bn.run.report.published import Cell, published
-from fedjax_bn.run.report.results import Row
-from fedjax_bn.run.report.scores import MEAN, RUNNING
+from fedjax_bn.run.report.results import Row, Table
+from fedjax_bn.run.report.scores import MEAN
+from fedjax_bn.run.report.variants import APART, spell
 
-
-class _Protocol(NamedTuple):
-    """A published table whose protocol a packaged config states.
-
-    Attributes:
-      table: "internal" or "unseen", the table of a report that it stands beside.
-      dataset: here.
-      config: the packaged config.
-      where: fields of its cells.
-      columns: domain here -> heading there.
-      adapted: adaptation here -> what it adds to the name of a method there; others have no row.
-    """
-
-    table: str
-    dataset: str
-    config: str
-    where: Mapping[str, str]
-    columns: Mapping[str, str]
-    adapted: Mapping[str, str]
-
-
+# What rows of a paper's table differ in, or what no number depends on by much.
+_OF_ROWS = frozenset(("share", "weigh", "perturb", "eval_every", "patience"))
+_PLAIN = frozenset(("by_size", "uniform"))  # papers call a method the same with either
 _METHODS = {
     "copa": "COPA",
     "csac": "CSAC",
@@ -43,6 +28,7 @@ _METHODS = {
     "fedavg": "FedAvg",
     "fedbn": "FedBN",
     "fedcd": "FedCD-SCI + REA",
+    "feddc": "FedDC",
     "feddg": "FedDG",
     "fedig": "FedIG",
     "fediga": "FedIG",
@@ -54,6 +40,8 @@ _METHODS = {
     "jigen": "JiGen",
     "l2d": "L2D",
     "mixstyle": "Mixstyle",
+    "moon": "MOON",
+    "perfedavg": "PerFedAvg",
     "randconv": "RandConv",
     "rsc": "RSC",
     "scaffold": "Scaffold",
@@ -62,136 +50,165 @@ _METHODS = {
     "singleset": "SingleSet",
     "snr": "SNR",
 }
-_PACS = {"photo": "P", "art_painting": "A", "cartoon": "C", "sketch": "S", MEAN: "Avg"}
-_CORRUPTIONS = (
-    *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog"),
-    *("bright", "contrast", "elastic", "pixelate", "jpeg"),
-)
-_PLAIN = {"": "", RUNNING: ""}
-_ADAPTER = _PLAIN | {"zero_shot_adapter": "-A"}
-_TSMOBN = _PLAIN | {"tsmobn": "+TsmoBN"}
+# (method, key, its word) -> a row that is a method with one other rule. Of any method that keeps
+# its clients' batch norm it is "FedBN + METHOD".
+_CHANGED = {
+    ("fedavg", "share", "all_but_batch_norm"): "FedBN",
+    ("fedbn", "share", "everything"): "FedAvg",
+    ("fedavg", "weigh", "generalization_adjustment"): "FedDG-GA",
+    ("fedcd", "weigh", "by_size"): "FedCD-SCI",
+    ("fedavg", "perturb", "amplitude_mix"): "AM",
+    ("fedavg", "perturb", "randconv"): "RandConv",
+    ("fedavg", "data.augment", "randaug"): "RandAug",
+}
 
 
-def _of(paper: str, table: str, dataset: str) -> dict[str, str]:
-    return {"paper": paper, "table": table, "dataset": dataset}
+class Printed(NamedTuple):
+    """A published number that stands beside a cell.
+
+    Attributes:
+      paper: such as FedBN.
+      table: its table, and the setting where it has several.
+      averaged: whether it is our mean of numbers that the paper prints without one.
+      mean: percent.
+      std: standard deviation over runs in percent; None where the paper prints none.
+      differs: in what the run differs from the paper's protocol.
+    """
+
+    paper: str
+    table: str
+    averaged: bool
+    mean: float
+    std: float | None
+    differs: str
+
+    @property
+    def source(self) -> str:
+        """Where it is printed."""
+        return f"mean of {self.table}" if self.averaged else self.table
 
 
-PROTOCOLS = (
-    _Protocol(
-        *("internal", "digits", "digits", _of("FedBN", "11", "Digits-Five")),
-        {
-            **{"svhn": "SVHN", "usps": "USPS", "synth_digits": "SynthDigits", "mnist": "MNIST"},
-            "mnist_m": "MNIST-M",
-        },
-        _PLAIN,
-    ),
-    _Protocol(
-        *("internal", "office_caltech10", "office_caltech10"),
-        _of("FedBN", "1", "Office-Caltech10"),
-        {"amazon": "A", "caltech": "C", "dslr": "D", "webcam": "W"},
-        _PLAIN,
-    ),
-    _Protocol(
-        *("internal", "domainnet", "domainnet", _of("FedBN", "1", "DomainNet")),
-        {
-            **{"clipart": "C", "infograph": "I", "painting": "P", "quickdraw": "Q", "real": "R"},
-            "sketch": "S",
-        },
-        _PLAIN,
-    ),
-    _Protocol(
-        *("internal", "abide", "abide", _of("FedBN", "1", "ABIDE")),
-        {"NYU": "NYU", "USM": "USM", "UM_1": "UM", "UCLA_1": "UCLA"},
-        _PLAIN,
-    ),
-    _Protocol("unseen", "pacs", "pacs", _of("FedIG-A", "5", "PACS"), _PACS, _ADAPTER),
-    _Protocol("unseen", "pacs", "pacs:protocol=fedcd", _of("FedCD", "1", "PACS"), _PACS, _PLAIN),
-    _Protocol(
-        *("unseen", "vlcs", "vlcs", _of("FedIG-A", "7", "VLCS")),
-        {"VOC2007": "V", "LabelMe": "L", "Caltech101": "C", "SUN09": "S", MEAN: "Avg"},
-        _ADAPTER,
-    ),
-    _Protocol(
-        *("unseen", "officehome", "officehome", _of("FedIG-A", "8", "OfficeHome")),
-        {"Art": "A", "Clipart": "C", "Product": "P", "Real World": "R", MEAN: "Avg"},
-        _ADAPTER,
-    ),
-    _Protocol(
-        *("unseen", "digits_dg", "digits_dg", _of("TsmoBN", "E.5", "Digits-DG")),
-        {"svhn": "SVHN", "mnist_m": "MNIST-M", "mnist": "MNIST", "syn": "SYN"},
-        _TSMOBN,
-    ),
-    _Protocol(
-        *("unseen", "camelyon17", "camelyon17", _of("TsmoBN", "E.7", "Camelyon17")),
-        {"center1": "hospital4", "center2": "hospital5"},
-        _TSMOBN,
-    ),
-    _Protocol(
-        *("unseen", "cifar10_c", "cifar10_c", _of("TsmoBN", "1", "CIFAR-10-C (severity 1)")),
-        dict(zip(INTERNAL, _CORRUPTIONS, strict=True)),
-        _TSMOBN,
-    ),
-)
-
-
-def beside(dataset: str, table: str, row: Row, column: str) -> tuple[Cell, ...]:
+def beside(table: Table, row: Row, column: str) -> tuple[Printed, ...]:
     """The published numbers of a cell; none where no paper has the data set, row or column.
 
+    Of a paper's tables the one stands there whose protocol is nearest to the run's. Where a paper
+    prints no mean, that of its numbers stands beside the mean over the same clients.
+
     Args:
-      dataset: the run's.
-      table: internal or unseen.
-      row: of the report's table; its method is its runs'.
+      table: of the report.
+      row: of that table.
       column: client or domain, or the mean of all domains left out.
     """
     found = []
-    for protocol in PROTOCOLS:
-        printed = _printed(protocol.where).get((_row(protocol, row), protocol.columns.get(column)))
-        if (protocol.table, protocol.dataset) == (table, dataset) and printed:
-            found.append(printed)
+    for protocol in _sources(table, row):
+        cells = _cells_of(protocol, row)
+        if column in cells:
+            one = cells[column]
+            averaged, number = False, (one.mean, one.std)
+        elif column == MEAN and cells and {*cells, MEAN} == {*table.columns}:
+            averaged = True
+            number = (float(np.mean([cell.mean for cell in cells.values()])), None)
+        else:
+            continue
+        differs = "; ".join((*_differences(protocol, row.config), *_other_clients(protocol, table)))
+        told = differs or "nothing that its config states"
+        found.append(Printed(protocol.paper, protocol.name, averaged, *number, told))
     return tuple(found)
 
 
-def _row(protocol: _Protocol, row: Row) -> str | None:
-    """The name of a row in the published table."""
-    name, end = _METHODS.get(row.method), protocol.adapted.get(row.adaptation)
-    if name is None or end is None or (end == "-A" and row.method != "fediga"):
+def _sources(table: Table, row: Row) -> Iterator[Protocol]:
+    """Of each paper, and each set of its columns, the table that is nearest by its protocol."""
+    groups: dict[tuple, list[Protocol]] = {}
+    for one in PROTOCOLS:
+        here = (one.table, one.dataset, one.metric) == (table.name, table.dataset, table.score)
+        if here and _cells_of(one, row):
+            groups.setdefault((one.paper, *one.columns), []).append(one)
+    for group in groups.values():
+        yield min(group, key=lambda one: len(_differences(one, row.config)))
+
+
+def _cells_of(protocol: Protocol, row: Row) -> dict[str, Cell]:
+    """Column of a report -> what the paper prints of a row."""
+    name, end = _name_of(row), protocol.adapted.get(row.adaptation)
+    if name is None or end is None:
+        return {}
+    title = protocol.renamed.get(name, name) + end
+    printed = _printed(tuple(protocol.where.items()))
+    return {
+        column: printed[title, heading]
+        for column, heading in protocol.columns.items()
+        if (title, heading) in printed
+    }
+
+
+def _name_of(row: Row) -> str | None:
+    """What papers call a method with a run's rules; None where no paper has such a row."""
+    name = _METHODS.get(row.method)
+    if name is None or not (changes := list(_other_rules(row))):
+        return name
+    if len(changes) > 1:
         return None
-    return name + end
+    change = (row.method, *changes[0])
+    if change not in _CHANGED and change[1:] == ("share", "all_but_batch_norm"):
+        return f"FedBN + {name}"
+    return _CHANGED.get(change)
 
 
-def differences(run: Run) -> Iterator[tuple[str, str]]:
-    """(a paper's table, in what a run differs from its protocol), for those beside its cells.
+def _other_rules(row: Row) -> Iterator[tuple[str, str]]:
+    """(key, word) of rules that are not the method's own."""
+    own, config = own_rules(row.method), row.config
+    word = {key: str(config[key]).partition(":")[0] for key in ("share", "weigh", "perturb")}
+    if word["share"] != own["share"]:
+        yield "share", word["share"]
+    if word["weigh"] != own["weigh"] and not {word["weigh"], own["weigh"]} <= _PLAIN:
+        yield "weigh", word["weigh"]
+    if word["perturb"]:
+        yield "perturb", word["perturb"]
+    if str(config["data.augment"]).startswith("randaug"):
+        yield "data.augment", "randaug"
 
-    A key of the paper's that names a file that the user has, such as weights, counts only where it
-    is empty in one of them.
+
+def _differences(protocol: Protocol, config: Mapping[str, Any]) -> list[str]:
+    """The keys in which a run differs from a protocol, with both values.
+
+    A file of weights that the user has counts only where one of the two starts without.
     """
-    for protocol in PROTOCOLS:
-        if protocol.dataset == run.summary["dataset"] and _METHODS.get(run.summary["method"]):
-            planned, mine = _planned(protocol.config), relevant(run)
-            said = [
-                f"{key}={spell(mine[key])} ({spell(planned[key])} there)"
-                for key in sorted(mine.keys() & planned.keys() - APART - _OF_ROWS)
-                if mine[key] != planned[key]
-            ]
-            name = f"{protocol.where['paper']}, Table {protocol.where['table']}"
-            yield name, "; ".join(said) or "nothing that its config states"
+    planned = _planned(protocol.config, protocol.start)
+    keys = config.keys() & planned.keys() - APART - _OF_ROWS - {"pretrained"}
+    if str(config["data.augment"]).startswith("randaug"):
+        keys -= {"data.augment"}
+    said = [
+        f"{key}={spell(config[key])} ({spell(planned[key])} there)"
+        for key in sorted(keys)
+        if config[key] != planned[key]
+    ]
+    if protocol.start != UNSTATED and bool(config["pretrained"]) != bool(protocol.start):
+        start = protocol.start or "random weights"
+        said.append(f"pretrained={spell(config['pretrained'])} ({start} there)")
+    if protocol.target is not None and config["target"] != protocol.target:
+        said.append(f"target={spell(config['target'])} ({spell(protocol.target)} there)")
+    return said
 
 
-_OF_ROWS = frozenset(("share", "weigh", "eval_every", "patience"))  # a row's own
+def _other_clients(protocol: Protocol, table: Table) -> Iterator[str]:
+    """Which clients train here and not there, and which there and not here."""
+    if protocol.table != "internal":
+        return
+    here, there = {*table.columns} - {MEAN}, {*protocol.columns} - {MEAN}
+    for missing, where in ((here - there, "there"), (there - here, "here")):
+        if missing:
+            yield f"no {', '.join(sorted(missing))} {where}"
 
 
 @cache
-def _planned(config: str) -> dict[str, object]:
-    """The keys of a packaged config, as JSON has them."""
-    flat = flatten(resolved(read(config, ())))
+def _planned(config: str, start: str) -> dict[str, object]:
+    """The keys of a packaged config, as JSON has them, with what depends on the start."""
+    changes = [("pretrained", start)] if start == WEIGHTS else []
+    flat = flatten(resolved(read(config, changes)))
     return {key: list(value) if isinstance(value, tuple) else value for key, value in flat}
 
 
 @cache
-def _cells(where: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Cell]:
-    return {(cell.method, cell.column): cell for cell in published(**dict(where))}
-
-
-def _printed(where: Mapping[str, str]) -> dict[tuple[str, str], Cell]:
+def _printed(where: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Cell]:
     """(method, column) -> the number, of a published table."""
-    return _cells(tuple(where.items()))
+    return {(cell.method, cell.column): cell for cell in published(**dict(where))}

@@ -6,13 +6,12 @@ seed where both have the seed, because they share data and start.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_bn.ranges import nearest
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.report.finished_runs import Variant
 from fedjax_bn.run.report.intervals import (
     Interval,
     difference_of_parts,
@@ -30,6 +29,9 @@ from fedjax_bn.run.report.scores import (
     internal_scores,
     unseen_scores,
 )
+from fedjax_bn.run.report.variants import Variant, relevant
+
+_MANY = 8  # rows, of which more are sorted
 
 
 class Cell(NamedTuple):
@@ -49,12 +51,21 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table: column -> cell of a variant of a method, of unseen domains adapted."""
+    """A row of a table.
+
+    Attributes:
+      method: of the variant.
+      variant: its label.
+      adaptation: of unseen domains; else empty.
+      cells: column -> cell.
+      config: the target, and the keys on which numbers depend, of the variant's first run.
+    """
 
     method: str
     variant: str
     adaptation: str
     cells: dict[str, Cell]
+    config: Mapping[str, Any] = {}
 
     @property
     def label(self) -> str:
@@ -67,17 +78,21 @@ class Table(NamedTuple):
 
     Attributes:
       name: internal or unseen.
+      dataset: of the runs.
       score: what the percentages are.
       columns: the first one is the mean, or the only one.
-      rows: in the order of the runs.
+      rows: in the order of the runs; of many the best of the first column in front.
       baseline: label of the row that others are compared with.
+      tied: labels of the rows that the runs do not tell from the best of the first column.
     """
 
     name: str
+    dataset: str
     score: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     baseline: str
+    tied: tuple[str, ...] = ()
 
 
 def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
@@ -109,8 +124,10 @@ def choose_baseline(variants: Sequence[Variant], name: str = "") -> str:
     """The label of the variant that others are compared with, see `tables_of`."""
     methods = {variant.label: variant.method for variant in variants}
     wanted = name or "fedavg"
+    if wanted in methods:
+        return wanted
     for label, method in methods.items():
-        if wanted in (label, method):
+        if method == wanted:
             return label
     if name:
         raise ConfigError(f"the baseline {name!r} is the method of no run{nearest(name, methods)}")
@@ -124,22 +141,50 @@ def _table(
     baseline: tuple[str, str],
 ) -> Table:
     """A table of rows (variant, adaptation) -> scores."""
-    methods = {variant.label: variant.method for variant in variants}
-    score = variants[0].runs[0].score
-    columns = tuple(dict.fromkeys(column for scores in rows.values() for column in scores))
-    columns = tuple(sorted(columns, key=lambda column: column != MEAN))
+    first = {variant.label: variant.runs[0] for variant in variants}
+    score, dataset = variants[0].runs[0].score, variants[0].runs[0].summary["dataset"]
     proportions = score == "accuracy"
+    columns = dict.fromkeys(column for scores in rows.values() for column in scores)
+    columns = tuple(sorted(columns, key=lambda column: column != MEAN))
     made = []
-    for key, scores in rows.items():
-        other = rows.get(baseline, {}) if key != baseline else {}
+    for (label, adaptation), scores in rows.items():
+        other = rows.get(baseline, {}) if (label, adaptation) != baseline else {}
         cells = {
             column: _cell(seeds, other.get(column), proportions)
             for column, seeds in scores.items()
             if seeds
         }
-        made.append(Row(methods[key[0]], *key, cells))
-    named = Row("", *baseline, {}).label
-    return Table(name, score, columns, tuple(made), named)
+        config = relevant(first[label]) | {"target": first[label].target}
+        made.append(Row(first[label].summary["method"], label, adaptation, cells, config))
+    table = Table(name, dataset, score, columns, tuple(made), _label(*baseline))
+    seeds = {_label(*key): scores.get(columns[0], {}) for key, scores in rows.items()}
+    return _sorted(table)._replace(tied=_tied(table, seeds, proportions))
+
+
+def _label(variant: str, adaptation: str) -> str:
+    return Row("", variant, adaptation, {}).label
+
+
+def _sorted(table: Table) -> Table:
+    """The table, with the best of the first column in front where there are many rows."""
+    if len(table.rows) <= _MANY:
+        return table
+    column = table.columns[0]
+    rest = (row for row in table.rows if column not in row.cells)
+    return table._replace(rows=(*ranked(table, column), *rest))
+
+
+def _tied(table: Table, seeds: Mapping[str, Seeds], proportions: bool) -> tuple[str, ...]:
+    """Labels of rows whose difference to the best has an interval that holds 0.
+
+    Args:
+      table: with its rows.
+      seeds: label -> scores of the first column.
+      proportions: see `difference`.
+    """
+    labels = [row.label for row in ranked(table, table.columns[0])]
+    gaps = {one: difference(seeds[labels[0]], seeds[one], proportions) for one in labels[1:]}
+    return tuple(label for label, gap in gaps.items() if gap.known and not gap.sign)
 
 
 def _cell(seeds: Seeds, other: Seeds | None, proportions: bool) -> Cell:
@@ -185,7 +230,7 @@ def _same_samples(one: Score, other: Score) -> bool:
 
 
 def ranked(table: Table, column: str) -> Iterator[Row]:
-    """The rows that have a column, best first, and last what is not a number."""
+    """The rows that have a column, the greatest mean first, and last what is not a number."""
     rows = [row for row in table.rows if column in row.cells]
     means = {id(row): row.cells[column].value.mean for row in rows}
     yield from sorted(rows, key=lambda row: (np.isnan(means[id(row)]), -means[id(row)]))

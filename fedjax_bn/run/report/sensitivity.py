@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.run.report import html_parts
-from fedjax_bn.run.report.charts import Line, chart, key_of
-from fedjax_bn.run.report.finished_runs import Variant, spell
+from fedjax_bn.run.report.charts import Line, Look, chart, key_of
 from fedjax_bn.run.report.intervals import Interval, over_seeds
 from fedjax_bn.run.report.results import Table
 from fedjax_bn.run.report.scores import Scores, unseen_scores
+from fedjax_bn.run.report.variants import Variant, spell
 
 _LEAST = 3  # values of a key that make a curve
 _WIDE = 16  # from the least to the greatest value, from which on the axis is logarithmic
@@ -33,15 +33,15 @@ def sensitivity(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
 def _charts(title: str, curves: Mapping[tuple[str, str], Mapping[str, Points]]) -> str:
     """A chart for each (title, setting), a line for each name; one colour a name everywhere."""
     names = dict.fromkeys(name for lines in curves.values() for name in lines)
-    styles = {name: (number, 0) for number, name in enumerate(names)}
+    looks = {name: Look((number, 0)) for number, name in enumerate(names)}
     drawn = []
     for (head, setting), lines in curves.items():
-        made = [_line(name, styles[name], points) for name, points in lines.items()]
+        made = [_line(name, looks[name], points) for name, points in lines.items()]
         drawn.append(chart(head, made, setting, _is_wide(made)))
     if not drawn:
         return ""
-    key = key_of(list(styles.items()))
-    return f'<h3>{title}</h3>{key}<div class="charts">{"".join(drawn)}</div>'
+    charts = f'<div class="charts">{"".join(drawn)}</div>'
+    return f'<section class="curves"><h3>{title}</h3>{key_of(looks)}{charts}</section>'
 
 
 def _adapted(variants: Sequence[Variant]) -> dict[tuple[str, str], dict[str, Points]]:
@@ -108,11 +108,11 @@ def _choices(variants: Sequence[Variant]) -> str:
     return html_parts.sortable("Settings of adaptations that are no numbers.", heads, rows)
 
 
-def _line(name: str, style: tuple[int, int], points: Points) -> Line:
+def _line(name: str, look: Look, points: Points) -> Line:
     values = list(points.values())
     known = all(value.known for value in values)
     ends = ([v.low for v in values], [v.high for v in values]) if known else ((), ())
-    return Line(name, style, list(points), [v.mean for v in values], *ends)
+    return Line(name, look, list(points), [v.mean for v in values], *ends)
 
 
 def _is_number(value: object) -> bool:

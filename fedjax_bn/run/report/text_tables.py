@@ -44,7 +44,12 @@ _LATEX = _Style(_in_latex, "\\textbf{{{}}}".format, "$_{{[{}]}}$".format)
 
 
 def markdown(title: str, tables: Sequence[Table]) -> str:
-    """The tables of a data set as Markdown, best bold, limits in brackets."""
+    """The tables of a data set as Markdown: best bold, limits in brackets, papers' numbers behind.
+
+    Args:
+      title: above them, text.
+      tables: of a report.
+    """
     parts = [f"## {_in_markdown(title)}"]
     for table in tables:
         rows = list(_rows(table, _MARKDOWN))
@@ -55,7 +60,12 @@ def markdown(title: str, tables: Sequence[Table]) -> str:
 
 
 def latex(title: str, tables: Sequence[Table]) -> str:
-    """The tables of a data set as LaTeX tabulars (booktabs), best bold, limits as subscripts."""
+    """The tables of a data set as LaTeX tabulars (booktabs): best bold, limits as subscripts.
+
+    Args:
+      title: in a comment above them, text.
+      tables: of a report.
+    """
     parts = [f"% {shown(title)}"]
     for table in tables:
         rows = list(_rows(table, _LATEX))
@@ -91,17 +101,16 @@ def long_csv(named: Sequence[tuple[str, Sequence[Table]]]) -> str:
                 for column, cell in row.cells.items():
                     start = (dataset, table.name, row.variant, row.adaptation, column)
                     numbers = _numbers(table, cell)
-                    for end in _published(dataset, table, row, column):
+                    for end in _published(table, row, column):
                         writer.writerow([*map(shown, start), *numbers, *end])
     return file.getvalue()
 
 
-def _published(dataset: str, table: Table, row: Row, column: str) -> list[tuple]:
-    printed = beside(dataset, table.name, row, column)
-    return [
-        (one.mean, "" if one.std is None else one.std, f"{one.paper}, Table {one.table}")
-        for one in printed
-    ] or [("", "", "")]
+def _published(table: Table, row: Row, column: str) -> list[tuple]:
+    printed = beside(table, row, column)
+    return [(one.mean, "" if one.std is None else one.std, one.source) for one in printed] or [
+        ("", "", "")
+    ]
 
 
 def _numbers(table: Table, cell: Cell) -> list[str]:
@@ -117,18 +126,20 @@ def _number(value: float) -> str:
 def _rows(table: Table, style: _Style) -> Iterator[list[str]]:
     """The rows of a table as texts, the head first; the difference stands behind the mean."""
     first, *others = table.columns
-    head = [table.name, first, f"vs {table.baseline}", *others, "seeds"]
+    head = [table.name, first, f"vs {table.baseline}", *others, "seeds", "n"]
     yield [style.escape(text) for text in head]
     best = {column: best_in(table, column) for column in table.columns}
     for row in table.rows:
         texts = [
-            _text(row.cells.get(column), style, row is best[column]) for column in table.columns
+            _text(row.cells.get(column), style, row is best[column])
+            + "".join(f" ({p.paper}: {p.mean:.1f})" for p in beside(table, row, column))
+            for column in table.columns
         ]
         cell = row.cells.get(first)
         versus = f"{cell.versus.mean:+.1f}" if cell and cell.versus else "-"
         versus += _limits(cell.versus, style, "+.1f") if cell and cell.versus else ""
-        seeds = str(cell.seeds) if cell else "-"
-        yield [style.escape(row.label), texts[0], versus, *texts[1:], seeds]
+        counts = (str(cell.seeds), str(cell.samples or "?")) if cell else ("-", "-")
+        yield [style.escape(row.label), texts[0], versus, *texts[1:], *counts]
 
 
 def _text(cell: Cell | None, style: _Style, best: bool) -> str:

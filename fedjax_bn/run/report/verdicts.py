@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from fedjax_bn.run.report.finished_runs import Variant, relevant, spell
+from fedjax_bn.run.own_rules import has_own_weighing
 from fedjax_bn.run.report.intervals import Interval
-from fedjax_bn.run.report.papers import beside, differences
+from fedjax_bn.run.report.papers import beside
 from fedjax_bn.run.report.results import Cell, Table, ranked
 from fedjax_bn.run.report.scores import MEAN
+from fedjax_bn.run.report.variants import Variant, relevant, spell
 
 _MANY = 4  # rows, of which the best is no longer a fair comparison
 _OF_ROWS = frozenset(("share",))  # a method's own rule, which baselines do not take over
@@ -24,9 +25,12 @@ def verdict(table: Table) -> str:
         gap = gap and Interval(-gap.mean, -gap.high, -gap.low)
     else:
         gap, named = best.versus, f"the baseline {table.baseline}"
+    compared = others[0].label if first.label == table.baseline else table.baseline
+    tied = [label for label in table.tied if label != compared]
+    more = f" Not told apart from it: {_named(tied, 3)}." if tied else ""
     if gap is None:
-        return f"{start}{_basis(best)}, the best here; the baseline has no number to compare."
-    return f"{start}, the best here: {gap.mean:+.1f} points to {named}{_reality(gap, best)}"
+        return f"{start}{_basis(best)}, the best here; the baseline has no number to compare.{more}"
+    return f"{start}, the best here: {gap.mean:+.1f} points to {named}{_reality(gap, best)}{more}"
 
 
 def limits(interval: Interval) -> str:
@@ -57,7 +61,12 @@ def _basis(cell: Cell) -> str:
 
 
 def cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> list[str]:
-    """What a reader must know before believing the tables."""
+    """What a reader must know before believing the tables, a sentence each.
+
+    Args:
+      variants: of one data set.
+      tables: theirs, at least one.
+    """
     cells = [c for table in tables for row in table.rows for c in row.cells.values()]
     counted, found = any(cell.samples for cell in cells), list(_other_keys(variants))
     if {cell.seeds for cell in cells} == {1}:
@@ -94,28 +103,34 @@ def _other_keys(variants: Sequence[Variant]) -> Iterator[str]:
     configs = [relevant(variant.runs[0]) for variant in variants]
     told = {key for variant in variants for key in variant.keys} | _OF_ROWS
     for key in sorted(set.intersection(*map(set, configs)) - told):
-        values = [spell(config[key]) for config in configs]
-        if len(set(values)) > 1:
-            named = zip(values, variants, strict=True)
-            said = ", ".join(f"{value} ({variant.label})" for value, variant in named)
+        labels: dict[str, list[str]] = {}
+        for variant, config in zip(variants, configs, strict=True):
+            if key != "weigh" or not _weighs_its_own_way(variant):
+                labels.setdefault(spell(config[key]), []).append(variant.label)
+        if len(labels) > 1:
+            said = ", ".join(f"{value} ({_named(names)})" for value, names in labels.items())
             yield f"These runs differ in more than their method: {key} is {said}."
 
 
-def paper_notes(dataset: str, variants: Sequence[Variant], tables: Sequence[Table]) -> list[str]:
+def _weighs_its_own_way(variant: Variant) -> bool:
+    return has_own_weighing(variant.method) and not variant.runs[0].config["weigh"]
+
+
+def _named(names: Sequence[str], most: int = 6) -> str:
+    """At most so many names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def paper_notes(tables: Sequence[Table]) -> list[str]:
     """In what runs differ from the protocols of the papers whose numbers stand beside them."""
-    printed = {
-        f"{one.paper}, Table {one.table}"
-        for table in tables
-        for row in table.rows
-        for column in row.cells
-        for one in beside(dataset, table.name, row, column)
-    }
-    said: dict[tuple[str, str], list[str]] = {}
-    for variant in variants:
-        for name, difference in differences(variant.runs[0]):
-            if name in printed:
-                said.setdefault((name, difference), []).append(variant.label)
+    said: dict[tuple[str, str], dict[str, None]] = {}
+    for table in tables:
+        for row in table.rows:
+            for column in row.cells:
+                for one in beside(table, row, column):
+                    said.setdefault((one.table, one.differs), {})[row.variant] = None
     return [
-        f"Beside {name}, {', '.join(labels)} differs in {difference}."
-        for (name, difference), labels in said.items()
+        f"Beside {table}, {_named(list(labels))} differ{'s' * (len(labels) == 1)} in {differs}."
+        for (table, differs), labels in said.items()
     ]

@@ -1,0 +1,41 @@
+"""A report's page as a test reads it."""
+
+import html.parser
+
+
+class Page(html.parser.HTMLParser):
+    """The tables of a page as texts, its paragraphs, and its tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables, self.paragraphs, self.tags, self.attributes = [], [], [], []
+        self.open = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self.open = "cell"
+        elif tag == "p":
+            self.paragraphs.append("")
+            self.open = "p"
+        elif tag == "strong":
+            self.tables[-1][-1][-1] += "*"
+        elif tag == "small":
+            self.tables[-1][-1][-1] += " | "
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th", "p"):
+            self.open = None
+
+    def handle_data(self, data):
+        if self.open == "cell":
+            self.tables[-1][-1][-1] += data
+        elif self.open == "p":
+            self.paragraphs[-1] += data

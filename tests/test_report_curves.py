@@ -1,0 +1,123 @@
+"""Curves of a report over rounds: measures, many variants; who won among many."""
+
+import json
+import re
+
+import pytest
+
+from fedjax_bn.run.report import write_comparison
+from finished_folders import finished
+from pages import Page
+
+MEASURES = {"balanced_accuracy": 55.0, "auc": 0.75, "loss": 1.25, "ece": 9.5}
+HEADS = ["accuracy %", "balanced accuracy %", "AUC", "cross entropy", "calibration error %"]
+METHODS = (
+    *("fedavg", "fedbn", "fedprox", "scaffold", "fednova", "fedadam", "moon", "feddc", "silobn"),
+    *("singleset", "fedavgm", "fedyogi", "fedsam", "fixbn"),
+)
+
+
+def with_measures(place):
+    """Writes measures of the client and of the unseen domain into the records."""
+    records = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        record["measures"] = {k: {"ant": v * record["round"]} for k, v in MEASURES.items()}
+        record["measures"]["auc"]["mean"] = None  # as of a client with one class alone
+        record["unseen_measures"] = {
+            "dog": {"running": MEASURES, "batch": MEASURES | {"auc": None}}
+        }
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (place / "metrics.jsonl").write_text(text)
+
+
+def written(folder):
+    out = folder / "page.html"
+    write_comparison([folder / "runs"], out)
+    return out.read_text()
+
+
+def section(text, title):
+    """What stands in the section of that heading."""
+    return text.split(f"<h3>{title}</h3>")[1].split("</section>")[0]
+
+
+def lines(text):
+    """(name, values) of every curve."""
+    return re.findall(r'data-name="([^"]*)" data-x="[^"]*" data-y="([^"]*)"', text)
+
+
+def test_every_measure_has_its_own_panel_of_curves(tmp_path):
+    unseen = {"dog": {"running": 30.0, "batch": 40.0}}
+    with_measures(finished(tmp_path / "runs", "fedbn", 0, {"ant": 60.0}, unseen))
+    text = written(tmp_path)
+    inside, outside = (
+        section(text, f"Test scores of {whose}") for whose in ("internal clients", "unseen domains")
+    )
+    assert re.findall(r'class="panel" data-title="([^"]*)"', inside) == HEADS
+    assert re.findall(r'class="panel" data-title="([^"]*)"', outside) == HEADS
+    auc = inside.split('data-title="AUC"')[1].split('class="panel"')[0]
+    assert lines(auc) == [("fedbn", "0.75 1.5")]  # of the client; the mean is not known
+    auc = outside.split('data-title="AUC"')[1].split('class="panel"')[0]
+    assert lines(auc) == [("fedbn [running]", "0.75 0.75")]
+    loss = outside.split('data-title="cross entropy"')[1].split('class="panel"')[0]
+    assert [name for name, _ in lines(loss)] == ["fedbn [running]", "fedbn [batch]"]
+
+
+def test_a_score_without_measures_needs_no_panels(tmp_path):
+    finished(tmp_path / "runs", "fedbn", 0, {"ant": 60.0})
+    assert 'class="panel"' not in written(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """The page on fourteen methods of two seeds, the later the better, the baseline worst."""
+    place = tmp_path_factory.mktemp("many")
+    for rank, method in enumerate(METHODS):
+        for seed in (0, 1):
+            finished(place / "runs", method, seed, {"ant": 20.0 + 3 * rank + 0.1 * seed})
+    return written(place)
+
+
+def test_of_many_variants_the_best_and_the_baseline_are_in_colour(many):
+    inside = section(many, "Test scores of internal clients")
+    coloured = re.findall(r'aria-pressed="true" data-name="([^"]*)"', inside)
+    assert coloured == [*METHODS[:-8:-1], "fedavg"]
+    grey = re.findall(r'aria-pressed="false" data-name="([^"]*)"', inside)
+    assert {*coloured, *grey} == {*METHODS}
+    drawn = re.findall(r'<g class="series( off)?">.*?data-name="([^"]*)"', inside)
+    assert {name for off, name in drawn if off} == {*grey}
+    assert "6 more, in grey" in inside
+
+
+def test_of_many_variants_the_best_stands_first(many):
+    table = Page(many).tables[0]
+    assert [row[0] for row in table[1:]] == [*METHODS[::-1]]
+
+
+def test_who_won_is_told_with_those_that_are_not_told_apart(tmp_path):
+    scores = {"fedavg": (50, 52, 51), "fedbn": (80, 82, 84), "fedprox": (79, 84, 82)}
+    for method, row in scores.items():
+        for seed, value in enumerate(row):
+            finished(tmp_path / "runs", method, seed, {"ant": value})
+    said = Page(written(tmp_path)).paragraphs[0]
+    assert said.startswith("Internal clients, each with its own model: fedbn has 82.0 %")
+    assert said.endswith("the difference is real. Not told apart from it: fedprox.")
+
+
+def test_one_round_makes_no_curve(tmp_path):
+    place = finished(tmp_path / "runs", "fedbn", 0, {"ant": 60.0})
+    records = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    del records[0]["accuracy"]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (place / "metrics.jsonl").write_text(text)
+    page = written(tmp_path)
+    assert "One round was evaluated: there is no curve." in page
+    assert [name for name, _ in lines(page)] == ["fedbn", "fedbn"]  # the training loss and its mean
+
+
+def test_markdown_has_test_samples_and_the_papers_numbers(tmp_path):
+    finished(tmp_path / "runs", "fedbn", 0, {"svhn": 60.0}, None, "digits")
+    written(tmp_path)
+    text = (tmp_path / "page.md").read_text()
+    assert "| seeds | n |" in text
+    assert "60.0 (FedBN: 71.0)" in text

@@ -1,0 +1,205 @@
+"""Which runs a report takes for one variant, how it calls them, and what papers print beside."""
+
+import json
+
+import optax
+import pytest
+
+from fedjax_bn import methods, sharing
+from fedjax_bn.methods import learning
+from fedjax_bn.models import SmallCNN
+from fedjax_bn.run.own_rules import own_rules
+from fedjax_bn.run.report import write_comparison
+from fedjax_bn.run.report.finished_runs import find_runs
+from fedjax_bn.run.report.papers import beside
+from fedjax_bn.run.report.protocols import PROTOCOLS
+from fedjax_bn.run.report.published import cells, published
+from fedjax_bn.run.report.results import tables_of
+from fedjax_bn.run.report.variants import variants_of
+from finished_folders import finished
+from pages import Page
+
+CORRUPTIONS = (
+    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur"),
+    *("motion_blur", "zoom_blur", "snow", "frost", "fog", "brightness", "contrast"),
+    *("elastic_transform", "pixelate", "jpeg_compression"),
+)
+
+
+def variants(folder):
+    return variants_of(find_runs([folder])[0])
+
+
+def printed(folder, table, method, column, adaptation=""):
+    """Paper and table -> the number beside a cell of finished runs."""
+    made = {one.name: one for one in tables_of(variants(folder)[0])}[table]
+    (row,) = (r for r in made.rows if (r.method, r.adaptation) == (method, adaptation))
+    return {one.source: one.mean for one in beside(made, row, column)}
+
+
+def test_a_rule_that_is_named_is_the_methods_own_where_that_is_the_same(tmp_path):
+    for name, keys in (("said", {"weigh": "by_size"}), ("silent", {})):
+        finished(tmp_path, "fedprox", len(name), {"ant": 1.0}, name=name, **keys)
+    finished(tmp_path, "fedbn", 0, {"ant": 1.0}, share="all_but_batch_norm")
+    finished(tmp_path, "fedbn", 1, {"ant": 1.0})
+    finished(tmp_path, "harmofl", 0, {"ant": 1.0}, weigh="uniform", name="h0")
+    finished(tmp_path, "harmofl", 1, {"ant": 1.0}, name="h1")
+    found, _ = variants(tmp_path)
+    assert [(one.label, len(one.runs)) for one in found] == [
+        *(("fedbn", 2), ("harmofl", 2), ("fedprox", 2)),
+    ]
+
+
+def test_other_rules_than_the_methods_own_are_variants_with_their_names(tmp_path):
+    finished(tmp_path, "fedcd", 0, {"ant": 1.0}, name="both")
+    finished(tmp_path, "fedcd", 0, {"ant": 1.0}, name="sci", weigh="by_size")
+    found, _ = variants(tmp_path)
+    assert [one.label for one in found] == ["fedcd", "fedcd (weigh=by_size)"]
+    assert found[0].keys == ("weigh",)
+
+
+def test_a_label_leaves_out_what_most_variants_have(tmp_path):
+    finished(tmp_path, "fedavg", 0, {"ant": 1.0}, name="a")
+    finished(tmp_path, "fedavg", 0, {"ant": 1.0}, name="b", perturb="amplitude_mix")
+    finished(tmp_path, "fedavg", 0, {"ant": 1.0}, name="c", weigh="uniform")
+    found, _ = variants(tmp_path)
+    assert {one.label for one in found} == {
+        *("fedavg", "fedavg (perturb=amplitude_mix)", "fedavg (weigh=uniform)"),
+    }
+
+
+def test_a_methods_own_weighing_is_no_difference_of_the_runs(tmp_path):
+    for method in ("fedavg", "fedcd", "harmofl"):
+        finished(tmp_path / "own", method, 0, {"ant": 1.0})
+    assert not any("differ in more" in text for text in page_of(tmp_path, "own").paragraphs)
+    finished(tmp_path / "given", "fedavg", 0, {"ant": 1.0}, weigh="uniform")
+    finished(tmp_path / "given", "fedprox", 0, {"ant": 1.0})
+    (one,) = (t for t in page_of(tmp_path, "given").paragraphs if "differ in more" in t)
+    assert one.endswith("weigh is uniform (fedavg), by_size (fedprox).")
+
+
+def page_of(folder, name):
+    out = folder / f"{name}.html"
+    write_comparison([folder / name], out)
+    return Page(out.read_text())
+
+
+def test_own_rules_are_those_with_which_methods_build_their_federation(monkeypatch):
+    given = {}
+
+    def kept(client, *, share=sharing.everything, weigh=None, **options):
+        given["share"], given["weigh"] = share, weigh
+        return real(client, share=share, weigh=weigh, **options)
+
+    real = learning.federate
+    monkeypatch.setattr(learning, "federate", kept)
+    model = SmallCNN(widths=(2, 2, 2), num_classes=2)
+    norm_free = SmallCNN(widths=(2, 2, 2), num_classes=2, norm="none")
+    for name in methods.__all__:
+        more = {"spectra": 8} if name == "feddg" else {}
+        getattr(methods, name)(norm_free if name == "fedwon" else model, optax.sgd(0.1), **more)
+        own = own_rules(name)
+        if (weigh := given["weigh"]) is not None:
+            assert own["weigh"] in str(weigh), name
+        else:
+            assert own["weigh"] == "by_size", name
+        if given["share"] in vars(sharing).values():
+            assert given["share"] is getattr(sharing, own["share"]), name
+
+
+def test_every_protocols_config_reads_and_its_table_is_printed():
+    for one in PROTOCOLS:
+        found = published(**one.where)
+        headings = {cell.column for cell in found}
+        assert headings >= set(one.columns.values()), one.name
+        assert {cell.metric for cell in found} == {f"{one.metric}_percent"}, one.name
+    metrics = {(cell.paper, cell.table) for cell in cells() if cell.metric == "mAP50_percent"}
+    assert metrics == {("FedCD", "2"), ("FedCD", "3")}
+
+
+def table_of(**where):
+    return {(cell.method, cell.column): cell.mean for cell in published(**where)}
+
+
+def test_unifeds_numbers_stand_beside_both_ways_of_batch_norm_inside(tmp_path):
+    keys = {"data__validation": 0.1, "data__test": 0.2, "data__corruptions": list(CORRUPTIONS)}
+    scores = dict.fromkeys(CORRUPTIONS, 70.0)
+    for name, more in {"averaged": {}, "own": {"share": "all_but_batch_norm"}}.items():
+        place = tmp_path / name
+        finished(place, "scaffold", 0, scores, None, "cifar10_c", **keys, **more)
+        finished(place, "fedavg", 0, scores, None, "cifar10_c", **keys, **more)
+    table = table_of(paper="UniFed", table="2")
+    ours = "+client-specific BN"
+    for name, end in (("averaged", ""), ("own", ours)):
+        for method, title in (("scaffold", "Scaffold"), ("fedavg", "FedAvg")):
+            said = printed(tmp_path / name, "internal", method, "snow")
+            assert said == {"UniFed, Table 2": table[title + end, "H"]}
+    mean = sum(table["FedAvg", letter] for letter in "ABCDEFGHIJKLMNO") / 15
+    (said,) = printed(tmp_path / "averaged", "internal", "fedavg", "mean").items()
+    assert said == ("mean of UniFed, Table 2", pytest.approx(mean))
+
+
+def test_outside_two_papers_print_numbers_and_the_run_differs_from_each(tmp_path):
+    unseen = {"frost": {"running": 60.0, "tsmobn": 80.0, "batch": 1.0}}
+    keys = {"data__corruptions": list(CORRUPTIONS), "patience": 10}
+    finished(tmp_path / "runs", "fedbn", 0, {"fog": 1.0}, unseen, "cifar10_c", **keys)
+    found = {
+        text: printed(tmp_path / "runs", "unseen", "fedbn", "frost", text)
+        for text in unseen["frost"]
+    }
+    tsmobn = table_of(paper="TsmoBN", table="1")
+    unifed = table_of(paper="UniFed", table="3")
+    assert found["running"] == {
+        "TsmoBN, Table 1": tsmobn["FedBN", "frost"],
+        "UniFed, Table 3": unifed["FedBN", "frost"],
+    }
+    assert found["tsmobn"]["UniFed, Table 3"] == unifed["FedBN+client-specific BN", "frost"]
+    assert found["batch"] == {}
+    said = [t for t in page_of(tmp_path, "runs").paragraphs if t.startswith("Beside")]
+    inside, first, other = said
+    assert "Table 2" in inside
+    assert "target=frost (empty there); no brightness, contrast" in inside
+    assert "TsmoBN, Table 1" in first
+    assert "UniFed, Table 3" in other
+    assert all("pretrained=empty (weights of ImageNet there)" in text for text in said)
+
+
+def test_fedcds_detection_tables_stand_beside_map50_alone(tmp_path):
+    unseen = {"CityStreet": {"running": 40.0}}
+    for name, score in (("maps", "mAP50"), ("other", "mAP50-95")):
+        for method, keys in (("fedcd", {}), ("fedavg", {"weigh": "generalization_adjustment"})):
+            folder = tmp_path / name
+            place = finished(folder, method, 0, {"x": 1.0}, unseen, "bdd100k", **keys)
+            summary = json.loads((place / "summary.json").read_text()) | {"score": score}
+            (place / "summary.json").write_text(json.dumps(summary))
+    table = table_of(paper="FedCD", table="3")
+    for method, title in (("fedcd", "FedCD-SCI + REA"), ("fedavg", "FedDG-GA")):
+        found = [
+            printed(tmp_path / name, "unseen", method, "CityStreet", "running")
+            for name in ("maps", "other")
+        ]
+        assert found == [{"FedCD, Table 3": table[title, "CityStreet"]}, {}]
+
+
+@pytest.mark.parametrize(
+    ("keys", "where", "row"),
+    [
+        ({}, {"table": "11"}, "FedBN"),
+        ({"data__fraction": 0.6}, {"table": "14", "setting": "data fraction 60%"}, "FedBN"),
+        (
+            {"batch_size": 50, "local_epochs": 4, "rounds": 75},
+            {"table": "13", "setting": "B=50, E=4"},
+            "FedBN",
+        ),
+    ],
+)
+def test_of_a_papers_tables_the_nearest_to_the_run_stands_beside_it(tmp_path, keys, where, row):
+    digits = {"rounds": 300, "eval_every": 10, "weigh": "uniform"} | keys
+    finished(tmp_path, "fedbn", 0, {"svhn": 1.0}, None, "digits", **digits)
+    (said,) = printed(tmp_path, "internal", "fedbn", "svhn").values()
+    assert said == table_of(paper="FedBN", **where)[row, "SVHN"]
+
+
+def test_a_method_with_a_rule_that_no_paper_has_gets_no_number(tmp_path):
+    finished(tmp_path, "fedavg", 0, {"svhn": 1.0}, None, "digits", weigh="risk_extrapolation")
+    assert printed(tmp_path, "internal", "fedavg", "svhn") == {}
