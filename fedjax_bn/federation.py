@@ -254,14 +254,14 @@ def _train_all(
     (state, key), (early, old, batches) = common, rows
     broadcast = broadcast_of(state)
 
-    def one(weight: jax.Array | None, own: Own, batches: Batches) -> tuple[PyTree, tuple]:
+    def one(own: Own, weight: jax.Array | None, batches: Batches) -> tuple[PyTree, Own, tuple]:
         own, upload, losses = take_part(plan.client, broadcast, own, batches, key)
         if weight is None:
-            return (), (own, upload, losses)
+            return (), own, (upload, losses)
         part = part_of(plan.server, weight, upload)
-        return part, (own, upload._replace(shared=(), message=()), losses)
+        return part, own, (upload._replace(shared=(), message=()), losses)
 
-    sums, (own, uploads, losses) = map_and_sum(one, plan.clients, early, old, batches)
+    sums, own, (uploads, losses) = map_and_sum(one, plan.clients, old, early, batches)
     weights, weighing = early, state.weighing
     if early is None:
         needed = uploads if weighs_leaves(plan.weigh) else uploads._replace(shared=())

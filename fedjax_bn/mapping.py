@@ -11,57 +11,77 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.backend import on_cpu
+from fedjax_bn.backend import computed_once, on_cpu
 
 PyTree = Any
 
 
 def map_and_sum(
-    function: Callable[..., tuple[PyTree, PyTree]], clients: str, *stacked: PyTree
-) -> tuple[PyTree, PyTree]:
-    """Applies `function` to every client and sums a part of its results on the way.
+    function: Callable[..., tuple[PyTree, PyTree, PyTree]],
+    clients: str,
+    rows: PyTree,
+    *stacked: PyTree,
+) -> tuple[PyTree, PyTree, PyTree]:
+    """Applies `function` to every client, sums a part of its results and renews the clients' rows.
 
-    However many clients there are, no more of these parts are held than clients run at once.
+    However many clients there are, no more of these parts are held than clients run at once, and a
+    client's new row takes the place of its old one.
 
     Args:
-      function: a pure function of one client's trees that returns (part, result).
+      function: a pure function of one client's row and its other trees that returns (part, row,
+        result).
       clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:n` (n at a time).
-      *stacked: trees with leading axis K, one for each argument.
+      rows: a tree with leading axis K.
+      *stacked: likewise, one for each other argument.
 
     Returns:
-      The sum of the parts over all clients, and the results stacked along a leading axis K.
+      The sum of the parts over all clients, the new rows, and the results stacked along a leading
+      axis K.
 
     Raises:
       ValueError: as `group_size`.
     """
-    num_clients = jax.tree.leaves(stacked)[0].shape[0]
+    num_clients = jax.tree.leaves((rows, stacked))[0].shape[0]
     size = group_size(clients, num_clients)
     function = jax.jit(function, inline=True)  # traced once, though used twice
 
-    def at_once(group: tuple) -> tuple[PyTree, PyTree]:
-        parts, results = jax.vmap(function)(*group)
-        return jax.tree.map(lambda x: x.sum(0), parts), results
+    def at_once(rows: PyTree, group: tuple) -> tuple[PyTree, PyTree, PyTree]:
+        parts, rows, results = jax.vmap(function)(rows, *group)
+        return jax.tree.map(lambda x: x.sum(0), parts), rows, results
 
     if size == num_clients > 1:
-        return at_once(stacked)
+        return at_once(rows, stacked)
 
-    def step(total: PyTree, group: tuple) -> tuple[PyTree, PyTree]:
-        part, results = at_once(group) if size > 1 else function(*group)
-        return jax.tree.map(jnp.add, total, part), results
+    def step(carry: tuple[PyTree, PyTree], inputs: tuple) -> tuple[tuple[PyTree, PyTree], PyTree]:
+        (total, rows), (start, group) = carry, inputs
+        count = jax.tree.leaves(group)[0].shape[0]
+        # In place, which arrays that a scan stacks are not: XLA fills and copies them. It would
+        # copy all rows too, if a client's were read in several places.
+        old = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, count), rows)
+        old = computed_once(jax.lax.optimization_barrier(old))
+        if size > 1:
+            part, new, results = at_once(old, group)
+        else:
+            first = jax.tree.map(lambda x: x[0], (old, *group))
+            part, *one = function(*first)
+            new, results = jax.tree.map(lambda x: x[None], tuple(one))
+        rows = jax.tree.map(
+            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), rows, new
+        )
+        return (jax.tree.map(jnp.add, total, part), rows), results
 
     whole = num_clients - num_clients % size
-    groups = jax.tree.map(lambda x: x[:whole], stacked)
-    if size > 1:
-        groups = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), groups)
-    like, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], stacked))
-    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-    total, results = jax.lax.scan(step, start, groups)
-    if size > 1:
-        results = jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), results)
+    groups = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), stacked)
+    like, *_ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], (rows, *stacked)))
+    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like), rows
+    begins = jnp.arange(0, whole, size, dtype=jnp.int32)
+    carry, results = jax.lax.scan(step, start, (begins, groups))
+    results = jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), results)
     if whole < num_clients:
-        total, last = step(total, jax.tree.map(lambda x: x[whole:], stacked))
+        rest = jax.tree.map(lambda x: x[whole:], stacked)
+        carry, last = step(carry, (jnp.int32(whole), rest))
         results = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), results, last)
-    return total, results
+    return *carry, results
 
 
 def group_size(clients: str, num_clients: int) -> int:

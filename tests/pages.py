@@ -1,6 +1,11 @@
 """A report's page as a test reads it."""
 
 import html.parser
+import shutil
+import subprocess
+from pathlib import Path
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Page(html.parser.HTMLParser):
@@ -39,3 +44,20 @@ class Page(html.parser.HTMLParser):
             self.tables[-1][-1][-1] += data
         elif self.open == "p":
             self.paragraphs[-1] += data
+
+
+def in_browser(text: str, script: str, folder: Path) -> str:
+    """The page as Chromium has it once a script of the reader's has run.
+
+    Args:
+      text: HTML.
+      script: JavaScript.
+      folder: for the page and the browser's files.
+    """
+    page = folder / "page-in-browser.html"
+    page.write_text(text.replace("</body>", f"<script>{script}</script></body>"))
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run")
+    command = [CHROMIUM, *options, f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
+    return subprocess.run(
+        [*command, f"file://{page}"], capture_output=True, text=True, timeout=120, check=True
+    ).stdout

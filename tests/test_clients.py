@@ -1,5 +1,6 @@
 """Mapping over clients: every strategy is the same function."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,20 +9,42 @@ from fedjax_bn.mapping import group_size, map_and_sum
 
 
 @pytest.mark.parametrize("clients", ["auto", "map", "vmap", "vmap:1", "vmap:2", "vmap:3", "vmap:5"])
-def test_parts_are_summed_and_results_stacked_in_order_whatever_the_strategy(clients):
+def test_parts_are_summed_and_rows_and_results_in_order_whatever_the_strategy(clients):
     x, y = jnp.arange(10.0).reshape(5, 2), jnp.arange(5.0)
-    total, result = map_and_sum(
-        lambda a, b, _: (a * b, {"sum": a.sum() + b, "a": a}), clients, x, y, None
+    total, rows, result = map_and_sum(
+        lambda own, a, b, _: (a * b, own + b, {"sum": a.sum() + b, "a": a}),
+        clients,
+        2 * x,
+        x,
+        y,
+        None,
     )
     np.testing.assert_array_equal(total, np.asarray(x).T @ np.asarray(y))
+    np.testing.assert_array_equal(rows, 2 * np.asarray(x) + np.arange(5)[:, None])
     np.testing.assert_array_equal(result["sum"], np.asarray(x).sum(1) + np.arange(5))
     np.testing.assert_array_equal(result["a"], x)
 
 
 @pytest.mark.parametrize("clients", ["map", "vmap", "vmap:1"])
 def test_one_client_works(clients):
-    total, result = map_and_sum(lambda a: (a, a + 1), clients, jnp.full(1, 2.0))
-    np.testing.assert_array_equal((total, *result), [2, 3])
+    total, rows, result = map_and_sum(
+        lambda own, a: (a, own * a, a + 1), clients, jnp.full(1, 4.0), jnp.full(1, 2.0)
+    )
+    np.testing.assert_array_equal((total, *rows, *result), [2, 8, 3])
+
+
+@pytest.mark.parametrize("clients", ["map", "vmap:4"])
+def test_what_clients_keep_is_held_once(clients):
+    """A round renews the rows that it is given in place, but for those of the clients under way."""
+    rows = jnp.zeros((64, 1000))
+
+    def keep(row, x):
+        return row.sum(), jnp.sort(row) + x, ()
+
+    renew = jax.jit(lambda rows, x: map_and_sum(keep, clients, rows, x), donate_argnums=0)
+    memory = renew.lower(rows, jnp.zeros(64)).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= rows.nbytes
+    assert memory.temp_size_in_bytes < rows.nbytes / 2
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import csv
 import itertools
 import json
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from fedjax_bn.run.report import plots, write_comparison
 from fedjax_bn.run.report.about_runs import command
 from fedjax_bn.run.report.finished_runs import read_run
 from finished_folders import counted, finished
-from pages import Page
+from pages import CHROMIUM, Page, in_browser
 
 FEDBN = {"ant": (70, 72, 71), "bee": (80, 82, 84)}
 FEDAVG = {"ant": (60, 61, 64), "bee": (81, 80, 82)}
@@ -247,29 +245,16 @@ def test_the_command_writes_the_page_and_says_where(tmp_path, monkeypatch, capsy
         assert runs.command(*wrong) == 2
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CLICK = """
-<script>
 document.querySelectorAll("thead th button")[4].click();
 const svg = document.querySelector("figure.chart svg"), box = svg.getBoundingClientRect();
 svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right - 20, clientY: box.top + 9}));
-</script></body>
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to run the page's script")
 def test_columns_sort_and_curves_are_read_off_in_a_browser(report, tmp_path):
-    text = (report[1] / "report.html").read_text().replace("</body>", CLICK)
-    (tmp_path / "page.html").write_text(text)
-    options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run")
-    folder = f"--user-data-dir={tmp_path / 'profile'}"
-    shown = subprocess.run(
-        [CHROMIUM, *options, folder, "--dump-dom", f"file://{tmp_path / 'page.html'}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    ).stdout
+    shown = in_browser((report[1] / "report.html").read_text(), CLICK, tmp_path)
     assert [row[0] for row in Page(shown).tables[0][1:]] == ["fedbn", "fedavg"]
     assert "round 2: fedavg 71.33, fedbn 76.5" in shown

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_bn.run.report import write_comparison
 from finished_folders import finished
-from pages import Page
+from pages import CHROMIUM, Page, in_browser
 
 MEASURES = {"balanced_accuracy": 55.0, "auc": 0.75, "loss": 1.25, "ece": 9.5}
 HEADS = ["accuracy %", "balanced accuracy %", "AUC", "cross entropy", "calibration error %"]
@@ -121,3 +121,23 @@ def test_markdown_has_test_samples_and_the_papers_numbers(tmp_path):
     text = (tmp_path / "page.md").read_text()
     assert "| seeds | n |" in text
     assert "60.0 (FedBN: 71.0)" in text
+
+
+CLICKS = """
+document.querySelectorAll(".choice button")[2].click();
+document.querySelector('.key button[data-name="fedbn"]').click();
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to run the page's script")
+def test_a_measure_is_chosen_and_a_line_turned_off_in_a_browser(tmp_path):
+    for method in ("fedavg", "fedbn"):
+        with_measures(finished(tmp_path / "runs", method, 0, {"ant": 60.0}))
+    shown = in_browser(written(tmp_path), CLICKS, tmp_path)
+    inside = section(shown, "Test scores of internal clients")
+    panels = re.findall(r'<div class="panel" data-title="([^"]*)"( hidden="")?>', inside)
+    assert [head for head, hidden in panels if not hidden] == ["AUC"]
+    drawn = re.findall(r'<g class="series( off)?">.*?data-name="([^"]*)"', inside)
+    assert {name for off, name in drawn if off} == {"fedbn"}
+    assert {name for off, name in drawn if not off} == {"fedavg"}
