@@ -173,9 +173,9 @@ def make_batches(size: Size) -> dict[str, jax.Array]:
 def compiled_round(
     name: str, network: str, batches: dict[str, jax.Array]
 ) -> tuple[Callable[[], object], float]:
-    """The second round of a method, ready to run, and the CPU seconds of compiling it.
+    """A method's rounds from the second on, ready to run, and the CPU seconds of compiling one.
 
-    The second, because the first of some has nothing from the server yet.
+    From the second, because in the first some have nothing from the server yet.
     """
     model = getattr(models, network)(num_classes=CLASSES, **FIELDS.get(name, {}))
     images = batches["image"][0, 0].astype(jnp.float32)
@@ -184,12 +184,15 @@ def compiled_round(
     key = jax.random.key(2)
     state = for_one_run(lambda: method.init(key, variables, CLIENTS))()
     made = []
-    _, user, system = spend(
-        lambda: made.append(jax.jit(method.round).lower(state, batches, key).compile())
-    )
-    (round,) = made
-    state = jax.block_until_ready(round(state, batches, key)[0])
-    return lambda: jax.block_until_ready(round(state, batches, key)), user + system
+    _, user, system = spend(lambda: made.append(method.round.lower(state, batches, key).compile()))
+    (round,), states = made, [state]
+
+    def run() -> None:
+        """One round; as in a run the state is given away, and the next round goes on from it."""
+        states[:] = jax.block_until_ready(round(states.pop(), batches, key))[:1]
+
+    run()
+    return run, user + system
 
 
 def row(name: str, taken: dict[str, Samples], compiling: float) -> dict[str, Any]:
