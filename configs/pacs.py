@@ -71,6 +71,8 @@ Small, on a CPU, from random weights:
 It ends above chance, but not above FedAvg (one seed, docs/results.md, with data.validation=0.1 and
 validate_with=own): 44.3 % on the clients and 32.5 % on sketches, FedAvg 42.0 and 33.2; one class
 for everything has 22 and at most 21.
+FedCD in its own protocol, :protocol=fedcd,method=fedcd with the same keys, local_epochs=1 and no
+baselines, takes 1.6 CPU minutes and ends at 41.3 % on the clients and 31.8 % on sketches (seed 0).
 """
 
 import re
