@@ -28,7 +28,10 @@ A round has 20 steps, as many as lie between two validations (A.2), so no client
 The round is the one whose aggregated model is best on the validation samples of all clients,
 whether they have taken part or not; a fifth of a domain validates, for all of its ten clients.
 
-Small, on a CPU: --config.data.image_size=64 --config.rounds=3
+Small, on a CPU, from random weights: the keys of configs/pacs.py, without baselines
+and with --config.rounds=6 --config.local_steps=10
+It takes four CPU minutes and ends at 33.4 % on the clients, still rising (seed 0; one class for
+everything has 22).
 """
 
 from ml_collections import ConfigDict
