@@ -17,6 +17,7 @@ from fedjax_bn.divergence import by_divergence as by_divergence
 from fedjax_bn.dtypes import promote
 from fedjax_bn.extrapolation import risk_extrapolation as risk_extrapolation
 from fedjax_bn.generalization import generalization_adjustment as generalization_adjustment
+from fedjax_bn.mapping import sum_over
 from fedjax_bn.weighing import Weighing as Weighing
 
 PyTree = Any
@@ -85,9 +86,7 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
     weights = weights.astype(promote(weights.dtype, jnp.result_type(float)))
     shares = weights / weights.sum()
     # Not a dot product: TPUs would multiply in bfloat16.
-    parts = jax.vmap(weighted)(stacked, shares)
-    total = jax.tree.map(lambda x: x.sum(0), parts)
-    return restore(total, stacked)
+    return restore(sum_over(weighted, stacked, shares), stacked)
 
 
 def weighted(tree: PyTree, weight: jax.Array) -> PyTree:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.dtypes import promote
+from fedjax_bn.mapping import sum_over
 from fedjax_bn.weighing import Weighing
 
 PyTree = Any
@@ -41,9 +42,16 @@ def distances(stacked: PyTree, weights: jax.Array) -> PyTree:
 
     def one(leaf: jax.Array) -> jax.Array:
         dtype = promote(leaf.dtype, weights.dtype)
-        rows = jnp.where(counts[:, None], leaf.reshape(len(leaf), -1).astype(dtype), 0)
-        mean = rows.sum(0) / number.astype(dtype)
-        far = jnp.linalg.norm(jnp.where(counts[:, None], rows - mean, 0), axis=1)
+
+        def counted(row: jax.Array, counts: jax.Array) -> jax.Array:
+            return jnp.where(counts, row.astype(dtype), 0)
+
+        def distance(client: tuple[jax.Array, jax.Array]) -> jax.Array:
+            row, counts = client
+            return jnp.where(counts, jnp.linalg.norm((counted(row, counts) - mean).ravel()), 0)
+
+        mean = sum_over(counted, leaf, counts) / number.astype(dtype)
+        far = jax.lax.map(distance, (leaf, counts))
         total = far.sum()
         alike = counts.astype(dtype) / number.astype(dtype)
         shares = jnp.where(total > 0, far / jnp.where(total > 0, total, 1), alike)

@@ -52,7 +52,11 @@ class LocalStep(NamedTuple):
 
 
 def differentiate(objective: Objective, collections: tuple[str, ...] = ("params",)) -> Gradient:
-    """The gradient of an objective with respect to whole collections, {collection: tree}."""
+    """The gradient of an objective with respect to whole collections, {collection: tree}.
+
+    It waits for all of itself here, before a method corrects it, so that a correction is computed
+    within the optimizer's pass through the weights and not in one of its own.
+    """
 
     def gradient(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
@@ -62,7 +66,7 @@ def differentiate(objective: Objective, collections: tuple[str, ...] = ("params"
 
         trained = {name: variables[name] for name in collections}
         (_, reported), gradients = jax.value_and_grad(value, has_aux=True)(trained)
-        return gradients, reported
+        return wait_for_all(gradients), reported
 
     return gradient
 
@@ -118,5 +122,5 @@ def descend(
     """One step of an optimizer: the moved collections of `gradients`, and its new state."""
     trained = {name: variables[name] for name in gradients}
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-        updates, state = optimizer.update(wait_for_all(gradients), state, trained)
+        updates, state = optimizer.update(gradients, state, trained)
     return optax.apply_updates(trained, updates), state

@@ -14,7 +14,9 @@ from fedjax_bn.aggregation import (
     normalize,
     weighted,
 )
+from fedjax_bn.backend import is_finite
 from fedjax_bn.batches import Batches, owned_samples
+from fedjax_bn.mapping import sum_over
 from fedjax_bn.state import Upload
 
 PyTree = Any
@@ -54,8 +56,7 @@ def sum_uploads(
     server: ServerUpdate, weights: jax.Array, uploads: Upload, by_leaf: PyTree = None
 ) -> Sums:
     """The sums over uploads stacked [C, ...], with weights f[C], or a tree of f[C] for leaves."""
-    parts = jax.vmap(functools.partial(part_of, server))(weights, uploads, by_leaf)
-    return jax.tree.map(lambda x: x.sum(0), parts)
+    return sum_over(functools.partial(part_of, server), weights, uploads, by_leaf)
 
 
 def weighs_leaves(rule: WeighingRule | Weighing) -> bool:
@@ -104,4 +105,4 @@ def weigh_uploads(
 def all_finite(tree: PyTree) -> jax.Array:
     """Whether all floating numbers of a tree are finite, bool[]."""
     floating = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in floating] or [jnp.array(True)]).all()
+    return jnp.stack([is_finite(leaf) for leaf in floating] or [jnp.array(True)]).all()

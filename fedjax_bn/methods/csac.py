@@ -1,5 +1,6 @@
 """CSAC (Yuan et al., TKDE 2023): semantic aggregation and calibration of separated domains."""
 
+import math
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from fedjax_bn.client import Trained
 from fedjax_bn.dtypes import parameter_dtype, promote
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.discrepancy import discrepancy
+from fedjax_bn.methods.discrepancy import by_distances, discrepancy, squared_distances
 from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.stages import behind, stages_of
@@ -117,8 +118,16 @@ def stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Arra
     products = jnp.einsum("ibd,jbd->ijb", mine, theirs) * mine.shape[-1] ** -0.5
     count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
     attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
-    each = jax.vmap(lambda t: jax.vmap(lambda s: discrepancy(t, s, valid, RATIOS))(theirs))(mine)
-    return (jax.lax.stop_gradient(attention) * each).sum()
+    within = jax.vmap(squared_distances)
+    both = squared_distances(*(stages.reshape(-1, stages.shape[-1]) for stages in (mine, theirs)))
+    both = both.reshape(len(mine), len(valid), len(theirs), len(valid)).swapaxes(1, 2)
+
+    def gap(t: jax.Array, s: jax.Array, between: jax.Array) -> jax.Array:
+        return by_distances(t, s, between, valid, RATIOS)
+
+    each = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
+    gaps = each(within(mine, mine), within(theirs, theirs), both)
+    return (jax.lax.stop_gradient(attention) * gaps).sum()
 
 
 def _noting(places: PyTree, seen: dict[str, jax.Array]) -> Any:
@@ -136,13 +145,29 @@ def _brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
         x = seen[name].astype(promote(seen[name].dtype, jnp.float32))
         positions = (*x.shape[1:-1], 1, 1)[:2] if x.ndim < 4 else x.shape[1:3]
         x = x.reshape(len(x), *positions, x.shape[-1])
-        x = jax.image.resize(x, (len(x), SIDE, SIDE, x.shape[-1]), "linear")
-        layer = layers[name]
-        return (x @ layer["kernel"].astype(x.dtype) + layer["bias"].astype(x.dtype)).reshape(
-            len(x), -1
-        )
+        layer = jax.tree.map(lambda leaf: leaf.astype(x.dtype), layers[name])
+        # The layer commutes with sampling: it is first where it has fewer positions then.
+        small = math.prod(positions) <= SIDE * SIDE
+        x = (x if small else _resized(x)) @ layer["kernel"] + layer["bias"]
+        return (_resized(x) if small else x).reshape(len(x), -1)
 
     return jnp.stack([one(name) for name in seen])
+
+
+def _resized(x: jax.Array) -> jax.Array:
+    """`jax.image.resize` of maps f[B, H, W, C] to SIDE x SIDE.
+
+    By a product for each image and each row of it, since XLA:CPU would move the maps' axes first.
+    """
+    for axis in (1, 2):
+        batch, side = x.shape[:axis], x.shape[axis]
+        if side == SIDE:
+            continue
+        weights = jax.image.resize(jnp.eye(side, dtype=x.dtype), (SIDE, side), "linear")
+        rows = x.reshape(math.prod(batch), side, -1)
+        weights = jnp.broadcast_to(weights, (len(rows), *weights.shape))
+        x = jax.lax.batch_matmul(weights, rows).reshape(*batch, SIDE, *x.shape[axis + 1 :])
+    return x
 
 
 def _plain(variables: Variables) -> Variables:

@@ -5,6 +5,7 @@ k(z, z') = sum_r exp(-||z - z'||^2 / (r m)),   m the mean squared distance, with
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,23 +19,37 @@ def discrepancy(x: jax.Array, y: jax.Array, valid: jax.Array, ratios: Sequence[f
       valid: bool[B].
       ratios: r, of the kernels' widths to the mean squared distance.
     """
-    signs = valid.astype(x.dtype) / jnp.maximum(valid.sum(dtype=x.dtype), 1)
-    signs = jnp.concatenate([signs, -signs])
-    values = kernel(jnp.concatenate([x, y]), jnp.abs(signs) / 2, ratios)
-    return jnp.einsum("a,ab,b->", signs, values, signs)
+    far = squared_distances(x, x), squared_distances(y, y), squared_distances(x, y)
+    return by_distances(*far, valid, ratios)
 
 
-def kernel(z: jax.Array, shares: jax.Array, ratios: Sequence[float]) -> jax.Array:
-    """k(z_a, z_b) f[N, N] of all pairs.
+def by_distances(
+    within_x: jax.Array,
+    within_y: jax.Array,
+    between: jax.Array,
+    valid: jax.Array,
+    ratios: Sequence[float],
+) -> jax.Array:
+    """`discrepancy` of what has these squared distances, f[B, B] each."""
+    shares = valid.astype(between.dtype) / jnp.maximum(valid.sum(dtype=between.dtype), 1)
 
-    Args:
-      z: f[N, D].
-      shares: f[N], weights of the rows in the mean squared distance, of sum 1 (or all 0).
-      ratios: r.
-    """
-    squares = jnp.square(z).sum(-1)
-    # Not below 0, which rounding could make of equal rows.
-    far = jnp.maximum(squares[:, None] + squares[None] - 2 * z @ z.T, 0)
-    mean = jax.lax.stop_gradient(jnp.einsum("a,ab,b->", shares, far, shares))
-    relative = far / jnp.where(mean > 0, mean, 1)
+    def mean(pairs: jax.Array) -> jax.Array:
+        return jnp.einsum("a,ab,b->", shares, pairs, shares)
+
+    parts = ((within_x, 1), (within_y, 1), (between, -2))
+    width: Any = sum(abs(sign) / 4 * mean(far) for far, sign in parts)
+    gaps = (sign * mean(kernel(far, width, ratios)) for far, sign in parts)
+    return sum(gaps, jnp.zeros_like(width))
+
+
+def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Array:
+    """k f[...] of pairs by their squared distances f[...]; the width m f[] has no gradient."""
+    relative = far / jax.lax.stop_gradient(jnp.where(width > 0, width, 1))
     return sum((jnp.exp(-relative / ratio) for ratio in ratios), jnp.zeros_like(far))
+
+
+def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
+    """||x_a - y_b||^2 f[N, M] of all pairs of rows f[N, D] and f[M, D]."""
+    first, second = (jnp.square(z).sum(-1) for z in (x, y))
+    # Not below 0, which rounding could make of equal rows.
+    return jnp.maximum(first[:, None] + second[None] - 2 * x @ y.T, 0)

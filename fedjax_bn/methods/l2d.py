@@ -9,7 +9,7 @@ import optax
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step, in_turn
-from fedjax_bn.methods.discrepancy import kernel
+from fedjax_bn.methods.discrepancy import kernel, squared_distances
 from fedjax_bn.methods.learning import Learning, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.forward import Output, forward
@@ -173,7 +173,9 @@ def by_class(
 ) -> jax.Array:
     """MMD^2 f[] of z and z' f[B, F] within each class, a mean over the classes of the batch."""
     shares = valid.astype(z.dtype) / jnp.maximum(valid.sum(dtype=z.dtype), 1)
-    values = kernel(jnp.concatenate([z, other]), jnp.tile(shares, 2) / 2, RATIOS)
+    both, shares = jnp.concatenate([z, other]), jnp.tile(shares, 2) / 2
+    far = squared_distances(both, both)
+    values = kernel(far, jnp.einsum("a,ab,b->", shares, far, shares), RATIOS)
     members = jax.nn.one_hot(label, classes, dtype=z.dtype).T * valid.astype(z.dtype)
     count = members.sum(1)
     members /= jnp.maximum(count, 1)[:, None]

@@ -105,15 +105,11 @@ def told_of(
     last: Any = None
     for name, parts in seen.items():
         head = heads[name]
-        logits = [_pooled(x) @ head["kernel"] + head["bias"] for x in parts]
+        logits = parts.means @ head["kernel"] + head["bias"]
         normalized, kept, left = (masked_mean(_entropy(x), valid) for x in logits)
         total += jax.nn.softplus(kept - normalized) + jax.nn.softplus(normalized - left)
         last = logits[1]
     return total + cross_entropy(last, label, valid)
-
-
-def _pooled(x: jax.Array) -> jax.Array:
-    return x.mean(tuple(range(1, x.ndim - 1)))
 
 
 def _entropy(logits: jax.Array) -> jax.Array:

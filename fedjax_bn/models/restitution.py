@@ -5,6 +5,8 @@ these modules a map x f[B, ..., C] loses its style, and of what is lost a gate a
 
     n = IN(x),   r = x - n,   a = sigmoid(W2 relu(W1 pool(r))),   x+ = n + a r
 
+pool is the mean over positions. n is a sample's s x + t, and its mean the instance norm's bias: so
+the gate needs no more of the map than its mean, and x+ is a sample's affine map of x.
 `models.forward.forward`, through which all methods and adaptations pass, applies it wherever the
 variables hold one. x- = n + (1 - a) r, what the gate leaves out, is for the loss alone.
 """
@@ -18,7 +20,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.dtypes import promote
 from fedjax_bn.models.stages import behind
-from fedjax_bn.normalization.instance import instance_moments
+from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
 from fedjax_bn.sharing import Variables
 
@@ -30,11 +32,15 @@ _EPSILON = 1e-5  # PyTorch's of an instance norm
 
 
 class Restored(NamedTuple):
-    """What a layer makes of a map, f[B, ..., C] each: n, x+ and x-."""
+    """What a layer makes of a map.
 
-    normalized: jax.Array
+    Attributes:
+      kept: x+ f[B, ..., C], what takes the map's place.
+      means: of n, x+ and x- over positions, f[3, B, C].
+    """
+
     kept: jax.Array
-    left: jax.Array
+    means: jax.Array
 
 
 def take(variables: Variables) -> tuple[Variables, Mapping[str, PyTree]]:
@@ -78,13 +84,15 @@ def restore(layer: PyTree, x: jax.Array) -> Restored:
         )
     x = x.astype(promote(x.dtype, jnp.float32))
     own = jax.tree.map(lambda leaf: leaf.astype(x.dtype), layer)
-    shape = (len(x), *(1,) * (x.ndim - 2), x.shape[-1])
-    mean, var = (moment.reshape(shape) for moment in instance_moments(x))
-    normalized = (x - mean) * jax.lax.rsqrt(var + _EPSILON) * own["scale"] + own["bias"]
-    rest = x - normalized
-    hidden = jax.nn.relu(rest.mean(tuple(range(1, x.ndim - 1))) @ own["down"] + own["down_bias"])
-    gate = jax.nn.sigmoid(hidden @ own["up"] + own["up_bias"]).reshape(shape)
-    return Restored(normalized, normalized + gate * rest, normalized + (1 - gate) * rest)
+    mean, var = instance_moments(x)
+    scale = own["scale"] * jax.lax.rsqrt(var + _EPSILON)
+    shift = own["bias"] - mean * scale
+    rest = mean - own["bias"]  # of r over positions
+    hidden = jax.nn.relu(rest @ own["down"] + own["down_bias"])
+    gate = jax.nn.sigmoid(hidden @ own["up"] + own["up_bias"])
+    scale, shift = (positioned(t, x) for t in (scale + gate * (1 - scale), shift * (1 - gate)))
+    means = own["bias"] + jnp.stack([jnp.zeros_like(gate), gate, 1 - gate]) * rest
+    return Restored(x * scale + shift, means)
 
 
 def layer(key: jax.Array, channels: int, dtype: Any) -> PyTree:
