@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_bn.mapping import group_size, map_and_sum
+from fedjax_bn.backend import traced_for
+from fedjax_bn.mapping import group_size, map_and_sum, sum_over
 
 
 @pytest.mark.parametrize("clients", ["auto", "map", "vmap", "vmap:1", "vmap:2", "vmap:3", "vmap:5"])
@@ -23,6 +24,17 @@ def test_parts_are_summed_and_rows_and_results_in_order_whatever_the_strategy(cl
     np.testing.assert_array_equal(rows, 2 * np.asarray(x) + np.arange(5)[:, None])
     np.testing.assert_array_equal(result["sum"], np.asarray(x).sum(1) + np.arange(5))
     np.testing.assert_array_equal(result["a"], x)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_a_sum_over_rows_is_numpys_on_every_platform(platform):
+    x, y = np.random.default_rng(0).integers(-9, 9, (2, 5, 3)).astype(np.float32)
+    with traced_for(platform):
+        ours = sum_over(lambda a, b, none: {"product": a * b, "none": none}, x, y, None)
+        alone, nothing = sum_over(lambda a: a, x[:1]), sum_over(lambda part: part, ())
+    np.testing.assert_array_equal(ours["product"], (x * y).sum(0))
+    np.testing.assert_array_equal(alone, x[0])
+    assert (ours["none"], nothing) == (None, ())
 
 
 @pytest.mark.parametrize("clients", ["map", "vmap", "vmap:1"])

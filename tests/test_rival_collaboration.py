@@ -15,7 +15,7 @@ from fedjax_bn.divergence import distances
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods import csac, fedadg, fedavg
-from fedjax_bn.methods.csac import RATIOS, stage_gaps
+from fedjax_bn.methods.csac import RATIOS, brought, stage_gaps
 from fedjax_bn.methods.discrepancy import discrepancy
 from fedjax_bn.methods.fedadg import generated, judged, pulled
 from fedjax_bn.methods.learning import learning
@@ -86,6 +86,15 @@ def test_stages_are_compared_by_attention(x64):
     gaps = np.asarray([[measure(t, s, valid) for s in theirs] for t in mine])
     ours = jax.jit(stage_gaps)(mine, theirs, valid)
     np.testing.assert_allclose(ours, (a * gaps).sum(), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("height", "width"), [(28, 28), (14, 7), (4, 9), (1, 1)])
+def test_stages_are_brought_to_a_size_by_jaxs_bilinear_sampling_and_a_layer(height, width, x64):
+    x, layer = normal(3, height, width, 5), {"kernel": normal(5, 32), "bias": normal(32)}
+    sampled = np.asarray(jax.image.resize(x, (3, 7, 7, 5), "linear"))
+    ours = brought({"a": layer}, {"a": jnp.asarray(x)})
+    expected = (sampled @ layer["kernel"] + layer["bias"]).reshape(1, 3, -1)
+    np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12)
 
 
 BY_SIZE = {"weigh": lambda sizes, risks: sizes.astype(float)}

@@ -105,7 +105,7 @@ def calibrated(learned: Learning, weight: float) -> Objective:
         with _noting(layers, theirs):
             frozen = forward(learned.model, own, images)
         loss = learned.task.loss(out.outputs, batch["label"], valid)
-        gaps = stage_gaps(_brought(layers, mine), _brought(layers, theirs), valid)
+        gaps = stage_gaps(brought(layers, mine), brought(layers, theirs), valid)
         gaps += discrepancy(out.outputs, frozen.outputs, valid, RATIOS).astype(gaps.dtype)
         gaps = jnp.where(received.memory["trained"], gaps, 0)
         return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)
@@ -138,8 +138,8 @@ def _noting(places: PyTree, seen: dict[str, jax.Array]) -> Any:
     return behind(places, note)
 
 
-def _brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
-    """The stages, f[stages, B, 7 * 7 * 32]."""
+def brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
+    """The stages f[B, ..., C] by their layers, all of one size, f[stages, B, 7 * 7 * 32]."""
 
     def one(name: str) -> jax.Array:
         x = seen[name].astype(promote(seen[name].dtype, jnp.float32))
