@@ -203,6 +203,31 @@ def test_a_dataset_with_splits_of_its_own_refuses_another():
         make_clients(divided, split="holdout")
 
 
+def test_a_dataset_without_validation_samples_holds_some_out_where_official_is_said():
+    """Every fifth of each class, never one name apart; who is left out stays whole."""
+    divided, _ = make_clients(toy((40, 60, 20)), validation=0.0, test=0.25)
+    named = divided._replace(
+        domains=tuple(d._replace(validation=None, test=d.train) for d in divided.domains)
+    )
+    pairs = [np.arange(len(d.train.names)) // 2 for d in named.domains]
+    domains = [
+        d._replace(train=d.train._replace(names=pair.astype(str)))
+        for d, pair in zip(named.domains, pairs, strict=True)
+    ]
+    for data in (named, named._replace(domains=tuple(domains))):
+        official, (unseen,) = make_clients(data, target="b", split="official", validation=0.2)
+        plain, _ = make_clients(data, target="b", validation=0.2)
+        assert all(domain.validation is None for domain in (*plain.domains, unseen))
+        for new, old in zip(official.domains, plain.domains, strict=True):
+            assert len(new.validation.images) == pytest.approx(len(old.train.images) / 5, abs=2)
+            assert not {*new.train.names} & {*new.validation.names}
+            kept = np.concatenate([new.train.images, new.validation.images])
+            assert sorted(x.tobytes() for x in kept) == sorted(
+                x.tobytes() for x in np.asarray(old.train.images)
+            )
+            assert new.test is old.test
+
+
 @pytest.mark.parametrize("options", [{}, {"clients_per_domain": 2}, {"num_clients": 60}])
 def test_class_counts_are_drawn_for_any_number_of_clients(options):
     options = options | ({"partition": "dirichlet"} if options else {})

@@ -249,7 +249,8 @@ DATA = {
     ),
     "data.split": Key(
         "",
-        "how a domain is split; empty: official where there is one",
+        "how a domain is split; empty: official where there is one; official holds data.validation "
+        "out of digits' training samples, which empty does not",
         one_of("", "official", "holdout", "stratified"),
     ),
     "data.validation": Key(

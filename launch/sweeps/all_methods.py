@@ -84,10 +84,22 @@ def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float 
 
 
 def _validation(folder: Path) -> float:
-    """Of the selected round, percent; minus infinity for a run that has not finished."""
+    """Of the selected round, percent; minus infinity for a run that has not finished.
+
+    Raises:
+      SystemExit: a run has finished without validation samples.
+    """
     summary = read_summary(folder)
-    found = selected_validation(folder, summary) if summary else None
-    return -float("inf") if found is None else found
+    if summary is None:
+        return -float("inf")
+    found = selected_validation(folder, summary)
+    if found is None:
+        raise SystemExit(
+            f"{folder} was trained without validation samples, by which a rate is chosen: hold "
+            "some out with --config.data.validation=0.1, for data that come divided with "
+            "--config.data.split=official too, in a new --workdir"
+        )
+    return found
 
 
 def trainer(options: argparse.Namespace, changes: Sequence[tuple[str, str]]) -> Callable[..., None]:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_bn.data import domain, source
-from fedjax_bn.data.division.integer_shares import ORDERING
+from fedjax_bn.data.division.integer_shares import DIVIDING, ORDERING
 from fedjax_bn.data.division.partition import share_out_domains, truncate_all
-from fedjax_bn.data.division.split import choose_parts, internal_domain, unseen_domain
+from fedjax_bn.data.division.split import choose_parts, hold_out, internal_domain, unseen_domain
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.source import Source
@@ -30,8 +30,8 @@ def make_clients(
     out among the domain's clients.
 
     Args:
-      data: a source; or a dataset with splits of its own, which `split`, `validation` and `test`
-        do not change.
+      data: a source; or a dataset with splits of its own, of which `split` "official" holds out
+        `validation` of the training samples where a domain has no validation samples.
       target: the unseen domains: one name, several (or "a,b"), or a group of the source's, such as
         "noise" of CIFAR-10-C; empty for none.
       split: "official", "holdout" or "stratified", see `split`; "" for official where every domain
@@ -52,19 +52,33 @@ def make_clients(
       ValueError: naming the configuration key, or the sample, that is wrong.
     """
     if isinstance(data, Dataset):
-        if split:
-            raise ValueError(
-                f"data.split={split!r} is of no use, because {data.name} comes with splits of its "
-                "own: leave it empty"
-            )
-        left = _left_out([d.name for d in data.domains], {}, target, data.name)
-        unseen = tuple(d for d in data.domains if d.name in left)
-        internal = data._replace(domains=tuple(d for d in data.domains if d.name not in left))
+        internal, unseen = _own_splits(data, target, split, validation, seed)
     else:
         internal, unseen = _divide_domains(data, target, split, validation, test, seed)
     if truncate:
         internal = truncate_all(internal, seed)
     return share_out_domains(internal, seed=seed, **shares), unseen
+
+
+def _own_splits(
+    data: Dataset, target: str | Sequence[str], split: str, validation: float, seed: int
+) -> tuple[Dataset, tuple[Domain, ...]]:
+    """The domains of a dataset with splits of its own: those that train and the unseen ones."""
+    if split not in ("", "official"):
+        raise ValueError(
+            f"data.split={split!r} is of no use, because {data.name} comes with splits of its own: "
+            "leave it empty, or say 'official', which holds data.validation of the training "
+            "samples out where there are no validation samples"
+        )
+    left = _left_out([d.name for d in data.domains], {}, target, data.name)
+    unseen = tuple(d for d in data.domains if d.name in left)
+    share = validation if split else 0.0
+    internal = tuple(
+        hold_out(d, share, generator(seed, 0, position, DIVIDING))
+        for position, d in enumerate(data.domains)
+        if d.name not in left
+    )
+    return data._replace(domains=internal), unseen
 
 
 def _divide_domains(

@@ -16,9 +16,9 @@ Reference: Gulrajani & Lopez-Paz, "In search of lost domain generalization", ICL
 import numpy as np
 
 from fedjax_bn.data.division.by_class import stratified_split
-from fedjax_bn.data.division.groups import number_groups
+from fedjax_bn.data.division.groups import first_samples, number_groups, samples_of
 from fedjax_bn.data.division.integer_shares import DIVIDING, share_size
-from fedjax_bn.data.domain import Domain, Split
+from fedjax_bn.data.domain import Domain, Split, select
 from fedjax_bn.data.label_trees import strata, take
 from fedjax_bn.data.rows import Rows
 from fedjax_bn.data.seeds import generator
@@ -108,6 +108,25 @@ def _part_sizes(count: int, validation: float, test: float) -> np.ndarray:
     testing = count - share_size(count, 1 - test)
     training = count - validating - testing
     return np.array([training, validating, testing] if training > 0 else [count, 0, 0])
+
+
+def hold_out(domain: Domain, validation: float, rng: np.random.Generator) -> Domain:
+    """The domain, with a share of its training samples for validation where it has none.
+
+    Stratified; samples with the same name stay together, and shares count such groups.
+
+    Raises:
+      ValueError: the share is out of range.
+    """
+    _check_shares("official", validation, 0.0)
+    if domain.train is None or domain.validation is not None or not validation:
+        return domain
+    train = domain.train
+    group = number_groups(train.names, len(train.images))
+    sizes = _part_sizes(group.max() + 1, validation, 0.0)[:2].tolist()
+    parts = stratified_split(strata(train.labels)[first_samples(group)], sizes, rng)
+    kept, held = (select(train, samples_of(part, group)) for part in parts)
+    return domain._replace(train=kept, validation=held if sizes[1] else None)
 
 
 def _check_shares(split: str, validation: float, test: float) -> None:
