@@ -119,6 +119,17 @@ def test_the_first_seed_tries_every_rate_and_the_others_take_the_best(tmp_path, 
     assert {method for method, *_ in trained[6:]} == {"fedbn"}
 
 
+def test_data_without_validation_samples_are_refused_after_the_first_seed(
+    tmp_path, trained, monkeypatch
+):
+    known = all_methods.selected_validation
+    monkeypatch.setattr(all_methods, "selected_validation", lambda *run: known(*run) and None)
+    arguments = [*TINY, "--rates", "0.02,0.1", *TWO, "--workdir", str(tmp_path)]
+    with pytest.raises(SystemExit, match="without validation samples.*--config.data.split"):
+        all_methods.main(arguments)
+    assert len(trained) == 2
+
+
 def test_the_table_has_what_real_runs_say(tmp_path, monkeypatch):
     runs.install(monkeypatch)
     arguments = [*TINY, "--rates", "0.1", *TWO, "--seeds", "1", "--workdir", str(tmp_path)]
