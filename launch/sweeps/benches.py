@@ -32,7 +32,7 @@ BENCHES = {
     "digits": Bench(
         "configs/digits.py",
         ("mnist", "svhn", "usps", "fonts", "mnist_m"),
-        {"rounds": 10, "eval_every": 5, "data.split": "official"},  # a tenth validates
+        {"rounds": 20, "eval_every": 10, "data.split": "official"},  # a tenth validates
     ),
     "beach": Bench("configs/cow_on_beach.py", ("zoo,beach",), {"rounds": 30, "eval_every": 10}),
     "pacs": Bench(
