@@ -125,7 +125,7 @@ def test_data_without_validation_samples_are_refused_after_the_first_seed(
     known = all_methods.selected_validation
     monkeypatch.setattr(all_methods, "selected_validation", lambda *run: known(*run) and None)
     arguments = [*TINY, "--rates", "0.02,0.1", *TWO, "--workdir", str(tmp_path)]
-    with pytest.raises(SystemExit, match="without validation samples.*--config.data.split"):
+    with pytest.raises(SystemExit, match=r"without validation samples.*--config.data.split"):
         all_methods.main(arguments)
     assert len(trained) == 2
 
