@@ -22,6 +22,8 @@ Its other experiments are keys:
     amount of data (Fig. 4b, Table 6)     --config.data.fraction=0.05
     heterogeneity (Fig. 4c, Table 7)      --config.data.clients_per_domain=3
                                           --config.data.fraction=0.3    (743 images a client)
+    validation samples (it has none)      --config.data.split=official (of the training samples a
+                                          tenth, data.validation)
     methods (Fig. 5, Table 11)            --config.method=fedavg    (fedprox, silobn, singleset)
 
 Small, on a CPU: --config.rounds=16 --config.eval_every=4

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "launch" / "sweeps"))
 
 import all_methods  # noqa: E402
+import benches  # noqa: E402
 import compared  # noqa: E402
 import entries  # noqa: E402
 
@@ -21,6 +22,7 @@ from fedjax_bn.run import train  # noqa: E402
 from fedjax_bn.run.config import check  # noqa: E402
 from fedjax_bn.run.config_file import read  # noqa: E402
 from fedjax_bn.run.errors import NotFiniteError  # noqa: E402
+from fedjax_bn.run.readers import DATASETS  # noqa: E402
 
 TINY = ("--dataset", "tiny", "--path", "none", "--target", "dog", "--config.compilation_cache=")
 TWO = ("--only", "fedavg,fedbn", "--config.model=MLP", "--config.rounds=1")
@@ -49,7 +51,7 @@ def test_every_run_has_a_valid_configuration(name):
     bench = all_methods.bench_of(options)
     for entry in entries.ENTRIES.values():
         run = all_methods.runs_of(options, bench, entry, 0.1, 1)[-1]
-        spelled = [(key, all_methods.text(value)) for key, value in run.changes.items()]
+        spelled = [(key, benches.text(value)) for key, value in run.changes.items()]
         config, colon, inline = run.config.partition(":")
         check(read(f"{ROOT / config}{colon}{inline}", spelled))
 
@@ -100,6 +102,7 @@ def trained(monkeypatch):
         (folder / "summary.json").write_text(json.dumps(summary))
         (folder / "metrics.jsonl").write_text(json.dumps({"validation": {"mean": 40.0}}))
 
+    runs.install(monkeypatch)
     monkeypatch.setattr(train, "run", run)
     return made
 
@@ -119,13 +122,28 @@ def test_the_first_seed_tries_every_rate_and_the_others_take_the_best(tmp_path, 
     assert {method for method, *_ in trained[6:]} == {"fedbn"}
 
 
-def test_data_without_validation_samples_are_refused_after_the_first_seed(
+def test_data_without_validation_samples_are_refused_before_any_run_but_may_hold_some_out(
+    tmp_path, trained, monkeypatch, capsys
+):
+    monkeypatch.setitem(DATASETS, "tiny", lambda config: runs.dataset(validation=False))
+    arguments = [*TINY, *TWO, "--seeds", "1", "--workdir", str(tmp_path)]
+    with pytest.raises(SystemExit, match=r"^client 'ant' of tiny has no .*data\.split=official"):
+        all_methods.main(arguments)
+    with pytest.raises(SystemExit, match=r"fedavg.*: config\.target='cat' is no domain of tiny"):
+        all_methods.main([*arguments, "--target", "cat"])
+    assert trained == []
+    assert all_methods.main([*arguments, "--config.data.split=official"]) == 0
+    assert len(trained) == 4
+    assert "dog left out: data.name=tiny, rounds=1, " in capsys.readouterr().out
+
+
+def test_runs_without_validation_samples_are_refused_after_the_first_seed(
     tmp_path, trained, monkeypatch
 ):
     known = all_methods.selected_validation
     monkeypatch.setattr(all_methods, "selected_validation", lambda *run: known(*run) and None)
     arguments = [*TINY, "--rates", "0.02,0.1", *TWO, "--workdir", str(tmp_path)]
-    with pytest.raises(SystemExit, match=r"without validation samples.*--config.data.split"):
+    with pytest.raises(SystemExit, match=r"without validation samples.*--config\.data\.split"):
         all_methods.main(arguments)
     assert len(trained) == 2
 

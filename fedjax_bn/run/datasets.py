@@ -79,18 +79,39 @@ def domain_names(config: ConfigDict) -> tuple[str, ...]:
     Raises:
       ConfigError: the data are not there, or wrong.
     """
-    load = choose(DATASETS, config.data.name, "data.name")
-    check_data_keys(config)
     with config.unlocked():
         config = config.copy_and_resolve_references()
     config.target = ""
-    try:
-        data = load(config)
-    except (ValueError, OSError, ImportError) as error:
-        raise ConfigError(str(error)) from error
+    data = _read_data(config)
     names = tuple(part.name for part in (data.pools if isinstance(data, Source) else data.domains))
     _check_names(names, data.name)
     return names
+
+
+def clients_without_validation(config: ConfigDict) -> tuple[str, ...]:
+    """The names of the clients that have no samples by which a round or a rate could be chosen.
+
+    Raises:
+      ConfigError: the data are not there, or wrong.
+    """
+    with config.unlocked():
+        config = config.copy_and_resolve_references()
+    data = _read_data(config)
+    try:
+        internal, _ = configured_clients(data, config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return tuple(domain.name for domain in internal.domains if domain.validation is None)
+
+
+def _read_data(config: ConfigDict) -> Source | Dataset:
+    """The configured data; raises ConfigError if they are not there, or wrong."""
+    load = choose(DATASETS, config.data.name, "data.name")
+    check_data_keys(config)
+    try:
+        return load(config)
+    except (ValueError, OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
 
 
 def check_target(data: Source | Dataset, config: ConfigDict) -> None:

@@ -20,24 +20,34 @@ not compile again. Each is a usual run in DIR, which is not made twice, so that 
 goes on; `--part I/N` does every Nth row, for several processes at once. `list` prints the commands
 of all runs. `report`, which `run` ends with, prints and writes DIR/DATASET.md: of every row the
 mean and 95 % interval (Student's t over seeds) on clients and on what is unseen, the paired
-difference to FedAvg by seed, seconds a round, bytes; and which rows do not help.
+difference to FedAvg by seed, seconds a round, bytes; which rows do not help; and the settings of
+the runs. Data without validation samples are refused before the first run. Those that come divided
+without any, as digits do, hold some out of their training samples with data.split=official.
 """
 
 import argparse
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from benches import BENCHES, Bench, all_targets, bench_of, runs_of
+from benches import (
+    BENCHES,
+    HOLD_OUT,
+    Bench,
+    all_targets,
+    bench_of,
+    check_validation,
+    config_of,
+    runs_of,
+    settings,
+)
 from compared import Measured, measure, read_summary, table
-from entries import ENTRIES, Entry
-from plan import ROOT, Run
+from entries import Entry, chosen_rows
+from plan import Run
 from report import selected_validation
-from sweep import count, text, train_command
+from sweep import count, train_command
 
 from fedjax_bn.run.workdir import write_atomically
 
@@ -95,9 +105,8 @@ def _validation(folder: Path) -> float:
     found = selected_validation(folder, summary)
     if found is None:
         raise SystemExit(
-            f"{folder} was trained without validation samples, by which a rate is chosen: hold "
-            "some out with --config.data.validation=0.1, for data that come divided with "
-            "--config.data.split=official too, in a new --workdir"
+            f"{folder} was trained without validation samples, by which a rate is chosen: "
+            f"{HOLD_OUT}, in a new --workdir"
         )
     return found
 
@@ -108,7 +117,6 @@ def trainer(options: argparse.Namespace, changes: Sequence[tuple[str, str]]) -> 
 
     from fedjax_bn.run import train
     from fedjax_bn.run.compilation_cache import keep_compiled
-    from fedjax_bn.run.config_file import read
     from fedjax_bn.run.errors import InterruptedRun, NotFiniteError, UserError
 
     last = [""]
@@ -120,7 +128,7 @@ def trainer(options: argparse.Namespace, changes: Sequence[tuple[str, str]]) -> 
         if (row := run.name.split("/")[1]) != last[0]:
             last[0] = row
             jax.clear_caches()
-        config = _config(read, run, changes)
+        config = config_of(run, changes)
         keep_compiled(config.compilation_cache)
         try:
             train.run(config, folder, say=lambda text: None)
@@ -132,12 +140,6 @@ def trainer(options: argparse.Namespace, changes: Sequence[tuple[str, str]]) -> 
                 write_atomically(failure, f"{error}\n")
 
     return one
-
-
-def _config(read: Callable, run: Run, changes: Sequence[tuple[str, str]]) -> Any:
-    name, colon, inline = run.config.partition(":")
-    spelled = [(key, text(value)) for key, value in run.changes.items()]
-    return read(f"{ROOT / name}{colon}{inline}", [*spelled, *changes])
 
 
 def _failure(options: argparse.Namespace, run: Run) -> Path:
@@ -166,23 +168,6 @@ def report(options: argparse.Namespace, bench: Bench, rows: Mapping[str, Entry])
         whole = {seed: known for seed, known in found.items() if None not in known}
         measured[label] = measure(entry, rate, whole)
     return table(measured, failed)
-
-
-def chosen_rows(only: str) -> dict[str, Entry]:
-    """The rows whose names fit one of some globs.
-
-    Raises:
-      SystemExit: none does.
-    """
-    patterns = [pattern.strip().lower() for pattern in only.split(",")] if only else ["*"]
-    rows = {
-        label: entry
-        for label, entry in ENTRIES.items()
-        if any(fnmatch(label.lower(), pattern) for pattern in patterns)
-    }
-    if not rows:
-        raise SystemExit(f"--only={only} fits no row: rows are {', '.join(ENTRIES)}")
-    return rows
 
 
 def _listed(
@@ -241,8 +226,10 @@ def main(arguments: Iterable[str] | None = None) -> int:
     if options.action == "run":
         index, number = options.part
         mine = dict([*rows.items()][index - 1 :: number])
+        for entry in [*mine.values()][:1]:
+            check_validation(runs_of(options, bench, entry, options.rates[0], 0)[0], changes)
         execute(options, bench, mine, trainer(options, changes))
-    shown = report(options, bench, rows)
+    shown = f"{report(options, bench, rows)}\n\n{settings(bench, changes)}"
     write_atomically(options.workdir / f"{options.dataset}.md", f"{shown}\n")
     print(shown)
     return 0

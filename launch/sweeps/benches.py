@@ -6,9 +6,14 @@ from typing import Any, NamedTuple
 
 from entries import Entry
 from plan import ROOT, Run
+from sweep import text
 
 SMALL = {"model": "SmallCNN", "weigh": "", "optimizer.momentum": 0.9, "baselines": ""}
 _RATE = "optimizer.learning_rate"
+HOLD_OUT = (
+    "hold some out with --config.data.validation=0.1, for data that come divided with "
+    "--config.data.split=official too"
+)
 
 
 class Bench(NamedTuple):
@@ -67,6 +72,44 @@ def all_targets(bench: Bench, changes: Sequence[tuple[str, str]]) -> tuple[str, 
 
     spelled = [(key, str(value)) for key, value in bench.changes.items()]
     return domain_names(read(str(ROOT / bench.config), [*spelled, *changes]))
+
+
+def config_of(run: Run, changes: Sequence[tuple[str, str]]) -> Any:
+    """The configuration of a run with changes of one's own."""
+    from fedjax_bn.run.config_file import read
+
+    name, colon, inline = run.config.partition(":")
+    spelled = [(key, text(value)) for key, value in run.changes.items()]
+    return read(f"{ROOT / name}{colon}{inline}", [*spelled, *changes])
+
+
+def check_validation(run: Run, changes: Sequence[tuple[str, str]]) -> None:
+    """Reads the data of a run, before hours of training.
+
+    Raises:
+      SystemExit: they cannot be read, or a client has no validation samples to choose a rate by.
+    """
+    from fedjax_bn.run.datasets import clients_without_validation
+    from fedjax_bn.run.errors import ConfigError
+
+    config = config_of(run, changes)
+    try:
+        without = clients_without_validation(config)
+    except ConfigError as error:
+        raise SystemExit(f"{run.name}: {error}") from error
+    if without:
+        raise SystemExit(
+            f"client {without[0]!r} of {config.data.name} has no validation samples, by which the "
+            f"learning rate is chosen: {HOLD_OUT}"
+        )
+
+
+def settings(bench: Bench, changes: Sequence[tuple[str, str]]) -> str:
+    """A sentence on what the runs of a data set have in common."""
+    shown = {key: text(value) for key, value in bench.changes.items()} | dict(changes)
+    spelled = [f"{k}={v}" for k, v in shown.items() if k not in ("data.path", "compilation_cache")]
+    left_out = " or ".join(target.replace(",", " and ") for target in bench.targets)
+    return f"Made with {bench.config}, {left_out} left out: {', '.join(spelled)}."
 
 
 def runs_of(

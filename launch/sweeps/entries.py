@@ -5,6 +5,7 @@ is given. Nothing is tuned here.
 """
 
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 BASELINE = "FedAvg"
@@ -94,3 +95,20 @@ ENTRIES: dict[str, Entry] = {
     "CSAC": _plain("csac"),
     "FedADG": _plain("fedadg"),
 }
+
+
+def chosen_rows(only: str) -> dict[str, Entry]:
+    """The rows whose names fit one of some globs.
+
+    Raises:
+      SystemExit: none does.
+    """
+    patterns = [pattern.strip().lower() for pattern in only.split(",")] if only else ["*"]
+    rows = {
+        label: entry
+        for label, entry in ENTRIES.items()
+        if any(fnmatch(label.lower(), pattern) for pattern in patterns)
+    }
+    if not rows:
+        raise SystemExit(f"--only={only} fits no row: rows are {', '.join(ENTRIES)}")
+    return rows

@@ -72,7 +72,8 @@ def load(
       whole: names of domains that `fraction` and `truncate` leave alone: unseen ones.
 
     Returns:
-      Dataset "digits" without validation splits; test splits are whole.
+      Dataset "digits" without validation splits, as in the paper (`make_clients` holds some out of
+      the training splits where `split` is "official"); test splits are whole.
 
     Raises:
       FileNotFoundError: a file is missing; the sentence says what belongs there.

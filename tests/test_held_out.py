@@ -1,0 +1,81 @@
+"""Validation samples of a data set that comes divided without: the digits' `.npz`."""
+
+import numpy as np
+import pytest
+
+from fedjax_bn.run.config import base
+from fedjax_bn.run.datasets import clients_without_validation, configured_clients
+from fedjax_bn.run.readers import DATASETS
+
+NAMES = ("mnist", "svhn", "usps")
+COUNTS = {"mnist": 100, "svhn": 150, "usps": 50}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """Images whose first pixels number the samples of all domains and parts."""
+    arrays, number = {}, 0
+    for name in NAMES:
+        for part, size in (("train", COUNTS[name]), ("test", 20)):
+            images = np.zeros((size, 28, 28, 3), np.uint8)
+            images[:, 0, 0, 0], images[:, 0, 0, 1] = divmod(np.arange(number, number + size), 200)
+            arrays[f"{name}__{part}_images"], number = images, number + size
+            arrays[f"{name}__{part}_labels"] = np.arange(size) % 10
+    path = tmp_path_factory.mktemp("digits") / "digits.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def configured(path, **changes):
+    config = base()
+    keys = {"data.name": "digits", "data.path": str(path), "target": "", "seed": 3}
+    keys |= {name.replace("__", "."): value for name, value in changes.items()}
+    config.update_from_flattened_dict(keys)
+    return config
+
+
+def clients(path, **changes):
+    config = configured(path, **changes)
+    internal, unseen = configured_clients(DATASETS["digits"](config), config)
+    return {domain.name: domain for domain in (*internal.domains, *unseen)}
+
+
+def numbers(split):
+    first = np.asarray(split.images)[:, 0, 0].astype(int)
+    return first[:, 0] * 200 + first[:, 1]
+
+
+def test_digits_keep_the_papers_protocol_unless_official_is_said(file):
+    assert clients_without_validation(configured(file)) == NAMES
+    for share in (0.1, 0.3):
+        assert clients_without_validation(configured(file, data__validation=share)) == NAMES
+    assert clients_without_validation(configured(file, data__split="official")) == ()
+
+
+def test_held_out_digits_are_a_share_of_each_class_and_nothing_else_changes(file):
+    plain, held = clients(file), clients(file, data__split="official", data__validation=0.2)
+    for name, domain in held.items():
+        assert (np.bincount(domain.validation.labels) * 10 == COUNTS[name] // 5).all()
+        mine, theirs = numbers(domain.train), numbers(domain.validation)
+        assert sorted([*mine, *theirs]) == sorted(numbers(plain[name].train))
+        np.testing.assert_array_equal(numbers(domain.test), numbers(plain[name].test))
+
+
+def test_held_out_digits_depend_on_the_seed_and_not_on_who_is_left_out(file):
+    def held(**changes):
+        found = clients(file, data__split="official", data__validation=0.2, **changes)
+        return {k: sorted(numbers(d.validation)) for k, d in found.items() if d.validation}
+
+    first = held()
+    assert held() == first
+    assert held(seed=4).keys() == first.keys()
+    assert all(held(seed=4)[name] != first[name] for name in NAMES)
+    assert held(target="mnist") == {name: first[name] for name in NAMES[1:]}
+    kept = clients(file, data__split="official", target="mnist")["mnist"]
+    assert (kept.validation, len(kept.train.images)) == (None, COUNTS["mnist"])
+
+
+def test_a_part_of_the_digits_is_taken_before_some_are_held_out(file):
+    found = clients(file, data__split="official", data__validation=0.2, data__fraction=0.5)
+    sizes = {n: (len(d.train.images), len(d.validation.images)) for n, d in found.items()}
+    assert sizes == {"mnist": (40, 10), "svhn": (60, 15), "usps": (20, 5)}
