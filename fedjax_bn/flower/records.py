@@ -73,6 +73,8 @@ def _read(array: Array) -> np.ndarray:
     if version not in _HEADERS:
         raise ValueError(f"its header is of version {version}")
     shape, by_columns, dtype = _HEADERS[version](file)
+    if dtype.hasobject:  # whose bytes would be taken for addresses
+        raise ValueError(f"it holds objects, {dtype}")
     return np.ndarray(shape, dtype, array.data, file.tell(), order="F" if by_columns else "C")
 
 
