@@ -1,6 +1,7 @@
 """Which runs a report takes for one variant, how it calls them, and what papers print beside."""
 
 import json
+import re
 
 import optax
 import pytest
@@ -198,6 +199,47 @@ def test_of_a_papers_tables_the_nearest_to_the_run_stands_beside_it(tmp_path, ke
     finished(tmp_path, "fedbn", 0, {"svhn": 1.0}, None, "digits", **digits)
     (said,) = printed(tmp_path, "internal", "fedbn", "svhn").values()
     assert said == table_of(paper="FedBN", **where)[row, "SVHN"]
+
+
+def test_one_client_with_all_digits_and_unseen_kinds_of_mnist_have_fedbns_numbers(tmp_path):
+    pooled = {"data__partition": "pooled", "weigh": "uniform"}
+    unseen = {"svhn": {"running": 60.0}}
+    finished(tmp_path / "all", "fedavg", 0, {"all": 1.0}, unseen, "digits", **pooled)
+    said = printed(tmp_path / "all", "unseen", "fedavg", "svhn", "running")
+    assert said == {"FedBN, Table 12": table_of(paper="FedBN", table="12")["Centralized", "SVHN"]}
+    ends = ("running", "batch:batch_size=1000")
+    unseen = {"morpho_local": dict.fromkeys(ends, 60.0)}
+    for method in ("fedbn", "fedprox"):
+        finished(tmp_path / "morpho", method, 0, {"mnist": 1.0}, unseen, "digits_morpho")
+    table = table_of(paper="FedBN", table="17")
+    for method, end, title in (("fedbn", ends[1], "FedBN"), ("fedprox", ends[0], "FedProx")):
+        said = printed(tmp_path / "morpho", "unseen", method, "morpho_local", end)
+        assert said == {"FedBN, Table 17": table[title, "Morpho-local"]}
+    assert printed(tmp_path / "morpho", "unseen", "fedbn", "morpho_local", "running") == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "table", "title"),
+    [
+        ("fedig", {"fedig__mixing": "constant:u=1.0"}, "1", "FedIG, Instance: u = 1.0"),
+        ("fedig", {"fedig__lambda_2": 0.0}, "2", "FedIG, CACL"),
+        ("fediga", {"fedig__mixing": "uniform:low=0.5:high=1.0"}, "6", "FedIG-A, u ~ U(0.5, 1.0)"),
+    ],
+)
+def test_variants_of_fedig_have_the_numbers_of_their_rows(tmp_path, method, keys, table, title):
+    end = "zero_shot_adapter" if method == "fediga" else "running"
+    for target in ("photo", "art_painting", "cartoon", "sketch"):
+        unseen = {target: {end: 60.0}}
+        more = {"target": target, "name": target} | keys
+        finished(tmp_path, method, 0, {"x": 1.0}, unseen, "pacs", **more)
+    found = {one.name: one for one in tables_of(variants(tmp_path)[0])}["unseen"]
+    (row,) = found.rows
+    (said,) = beside(found, row, "mean")
+    assert (said.source, said.mean) == (
+        f"FedIG-A, Table {table}",
+        table_of(paper="FedIG-A", table=table, dataset="PACS")[title, "Avg"],
+    )
+    assert not {*keys} & {key.replace(".", "__") for key in re.findall(r"fedig\.\w+", said.differs)}
 
 
 def test_a_method_with_a_rule_that_no_paper_has_gets_no_number(tmp_path):

@@ -18,6 +18,7 @@ from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.members import Member, sizes_known
 from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.settings import Run
+from fedjax_bn.flower.side_by_side import absent, blank, side_by_side
 from fedjax_bn.flower.site import deployed
 from fedjax_bn.run.availability import read_trace
 from fedjax_bn.run.configured_method import local_epochs
@@ -161,6 +162,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     batches = batches_of_one(config, experiment)
     batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
     key = jax.eval_shape(jax.random.key, 0)
+    personal = own.personal if run.serve_unseen else ()
     _, upload = jax.eval_shape(experiment.method.client, broadcast_of(like), own, batches, key)
     return Host(
         config=config,
@@ -172,11 +174,11 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
         order=order,
         form=form,
         upload=upload,
-        personal=own.personal if run.serve_unseen else (),
+        personal=personal,
         table=partition_table(config, jax.eval_shape(rows)),
         traffic=traffic(experiment.method, like, batches),
         trace=read_trace(config.participation.trace, run.clients),
-        step=_step(experiment.method.server, upload),
+        step=_step(experiment.method.server, upload, personal),
     )
 
 
@@ -214,41 +216,33 @@ def _start(one: Callable, rows: Callable, run: Run) -> Kept:
     return Kept(state, served, jnp.zeros(run.clients, jnp.int32))
 
 
-def _step(server: Callable, form: Upload) -> Callable[..., Kept]:
+def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kept]:
     """Returns `step(kept, accepted, rows) -> kept`: the method's server on what was accepted."""
 
     @jax.jit
-    def step(kept: Kept, uploads: Upload, personal: PyTree) -> Kept:
+    def step(kept: Kept, uploads: Upload, parts: PyTree) -> Kept:
         state, client = server(kept.state, uploads), uploads.client
         counts = uploads.participates & (state.weights[client] > 0)
         weights = jnp.where(counts, state.weights[client], 0)
         served = kept.served
         if jax.tree.leaves(served):
-            mean = weighted_mean(personal, weights)
+            mean = weighted_mean(parts, weights)
             served = jax.tree.map(lambda new, old: jnp.where(counts.any(), new, old), mean, served)
         taken = jnp.where(uploads.participates, state.round, kept.taken[client])
         return Kept(state, served, kept.taken.at[client].set(taken))
 
+    stack = side_by_side((form, personal))
+
     def take(kept: Kept, accepted: Mapping[int, Accepted], rows: np.ndarray) -> Kept:
         """`accepted` by client; `rows` i32[C] are all that the round could have had."""
         population = len(kept.taken)
-        uploads = [
-            accepted[k].upload if k in accepted else _absent(form, k, population) for k in rows
+        parts = [
+            (accepted[k].upload, accepted[k].personal)
+            if k in accepted
+            else (absent(form, k, population), blank(personal))
+            for k in rows
         ]
-        blank = jax.tree.map(np.zeros_like, kept.served)
-        personal = [accepted[k].personal if k in accepted else blank for k in rows]
-        return step(kept, _stacked(uploads), _stacked(personal))
+        # Until it has ended it may read what `stack` gave.
+        return jax.block_until_ready(step(kept, *stack(parts)))
 
     return take
-
-
-def _absent(form: Upload, client: int, population: int) -> Upload:
-    """The upload of a client that sits out."""
-    blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form)
-    yes = np.ones((), bool)
-    client, population = np.int32(client), np.int32(population)
-    return blank._replace(finite=yes, client=client, population=population)
-
-
-def _stacked(trees: list[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *trees)

@@ -1,12 +1,18 @@
 """What travels in a Flower message: one record of named arrays, and a short header."""
 
 from collections.abc import Mapping
+from io import BytesIO
 from typing import NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 _ARRAYS, _HEADER, _SCORES, _ABOUT = "arrays", "header", "scores", "about"
+_NUMPY = "numpy.ndarray"  # Flower's name of bytes that `numpy.save` writes
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 class Order(NamedTuple):
@@ -46,7 +52,30 @@ def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     Args:
       arrays: name -> array [...], any dtype that `numpy.save` writes.
     """
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+    return ArrayRecord({name: _written(np.asarray(array)) for name, array in arrays.items()})
+
+
+def _written(array: np.ndarray) -> Array:
+    """The array in Flower's form, byte for byte; `Array(array)` copies large ones several times."""
+    header = BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    order = "F" if array.flags.fnc else "C"  # as the header says
+    data = b"".join((header.getvalue(), array.ravel(order).view(np.uint8).data))
+    return Array(str(array.dtype), array.shape, _NUMPY, data)
+
+
+def _read(array: Array) -> np.ndarray:
+    """A view of a message's bytes, which `array.numpy()` copies; raises as that does."""
+    if array.stype != _NUMPY:
+        raise TypeError(f"its form is {array.stype:.40}, not {_NUMPY}")
+    file = BytesIO(array.data)  # shares the bytes
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"its header is of version {version}")
+    shape, by_columns, dtype = _HEADERS[version](file)
+    if dtype.hasobject:  # whose bytes would be taken for addresses
+        raise ValueError(f"it holds objects, {dtype}")
+    return np.ndarray(shape, dtype, array.data, file.tell(), order="F" if by_columns else "C")
 
 
 def packed(arrays: ArrayRecord, header: Order | Answer) -> RecordDict:
@@ -66,7 +95,7 @@ def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
       content: as `packed` makes it.
 
     Returns:
-      name -> array [...], read from the message's bytes without pickle; each may be written to.
+      name -> array [...], without pickle, a read-only view of the message's bytes.
 
     Raises:
       ValueError: the message is none of ours, or an array cannot be read.
@@ -79,7 +108,7 @@ def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
     found = {}
     for name, array in content.array_records[_ARRAYS].items():
         try:
-            found[name] = array.numpy()
+            found[name] = _read(array)
         except (TypeError, ValueError, EOFError, OSError) as error:
             raise ValueError(f"the array {name:.80} cannot be read ({error})") from error
     return found

@@ -64,7 +64,7 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
                 f"fewer than {max(least, 1)} (minimum in the run config): see the log for who was "
                 "left out and why, and start again to go on from the last round"
             )
-    after = jax.block_until_ready(host.step(kept, accepted, rows))
+    after = host.step(kept, accepted, rows)
     _check_weights(host, members, accepted, np.asarray(after.state.weights), number)
     record = _record(host, members, accepted, after, time.perf_counter() - start)
     if left_out:

@@ -1,8 +1,8 @@
 """What papers print beside a cell of a report, and in what a run differs from their protocol."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,7 +60,19 @@ _CHANGED = {
     ("fedavg", "perturb", "amplitude_mix"): "AM",
     ("fedavg", "perturb", "randconv"): "RandConv",
     ("fedavg", "data.augment", "randaug"): "RandAug",
+    ("fedavg", "data.partition", "pooled"): "Centralized",
+    ("fedig", "fedig.lambda_1", "0.0"): "FedIG, CAFL",
+    ("fedig", "fedig.lambda_2", "0.0"): "FedIG, CACL",
+    ("fedig", "fedig.mixing", "constant:u=0.0"): "FedIG, Global: u = 0.0",
+    ("fedig", "fedig.mixing", "constant:u=1.0"): "FedIG, Instance: u = 1.0",
+    ("fedig", "fedig.mixing", "constant:u=0.5"): "FedIG, Global & instance: u = 0.5",
+    **{
+        ("fediga", "fedig.mixing", f"uniform:low={low}:high={high}"): f"u ~ U({low}, {high})"
+        for low, high in (("0.0", "0.5"), ("0.5", "1.0"), ("-0.1", "1.1"))
+    },
 }
+# Other values of these are in no paper's table: they are told as differences.
+_OPTIONS = ("data.partition", "fedig.lambda_1", "fedig.lambda_2", "fedig.mixing")
 
 
 class Printed(NamedTuple):
@@ -110,7 +122,7 @@ def beside(table: Table, row: Row, column: str) -> tuple[Printed, ...]:
             number = (float(np.mean([cell.mean for cell in cells.values()])), None)
         else:
             continue
-        differs = "; ".join((*_differences(protocol, row.config), *_other_clients(protocol, table)))
+        differs = "; ".join((*_differences(protocol, row), *_other_clients(protocol, table)))
         told = differs or "nothing that its config states"
         found.append(Printed(protocol.paper, protocol.name, averaged, *number, told))
     return tuple(found)
@@ -124,7 +136,7 @@ def _sources(table: Table, row: Row) -> Iterator[Protocol]:
         if here and _cells_of(one, row):
             groups.setdefault((one.paper, *one.columns), []).append(one)
     for group in groups.values():
-        yield min(group, key=lambda one: len(_differences(one, row.config)))
+        yield min(group, key=lambda one: len(_differences(one, row)))
 
 
 def _cells_of(protocol: Protocol, row: Row) -> dict[str, Cell]:
@@ -166,17 +178,19 @@ def _other_rules(row: Row) -> Iterator[tuple[str, str]]:
         yield "perturb", word["perturb"]
     if str(config["data.augment"]).startswith("randaug"):
         yield "data.augment", "randaug"
+    for key in _OPTIONS:
+        if (row.method, key, str(config.get(key))) in _CHANGED:
+            yield key, str(config[key])
 
 
-def _differences(protocol: Protocol, config: Mapping[str, Any]) -> list[str]:
+def _differences(protocol: Protocol, row: Row) -> list[str]:
     """The keys in which a run differs from a protocol, with both values.
 
     A file of weights that the user has counts only where one of the two starts without.
     """
-    planned = _planned(protocol.config, protocol.start)
+    config, planned = row.config, _planned(protocol.config, protocol.start)
     keys = config.keys() & planned.keys() - APART - _OF_ROWS - {"pretrained"}
-    if str(config["data.augment"]).startswith("randaug"):
-        keys -= {"data.augment"}
+    keys -= {key for key, _ in _other_rules(row)}
     said = [
         f"{key}={spell(config[key])} ({spell(planned[key])} there)"
         for key in sorted(keys)
