@@ -122,6 +122,14 @@ def test_the_first_seed_tries_every_rate_and_the_others_take_the_best(tmp_path, 
     assert {method for method, *_ in trained[6:]} == {"fedbn"}
 
 
+def test_parts_share_no_runs_and_are_all_rows_together():
+    parts = [all_methods.part_of(entries.ENTRIES, i, 3) for i in (1, 2, 3)]
+    assert sorted(label for part in parts for label in part) == sorted(entries.ENTRIES)
+    folders = [{entry.folder for entry in part.values()} for part in parts]
+    assert sum(map(len, folders)) == len(set().union(*folders))
+    assert max(map(len, folders)) - min(map(len, folders)) <= 1
+
+
 def test_data_without_validation_samples_are_refused_before_any_run_but_may_hold_some_out(
     tmp_path, trained, monkeypatch, capsys
 ):

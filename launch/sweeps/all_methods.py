@@ -17,12 +17,13 @@ seeds take it. The round is selected by validation too. The unseen domain decide
 
 All runs share this process and the compiled programs in config.compilation_cache, so that seeds do
 not compile again. Each is a usual run in DIR, which is not made twice, so that the same command
-goes on; `--part I/N` does every Nth row, for several processes at once. `list` prints the commands
-of all runs. `report`, which `run` ends with, prints and writes DIR/DATASET.md: of every row the
-mean and 95 % interval (Student's t over seeds) on clients and on what is unseen, the paired
-difference to FedAvg by seed, seconds a round, bytes; which rows do not help; and the settings of
-the runs. Data without validation samples are refused before the first run. Those that come divided
-without any, as digits do, hold some out of their training samples with data.split=official.
+goes on; `--part I/N` does every Nth row, those that share runs as one, for several processes at
+once. `list` prints the commands of all runs. `report`, which `run` ends with, prints and writes
+DIR/DATASET.md: of every row the mean and 95 % interval (Student's t over seeds) on clients and on
+what is unseen, the paired difference to FedAvg by seed, seconds a round, bytes; which rows do not
+help; and the settings of the runs. Data without validation samples are refused before the first
+run. Those that come divided without any, as digits do, hold some out of their training samples with
+data.split=official.
 """
 
 import argparse
@@ -180,6 +181,12 @@ def _listed(
                     yield shlex.join(["python", *train_command(run, options.workdir, {}, given)])
 
 
+def part_of(rows: Mapping[str, Entry], index: int, number: int) -> dict[str, Entry]:
+    """Every `number`th row from the `index`th on, those that share their runs counted as one."""
+    folders = [*dict.fromkeys(entry.folder for entry in rows.values())][index - 1 :: number]
+    return {label: entry for label, entry in rows.items() if entry.folder in folders}
+
+
 def _part(text: str) -> tuple[int, int]:
     index, _, number = text.partition("/")
     if not (index.isdecimal() and number.isdecimal() and 0 < int(index) <= int(number)):
@@ -224,8 +231,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         print("\n".join(dict.fromkeys(_listed(options, bench, rows, given))))
         return 0
     if options.action == "run":
-        index, number = options.part
-        mine = dict([*rows.items()][index - 1 :: number])
+        mine = part_of(rows, *options.part)
         for entry in [*mine.values()][:1]:
             check_validation(runs_of(options, bench, entry, options.rates[0], 0)[0], changes)
         execute(options, bench, mine, trainer(options, changes))
