@@ -42,7 +42,7 @@ def on_cpu() -> bool:
 
     The platform is that of `traced_for`, else of `jax.default_device`, else JAX's default backend.
     """
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    device = jax.config.jax_default_device  # type: ignore[attr-defined,unused-ignore]
     default = getattr(device, "platform", device) or jax.default_backend()
     return (_traced_for.value or default) == "cpu"
 

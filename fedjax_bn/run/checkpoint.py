@@ -4,6 +4,7 @@ A checkpoint holds checksums of its files. So damage is found before Orbax reads
 notice a flipped bit, and whose parallel readers print tracebacks of what they do notice.
 """
 
+import dataclasses
 import hashlib
 import re
 import shutil
@@ -50,7 +51,9 @@ def open_folder(folder: Path, keep: int) -> ocp.CheckpointManager:
         async_options=ocp.AsyncOptions(post_finalization_callback=partial(_add_checksums, folder)),
     )
     try:
-        return ocp.CheckpointManager(folder, options=options)
+        # Weights hardly shrink by compression, which takes longer than all else that a save does.
+        handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+        return ocp.CheckpointManager(folder, item_handlers=handler, options=options)
     except (ValueError, OSError) as error:
         raise CheckpointError(
             f"a checkpoint in {folder} is damaged ({textwrap.shorten(str(error), 120)}): delete "
@@ -139,7 +142,7 @@ def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
             manager.delete(round)
         state = jax.tree.map(_kept, state)
         _forms[Path(manager.directory)] = _FORM.format(_form(state))
-        manager.save(round, args=ocp.args.StandardSave(state))
+        manager.save(round, args=ocp.args.PyTreeSave(state))
 
 
 def _kept(leaf: Any) -> Any:
@@ -214,11 +217,13 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     like = jax.tree.map(there, like)
+    # The form is checked, so that what is cut or filled up are rows of padding.
+    forms = ocp.checkpoint_utils.construct_restore_args(like)
+    forms = jax.tree.map(lambda form: dataclasses.replace(form, strict=False), forms)
     try:
         reason = by_first(lambda: _fault(folder, like))
         if not reason:
-            # The form is right, so that what is cut or filled up are rows of padding.
-            return manager.restore(round, args=ocp.args.StandardRestore(like, strict=False))
+            return manager.restore(round, args=ocp.args.PyTreeRestore(like, restore_args=forms))
     except Exception as error:  # Orbax raises many kinds.
         reason = _shortened(error)
     raise CheckpointError(
