@@ -14,7 +14,9 @@ prediction. Methods are timed in turn, a few at a time
 and FedAvg with each few (see `interleave`); the target is that none takes more than 1.25 times what
 is predicted.
 
-The two large networks have small images and batches here, so that a round takes seconds.
+The larger networks have small images and rounds here, far from an epoch of a paper's client, so that
+a round takes seconds. What a method does once a round with every weight (control variates, what is
+known of the others, the distances between clients) weighs the more the fewer steps a round has.
 """
 
 import argparse
@@ -93,9 +95,9 @@ class Size(NamedTuple):
 
 SIZES = {
     "DigitCNN": Size(28, 32, 24),  # an epoch of the 743 digits of a client of FedBN
-    "ResNet18": Size(64, 16, 3),
-    "AlexNet": Size(128, 32, 2),
-    "DenseNet121": Size(64, 16, 2),
+    "ResNet18": Size(64, 16, 8),
+    "AlexNet": Size(128, 32, 6),
+    "DenseNet121": Size(64, 16, 4),
 }
 CLIENTS, CLASSES = 2, 10
 
