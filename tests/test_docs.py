@@ -88,8 +88,9 @@ def test_a_command_that_does_not_exist_is_noticed(command):
 def test_links_of_the_pages_lead_to_what_is_there(page):
     targets = re.findall(r"\]\((?!http)([^)#\s]+)(?:#[^)]*)?\)", PAGES[page])
     folder = (runs.ROOT / page).parent
-    missing = [t for t in targets if "generated/" not in t and not (folder / t).exists()]
-    assert not missing
+    written = [folder / target for target in targets if "generated/" not in target]
+    missing = [t for t in written if not t.exists() or runs.ROOT / "docs" not in t.resolve().parents]
+    assert not missing  # a page cannot link to what is no page
 
 
 def test_every_public_name_is_in_the_api_pages():

@@ -19,7 +19,7 @@ from fedjax_bn.flower.settings import Node
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.configured_weighing import what_validates
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment import Experiment, assemble, build, sampler_of
+from fedjax_bn.run.experiment import HOLD_OUT, Experiment, assemble, build, sampler_of
 from fedjax_bn.run.shapes import check_shapes
 from fedjax_bn.run.start import Keys, make_start, prepare
 from fedjax_bn.run.stream import megabytes
@@ -122,7 +122,7 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
     if what_validates(config) and mine.domains[0].validation is None:
         raise ConfigError(
             f"{what_validates(config)} needs validation samples, but client {node.client} has "
-            "none: set config.data.validation above 0"
+            f"none: {HOLD_OUT}"
         )
     return assemble(config, mine, ())
 

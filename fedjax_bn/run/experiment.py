@@ -52,7 +52,7 @@ from fedjax_bn.task import Task, classification
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
-_HOLD_OUT = (
+HOLD_OUT = (
     "set config.data.validation above 0, for data that come divided config.data.split=official too"
 )
 
@@ -203,13 +203,13 @@ def _check_validation(internal: Dataset, config: ConfigDict) -> None:
     if is_told(config) and without:
         raise ConfigError(
             f"config.weigh={brief(config.weigh)} needs validation samples, but client "
-            f"{without[0]!r} of {internal.name} has none: {_HOLD_OUT}, or choose another weigh"
+            f"{without[0]!r} of {internal.name} has none: {HOLD_OUT}, or choose another weigh"
         )
     for key, nothing in unused.items():
         if config[key] != nothing and without:
             raise ConfigError(
                 f"config.{key}={config[key]} needs validation samples, but client {without[0]!r} "
-                f"of {internal.name} has none: {_HOLD_OUT}, or {key}={nothing}"
+                f"of {internal.name} has none: {HOLD_OUT}, or {key}={nothing}"
             )
 
 
