@@ -10,13 +10,13 @@ of its maps, the gradient of its weights. The table says how many of each a meth
 step; predicted is FedAvg's round times their sum over FedAvg's three. A method that makes two
 steps of half the batch of one is predicted by FedAvg's round of such batches, since a small batch
 moves as many weights. Optimizers, corrections by control variates and the server are in no
-prediction. Methods are timed in turn, a few at a time
-and FedAvg with each few (see `interleave`); the target is that none takes more than 1.25 times what
-is predicted.
+prediction. Methods are timed in turn, a few at a time and FedAvg with each few (see `interleave`);
+the target is that none takes more than 1.25 times what is predicted.
 
-The larger networks have small images and rounds here, far from an epoch of a paper's client, so that
-a round takes seconds. What a method does once a round with every weight (control variates, what is
-known of the others, the distances between clients) weighs the more the fewer steps a round has.
+The larger networks have small images and short rounds here, far from an epoch of a paper's client,
+so that a round takes seconds. What a method does once a round with every weight (control variates,
+what is known of the others, the distances between clients) weighs the more the fewer steps there
+are.
 """
 
 import argparse

@@ -87,10 +87,10 @@ def test_a_command_that_does_not_exist_is_noticed(command):
 @pytest.mark.parametrize("page", [name for name in PAGES if name.startswith("docs/")])
 def test_links_of_the_pages_lead_to_what_is_there(page):
     targets = re.findall(r"\]\((?!http)([^)#\s]+)(?:#[^)]*)?\)", PAGES[page])
-    folder = (runs.ROOT / page).parent
-    written = [folder / target for target in targets if "generated/" not in target]
-    missing = [t for t in written if not t.exists() or runs.ROOT / "docs" not in t.resolve().parents]
-    assert not missing  # a page cannot link to what is no page
+    pages, folder = runs.ROOT / "docs", (runs.ROOT / page).parent
+    written = [(folder / target).resolve() for target in targets if "generated/" not in target]
+    # What lies beside docs/ is no page, so that a link to it is broken.
+    assert not [path for path in written if not path.exists() or pages not in path.parents]
 
 
 def test_every_public_name_is_in_the_api_pages():
