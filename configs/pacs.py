@@ -53,7 +53,7 @@ FedCD's Table 1 (40 rounds of 5 epochs, batches of 16, learning rate 0.001):
     FedCD, in its own protocol        --config configs/pacs.py:method=fedcd
     another method in that protocol   --config configs/pacs.py:protocol=fedcd,method=fedavg
     FedCD in FedIG's protocol         ...:protocol=fedig,method=fedcd,adaptations=running
-    amplitude mix, its row AM         ...:protocol=fedcd,method=fedavg,perturb=amplitude_mix
+    amplitude mix, its row AM         ...:protocol=fedcd,method=fedavg,data.perturb=amplitude_mix
     SCI alone, REA alone              ...:method=fedcd,weigh=by_size
                                       ...:protocol=fedcd,method=fedavg,weigh=risk_extrapolation
 

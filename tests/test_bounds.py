@@ -95,7 +95,7 @@ TABLES = {
     "model": MODELS,
     "adaptations": ADAPTATIONS,
     "weigh": WEIGHING,
-    "perturb": PERTURBATIONS,
+    "data.perturb": PERTURBATIONS,
     "share": SHARING,
     "fedig.mixing": dict.fromkeys(("uniform", "constant", "mixstyle")),
 }
@@ -243,8 +243,11 @@ def test_a_value_that_cannot_run_is_refused_with_what_is_allowed(text):
         ("model=ResNet18", "this network reads images f[B, H, W, C], not samples of shape (6,)"),
         ("weigh=math:sqrt", "config.weigh='math:sqrt' fails (TypeError"),
         ("share=builtins:len", "config.share='builtins:len' must give a boolean for each"),
-        ("perturb=amplitude_mix:probability=2", "probability=2.0 must be at least 0 and at most 1"),
-        ("perturb=amplitude_mix", "amplitude_mix needs images"),
+        (
+            "data.perturb=amplitude_mix:probability=2",
+            "probability=2.0 must be at least 0 and at most 1",
+        ),
+        ("data.perturb=amplitude_mix", "amplitude_mix needs images"),
         ("method=fedig,fedig.mixing=uniform:low=1:high=0", "low=1 must be at most high=0"),
         ("method=fedig,fedig.mixing=mixstyle:probability=2", "probability=2.0 must be at least 0"),
         ("local_steps=1000000,batch_size=65536", "would draw 196608000000 samples, but it can"),

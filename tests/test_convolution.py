@@ -12,6 +12,7 @@ from scipy.signal import correlate
 
 from fedjax_bn.models.cpu.algorithms import (
     direct_convolution,
+    fast_fourier_convolution,
     patches_convolution,
     taps_convolution,
     tiled_convolution,
@@ -22,7 +23,7 @@ from fedjax_bn.models.cpu.convolution import convolution
 from fedjax_bn.models.cpu.direct import NHWC
 from fedjax_bn.models.cpu.winograd import transforms
 
-UNIT_STRIDES = [tiled_convolution, transformed_convolution]
+UNIT_STRIDES = [tiled_convolution, transformed_convolution, fast_fourier_convolution]
 ALGORITHMS = [direct_convolution, patches_convolution, taps_convolution, *UNIT_STRIDES]
 # images, kernel, strides, padding
 SHAPES = [
@@ -137,6 +138,7 @@ def test_transforms_of_f_2_3_are_winograds():
         (tiled_convolution, 3, 1e-5),
         (tiled_convolution, 5, 1e-5),
         (transformed_convolution, 5, 2e-6),
+        (fast_fourier_convolution, 9, 2e-6),
     ],
 )
 def test_float32_errors_stay_within_a_bound_of_the_largest_value(algorithm, size, bound):
@@ -159,6 +161,7 @@ def test_more_images_than_a_chunk_are_convolved_alike(algorithm):
 
 
 LAYERS = [
+    ((4, 16, 16, 3), (9, 9, 3, 3), (1, 1), ((8, 8), (8, 8)), fast_fourier_convolution),
     ((8, 8, 8, 16), (3, 3, 16, 16), (1, 1), ((1, 1), (1, 1)), tiled_convolution),
     ((8, 8, 8, 16), (5, 5, 16, 32), (1, 1), ((2, 2), (2, 2)), transformed_convolution),
     ((8, 16, 16, 16), (5, 5, 16, 32), (1, 1), ((2, 2), (2, 2)), tiled_convolution),

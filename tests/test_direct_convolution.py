@@ -64,6 +64,9 @@ def test_values_and_derivatives_are_xlas(convolve, images, kernel, strides, padd
         ((16, 4, 4, 256), (3, 3, 256, 512), 2, 1, "taps"),
         ((32, 28, 28, 3), (5, 5, 3, 64), 1, 2, "patches"),
         ((32, 14, 14, 64), (5, 5, 64, 64), 1, 2, "transformed"),
+        # The stylist's of L2D, of images as small as digits and as large as photographs.
+        ((32, 28, 28, 3), (5, 5, 3, 3), 1, 0, "fast_fourier"),
+        ((64, 208, 208, 3), (17, 17, 3, 3), 1, 16, "fast_fourier"),
     ],
 )
 def test_the_table_names_what_was_fastest(images, kernel, stride, padding, name):

@@ -78,6 +78,7 @@ def test_what_was_not_measured_is_the_usual():
         (Shapes((4, 2, 2, 64), (3, 3, 64, 64), (1, 1), PADDING), {"direct"}),
         (Shapes((4, 8, 8, 64), (3, 3, 64, 64), (2, 2), PADDING), {*UNIT_STRIDES}),
         (Shapes((4, 64, 64, 64), (3, 3, 64, 64), (1, 1), PADDING), {"transformed", "taps"}),
+        (Shapes((4, 16, 16, 64), (5, 5, 64, 64), (1, 1), ((2, 2), (2, 2))), {"fast_fourier"}),
         (Shapes((4, 16, 16, 64), (7, 7, 64, 64), (1, 1), ((3, 3), (3, 3))), {"tiled"}),
     ],
 )

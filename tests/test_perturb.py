@@ -72,11 +72,11 @@ def test_a_configuration_names_one_and_the_method_gets_it(monkeypatch):
         return fedavg(model, optimizer, perturb=perturb, **options)
 
     monkeypatch.setitem(METHODS, "fedavg", spied)
-    build(runs.config(method="fedavg", perturb="amplitude_mix:probability=0"))
+    build(runs.config(method="fedavg", data__perturb="amplitude_mix:probability=0"))
     x, valid = jnp.asarray(images_of(4)), jnp.ones(4, bool)
     np.testing.assert_array_equal(seen["perturb"](KEY, x, valid), x)
-    with pytest.raises(ConfigError, match=r"perturb='amplitude_mixx'.*amplitude_mix"):
-        build(runs.config(method="fedavg", perturb="amplitude_mixx"))
+    with pytest.raises(ConfigError, match=r"config.data.perturb='amplitude_mixx'.*amplitude_mix"):
+        build(runs.config(method="fedavg", data__perturb="amplitude_mixx"))
 
 
 def test_wrong_arguments_are_refused():

@@ -61,11 +61,11 @@ def test_other_rules_than_the_methods_own_are_variants_with_their_names(tmp_path
 
 def test_a_label_leaves_out_what_most_variants_have(tmp_path):
     finished(tmp_path, "fedavg", 0, {"ant": 1.0}, name="a")
-    finished(tmp_path, "fedavg", 0, {"ant": 1.0}, name="b", perturb="amplitude_mix")
+    finished(tmp_path, "fedavg", 0, {"ant": 1.0}, name="b", data__perturb="amplitude_mix")
     finished(tmp_path, "fedavg", 0, {"ant": 1.0}, name="c", weigh="uniform")
     found, _ = variants(tmp_path)
     assert {one.label for one in found} == {
-        *("fedavg", "fedavg (perturb=amplitude_mix)", "fedavg (weigh=uniform)"),
+        *("fedavg", "fedavg (data.perturb=amplitude_mix)", "fedavg (weigh=uniform)"),
     }
 
 

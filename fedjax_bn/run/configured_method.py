@@ -137,8 +137,8 @@ def method_maker(
         options["weigh"] = choose_weighing(config.weigh)
     if mechanism := choose_privacy(config):
         options["privacy"] = mechanism
-    if config.perturb:
-        options["perturb"] = choose_perturbation(config.perturb)
+    if config.data.perturb:
+        options["perturb"] = choose_perturbation(config.data.perturb)
     make_optimizer = choose(OPTIMIZERS, config.optimizer.name, "optimizer.name")
     optimizer = make_optimizer(config.optimizer)
     if config.optimizer.weight_decay:
@@ -221,11 +221,11 @@ def choose_perturbation(text: str) -> Perturb:
     Raises:
       ValueError: an unknown name or key, or a value of the wrong type or out of its range.
     """
-    make, options = choice_of("perturb", text, PERTURBATIONS)
-    perturb = call_chosen(f"config.perturb={brief(text)}", make, **options)
+    make, options = choice_of("data.perturb", text, PERTURBATIONS)
+    perturb = call_chosen(f"config.data.perturb={brief(text)}", make, **options)
     if not callable(perturb):
         raise ConfigError(
-            f"config.perturb={brief(text)} gives {type(perturb).__name__}, not a function "
+            f"config.data.perturb={brief(text)} gives {type(perturb).__name__}, not a function "
             "(key, x, valid) -> x"
         )
     return perturb

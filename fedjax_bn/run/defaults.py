@@ -118,11 +118,6 @@ RUN = {
         "by_size, uniform, by_divergence, risk_extrapolation:eta=0.5:solver=slsqp, "
         "generalization_adjustment:metric=loss:step=0.2, or your own; empty: the method's own",
     ),
-    "perturb": Key(
-        "",
-        "what training does to images once they are standardized: amplitude_mix:probability=0.5, "
-        "randconv:mix=True:largest=7, or your own; empty: nothing",
-    ),
     "clients": Key("auto", "auto, map, vmap, vmap:n (n clients at a time)"),
     "mesh": Key(
         "auto",
@@ -281,6 +276,11 @@ DATA = {
         "none",
         "of the training images: none, domainbed, office, randaug:ops=2:magnitude=9, "
         "boxes:flip=0.5:scale=0.5, or your own function (size, *, ...) -> augment",
+    ),
+    "data.perturb": Key(
+        "",
+        "what training does to images once they are standardized: amplitude_mix:probability=0.5, "
+        "randconv:mix=True:largest=7, or your own; empty: nothing",
     ),
     "data.domains": Key(
         (), "boxes, folders, npz, tfds_*: which; empty: all; bdd100k: see its file"

@@ -78,7 +78,7 @@ ENTRIES: dict[str, Entry] = {
     "FedASAM": _plain("fedsam", fedsam__rho=0.7, fedsam__eta=0.2),
     "FedGAMMA": _plain("fedsam", fedsam__variates=True),
     "FedSR": _plain("fedsr"),
-    "AM": _plain("fedavg", perturb="amplitude_mix"),
+    "AM": _plain("fedavg", **{"data.perturb": "amplitude_mix"}),
     "RandConv": _plain("randconv"),
     "RSC": _plain("rsc"),
     "MixStyle": _plain("mixstyle"),

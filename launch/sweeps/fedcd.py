@@ -93,7 +93,7 @@ METHODS: dict[str, Row | str] = {
     "FedSR": baseline("fedsr"),
     "FedCMI": part_of_fedsr("fedcmi", {"fedsr.l2r": 0.0}),
     "FedL2R": part_of_fedsr("fedl2r", {"fedsr.cmi": 0.0, "fedsr.noise": False}),
-    "AM": baseline("fedavg", perturb="amplitude_mix"),
+    "AM": baseline("fedavg", **{"data.perturb": "amplitude_mix"}),
     "RSC": baseline("rsc"),
     "SNR": baseline("snr"),
     "REA": Row(tuple(REA.values())),

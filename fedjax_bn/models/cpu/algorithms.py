@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_bn.models.cpu.direct import Padding, Strides, direct_convolution, folded_convolution
+from fedjax_bn.models.cpu.fast_fourier import fast_fourier_convolution
 from fedjax_bn.models.cpu.fourier import fourier_convolution
 from fedjax_bn.models.cpu.winograd import winograd_convolution
 
@@ -94,9 +95,10 @@ def _meetings(
     return meetings, outputs
 
 
-UNIT_STRIDES = ("tiled", "tiled_small", "transformed")
+UNIT_STRIDES = ("fast_fourier", "tiled", "tiled_small", "transformed")
 ALGORITHMS: dict[str, Algorithm] = {
     "direct": direct_convolution,
+    "fast_fourier": fast_fourier_convolution,
     "folded": folded_convolution,
     "patches": patches_convolution,
     "taps": taps_convolution,

@@ -25,6 +25,7 @@ from fedjax_bn.models.cpu.algorithms import (
 )
 
 _MIN_SAVED = 3000  # multiplications a pair of channels, for which its kernel is transformed
+_FEW_CHANNELS = 16  # of images times those of outputs, such as the three colours of L2D's styles
 _MAX_PATCH_VALUES = 2 * 2**20  # more no longer stay in the caches
 
 
@@ -129,8 +130,9 @@ def by_table(shapes: Shapes) -> str:
         return "direct"
     small = images[0] >= 8 and max(*sizes, *outputs) <= 14
     deep = min(shapes.kernel[2:]) >= 16
-    wide = min(taps) >= 9 and max(*sizes, *outputs) <= 32  # L2D's, of three channels
-    if strides == (1, 1) and (wide or (min(taps) >= 5 and deep and small)):
+    if strides == (1, 1) and few_channels(shapes):
+        return "fast_fourier"
+    if strides == (1, 1) and min(taps) >= 5 and deep and small:
         return "transformed"
     if strides == (1, 1) and {*taps} <= {3, 4, 5} and deep and max(outputs) <= 32:
         tiles = prod(-(-n // TILE) for n in outputs)
@@ -146,6 +148,11 @@ def by_table(shapes: Shapes) -> str:
         return "patches"
     whole = all(k % stride == 0 and k > stride > 1 for k, stride in zip(taps, strides, strict=True))
     return "folded" if whole and channels <= 4 else "direct"
+
+
+def few_channels(shapes: Shapes) -> bool:
+    """Whether it has so few channels, and so large a kernel, that Fourier's transform pays."""
+    return min(shapes.kernel[:2]) >= 5 and prod(shapes.kernel[2:]) <= _FEW_CHANNELS
 
 
 def is_usual(shapes: Shapes) -> bool:

@@ -51,6 +51,8 @@ def convolution(
         3x3      32 ->  32, 4 x  40 x  40      /4.1*    /9.0     /9.7     /6.6        -         /4.5
         6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7; "folded" /22.4*                            /9.0
 
+    Of a few channels `fast_fourier` is faster than all of these, see there.
+
     Reverse-mode derivatives of any order, and forward over reverse.
 
     Args:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_bn.models.cpu.algorithms import ALGORITHMS, UNIT_STRIDES
-from fedjax_bn.models.cpu.choice import Shapes, by_table, exceeds, is_usual
+from fedjax_bn.models.cpu.choice import Shapes, by_table, exceeds, few_channels, is_usual
 
 GAIN = 1.15  # another algorithm is taken where the table's takes so many times as long
 STEPS = 4  # of the loop that is timed
@@ -61,6 +61,7 @@ def candidates(shapes: Shapes) -> tuple[str, ...]:
     may = {
         usual: True,
         "direct": not exceeds(shapes),
+        "fast_fourier": few_channels(shapes),
         "folded": shapes.strides != (1, 1) and shapes.images[3] <= 4,
         "patches": windows <= _MOST_VALUES,
         "taps": deep and largest <= 16,

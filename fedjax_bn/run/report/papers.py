@@ -17,7 +17,7 @@ from fedjax_bn.run.report.scores import MEAN
 from fedjax_bn.run.report.variants import APART, spell
 
 # What rows of a paper's table differ in, or what no number depends on by much.
-_OF_ROWS = frozenset(("share", "weigh", "perturb", "eval_every", "patience"))
+_OF_ROWS = frozenset(("share", "weigh", "data.perturb", "eval_every", "patience"))
 _PLAIN = frozenset(("by_size", "uniform"))  # papers call a method the same with either
 _METHODS = {
     "copa": "COPA",
@@ -57,8 +57,8 @@ _CHANGED = {
     ("fedbn", "share", "everything"): "FedAvg",
     ("fedavg", "weigh", "generalization_adjustment"): "FedDG-GA",
     ("fedcd", "weigh", "by_size"): "FedCD-SCI",
-    ("fedavg", "perturb", "amplitude_mix"): "AM",
-    ("fedavg", "perturb", "randconv"): "RandConv",
+    ("fedavg", "data.perturb", "amplitude_mix"): "AM",
+    ("fedavg", "data.perturb", "randconv"): "RandConv",
     ("fedavg", "data.augment", "randaug"): "RandAug",
     ("fedavg", "data.partition", "pooled"): "Centralized",
     ("fedig", "fedig.lambda_1", "0.0"): "FedIG, CAFL",
@@ -169,13 +169,13 @@ def _name_of(row: Row) -> str | None:
 def _other_rules(row: Row) -> Iterator[tuple[str, str]]:
     """(key, word) of rules that are not the method's own."""
     own, config = own_rules(row.method), row.config
-    word = {key: str(config[key]).partition(":")[0] for key in ("share", "weigh", "perturb")}
+    word = {key: str(config[key]).partition(":")[0] for key in ("share", "weigh", "data.perturb")}
     if word["share"] != own["share"]:
         yield "share", word["share"]
     if word["weigh"] != own["weigh"] and not {word["weigh"], own["weigh"]} <= _PLAIN:
         yield "weigh", word["weigh"]
-    if word["perturb"]:
-        yield "perturb", word["perturb"]
+    if word["data.perturb"]:
+        yield "data.perturb", word["data.perturb"]
     if str(config["data.augment"]).startswith("randaug"):
         yield "data.augment", "randaug"
     for key in _OPTIONS:
