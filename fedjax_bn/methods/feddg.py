@@ -20,6 +20,7 @@ from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.models.cpu.choice import differentiated_twice
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.spectra import amplitudes, with_amplitudes
 from fedjax_bn.ranges import Above0, AtLeast0, Channels, Margin, SamplesOr0, bounded
@@ -121,7 +122,8 @@ def episodic(
             return learned.task.loss(out.outputs, batch["label"], batch["valid"]), out.moved
 
         params = variables["params"]
-        (loss, moved), gradients = jax.value_and_grad(loss_of, has_aux=True)(params, images)
+        with differentiated_twice():
+            (loss, moved), gradients = jax.value_and_grad(loss_of, has_aux=True)(params, images)
         inner = jax.tree.map(
             lambda w, g: w - inner_rate * jnp.clip(g, -clip, clip), params, gradients
         )

@@ -26,6 +26,7 @@ from fedjax_bn.models.cpu.algorithms import (
 
 _MIN_SAVED = 3000  # multiplications a pair of channels, for which its kernel is transformed
 _FEW_CHANNELS = 16  # of images times those of outputs, such as the three colours of L2D's styles
+_MAX_TWICE = 2**27  # of all windows, which are gigabytes above
 _MAX_PATCH_VALUES = 2 * 2**20  # more no longer stay in the caches
 
 
@@ -71,6 +72,7 @@ Rule = Callable[[Shapes], str]  # to a name of `ALGORITHMS`
 # Parts of the keys by which JAX remembers traces: none is taken for one of another choice.
 _rule = jax.make_user_context(None)
 _only_forward = jax.make_user_context(False)
+_twice = jax.make_user_context(False)
 
 
 def choosing(rule: Rule | None) -> AbstractContextManager[None]:
@@ -86,6 +88,14 @@ def choosing(rule: Rule | None) -> AbstractContextManager[None]:
 def forward_only() -> AbstractContextManager[None]:
     """A context in which programs are traced whose gradients nobody takes."""
     return _only_forward(True)
+
+
+def differentiated_twice() -> AbstractContextManager[None]:
+    """A context in which programs are traced whose gradients are differentiated in turn.
+
+    XLA's convolution has its gradients in forms that XLA:CPU is fast at (`direct`), but not theirs.
+    """
+    return _twice(True)
 
 
 def shapes_of(
@@ -119,6 +129,8 @@ def chosen(shapes: Shapes) -> Algorithm:
             f"the rule of `choosing` gives {name!r} for {shapes}, which has other strides than 1: "
             f"it must be one of {', '.join(n for n in ALGORITHMS if n not in UNIT_STRIDES)}"
         )
+    if _twice.value and name == "direct" and windows_of(shapes) <= _MAX_TWICE:
+        return ALGORITHMS["patches"]
     return ALGORITHMS[name]
 
 
@@ -153,6 +165,11 @@ def by_table(shapes: Shapes) -> str:
 def few_channels(shapes: Shapes) -> bool:
     """Whether it has so few channels, and so large a kernel, that Fourier's transform pays."""
     return min(shapes.kernel[:2]) >= 5 and prod(shapes.kernel[2:]) <= _FEW_CHANNELS
+
+
+def windows_of(shapes: Shapes) -> int:
+    """How many numbers all windows of the images are, side by side."""
+    return prod((shapes.images[0], *shapes.outputs, *shapes.kernel[:3]))
 
 
 def is_usual(shapes: Shapes) -> bool:

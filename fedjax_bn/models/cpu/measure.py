@@ -17,7 +17,14 @@ import numpy as np
 from jax import lax
 
 from fedjax_bn.models.cpu.algorithms import ALGORITHMS, UNIT_STRIDES
-from fedjax_bn.models.cpu.choice import Shapes, by_table, exceeds, few_channels, is_usual
+from fedjax_bn.models.cpu.choice import (
+    Shapes,
+    by_table,
+    exceeds,
+    few_channels,
+    is_usual,
+    windows_of,
+)
 
 GAIN = 1.15  # another algorithm is taken where the table's takes so many times as long
 STEPS = 4  # of the loop that is timed
@@ -56,14 +63,13 @@ def candidates(shapes: Shapes) -> tuple[str, ...]:
     taps, largest = max(shapes.kernel[:2]), max(*shapes.images[1:3], *shapes.outputs)
     if not is_usual(shapes) or taps == 1:
         return (usual,)
-    windows = prod((shapes.images[0], *shapes.outputs, *shapes.kernel[:3]))
     deep = min(shapes.kernel[2:]) >= 8
     may = {
         usual: True,
         "direct": not exceeds(shapes),
         "fast_fourier": few_channels(shapes),
         "folded": shapes.strides != (1, 1) and shapes.images[3] <= 4,
-        "patches": windows <= _MOST_VALUES,
+        "patches": windows_of(shapes) <= _MOST_VALUES,
         "taps": deep and largest <= 16,
         "tiled": deep and taps <= 5,
         "tiled_small": deep and taps <= 5,
