@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_bn.models.cpu import convolve, in_cache, measure
 from fedjax_bn.models.cpu.algorithms import ALGORITHMS, UNIT_STRIDES
-from fedjax_bn.models.cpu.choice import Shapes, by_table, choosing
+from fedjax_bn.models.cpu.choice import Shapes, by_table, choosing, chosen, differentiated_twice
 from fedjax_bn.run import kernels as run_kernels
 from fedjax_bn.run.config import base
 from fedjax_bn.run.errors import ConfigError, WorkdirError
@@ -211,3 +211,12 @@ def test_without_a_folder_for_them_nothing_is_measured(folder, tmp_path):
     jax.config.update("jax_compilation_cache_dir", None)
     with pytest.raises(ConfigError, match=r"set config.compilation_cache to a local folder"):
         started(tmp_path)
+
+
+def test_gradients_that_are_differentiated_take_matrix_products_where_these_fit_in_memory():
+    stem = Shapes((16, 64, 64, 3), (7, 7, 3, 64), (2, 2), ((3, 3), (3, 3)))
+    huge = stem._replace(images=(1024, 224, 224, 3))
+    with differentiated_twice():
+        assert chosen(stem) is ALGORITHMS["patches"]
+        assert chosen(huge) is ALGORITHMS["direct"]
+    assert chosen(stem) is ALGORITHMS["direct"]
