@@ -165,3 +165,6 @@ def test_places_are_the_ends_of_stages_named_ones_or_the_first_norms_of_maps():
         chosen_maps(nets.HandMade(), own, small, "layer9")
     with pytest.raises(ValueError, match="of which it has none"):
         chosen_maps(NormNet(), variables_of(NormNet()), jnp.zeros((2, 6)))
+    point = jax.eval_shape(lambda: net.init(KEY, jnp.zeros((2, 1, 1, 3))))  # has no deviation
+    with pytest.raises(ValueError, match="which it has none"):
+        chosen_maps(net, point, jnp.zeros((2, 1, 1, 3)))

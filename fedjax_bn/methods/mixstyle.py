@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from math import prod
 from typing import Any
 from zlib import crc32
 
@@ -150,7 +151,8 @@ def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") 
     if not names:
         stages = tuple(map(last, _STAGES))
         has_norms = STATISTICS in variables and None in stages
-        norms = tuple(spatial_layers(model, variables, images))[:2] if has_norms else ()
+        layers = spatial_layers(model, variables, images) if has_norms else ()
+        norms = tuple(layer for layer in layers if layer in found)[:2]
         wanted = norms or stages
     else:
         wanted = tuple(last(name.strip()) for name in names.split(","))
@@ -164,13 +166,14 @@ def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") 
 
 
 def _maps(model: Any, variables: Variables, images: Any) -> list[str]:
-    """The paths of all modules whose outputs have spatial axes, in the order of calls."""
+    """The paths of modules, in the order of calls, whose outputs have a style: two positions."""
     found = []
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         output = function(*args, **kwargs)
         if call.method == "__call__" and call.path and hasattr(output, "shape"):
-            found.extend(["/".join(call.path)] * is_spatial(output))
+            styled = is_spatial(output) and prod(output.shape[1:-1]) > 1
+            found.extend(["/".join(call.path)] * styled)
         return output
 
     with intercepting(note), normalize_with(running_statistics):
