@@ -20,8 +20,11 @@ NETS = {
     "MLP": (8, {}),
     "ResNet18": (32, {"width": 4, "stage_sizes": (1, 2)}),
     "SmallCNN": (8, {}),
+    "TinyDetector": (32, {"width": 4}),
     "TwoLayer": (8, {}),
+    "YOLOv5n": (64, {"width": 0.05}),
 }
+NUMBERS = {"TinyDetector": 8, "YOLOv5n": 8}  # of a box: where it is, whether there is one, classes
 
 
 @pytest.mark.parametrize("norm", ["group", "none"])
@@ -30,9 +33,10 @@ def test_every_network_has_a_form_without_running_statistics(name, norm):
     side, fields = NETS[name]
     net = getattr(models, name)(num_classes=3, norm=norm, **fields)
     images = jax.ShapeDtypeStruct((2, side, side, 3), jnp.float32)
-    logits, variables = jax.eval_shape(net.init_with_output, KEY, images)
+    outputs, variables = jax.eval_shape(net.init_with_output, KEY, images)
     assert set(variables) == {"params"}
-    assert logits.shape == (2, 3)
+    sizes = {(leaf.shape[0], leaf.shape[-1]) for leaf in jax.tree.leaves(outputs)}
+    assert sizes == {(2, NUMBERS.get(name, 3))}
     plain = jax.eval_shape(getattr(models, name)(num_classes=3, **fields).init, KEY, images)
     assert "batch_stats" in plain
     scales = sum(leaf.size for leaf in jax.tree.leaves(plain["batch_stats"]))

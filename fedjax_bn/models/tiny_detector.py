@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.detection.anchors import Anchors
+from fedjax_bn.models.layers import Norm
 from fedjax_bn.models.yolo_blocks import ConvNorm, Tap, check_sides, doubled, predict
 from fedjax_bn.ranges import Channels, bounded
 
@@ -27,12 +28,14 @@ class TinyDetector(nn.Module):
       num_classes: C.
       width: channels at stride 2; two, four and eight times as many at strides 4, 8 and 16.
       anchors: of both levels.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
       param_dtype: dtype in which the variables are created.
     """
 
     num_classes: int = 10
     width: Channels = 16
     anchors: Anchors = ANCHORS
+    norm: Norm = "batch"
     param_dtype: Any = jnp.float32
 
     @property
@@ -45,7 +48,7 @@ class TinyDetector(nn.Module):
         """Images f[B, H, W, 3] -> twice f[B, H / stride, W / stride, A, 5 + C]."""
         check_sides(images, self.anchors.strides[-1], type(self).__name__)
         first, second, third, fourth = (self.width * times for times in (1, 2, 4, 8))
-        make = partial(ConvNorm, kernel=3, param_dtype=self.param_dtype)
+        make = partial(ConvNorm, kernel=3, norm=self.norm, param_dtype=self.param_dtype)
         x = make(first, strides=2, name="conv1")(images)
         x = make(second, strides=2, name="conv2")(x)
         x = make(second, name="conv3")(x)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.detection.anchors import Anchors
+from fedjax_bn.models.layers import Norm
 from fedjax_bn.models.yolo_blocks import (
     ConvNorm,
     CrossStage,
@@ -49,6 +50,7 @@ class YOLOv5(nn.Module):
       width: channels are ceil(nominal * width / 8) * 8.
       depth: bottlenecks are max(round(nominal * depth), 1).
       anchors: three a level.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
       param_dtype: dtype in which the variables are created.
     """
 
@@ -56,6 +58,7 @@ class YOLOv5(nn.Module):
     width: Above0 = 0.25
     depth: Above0 = 0.33
     anchors: Anchors = ANCHORS
+    norm: Norm = "batch"
     param_dtype: Any = jnp.float32
 
     @property
@@ -90,7 +93,7 @@ class YOLOv5(nn.Module):
         fine = self._stage(down(x, 3, 256), 4, 256, 6)
         middle = self._stage(down(fine, 5, 512), 6, 512, 9)
         x = self._stage(down(middle, 7, 1024), 8, 1024, 3)
-        x = PooledPyramid(self._channels(1024), self.param_dtype, name="layer9")(x)
+        x = PooledPyramid(self._channels(1024), self.norm, self.param_dtype, name="layer9")(x)
 
         third = self._convolve(x, 10, 512)
         x = jnp.concatenate([doubled(third), middle], -1)
@@ -107,18 +110,16 @@ class YOLOv5(nn.Module):
 
     def _convolve(self, x: jax.Array, i: int, nominal: int, **fields: Any) -> jax.Array:
         """Layer number i, a convolution."""
-        fields |= {"param_dtype": self.param_dtype, "name": f"layer{i}"}
-        return ConvNorm(self._channels(nominal), **fields)(x)
+        make = partial(ConvNorm, norm=self.norm, param_dtype=self.param_dtype, name=f"layer{i}")
+        return make(self._channels(nominal), **fields)(x)
 
     def _stage(
         self, x: jax.Array, i: int, nominal: int, repeats: int, shortcut: bool = True
     ) -> jax.Array:
         """Layer number i, bottlenecks."""
         repeats = max(round(repeats * self.depth), 1)
-        block = CrossStage(
-            self._channels(nominal), repeats, shortcut, self.param_dtype, name=f"layer{i}"
-        )
-        return block(x)
+        make = partial(CrossStage, norm=self.norm, param_dtype=self.param_dtype, name=f"layer{i}")
+        return make(self._channels(nominal), repeats, shortcut)(x)
 
 
 def YOLOv5n(num_classes: int = 80, **fields: Any) -> YOLOv5:

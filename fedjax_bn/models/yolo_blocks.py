@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.models import cpu
-from fedjax_bn.models.layers import conv, fan_in_uniform, max_pool
-from fedjax_bn.normalization import BatchNorm
+from fedjax_bn.models.layers import Norm, conv_of, fan_in_uniform, max_pool, norm_of
 
 
 class ConvNorm(nn.Module):
@@ -26,6 +25,8 @@ class ConvNorm(nn.Module):
       kernel: side of the kernel; the padding keeps the map where `strides` is 1.
       strides: in both directions.
       padding: zeros on each side; None for half of the kernel.
+      norm: what stands in the place of batch norm, see `layers.norm_of`; standardized kernels have
+        the gain of a ReLU, 0.96 of SiLU's.
       param_dtype: dtype in which the variables are created.
     """
 
@@ -33,35 +34,30 @@ class ConvNorm(nn.Module):
     kernel: int = 1
     strides: int = 1
     padding: int | None = None
+    norm: Norm = "batch"
     param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H / strides, W / strides, features]."""
         padding = self.kernel // 2 if self.padding is None else self.padding
-        x = conv(
-            x,
-            self.features,
-            self.kernel,
-            self.strides,
-            padding,
-            name="conv",
-            param_dtype=self.param_dtype,
-        )
-        norm = BatchNorm(momentum=0.97, epsilon=1e-3, param_dtype=self.param_dtype, name="norm")
-        return nn.silu(norm(x))
+        convolve = conv_of(self.norm, param_dtype=self.param_dtype)
+        x = convolve(x, self.features, self.kernel, self.strides, padding, name="conv")
+        options = {"momentum": 0.97, "epsilon": 1e-3} if self.norm == "batch" else {}
+        return nn.silu(norm_of(self.norm, self.param_dtype)(name="norm", **options)(x))
 
 
 class Bottleneck(nn.Module):
     """A 1x1 and a 3x3 convolution of as many channels; with `shortcut` the input is added."""
 
     shortcut: bool = True
+    norm: Norm = "batch"
     param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H, W, C]."""
-        make = partial(ConvNorm, x.shape[-1], param_dtype=self.param_dtype)
+        make = partial(ConvNorm, x.shape[-1], norm=self.norm, param_dtype=self.param_dtype)
         y = make(kernel=3, name="cv2")(make(name="cv1")(x))
         return x + y if self.shortcut else y
 
@@ -73,21 +69,23 @@ class CrossStage(nn.Module):
       features: channels out.
       repeats: number of bottlenecks.
       shortcut: whether they add their input.
+      norm: what stands in the places of batch norms, see `layers.norm_of`.
       param_dtype: dtype in which the variables are created.
     """
 
     features: int
     repeats: int = 1
     shortcut: bool = True
+    norm: Norm = "batch"
     param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H, W, features]."""
-        make = partial(ConvNorm, param_dtype=self.param_dtype)
+        make = partial(ConvNorm, norm=self.norm, param_dtype=self.param_dtype)
         through = make(self.features // 2, name="cv1")(x)
         for i in range(self.repeats):
-            block = Bottleneck(self.shortcut, self.param_dtype, name=f"bottleneck{i}")
+            block = Bottleneck(self.shortcut, self.norm, self.param_dtype, name=f"bottleneck{i}")
             through = block(through)
         beside = make(self.features // 2, name="cv2")(x)
         return make(self.features, name="cv3")(jnp.concatenate([through, beside], -1))
@@ -97,12 +95,13 @@ class PooledPyramid(nn.Module):
     """Maxima over 5x5, 9x9 and 13x13 pixels beside the map itself, between 1x1 convolutions."""
 
     features: int
+    norm: Norm = "batch"
     param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H, W, features]."""
-        make = partial(ConvNorm, param_dtype=self.param_dtype)
+        make = partial(ConvNorm, norm=self.norm, param_dtype=self.param_dtype)
         maps = [make(x.shape[-1] // 2, name="cv1")(x)]
         for _ in range(3):  # of windows of 5x5 one after the other
             maps.append(max_pool(maps[-1], 5, 1, 2))
