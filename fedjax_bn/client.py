@@ -231,7 +231,12 @@ def where_tree(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
 
 
 def take_part(
-    client: Client, broadcast: Broadcast, own: Own, batches: Batch, key: jax.Array
+    client: Client,
+    broadcast: Broadcast,
+    own: Own,
+    batches: Batch,
+    key: jax.Array,
+    divided: bool = False,
 ) -> tuple[Own, Upload, jax.Array]:
     """One client's part of a round; who sits out costs nothing where clients are mapped in turn.
 
@@ -241,6 +246,8 @@ def take_part(
       own: what stays with the client.
       batches: a round's, without the axis K, with "client" i32[].
       key: the run's.
+      divided: whether its samples lie over several devices and other clients on others. Then who
+        sits out trains too, in vain: a branch that some devices alone take must not wait for all.
 
     Returns:
       What stays with it now, its upload, and the loss of each step f[S].
@@ -279,6 +286,9 @@ def take_part(
     if participates is None:
         participates = jnp.ones((), bool)
         own, shared, update, finite = train(received)
+    elif divided:
+        chosen = where_tree(participates, train(received), idle(received))
+        own, shared, update, finite = chosen
     else:
         own, shared, update, finite = jax.lax.cond(participates, train, idle, received)
     losses, counts = update.losses, update.counts

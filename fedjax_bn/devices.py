@@ -83,6 +83,12 @@ def split_batches(batches: dict[str, PyTree], mesh: Mesh | None) -> dict[str, Py
     return batches | jax.lax.with_sharding_constraint(sampled, over)
 
 
+def divides_clients(mesh: Mesh | None) -> bool:
+    """Whether each client has several devices of the mesh, and different clients different ones."""
+    sizes = {} if mesh is None else mesh.shape
+    return min(sizes.get(CLIENTS, 1), sizes.get(BATCH, 1)) > 1
+
+
 def place(tree: PyTree, mesh: Mesh | None, *, by_client: bool) -> PyTree:
     """The tree on the mesh's devices: rows [P, ...] shared out by client, or a copy on each."""
     if mesh is None:

@@ -1,5 +1,6 @@
 """Explicit dtype promotion, which also holds under `jax_numpy_dtype_promotion=strict`."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -10,6 +11,15 @@ def promote(*dtypes: Any) -> jnp.dtype:
     """The smallest dtype that holds all of `dtypes`, such as float64 of float64 and float32."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*dtypes)
+
+
+def in_float64(wanted: bool = True) -> AbstractContextManager[Any]:
+    """A context in which JAX has float64, or has not."""
+    if hasattr(jax, "enable_x64"):  # before 0.8 it is experimental
+        return jax.enable_x64(wanted)
+    from jax.experimental import enable_x64
+
+    return enable_x64(wanted)
 
 
 def parameter_dtype(variables: dict[str, Any]) -> jnp.dtype:

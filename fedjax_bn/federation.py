@@ -27,6 +27,7 @@ from fedjax_bn.client import Client, take_part
 from fedjax_bn.devices import (
     Meeting,
     checked_mesh,
+    divides_clients,
     on_each_device,
     pad_rows,
     padded,
@@ -252,10 +253,10 @@ def _train_all(
 ) -> tuple[tuple[Sums, PyTree, Metrics], Own]:
     """The clients of one device: their part of a round up to the sums over all clients."""
     (state, key), (early, old, batches) = common, rows
-    broadcast = broadcast_of(state)
+    broadcast, divided = broadcast_of(state), divides_clients(plan.mesh)
 
     def one(own: Own, weight: jax.Array | None, batches: Batches) -> tuple[PyTree, Own, tuple]:
-        own, upload, losses = take_part(plan.client, broadcast, own, batches, key)
+        own, upload, losses = take_part(plan.client, broadcast, own, batches, key, divided)
         if weight is None:
             return (), own, (upload, losses)
         part = part_of(plan.server, weight, upload)

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 from fedjax_bn.data.sets import synthetic  # noqa: E402
+from fedjax_bn.dtypes import in_float64  # noqa: E402
 from fedjax_bn.run.workdir import write_atomically  # noqa: E402
 from fedjax_bn.theory import Data, bounds, gram, least_eigenvalue, race, same_client, sampled_gram  # noqa: E402
 from fedjax_bn.theory import figures as draw  # noqa: E402
@@ -121,8 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=2000, help="of gradient descent")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    enable_x64 = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64  # before 0.8
-    with enable_x64(True):
+    with in_float64():
         key = jax.random.key(options.seed)
         datasets = {"random points": gaussian_clients(options.seed), "digits": scanner_clients()}
         courses = {

@@ -50,6 +50,20 @@ def test_a_folder_of_classes_is_one_domain_of_its_name(tmp_path):
     assert sorted(pool.labels.tolist()) == [0, 0, 4, 4]
 
 
+def test_classes_without_names_are_folders_of_their_labels(tmp_path):
+    # Of a run on the embedded digits; in order of the names "10" would come before "2".
+    keys = {"data__image_size": 6, "data__cache": ""}
+    own, form = runs.config(**keys, data__name="scanners", target="fax"), {"num_classes": 11}
+    write_tree(tmp_path, ["hospital9"], ["2", "10"], count=1)
+    config = runs.config(**keys, data__name="folders", data__path=str(tmp_path))
+    (pool,) = new_data.read_new(config, own, form).pools
+    assert sorted(pool.labels.tolist()) == [2, 10]
+    write_tree(tmp_path / "words", ["hospital9"], ["two", "ten"], count=1)
+    config.data.path = str(tmp_path / "words")
+    with pytest.raises(ValueError, match=r"CLASS of 0, 1, 2, .*, 10"):
+        new_data.read_new(config, own, form)
+
+
 def test_a_whole_published_copy_is_still_read_as_published(tmp_path):
     write_tree(tmp_path, IMAGE_FOLDERS["pacs"].domains, PACS, count=1)
     assert [pool.name for pool in read(tmp_path).pools] == [*IMAGE_FOLDERS["pacs"].domains]

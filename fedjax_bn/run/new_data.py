@@ -43,10 +43,10 @@ def read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Data
     if not moved or not (name == own.data.name or name in _OWN):
         return DATASETS[name](config)
     if path.suffix == ".npz":
-        classes = form.get("classes") or [str(i) for i in range(form["num_classes"])]
+        classes = form.get("classes") or _numbers(form)
         return npz.load(path, domains=config.data.domains, classes=classes)
     if (name in IMAGE_FOLDERS and not _as_published(path, name)) or name == "folders":
-        return _read_tree(config, path, _classes(name, config, form))
+        return _read_tree(config, path, _classes(config, own, form))
     return DATASETS[name](config)
 
 
@@ -59,11 +59,20 @@ def _as_published(path: Path, name: str) -> bool:
     )
 
 
-def _classes(name: str, config: ConfigDict, form: Record) -> dict[str, tuple[str, ...]]:
-    """The run's classes, with the spellings of a published dataset; {} of an old run."""
-    if name in IMAGE_FOLDERS:
-        return dict(IMAGE_FOLDERS[name].classes)
-    return spelled(*(config.data.classes or form.get("classes", ())))
+def _classes(config: ConfigDict, own: ConfigDict, form: Record) -> dict[str, tuple[str, ...]]:
+    """The run's classes, with the spellings of a published dataset; {} of an old run.
+
+    Classes without names, as those of the embedded digits, are the folders 0, 1, ....
+    """
+    if config.data.name in IMAGE_FOLDERS:
+        return dict(IMAGE_FOLDERS[config.data.name].classes)
+    given = config.data.classes or form.get("classes", ())
+    return spelled(*(given if given or own.data.name in _OWN else _numbers(form)))
+
+
+def _numbers(form: Record) -> list[str]:
+    """Names of classes that have none: their labels."""
+    return [str(label) for label in range(form["num_classes"])]
 
 
 def _read_tree(config: ConfigDict, path: Path, classes: dict[str, tuple[str, ...]]) -> Source:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_bn.dtypes import in_float64
 from fedjax_bn.models.cpu.algorithms import ALGORITHMS, UNIT_STRIDES
 from fedjax_bn.models.cpu.choice import (
     Shapes,
@@ -92,7 +93,7 @@ def measured(shapes: Shapes) -> dict[str, list[float]]:
 
 
 def _measure(shapes: Shapes, names: tuple[str, ...]) -> dict[str, list[float]]:
-    with jax.enable_x64(shapes.dtype == "float64"):
+    with in_float64(shapes.dtype == "float64"):
         runs = {name: timed_loop(name, shapes) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     end = time.perf_counter() + _SECONDS

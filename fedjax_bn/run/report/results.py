@@ -130,7 +130,9 @@ def choose_baseline(variants: Sequence[Variant], name: str = "") -> str:
         if method == wanted:
             return label
     if name:
-        raise ConfigError(f"the baseline {name!r} is the method of no run{nearest(name, methods)}")
+        dataset = variants[0].runs[0].summary["dataset"]
+        wrong = f"the baseline {name!r} is the method of no run on {dataset}"
+        raise ConfigError(wrong + nearest(name, methods))
     return list(methods)[-1]
 
 
