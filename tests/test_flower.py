@@ -42,6 +42,7 @@ def tiny(x64, monkeypatch):
     "changes",
     [
         "method=scaffold,share=all_but_batch_norm",  # personal leaves, memory and messages
+        "method=copa,copa.gates=False",  # its broadcast and messages are as large as all clients
         "method=fedcd",  # weights by risks, and a message that is broadcast in the next round
         *(pytest.param(f"method={name}", marks=pytest.mark.slow) for name in SLOW),
     ],

@@ -135,14 +135,14 @@ def test_a_client_reads_its_own_data_in_place_of_the_configured(folder):
     np.savez(folder / "own.npz", **data)
     config = config_of("config.py", "data.name=npz,target=nowhere", folder)
     node = node_of(NODE | {"client": 1, "data": str(folder / "own.npz"), "domain": "bee"})
-    site = open_site(config, node)
+    site = open_site(config, node, 2)
     assert site.domain.name == "bee"
     assert site.form["shape"] == [6]
     with pytest.raises(ConfigError, match=r"domain='' is none of those in .*own\.npz: choose"):
-        open_site(config, node._replace(domain=""))
+        open_site(config, node._replace(domain=""), 2)
     config.data.name, config.data.path, config.target = "tiny", "none", "cow,dog"
     with pytest.raises(ConfigError, match="client=2 is none of the 2 clients of tiny"):
-        open_site(config, node_of(NODE | {"client": 2}))
+        open_site(config, node_of(NODE | {"client": 2}), 2)
 
 
 def test_a_client_that_reports_nothing_sends_no_size_and_no_loss(folder, caplog):

@@ -26,6 +26,7 @@ from fedjax_bn.run import (
 from fedjax_bn.run.errors import CheckpointError, ConfigError
 from fedjax_bn.run.report import write_report
 from fedjax_bn.run.row_store import SLOTS, UNTOUCHED, RowStore
+from fedjax_bn.run.start import prepare
 from fedjax_bn.run.stream import stream_rounds
 from test_second_form import (
     KEY,
@@ -116,9 +117,17 @@ def test_a_run_from_the_disk_tells_the_numbers_of_one_on_the_device(tiny, tmp_pa
     assert not (tmp_path / "device" / "population").exists()
 
 
+def test_what_the_server_sends_is_of_all_clients_wherever_their_rows_lie(tiny):
+    config = runs.config(method="copa", population="disk", **KEYS)
+    state = jax.eval_shape(prepare(config, traced=False)[2])
+    assert len(state.server.sent["kernel"]) == 4
+    assert {len(leaf) for leaf in jax.tree.leaves(state.personal)} == {1}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes", [{"method": "perfedavg"}, {"local_selection": 2}, {"method": "scaffold"}]
+    "changes",
+    [{"method": "perfedavg"}, {"local_selection": 2}, {"method": "scaffold"}, {"method": "copa"}],
 )
 def test_so_does_what_adapts_selects_or_remembers(tiny, tmp_path, changes):
     assert_same_numbers(both_ways(tmp_path, personalize__samples=3, **changes))

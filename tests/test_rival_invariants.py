@@ -66,7 +66,7 @@ def rounds_of(kind, change=(), who=(0, 1, 2), present=(True, True, True)):
 def test_identical_clients_aggregate_to_themselves(x64, kind):
     same = jax.tree.map(lambda x: jnp.repeat(x[:1], 3, 0), batches_of(SIZES))
     (together, later), _ = rounds_of(kind, same, who=(1, 1, 1))
-    for tree in (client_variables(later), *([later.memory] if kind != "copa" else [])):
+    for tree in (client_variables(later), later.memory):
         assert_close(client(tree, 2), client(tree, 0), rtol=1e-9, atol=1e-12)
     (alone, _), _ = rounds_of(kind, same, who=(1, 1, 1), present=(False, True, False))
     assert_close(global_variables(together), global_variables(alone), rtol=1e-9, atol=1e-12)
@@ -79,8 +79,6 @@ def test_permuting_clients_permutes_results(x64, kind):
     moved = jax.tree.map(lambda x: x[order], batches_of(SIZES))
     (_, other), _ = rounds_of(kind, moved, who=order)
     ours, theirs = ((s.personal, s.memory, s.weights) for s in (other, state))
-    if kind == "copa":  # which remembers its number
-        ours, theirs = ((*tree[:1], *tree[2:]) for tree in (ours, theirs))
     assert_close(other.shared, state.shared, rtol=1e-9, atol=1e-12)
     assert_close(ours, jax.tree.map(lambda x: x[order], theirs), rtol=1e-9, atol=1e-12)
 

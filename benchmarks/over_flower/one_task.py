@@ -49,7 +49,7 @@ def _work(folder: Path, changes: str, end: Callable[[str], None]) -> None:
     from fedjax_bn.named_arrays import to_named
 
     config = config_of("config.py", changes, folder)
-    site = open_site(config, node_of({"client": 0, "folder": str(folder)}))
+    site = open_site(config, node_of({"client": 0, "folder": str(folder)}), clients=2)
     end("read the data, build and check")
     state = jax.device_get(site.start())
     broadcast, own = broadcast_of(state), own_of(state, 0)

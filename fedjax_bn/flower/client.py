@@ -40,7 +40,7 @@ from fedjax_bn.run.kernels import kernels
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.start import partition_table
 
-_Names = tuple[str, str, str, Node]  # see `_names`
+_Names = tuple[str, str, str, Node, int]  # see `_names`
 
 
 def client_app(folder: str | Path = ".") -> ClientApp:
@@ -57,30 +57,31 @@ def client_app(folder: str | Path = ".") -> ClientApp:
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        return _hello(_names(context, folder), message)
+        return _hello(_names(context, folder, message), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _train(_names(context, folder), message)
+        return _train(_names(context, folder, message), message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return _evaluate(_names(context, folder), message)
+        return _evaluate(_names(context, folder, message), message)
 
     return app
 
 
-def _names(context: Context, folder: str) -> _Names:
+def _names(context: Context, folder: str, message: Message) -> _Names:
     """What a site is made from. Of the run config only what says what is trained."""
+    clients = order_in(message.content).population
     run = context.run_config
     texts = (str(run.get(key, "")) for key in ("config", "changes"))
-    return (*texts, folder, node_of(context.node_config))
+    return (*texts, folder, node_of(context.node_config), clients)
 
 
 @lru_cache
-def _site(source: str, changes: str, folder: str, node: Node) -> Site:
+def _site(source: str, changes: str, folder: str, node: Node, clients: int) -> Site:
     """Made, and compiled, once for a configuration while the process lives."""
-    return open_site(config_of(source, changes, folder), node)
+    return open_site(config_of(source, changes, folder), node, clients)
 
 
 @lru_cache
@@ -103,7 +104,8 @@ def _hello(names: _Names, message: Message) -> Message:
     site, order = _site(*names), order_in(message.content)
     node = site.node
     check_site(site)
-    log(INFO, partition_table(site.config, jax.eval_shape(site.rows(order.population))))
+    weights = jax.ShapeDtypeStruct((order.population,), site.like.weights.dtype)
+    log(INFO, partition_table(site.config, site.like._replace(weights=weights)))
     log(INFO, _serving_note(site, order))
     size = len(site.domain.train.images) if node.reports("sizes") else 0
     about = Hello(node.name, size, node.reports("accuracies"), json.dumps(site.form))

@@ -60,7 +60,7 @@ class Host(NamedTuple):
       run: the run config.
       experiment: what the configuration names, with one blank client.
       keys: the run's random keys.
-      one: makes the common start of one client.
+      one: makes the common start, a state with the row of one client.
       start: makes what is kept before the first round.
       order: the header of its messages, with begin=0.
       form: of the samples of all clients, as JSON.
@@ -154,8 +154,10 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     _check_clients(config, run)
     alone = {"dataset": "federation", "clients": ["federation"]} | json.loads(form)
     blank = dataset_of(alone)
-    experiment, keys, one = prepare(_of_server(config), lambda c: assemble(c, blank, ()))
-    rows = make_start(_of_server(config), experiment, keys, rows=run.clients)
+    config_of_server, count = _of_server(config), run.clients
+    make = partial(assemble, internal=blank, unseen=())
+    experiment, keys, one = prepare(config_of_server, make, clients=count)
+    rows = make_start(config_of_server, experiment, keys, rows=count, clients=count)
     start = partial(_start, one, rows, run)
     like = jax.eval_shape(one)
     own = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), _own(like))

@@ -21,7 +21,7 @@ from fedjax_bn.run.configured_weighing import what_validates
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import HOLD_OUT, Experiment, assemble, build, sampler_of
 from fedjax_bn.run.shapes import check_shapes
-from fedjax_bn.run.start import Keys, make_start, prepare
+from fedjax_bn.run.start import Keys, prepare
 from fedjax_bn.run.stream import megabytes
 from fedjax_bn.state import Broadcast
 
@@ -35,7 +35,7 @@ class Site(NamedTuple):
       config: the configuration, see `deployed`.
       experiment: what it names, with this client's domain alone.
       keys: the run's random keys.
-      start: makes the common start, a state of one row.
+      start: makes the common start, a state with the row of one client.
       like: the form of that state.
       node: the node config.
       form: of its samples, as `domain.form_of` makes it.
@@ -51,10 +51,6 @@ class Site(NamedTuple):
     node: Node
     form: dict[str, Any]
     train: Callable[[Order, Broadcast, Own], tuple[Own, Upload]]
-
-    def rows(self, count: int) -> Callable[[], FederatedState]:
-        """Returns what makes the common start of so many clients, a state of `count` rows."""
-        return make_start(self.config, self.experiment, self.keys, rows=count)
 
     @property
     def domain(self) -> Domain:
@@ -77,7 +73,7 @@ def deployed(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def open_site(config: ConfigDict, node: Node) -> Site:
+def open_site(config: ConfigDict, node: Node, clients: int) -> Site:
     """Reads the client's data and builds what trains on them; nothing is compiled yet.
 
     Every task of a client begins with it: whether a round works, `check_site` traces once.
@@ -85,12 +81,14 @@ def open_site(config: ConfigDict, node: Node) -> Site:
     Args:
       config: of the run, as `settings.config_of` makes it.
       node: the node config.
+      clients: how many the federation has.
 
     Raises:
       ConfigError: the configuration, or the data of this client, do not suit.
     """
     config = deployed(config)
-    experiment, keys, start = prepare(config, partial(_of_client, node), traced=False)
+    make = partial(_of_client, node)
+    experiment, keys, start = prepare(config, make, traced=False, clients=clients)
     train = _trainer(config, experiment, keys, node)
     form = {
         k: v for k, v in form_of(experiment.internal).items() if k not in ("dataset", "clients")

@@ -69,7 +69,6 @@ def copa(
     options = {"statistics": rule} | options
     method = method_of(
         gradient_step(differentiate(_collaborative(learned, rule)), inner),
-        memory=lambda shared, personal: jnp.zeros((), jnp.int32),
         finish=_send_classifier(model),
         server=_collecting(),
         share=_keeping_classifier(model, share),
@@ -86,17 +85,13 @@ def copa(
             variables = with_gates(variables)
         state = method.init(key, variables, num_clients)
         classifiers = stack(_classifier(model, variables), num_clients)
-        rows = state.memory.method
-        who = rows + jnp.arange(len(rows), dtype=rows.dtype)
-        return state._replace(
-            server=ServerState(sent=classifiers), memory=state.memory._replace(method=who)
-        )
+        return state._replace(server=ServerState(sent=classifiers))
 
     return method._replace(init=init)
 
 
 def _collaborative(learned: Learning, rule: Any) -> Objective:
-    """The objective of `copa`: all classifiers are the server's, the client's number its memory."""
+    """The objective of `copa`: all classifiers are the server's."""
 
     def objective(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
@@ -117,7 +112,7 @@ def _collaborative(learned: Learning, rule: Any) -> Objective:
         if "bias" in received.server:
             others += received.server["bias"][:, None]
         each = jax.vmap(lambda logits: learned.task.loss(logits, batch["label"], valid))(others)
-        is_other = jnp.arange(len(each), dtype=jnp.int32) != received.memory
+        is_other = jnp.arange(len(each), dtype=jnp.int32) != received.client
         return loss + jnp.where(is_other, each, 0).sum(), (loss, out.moved)
 
     return objective
@@ -132,7 +127,7 @@ def _send_classifier(model: Any) -> Finish:
 
         def placed(leaf: jax.Array) -> jax.Array:
             everyone = jnp.zeros((count, *leaf.shape), leaf.dtype)
-            return everyone.at[received.memory].set(leaf)
+            return everyone.at[received.client].set(leaf)
 
         one = jnp.ones((), own["kernel"].dtype)
         message = {"classifiers": jax.tree.map(placed, own), "sent": placed(one)}

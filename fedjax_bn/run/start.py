@@ -41,7 +41,10 @@ class Keys(NamedTuple):
 
 
 def prepare(
-    config: ConfigDict, make: Callable[[ConfigDict], Experiment] = build, traced: bool = True
+    config: ConfigDict,
+    make: Callable[[ConfigDict], Experiment] = build,
+    traced: bool = True,
+    clients: int = 0,
 ) -> tuple[Experiment, Keys, Callable[[], FederatedState]]:
     """Builds the experiment, the keys and a function that makes the state before the first round.
 
@@ -49,20 +52,23 @@ def prepare(
       config: the run's.
       make: builds the experiment.
       traced: whether a round is traced to see that it works, which takes a second or more.
+      clients: how many there are in all, where the experiment has one of them and the state one
+        row; 0 for those that it has.
 
     Raises:
       ConfigError: whatever is wrong with the configuration or the data it names.
     """
     keep_compiled(config.compilation_cache)
     check_tracking(config.wandb)
+    sizes = (min(clients, 1), clients)
     try:
         experiment = make(config)
         check_population(config, len(experiment.internal.domains))
         keys = make_keys(config)
         if traced:
-            check_shapes(config, experiment, make_start(config, experiment, keys))
+            check_shapes(config, experiment, make_start(config, experiment, keys, None, *sizes))
         fixed, notes = _load_pretrained(config, experiment)
-        start = make_start(config, experiment, keys, fixed)
+        start = make_start(config, experiment, keys, fixed, *sizes)
         _check_rows_alike(config, experiment, keys)
         return experiment._replace(notes=experiment.notes + notes), keys, start
     except (ValueError, OSError, ImportError) as error:
@@ -80,12 +86,14 @@ def make_start(
     keys: Keys,
     fixed: sharing.Variables | None = None,
     rows: int = 0,
+    clients: int = 0,
 ) -> Callable[[], FederatedState]:
     """Returns `start() -> state` before the first round; `fixed` as `_load_pretrained` gives it.
 
-    The state has `rows` rows, by default one a client, or one in all where they lie on the disk.
+    The state has `rows` rows, by default one a client, or one in all where they lie on the disk;
+    its server's part is that of all `clients`, by default the experiment's.
     """
-    clients = len(experiment.internal.domains)
+    clients = clients or len(experiment.internal.domains)
     rows = rows or (1 if on_disk(config, clients) else clients)
 
     def begin(fixed: sharing.Variables | None) -> FederatedState:
@@ -95,7 +103,11 @@ def make_start(
         images = sample_input(experiment.internal, experiment.prepare, 2)
         key = jax.random.fold_in(keys.model, 1)
         variables = with_method_parts(config, experiment.model, variables, images, key)
-        return experiment.method.init(keys.method, variables, rows)
+        whole = experiment.method.init(keys.method, variables, clients)
+        if rows == clients:
+            return whole
+        # Compiled, it makes nothing of the others' rows, which nobody reads.
+        return experiment.method.init(keys.method, variables, rows)._replace(server=whole.server)
 
     if experiment.mesh is None:
         return partial(for_one_run(begin), fixed)
