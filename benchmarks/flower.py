@@ -20,8 +20,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-METHODS = ("fedavg", "fedbn", "silobn", "scaffold", "feddc", "fediga", "fedcd")
-MODELS = ("DigitCNN", "ResNet18", "ResNet50")
+MODELS = {"DigitCNN": 28, "AlexNet": 224, "ResNet18": 224, "ResNet50": 224, "DenseNet121": 224}
+CLIENTS = 10  # by which the bytes of those grow that send what each client knows to all
 
 
 def bytes_of(method: str, model: str) -> dict[str, int]:
@@ -37,27 +37,33 @@ def bytes_of(method: str, model: str) -> dict[str, int]:
     from fedjax_bn.traffic import traffic
 
     config = base()
-    config.method, config.model, config.mesh = method, model, "1"
-    size = 28 if model == "DigitCNN" else 224
-    form = {"num_classes": 7, "shape": [size, size, 3], "dtype": "uint8"}
+    config.method, config.mesh, config.feddg.spectra = method, "1", 4
+    config.model = f"{model}:norm=none" if method == "fedwon" else model
+    form = {"num_classes": 7, "shape": [MODELS[model]] * 2 + [3], "dtype": "uint8"}
     form |= {"dataset": "any", "clients": ["one"], "mean": [0.5], "std": [0.5]}
     experiment = assemble(config, dataset_of(form), ())
-    state = jax.eval_shape(make_start(config, experiment, make_keys(config)))
+    keys = make_keys(config)
+    state = jax.eval_shape(make_start(config, experiment, keys, rows=1, clients=CLIENTS))
     own = jax.eval_shape(lambda state: own_of(state, 0), state)
     kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(own))
     return traffic(experiment.method, state, batches_of_one(config, experiment)) | {"own": kept}
 
 
 def print_bytes() -> None:
-    """The table, in megabytes: down, up, and what stays with a client."""
-    print("| method | " + " | ".join(MODELS) + " |")
-    print("|---" * (len(MODELS) + 1) + "|")
-    for method in METHODS:
+    """The table, in megabytes: down, up, and what stays with a client; methods alike in a row."""
+    from fedjax_bn import methods
+
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for method in sorted(methods.__all__):
         cells = []
         for model in MODELS:
             found = bytes_of(method, model)
             cells.append(" / ".join(f"{found[key] / 1e6:.1f}" for key in ("down", "up", "own")))
-        print(f"| {method} | " + " | ".join(cells) + " |")
+        alike.setdefault(tuple(cells), []).append(method)
+    print(f"| methods, {CLIENTS} clients | " + " | ".join(MODELS) + " |")
+    print("|---" * (len(MODELS) + 1) + "|")
+    for cells, names in alike.items():
+        print(f"| {', '.join(names)} | " + " | ".join(cells) + " |")
 
 
 def print_overhead(counts: list[int], rounds: int, changes: str) -> None:
