@@ -11,6 +11,7 @@ from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of
 from fedjax_bn.models import latent
 from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.models.features import ClassifiedBy, Classify
 from fedjax_bn.models.forward import forward
 from fedjax_bn.ranges import AtLeast0, bounded
 from fedjax_bn.sharing import Variables, everything, keeping
@@ -86,17 +87,20 @@ def simple_representation(
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        out = forward(
-            learned.model, variables, images, train=True, valid=valid, key=key, wanted=["features"]
-        )
-        loss = learned.task.loss(out.outputs, batch["label"], valid)
-        own = variables[latent.COLLECTION]
-        squares = jnp.square(latent.draw(own, out.features, key)).sum(-1)
+        plain = {name: tree for name, tree in variables.items() if name != latent.COLLECTION}
+
+        def drawn(classify: Classify, features: jax.Array) -> tuple[jax.Array, tuple]:
+            found = latent.draw(variables[latent.COLLECTION], features, key)
+            return classify(found[0]), found
+
+        model = ClassifiedBy(learned.model, drawn)
+        out = forward(model, plain, images, train=True, valid=valid, key=key)
+        logits, (z, mean, deviation) = out.outputs
+        loss = learned.task.loss(logits, batch["label"], valid)
+        squares = jnp.square(z).sum(-1)
         value = loss + l2r * masked_mean(squares if squared else _root(squares), valid)
         if cmi:
-            mean, deviation = latent.moments_of(own, out.features)
-            reference = variables[REFERENCE]
-            gaps = divergence(mean, deviation, batch["label"], reference)
+            gaps = divergence(mean, deviation, batch["label"], variables[REFERENCE])
             value += cmi * masked_mean(gaps, valid)
         return value, (loss, out.moved)
 

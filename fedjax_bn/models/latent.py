@@ -46,7 +46,7 @@ def _around(latent: PyTree, key: jax.Array | None) -> Around:
         if "deviation" not in latent:
             return classify(mean_of(latent, features))
         if key is not None:
-            return classify(draw(latent, features, key))
+            return classify(draw(latent, features, key)[0])
         shape = (SAMPLES, 1, features.shape[-1])
         noise = jax.random.normal(jax.random.key(_TESTING), shape, features.dtype)
         mean, deviation = moments_of(latent, features)
@@ -67,13 +67,18 @@ def moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Arra
     return mean_of(latent, features), jax.nn.softplus(_affine(latent["deviation"], features))
 
 
-def draw(latent: PyTree, features: jax.Array, key: jax.Array) -> jax.Array:
-    """z f[B, F], as a training pass with that key draws it; mu where there is no deviation."""
+def draw(
+    latent: PyTree, features: jax.Array, key: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """z as a training pass with that key draws it, mu and s, f[B, F] each; mu, mu and None without
+    a deviation.
+    """
     if "deviation" not in latent:
-        return mean_of(latent, features)
+        mean = mean_of(latent, features)
+        return mean, mean, None
     mean, deviation = moments_of(latent, features)
     noise = jax.random.normal(jax.random.fold_in(key, _DRAWING), mean.shape, mean.dtype)
-    return mean + deviation * noise
+    return mean + deviation * noise, mean, deviation
 
 
 def with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: bool) -> Variables:
