@@ -1,5 +1,6 @@
 """Explicit dtype promotion, which also holds under `jax_numpy_dtype_promotion=strict`."""
 
+import importlib
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,11 +16,9 @@ def promote(*dtypes: Any) -> jnp.dtype:
 
 def in_float64(wanted: bool = True) -> AbstractContextManager[Any]:
     """A context in which JAX has float64, or has not."""
-    if hasattr(jax, "enable_x64"):  # before 0.8 it is experimental
-        return jax.enable_x64(wanted)
-    from jax.experimental import enable_x64
-
-    return enable_x64(wanted)
+    before = not hasattr(jax, "enable_x64")  # of JAX 0.8, where it is experimental
+    place: Any = importlib.import_module("jax.experimental") if before else jax
+    return place.enable_x64(wanted)
 
 
 def parameter_dtype(variables: dict[str, Any]) -> jnp.dtype:

@@ -7,6 +7,7 @@ import runs
 from fedjax_bn.data.domain import whole
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.run import evaluate_finished, finished, new_data
+from fedjax_bn.run.errors import WorkdirError
 from test_serving import DATA, DOG
 from trees import shade_of, write_shade, write_tree
 
@@ -106,6 +107,14 @@ def test_a_folder_without_any_class_of_the_run_is_refused(tmp_path):
     write_tree(tmp_path, ["hospital8"], ["dog"], count=1)
     with pytest.raises(ValueError, match=r"'hospital7' is no domain of .*: it has hospital8"):
         read(tmp_path, data__domains=("hospital7",))
+
+
+def test_a_folder_of_runs_is_refused_with_their_names(tmp_path):
+    for name in ("sketch", "photo"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    with pytest.raises(WorkdirError, match=r"is no run's workdir, but photo, sketch in it are"):
+        finished.read_about(tmp_path)
 
 
 def test_images_of_the_runs_own_size_are_not_touched_by_resize():

@@ -35,6 +35,11 @@ def read_about(folder: Path) -> Record:
     Raises:
       WorkdirError: there is no finished run.
     """
+    inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    if inside and not (folder / "config.json").exists():  # as `target=each` leaves it
+        raise WorkdirError(
+            f"{folder} is no run's workdir, but {', '.join(inside[:20])} in it are: give one"
+        )
     about = workdir.read_json(folder / "config.json", FINISHED)
     if not (folder / "summary.json").exists():
         raise WorkdirError(
