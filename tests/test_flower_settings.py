@@ -21,7 +21,8 @@ from fedjax_bn.run.errors import ConfigError
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower import server
-from fedjax_bn.flower.records import arrays_in
+from fedjax_bn.flower.members import NOBODY, meet
+from fedjax_bn.flower.records import Order, arrays_in
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import config_of, node_of, run_of
@@ -143,6 +144,18 @@ def test_a_client_reads_its_own_data_in_place_of_the_configured(folder):
     config.data.name, config.data.path, config.target = "tiny", "none", "cow,dog"
     with pytest.raises(ConfigError, match="client=2 is none of the 2 clients of tiny"):
         open_site(config, node_of(NODE | {"client": 2}), 2)
+
+
+def test_a_client_that_hides_its_losses_refuses_a_rule_that_sends_them(folder):
+    """FedDG-GA's message is two losses on the client's validation samples."""
+    changes = "weigh=generalization_adjustment,data.validation=0.2"
+    config = run_config(folder / "server", changes)
+    grid = LocalGrid(nodes_of(folder, config, report="sizes"))
+    met = meet(grid, NOBODY, Order("f", "fedavg", 0, 2, 0, 0, False), 1.0)
+    assert not met.members
+    (_, reply), _ = grid.sent
+    assert "sends this client's validation losses" in reply.error.reason
+    assert "add losses to report, or set config.weigh=by_size" in reply.error.reason
 
 
 def test_a_client_that_reports_nothing_sends_no_size_and_no_loss(folder, caplog):

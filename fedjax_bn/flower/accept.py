@@ -2,7 +2,9 @@
 
 An upload is taken if it has exactly the names, shapes and dtypes of the method's own, comes from
 the client that was asked, of the size that it has said, says that it is finite and is, and is
-within the norm bound: sqrt(sum (y_k - x)^2) over the shared leaves, and the norm of its message.
+within the norm bound: sqrt(sum (y_k - x)^2) over the shared leaves, the norms of its message and
+of the personal leaves that it sends besides, and its losses, where it tells them. No running
+variance is negative.
 """
 
 import math
@@ -13,6 +15,7 @@ import jax
 import numpy as np
 
 from fedjax_bn.named_arrays import from_named
+from fedjax_bn.sharing import STATISTICS
 from fedjax_bn.state import Upload
 
 PyTree = Any
@@ -28,7 +31,8 @@ class Expected(NamedTuple):
       shared: what was broadcast, [...] as the upload's.
       client: who was asked.
       population: how many clients there are in all.
-      size: its samples, as it said before; 0 where it keeps that to itself.
+      size: its samples, as it said before; 0 where it keeps that to itself and counts as one.
+      losses: whether it said that it tells its losses; else they are NaN.
       norm_bound: above 0.
     """
 
@@ -38,6 +42,7 @@ class Expected(NamedTuple):
     client: int
     population: int
     size: int
+    losses: bool
     norm_bound: float
 
 
@@ -71,8 +76,11 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
     _check_identity(upload, expected)
     if not upload.finite or not _is_finite((upload.shared, upload.message, personal)):
         raise ValueError("its update is not finite")
+    _check_losses(upload, expected)
+    _check_variances(arrays)
     norm = _norm(upload.shared, expected.shared)
-    for what, size in (("update", norm), ("message", _norm(upload.message))):
+    norms = {"update": norm, "message": _norm(upload.message), "personal leaves": _norm(personal)}
+    for what, size in norms.items():
         if not size <= expected.norm_bound:
             raise ValueError(
                 f"the norm of its {what}, {size:.4g}, is above norm-bound={expected.norm_bound:g}"
@@ -87,8 +95,28 @@ def _check_identity(upload: Upload, expected: Expected) -> None:
         raise ValueError(f"it speaks for client {int(upload.client)}")
     if int(upload.population) != expected.population or not upload.participates:
         raise ValueError("it is an upload of another federation, or of a client that sits out")
-    if size < 1 or (expected.size and size != expected.size):
-        raise ValueError(f"it claims {size} samples, where it said {expected.size or 'nothing'}")
+    if size != (expected.size or 1):
+        said = expected.size or "nothing and counts as one"
+        raise ValueError(f"it claims {size} samples, where it said {said}")
+
+
+def _check_losses(upload: Upload, expected: Expected) -> None:
+    """Raises ValueError where a loss is of no use to a weighing rule, or should be hidden."""
+    for name in ("risk", "loss"):
+        value = float(getattr(upload, name))
+        if expected.losses and not abs(value) <= expected.norm_bound:
+            raise ValueError(
+                f"its {name}, {value:.4g}, is not within norm-bound={expected.norm_bound:g}"
+            )
+        if not expected.losses and not math.isnan(value):
+            raise ValueError(f"it tells a {name}, {value:.4g}, though it said that it tells none")
+
+
+def _check_variances(arrays: Mapping[str, np.ndarray]) -> None:
+    """Raises ValueError where a running variance is negative."""
+    for name, array in arrays.items():
+        if f"/{STATISTICS}/" in name and name.endswith("/var") and (array < 0).any():
+            raise ValueError(f"a running variance, {name}, is negative")
 
 
 def _is_finite(tree: PyTree) -> bool:

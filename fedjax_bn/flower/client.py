@@ -34,6 +34,8 @@ from fedjax_bn.flower.settings import Node, config_of, node_of
 from fedjax_bn.flower.site import Site, check_site, first_own, open_site
 from fedjax_bn.named_arrays import from_named, names_of, to_named
 from fedjax_bn.names import file_name
+from fedjax_bn.ranges import brief
+from fedjax_bn.run.configured_weighing import is_told
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluate import Evaluate, internal_evaluator
 from fedjax_bn.run.kernels import kernels
@@ -104,12 +106,24 @@ def _hello(names: _Names, message: Message) -> Message:
     site, order = _site(*names), order_in(message.content)
     node = site.node
     check_site(site)
+    _check_reports(site)
     weights = jax.ShapeDtypeStruct((order.population,), site.like.weights.dtype)
     log(INFO, partition_table(site.config, site.like._replace(weights=weights)))
     log(INFO, _serving_note(site, order))
     size = len(site.domain.train.images) if node.reports("sizes") else 0
-    about = Hello(node.name, size, node.reports("accuracies"), json.dumps(site.form))
+    losses, scores = (node.reports(what) for what in ("losses", "accuracies"))
+    about = Hello(node.name, size, losses, scores, json.dumps(site.form))
     return Message(content=with_hello(about, _answer(site, order)), reply_to=message)
+
+
+def _check_reports(site: Site) -> None:
+    """Raises ConfigError where the weighing rule sends losses that this client keeps to itself."""
+    if is_told(site.config) and not site.node.reports("losses"):
+        raise ConfigError(
+            f"config.weigh={brief(site.config.weigh)} sends this client's validation losses, which "
+            f"report={brief(site.node.report)} of its node config keeps to itself: add losses to "
+            "report, or set config.weigh=by_size or uniform"
+        )
 
 
 def _serving_note(site: Site, order: Order) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -125,13 +126,13 @@ def known_from(order: Order, form: str, members: Mapping[int, Member]) -> tuple[
 
     Returns:
       The header with the sizes of the largest and the smallest client (0 where none tells), and the
-      form of the samples of the client of the least number.
+      form of samples that most have; of two as frequent that of the client of the least number.
     """
     if form:
         return order, form
     sizes = sizes_known(members.values()) or [0]
-    first = members[min(members)]
-    return order._replace(longest=max(sizes), smallest=min(sizes)), first.form
+    forms = Counter(members[k].form for k in sorted(members))
+    return order._replace(longest=max(sizes), smallest=min(sizes)), forms.most_common(1)[0][0]
 
 
 def about_of(order: Order, form: str) -> dict[str, Any]:

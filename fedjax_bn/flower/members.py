@@ -1,5 +1,6 @@
 """Who is there: which node of Flower is which client, and how they are asked."""
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 from logging import WARNING
@@ -11,6 +12,8 @@ from flwr.serverapp import Grid
 
 from fedjax_bn.flower.records import Order, answer_in, asking, hello_in
 from fedjax_bn.names import shown
+from fedjax_bn.run.finished import impossible
+from fedjax_bn.run.forms import FINISHED, misfit
 
 _POLL = 0.5  # seconds between questions for replies
 _AGAIN = 60.0  # seconds until a node that was refused is asked again
@@ -24,6 +27,7 @@ class Member(NamedTuple):
       client: its number.
       name: how it is called.
       size: of its training samples; 0 where it keeps that to itself.
+      losses: whether it tells the losses of its training.
       scores: whether it tells the accuracies of its model.
       form: of its samples, as JSON.
     """
@@ -32,6 +36,7 @@ class Member(NamedTuple):
     client: int
     name: str
     size: int
+    losses: bool
     scores: bool
     form: str
 
@@ -73,13 +78,15 @@ class Met(NamedTuple):
     Attributes:
       members: by number of client.
       refused: node -> when it may be asked again, on the clock of `time.monotonic`.
+      sizes: by number, what every client said last of its size, those too that are gone.
     """
 
     members: dict[int, Member]
     refused: dict[int, float]
+    sizes: dict[int, int]
 
 
-NOBODY = Met({}, {})
+NOBODY = Met({}, {}, {})
 
 
 def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
@@ -104,11 +111,12 @@ def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
         try:
             member = _member_of(node, replies.get(node), order)
             _check_place(member, found, order.population)
-            found[member.client] = member
+            found[member.client] = _called_apart(member, found, order.population)
         except ValueError as error:
             log(WARNING, "node %s is left out: %s", node, shown(str(error)))
             refused[node] = time.monotonic() + _AGAIN
-    return Met(dict(sorted(found.items())), refused)
+    sizes = met.sizes | {k: member.size for k, member in found.items()}
+    return Met(dict(sorted(found.items())), refused, sizes)
 
 
 def content_of(reply: Message | None, order: Order, client: int) -> RecordDict:
@@ -139,8 +147,29 @@ def _member_of(node: int, reply: Message | None, order: Order) -> Member:
     answered = reply is not None and not reply.has_error()
     client = answer_in(reply.content).client if answered else -1
     hello = hello_in(content_of(reply, order, client))
+    _check_form(hello.form)
     name = shown(hello.name)[:80] or f"client-{client}"
-    return Member(node, client, name, hello.size, hello.scores, hello.form)
+    return Member(node, client, name, *hello[1:])
+
+
+def _check_form(text: str) -> None:
+    """Raises ValueError where no samples have the form that a node says of its own."""
+    try:
+        form = {"dataset": "federation", "clients": ["one"]} | json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"its form of samples is no JSON object: {text:.80}") from error
+    if wrong := misfit(form, FINISHED["form"], "its form of samples") or impossible(form):
+        raise ValueError(f"no samples have the form that it says of its own ({wrong})")
+
+
+def _called_apart(member: Member, found: Mapping[int, Member], population: int) -> Member:
+    """The member with a name that nobody else has, nor a column of the records, by its number."""
+    others = {other.name for other in found.values()} | {"mean"}
+    others |= {f"client-{k}" for k in range(population) if k != member.client}
+    name = member.name
+    while name in others:
+        name += f"-{member.client}"
+    return member._replace(name=name)
 
 
 def _check_place(member: Member, found: Mapping[int, Member], population: int) -> None:

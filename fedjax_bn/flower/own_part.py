@@ -59,7 +59,7 @@ def save(folder: Path, number: int, own: Own, began: int) -> None:
     content = io.BytesIO()
     np.savez(content, **to_named(own))
     write_atomically(folder / _NAME.format(number), content.getvalue())
-    keep = {_NAME.format(number), _NAME.format(began)}
     for path in folder.glob(_NAME.replace("{:08d}", "*")):
-        if path.name not in keep:
+        # Those behind it stay: a task that was held up may end after one of a later round.
+        if path.name < _NAME.format(began):
             path.unlink(missing_ok=True)

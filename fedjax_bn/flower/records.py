@@ -109,7 +109,7 @@ def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
     for name, array in content.array_records[_ARRAYS].items():
         try:
             found[name] = _read(array)
-        except (TypeError, ValueError, EOFError, OSError) as error:
+        except Exception as error:  # bytes of another's making; NumPy's readers raise many kinds
             raise ValueError(f"the array {name:.80} cannot be read ({error})") from error
     return found
 
@@ -138,12 +138,14 @@ class Hello(NamedTuple):
     Attributes:
       name: what it wants to be called; "" for its number.
       size: of its training samples; 0 where it keeps that to itself.
+      losses: whether it tells the losses of its training.
       scores: whether it tells the accuracies of its model.
       form: of its samples, `domain.form_of` as JSON without names.
     """
 
     name: str
     size: int
+    losses: bool
     scores: bool
     form: str
 

@@ -47,7 +47,7 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
       RiskError, ConfigError: the weighing rule cannot use what clients report.
     """
     number, start = int(kept.round) + 1, time.perf_counter()
-    rows, asked = _drawn(host, met.members, number - 1)
+    rows, asked = _drawn(host, met, number - 1)
     least = host.run.minimum or len(asked)
     for attempt in range(1, host.run.attempts + 1):
         met = meet(grid, met, host.order, host.run.time_limit)
@@ -111,14 +111,20 @@ def _scores(host: Host, members: Members, values: np.ndarray) -> dict[str, float
     return named | {"mean": mean} if len(names) <= limit else by_client(names, values, limit)
 
 
-def _drawn(host: Host, members: Members, number: int) -> tuple[np.ndarray, list[int]]:
-    """i32[C], the clients of a round as the simulation draws them, and who of them takes part."""
+def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
+    """i32[C], the clients of a round as the simulation draws them, and who of them takes part.
+
+    By size nobody is drawn whom this server has never met.
+    """
     config, population = host.config, host.run.clients
-    sizes = np.array([members[k].size if k in members else 0 for k in range(population)])
-    if config.clients_per_round and config.participation.draw == "by_size" and not sizes.all():
+    sizes = np.array([met.sizes.get(k, 0) for k in range(population)])
+    by_size = config.clients_per_round and config.participation.draw == "by_size"
+    if by_size and not all(met.sizes.values()):
+        hidden = next(k for k, size in met.sizes.items() if not size)
         raise ConfigError(
-            "config.participation.draw='by_size' needs the sizes of all clients, but one does not "
-            "report its own or is not there: set participation.draw=uniform"
+            f"config.participation.draw='by_size' needs the sizes of all clients, but client "
+            f"{hidden} does not report its own: let it report sizes, or set "
+            "participation.draw=uniform"
         )
     cohort = draw_cohort(config, host.trace, sizes, host.keys.participation, np.int32(number))
     rows = np.arange(population) if cohort.client is None else np.asarray(cohort.client)
@@ -163,6 +169,7 @@ def _accept(
         client=client,
         population=host.run.clients,
         size=member.size,
+        losses=member.losses,
         norm_bound=host.run.norm_bound,
     )
     content = content_of(replies.get(member.node), host.order, client)

@@ -122,6 +122,15 @@ def dataset_of(form: Record) -> Dataset:
 
 def _check_form(folder: Path, form: Record) -> None:
     """Raises WorkdirError where no samples can have the form that a config.json holds."""
+    if what := impossible(form):
+        raise WorkdirError(
+            f"cannot read {folder / 'config.json'} (no samples have its form's {what}): give "
+            "the workdir of another run"
+        )
+
+
+def impossible(form: Record) -> str:
+    """What of a form no samples can have, such as "shape"; empty where some can."""
     clients, shape, channels = form["clients"], form["shape"], {len(form["mean"]), len(form["std"])}
     wrong = (
         (not clients or len(set(clients)) < len(clients), "clients"),
@@ -129,12 +138,7 @@ def _check_form(folder: Path, form: Record) -> None:
         (form["dtype"] not in ("uint8", "float32"), "dtype"),
         (not channels <= {1, *shape[-1:]} or not all(form["std"]), "mean or std"),
     )
-    for is_wrong, what in wrong:
-        if is_wrong:
-            raise WorkdirError(
-                f"cannot read {folder / 'config.json'} (no samples have its form's {what}): give "
-                "the workdir of another run"
-            )
+    return next((what for is_wrong, what in wrong if is_wrong), "")
 
 
 def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, int]:

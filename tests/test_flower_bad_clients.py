@@ -1,0 +1,129 @@
+"""Clients that answer with what cannot be used, or not at all, are left out of a round."""
+
+import logging
+import re
+
+import numpy as np
+import pytest
+
+import runs
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
+
+from flwr.app import Array, Message
+
+from fedjax_bn.flower import own_part
+from fedjax_bn.flower.members import NOBODY, meet
+from fedjax_bn.flower.records import Answer, Hello, Order, answer_in, packed, with_hello
+from fedjax_bn.flower.server import serve
+from fedjax_bn.flower.settings import run_of
+from fedjax_bn.state import Own
+from flower_apps import CONFIG, nodes_of, run_config
+from flower_grid import LocalGrid
+
+ORDER = Order("f", "fedavg", 0, 3, 0, 0, False)
+FORM = '{"num_classes": 3, "shape": [6], "dtype": "uint8", "mean": [0.5], "std": [0.5]}'
+
+
+def spoilt_arrays(reply):
+    """An .npy whose header is no Python."""
+    record = reply.content.array_records["arrays"]
+    record["shared/params/out/bias"] = Array(
+        "float64", (3,), "numpy.ndarray", b"\x93NUMPY\x01\x00\x10\x00{'descr': (((((((\n"
+    )
+
+
+def of_another_method(reply):
+    header = answer_in(reply.content)._replace(method="scaffold")
+    reply.content = packed(reply.content.array_records["arrays"], header)
+
+
+WRONG = {
+    "did not answer in time": None,
+    "the array shared/params/out/bias cannot be read": spoilt_arrays,
+    "it answers as scaffold, not as fedbn": of_another_method,
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_who_hangs_or_answers_wrongly_is_left_out_and_the_round_goes_on(
+    x64, tmp_path, monkeypatch, reason
+):
+    runs.install(monkeypatch)
+    (tmp_path / "config.py").write_text(CONFIG)
+    config = run_config(tmp_path / "server", "method=fedbn,rounds=1", minimum=1, time_limit=1)
+    grid = LocalGrid(nodes_of(tmp_path, config))
+    honest = grid.nodes[11]
+
+    def spoils(message):
+        reply = honest(message)
+        if message.metadata.message_type == "train":
+            WRONG[reason](reply)
+        elif WRONG[reason] is None:
+            grid.nodes[11] = None  # from now on it never answers
+        return reply
+
+    grid.nodes[11] = spoils
+    _, (record,) = serve(grid, run_of(config), tmp_path)
+    assert list(record["left_out"]) == ["client-1"]
+    assert reason in record["left_out"]["client-1"]
+    assert np.isfinite(record["loss"]["client-0"])
+
+
+class Nodes:
+    """A grid of nodes that only say who they are."""
+
+    def __init__(self, *hellos):
+        self.grid = LocalGrid({10 + k: self.saying(k, hello) for k, hello in enumerate(hellos)})
+
+    def saying(self, client, hello):
+        return lambda message: Message(
+            with_hello(hello, Answer("f", "fedavg", client)), reply_to=message
+        )
+
+
+def hello(name="", form=FORM):
+    return Hello(name, 9, True, True, form)
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ("nonsense", "is no JSON object"),
+        ("[]", "is no JSON object"),
+        ("{}", "no samples have the form"),
+        (FORM.replace("[6]", "[999999, 999999]"), "(shape)"),
+    ],
+)
+def test_a_node_with_an_impossible_form_of_samples_is_left_out(form, why, caplog):
+    with caplog.at_level(logging.WARNING, "flwr"):
+        met = meet(Nodes(hello(form=form), hello()).grid, NOBODY, ORDER, 1.0)
+    assert list(met.members) == [1]
+    assert re.search(f"node 10 is left out: .*{re.escape(why)}", caplog.text)
+
+
+def test_clients_of_one_name_or_of_one_that_records_use_are_called_apart():
+    nodes = Nodes(hello("hospital"), hello("hospital"), hello("mean"))
+    members = meet(nodes.grid, NOBODY, ORDER, 1.0).members
+    assert [member.name for member in members.values()] == ["hospital", "hospital-1", "mean-2"]
+
+
+def test_who_is_gone_keeps_its_size():
+    nodes = Nodes(hello(), hello())
+    met = meet(nodes.grid, NOBODY, ORDER, 1.0)
+    del nodes.grid.nodes[10]
+    met = meet(nodes.grid, met, ORDER, 1.0)
+    assert list(met.members) == [1]
+    assert met.sizes == {0: 9, 1: 9}
+
+
+def test_a_task_that_was_held_up_takes_nothing_from_one_of_a_later_round(tmp_path):
+    own = Own({"params": {"scale": np.ones(2)}}, ())
+    for number in (5, 7, 6):  # both began with 5
+        own_part.save(tmp_path, number, own, 5)
+    assert own_part.load(tmp_path, 7, own)
+    own_part.save(tmp_path, 8, own, 7)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "own-00000007.npz",
+        "own-00000008.npz",
+    ]
