@@ -9,9 +9,12 @@ A training step is three passes through the network that cost about the same: fo
 of its maps, the gradient of its weights. The table says how many of each a method's formula needs a
 step; predicted is FedAvg's round times their sum over FedAvg's three. A method that makes two
 steps of half the batch of one is predicted by FedAvg's round of such batches, since a small batch
-moves as many weights. Optimizers, corrections by control variates and the server are in no
-prediction. Methods are timed in turn, a few at a time and FedAvg with each few (see `interleave`);
-the target is that none takes more than 1.25 times what is predicted.
+moves as many weights. Layers of a method's own (a projection, a latent, a discriminator) are
+predicted by FedAvg's round of two dense layers of the features' size, by their number of weights,
+which on AlexNet with its 4,096 features is up to twice the network's. Optimizers, corrections by
+control variates and the server are in no prediction. Methods are timed in turn, a few at a time and
+FedAvg with each few (see `interleave`); the target is that none takes more than 1.25 times what is
+predicted.
 
 The larger networks have small images and short rounds here, far from an epoch of a paper's client,
 so that a round takes seconds. What a method does once a round with every weight (control variates,
@@ -26,63 +29,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_bn import methods, models
 from fedjax_bn.backend import for_one_run
+from fedjax_bn.federation import FederatedMethod, FederatedState, global_variables
+from fedjax_bn.models.classifier import sizes_of
 from interleave import Samples, interleave, paired_ratio, spend
 from machine import announce
+from passes import FIELDS, OPTIONS, PASSES
 
 TARGET = 1.25
-
-
-class Passes(NamedTuple):
-    """How often a step passes through the whole network, in units of its batch."""
-
-    forward: float = 1
-    maps: float = 1  # gradients of maps
-    weights: float = 1  # gradients of weights
-
-    @property
-    def total(self) -> float:
-        """All of them, which are taken to cost the same."""
-        return sum(self)
-
-
 HALVED = "fedavg, halves"  # FedAvg's round with twice the steps of half the batch
+DENSE = "fedavg, dense"  # FedAvg's round of `Dense`
 BASE = {"perfedavg": HALVED}  # what a round is predicted from, where it is not FedAvg's
-
-_OF_THE_SERVER = ("fedadagrad", "fedadam", "fedavgm", "fedyogi")
-_OF_THE_CLASSIFIER = ("copa", "csd", "fedsr", "jigen", "rsc", "selfreg", "sfa", "snr")
-PASSES = {
-    **dict.fromkeys(
-        ("fedavg", "fedprox", "fedbn", "silobn", "singleset", "scaffold", "fednova", "feddc"),
-        Passes(),
-    ),
-    **dict.fromkeys(_OF_THE_SERVER + _OF_THE_CLASSIFIER, Passes()),
-    **dict.fromkeys(("fedwon", "fixbn", "mixstyle"), Passes()),  # other norms, as many passes
-    "fedcd": Passes(),  # its second derivative is of the classifier alone
-    "perfedavg": Passes(),  # a half of the batch adapts, the other half gives the gradient
-    "csac": Passes(forward=2),  # by the frozen model too; its own layers come on top
-    "fedadg": Passes(forward=2),  # for what the discriminator reads, once the network has moved
-    "hbn": Passes(forward=2),  # a pass through the round's data before training
-    "moon": Passes(forward=3),  # by the received and by the previous model too
-    "fedsam": Passes(2, 2, 2),  # the gradient where the first one leads, too
-    "harmofl": Passes(2, 2, 2),  # likewise
-    "fedig": Passes(2, 2, 2),  # the mixed pass
-    "fediga": Passes(3, 3, 2),  # the adapter's pass, with the weights frozen
-    "l2d": Passes(4, 4, 2),  # two styles, for the model and again for the stylist
-    "feddg": Passes(4, 4, 4),  # two gradients, and the derivative of the inner one
-    "randconv": Passes(3, 3, 3),  # of three random convolutions
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "fedig": {"cafl": "mean"},
-    "fediga": {"cafl": "mean"},
-    "feddg": {"spectra": 4},
-}
-FIELDS: dict[str, dict[str, Any]] = {"fedwon": {"norm": "none"}}  # of the network
+LEAST = 0.05  # of `Dense`, below which a method's own layers are not asked for
 
 
 class Size(NamedTuple):
@@ -100,6 +64,18 @@ SIZES = {
     "DenseNet121": Size(64, 16, 4),
 }
 CLIENTS, CLASSES = 2, 10
+
+
+class Dense(nn.Module):
+    """Two dense layers of a network's features, by which a method's own layers are predicted."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, features], of its first numbers."""
+        x = images.reshape(len(images), -1)[:, : self.features]
+        return nn.Dense(self.features)(nn.relu(nn.Dense(self.features)(x)))
 
 
 def main() -> None:
@@ -145,8 +121,15 @@ def measure(network: str, size: Size, options: argparse.Namespace, record: Path)
             rounds[HALVED] = compiled_round("fedavg", network, halved(batches))
         for name in others[begin : begin + beside]:
             rounds[name] = compiled_round(name, network, batches)
+        own = {name: own_share(name, network, batches) for name in ("fedavg", *others)}
+        if max(own[name] for name in others[begin : begin + beside] or ["fedavg"]) > LEAST:
+            rounds[DENSE] = compiled_round("fedavg", network, batches, dense=True)
         taken = interleave({name: run for name, (run, _) in rounds.items()}, options.repeats)
-        found = {name: row(name, taken, rounds[name][1]) for name in taken if name != HALVED}
+        found = {
+            name: row(name, taken, rounds[name][1], own[name])
+            for name in taken
+            if name not in (HALVED, DENSE)
+        }
         print(table(found), flush=True)
         append(record, network, size, found)
         rows |= found
@@ -186,19 +169,44 @@ def halved(batches: dict[str, jax.Array]) -> dict[str, jax.Array]:
     )
 
 
+def started(
+    name: str, network: str, batches: dict[str, jax.Array], *, dense: bool = False
+) -> tuple[FederatedMethod, Callable[[], FederatedState]]:
+    """A method and what makes its first state; of `Dense` in the network's place, where asked."""
+    model = getattr(models, network)(num_classes=CLASSES, **FIELDS.get(name, {}))
+    images = batches["image"][0, 0].astype(jnp.float32)
+    if dense:
+        like = jax.eval_shape(model.init, jax.random.key(1), images)
+        model = Dense(sizes_of(model, like).features)
+    method = getattr(methods, name)(model, optax.sgd(0.01), **OPTIONS.get(name, {}))
+
+    def start() -> FederatedState:
+        variables = model.init(jax.random.key(1), images)
+        return method.init(jax.random.key(2), variables, CLIENTS)
+
+    return method, start
+
+
+def own_share(name: str, network: str, batches: dict[str, jax.Array]) -> float:
+    """How many weights a method has besides the network's, over those of `Dense`."""
+
+    def weights(name: str, dense: bool = False) -> int:
+        state = jax.eval_shape(started(name, network, batches, dense=dense)[1])
+        return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(global_variables, state)))
+
+    own = max(0, weights(name) - weights("fedavg"))
+    return own / weights("fedavg", dense=True)
+
+
 def compiled_round(
-    name: str, network: str, batches: dict[str, jax.Array]
+    name: str, network: str, batches: dict[str, jax.Array], *, dense: bool = False
 ) -> tuple[Callable[[], object], float]:
     """A method's rounds from the second on, ready to run, and the CPU seconds of compiling one.
 
     From the second, because in the first some have nothing from the server yet.
     """
-    model = getattr(models, network)(num_classes=CLASSES, **FIELDS.get(name, {}))
-    images = batches["image"][0, 0].astype(jnp.float32)
-    variables = for_one_run(model.init)(jax.random.key(1), images)
-    method = getattr(methods, name)(model, optax.sgd(0.01), **OPTIONS.get(name, {}))
-    key = jax.random.key(2)
-    state = for_one_run(lambda: method.init(key, variables, CLIENTS))()
+    method, start = started(name, network, batches, dense=dense)
+    key, state = jax.random.key(2), for_one_run(start)()
     made = []
     _, user, system = spend(lambda: made.append(method.round.lower(state, batches, key).compile()))
     (round,), states = made, [state]
@@ -211,16 +219,20 @@ def compiled_round(
     return run, user + system
 
 
-def row(name: str, taken: dict[str, Samples], compiling: float) -> dict[str, Any]:
-    """A method's figures.
+def row(name: str, taken: dict[str, Samples], compiling: float, own: float = 0.0) -> dict[str, Any]:
+    """A method's figures; `own` as `own_share` gives it.
 
     A ratio of wall times that is not measured (see `interleave`) is None; beside it stands that of
     the least CPU seconds, which neighbours on the machine hardly change.
     """
-    base, predicted = taken[BASE.get(name, "fedavg")], predicted_of(name)
+    base = taken[BASE.get(name, "fedavg")]
     ratio, cpu = paired_ratio(taken[name], base), least_cpu(taken[name])
+    predicted = predicted_of(name)
+    if own > LEAST:
+        predicted += own * least_cpu(taken[DENSE]) / least_cpu(base)
     return {
         "passes": list(PASSES[name]),
+        "own": round(own, 3),
         "seconds": float(taken[name].wall.min()),
         "cpu_seconds": cpu,
         "compile_cpu_seconds": round(compiling, 2),
