@@ -85,8 +85,9 @@ def gaussian(
       noise: z, at least 0. The server adds N(0, (z C)^2) to the sum of the updates; clients that do
         it themselves add as much each, so that the server sees no update without noise.
       at: who adds it.
-      seed: of the noise, 0 to 2**32 - 1; of clients one each makes it theirs. Runs are repeated
-        by it, so in a deployment it is a secret.
+      seed: of the noise, 0 to 2**32 - 1, by which runs are repeated. Who knows it takes the noise
+        away: in a deployment it is a secret of the server, or of each client its own, which
+        `fedjax_bn.flower` draws by itself.
 
     Raises:
       ValueError: an argument is out of its range, or there is noise without a clip.
