@@ -38,6 +38,7 @@ from fedjax_bn.state import Received
 
 PyTree = Any
 _NOISE = 2**31 + 2  # what a client's key is folded with for its noise
+_AMPLITUDE = "amplitude"  # the collection of `models.amplitude`, which the engine does not import
 
 
 class Privacy(NamedTuple):
@@ -84,8 +85,9 @@ def gaussian(
       noise: z, at least 0. The server adds N(0, (z C)^2) to the sum of the updates; clients that do
         it themselves add as much each, so that the server sees no update without noise.
       at: who adds it.
-      seed: of the noise, 0 to 2**32 - 1; of clients one each makes it theirs. Runs are repeated
-        by it, so in a deployment it is a secret.
+      seed: of the noise, 0 to 2**32 - 1, by which runs are repeated. Who knows it takes the noise
+        away: in a deployment it is a secret of the server, or of each client its own, which
+        `fedjax_bn.flower` draws by itself.
 
     Raises:
       ValueError: an argument is out of its range, or there is noise without a clip.
@@ -161,7 +163,8 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
     """The server that adds noise to the mean before its own step, where clients do not.
 
     Raises:
-      ValueError: at `init`, where running statistics, or leaves that are no floats, are shared.
+      ValueError: at `init`, where running statistics, an amplitude that is never to change, or
+        leaves that are no floats, are shared.
     """
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
@@ -248,6 +251,12 @@ def _check_shared(shared: PyTree) -> None:
                 "privacy does not go with a sharing rule that shares running statistics, whose "
                 "variances noise would make negative: use share=all_but_statistics or "
                 "all_but_batch_norm, such as of fedbn and silobn"
+            )
+        if path_names(path)[0] == _AMPLITUDE:
+            raise ValueError(
+                "privacy does not go with harmofl, whose mean amplitude is measured once and kept, "
+                "but would be moved by the noise of every round: choose another method, such as "
+                "fedbn or fedprox"
             )
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(

@@ -92,7 +92,7 @@ def test_personal_leaves_leave_a_client_only_where_both_sides_say_so_and_are_the
     with caplog.at_level(20, "flwr"):
         kept, _ = serve(grid, run_of(config), folder)
     assert "these personal leaves leave this client: personal/batch_stats" in caplog.text
-    assert "serve-unseen: clients send their personal leaves too" in caplog.text
+    assert "clients send their personal leaves too: personal/" in caplog.text
     state, _ = simulated(folder, changes)
     mean = jax.jit(weighted_mean)(state.personal, state.weights)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), kept.served, mean)

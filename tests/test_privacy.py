@@ -26,7 +26,7 @@ from federations import (
 from fedjax_bn.accounting import epsilon
 from fedjax_bn.aggregation import by_size, uniform
 from fedjax_bn.federation import broadcast_of, own_of, with_own
-from fedjax_bn.methods import fedadam, fedavg, fedbn, fedcd, scaffold
+from fedjax_bn.methods import fedadam, fedavg, fedbn, fedcd, harmofl, scaffold
 from fedjax_bn.privacy import clipped, gaussian, with_noise
 from fedjax_bn.run import serve, train
 from fedjax_bn.sharing import all_but_batch_norm
@@ -147,6 +147,10 @@ def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64
         (
             lambda p: scaffold(MODEL, SGD, privacy=p, share=all_but_batch_norm),
             "send 4 arrays beside their",
+        ),
+        (
+            lambda p: harmofl(MODEL, SGD, privacy=p, share=all_but_batch_norm),
+            "privacy does not go with harmofl",
         ),
     ],
 )

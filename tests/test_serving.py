@@ -48,7 +48,13 @@ def dataset_of_images():
 
 DATA = dataset_of_images()
 DOG = whole(DATA.domains[3])
-KEYS = {"model": "MLP", "data__image_size": 8, "rounds": 2, "adaptations": ADAPTATIONS}
+KEYS = {
+    "model": "MLP",
+    "data__image_size": 8,
+    "rounds": 2,
+    "adaptations": ADAPTATIONS,
+    "adapt_batch_size": 6,
+}
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +117,12 @@ def test_predictions_are_those_of_evaluate(workdir, served, text):
     right = (found.argmax(1) == DOG.labels).mean() * 100
     assert right == pytest.approx(workdir[1][text])
     assert np.ptp(found, axis=0).max() > 1e-3  # the images are told apart
+
+
+def test_an_adaptation_that_spells_no_batch_size_predicts_on_that_of_its_run(workdir, served):
+    found = load(served, "tsmobn")(DOG.images)
+    np.testing.assert_allclose(found, outputs_of_evaluate(workdir[0], "tsmobn"), atol=1e-6)
+    assert np.abs(found - load(served, "tsmobn", batch_size=32)(DOG.images)).max() > 1e-3
 
 
 def test_a_folder_of_files_and_an_archive_give_one_csv(served, files, tmp_path, capsys):

@@ -18,6 +18,7 @@ from fedjax_bn.flower.host import Host, Kept
 from fedjax_bn.flower.site import deployed
 from fedjax_bn.run import checkpoint
 from fedjax_bn.run.config import flatten
+from fedjax_bn.run.configured_privacy import describe_privacy
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.summary import select_round
 from fedjax_bn.run.workdir import write_json
@@ -100,4 +101,5 @@ def _summary(host: Host, records: Sequence[Record], number: int) -> dict[str, An
         # Clients alone know how long they compile, and how many samples they train on.
         "compile_seconds": float("nan"),
         "samples_per_second": float("nan"),
+        **describe_privacy(deployed(host.config), host.run.clients, len(records)),
     }

@@ -9,16 +9,20 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
+from fedjax_bn.flower import noise
 from fedjax_bn.flower.host import Host, Kept, about_of, facts_of, known_from, open_host
 from fedjax_bn.flower.members import NOBODY, Met, meet
 from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.rounds import TooFewError, evaluate, play
 from fedjax_bn.flower.served import write_served
 from fedjax_bn.flower.settings import Run, config_of, run_of
+from fedjax_bn.flower.site import deployed
+from fedjax_bn.named_arrays import names_of
 from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.claim import claim
 from fedjax_bn.run.config import check, flatten
 from fedjax_bn.run.configured_method import method_maker, resolved
+from fedjax_bn.run.configured_privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.machine import describe_machine
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.records import Record
@@ -75,17 +79,18 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
     config = resolved(config_of(run.config, run.changes, folder))
     check(config)  # before anybody is waited for
     method_maker(config)
+    promised = describe_privacy(deployed(config), run.clients, config.rounds)
     place = Path(run.workdir).expanduser()
     with owned(place):
         order, form = facts_of(place, run, config.method)
         finished = form and workdir.rounds_recorded(place / "metrics.jsonl") >= config.rounds
         met = NOBODY if finished else _gather(grid, order, run)
         order, form = known_from(order, form, met.members)
-        host = open_host(config, run, order, form)
+        host = open_host(noise.of_server(config), run, order, form)._replace(config=config)
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
-        claim(place, flat, about_of(order, form) | describe_machine())
+        claim(place, flat, about_of(order, form) | promised | describe_machine())
         kept, records = resume(place, host.start, lambda text: log(INFO, text))
-        _say_start(host, records)
+        _say_start(host, records, promised)
         kept, records = _loop(grid, host, place, met, kept, records)
         log(INFO, write_served(host, place, folder, kept, records))
         return kept, records
@@ -107,13 +112,14 @@ def _gather(grid: Grid, order: Order, run: Run) -> Met:
         time.sleep(_POLL)
 
 
-def _say_start(host: Host, records: list[Record]) -> None:
-    """What travels, what stays, and where the federation stands."""
-    for note in (*host.experiment.notes, host.table):
+def _say_start(host: Host, records: list[Record], promised: Record) -> None:
+    """What travels, what stays, what privacy promises, and where the federation stands."""
+    for note in (*host.experiment.notes, *privacy_notes(promised), host.table):
         log(INFO, note)
     log(INFO, "a client and round: {down:,} bytes down, {up:,} bytes up".format(**host.traffic))
     if host.run.serve_unseen:
-        log(INFO, "serve-unseen: clients send their personal leaves too")
+        names = ", ".join(names_of({"personal": host.personal}))
+        log(INFO, "serve-unseen: clients send their personal leaves too: %s", names or "none")
     if records:
         log(INFO, "going on from round %s of %s", len(records), host.config.rounds)
 

@@ -14,6 +14,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split, form_of
 from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.federation import FederatedState, Own, Upload, own_of
+from fedjax_bn.flower import noise
 from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.settings import Node
 from fedjax_bn.ranges import brief
@@ -184,9 +185,8 @@ def _trainer(
             batches = jax.tree.map(lambda leaf: leaf[0], batches) | kept | who(order, number)
             return method.client(broadcast, own, batches, keys.method)
 
-        given = keys, data, kept
         return lambda order, broadcast, own: resident(
-            _of_form(order), broadcast, own, number, given
+            _of_form(order), broadcast, own, number, (noise.of_client(config, keys), data, kept)
         )
 
     drawn = jax.jit(draw, static_argnums=2)
@@ -194,7 +194,8 @@ def _trainer(
     def gathered(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
         order = _of_form(order)
         batches = _gather(split, jax.device_get(drawn(keys.data, number, order, broadcast.round)))
-        return method.client(broadcast, own, batches | kept | who(order, number), keys.method)
+        key = noise.of_client(config, keys).method
+        return method.client(broadcast, own, batches | kept | who(order, number), key)
 
     return gathered
 

@@ -129,6 +129,7 @@ def _write(
         std=[float(x) for x in internal.std],
         adaptations=list(config.adaptations),
         programs={},
+        batch_size=config.adapt_batch_size,
     )
     programs = _programs(config, experiment, variables, about, say)
     served.write(to, about, variables, programs)

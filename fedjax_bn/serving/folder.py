@@ -55,6 +55,7 @@ class About(NamedTuple):
       mean, std: bytes reach the model as (u8/255 - mean)/std.
       adaptations: those with which its run tested unseen clients.
       programs: adaptation -> what `open_program` needs.
+      batch_size: B of the batches on which its run tested them, where they spell no other.
     """
 
     form: int
@@ -71,6 +72,7 @@ class About(NamedTuple):
     std: list
     adaptations: list
     programs: dict
+    batch_size: int = 32
 
 
 def is_ours(spelled: str) -> bool:
@@ -113,14 +115,15 @@ def write(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def load(folder: str | Path, adapt: str = "", batch_size: int = 32) -> Predictor:
+def load(folder: str | Path, adapt: str = "", batch_size: int | None = None) -> Predictor:
     """What predicts with a served model; no training code, data or network is needed.
 
     Args:
       folder: as `fedjax-bn serve --export` wrote it.
       adapt: how it predicts, `name:key=value`; empty: the first with which its run tested unseen
         clients. Of a model that is not this library's, one of those that were served.
-      batch_size: B, where neither `adapt` nor the program says another.
+      batch_size: B, where `adapt` spells none; None: that on which the run tested. A model that is
+        not this library's has the one of its program.
 
     Raises:
       ValueError: the folder holds no served model or a damaged one, or `adapt` is unknown.
@@ -145,7 +148,7 @@ def load(folder: str | Path, adapt: str = "", batch_size: int = 32) -> Predictor
     model = _build(about)
     variables = jax.tree.map(jnp.asarray, unflatten_dict(named, sep="/"))
     _check_variables(folder, about, model, variables)
-    choice = choose_adaptation(adapt, model, batch_size)
+    choice = choose_adaptation(adapt, model, batch_size or about.batch_size)
     return from_choice(choice, variables, standardize(about.mean, about.std), check)
 
 
@@ -189,6 +192,7 @@ def _fault(about: About) -> str:
         "shape": not sides
         or not all(type(side) is int and side > 0 for side in sides)
         or math.prod(sides) > 2**28,
+        "batch_size": about.batch_size < 1,
         "dtype": about.dtype not in ("uint8", "float32"),
         "mean or std": not all(type(number) is float for number in numbers)
         or not {len(about.mean), len(about.std)} <= {1, sides[-1]}

@@ -1,0 +1,77 @@
+"""Noise over Flower: whose it is, and what the run says of it."""
+
+import json
+import logging
+
+import jax
+import numpy as np
+import pytest
+
+import runs
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
+
+from fedjax_bn.flower import noise
+from fedjax_bn.flower.records import arrays_in
+from fedjax_bn.flower.server import serve
+from fedjax_bn.flower.settings import run_of
+from fedjax_bn.run import configured_privacy
+from fedjax_bn.run.start import Keys
+from flower_apps import CONFIG, nodes_of, run_config
+from flower_grid import LocalGrid
+
+CHANGES = (
+    "method=fedbn,rounds=1,privacy.clip=0.1,privacy.noise=2,privacy.seed=3,privacy.at=client,"
+    "clients_per_round=1"
+)
+
+
+@pytest.fixture
+def folder(tmp_path, x64, monkeypatch):
+    runs.install(monkeypatch)
+    (tmp_path / "config.py").write_text(CONFIG)
+    monkeypatch.setattr(configured_privacy, "epsilon", lambda *given: told.append(given) or 7.5)
+    told.clear()
+    with jax.numpy_dtype_promotion("standard"):
+        yield tmp_path
+
+
+told = []  # (noise, rounds, delta, cohort) of which an epsilon was asked
+
+
+def test_asked_twice_a_client_answers_with_other_noise_and_the_run_says_epsilon(folder, caplog):
+    """All that a client is told is the same both times, so that its noise is its own."""
+    config = run_config(folder / "server", CHANGES, serve_unseen=True)
+    grid = LocalGrid(nodes_of(folder, config, serve_unseen=True))
+    with caplog.at_level(logging.INFO, "flwr"):
+        serve(grid, run_of(config), folder)
+    (down, up) = next(pair for pair in grid.sent if pair[0].metadata.message_type == "train")
+    again = grid.nodes[down.metadata.dst_node_id](down)
+    first, second = (arrays_in(x.content)["shared/params/out/kernel"] for x in (up, again))
+    # Two draws of N(0, (z C)^2) differ by sqrt(2) z C a number.
+    assert np.std(first - second) == pytest.approx(np.sqrt(2) * 0.2, rel=0.6)
+
+    assert set(told) == {(2.0, 1, 1e-5, ())}  # who answers is no secret draw
+    assert "is added by the client: each client has (epsilon, delta) = (7.5, 1e-05)" in caplog.text
+    for path in ("config.json", "served/summary.json"):
+        about = json.loads((folder / "server" / path).read_text())["privacy"]
+        assert (about["epsilon"], about["rounds"]) == (7.5, 1)
+
+
+def test_who_adds_the_noise_draws_its_key_and_nobody_else_does():
+    keys = Keys(*jax.random.split(jax.random.key(0), len(Keys._fields)))
+    at = {
+        side: runs.config(privacy__clip=1.0, privacy__noise=1.0, privacy__at=side)
+        for side in ("client", "server")
+    }
+    drawn = [noise.of_client(at["client"], keys) for _ in range(2)]
+    words = {tuple(jax.random.key_data(one.method).tolist()) for one in (keys, *drawn)}
+    assert len(words) == 3
+    assert all(one._replace(method=keys.method) == keys for one in drawn)
+    assert noise.of_client(at["server"], keys) is keys
+    seeds = {noise.of_server(at["server"]).privacy.seed for _ in range(2)}
+    assert len(seeds) == 2
+    assert at["server"].privacy.seed is None
+    assert noise.of_server(at["client"]) is at["client"]
+    quiet = runs.config(privacy__clip=1.0)
+    assert noise.of_server(quiet) is quiet
