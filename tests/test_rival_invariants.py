@@ -12,6 +12,8 @@ from federations import (
     ON_MAPS,
     RIVALS,
     MapNet,
+    PlainNet,
+    as_maps,
     assert_close,
     assert_equal,
     batches_of,
@@ -22,6 +24,8 @@ from federations import (
 from fedjax_bn import methods
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.federation import client_variables, global_variables
+from fedjax_bn.perturb import amplitude_mix
+from fedjax_bn.perturb import randconv as random_convolutions
 
 KEY = jax.random.key(1)
 SIZES = (9, 4, 6)
@@ -30,7 +34,11 @@ KINDS = {name: {} for name in RIVALS} | {
     "fedsam, adaptive": {"eta": 0.2},
     "fedsr, l2r alone": {"noise": False, "cmi": 0.0},
     "csac": {"weigh": by_size},
+    "fedwon": {"clip": 0.1},
+    "fedavg, amplitudes mixed": {"prepare": as_maps, "perturb": amplitude_mix(0.5)},
+    "fedavg, random convolutions": {"prepare": as_maps, "perturb": random_convolutions()},
 }
+NETS = {"fedwon": PlainNet()}  # the others have batch norm
 # What looks at who is valid in a batch, or keeps something of its own.
 OFTEN = [
     pytest.param(kind, marks=[pytest.mark.slow] * (kind not in ("csd", "mixstyle", "selfreg")))
@@ -42,11 +50,16 @@ OFTEN = [
 def method_of(kind):
     name = kind.partition(",")[0]
     options = ON_MAPS.get(name, {}) | KINDS[kind]
-    return getattr(methods, name)(MapNet(), optax.sgd(0.1, momentum=0.5), clients="map", **options)
+    optimizer = optax.sgd(0.1, momentum=0.5)
+    return getattr(methods, name)(net_of(kind), optimizer, clients="map", **options)
+
+
+def net_of(kind):
+    return NETS.get(kind, MapNet())
 
 
 def started(kind):
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(MapNet()))
+    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(net_of(kind)))
     return method_of(kind).init(KEY, variables, 3)
 
 
@@ -123,7 +136,7 @@ def test_every_client_strategy_gives_the_same_numbers(x64, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_round_lowers_for_other_backends(kind):
-    variables = variables_of(MapNet())
+    variables = variables_of(net_of(kind))
     state = jax.eval_shape(lambda: method_of(kind).init(KEY, variables, 3))
     lowered = (
         method_of(kind)
