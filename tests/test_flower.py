@@ -42,7 +42,8 @@ def tiny(x64, monkeypatch):
     "changes",
     [
         "method=scaffold,share=all_but_batch_norm",  # personal leaves, memory and messages
-        "method=copa,copa.gates=False",  # its broadcast and messages are as large as all clients
+        # Its broadcast and messages are as large as all clients.
+        pytest.param("method=copa,copa.gates=False", marks=pytest.mark.slow),
         "method=fedcd",  # weights by risks, and a message that is broadcast in the next round
         *(pytest.param(f"method={name}", marks=pytest.mark.slow) for name in SLOW),
     ],

@@ -45,7 +45,9 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("reason", WRONG)
+@pytest.mark.parametrize(
+    "reason", [pytest.param(r, marks=[pytest.mark.slow] * ("scaffold" in r)) for r in WRONG]
+)
 def test_who_hangs_or_answers_wrongly_is_left_out_and_the_round_goes_on(
     x64, tmp_path, monkeypatch, reason
 ):
