@@ -12,17 +12,16 @@ import runs
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
 from fedjax_bn.flower import noise
-from fedjax_bn.flower.records import arrays_in
+from fedjax_bn.flower.records import arrays_in, order_in
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of
 from fedjax_bn.run import configured_privacy
 from fedjax_bn.run.start import Keys
-from flower_apps import CONFIG, nodes_of, run_config
+from flower_apps import CONFIG, assert_same, nodes_of, run_config, simulated
 from flower_grid import LocalGrid
 
 CHANGES = (
-    "method=fedbn,rounds=1,privacy.clip=0.1,privacy.noise=2,privacy.seed=3,privacy.at=client,"
-    "clients_per_round=1"
+    "method=fedbn,rounds=1,privacy.clip=0.1,privacy.noise=2,privacy.at=client,clients_per_round=1"
 )
 
 
@@ -75,3 +74,15 @@ def test_who_adds_the_noise_draws_its_key_and_nobody_else_does():
     assert noise.of_server(at["client"]) is at["client"]
     quiet = runs.config(privacy__clip=1.0)
     assert noise.of_server(quiet) is quiet
+
+
+@pytest.mark.parametrize("side", ["server", pytest.param("client", marks=pytest.mark.slow)])
+def test_with_a_seed_the_noise_is_the_simulations_and_the_server_warns(folder, caplog, side):
+    changes = f"method=fedbn,privacy.clip=0.1,privacy.noise=2,privacy.seed=3,privacy.at={side}"
+    config = run_config(folder / "server", changes)
+    grid = LocalGrid(nodes_of(folder, config))
+    with caplog.at_level(logging.WARNING, "flwr"):
+        kept, _ = serve(grid, run_of(config), folder)
+    assert "privacy.seed=3 makes noise that can be repeated" in caplog.text
+    state, _ = simulated(folder, changes)
+    assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)

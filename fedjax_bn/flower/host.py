@@ -153,7 +153,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
       ConfigError: it does not suit.
     """
     _check_clients(config, run)
-    alone = {"dataset": "federation", "clients": ["federation"]} | json.loads(form)
+    alone = json.loads(form) | {"dataset": "federation", "clients": ["federation"]}
     blank = dataset_of(alone)
     config_of_server, count = _of_server(config), run.clients
     make = partial(assemble, internal=blank, unseen=())

@@ -155,7 +155,7 @@ def _member_of(node: int, reply: Message | None, order: Order) -> Member:
 def _check_form(text: str) -> None:
     """Raises ValueError where no samples have the form that a node says of its own."""
     try:
-        form = {"dataset": "federation", "clients": ["one"]} | json.loads(text)
+        form = json.loads(text) | {"dataset": "federation", "clients": ["one"]}
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"its form of samples is no JSON object: {text:.80}") from error
     if wrong := misfit(form, FINISHED["form"], "its form of samples") or impossible(form):

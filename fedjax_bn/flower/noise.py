@@ -1,8 +1,9 @@
 """Noise that nobody takes away: over Flower, who adds it draws its key.
 
 The run config, and with it `config.seed` and `config.privacy.seed`, is known to the server and to
-all clients. So the side that `config.privacy.at` names uses neither for its noise, but numbers of
-the operating system, which never leave it; numbers of a run with noise are not repeated by another.
+all clients. So the side that `config.privacy.at` names uses numbers of the operating system for its
+noise, which never leave it; numbers of a run with noise are not repeated by another. Where
+`config.privacy.seed` is set they are, as those of the simulation, and the noise protects nobody.
 """
 
 import secrets
@@ -45,4 +46,15 @@ def of_server(config: ConfigDict) -> ConfigDict:
 
 def _adds(side: str, config: ConfigDict) -> bool:
     keys = config.privacy
-    return bool(keys.clip and keys.noise and keys.at == side)
+    return bool(keys.clip and keys.noise and keys.at == side and keys.seed is None)
+
+
+def warning(config: ConfigDict) -> str:
+    """What the server says where the noise is no secret; empty where it is, or there is none."""
+    keys = config.privacy
+    if not (keys.clip and keys.noise) or keys.seed is None:
+        return ""
+    return (
+        f"privacy.seed={keys.seed} makes noise that can be repeated, as in a simulation: whoever "
+        "knows the run config takes it away, so leave privacy.seed empty where it is to protect"
+    )

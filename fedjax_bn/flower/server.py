@@ -2,7 +2,7 @@
 
 import logging
 import time
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 
 from flwr.app import Context
@@ -116,6 +116,8 @@ def _say_start(host: Host, records: list[Record], promised: Record) -> None:
     """What travels, what stays, what privacy promises, and where the federation stands."""
     for note in (*host.experiment.notes, *privacy_notes(promised), host.table):
         log(INFO, note)
+    if said := noise.warning(host.config):
+        log(WARNING, said)
     log(INFO, "a client and round: {down:,} bytes down, {up:,} bytes up".format(**host.traffic))
     if host.run.serve_unseen:
         names = ", ".join(names_of({"personal": host.personal}))

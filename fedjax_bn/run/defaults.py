@@ -159,7 +159,10 @@ RUN = {
         one_of("server", "client"),
     ),
     "privacy.seed": Key(
-        None, "of the noise; over Flower drawn anew instead; empty: seed", SEED, optional=int
+        None,
+        "of the noise; empty: seed, and over Flower numbers that nobody knows",
+        SEED,
+        optional=int,
     ),
     "privacy.delta": Key(
         1e-5, "delta of (epsilon, delta); well below one over the number of clients", INSIDE
