@@ -107,7 +107,10 @@ def all_finite(tree: PyTree) -> jax.Array:
     leaves = [x for x in jax.tree.leaves(tree) if x.size]
     floating = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
     ask = _finite_on_cpu if on_cpu() else lambda leaf: jnp.isfinite(leaf).all()
-    return jnp.stack([ask(leaf) for leaf in floating] or [jnp.array(True)]).all()
+    answers = jnp.stack([ask(leaf) for leaf in floating] or [jnp.array(True)])
+    # Else XLA joins the answers anew for each leaf that they decide: with the 600 leaves of
+    # DenseNet121 that was seven eighths of a round's text and four fifths of its compilation.
+    return jax.lax.optimization_barrier(answers).all()
 
 
 def _finite_on_cpu(leaf: jax.Array) -> jax.Array:

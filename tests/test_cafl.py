@@ -4,7 +4,6 @@ import html
 import json
 import re
 from functools import cache
-from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -178,7 +177,7 @@ def test_a_run_says_at_start_in_config_json_and_in_the_report_what_cafl_is(monke
 
 def recipe(name):
     """The changes of a config that its docstring gives for a CPU."""
-    text = Path(f"configs/{name}.py").read_text().partition("Small, on a CPU")[2]
+    text = (runs.ROOT / f"configs/{name}.py").read_text().partition("Small, on a CPU")[2]
     return dict(re.findall(r"--config\.([\w.]+)=(\S+)", text.partition('"""')[0]))
 
 

@@ -21,11 +21,19 @@ def leaves(count):
     return [jnp.full(3 + i, i, jnp.float32) for i in range(count)]
 
 
+def scale(weight, tree):
+    return jax.tree.map(lambda leaf: weight * leaf, tree)
+
+
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize(
     "function",
-    [lambda tree: where_tree(all_finite(tree), tree, jax.tree.map(jnp.cos, tree)), wait_for_all],
-    ids=["where_tree", "wait_for_all"],
+    [
+        lambda tree: where_tree(all_finite(tree), tree, jax.tree.map(jnp.cos, tree)),
+        lambda tree: scale(jnp.where(all_finite(tree), 0.5, 0), tree),
+        wait_for_all,
+    ],
+    ids=["where_tree", "weight", "wait_for_all"],
 )
 def test_a_condition_on_all_leaves_makes_a_program_that_grows_as_their_number(function):
     small, large = (size_of(function, leaves(count)) for count in (8, 32))

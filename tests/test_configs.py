@@ -1,9 +1,8 @@
 """Every config file is read, checked and documented; those with real data here are built."""
 
-from pathlib import Path
-
 import pytest
 
+import runs
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.run.config import check
 from fedjax_bn.run.config_file import read
@@ -11,7 +10,7 @@ from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build
 from fedjax_bn.run.readers import DATASETS
 
-CONFIGS = sorted(Path("configs").glob("*.py"))
+CONFIGS = sorted((runs.ROOT / "configs").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -114,7 +113,7 @@ def test_the_cross_silo_setting_of_fedig_is_a_config(shared, tmp_path):
     assert {len(domain.validation.labels) for domain in own} == {1670 // 5}
     smallest = min(len(domain.train.labels) for domain in experiment.internal.domains)
     assert smallest >= 10  # ours, which the docstring says
-    assert "dirichlet:smallest=1" in Path("configs/pacs_30_clients.py").read_text()
+    assert "dirichlet:smallest=1" in (runs.ROOT / "configs/pacs_30_clients.py").read_text()
     (note,) = [note for note in experiment.notes if "batch of 64 repeats samples" in note]
     assert f"({smallest})" in note
 
@@ -164,7 +163,7 @@ def test_fedprox_of_fedigs_table_3a_is_fedbn_with_a_proximal_term():
     """Table 3a prints FedBN's row and FedProx's at 80.79 and 80.86; mu is 0.1 (section 4.2)."""
     changes = [("method", "fedprox"), ("share", "all_but_batch_norm"), ("target", "sketch")]
     config = read("configs/pacs.py", changes)
-    docstring = Path("configs/pacs.py").read_text()
+    docstring = (runs.ROOT / "configs/pacs.py").read_text()
     assert "--config.method=fedprox --config.share=all_but_batch_norm" in docstring
     assert config.fedprox.mu == 0.1
 

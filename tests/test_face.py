@@ -159,7 +159,7 @@ def test_what_is_built_has_the_configs_the_command_and_the_marker_of_types(tmp_p
     command = [sys.executable, "-W", "ignore", "setup.py", "-q", *build]
     subprocess.run(command, cwd=runs.ROOT, check=True, capture_output=True)
     built = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    source = {str(path.relative_to(runs.ROOT)) for path in PACKAGE.rglob("*.py")}
+    source = {str(path.relative_to(runs.ROOT)) for path in runs.ROOT.glob("fedjax_bn/**/*.py")}
     configs = {f"fedjax_bn/configs/{path.name}" for path in runs.ROOT.glob("configs/*.py")}
     assert source | configs | {"fedjax_bn/py.typed"} <= built
     entry = (tmp_path / "fedjax_bn.egg-info" / "entry_points.txt").read_text()
