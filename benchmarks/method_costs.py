@@ -116,13 +116,13 @@ def measure(network: str, size: Size, options: argparse.Namespace, record: Path)
         return rows
     beside, base = max(1, options.together - 1), compiled_round("fedavg", network, batches)
     for begin in range(0, max(len(others), 1), beside):
-        rounds = {"fedavg": base}
-        if HALVED in map(BASE.get, others[begin : begin + beside]):
+        rounds, few = {"fedavg": base}, others[begin : begin + beside]
+        if HALVED in map(BASE.get, few):
             rounds[HALVED] = compiled_round("fedavg", network, halved(batches))
-        for name in others[begin : begin + beside]:
+        for name in few:
             rounds[name] = compiled_round(name, network, batches)
-        own = {name: own_share(name, network, batches) for name in ("fedavg", *others)}
-        if max(own[name] for name in others[begin : begin + beside] or ["fedavg"]) > LEAST:
+        own = {name: own_share(name, network, batches) for name in ("fedavg", *few)}
+        if max(own.values()) > LEAST:
             rounds[DENSE] = compiled_round("fedavg", network, batches, dense=True)
         taken = interleave({name: run for name, (run, _) in rounds.items()}, options.repeats)
         found = {

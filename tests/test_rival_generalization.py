@@ -83,6 +83,28 @@ def test_weights_of_a_federation_are_those_of_the_authors_loop(x64):
     assert np.ptp(a) > 0.05
 
 
+@pytest.mark.parametrize("make", [fedavg, scaffold])
+def test_permuting_clients_permutes_weights_and_identical_ones_weigh_the_same(x64, make):
+    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
+    method = make(PlainNet(), SGD, weigh=generalization_adjustment(first_bias, rounds=4))
+
+    def rounds(batches, who=(0, 1, 2)):
+        batches = batches | {"client": jnp.asarray(who), "population": jnp.asarray(3)}
+        state = method.init(KEY, variables, 3)
+        for _ in range(2):
+            state, metrics = method.round(state, batches, KEY)
+        return global_variables(state), metrics["weights"]
+
+    order, batches = np.array([2, 0, 1]), batches_of(SIZES)
+    model, weights = rounds(batches)
+    other, moved = rounds(jax.tree.map(lambda x: x[order], batches), order)
+    assert_close(other, model, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(moved, weights[order], rtol=1e-9)
+    assert np.ptp(weights) > 0.01
+    same = rounds(jax.tree.map(lambda x: jnp.repeat(x[:1], 3, 0), batches), (1, 1, 1))[1]
+    np.testing.assert_allclose(same, 1 / 3, rtol=1e-6)
+
+
 def test_with_accuracy_the_sign_turns():
     told = {"received": jnp.asarray([1.0, 0.0]), "trained": jnp.asarray([0.0, 0.0])}
     weights = {}
