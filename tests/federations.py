@@ -58,14 +58,14 @@ class DropoutNet(nn.Module):
 
 
 class MapNet(nn.Module):
-    """A batch norm that sees a map of three positions, dropout, and a classifier; no more leaves.
+    """A batch norm that sees a map of two channels, dropout, and a classifier; no more leaves.
 
     Nearly all the time of tests is compilation, and every leaf has kernels of its own.
     """
 
     @nn.compact
     def __call__(self, x, train=False):
-        x = nn.relu(BatchNorm(name="norm")(x.reshape(-1, 3, 2))).mean(1)
+        x = nn.relu(BatchNorm(name="norm")(x.reshape(len(x), -1, 2))).mean(1)
         x = nn.Dropout(0.2)(x, deterministic=not train)
         return nn.Dense(CLASSES, name="out")(x)
 
