@@ -109,7 +109,8 @@ def test_other_ways_to_test_are_those_of_one_device_too(changes):
             mesh=spelled, eval_batch_size=4, **TESTED | {"adaptations": texts}, **changes
         )
         scores.append(evaluate.evaluator(config, experiment)(start(), TRAINED))
-    assert scores[1:] == scores[:1] * 2
+    for other in scores[1:]:
+        assert_close(other, scores[0], rtol=1e-6)
 
 
 def test_each_device_gets_and_each_process_reads_the_rows_of_its_clients_alone():
@@ -170,7 +171,7 @@ def test_the_quickstart_on_four_devices_has_the_numbers_of_one(tmp_path):
         folder = tmp_path / count
         subprocess.run(
             [sys.executable, "-m", "fedjax_bn.main", f"--workdir={folder}"]
-            + ["--config=quickstart:rounds=2,baselines=()"],
+            + ["--config=quickstart:rounds=2,local_steps=1,baselines=()"],
             cwd=runs.ROOT,
             env=os.environ | {"JAX_NUM_CPU_DEVICES": count},
             check=True,
@@ -179,5 +180,5 @@ def test_the_quickstart_on_four_devices_has_the_numbers_of_one(tmp_path):
         summary = json.loads((folder / "summary.json").read_text())
         found.append((summary["accuracy"], [line["loss"] for line in runs.lines(folder)]))
     (one, losses), (four, others) = found
-    assert_close(others, losses, rtol=1e-2)  # float32: a ReLU may decide otherwise
+    assert_close(others, losses, rtol=1e-4)  # float32: with more steps a ReLU decides otherwise
     assert_close(four, one, atol=3.0)  # percent of some 90 samples
