@@ -67,10 +67,10 @@ PACS comes with, each client's by its own model.
 Small, on a CPU, from random weights:
     --config.model=ResNet10:width=16 --config.data.image_size=64 --config.rounds=10
     --config.local_steps=20 --config.batch_size=32 --config.optimizer.learning_rate=0.03
-    --config.optimizer.momentum=0.9 --config.baselines=fedavg
-It ends above chance, but not above FedAvg (one seed, docs/results.md, with data.validation=0.1 and
-validate_with=own): 44.3 % on the clients and 32.5 % on sketches, FedAvg 42.0 and 33.2; one class
-for everything has 22 and at most 21.
+    --config.optimizer.momentum=0.9 --config.data.validation=0.1 --config.validate_with=own
+    --config.baselines=fedavg
+It ends above chance, but not above FedAvg (one seed, docs/results.md): 44.3 % on the clients and
+32.5 % on sketches, FedAvg 42.0 and 33.2; one class for everything has 22 and at most 21.
 FedCD in its own protocol, :protocol=fedcd,method=fedcd with the same keys, local_epochs=1 and no
 baselines, takes 1.6 CPU minutes and ends at 41.3 % on the clients and 31.8 % on sketches (seed 0).
 """

@@ -65,7 +65,7 @@ def numbers(key: jax.Array, data: Data, courses: dict) -> dict[str, float]:
 def bound_numbers(points: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """What theory.json says of the bounds: all clients but the last train, the last is unseen."""
     points = jnp.asarray(points).reshape(CLIENTS, EACH, DIMENSION)
-    labels = jnp.asarray(labels).reshape(CLIENTS, EACH)
+    labels = jnp.asarray(labels, jnp.int32).reshape(CLIENTS, EACH)
     weights = jnp.full(CLIENTS - 1, 1 / (CLIENTS - 1))
     mean, variance = points.mean(1, keepdims=True), points.var(1, keepdims=True)
     ways = {
@@ -111,7 +111,7 @@ def ridge(points: jax.Array, labels: jax.Array) -> jax.Array:
 
 def classes(classifier: jax.Array, points: jax.Array) -> jax.Array:
     """i[M]: on which side of the classifier points lie."""
-    return (points @ classifier[:-1] + classifier[-1] > 0).astype(int)
+    return (points @ classifier[:-1] + classifier[-1] > 0).astype(jnp.int32)
 
 
 def main(arguments: list[str] | None = None) -> int:

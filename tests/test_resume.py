@@ -102,7 +102,8 @@ QUICK = ("after the first round",)
 )
 def test_stopped_at_several_moments_a_run_ends_with_the_bits_of_a_straight_run(tmp_path, chosen):
     file = tmp_path / "tiny.py"
-    file.write_text(runs.CONFIG_FILE)
+    # Rounds of half a second, so that the moments are not over before the signal.
+    file.write_text(runs.CONFIG_FILE.replace("local_epochs = 4", "local_epochs = 40"))
     folder, straight = tmp_path / "stopped", tmp_path / "straight"
     other = runs.start("--config", str(file), "--workdir", str(straight))
     command = ("--config", str(file), "--workdir", str(folder))

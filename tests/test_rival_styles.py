@@ -10,12 +10,14 @@ import pytest
 import runs
 from federations import CLASSES, OneNorm, as_maps, assert_close, batches_of, run_rounds
 from federations import variables_of as start_of
+from fedjax_bn import models
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedavg, feddg, l2d, snr
 from fedjax_bn.methods.l2d import by_class, leaked, supervised_contrast
 from fedjax_bn.methods.snr import told_of
 from fedjax_bn.models.restitution import Restored, layer, restore
 from fedjax_bn.models.spectra import amplitudes, with_amplitudes
+from fedjax_bn.models.stages import stages_of
 from fedjax_bn.models.stylist import start, stylize
 from fedjax_bn.run.configured_method import shown_notes
 
@@ -92,6 +94,24 @@ def test_snr_behind_modules_without_maps_is_refused():
         jax.eval_shape(method.round, state, batches_of(SIZES), KEY)
     with pytest.raises(ValueError, match="names='b' finds no modules: name some of a, bn, c"):
         snr(OneNorm(), SGD, names="b").init(KEY, variables, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "stages"),
+    [
+        (models.ResNet10(width=8), {"layer1_0": 8, "layer2_0": 16, "layer3_0": 32}),
+        (
+            models.DenseNet((1, 1, 1, 1), growth=8, width=16),
+            {"transition1/conv": 12, "transition2/conv": 10, "transition3/conv": 9},
+        ),
+        (OneNorm(), {"a": 8}),
+    ],
+    ids=["residual", "dense", "other"],
+)
+def test_without_names_stages_end_where_those_of_a_network_do(model, stages):
+    images = np.zeros((2, 6) if isinstance(model, OneNorm) else (2, 32, 32, 3), np.float32)
+    variables = jax.eval_shape(model.init, KEY, images)
+    assert stages_of("snr", variables) == stages
 
 
 def test_amplitudes_of_a_window_are_exchanged_and_phases_stay(x64):

@@ -58,7 +58,8 @@ def csac(
       optimizer: the local optimizer.
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
       names: modules whose outputs are the stages, see `models.stages.stages_of`; "" for the ends of
-        the stages layer1 to layer3, as in the authors' code, or all batch norms.
+        the stages layer1 to layer3, as in the authors' code, a DenseNet's transitions, or all
+        batch norms.
       **options: those of `fedavg`; `weigh` is `by_divergence()` by default.
 
     Raises:

@@ -52,7 +52,8 @@ def snr(
       optimizer: the local optimizer.
       weight: of what the heads tell, at least 0; 0.01 in the authors' code.
       names: behind which modules, see `models.stages.stages_of`; "" for the ends of the stages
-        layer1 to layer3, as in the authors' code, or all batch norms that see maps.
+        layer1 to layer3, as in the authors' code, a DenseNet's transitions, or all batch norms
+        that see maps.
       **options: those of `fedavg`.
 
     Raises:

@@ -13,7 +13,11 @@ import jax
 from fedjax_bn.normalization.calls import Call, intercepting
 from fedjax_bn.sharing import STATISTICS, Variables, path_names
 
-_STAGES = ("layer1", "layer2", "layer3")  # of a residual network
+# Where the first stages of a residual and of a densely connected network end.
+_STAGES = (
+    ("layer1", "layer2", "layer3"),
+    ("transition1/conv", "transition2/conv", "transition3/conv"),
+)
 # change(name, output f[B, ..., C]) -> output
 Change = Callable[[str, jax.Array], jax.Array]
 
@@ -26,7 +30,7 @@ def stages_of(method: str, variables: Variables, names: str = "") -> dict[str, i
       variables: a model's collections; only shapes count.
       names: modules such as "norm1,norm2"; of "layer1" the last whose name is that or begins with
         "layer1_". "" for the ends of the stages layer1, layer2 and layer3 of a residual network,
-        or, where there are none, all batch norms.
+        the convolutions of a DenseNet's transitions, or, where there are neither, all batch norms.
 
     Raises:
       ValueError: there is no such module, or no batch norm to choose.
@@ -45,16 +49,15 @@ def stages_of(method: str, variables: Variables, names: str = "") -> dict[str, i
         alike = [path for path in known if path == name or _follows(path, name)]
         return max(alike, key=lambda path: (len(path), path), default=None)
 
-    wanted = [name.strip() for name in names.split(",")] if names else _STAGES
-    places = [last(name) for name in wanted]
-    if not names and None in places:
-        places = list(norms)
-    if not places and not names:
+    wanted = [[name.strip() for name in names.split(",")]] if names else _STAGES
+    found = [[last(name) for name in stages] for stages in wanted]
+    places = next((paths for paths in found if None not in paths), None if names else list(norms))
+    if places == []:
         raise ValueError(
             f"{method} looks behind batch norms, but the model has no batch norm: name modules by "
             f"{method}.names, of {', '.join(known)}"
         )
-    if None in places:
+    if places is None:
         raise ValueError(
             f"{method}: names={names!r} finds no modules: name some of {', '.join(known)}"
         )
