@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import re
 from pathlib import Path
 
 import optax
@@ -294,6 +295,12 @@ def test_python_and_the_configuration_know_the_same_range(factory, key, allowed)
     name = f"{factory.__name__}.{key}"
     if name in KEYS:
         assert KEYS[name].range is allowed
+
+
+@pytest.mark.parametrize("kind", ["methods", "models", "adaptations"])
+def test_what_a_list_says_of_a_thing_is_not_cut_off(kind):
+    for line in listing([kind]).splitlines():
+        assert not re.search(r"(,| (and|or|the|of|clients minimize))( {2,}.*)?$", line), line
 
 
 def test_list_keys_prints_the_range_of_every_key():

@@ -146,7 +146,7 @@ def test_progress_goes_to_stderr_only_if_wanted(files, capsys):
     decode(files, 8, root=files[0].parent)
     out, err = capsys.readouterr()
     assert out == ""
-    assert "5/5" in err
+    assert "5 of 5 images" in err
 
 
 def count_reads(monkeypatch) -> list[Path]:

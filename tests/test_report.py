@@ -124,6 +124,13 @@ def test_within_one_seed_the_interval_is_wilsons_over_the_test_samples(tmp_path)
     assert any(table[0] == ["", "no", "yes"] for table in page.tables)
 
 
+def test_rows_of_different_seeds_are_said_to_be_that(tmp_path):
+    for seed, method in enumerate(("fedavg", "fedbn")):
+        finished(tmp_path / "runs", method, seed, {"ant": 60.0}, {"dog": {"running": 60.0}})
+    page = written(tmp_path / "runs", tmp_path / "page.html")
+    assert any("rows are of different seeds (0, 1)" in text for text in page.paragraphs)
+
+
 def test_without_counts_the_page_says_what_is_missing_and_how_to_get_it(report):
     missing = ("number of test samples is not known", "no measures", "no answers", "no distances")
     for what in missing:

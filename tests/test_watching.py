@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import runs
+from fedjax_bn.data import messages
 from fedjax_bn.run import commands, compile_time, progress, train, workdir
 from fedjax_bn.run.errors import ConfigError
 
@@ -147,3 +148,14 @@ def test_a_project_without_the_package_is_refused_at_once(monkeypatch, tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"config\.wandb='x' needs .*pip install wandb"):
         runs.run(tmp_path, wandb="x")
+
+
+def test_reading_into_a_file_is_told_in_plain_lines(monkeypatch, capsys):
+    monkeypatch.setattr(messages, "WAIT", 0.0)
+    with messages.progress_bar(1200, "decoding", True) as bar:
+        bar.update(1000)
+        bar.update(200)
+    with messages.progress_bar(1200, "decoding", False) as bar:
+        bar.update(1200)
+    lines = "decoding: 1,000 of 1,200 images\ndecoding: 1,200 of 1,200 images\n"
+    assert capsys.readouterr().err == lines

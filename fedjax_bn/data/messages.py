@@ -1,10 +1,14 @@
 """What the user is told: how far reading is, and which files or names are at fault."""
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
 
 from fedjax_bn.names import shown
+
+WAIT = 10.0  # seconds between lines that are no terminal's
 
 
 def first_few(culprits: Sequence[str], most: int = 10) -> str:
@@ -13,9 +17,31 @@ def first_few(culprits: Sequence[str], most: int = 10) -> str:
     return ", ".join(map(shown, culprits[:most])) + more
 
 
-def progress_bar(total: int, description: str, progress: bool) -> Any:
-    """A progress bar on stderr; into a log file it writes a line every ten seconds at most."""
+def progress_bar(total: int, description: str, progress: bool) -> AbstractContextManager[Any]:
+    """A progress bar on a terminal, else plain lines; its `update(count)` says what is done."""
+    if progress and not sys.stderr.isatty():
+        return _in_lines(total, description)
     from tqdm import tqdm
 
-    wait = 0.1 if sys.stderr.isatty() else 10.0  # seconds
-    return tqdm(total=total, desc=description, unit="image", disable=not progress, mininterval=wait)
+    return tqdm(total=total, desc=description, unit="image", disable=not progress)
+
+
+class _Lines(NamedTuple):
+    """What stands in a bar's place."""
+
+    update: Callable[[int], None]
+
+
+@contextmanager
+def _in_lines(total: int, description: str) -> Iterator[_Lines]:
+    """Tells on stderr how many images are done, every ten seconds and last, in plain lines."""
+    done, told = 0, time.monotonic()
+
+    def update(count: int) -> None:
+        nonlocal done, told
+        done += count
+        if done == total or time.monotonic() - told >= WAIT:
+            told = time.monotonic()
+            print(f"{description}: {done:,} of {total:,} images", file=sys.stderr, flush=True)
+
+    yield _Lines(update)

@@ -36,7 +36,9 @@ def csac(
     names: str = "",
     **options: Any,
 ) -> FederatedMethod:
-    """Leaves are fused by divergence; clients minimize CE + calibration times their gaps,
+    """Leaves are fused by divergence; clients keep near what they were (CSAC).
+
+    They minimize CE + calibration times their gaps,
 
         sum_ij a_ij MMD(t_i, s_j) + MMD(logits),   a_ij = softmax_j mean <t_i, s_j> / sqrt(D)
 

@@ -33,7 +33,9 @@ def snr(
     names: str = "",
     **options: Any,
 ) -> FederatedMethod:
-    """FedAvg of a network with `models.restitution` behind some modules, and clients minimize
+    """FedAvg of a network with `models.restitution` behind some modules (SNR).
+
+    Clients minimize
 
         CE + weight sum_places [ l(H(n) - H(x+)) + l(H(x-) - H(n)) ] + weight CE(last place's x+)
 

@@ -207,8 +207,8 @@ def _check_form(tested: Dataset, form: Record) -> None:
     if given != needed:
         raise ConfigError(
             "the run was trained on samples of shape {} ({}) in {} classes".format(*needed)
-            + ", but {} has {} ({}) in {}".format(tested.name, *given)
-            + ": give data of the same form, such as by --config.data.image_size, or by --resize"
+            + ", but those to test have {} ({}) in {}".format(*given)
+            + ": give data of the same form; --resize brings images to the run's size"
         )
 
 

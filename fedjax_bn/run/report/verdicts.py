@@ -75,6 +75,11 @@ def cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> list[str]:
             f"Every number is of one seed. {what}; how much another seed moves a number nothing "
             "says here: give the workdirs of several seeds."
         )
+        if len(seeds := sorted({run.summary["seed"] for one in variants for run in one.runs})) > 1:
+            found.append(
+                f"The rows are of different seeds ({', '.join(map(str, seeds))}): a difference may "
+                "be the seeds' own. Give runs of the same seeds."
+            )
     elif min(cell.seeds for cell in cells) < 3:
         found.append(
             "Intervals over two seeds are wide, because two numbers say little of how much seeds "
