@@ -18,6 +18,10 @@ while (($#)); do
     *) break ;;
   esac
 done
+if [[ " $* " == *" --dry-run "* ]]; then
+  echo "tpu_vm.sh: --dry-run belongs before the program's own arguments" >&2
+  exit 2
+fi
 if [[ -z $name || -z $zone || -z $wheel$* ]]; then
   sed -n '2,/^set/{/^# \{0,1\}/s///p}' "$0" >&2
   exit 2

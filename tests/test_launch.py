@@ -171,6 +171,17 @@ def test_a_task_of_a_slurm_array_runs_its_line(recorded, tmp_path):
     assert len(recorded()) == 1
 
 
+@pytest.mark.parametrize(
+    "script",
+    [("local.sh", "-n", "1"), ("slurm.sbatch",), ("tpu_vm.sh", "--name", "n", "--zone", "z")],
+)
+def test_dry_run_behind_the_programs_arguments_is_refused(recorded, script):
+    result = launch(*script, *TRAIN, "--dry-run")
+    assert result.returncode == 2
+    assert f"{script[0]}: --dry-run belongs before" in result.stderr
+    assert recorded() == []
+
+
 def test_dry_run_of_slurm_starts_nothing(recorded):
     result = launch("slurm.sbatch", "--dry-run", *TRAIN, PYTHON="python3")
     assert result.stdout.startswith("srun --kill-on-bad-exit=1 python3 -m fedjax_bn.main --dist")

@@ -148,8 +148,11 @@ def disk_note(config: ConfigDict, start: Callable[[], FederatedState | Held]) ->
         return ""
     store, drawn = held.store, config.clients_per_round
     free, taken = _free_bytes(store.folder), store.taken_bytes()
-    # Who has trained needs a row; where all are drawn alike, so many have in the end.
-    share = 1 - (1 - drawn / store.num_clients) ** config.rounds
+    # Who has trained needs a row. Where all are drawn alike, so many have at last; else it may be
+    # the same few in every round.
+    keys = config.participation
+    alike = keys.draw == "uniform" and not keys.trace and not keys.dropout
+    share = 1 - (1 - drawn / store.num_clients) ** (config.rounds if alike else 1)
     least = store.row_bytes * store.num_clients * share
     most = store.row_bytes * min(drawn * config.rounds, SLOTS * store.num_clients)
     if max(0, least - taken) > free:
