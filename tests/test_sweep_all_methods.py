@@ -156,6 +156,7 @@ def test_runs_without_validation_samples_are_refused_after_the_first_seed(
     assert len(trained) == 2
 
 
+@pytest.mark.slow  # what it joins is tested above, part by part
 def test_the_table_has_what_real_runs_say(tmp_path, monkeypatch):
     runs.install(monkeypatch)
     arguments = [*TINY, "--rates", "0.1", *TWO, "--seeds", "1", "--workdir", str(tmp_path)]
