@@ -1,6 +1,6 @@
 """The one place that asks which machine a program is traced for.
 
-Code made for CPU (`models.cpu`, `normalization.instance`, `wait_for_all`) and the mapping `auto`
+Code made for CPU (`models.cpu`, `normalization.per_sample`, `wait_for_all`) and the mapping `auto`
 ask here, and are plain XLA on any other backend. The answer is given while a program is traced,
 before JAX knows for which platform it will be lowered: `traced_for` says so where it is another.
 """

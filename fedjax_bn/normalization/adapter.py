@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.backend import computed_once
 from fedjax_bn.normalization.calls import name_of, spatial_layers
 from fedjax_bn.normalization.instance import handed_over, instance_deviation, running_deviation
 from fedjax_bn.normalization.layer import (
@@ -123,8 +124,9 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
         differences = [own - all_ for own, all_ in zip(instance, received, strict=True)]
         delta, epsilon = estimate(adapter[layer.name], jnp.concatenate(differences, axis=-1))
         if key is not None:
-            epsilon += delta * jax.random.normal(key_for(layer, key), delta.shape, delta.dtype)
-        alpha = jnp.clip(epsilon, 0, 1)
+            z = jax.random.normal(key_for(layer, key), delta.shape, delta.dtype)
+            epsilon += delta * computed_once(z)
+        alpha = computed_once(jnp.clip(epsilon, 0, 1))
         mean, std = mix_statistics(instance, received, alpha[:, None])
         return handed_over(mean, std, layer, x)._replace(recorded={ALPHA: alpha})
 

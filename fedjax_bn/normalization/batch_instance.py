@@ -7,8 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.normalization.instance import deviation, handed_over, instance_deviation
-from fedjax_bn.normalization.layer import Layer, Statistics, is_spatial, statistics_of
+from fedjax_bn.normalization.instance import (
+    deviation,
+    handed_over,
+    instance_moments,
+    moments_of_all,
+)
+from fedjax_bn.normalization.layer import Layer, Statistics, is_spatial, moving, statistics_of
 
 PyTree = Any
 GATE = "gate"
@@ -24,16 +29,19 @@ def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Sta
     Raises:
       ValueError: the variables have no gates, see `with_gates`.
     """
-    plain = statistics_of(None, layer, x, valid)
     if not is_spatial(x):
-        return plain
+        return statistics_of(None, layer, x, valid)
     if layer.gate is None:
         raise ValueError(
             f"batch norm {layer.name!r} has no gate: make the variables with "
             "fedjax_bn.normalization.batch_instance.with_gates(variables) before training"
         )
-    (mean, var), gate = plain[:2], layer.gate
-    own_mean, own_std = instance_deviation(layer, x)
+    own_mean, own_var = instance_moments(x)
+    plain = Statistics(layer.mean, layer.var)
+    if layer.training:
+        positions = x[0, ..., 0].size
+        plain = moving(layer, *moments_of_all(own_mean, own_var, positions, valid))
+    (mean, var), own_std, gate = plain[:2], deviation(own_var, layer.epsilon), layer.gate
     # The value is clipped, the gradient is not: at its start, 1, a gate would learn nothing else.
     gate = gate + jax.lax.stop_gradient(jnp.clip(gate, 0, 1) - gate)
     gate = gate.astype(own_mean.dtype)

@@ -1,14 +1,11 @@
 """Statistics of single samples, and standard deviations in place of variances."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fedjax_bn.backend import on_cpu
 from fedjax_bn.dtypes import promote
-from fedjax_bn.normalization.layer import Layer, Statistics
+from fedjax_bn.normalization import per_sample
+from fedjax_bn.normalization.layer import Layer, Statistics, moments
 
 Pair = tuple[jax.Array, jax.Array]  # mean and variance, or mean and standard deviation
 
@@ -22,47 +19,23 @@ def instance_moments(x: jax.Array) -> Pair:
     Returns:
       mean and variance, f[B, C] each, in at least float32.
     """
-    return _moments(x.reshape(x.shape[0], -1, x.shape[-1]).astype(promote(x.dtype, jnp.float32)))
+    x = x.reshape(x.shape[0], -1, x.shape[-1])
+    return per_sample.moments(x.astype(promote(x.dtype, jnp.float32)))
 
 
-@jax.custom_jvp
-def _moments(x: jax.Array) -> Pair:
-    """Mean and biased variance over the positions, f[B, P, C] -> f[B, C] each."""
-    if on_cpu():
-        return _moments_on_cpu(x)
-    mean = x.mean(1)
-    return mean, jnp.square(x - mean[:, None]).mean(1)
+def moments_of_all(
+    mean: jax.Array, var: jax.Array, positions: int = 1, valid: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`moments` of a batch from those of its samples, whose maps are not read again.
 
-
-def _moments_on_cpu(x: jax.Array) -> Pair:
-    """The same; XLA:CPU is slow at sums over a middle axis.
-
-    Neighbours are added up first: distances to one of the values, which is within sqrt(positions)
-    deviations of the mean, so that E[d^2] - E[d]^2 loses little, and their squares. Products with a
-    constant row sum what is left.
+    Args:
+      mean: f[B, C], of each sample.
+      var: f[B, C], biased.
+      positions: number of values behind each.
+      valid: bool[B], the samples that count; None for all.
     """
-    samples, positions, _ = x.shape
-    middle = x[:, positions // 2 :][:, :1]
-    group = positions if positions <= 16 else max(n for n in range(1, 9) if positions % n == 0)
-    grouped = x.reshape(samples, positions // group, group, -1)
-    distances = [grouped[:, :, i] - middle for i in range(group)]
-    sums: Any = sum(distances), sum(map(jnp.square, distances))
-    first, second = sums
-    if group == positions:
-        # Else they would be summed anew for every position that the mean normalizes.
-        first, second = lax.optimization_barrier((first[:, 0], second[:, 0]))
-    else:
-        row = jnp.ones((samples, 1, positions // group), x.dtype)
-        first, second = (lax.batch_matmul(row, part)[:, 0] for part in (first, second))
-    first, second = first / positions, second / positions
-    return first + middle[:, 0], jnp.maximum(second - jnp.square(first), 0)
-
-
-@_moments.defjvp
-def _moments_jvp(x: tuple[jax.Array], dx: tuple[jax.Array]) -> tuple[Pair, Pair]:
-    mean, var = _moments(*x)
-    change = 2 * (x[0] - mean[:, None]) * dx[0]  # the mean's own change adds up to 0
-    return (mean, var), (dx[0].mean(1), change.mean(1))
+    mean, between, count = moments(mean, valid)
+    return mean, moments(var, valid)[0] + between, count * positions
 
 
 def deviation(var: jax.Array, epsilon: float) -> jax.Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.backend import computed_once
 from fedjax_bn.dtypes import promote
-from fedjax_bn.normalization import few_channels
+from fedjax_bn.normalization import few_channels, per_sample
 
 RECORDED = "recorded"  # the collection of what rules recorded
 
@@ -83,7 +83,11 @@ def batch_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = None)
     Where `layer.unbiased`, the running variance takes the unbiased variance, n / (n - 1) times the
     biased one; with n = 1 it takes the biased one, which is 0.
     """
-    mean, var, count = moments(x, valid)
+    return moving(layer, *moments(x, valid))
+
+
+def moving(layer: Layer, mean: jax.Array, var: jax.Array, count: jax.Array) -> Statistics:
+    """What `batch_statistics` gives for a batch with these `moments`."""
     spread = var * (count / jnp.maximum(count - 1, 1)) if layer.unbiased else var
 
     def moved(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -125,9 +129,11 @@ def normalize(
         factor = factor * scale.astype(dtype)
     mean, factor = computed_once((mean.astype(dtype), factor))
     x = x.astype(dtype)
+    offset = jnp.zeros(x.shape[-1], dtype) if bias is None else bias.astype(dtype)
     if mean.ndim == factor.ndim == 1 and few_channels.suits(x):
-        offset = jnp.zeros_like(mean) if bias is None else bias.astype(dtype)
         return few_channels.scaled(x, mean, factor, offset)
+    if per_sample.suits(x, mean, factor):
+        return per_sample.scaled(x, mean, factor, offset)
     y = (x - mean) * factor
     return y if bias is None else y + bias.astype(dtype)
 

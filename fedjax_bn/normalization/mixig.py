@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.backend import computed_once
 from fedjax_bn.dtypes import promote
 from fedjax_bn.normalization.instance import (
     Pair,
@@ -89,7 +90,7 @@ def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule
         if not is_spatial(x):
             return Statistics(*moments(x, valid)[:2])
         instance = instance_deviation(layer, x)
-        u = draw(key_for(layer, key), x.shape[-1:], instance[0].dtype)
+        u = computed_once(draw(key_for(layer, key), x.shape[-1:], instance[0].dtype))
         mean, std = mix_statistics(instance, running_deviation(layer), u)
         return handed_over(mean, std, layer, x)
 

@@ -3,7 +3,12 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.normalization.instance import deviation, handed_over, instance_moments
+from fedjax_bn.normalization.instance import (
+    deviation,
+    handed_over,
+    instance_moments,
+    moments_of_all,
+)
 from fedjax_bn.normalization.layer import (
     Layer,
     Statistics,
@@ -49,11 +54,10 @@ def mixstyle_statistics(
         mean, std = mix_statistics(own, (own[0][other], own[1][other]), weight)
 
         # Moments of the whole restyled batch, from those of its samples.
-        sample_mean = (own_mean - own[0]) * std / own[1] + mean
-        batch_mean, between, _ = moments(sample_mean, valid)
-        within = moments(own_var * jnp.square(std / own[1]), valid)[0]
-        batch_std = deviation(within + between, layer.epsilon)
         shrink = own[1] / std
+        restyled = (own_mean - own[0]) / shrink + mean, own_var / jnp.square(shrink)
+        batch_mean, batch_var, _ = moments_of_all(*restyled, valid=valid)
+        batch_std = deviation(batch_var, layer.epsilon)
         return handed_over(own[0] - (mean - batch_mean) * shrink, batch_std * shrink, layer, x)
 
     return rule

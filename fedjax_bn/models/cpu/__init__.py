@@ -9,9 +9,9 @@ goes around that lies in this folder and is reached through these functions only
     max_pool     comparisons of shifted maps (`pooling`)                    lax.reduce_window
     in_cache     a batch in chunks (`chunks`)                               the batch at once
 
-Three more places ask the same question, each in a line of its own: the moments of single samples in
-`fedjax_bn.normalization.instance`, batch norm in `fedjax_bn.normalization.few_channels`, and the
-step of `fedjax_bn.client`, which avoids a copy.
+Three more places ask the same question, each in a line of its own: normalization by each sample's
+statistics in `fedjax_bn.normalization.per_sample`, batch norm in
+`fedjax_bn.normalization.few_channels`, and the step of `fedjax_bn.client`, which avoids a copy.
 """
 
 from collections.abc import Callable, Sequence
