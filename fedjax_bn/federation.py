@@ -34,7 +34,7 @@ from fedjax_bn.devices import (
     place,
     split_batches,
 )
-from fedjax_bn.mapping import group_size, map_and_sum
+from fedjax_bn.mapping import check_strategy, map_and_sum
 from fedjax_bn.privacy import Privacy, guarded
 from fedjax_bn.server import conclude, serve
 from fedjax_bn.sharing import SharingRule, Variables, everything, split
@@ -182,7 +182,7 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
     if num_clients < 1:
         raise ValueError(f"a federation needs at least one client, not {num_clients}")
     rows = padded(num_clients, plan.mesh)
-    group_size(plan.clients, rows // padded(1, plan.mesh))
+    check_strategy(plan.clients, num_clients)
     # Copies, because rounds donate the state and the caller keeps its variables.
     variables = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), variables)
     shared, personal = split(variables, plan.share(variables))

@@ -31,7 +31,8 @@ def map_and_sum(
     Args:
       function: a pure function of one client's row and its other trees that returns (part, row,
         result).
-      clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:n` (n at a time).
+      clients: `auto`, `map` (one after another), `vmap` (all at once) or `vmap:n` (n at a time, or
+        all where there are fewer).
       rows: a tree with leading axis K.
       *stacked: likewise, one for each other argument.
 
@@ -105,27 +106,35 @@ def sum_over(function: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
     return jax.lax.scan(add, zeros, stacked)[0]
 
 
+def check_strategy(clients: str, num_clients: int) -> None:
+    """Raises ValueError for an unknown strategy, or more clients at once than a federation has."""
+    count = _at_once(clients)
+    if count is not None and count > num_clients:
+        raise ValueError(
+            f"clients={clients!r} asks for {count} clients at a time, but there are {num_clients}: "
+            f"use 'vmap:{num_clients}' or less"
+        )
+
+
 def group_size(clients: str, num_clients: int) -> int:
-    """How many clients the strategy trains at once, from 1 to K.
+    """How many of a device's clients the strategy trains at once, from 1 to all of them.
 
     Raises:
-      ValueError: an unknown strategy, or more clients at once than there are.
+      ValueError: an unknown strategy.
     """
+    return min(_at_once(clients) or num_clients, num_clients)
+
+
+def _at_once(clients: str) -> int | None:
+    """How many clients the strategy trains at once, None for all."""
     if clients == "auto":
         clients = "map" if on_cpu() else "vmap"
-    if clients == "map":
-        return 1
-    if clients == "vmap":
-        return num_clients
+    if clients in ("map", "vmap"):
+        return 1 if clients == "map" else None
     kind, _, count = clients.partition(":")
     if kind != "vmap" or not count.isdecimal() or int(count) < 1:
         raise ValueError(
             f"clients={clients!r} is not a way to map clients: use 'auto', 'map', 'vmap' or "
             "'vmap:n' with n >= 1 clients at a time"
-        )
-    if int(count) > num_clients:
-        raise ValueError(
-            f"clients={clients!r} asks for {count} clients at a time, but a device "
-            f"has {num_clients}: use 'vmap:{num_clients}' or less"
         )
     return int(count)

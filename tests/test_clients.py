@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_bn.backend import traced_for
-from fedjax_bn.mapping import group_size, map_and_sum, sum_over
+from fedjax_bn.mapping import check_strategy, group_size, map_and_sum, sum_over
 
 
 @pytest.mark.parametrize("clients", ["auto", "map", "vmap", "vmap:1", "vmap:2", "vmap:3", "vmap:5"])
@@ -60,7 +60,8 @@ def test_what_clients_keep_is_held_once(clients):
 
 
 @pytest.mark.parametrize(
-    ("clients", "size"), [("map", 1), ("vmap", 7), ("vmap:7", 7), ("vmap:3", 3), ("auto", 1)]
+    ("clients", "size"),
+    [("map", 1), ("vmap", 7), ("vmap:7", 7), ("vmap:3", 3), ("vmap:9", 7), ("auto", 1)],
 )
 def test_group_size_is_the_number_of_clients_at_once(clients, size):
     assert group_size(clients, 7) == size
@@ -73,5 +74,6 @@ def test_unknown_strategies_are_refused(clients):
 
 
 def test_more_clients_at_once_than_there_are_is_refused():
-    with pytest.raises(ValueError, match="a device has 3: use 'vmap:3' or less"):
-        group_size("vmap:4", 3)
+    check_strategy("vmap:3", 3)
+    with pytest.raises(ValueError, match="there are 3: use 'vmap:3' or less"):
+        check_strategy("vmap:4", 3)

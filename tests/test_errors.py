@@ -43,7 +43,7 @@ MISTAKES = [
     (["--config.on_nonfinite=skip"], ["'skip'", "drop, stop"]),
     (["--config.clients=foo"], ["clients='foo'", "'vmap:n'"]),
     (["--config.clients=vmap:0"], ["clients='vmap:0'", "n >= 1"]),
-    (["--config.clients=vmap:9"], ["9 clients at a time", "a device has", "or less"]),
+    (["--config.clients=vmap:9"], ["9 clients at a time", "but there are", "or less"]),
     (["--config.clients_per_round=6"], ["clients_per_round=6", "5 clients"]),
     (["--config.data.clients_per_domain=100"], ["100 clients", "lower data.clients_per_domain"]),
     (["--config.rounds=0"], ["rounds=0", "at least 1"]),

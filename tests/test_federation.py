@@ -378,7 +378,7 @@ def test_steps_must_be_whole_epochs():
 
 @pytest.mark.parametrize(
     ("clients", "message"),
-    [("vmap:4", "a device has 3"), ("vmap:0", "n >= 1"), ("pmap", "is not a way")],
+    [("vmap:4", "there are 3"), ("vmap:0", "n >= 1"), ("pmap", "is not a way")],
 )
 def test_impossible_client_strategies_are_refused_at_init(clients, message):
     with pytest.raises(ValueError, match=message):
