@@ -8,13 +8,13 @@
 # with the connection, and the same command goes on from there.
 set -euo pipefail
 
-name='' zone='' wheel='' run=()
+name='' zone='' wheel='' dry_run=false
 while (($#)); do
   case $1 in
     --name) name=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
     --zone) zone=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
     --wheel) wheel=${2:-} && shift $(($# > 1 ? 2 : 1)) ;;
-    --dry-run) run=(echo) && shift ;;
+    --dry-run) dry_run=true && shift ;;
     *) break ;;
   esac
 done
@@ -28,7 +28,12 @@ if [[ -z $name || -z $zone || -z $wheel$* ]]; then
 fi
 
 on_all() {
-  ${run[@]+"${run[@]}"} gcloud compute tpus tpu-vm "$@" --zone="$zone" --worker=all
+  local command=(gcloud compute tpus tpu-vm "$@" "--zone=$zone" --worker=all)
+  if $dry_run; then
+    printf '%q ' "${command[@]}" && echo
+  else
+    "${command[@]}"
+  fi
 }
 if [[ -n $wheel ]]; then
   on_all scp "$wheel" "$name:"

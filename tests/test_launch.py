@@ -183,8 +183,10 @@ def test_dry_run_behind_the_programs_arguments_is_refused(recorded, script):
 
 
 def test_dry_run_of_slurm_starts_nothing(recorded):
-    result = launch("slurm.sbatch", "--dry-run", *TRAIN, PYTHON="python3")
-    assert result.stdout.startswith("srun --kill-on-bad-exit=1 python3 -m fedjax_bn.main --dist")
+    spaced = (*TRAIN, "--note", "two words")
+    result = launch("slurm.sbatch", "--dry-run", *spaced, PYTHON="python3")
+    program = ["python3", "-m", "fedjax_bn.main", "--distributed"]
+    assert shlex.split(result.stdout) == ["srun", "--kill-on-bad-exit=1", *program, *spaced]
     assert recorded() == []
 
 
@@ -211,9 +213,11 @@ def test_a_wheel_is_installed_on_every_host_of_a_tpu(recorded):
 
 
 def test_dry_run_of_a_tpu_starts_nothing(recorded):
-    result = launch("tpu_vm.sh", "--name", "pod", "--zone", "z", "--dry-run", *TRAIN)
-    assert result.stdout.startswith("gcloud compute tpus tpu-vm ssh pod")
+    place = ("--name", "pod", "--zone", "z")
+    result = launch("tpu_vm.sh", *place, "--dry-run", *TRAIN)
     assert recorded() == []
+    launch("tpu_vm.sh", *place, *TRAIN)
+    assert recorded() == [shlex.split(result.stdout)]
 
 
 # k8s_jobset.yaml
