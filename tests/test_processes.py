@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import pytest
@@ -100,6 +101,34 @@ def test_when_a_process_is_lost_the_other_ends_with_a_sentence_and_one_goes_on(
 
     state, records = resumed(folder)
     assert int(state.round) == len(records) > 0
+
+
+class Lost(Exception):
+    pass
+
+
+def test_a_process_that_is_lost_before_it_speaks_is_missed(monkeypatch):
+    """What one process hears of three, of which the last never says that it is there."""
+    said = {processes._named("there", number): "0" for number in range(2)}
+
+    class Store:
+        def key_value_set(self, key, text, allow_overwrite):
+            said[key] = text
+            said[processes._named("there", 1)] = text
+
+        def key_value_dir_get(self, folder):
+            return [item for item in said.items() if item[0].startswith(folder)]
+
+    def lose(process, why):
+        raise Lost(f"{process}, {why}")
+
+    service = types.SimpleNamespace(process_id=0, num_processes=3, client=Store())
+    monkeypatch.setattr(processes, "_service", lambda: service)
+    monkeypatch.setattr(processes, "_lose", lose)
+    monkeypatch.setattr(processes, "_EVERY", 0.01)
+    monkeypatch.setattr(processes, "_SILENCE", 0.2)
+    with pytest.raises(Lost, match="2, silent for 0 s"):
+        processes._watch()
 
 
 def test_what_a_transfer_raises_where_a_process_is_lost_is_not_taken_for_a_fault_of_this_one():

@@ -121,7 +121,9 @@ def watch() -> None:
 
 def _watch() -> None:
     """Ends this process where another one has failed, or has said nothing for long."""
-    heard: dict[str, tuple[str, float]] = {}
+    began = time.monotonic()
+    # Also of a process that is lost before it says so for the first time.
+    heard = {_named("there", number): ("", began) for number in range(_service().num_processes)}
     for beat in itertools.count():
         now = time.monotonic()
         if _leaving.is_set() or not _several():  # the run is at its end
@@ -134,7 +136,7 @@ def _watch() -> None:
         except Exception:  # the service is a part of process 0, see `_mind_first`
             there, ended = {}, {}
         for key, text in there.items():
-            if heard.get(key, ("",))[0] != text:
+            if heard[key][0] != text:
                 heard[key] = text, now
         for key, why in ended.items():
             time.sleep(_GRACE)  # this one may be failing by itself, as it has
@@ -225,8 +227,9 @@ def leave(status: int, why: str) -> None:
     os._exit(status)
 
 
-def _named(kind: str) -> str:
-    return f"fedjax_bn/{kind}/{_service().process_id}"
+def _named(kind: str, process: int | None = None) -> str:
+    """The key of what a process says, by default this one."""
+    return f"fedjax_bn/{kind}/{_service().process_id if process is None else process}"
 
 
 def _several() -> bool:
