@@ -24,6 +24,7 @@ from fedjax_bn.run import (
     train,
 )
 from fedjax_bn.run.errors import CheckpointError, ConfigError
+from fedjax_bn.run.mesh import form_on
 from fedjax_bn.run.report import write_report
 from fedjax_bn.run.row_store import SLOTS, UNTOUCHED, RowStore
 from fedjax_bn.run.start import prepare
@@ -70,7 +71,7 @@ def test_rounds_from_the_store_are_those_of_rows_on_the_device(x64, tmp_path, na
         client = np.array(client, np.int32)
         batches = rows_of(unequal_batches(np.array(present, bool)), client)
         rows = population.rows_of_clients(held, client)
-        common, rows, told = stored_rounds._round(method, 4, held.state, rows, batches, KEY)
+        common, rows, told = stored_rounds._round(method, 4, 2, held.state, rows, batches, KEY)
         trained = np.flatnonzero(np.isfinite(told["loss"]))
         rows = jax.tree.map(lambda x, trained=trained: np.asarray(x)[trained], rows)
         slots = held.store.write(held.slots, client[trained], rows)
@@ -122,6 +123,47 @@ def test_what_the_server_sends_is_of_all_clients_wherever_their_rows_lie(tiny):
     state = jax.eval_shape(prepare(config, traced=False)[2])
     assert len(state.server.sent["kernel"]) == 4
     assert {len(leaf) for leaf in jax.tree.leaves(state.personal)} == {1}
+
+
+THREE = {"personalize__samples": 3}
+ODD = {"target": "", "clients_per_round": 3, "population": "disk"}
+
+
+@pytest.mark.parametrize(
+    ("spelled", "changes"),
+    [
+        ("2", {"method": "scaffold", "participation__dropout": 0.3, "eval_clients": 3}),
+        pytest.param("clients:1,batch:2", {}, marks=pytest.mark.slow),
+        pytest.param("2", {"method": "perfedavg"} | THREE, marks=pytest.mark.slow),
+        pytest.param("2", {"local_selection": 2, "weigh": "uniform"}, marks=pytest.mark.slow),
+    ],
+)
+def test_on_several_devices_the_numbers_are_those_of_one(tiny, tmp_path, spelled, changes):
+    """Three of four clients, so that a row is padding."""
+    for mesh in ("1", spelled):
+        runs.run(tmp_path / mesh, mesh=mesh, rounds=3, **ODD, **changes)
+    told = [[runs.without_times(x) for x in runs.lines(tmp_path / m)] for m in ("1", spelled)]
+    assert_same_numbers(told)
+
+
+def test_what_two_devices_trained_goes_on_on_one(tiny, tmp_path):
+    held, losses = None, []
+    for spelled in ("2", "1"):
+        config = runs.config(mesh=spelled, **ODD)
+        experiment, keys, begin = prepare(config, traced=False)
+        start = population.start_held(config, begin, tmp_path, 4)
+        with checkpoint.open_folder(tmp_path / "checkpoints", keep=2) as manager:
+            if held is not None:
+                form = form_on(jax.eval_shape(start), experiment.mesh)
+                held = checkpoint.restore(manager, form)
+            held = held or start()
+            opened = stored_rounds.open_stored_rounds(config, experiment, keys, held)
+            held, told = opened.compile(held)(held)
+            checkpoint.save(manager, 1, held)
+            checkpoint.settle(manager)
+        assert len(held.round.sharding.device_set) == int(spelled)
+        losses.append(told["loss"])
+    assert [np.isfinite(loss).sum() for loss in losses] == [3, 3]
 
 
 @pytest.mark.slow

@@ -10,11 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.seeds import generator
+from fedjax_bn.devices import padded
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.answers import (
     Keep,
@@ -25,6 +27,7 @@ from fedjax_bn.run.answers import (
 )
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.groups import by_client, some_of
+from fedjax_bn.run.mesh import over_all, place_rows
 from fedjax_bn.run.personalization import (
     adapt_rows,
     choose_personalization,
@@ -35,7 +38,7 @@ from fedjax_bn.run.population import Held, on_disk, rows_of_clients
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.row_store import UNTOUCHED
 from fedjax_bn.run.scoring import mean_loss, score_clients
-from fedjax_bn.run.scoring_data import TestData, batch_places, read_batch
+from fedjax_bn.run.scoring_data import TestData, batch_places, read_batch, shared_out
 from fedjax_bn.task import Task
 
 _BLOCK = 64  # clients, or batches, at a time where no cohort says how many
@@ -78,7 +81,7 @@ def block_evaluator(
         loss = task._replace(score=mean_loss(task))
         score["train_loss"] = _scorer(config, experiment, loss, parts["train_loss"], adapt=False)
     own = {key: key != "validation" or config.validate_with == "own" for key in parts}
-    size = _block_size(config, len(tested))
+    size = _block_size(config, len(tested), experiment.mesh)
 
     def evaluate(
         state: FederatedState | Held, trained: np.ndarray | None = None, keep: Keep | None = None
@@ -105,8 +108,8 @@ def block_evaluator(
     return evaluate
 
 
-def _block_size(config: ConfigDict, tested: int) -> int:
-    return min(config.clients_per_round or _BLOCK, tested)
+def _block_size(config: ConfigDict, tested: int, mesh: Mesh | None) -> int:
+    return padded(min(config.clients_per_round or _BLOCK, tested), mesh)
 
 
 def _models_of(
@@ -157,10 +160,10 @@ def _scorer(
       adapt: whether they adapt first, where the configuration says so.
     """
     model, prepare, rule = experiment.model, experiment.prepare, experiment.method.statistics
-    how = choose_personalization(config) if adapt else None
-    steps = adapt_rows(model, prepare, how, rule) if how else None
-    size = _block_size(config, len(splits))
-    score = score_clients(model, prepare, size, task, rule)
+    how, mesh = choose_personalization(config) if adapt else None, experiment.mesh
+    steps = adapt_rows(model, prepare, how, rule, mesh) if how else None
+    size = _block_size(config, len(splits), mesh)
+    score = score_clients(model, prepare, size, task, rule, mesh)
     batch = min(config.eval_batch_size, max(len(split.images) for split in splits))
 
     def of_block(state: FederatedState, splits: Sequence[Split]) -> list[float]:
@@ -169,27 +172,34 @@ def _scorer(
         if how:
             labelled, splits = set_aside_all(splits, how)
             state = steps(state, *stack_labelled(labelled))
-        return score(state, blocks_of_tests(splits[:count], batch, _BLOCK))[:count]
+        return score(state, blocks_of_tests(splits[:count], batch, _BLOCK, size, mesh))[:count]
 
     return of_block
 
 
-def blocks_of_tests(splits: Sequence[Split], batch_size: int, length: int) -> Iterator[TestData]:
+def blocks_of_tests(
+    splits: Sequence[Split], batch_size: int, length: int, rows: int = 0, mesh: Mesh | None = None
+) -> Iterator[TestData]:
     """Test batches in blocks of one shape on the device; the last one ends with empty batches.
 
     Args:
       splits: of the clients.
       batch_size: B.
-      length: batches of a block.
+      length: batches of a block, on each device.
+      rows: of the state that answers, at least one a client; by default as many.
+      mesh: the devices over which these rows are shared out; None for one.
     """
-    places = batch_places(splits, batch_size)
-    for start in range(0, len(places), length):
-        some = places[start : start + length]
-        batches = [read_batch(split, first, batch_size) for _, split, first in some]
-        filled = batches + [jax.tree.map(np.zeros_like, batches[0])] * (length - len(some))
-        images, labels, valid = jax.tree.map(lambda *parts: np.stack(parts), *filled)
-        client = np.zeros(length, np.int32)
-        client[: len(some)] = [k for k, _, _ in some]
-        yield jax.device_put(
-            TestData(images, labels, valid, client, np.arange(length, dtype=np.int32))
-        )
+    parts = shared_out(batch_places(splits, batch_size), rows or len(splits), mesh, by_client=True)
+    over = None if mesh is None else over_all(mesh)
+    for start in range(0, max(map(len, parts)), length):
+
+        def read(first: int, stop: int, start: int = start) -> TestData:
+            some = parts[first // length][start : start + length]
+            nothing = (0, splits[0], len(splits[0].images))
+            filled = some + [nothing] * (stop - first - len(some))
+            batches = [read_batch(split, place, batch_size) for _, split, place in filled]
+            images, labels, valid = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
+            client = np.array([k for k, _, _ in filled], np.int32)
+            return TestData(images, labels, valid, client, np.arange(length, dtype=np.int32))
+
+        yield place_rows(read, len(parts) * length, over)

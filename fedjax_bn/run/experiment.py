@@ -20,9 +20,8 @@ from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.data.source import Source
-from fedjax_bn.devices import padded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.mapping import group_size
+from fedjax_bn.mapping import check_strategy
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization import Layer, Statistics
@@ -45,7 +44,6 @@ from fedjax_bn.run.draws import check_draws, repetition_notes
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.mesh import choose_mesh
 from fedjax_bn.run.personalization import check_labelled
-from fedjax_bn.run.population import on_disk
 from fedjax_bn.run.readers import DATASETS
 from fedjax_bn.spelling import call_chosen, naming
 from fedjax_bn.task import Task, classification
@@ -137,7 +135,8 @@ def assemble(
     prepare = standardize(internal.mean, internal.std)
     make_method = method_maker(config)
     load, task = choose_loading(config, internal), choose_task(config, model, internal)
-    mesh = _mesh(config, len(internal.domains))
+    rows = config.clients_per_round or len(internal.domains)
+    mesh = choose_mesh(config.mesh, rows, config.batch_size)
     return Experiment(
         model=model,
         method=make_method(model, prepare, load, task, mesh),
@@ -216,8 +215,7 @@ def _check_validation(internal: Dataset, config: ConfigDict) -> None:
 def _check_clients(internal: Dataset, config: ConfigDict) -> None:
     """Raises ConfigError if a number of clients does not suit the federation."""
     num_clients = len(internal.domains)
-    mesh = _mesh(config, len(internal.domains))
-    group_size(config.clients, padded(num_clients, mesh) // padded(1, mesh))
+    check_strategy(config.clients, num_clients)
     if config.client_epochs and len(config.client_epochs) != num_clients:
         raise ConfigError(
             f"config.client_epochs has {len(config.client_epochs)} numbers for {num_clients} "
@@ -229,23 +227,6 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
                 f"config.{key}={config[key]} is more than the {num_clients} clients there are: use "
                 "0 for all of them"
             )
-
-
-def _mesh(config: ConfigDict, num_clients: int) -> Mesh | None:
-    """The devices over which a round's clients are shared out; None for one.
-
-    Raises:
-      ConfigError: it cannot be made, or the clients' rows lie on the disk.
-    """
-    if not on_disk(config, num_clients):
-        return choose_mesh(config.mesh, config.clients_per_round or num_clients, config.batch_size)
-    if config.mesh not in ("auto", "1"):
-        raise ConfigError(
-            f"config.mesh={brief(config.mesh)} shares out rows that stay on the devices, but those "
-            f"of this population lie on the disk, which serves one device: set mesh=1, or "
-            "population=device"
-        )
-    return None
 
 
 def sampler(config: ConfigDict, internal: Dataset) -> Sampler:

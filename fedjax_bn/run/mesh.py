@@ -106,15 +106,21 @@ def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
     return spread._replace(personal=own[0], memory=own[1])
 
 
-def form_on(state: FederatedState, mesh: Mesh | None) -> FederatedState:
-    """The state's `jax.ShapeDtypeStruct`s, which on a mesh say where each leaf lies."""
+def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
+    """The state's `jax.ShapeDtypeStruct`s, which on a mesh say where each leaf lies.
+
+    Of a state that has no row for each client every device has a copy.
+    """
     form = jax.eval_shape(lambda state: state, state)
     if mesh is None:
         return form
+    spread = jax.tree.map(lambda leaf: everywhere(mesh), form)
+    if isinstance(form, FederatedState):
+        spread = shardings_of(form, mesh)
     return jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
         form,
-        shardings_of(form, mesh),
+        spread,
     )
 
 

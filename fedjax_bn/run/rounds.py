@@ -137,7 +137,7 @@ def _with_padding(client: jax.Array, num_clients: int, mesh: Mesh | None) -> jax
     return jnp.pad(client, (0, missing), constant_values=num_clients)
 
 
-def _absent_in_padding(mesh: Mesh | None, participates: jax.Array) -> jax.Array:
+def absent_in_padding(mesh: Mesh | None, participates: jax.Array) -> jax.Array:
     """bool[P], who takes part, and False in rows of padding."""
     return jnp.pad(participates, (0, padded(len(participates), mesh) - len(participates)))
 
@@ -191,7 +191,7 @@ def _compile_round(
         cohort = cohort_of(config, experiment, keys, state.round)
         client = cohort.client
         rows = None if client is None else _with_padding(client, num_clients, mesh)
-        present = jax.tree.map(partial(_absent_in_padding, mesh), cohort.entries())
+        present = jax.tree.map(partial(absent_in_padding, mesh), cohort.entries())
         mine = kept if client is None else _rows_on(kept, rows, mesh)
         batches = feed(state.round, data, keys) | mine | present
         return _run_cohort(experiment.method, state, batches, client, rows, keys.method)

@@ -25,7 +25,7 @@ from fedjax_bn.run.experiment import (
     initial_variables,
     sample_input,
 )
-from fedjax_bn.run.mesh import place_copies, shardings_of
+from fedjax_bn.run.mesh import everywhere, place_copies, shardings_of
 from fedjax_bn.run.population import Held, check_population, num_clients, on_disk
 from fedjax_bn.run.shapes import check_shapes
 from fedjax_bn.run.tracking import check_tracking
@@ -107,13 +107,17 @@ def make_start(
         if rows == clients:
             return whole
         # Compiled, it makes nothing of the others' rows, which nobody reads.
-        return experiment.method.init(keys.method, variables, rows)._replace(server=whole.server)
+        state = experiment.method.init(keys.method, variables, rows)._replace(server=whole.server)
+        own = jax.tree.map(lambda leaf: leaf[:rows], (state.personal, state.memory))
+        return state._replace(personal=own[0], memory=own[1])
 
-    if experiment.mesh is None:
+    mesh = experiment.mesh
+    if mesh is None:
         return partial(for_one_run(begin), fixed)
-    spread = shardings_of(jax.eval_shape(begin, fixed), experiment.mesh)
+    form = jax.eval_shape(begin, fixed)
+    spread = shardings_of(form, mesh) if rows == clients else everywhere(mesh)
     begin = for_one_run(begin, out_shardings=spread)
-    return partial(begin, place_copies(fixed, experiment.mesh))
+    return partial(begin, place_copies(fixed, mesh))
 
 
 def _check_rows_alike(config: ConfigDict, experiment: Experiment, keys: Keys) -> None:

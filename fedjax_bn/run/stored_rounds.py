@@ -1,8 +1,8 @@
 """The rounds of a population whose clients' own parts lie on the disk, see `run.population`.
 
-The device holds what the clients share and the rows of one cohort. The batches of the next cohort
-are read while this one trains (`run.stream`); its rows are read afterwards, because a client may be
-in both.
+The device holds what the clients share and the rows of one cohort; on a mesh each its own clients'
+rows, and rows of padding repeat the last client's. The batches of the next cohort are read while
+this one trains (`run.stream`); its rows are read afterwards, because a client may be in both.
 """
 
 import threading
@@ -22,10 +22,12 @@ from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.run.availability import Cohort
 from fedjax_bn.run.configured_weighing import what_validates
 from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.mesh import clients_of, copies_on
 from fedjax_bn.run.population import PARTS, Held, rows_of_clients
-from fedjax_bn.run.rounds import Rounds, cohort_of, draw_round
+from fedjax_bn.run.rounds import Rounds, absent_in_padding, cohort_of, draw_round
 from fedjax_bn.run.stream import megabytes, stream_rounds
 
+_PADDED, _WHOLE = ("personal", "memory"), ("weighing",)  # parts with rows of padding, and without
 _ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True}
 Rows = dict[str, Any]  # part of a client -> tree [C, ...]
 
@@ -91,19 +93,28 @@ def _compile(
     waiting = next(streamed, None)
     if waiting is None:  # the last round is done
         return lambda held: (held, {})
-    num_clients = held.store.num_clients
+    num_clients, mesh = held.store.num_clients, experiment.mesh
 
     def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
-        cohort, _ = drawn(int(held.round))
-        client = cohort.client
-        batches = batches | (validate(client) if validate else {}) | cohort.entries()
-        batches |= {"client": client}
-        rows = rows_of_clients(held, client)
-        return client, jax.device_put((held.state, rows, batches, keys.method))
+        cohort, (numbers, _) = drawn(int(held.round))
+        client, known = cohort.client, np.minimum(numbers, num_clients - 1)
+        batches = batches | (validate(known) if validate else {})
+        batches |= jax.tree.map(partial(absent_in_padding, mesh), cohort.entries())
+        rows = rows_of_clients(held, known, _PADDED) | rows_of_clients(held, client, _WHOLE)
+        given = held.state, rows, batches | {"client": numbers}, keys.method
+        return client, jax.device_put(given, where)
 
-    program = partial(_round, experiment.method, num_clients)
+    over, everywhere = clients_of(mesh), copies_on(mesh)
+    by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, everywhere)
+    where = None if mesh is None else (everywhere, by_row, over, everywhere)
     first = inputs(held, waiting)[1]
-    compiled = jax.jit(program, donate_argnums=(0, 1)).lower(*first).compile()
+    compiled = jax.jit(
+        partial(_round, experiment.method, num_clients),
+        static_argnums=0,
+        donate_argnums=(1, 2),
+        out_shardings=None if mesh is None else (everywhere, by_row, everywhere),
+    )
+    compiled = compiled.lower(len(held.client), *first).compile()
     del first
 
     def round(held: Held) -> tuple[Held, dict[str, np.ndarray]]:
@@ -139,21 +150,21 @@ def _by_all(values: np.ndarray, client: np.ndarray, total: int, absent: float) -
 def _round(
     method: FederatedMethod,
     num_clients: int,
+    drawn: int,
     state: FederatedState,
     rows: Rows,
     batches: Batches,
     key: jax.Array,
 ) -> tuple[FederatedState, Rows, dict[str, jax.Array]]:
-    """A round over a cohort, from and to the form of `Held.state`."""
+    """A round over a cohort of so many, from and to the form of `Held.state`."""
     before = state.personal
-    cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=batches["client"].shape))
-    cohort = cohort._replace(**rows)
+    cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=drawn), **rows)
     population = jnp.asarray(num_clients, jnp.int32)
     after, metrics = method.round(cohort, batches | {"population": population}, key)
     weights = metrics["weights"]
     # Where nobody counts, an unseen client receives what it would have received before.
     counted = weights.sum() > 0
-    mean = weighted_mean(after.personal, weights)
+    mean = weighted_mean(jax.tree.map(lambda leaf: leaf[:drawn], after.personal), weights)
     mean = jax.tree.map(lambda new, old: jnp.where(counted, new, old[0])[None], mean, before)
     rows = {part: getattr(after, part) for part in PARTS}
     kept = after._replace(weights=state.weights, personal=mean, memory=(), weighing=())
