@@ -11,10 +11,11 @@ step; predicted is FedAvg's round times their sum over FedAvg's three. A method 
 steps of half the batch of one is predicted by FedAvg's round of such batches, since a small batch
 moves as many weights. Layers of a method's own (a projection, a latent, a discriminator) are
 predicted by FedAvg's round of two dense layers of the features' size, by their number of weights,
-which on AlexNet with its 4,096 features is up to twice the network's. Optimizers, corrections by
-control variates and the server are in no prediction. Methods are timed in turn, a few at a time and
-FedAvg with each few (see `interleave`); the target is that none takes more than 1.25 times what is
-predicted.
+which on AlexNet with its 4,096 features is up to twice the network's. What one computes besides
+(L2D's stylist, see `own_parts`) is timed as a program of its own, and added. Optimizers,
+corrections by control variates and the server are in no prediction. Methods are timed in turn, a
+few at a time and FedAvg with each few (see `interleave`); the target is that none takes more than
+1.25 times what is predicted.
 
 The larger networks have small images and short rounds here, far from an epoch of a paper's client,
 so that a round takes seconds. What a method does once a round with every weight (control variates,
@@ -40,6 +41,7 @@ from fedjax_bn.federation import FederatedMethod, FederatedState, global_variabl
 from fedjax_bn.models.classifier import sizes_of
 from interleave import Samples, interleave, paired_ratio, spend
 from machine import announce
+from own_parts import PARTS
 from passes import FIELDS, OPTIONS, PASSES
 
 TARGET = 1.25
@@ -124,12 +126,9 @@ def measure(network: str, size: Size, options: argparse.Namespace, record: Path)
         own = {name: own_share(name, network, batches) for name in ("fedavg", *few)}
         if max(own.values()) > LEAST:
             rounds[DENSE] = compiled_round("fedavg", network, batches, dense=True)
+        rounds |= {part_of(name): (PARTS[name](batches), 0.0) for name in few if name in PARTS}
         taken = interleave({name: run for name, (run, _) in rounds.items()}, options.repeats)
-        found = {
-            name: row(name, taken, rounds[name][1], own[name])
-            for name in taken
-            if name not in (HALVED, DENSE)
-        }
+        found = {name: row(name, taken, rounds[name][1], own[name]) for name in ("fedavg", *few)}
         print(table(found), flush=True)
         append(record, network, size, found)
         rows |= found
@@ -230,6 +229,8 @@ def row(name: str, taken: dict[str, Samples], compiling: float, own: float = 0.0
     predicted = predicted_of(name)
     if own > LEAST:
         predicted += own * least_cpu(taken[DENSE]) / least_cpu(base)
+    if name in PARTS:
+        predicted += least_cpu(taken[part_of(name)]) / least_cpu(base)
     return {
         "passes": list(PASSES[name]),
         "own": round(own, 3),
@@ -239,6 +240,11 @@ def row(name: str, taken: dict[str, Samples], compiling: float, own: float = 0.0
         "by_wall": ratio.median / predicted if ratio.measured else None,
         "by_cpu": cpu / least_cpu(base) / predicted,
     }
+
+
+def part_of(name: str) -> str:
+    """What the program of a method's own part is called."""
+    return f"{name}, own part"
 
 
 def predicted_of(name: str) -> float:
