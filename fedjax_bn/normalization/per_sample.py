@@ -13,7 +13,7 @@ from jax import lax
 from fedjax_bn.backend import computed_once, on_cpu
 
 _AT_ONCE = 16  # positions that are added to each other without a product
-_NEIGHBOURS = 8  # those of larger maps, before the product
+_NEIGHBOURS = 4  # those of larger maps, before the product
 Moments = tuple[jax.Array, jax.Array]
 Sums = tuple[jax.Array, ...]
 
@@ -90,7 +90,6 @@ def _scaled_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
     x, mean, factor, _ = primals
     dx, dmean, dfactor, dbias = tangents
     dmean, dfactor = (_spread(d, x) for d in (dmean, dfactor))
-    dbias = _spread(jnp.broadcast_to(dbias, mean.shape), x)
     return scaled(*primals), (dx - dmean) * factor + (x - mean) * dfactor + dbias
 
 
