@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-HELPERS = ("in_jax", "in_torch", "interleave", "machine", "passes", "tasks")
+HELPERS = ("in_jax", "in_torch", "interleave", "machine", "own_parts", "passes", "tasks")
 FILES = sorted(file for file in FOLDER.glob("*.py") if file.stem not in HELPERS)
 
 
