@@ -9,7 +9,7 @@ import pytest
 from sklearn.datasets import load_digits, load_sample_image
 
 from fedjax_bn import models
-from fedjax_bn.backend import for_one_run, traced_for
+from fedjax_bn.backend import compile_quickly, for_one_run, traced_for
 from fedjax_bn.data.sets import scanners
 from fedjax_bn.run.report.plots import side_by_side
 
@@ -68,3 +68,22 @@ def test_a_program_for_one_run_is_optimized_less_on_cpu_alone(
         for_one_run(jnp.sin, donate_argnums=0)
     expected = {"compiler_options": {"xla_backend_optimization_level": 1}} if least else {}
     assert given == [expected | {"donate_argnums": 0}]
+
+
+@pytest.mark.parametrize(("platform", "least"), [("cpu", True), ("tpu", False)])
+def test_a_runs_program_is_optimized_less_on_cpu_alone(platform, least, optimized):
+    given = []
+
+    class Program:
+        def compile(self, compiler_options):
+            given.append(compiler_options)
+
+    with traced_for(platform):
+        compile_quickly(Program())
+    assert given == [{"xla_backend_optimization_level": 1} if least else None]
+
+
+def test_what_is_compiled_for_a_run_gives_what_it_gives_elsewhere(optimized):
+    x = jnp.linspace(0.1, 2, 1000)
+    program = jax.jit(lambda x: jnp.sin(x) @ jnp.log(x))
+    np.testing.assert_allclose(compile_quickly(program.lower(x))(x), program(x), rtol=1e-5)

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from fedjax_bn.backend import compile_quickly
 from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import (
@@ -199,7 +200,7 @@ def _compile_round(
     spread = None if mesh is None else (shardings_of(state, mesh), everywhere(mesh))
     program = jax.jit(round, donate_argnums=0, out_shardings=spread)
     # Keys are arguments: runs with other seeds find this program in JAX's compilation cache.
-    compiled = program.lower(state, data, kept, keys).compile()
+    compiled = compile_quickly(program.lower(state, data, kept, keys))
     return lambda state, data: compiled(state, data, kept, keys)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.backend import compile_quickly
 from fedjax_bn.batches import Batches
 from fedjax_bn.data.sampling import label_forms, validation_batches
 from fedjax_bn.federation import FederatedMethod, FederatedState
@@ -108,13 +109,13 @@ def _compile(
     by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, everywhere)
     where = None if mesh is None else (everywhere, by_row, over, everywhere)
     first = inputs(held, waiting)[1]
-    compiled = jax.jit(
+    program = jax.jit(
         partial(_round, experiment.method, num_clients),
         static_argnums=0,
         donate_argnums=(1, 2),
         out_shardings=None if mesh is None else (everywhere, by_row, everywhere),
     )
-    compiled = compiled.lower(len(held.client), *first).compile()
+    compiled = compile_quickly(program.lower(len(held.client), *first))
     del first
 
     def round(held: Held) -> tuple[Held, dict[str, np.ndarray]]:
