@@ -88,8 +88,8 @@ def for_one_run(function: Callable[..., PyTree], **options: Any) -> Callable[...
 def compile_quickly(program: jax.stages.Lowered) -> jax.stages.Compiled:
     """`program.compile()`, on CPU with less optimization by LLVM.
 
-    FedIG-A's round of ResNet18 compiles in 0.84 of the time for it, and rounds take as long as before:
-    what is heavy in it are products and convolutions, which are no code of LLVM's.
+    FedIG-A's round of ResNet18 compiles in 0.84 of the time for it, and rounds take as long as
+    before: heavy in them are products and convolutions, which LLVM has no part in.
     """
     return program.compile(compiler_options=_less_optimized() or None)
 
