@@ -57,6 +57,13 @@ def held_by(state, folder):
     return population.Held(common, first, EVERYBODY, np.full(4, UNTOUCHED, np.uint8), store)
 
 
+def written(store, slots, client, rows):
+    """The slots of all clients after some have new rows."""
+    slots = store.new_slots(slots, client)
+    store.write(slots, client, rows)
+    return slots
+
+
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
@@ -74,7 +81,7 @@ def test_rounds_from_the_store_are_those_of_rows_on_the_device(x64, tmp_path, na
         common, rows, told = stored_rounds._round(method, 4, 2, held.state, rows, batches, KEY)
         trained = np.flatnonzero(np.isfinite(told["loss"]))
         rows = jax.tree.map(lambda x, trained=trained: np.asarray(x)[trained], rows)
-        slots = held.store.write(held.slots, client[trained], rows)
+        slots = written(held.store, held.slots, client[trained], rows)
         held = population.Held(common, held.first, client, slots, held.store)
 
         cohort, expected = method.round(take(state, client), batches, KEY)
@@ -273,7 +280,7 @@ def test_rows_that_a_checkpoint_names_stay_and_others_give_their_room(tmp_path):
     slots, saved = np.full(5, UNTOUCHED, np.uint8), []
     client = np.array([1, 3])
     for value in range(40):
-        slots = store.write(slots, client, rows(value, 2))
+        slots = written(store, slots, client, rows(value, 2))
         if value % 4 == 0:
             kind = "selected" if value % 8 else "latest"
             store.keep(kind, slots)
@@ -286,7 +293,7 @@ def test_rows_that_a_checkpoint_names_stay_and_others_give_their_room(tmp_path):
     again, _ = store_of(tmp_path)  # of a process that goes on from these checkpoints
     again.going_on({"latest": [s[2] for s in saved if s[0] == "latest"][-3:]})
     for value in range(90, 99):
-        again.write(slots, client, rows(value, 2))
+        written(again, slots, client, rows(value, 2))
         found = again.read("personal", saved[-2][2], np.array([1]), first)
         assert found["b"].tolist() == [saved[-2][1]]
     assert slots[[0, 2, 4]].tolist() == [UNTOUCHED] * 3
@@ -300,7 +307,7 @@ def test_rows_that_a_checkpoint_names_stay_and_others_give_their_room(tmp_path):
 def test_a_large_population_takes_the_disk_of_those_who_trained(tmp_path):
     store, _ = store_of(tmp_path, clients=1_000_000)
     slots = np.full(1_000_000, UNTOUCHED, np.uint8)
-    store.write(slots, np.array([5, 400_000, 999_999]), rows(1.0, 3))
+    written(store, slots, np.array([5, 400_000, 999_999]), rows(1.0, 3))
     assert (tmp_path / "personal.npy").stat().st_size > 100_000_000
     assert store.taken_bytes() < 100_000
 
@@ -308,7 +315,7 @@ def test_a_large_population_takes_the_disk_of_those_who_trained(tmp_path):
 @pytest.mark.parametrize("damage", ["flipped", "short"])
 def test_a_damaged_row_is_named(tmp_path, damage):
     store, first = store_of(tmp_path)
-    slots = store.write(np.full(5, UNTOUCHED, np.uint8), np.array([2]), rows(3.0, 1))
+    slots = written(store, np.full(5, UNTOUCHED, np.uint8), np.array([2]), rows(3.0, 1))
     path = tmp_path / "personal.npy"
     content = bytearray(path.read_bytes())
     if damage == "short":

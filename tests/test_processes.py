@@ -1,6 +1,7 @@
 """Several real processes: they train as one, and none is left waiting for one that is lost."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -9,16 +10,17 @@ import time
 import types
 
 import jax
+import numpy as np
 import pytest
 
 import runs
 from federations import assert_close
-from fedjax_bn.run import processes, train
+from fedjax_bn.run import population, processes, train
 from fedjax_bn.run.errors import WorkdirError
-from trained import TRAINED
+from trained import TRAINED, WAYS
 
 
-def start(folder, number, rounds, port, count=2):
+def start(folder, number, rounds, way, port, count=2):
     """One process of several, with one device."""
     paths = os.pathsep.join((str(runs.ROOT), str(runs.ROOT / "tests")))
     environment = {
@@ -29,7 +31,7 @@ def start(folder, number, rounds, port, count=2):
         "JAX_PROCESS_ID": str(number),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "trained", "--distributed", str(folder), str(rounds)],
+        [sys.executable, "-m", "trained", "--distributed", str(folder), str(rounds), way],
         env=os.environ | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -42,10 +44,10 @@ def both():
     """Starts two processes, and ends what is left of them."""
     started = []
 
-    def begin(folder, rounds):
+    def begin(folder, rounds, way="all"):
         with socket.create_server(("localhost", 0)) as server:
             port = server.getsockname()[1]
-        started.extend(start(folder, number, rounds, port) for number in (0, 1))
+        started.extend(start(folder, number, rounds, way, port) for number in (0, 1))
         return started
 
     yield begin
@@ -60,25 +62,60 @@ def tiny(monkeypatch):
     runs.install(monkeypatch)
 
 
-def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
-    """Each with its own clients' samples and rows; what the first has written is read here."""
-    pair = both(tmp_path / "two", 2)
-    alone = runs.run(tmp_path / "one", **TRAINED)
+def assert_same_records(folder):
+    two, one = (runs.lines(folder / name) for name in ("two", "one"))
+    for ours, theirs in zip(two, one, strict=True):
+        assert ours.keys() == theirs.keys()
+        for key in {"loss", "weights", "accuracy", "validation", "unseen"} & ours.keys():
+            assert_close(ours[key], theirs[key], rtol=1e-4)
+
+
+def assert_ended(pair):
     said = [process.communicate(timeout=300) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
     assert "in 2 processes" in said[0][0]
     assert "clients" not in said[1][0]
 
+
+def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
+    """Each with its own clients' samples and rows; what the first has written is read here."""
+    pair = both(tmp_path / "two", 2)
+    alone = runs.run(tmp_path / "one", **TRAINED)
+    assert_ended(pair)
+
     assert runs.steps(tmp_path / "two") == runs.steps(tmp_path / "one") == [1, 2]
     like = jax.eval_shape(train.prepare(runs.config(**TRAINED))[2])
     states = [runs.saved(tmp_path / name, like) for name in ("two", "one")]
     assert_close(*states, rtol=1e-4, atol=1e-6)
-    two, one = (runs.lines(tmp_path / name) for name in ("two", "one"))
-    for ours, theirs in zip(two, one, strict=True):
-        assert ours.keys() == theirs.keys()
-        for key in ("loss", "weights", "accuracy", "validation", "unseen"):
-            assert_close(ours[key], theirs[key], rtol=1e-4)
+    assert_same_records(tmp_path)
     assert alone["accuracy"].keys() == {"internal", "unseen"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "all"])
+def test_two_processes_train_cohorts_as_one_does_and_one_goes_on(tmp_path, both, way):
+    """Of rows on the disk the first process writes what both read."""
+    changes = TRAINED | WAYS[way] | {"rounds": 3}
+    pair = both(tmp_path / "two", 3, way)
+    runs.run(tmp_path / "one", **changes)
+    assert_ended(pair)
+    assert_same_records(tmp_path)
+    models = [models_in(tmp_path / name, changes) for name in ("two", "one")]
+    assert_close(*models, rtol=1e-4, atol=1e-6)
+
+    (tmp_path / "two" / "summary.json").unlink()
+    shutil.rmtree(tmp_path / "two" / "checkpoints" / "latest" / "3")
+    runs.run(tmp_path / "two", **changes)
+    assert_same_records(tmp_path)
+
+
+def models_in(folder, changes):
+    """All that clients have of their own in the newest checkpoint, wherever it lies."""
+    config = runs.config(**changes)
+    state = runs.saved(folder, population.start_held(config, train.prepare(config)[2], folder, 4)())
+    if isinstance(state, population.Held):
+        return population.rows_of_clients(state, np.arange(4))
+    return state.personal, state.memory
 
 
 @pytest.mark.slow

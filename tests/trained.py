@@ -20,18 +20,29 @@ TRAINED = {
     "adapt_batch_size": 4,
     "compilation_cache": "",
 }
+# Three of four clients train, so that a row is padding.
+COHORT = {"target": "", "adaptations": (), "clients_per_round": 3}
+DISK = COHORT | {"population": "disk"}
+WAYS = {
+    "all": {},
+    "sampled": COHORT | {"eval_clients": 3},
+    "disk": DISK | {"method": "scaffold", "eval_clients": 3},
+    "disk, adapting": DISK | {"method": "perfedavg", "personalize__samples": 3},
+    "disk, validating": DISK | {"local_selection": 2, "participation__dropout": 0.3},
+}
 
 
 def run() -> None:
-    """Trains in the folder that is the last but one argument, for the last one's rounds."""
+    """Trains as the last arguments say: a folder, the number of rounds, and one of `WAYS`."""
+    folder, rounds, way = sys.argv[-3:]
     listen()
     join("--distributed" in sys.argv, timeout=100)
     DATASETS["tiny"] = lambda config: runs.DATA
     plots.samples = lambda domains: b""
-    config = runs.config(**TRAINED | {"mesh": "auto", "rounds": int(sys.argv[-1])})
+    config = runs.config(**TRAINED | WAYS[way] | {"mesh": "auto", "rounds": int(rounds)})
     try:
         with together():
-            train.run(config, Path(sys.argv[-2]))
+            train.run(config, Path(folder))
     except errors.UserError as error:
         main.fail(str(error))
 

@@ -27,7 +27,7 @@ from fedjax_bn.run.answers import (
 )
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.groups import by_client, some_of
-from fedjax_bn.run.mesh import over_all, place_rows
+from fedjax_bn.run.mesh import clients_of, over_all, own_rows, place_own, place_rows
 from fedjax_bn.run.personalization import (
     adapt_rows,
     choose_personalization,
@@ -90,7 +90,8 @@ def block_evaluator(
         for places in np.split(np.arange(len(tested)), range(size, len(tested), size)):
             client = tested[np.resize(places, size)]  # the last block is filled up, for one shape
             models = {
-                flag: _models_of(state, client, trained, own=flag) for flag in {*own.values()}
+                flag: _models_of(state, client, trained, own=flag, mesh=experiment.mesh)
+                for flag in {*own.values()}
             }
             for key, splits in parts.items():
                 values[key] += score[key](models[own[key]], [splits[k] for k in places])
@@ -113,14 +114,20 @@ def _block_size(config: ConfigDict, tested: int, mesh: Mesh | None) -> int:
 
 
 def _models_of(
-    state: FederatedState | Held, client: np.ndarray, trained: np.ndarray | None, own: bool
+    state: FederatedState | Held,
+    client: np.ndarray,
+    trained: np.ndarray | None,
+    own: bool,
+    mesh: Mesh | None,
 ) -> FederatedState:
     """A state with the models of some clients: their own, or all the aggregated one.
 
     Who has never trained has what an unseen client receives.
     """
     if isinstance(state, Held):
-        rows = rows_of_clients(state, client, ("personal",))["personal"]
+        here = own_rows(len(client), clients_of(mesh))
+        read = rows_of_clients(state, client[here], ("personal",))["personal"]
+        rows = place_own(here, len(client), clients_of(mesh), read)
         known = np.asarray(state.slots)[client] != UNTOUCHED
         common = state.state
     else:

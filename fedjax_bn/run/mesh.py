@@ -209,6 +209,11 @@ def gathered(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return tree if mesh is None else _gather(mesh)(tree)
 
 
+def fetched(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """The tree as NumPy arrays, of all rows in every process."""
+    return jax.device_get(gathered(tree, mesh) if jax.process_count() > 1 else tree)
+
+
 @cache
 def _gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
     """One function a mesh, so that it is compiled once a form of trees."""

@@ -20,6 +20,7 @@ from fedjax_bn.adaptation import ensemble
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.errors import CheckpointError, ConfigError
+from fedjax_bn.run.processes import by_first
 from fedjax_bn.run.row_store import SLOTS, UNTOUCHED, RowStore
 
 PyTree = Any
@@ -114,12 +115,6 @@ def check_population(config: ConfigDict, num_clients: int) -> None:
     if not on_disk(config, num_clients):
         return
     refuse_ensemble(config.adaptations)
-    if jax.process_count() > 1:
-        raise ConfigError(
-            f"the rows of {num_clients:,} clients lie in the workdir of one process "
-            f"(config.population={config.population!r}), but {jax.process_count()} train "
-            "together: start one, or set population=device"
-        )
 
 
 def refuse_ensemble(adaptations: Iterable[str]) -> None:
@@ -178,7 +173,8 @@ def protect_rows(folder: Path, state: FederatedState | Held) -> None:
     named = {}
     for kind in ("latest", "selected"):
         with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
-            named[kind] = [_slots_of(manager, state, step) for step in manager.all_steps()]
+            steps = by_first(lambda manager=manager: list(manager.all_steps()))
+            named[kind] = [_slots_of(manager, state, step) for step in steps]
     state.store.going_on(
         {kind: [s for s in slots if s is not None] for kind, slots in named.items()}
     )

@@ -82,19 +82,26 @@ class RowStore:
         _check(rows[have], client[have], path)
         return _unpacked(rows, like)
 
-    def write(self, slots: np.ndarray, client: np.ndarray, rows: dict[str, PyTree]) -> np.ndarray:
-        """Writes rows of some clients where no checkpoint names them; returns the new slots u8[N].
+    def new_slots(self, slots: np.ndarray, client: np.ndarray) -> np.ndarray:
+        """u8[N], where rows shall lie once those i[C] of some clients, unlike each other, are new.
+
+        Theirs are slots that no checkpoint names.
+        """
+        new = slots.copy()
+        new[client] = self._free(client)
+        return new
+
+    def write(self, slots: np.ndarray, client: np.ndarray, rows: dict[str, PyTree]) -> None:
+        """Writes new rows of some clients.
 
         Args:
-          slots: u8[N].
+          slots: u8[N], as `new_slots` gives them.
           client: numbers i[C].
           rows: part -> tree of arrays [C, ...].
 
         Raises:
           WorkdirError: they could not be written.
         """
-        new = slots.copy()
-        new[client] = self._free(client)
         for part, tree in rows.items():
             if not len(client) or not _has_leaves(self._parts[part]):
                 continue
@@ -102,9 +109,8 @@ class RowStore:
             self._make(part)
             with faults_named(path), open(path, "r+b") as file:
                 for row, k in enumerate(client):
-                    file.seek(self._place(part, new[k], k))
+                    file.seek(self._place(part, slots[k], k))
                     file.write(_bytes_of(records[row : row + 1]))
-        return new
 
     def keep(self, kind: str, slots: np.ndarray) -> None:
         """Waits until the disk has all rows, and keeps those that a checkpoint is going to name.

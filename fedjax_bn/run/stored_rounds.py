@@ -2,7 +2,8 @@
 
 The device holds what the clients share and the rows of one cohort; on a mesh each its own clients'
 rows, and rows of padding repeat the last client's. The batches of the next cohort are read while
-this one trains (`run.stream`); its rows are read afterwards, because a client may be in both.
+this one trains (`run.stream`); its rows are read afterwards, because a client may be in both. Of
+several processes each reads the rows of its own devices, and the first writes those of all.
 """
 
 import threading
@@ -23,8 +24,16 @@ from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.run.availability import Cohort
 from fedjax_bn.run.configured_weighing import what_validates
 from fedjax_bn.run.experiment import Experiment
-from fedjax_bn.run.mesh import clients_of, copies_on
+from fedjax_bn.run.mesh import (
+    clients_of,
+    copies_on,
+    fetched,
+    own_rows,
+    place_copies,
+    place_own,
+)
 from fedjax_bn.run.population import PARTS, Held, rows_of_clients
+from fedjax_bn.run.processes import by_first
 from fedjax_bn.run.rounds import Rounds, absent_in_padding, cohort_of, draw_round
 from fedjax_bn.run.stream import megabytes, stream_rounds
 
@@ -44,7 +53,8 @@ def open_stored_rounds(config: ConfigDict, experiment: Experiment, keys: Any, he
 
     drawn = _once(partial(jax.jit(draw), keys))
     index, images = jax.eval_shape(draw, keys, held.round)[1][1].index, splits[0].images
-    batches = stream_rounds(splits, lambda n: drawn(n)[1], int(held.round), config.rounds)
+    own = own_rows(index.shape[0], clients_of(experiment.mesh))
+    batches = stream_rounds(splits, lambda n: drawn(n)[1], int(held.round), config.rounds, own)
     image = jax.ShapeDtypeStruct((*index.shape[1:], *images.shape[1:]), images.dtype)
     valid = jax.ShapeDtypeStruct(index.shape[1:], bool)
     label = label_forms(splits[0], index.shape[1:])
@@ -95,19 +105,24 @@ def _compile(
     if waiting is None:  # the last round is done
         return lambda held: (held, {})
     num_clients, mesh = held.store.num_clients, experiment.mesh
+    over, everywhere = clients_of(mesh), copies_on(mesh)
+    key = place_copies(keys.method, mesh)
 
     def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
         cohort, (numbers, _) = drawn(int(held.round))
-        client, known = cohort.client, np.minimum(numbers, num_clients - 1)
-        batches = batches | (validate(known) if validate else {})
-        batches |= jax.tree.map(partial(absent_in_padding, mesh), cohort.entries())
-        rows = rows_of_clients(held, known, _PADDED) | rows_of_clients(held, client, _WHOLE)
-        given = held.state, rows, batches | {"client": numbers}, keys.method
-        return client, jax.device_put(given, where)
+        own = own_rows(len(numbers), over)
+        known = np.minimum(numbers[own], num_clients - 1)
+        present = jax.tree.map(
+            lambda one: np.asarray(absent_in_padding(mesh, one))[own], cohort.entries()
+        )
+        batches = batches | present | {"client": numbers[own]}
+        batches |= validate(known) if validate else {}
+        mine = rows_of_clients(held, known, _PADDED), batches
+        rows, batches = place_own(own, len(numbers), over, mine)
+        rows |= place_copies(rows_of_clients(held, cohort.client, _WHOLE), mesh)
+        return cohort.client, (held.state, rows, batches, key)
 
-    over, everywhere = clients_of(mesh), copies_on(mesh)
     by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, everywhere)
-    where = None if mesh is None else (everywhere, by_row, over, everywhere)
     first = inputs(held, waiting)[1]
     program = jax.jit(
         partial(_round, experiment.method, num_clients),
@@ -123,10 +138,12 @@ def _compile(
         batches, waiting = waiting if waiting is not None else next(streamed), None
         client, given = inputs(held, batches)
         state, rows, metrics = compiled(*given)
-        rows, metrics = jax.device_get((rows, metrics))
+        rows, metrics = fetched((rows, metrics), mesh)
         trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
         new = jax.tree.map(lambda x: x[trained], rows)
-        slots = held.store.write(np.asarray(held.slots), client[trained], new)
+        slots = held.store.new_slots(np.asarray(held.slots), client[trained])
+        # Nobody reads rows of the next round before these are written.
+        by_first(lambda: held.store.write(slots, client[trained], new))
         told = {
             name: _by_all(metrics[name], client, num_clients, value)
             for name, value in _ABSENT.items()
