@@ -159,7 +159,7 @@ def sentences():
         sentence(error)
 
 
-@settings(WITHIN, max_examples=250)
+@settings(WITHIN, max_examples=100)
 @given(drawn=st.lists(changes(), min_size=1, max_size=5))
 def test_every_reading_ends_in_a_configuration_or_a_sentence(file, drawn):
     behind = ",".join(f"{key}={value}" for key, value in drawn)
@@ -174,7 +174,7 @@ def test_every_reading_ends_in_a_configuration_or_a_sentence(file, drawn):
             check(config)
 
 
-@settings(WITHIN, max_examples=120)
+@settings(WITHIN, max_examples=50)
 @given(drawn=st.lists(changes(), min_size=1, max_size=3), joined=st.booleans())
 def test_every_command_line_ends_in_a_prepared_run_or_a_sentence(file, tiny, drawn, joined):
     arguments = [

@@ -73,7 +73,13 @@ def test_gradients_pass_through_chunks():
 
 
 @pytest.mark.usefixtures("x64", "small_caches")
-@pytest.mark.parametrize("name", PER_SAMPLE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * name.endswith("alpha"))  # IABN mixes so too
+        for name in PER_SAMPLE
+    ],
+)
 def test_a_batch_in_chunks_is_predicted_as_its_samples_are(name):
     images = nets.images_of(8)
     variables = variables_for(name, images)

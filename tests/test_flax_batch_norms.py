@@ -26,6 +26,8 @@ from fedjax_bn.sharing import all_but_batch_norm, all_but_statistics
 
 KEY = jax.random.key(3)
 SGD = optax.sgd(0.1)
+# They read a batch, carry statistics from batch to batch, and call a network of their own.
+OFTEN = ("batch", "tsmobn", "zero_shot_adapter")
 METHODS = {
     "fedbn": partial(fedbn, optimizer=SGD),
     "fediga": partial(fedig, optimizer=SGD, adapter=True),
@@ -45,7 +47,9 @@ def trained(method, name):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", nets.THEIRS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", ["fedbn", "fediga", pytest.param("fedcd", marks=pytest.mark.slow)]
+)
 def test_two_rounds_are_those_of_our_batch_norm(method, name):
     assert_close(trained(method, name), trained(method, "ours"), rtol=1e-12, atol=1e-12)
 
@@ -66,7 +70,9 @@ def prepared(adapt, images):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("adapt", ADAPTATIONS)
+@pytest.mark.parametrize(
+    "adapt", [pytest.param(a, marks=[pytest.mark.slow] * (a not in OFTEN)) for a in ADAPTATIONS]
+)
 def test_every_adaptation_predicts_as_with_our_batch_norm(adapt):
     images, valid = nets.images_of(6), jnp.arange(6) < 5
     variables = prepared(adapt, images)

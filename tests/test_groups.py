@@ -65,7 +65,7 @@ def test_the_record_of_many_clients_says_who_took_part():
     assert np.flatnonzero(have_trained([named], NAMES)).tolist() == [5, 70]
 
 
-@pytest.mark.parametrize("validate_with", ["own", "global"])
+@pytest.mark.parametrize("validate_with", [pytest.param("own", marks=pytest.mark.slow), "global"])
 def test_a_sample_is_evaluated_as_all_clients_are(monkeypatch, validate_with):
     runs.install(monkeypatch, runs.dataset())
     told = []

@@ -62,10 +62,13 @@ def test_every_method_has_its_passes(benchmark):
     assert {*benchmark["PASSES"]} == {*methods.__all__}
 
 
-TRACED = (
-    *("fedcd", "feddg", "fedig", "fediga", "fedsam", "hbn", "l2d", "moon"),
-    *("perfedavg", "randconv", "scaffold"),
-)
+TRACED = [
+    *("feddg", "fediga", "l2d", "scaffold"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("fedcd", "fedig", "fedsam", "hbn", "moon", "perfedavg", "randconv")
+    ),
+]
 
 
 @pytest.mark.parametrize("name", TRACED)

@@ -222,13 +222,13 @@ CASES = {
 @pytest.mark.parametrize(
     ("case", "mode", "epochs", "present", "clients"),
     [
-        ("moon", "all", 1, ALL, "map"),
+        pytest.param("moon", "all", 1, ALL, "map", marks=pytest.mark.slow),
         ("moon", "bn_local", 2, SOME, "vmap:2"),
         pytest.param("moon strong", "bn_local", 1, SOME, "map", marks=pytest.mark.slow),
         ("feddc", "all", 2, SOME, "map"),
         ("feddc", "bn_local", 1, SOME, "vmap:2"),
         pytest.param("perfedavg", "all", 2, ALL, "map", marks=pytest.mark.slow),
-        ("perfedavg", "bn_local", 1, SOME, "map"),
+        pytest.param("perfedavg", "bn_local", 1, SOME, "map", marks=pytest.mark.slow),
         ("perfedavg 2", "all", 1, ALL, "map"),
     ],
 )

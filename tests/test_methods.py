@@ -53,6 +53,8 @@ CASES = [
     ("perfedavg", "bn_local"),
     ("scaffold", "bn_local"),
 ]
+# Each has memory or averages of its own; the others are these with another formula.
+OFTEN = ("fedavg", "feddc", "perfedavg", "scaffold")
 KEY = jax.random.key(1)
 
 
@@ -86,7 +88,10 @@ def together(batches):
 
 @settings(max_examples=3, deadline=None)
 @given(size=st.integers(2, 9), seed=st.integers(0, 99))
-@pytest.mark.parametrize(("name", "mode"), CASES)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] not in OFTEN)) for case in CASES],
+)
 def test_identical_clients_aggregate_to_themselves(name, mode, size, seed):
     three = jax.tree.map(lambda x: np.repeat(x, 3, 0), batches_of((size,), seed=seed, steps=3))
     (_, first, later), _ = rounds_of(name, mode, three)
@@ -128,7 +133,7 @@ def test_a_client_that_sits_out_changes_nothing_but_its_weight(name, mode, out, 
 
 
 # Clients are mapped alike whatever the server and the loss.
-ALIKE = ("fedavg", "fedprox", "fedadam", "fednova")
+ALIKE = ("fedavg", "fedprox", "fedadam", "fednova", "moon")
 MAPPED = [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in ALIKE)) for case in CASES]
 
 

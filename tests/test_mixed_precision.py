@@ -31,6 +31,7 @@ LARGE = {
     "ResNet": {"stage_sizes": (1, 1)},
     "ResNet50": {"stage_sizes": (1, 1)},
 }
+TELLING = ("AlexNet", "DenseNet", "DigitCNN", "MLP", "ResNet", "TinyDetector")  # a layer's kinds
 IMAGES = nets.images_of(6).astype(jnp.float32)
 
 
@@ -90,7 +91,13 @@ def test_every_adaptation_predicts_in_float32_what_it_computes_in_bfloat16(name)
     assert "bf16" in products(half, IMAGES)
 
 
-@pytest.mark.parametrize("name", [*sorted({*models.__all__} - set(LARGE)), *LARGE])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in TELLING else pytest.mark.slow)
+        for name in sorted({*models.__all__, *LARGE})
+    ],
+)
 def test_every_model_of_ours_gives_logits_in_float32(name):
     model = getattr(models, name)(**LARGE.get(name, {}))
     images = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)

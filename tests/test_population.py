@@ -231,7 +231,7 @@ def everything_of(held):
     return jax.tree.map(np.asarray, (held.state, population.rows_of_clients(held, EVERYBODY)))
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 12])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 30])
 def test_killed_or_cut_off_at_any_write_the_rows_are_those_of_the_checkpoint(
     tiny, recorded, tmp_path, every
 ):

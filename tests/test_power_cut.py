@@ -139,12 +139,13 @@ def selected_in(folder: Path) -> set[int]:
     return {int(p.name) for p in places if p.name.isdecimal() and checkpoint.is_whole(p)}
 
 
-def test_every_prefix_of_the_writes_of_a_run_is_gone_on_from(recorded, tmp_path):
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])
+def test_every_prefix_of_the_writes_of_a_run_is_gone_on_from(recorded, tmp_path, every):
     straight, images, states = recorded
     start = train.prepare(runs.config(rounds=ROUNDS))[2]
     lines, reached = runs.lines(straight), set()
     assert len(images) > 20
-    for number, image in enumerate(images):
+    for number, image in enumerate(images[::-every]):
         folder = lay(image, tmp_path / str(number))
         state, records = train.resume(folder, start, lambda text: None)
         rounds = int(state.round)

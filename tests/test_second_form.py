@@ -53,7 +53,8 @@ OPTIONS = {
 # But FedWon, which is FedAvg of networks without batch norm.
 NAMES = [name for name in [*methods.__all__, *OPTIONS] if name != "fedwon"]
 # Of the same form as another one: a formula on the server, a term of the loss, fewer passes.
-ALIKE = ("fedadagrad", "fedyogi", "fedprox", "fedig", "silobn", *RIVALS)
+ALIKE = ("fedadagrad", "fedadam", "fedavgm", "fednova", "fedyogi", "moon", "fedprox", "fedig")
+ALIKE += ("silobn", *RIVALS)
 
 
 @functools.cache
