@@ -7,6 +7,8 @@ import pytest
 import runs
 from fedjax_bn.run.availability import draw_cohort, read_trace
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.experiment import build
+from fedjax_bn.run.summary import samples_a_round
 
 KEY = jax.random.key(4)
 SIZES = np.array([10, 20, 30, 40, 0 + 1, 60])
@@ -94,3 +96,18 @@ def test_who_is_absent_neither_trains_nor_counts(tmp_path, monkeypatch):
     assert [name for name, loss in first["loss"].items() if loss is not None] == ["ant", "cow"]
     assert [name for name, loss in second["loss"].items() if loss is not None] == ["bee"]
     assert second["weights"] == {"ant": 0.0, "bee": 1.0, "cow": 0.0, "dog": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "present"),
+    [
+        ({}, (2 + 1) / 2),
+        ({"clients_per_round": 1}, 1),
+        ({"clients_per_round": 1, "participation__dropout": 0.2}, 0.8),
+    ],
+)
+def test_samples_a_second_are_of_those_who_take_part(tmp_path, monkeypatch, changes, present):
+    runs.install(monkeypatch)
+    (tmp_path / "trace").write_text("0,2\n1\n")
+    config = runs.config(participation__trace=str(tmp_path / "trace"), **changes)
+    assert samples_a_round(config, build(config)) == pytest.approx(present * (22 + 18 + 11) / 3)

@@ -40,6 +40,10 @@ def test_in_a_file_rounds_are_plain_lines_with_loss_accuracy_pace_and_time_left(
     ]
 
 
+def test_a_round_without_clients_has_no_loss_and_no_pace():
+    assert progress.told(record(1) | {"loss": {"ant": None}}, 9, "mAP50") == "nobody took part"
+
+
 def test_on_a_terminal_a_bar_says_the_same(monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True

@@ -77,9 +77,11 @@ def told(record: dict[str, Any], samples: float, score: str) -> str:
     losses = record["loss"]
     losses = {"mean": losses["mean"]} if "mean" in losses else losses  # of many clients
     present = [loss for loss in losses.values() if loss is not None]
-    text = f"loss {sum(present) / max(len(present), 1):.3f}"
+    text = f"loss {sum(present) / len(present):.3f}" if present else "nobody took part"
     if "accuracy" in record:
         text += f", {score} {record['accuracy']['mean']:.1f} %"
+    if not present:
+        return text
     return f"{text}, {samples / max(record['seconds'], 1e-9):,.0f} samples/s"
 
 

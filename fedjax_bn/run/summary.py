@@ -80,11 +80,11 @@ def summarize(
 
 
 def samples_a_round(config: ConfigDict, experiment: Experiment) -> float:
-    """How many samples a round trains on; of a cohort those of as many clients of mean size.
+    """How many samples a round trains on: those of as many clients of mean size as take part.
 
     Args:
-      config: steps or epochs, and `clients_per_round`.
-      experiment: with its clients.
+      config: steps or epochs, `clients_per_round`, and who drops out.
+      experiment: with its clients, and the trace of who is available.
     """
     domains = experiment.internal.domains
     if config.local_steps:
@@ -92,7 +92,17 @@ def samples_a_round(config: ConfigDict, experiment: Experiment) -> float:
     else:
         sizes = [len(domain.train.images) for domain in domains]
         samples = int(np.dot(np.broadcast_to(local_epochs(config), len(sizes)), sizes))
-    return samples * (config.clients_per_round or len(domains)) / len(domains)
+    return samples * _taking_part(config, experiment) / len(domains)
+
+
+def _taking_part(config: ConfigDict, experiment: Experiment) -> float:
+    """How many clients take part in a round, on average."""
+    total = len(experiment.internal.domains)
+    present = config.clients_per_round or total
+    if experiment.trace is not None:
+        available = np.unpackbits(experiment.trace, axis=1, count=total).sum(1)
+        present = np.minimum(available, present).mean()
+    return float(present * (1 - config.participation.dropout))
 
 
 def _accuracies(record: Record) -> Record:
