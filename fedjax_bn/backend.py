@@ -94,7 +94,7 @@ def compile_quickly(program: jax.stages.Lowered) -> jax.stages.Compiled:
     return program.compile(compiler_options=_less_optimized() or None)
 
 
-def _less_optimized() -> dict[str, int]:
+def _less_optimized() -> dict[str, Any]:
     """Options of XLA for its backend on CPU; none elsewhere, and where nothing is optimized."""
     if on_cpu() and not jax.config.read("jax_disable_most_optimizations"):
         return {"xla_backend_optimization_level": 1}
