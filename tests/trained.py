@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from absl import logging
+
 import runs
 from fedjax_bn import main
 from fedjax_bn.run import errors, train
@@ -35,6 +37,7 @@ WAYS = {
 def run() -> None:
     """Trains as the last arguments say: a folder, the number of rounds, and one of `WAYS`."""
     folder, rounds, way = sys.argv[-3:]
+    logging.set_verbosity(logging.FATAL)  # as `main.main` does
     listen()
     join("--distributed" in sys.argv, timeout=100)
     DATASETS["tiny"] = lambda config: runs.DATA
