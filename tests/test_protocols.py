@@ -251,7 +251,8 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
 ):
     """Killed within a round, or behind the last one, before its summary."""
     means = (10, 30, 20, 50, 40, 45, 50, 90, 95)  # no better one in rounds 5, 6 and 7
-    built = types.SimpleNamespace(internal=runs.DATA, method=None, task=classification())
+    parts = {"internal": runs.DATA, "trace": None, "method": None, "task": classification()}
+    built = types.SimpleNamespace(**parts)
     config = runs.config(rounds=9, patience=3, eval_every=1, checkpoint_every=2)
     monkeypatch.setattr(train, "log_masks", lambda *given: {})
     monkeypatch.setattr(train, "log_batch_norms", lambda *given: None)
