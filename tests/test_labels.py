@@ -44,6 +44,18 @@ def test_labels_are_kept_exactly_or_refused(data):
     assert found.tolist() == [int(one) - first for one in labels.tolist()]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("dtype", [np.uint32, np.int64, np.float64])
+def test_where_no_count_is_known_all_that_i32_holds_are_labels(dtype, first):
+    last = 2**31 - 1 + first
+    assert class_labels(np.array([first, last], dtype), "it", None, first).tolist() == [
+        0,
+        2**31 - 1,
+    ]
+    with pytest.raises(ValueError, match=f"has label {last + 1}.* at index 0"):
+        class_labels(np.array([last + 1], dtype), "it", None, first)
+
+
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [

@@ -1,7 +1,9 @@
 """What is said while a run goes: on a terminal, in a file, in TensorBoard, to Weights & Biases."""
 
 import io
+import os
 import sys
+import termios
 import types
 
 import numpy as np
@@ -44,15 +46,17 @@ def test_a_round_without_clients_has_no_loss_and_no_pace():
     assert progress.told(record(1) | {"loss": {"ant": None}}, 9, "mAP50") == "nobody took part"
 
 
-def test_on_a_terminal_a_bar_says_the_same(monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with progress.progress("fedbn", 8, 4, samples=1000, score="mAP50") as tell:
-        tell(record(5, accuracy={"mean": 61.24}))
-    last = terminal.getvalue().split("\r")[-1]
-    assert "5/8" in last
-    assert "loss 0.375, mAP50 61.2 %, 2,000 samples/s" in last
+def test_on_a_terminal_of_80_columns_a_bar_says_the_same(monkeypatch):
+    here, there = os.openpty()
+    termios.tcsetwinsize(there, (24, 80))
+    with os.fdopen(there, "w") as terminal, os.fdopen(here, "rb") as seen:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with progress.progress("fedbn", 800, 4, samples=1000, score="accuracy") as tell:
+            tell(record(5, accuracy={"mean": 61.24}))
+        terminal.flush()
+        last = seen.readline().decode().strip().split("\r")[-1]
+    assert "5/800" in last
+    assert "loss 0.375, accuracy 61.2 %, 2,000 samples/s]" in last
 
 
 @pytest.mark.parametrize(

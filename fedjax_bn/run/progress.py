@@ -12,6 +12,8 @@ from fedjax_bn.names import shown
 
 Tell = Callable[[dict[str, Any]], None]  # of the record of a round that is done
 _BETWEEN_LINES = 30.0  # seconds; a round with an accuracy has a line of its own
+# Without tqdm's percentage and rounds a second, so that all that is told fits into 80 columns.
+_BAR = "{desc}: {bar} {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def progress(
     if not sys.stderr.isatty():
         yield _in_lines(title, rounds, done, samples, score)
         return
-    with tqdm(total=rounds, initial=done, desc=title, unit="round", dynamic_ncols=True) as bar:
+    with tqdm(total=rounds, initial=done, desc=title, bar_format=_BAR, dynamic_ncols=True) as bar:
 
         def tell(record: dict[str, Any]) -> None:
             bar.set_postfix_str(told(record, samples, score), refresh=False)

@@ -112,7 +112,7 @@ def _numbers(
     Raises:
       ValueError: it has a class that is none of them.
     """
-    labels = [part.labels.max() for own in domains.values() for part in own.values()]
+    labels = [int(part.labels.max()) for own in domains.values() for part in own.values()]
     names = names or tuple(classes[: max(labels) + 1])
     if max(labels) >= len(names):
         raise ValueError(
