@@ -16,12 +16,12 @@ while (($#)); do
     *) break ;;
   esac
 done
-if [[ " $* " == *" --dry-run "* ]]; then
-  echo "local.sh: --dry-run belongs before the program's own arguments" >&2
-  exit 2
-fi
 if [[ ! $number =~ ^[1-9][0-9]*$ || -z $module ]]; then
   sed -n '2,/^set/{/^# \{0,1\}/s///p}' "$0" >&2
+  exit 2
+fi
+if [[ " $* " == *" --dry-run "* ]]; then
+  echo "local.sh: --dry-run belongs before the program's own arguments" >&2
   exit 2
 fi
 

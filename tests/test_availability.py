@@ -87,6 +87,31 @@ def test_a_wrong_trace_is_refused_naming_the_file_and_the_fault(tmp_path, conten
     assert str(path) in str(error.value)
 
 
+@pytest.mark.parametrize("damage", ["empty", "short", "array", "text", "stored", "compressed"])
+def test_a_damaged_npz_is_refused_in_a_sentence(tmp_path, damage):
+    path = tmp_path / "trace.npz"
+    available = np.random.default_rng(0).random((20, 6)) < 0.5
+    (np.savez_compressed if damage == "compressed" else np.savez)(path, available=available)
+    content = bytearray(path.read_bytes())
+    if damage == "array":
+        np.save(path.with_suffix(".npy"), available)
+        content = path.with_suffix(".npy").read_bytes()
+    elif damage in ("stored", "compressed"):
+        content[len(content) // 2] ^= 0xFF
+    else:
+        content = {"empty": b"", "short": content[: len(content) // 2], "text": b"0,1"}[damage]
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"it is (no .npz file|damaged)"):
+        read_trace(str(path), 6)
+
+
+def test_a_trace_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "trace.txt").write_text("0,2\n1\n", "utf-8-sig")
+    (tmp_path / "plain.txt").write_text("0,2\n1\n")
+    marked, plain = (read_trace(str(tmp_path / n), 6) for n in ("trace.txt", "plain.txt"))
+    np.testing.assert_array_equal(marked, plain)
+
+
 def test_who_is_absent_neither_trains_nor_counts(tmp_path, monkeypatch):
     runs.install(monkeypatch)
     (tmp_path / "trace").write_text("0,2\n1\n")

@@ -1,7 +1,9 @@
 """Clients whose own parts lie on the disk: the same numbers, and safe from kills."""
 
 import io
+import resource
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -23,9 +25,10 @@ from fedjax_bn.run import (
     stored_rounds,
     train,
 )
-from fedjax_bn.run.errors import CheckpointError, ConfigError
+from fedjax_bn.run.errors import CheckpointError, ConfigError, WorkdirError
 from fedjax_bn.run.mesh import form_on
 from fedjax_bn.run.report import write_report
+from fedjax_bn.run.rounds import cohort_of
 from fedjax_bn.run.row_store import SLOTS, UNTOUCHED, RowStore
 from fedjax_bn.run.start import prepare
 from fedjax_bn.run.stream import stream_rounds
@@ -343,6 +346,43 @@ def test_more_than_the_disk_has_is_refused_before_anything_is_written(tiny, tmp_
     ):
         assert part in text
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"draw": "uniform"}, {"draw": "by_size"}, {"dropout": 0.5}, {"trace": "0,2\n1\nall\n"}],
+    ids=str,
+)
+def test_who_will_train_is_known_before_the_first_round(changes, tiny, tmp_path):
+    """As many clients as have a row at the end of a run."""
+    if "trace" in changes:
+        (tmp_path / "trace").write_text(changes["trace"])
+        changes = {"trace": str(tmp_path / "trace")}
+    keys = {f"participation__{key}": value for key, value in changes.items()}
+    config = runs.config(population="disk", **(KEYS | keys | {"rounds": 2}))
+    experiment, streams, start = train.prepare(config)
+    drawn = partial(cohort_of, config, experiment, streams)
+    expected = np.asarray(population.who_trains(drawn, 4, 2))
+    train.run(config, tmp_path / "run", say=lambda text: None)
+    begin = population.start_held(config, start, tmp_path / "run", 4)
+    held, _ = train.resume(tmp_path / "run", begin, lambda text: None)
+    np.testing.assert_array_equal(np.asarray(held.slots) != UNTOUCHED, expected)
+
+
+def test_rows_that_are_gone_and_files_that_are_too_large_are_named(tmp_path, monkeypatch):
+    store, first = store_of(tmp_path / "population")
+    slots = written(store, np.full(5, UNTOUCHED, np.uint8), np.array([2]), rows(3.0, 1))
+    (tmp_path / "population" / "personal.npy").unlink()
+    with pytest.raises(CheckpointError, match=r"personal.npy is gone.*put it back"):
+        store.read("personal", slots, np.array([0, 2]), first)
+    huge, _ = store_of(tmp_path / "huge", clients=1_000_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+    try:
+        with pytest.raises(WorkdirError, match=r"takes no file of [0-9,]+ bytes.*--workdir"):
+            huge.make()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_rows_on_the_disk_need_clients_that_sit_out(tiny, tmp_path):

@@ -101,6 +101,16 @@ def test_a_run_that_fails_is_tried_again_as_often_as_is_said(tmp_path, running, 
     assert [len(starts(tmp_path, name)) for name in (first, second, third)] == [3, 3, 1]
 
 
+def test_a_run_whose_log_cannot_be_written_fails_and_the_others_go_on(tmp_path, running, capsys):
+    running()
+    first = NAMES[0]
+    (tmp_path / "logs" / f"{first}.txt").mkdir(parents=True)
+    assert give(tmp_path, "--jobs", "2") == 1
+    said = capsys.readouterr().out
+    assert counts(said) == {"done": len(NAMES) - 1, "failed": 1}
+    assert "before it could start" in said
+
+
 def test_a_run_that_another_process_has_is_left_to_it(tmp_path, running, capsys):
     running()
     with owned(tmp_path / NAMES[0]):

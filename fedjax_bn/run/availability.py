@@ -11,6 +11,8 @@ one of a trace begins it again. It is
 """
 
 import re
+import zipfile
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,7 +112,7 @@ def read_trace(text: str, num_clients: int) -> np.ndarray | None:
     path, what = Path(text).expanduser(), f"config.participation.trace={brief(text)}"
     try:
         rows = _read_npz(path) if path.suffix == ".npz" else _read_lines(path, num_clients)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise ConfigError(f"{what}: {reason}") from error
     if rows.ndim != 2 or rows.dtype != bool or rows.shape[1] != num_clients or not len(rows):
@@ -125,15 +127,20 @@ def read_trace(text: str, num_clients: int) -> np.ndarray | None:
 
 
 def _read_npz(path: Path) -> np.ndarray:
-    with np.load(path, allow_pickle=False) as arrays:
-        if "available" not in arrays:
-            raise ValueError(f"it holds {', '.join(arrays)}, but no array 'available'")
-        return arrays["available"]
+    if path.exists() and not zipfile.is_zipfile(path):
+        raise ValueError("it is no .npz file, as numpy.savez writes them, or its end is missing")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            if "available" not in arrays:
+                raise ValueError(f"it holds {', '.join(arrays)}, but no array 'available'")
+            return arrays["available"]
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise ValueError(f"it is damaged ({error})") from error
 
 
 def _read_lines(path: Path, num_clients: int) -> np.ndarray:
     rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text("utf-8-sig").splitlines(), 1):
         entries = re.split(r"[,\s]+", line.partition("#")[0].strip(", \t"))
         if entries == [""]:
             continue

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.adaptation import ensemble
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.ranges import brief
+from fedjax_bn.run.availability import Cohort
 from fedjax_bn.run.errors import CheckpointError, ConfigError
 from fedjax_bn.run.processes import by_first
 from fedjax_bn.run.row_store import SLOTS, UNTOUCHED, RowStore
@@ -102,6 +104,7 @@ def on_disk(config: ConfigDict, num_clients: int) -> bool:
 
 
 MOST_ON_DEVICE = 1000  # clients, with population=auto
+MOST_DRAWN = 1000  # rounds that are drawn beforehand, to know who will train
 
 
 def check_population(config: ConfigDict, num_clients: int) -> None:
@@ -128,12 +131,17 @@ def refuse_ensemble(adaptations: Iterable[str]) -> None:
             )
 
 
-def disk_note(config: ConfigDict, start: Callable[[], FederatedState | Held]) -> str:
+def disk_note(
+    config: ConfigDict,
+    start: Callable[[], FederatedState | Held],
+    cohort_of: Callable[[jax.Array], Cohort],
+) -> str:
     """A sentence on the disk that the clients' rows will take; empty where they lie elsewhere.
 
     Args:
       config: the run's.
       start: as `start_held` returns it.
+      cohort_of: who is drawn for a round i32[], and who of them takes part; traceable.
 
     Raises:
       ConfigError: the disk has not that much.
@@ -143,12 +151,9 @@ def disk_note(config: ConfigDict, start: Callable[[], FederatedState | Held]) ->
         return ""
     store, drawn = held.store, config.clients_per_round
     free, taken = _free_bytes(store.folder), store.taken_bytes()
-    # Who has trained needs a row. Where all are drawn alike, so many have at last; else it may be
-    # the same few in every round.
-    keys = config.participation
-    alike = keys.draw == "uniform" and not keys.trace and not keys.dropout
-    share = 1 - (1 - drawn / store.num_clients) ** (config.rounds if alike else 1)
-    least = store.row_bytes * store.num_clients * share
+    # Who has trained needs a row, and who will train follows from the seed.
+    train = who_trains(cohort_of, store.num_clients, min(config.rounds, MOST_DRAWN))
+    least = store.row_bytes * int(train.sum())
     most = store.row_bytes * min(drawn * config.rounds, SLOTS * store.num_clients)
     if max(0, least - taken) > free:
         raise ConfigError(
@@ -164,8 +169,30 @@ def disk_note(config: ConfigDict, start: Callable[[], FederatedState | Held]) ->
     )
 
 
+def who_trains(
+    cohort_of: Callable[[jax.Array], Cohort], num_clients: int, rounds: int
+) -> jax.Array:
+    """bool[N], who takes part in at least one of the first rounds, by `disk_note`'s `cohort_of`."""
+
+    def also(number: jax.Array, train: jax.Array) -> jax.Array:
+        cohort = cohort_of(number)
+        present = True if cohort.participates is None else cohort.participates
+        return train.at[cohort.client].max(present)
+
+    def draw() -> jax.Array:
+        return jax.lax.fori_loop(0, rounds, also, jnp.zeros(num_clients, bool))
+
+    return jax.jit(draw)()
+
+
 def protect_rows(folder: Path, state: FederatedState | Held) -> None:
-    """Keeps the rows that a workdir's checkpoints name from being written to."""
+    """Keeps the rows that a workdir's checkpoints name from being written to.
+
+    Where there are no checkpoints, the files are made.
+
+    Raises:
+      WorkdirError: the files cannot be made.
+    """
     if not isinstance(state, Held):
         return
     from fedjax_bn.run import checkpoint  # Orbax takes long to import
@@ -175,6 +202,8 @@ def protect_rows(folder: Path, state: FederatedState | Held) -> None:
         with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
             steps = by_first(lambda manager=manager: list(manager.all_steps()))
             named[kind] = [_slots_of(manager, state, step) for step in steps]
+    if not any(named.values()):
+        by_first(state.store.make)
     state.store.going_on(
         {kind: [s for s in slots if s is not None] for kind, slots in named.items()}
     )

@@ -7,17 +7,18 @@ the slot of each client, u8[N]. The files know nothing else: whatever else was w
 is room for new rows.
 """
 
+import errno
 import io
 import os
 import zlib
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
 
-from fedjax_bn.run.errors import CheckpointError
+from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.workdir import faults_named, sync
 
 PyTree = Any
@@ -55,6 +56,15 @@ class RowStore:
         paths = [path for path in map(self._path, self._parts) if path.exists()]
         return sum(path.stat().st_blocks * 512 for path in paths)
 
+    def make(self) -> None:
+        """Makes the files that are not there, which take no disk yet.
+
+        Raises:
+          WorkdirError: they cannot be made, or the file system takes none of their size.
+        """
+        for part in filter(lambda part: _has_leaves(self._parts[part]), self._parts):
+            self._make(part)
+
     def read(self, part: str, slots: np.ndarray, client: np.ndarray, first: PyTree) -> PyTree:
         """The rows [C, ...] of some clients i[C], in one part.
 
@@ -65,7 +75,7 @@ class RowStore:
           first: the row of a client that has none yet, a tree without the leading axis.
 
         Raises:
-          CheckpointError: a row is not what was written.
+          CheckpointError: a row is not what was written, or its file is gone.
           WorkdirError: the file cannot be read.
         """
         like, path = self._parts[part], self._path(part)
@@ -75,6 +85,11 @@ class RowStore:
         have = np.flatnonzero(slots[client] != UNTOUCHED)
         rows[have] = np.zeros((), rows.dtype)  # whose checksum is wrong, if the file ends before
         if len(have):
+            if not path.exists():
+                raise CheckpointError(
+                    f"{path} is gone, which holds the rows that the checkpoints in "
+                    f"{path.parents[1]} name: put it back, or give another --workdir"
+                )
             with faults_named(path), open(path, "rb") as file:
                 for row in have:
                     file.seek(self._place(part, slots[client[row]], client[row]))
@@ -161,12 +176,30 @@ class RowStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(partial, "wb") as file:
                 file.write(_header(self._parts[part], self.num_clients))
-                file.truncate(self._place(part, SLOTS, 0))
+                _reserve(file, self._place(part, SLOTS, 0))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
         sync(path.parent)
         sync(path.parent.parent)
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Gives a sparse file its size in bytes.
+
+    Raises:
+      WorkdirError: the file system takes no file of that size.
+    """
+    try:
+        file.truncate(size)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise WorkdirError(
+            f"{Path(file.name).parent} lies on a file system that takes no file of {size:,} bytes, "
+            "which the rows of all clients may need: give a --workdir on another one, train fewer "
+            "clients, or choose a smaller model"
+        ) from error
 
 
 def _has_leaves(tree: PyTree) -> bool:

@@ -49,7 +49,7 @@ from fedjax_bn.run.records import (
     round_record,
 )
 from fedjax_bn.run.report import write_data_plots
-from fedjax_bn.run.rounds import open_rounds
+from fedjax_bn.run.rounds import cohort_of, open_rounds
 from fedjax_bn.run.start import Keys, data_hash, partition_table, prepare
 from fedjax_bn.run.stop import saying, stop_requests
 from fedjax_bn.run.stored_rounds import open_stored_rounds
@@ -97,7 +97,8 @@ def run(
     if by_first((folder / "summary.json").exists):
         return by_first(lambda: _say_finished(config, folder, say))
 
-    if note := by_first(lambda: disk_note(config, start)):
+    drawn = partial(cohort_of, config, experiment, keys)
+    if note := by_first(lambda: disk_note(config, start, drawn)):
         say(note)
 
     # 3. Otherwise this process, the first of several, owns the folder until it ends, and goes on

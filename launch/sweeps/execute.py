@@ -120,7 +120,10 @@ def execute(
             return Outcome(job.name, STOPPED)
         log = logs / f"{job.name}.txt" if logs else None
         began = time.monotonic()
-        outcome = _attempt(job, partial(_call, processes, at_once, log), retries)
+        try:
+            outcome = _attempt(job, partial(_call, processes, at_once, log), retries)
+        except OSError as error:  # of its log or its folder: the other runs go on
+            outcome = Outcome(job.name, FAILED, f"before it could start: {error}")
         if processes.signal:
             return Outcome(job.name, STOPPED)
         if outcome.state == FAILED and log:
