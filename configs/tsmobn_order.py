@@ -3,7 +3,7 @@
     python -m fedjax_bn.main --config configs/tsmobn_order.py --config.data.path=PATH
 
 The paper's result: accuracy hardly depends on the order. It does where samples come class after
-class, which is order=-1 on data that lie so.
+class: order=-1 keeps the order of storage, and image files are often stored so.
 As in the paper these are Camelyon17's two unseen hospitals, in the setting of
 configs/camelyon17.py, which says what PATH is; they are tested once, in the round with the best
 mean validation accuracy.

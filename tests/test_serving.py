@@ -287,6 +287,45 @@ def test_evaluate_takes_another_place_another_size_and_no_target(workdir, tmp_pa
     assert found["unseen"]["hospital9"]["running"] == pytest.approx(expected, abs=8)
 
 
+STREAMS = ("tsmobn", "tsmobn:order=-1", "tsmobn:order=7:batch_size=5", "batch", "random_alpha")
+
+
+@pytest.mark.parametrize("form", ["folders", "npz"])
+def test_the_csv_of_predict_is_that_of_evaluate(workdir, served, tmp_path, monkeypatch, form):
+    """Sorted by class, and as files in another order of classes than the run's."""
+    by_class = np.argsort(DOG.labels, kind="stable")
+    images, labels = DOG.images[by_class], DOG.labels[by_class]
+    place = data = tmp_path / "hospitals"
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        path = place / "hospital9" / DATA.classes[label] / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    given = place / "hospital9"
+    if form == "npz":
+        data, given = tmp_path / "all.npz", tmp_path / "images.npz"
+        np.savez(data, hospital9__images=images, hospital9__labels=labels)
+        np.savez(given, images=images)
+    monkeypatch.chdir(tmp_path)
+    arguments = [f"--workdir={workdir[0]}", f"--config.data.name={form}", f"--name=by_{form}"]
+    arguments += [f"--config.data.path={data}", "--config.predictions=csv"]
+    assert runs.command("evaluate", *arguments, f"--config.adaptations={','.join(STREAMS)}") == 0
+    stored = (workdir[0] / "evaluations" / f"by_{form}-predictions.csv").read_text()
+    evaluated = list(csv.reader(io.StringIO(stored)))[1:]
+    different = set()
+    for text in STREAMS:
+        asked = ("--model", str(served), "--data", str(given), "--adapt", text)
+        assert runs.command("predict", *asked, "--out", "found.csv") == 0
+        _, rows, found = table(Path("found.csv").read_text())
+        theirs = [row for row in evaluated if row[1] == text]
+        np.testing.assert_allclose(found, np.array([row[5:] for row in theirs], float), atol=2e-6)
+        names = [row[2].partition("/")[2] for row in theirs]
+        if form == "npz":
+            names = [str(int(name)) for name in names]
+        assert [row[0] for row in rows] == names  # in the order of the files
+        different.add(found.tobytes())
+    assert len(different) == len(STREAMS)  # the order, and the batches, count
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -41,7 +41,7 @@ class Choice(NamedTuple):
     Attributes:
       adaptation: (init, predict).
       batch_size: samples of a batch, at least 1.
-      order: seed of the random order of the stream; -1 for the order in which the data lie.
+      order: seed of the random order of the stream; -1 for the order of storage.
     """
 
     adaptation: Adaptation
@@ -56,6 +56,12 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
     `views`, `seed`) and, for all, `batch_size`, `order`, `affine` (False: scale 1, bias 0) and
     `mask` (False: without the masks that a method such as FedCD has trained). One's own adaptation
     is `package.module:function`, a function `(model, *, ...) -> Adaptation`.
+
+    `order` is the seed of the random order in which `evaluate`, `predict` and a predictor pass a
+    client's samples, 0 by default: the same samples give the same probabilities in all of them. -1
+    keeps the order of storage, which is the order of paths for image files and that of the array
+    otherwise. Stored samples are often sorted by class, and batches of one class mislead every
+    adaptation that takes statistics of batches.
 
     Args:
       text: the choice; the name alone takes all defaults.

@@ -40,6 +40,7 @@ from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.per_sample import alphas_of, features_of
 from fedjax_bn.run.records import Record, have_trained
 from fedjax_bn.run.report import unseen
+from fedjax_bn.run.scoring_data import as_stored
 from fedjax_bn.run.start import data_hash
 
 _KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
@@ -190,7 +191,7 @@ def _stretched(tested: Dataset, form: Record) -> Dataset:
     """The domains with images of the run's size, see `resize.resized`."""
 
     def stretch(domain: Domain) -> Domain:
-        split = whole(domain)
+        split = as_stored(whole(domain))
         images = resized(split.images, form["shape"])
         return Domain(domain.name, None, None, split._replace(images=images))
 

@@ -33,7 +33,7 @@ from fedjax_bn.run.personalization import (
 from fedjax_bn.run.population import Held, refuse_ensemble
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.scoring import carries, score_unseen
-from fedjax_bn.run.scoring_data import TestData, in_order
+from fedjax_bn.run.scoring_data import TestData, as_stored, in_order
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task
 
@@ -55,6 +55,7 @@ def unseen_evaluator(
             labelled, tested[name] = set_aside(split, how)
             rule = experiment.method.statistics
             adapt[name] = adapt_unseen(experiment.model, experiment.prepare, how, labelled, rule)
+    tested = {name: as_stored(split) for name, split in tested.items()}
     limit, mesh = config.data.device_megabytes, experiment.mesh
     choices, task = experiment.adaptations, answering(task or experiment.task)
     score = adaptation_scorer(experiment.prepare, choices, tested, limit, task, mesh)
@@ -91,7 +92,7 @@ def adaptation_scorer(
     Args:
       prepare: stored images -> what the model reads.
       choices: text -> adaptation, with the batch size and the order of its stream.
-      splits: client -> the samples it is tested on.
+      splits: client -> the samples it is tested on, as `scoring_data.as_stored` gives them.
       device_megabytes: larger splits are streamed from the host.
       task: how outputs are judged; by default `task.classification`.
       mesh: the devices over which a client's batches are shared out; None for one. Where one

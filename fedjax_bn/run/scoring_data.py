@@ -8,6 +8,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_bn.data.domain import Split, select
+from fedjax_bn.data.rows import Rows
+from fedjax_bn.data.sets.folders import is_image
 from fedjax_bn.devices import CLIENTS, padded
 from fedjax_bn.run.mesh import over_all, place_rows
 
@@ -136,11 +138,25 @@ def as_stream(split: Split, batch_size: int, order: int = 0) -> TestData:
     return stack_batches([in_order(split, order)], batch_size)
 
 
-def in_order(split: Split, order: int) -> Split:
-    """The split in the random order of a seed.
+def as_stored(split: Split) -> Split:
+    """Returns the split in the order of storage, in which `predict` reads the same samples.
 
-    -1 leaves it in the order in which it lies, often sorted by class, which no tracked or batch
-    statistics bear.
+    Image files come in the order of their paths, rows of an array in that of the array; any others
+    keep their order.
+    """
+    images, _, names = split
+    if names is not None and len(names) and is_image(str(names[0])):
+        paths = [str(name).split("/") for name in names]
+        return select(split, np.array(sorted(range(len(paths)), key=paths.__getitem__)))
+    if isinstance(images, Rows):
+        return select(split, np.argsort(images.index, kind="stable"))
+    return split
+
+
+def in_order(split: Split, order: int) -> Split:
+    """Returns a split as `as_stored` gives it in the random order of a seed; -1 keeps it.
+
+    See `adaptation.choice.choose_adaptation`.
     """
     return split if order < 0 else select(split, places_in_order(len(split.images), order))
 

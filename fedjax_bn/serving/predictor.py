@@ -26,7 +26,8 @@ class Predictor(NamedTuple):
       step: `step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`.
       check: raises ValueError for images [N, ...] that are none as the model was trained on.
       batch_size: B.
-      order: seed of the random order in which a call passes its images; -1 for theirs.
+      order: seed of the random order in which a call passes its images; -1 for theirs, see
+        `adaptation.choice.choose_adaptation`.
     """
 
     start: Callable[[], PyTree]
@@ -38,8 +39,7 @@ class Predictor(NamedTuple):
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Probabilities f[N, C] of a client's images [N, ...], bytes if it trained on bytes.
 
-        An adaptation sees them in batches, in a random order (as `evaluate` tests it), since images
-        often lie sorted by class, which statistics of batches do not bear.
+        An adaptation sees them in batches, in the random order of `order`, as in `evaluate`.
 
         Raises:
           ValueError: there are no images, or the model was trained on others.
