@@ -23,6 +23,10 @@ import report  # noqa: E402
 import rows  # noqa: E402
 import sweep  # noqa: E402
 
+from fedjax_bn.run.config import flatten  # noqa: E402
+from fedjax_bn.run.config_file import read  # noqa: E402
+from fedjax_bn.run.configured_method import resolved  # noqa: E402
+
 DIGITS = ("mnist", "svhn", "usps", "synth_digits", "mnist_m")
 RUNS = plan.all_runs(fedbn.SWEEP.parts)
 
@@ -355,3 +359,23 @@ def test_a_loss_that_only_evaluated_rounds_have_is_drawn_there(tmp_path, monkeyp
     (line,) = drawn[0].axes[0].lines
     np.testing.assert_array_equal(line.get_xydata(), [[2, 0.5], [4, 0.25]])
     assert curves.losses(tmp_path, {"m": ("x/0",)}, {"A": "a"}, "other") is None
+
+
+def test_a_report_marks_runs_that_trained_on_other_numbers_of_samples(tmp_path):
+    changes = [("data.fraction", "1.0"), ("data.truncate", "True")]
+    planned = read(f"{plan.ROOT}/configs/digits.py", changes)
+    for method, counts in {"fedavg": [7437, 7438, 14], "fedbn": [7438, 743, 743]}.items():
+        config = dict(flatten(resolved(planned))) | {"method": method}
+        fabricate(tmp_path, f"digits/data100/{method}/0", dict.fromkeys(DIGITS, 50.0))
+        folder = tmp_path / f"digits/data100/{method}/0"
+        (folder / "config.json").write_text(json.dumps({"config": config}))
+        clients = dict(zip(("mnist", "svhn", "other"), counts, strict=True))
+        facts = {name: {"train": {"samples": count}} for name, count in clients.items()}
+        (folder / "data.json").write_text(json.dumps({"clients": facts}))
+    runs = {run.name: run for run in RUNS}
+    assert differences.differences(tmp_path, runs["digits/data100/fedavg/0"]) == ()
+    give("report", "--workdir", str(tmp_path))
+    text = (tmp_path / "report.md").read_text()
+    said = "[a] training samples of a client: svhn 743 (planned: 7438)"
+    assert f"Differs from the plan: {said}." in text
+    assert "50.00 [a]" in text

@@ -56,6 +56,16 @@ def test_every_run_has_a_valid_configuration(name):
         check(read(f"{ROOT / config}{colon}{inline}", spelled))
 
 
+def test_every_digit_domain_of_the_data_is_left_out_in_each_form(tmp_path):
+    names = benches.BENCHES["digits"].targets
+    for other in ("fonts", "synth_digits"):
+        domains = [other if name == "fonts" else name for name in names]
+        path = tmp_path / f"{other}.npz"
+        np.savez(path, **{f"{name}__train_labels": np.arange(2) for name in domains})
+        options, _ = all_methods.parse(["--dataset", "digits", "--path", str(path)])
+        assert list(benches.bench_of(options).targets) == domains
+
+
 def test_an_interval_is_students_and_a_difference_is_of_the_same_seeds():
     mean, half = compared.interval([1.0, 2.0, 6.0])
     np.testing.assert_allclose((mean, half), (3, 4.3026527 * np.sqrt(7 / 3)), rtol=1e-6)

@@ -6,6 +6,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -23,9 +24,15 @@ import unifed  # noqa: E402
 import unifed_small  # noqa: E402
 import unseen  # noqa: E402
 
+from fedjax_bn.data.boxes import bdd100k, driving  # noqa: E402
+from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of  # noqa: E402
+from fedjax_bn.data.sets import digits  # noqa: E402
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS  # noqa: E402
 from fedjax_bn.run.config import check  # noqa: E402
 from fedjax_bn.run.config_file import read  # noqa: E402
 from fedjax_bn.run.configured_method import check_adaptations, method_maker  # noqa: E402
+from fedjax_bn.run.datasets import configured_clients  # noqa: E402
+from fedjax_bn.run.readers import DATASETS  # noqa: E402
 from fedjax_bn.run.report.published import published  # noqa: E402
 
 # By its path: a package of PyPI has the same name.
@@ -76,6 +83,82 @@ def test_every_command_is_a_configuration_that_the_program_accepts(one):
         check(config)
         check_adaptations(config, config.adaptations)
         method_maker(config)
+
+
+FORMS = ("originals", "with SynthDigits", "with fonts")
+IN_FORM = {form: [*digits._ORIGINALS] for form in FORMS[:2]} | {
+    "with fonts": ["fonts" if name == "synth_digits" else name for name in digits._ORIGINALS]
+}
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory) -> dict[str, Path]:
+    """The digits in each form that they come in, without a pixel."""
+    place = tmp_path_factory.mktemp("forms")
+    found = {"originals": place / "originals"}
+    found["originals"].mkdir()
+    for form in FORMS[1:]:
+        found[form] = place / f"{form}.npz"
+        nothing = np.zeros(0, np.uint8)
+        np.savez(found[form], **{f"{n}__train_images": nothing for n in IN_FORM[form]})
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("one", ALL, ids=NAMES)
+def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(one, form, forms):
+    known = {
+        **{name: {*about.domains} for name, about in IMAGE_FOLDERS.items()},
+        "digits": set(IN_FORM[form]),
+        "digits_morpho": {*digits._ORIGINALS, "morpho_global", "morpho_local"},
+        "cifar10_c": {*CORRUPTIONS, *groups_of(tuple(CORRUPTIONS))},
+        "camelyon17": {f"hospital{n}" for n in range(1, 6)},
+        "cow_on_beach": {"zoo", "beach"},
+        "bdd100k": {*bdd100k.TABLE_3},
+        "driving": {*driving.DOMAINS},
+    }
+    checked = set()
+    for run in plan.all_runs(one.parts):
+        if not run.changes.get("target"):
+            continue
+        data = dict.fromkeys(run.needs.values(), str(forms[form]))
+        command = sweep.train_command(run, Path("runs"), data)
+        (target,) = (a.partition("=")[2] for a in command if a.startswith("--config.target="))
+        place = (run.config, run.changes.get("data.name"), target)
+        if place not in checked:
+            checked.add(place)
+            changes = [(key, sweep.text(value)) for key, value in run.changes.items()]
+            config = read(f"{ROOT}/{run.config}", changes)
+            assert {*target.split(",")} <= known[config.data.name], run.name
+
+
+@pytest.mark.parametrize("one", ALL, ids=NAMES)
+def test_no_plan_takes_a_share_of_the_digits_that_depends_on_their_form(one):
+    for run in kinds(plan.all_runs(one.parts)).values():
+        if run.config.startswith("configs/digits.py"):
+            assert {"data.fraction", "data.truncate"} <= run.changes.keys()
+
+
+def test_percentages_are_shares_of_the_data_that_are_given(tmp_path):
+    arrays = {}
+    for name in IN_FORM["with fonts"]:
+        for part in ("train", "test"):
+            arrays[f"{name}__{part}_images"] = np.zeros((200, 28, 28, 3), np.uint8)
+            arrays[f"{name}__{part}_labels"] = np.arange(200) % 10
+    np.savez(tmp_path / "digits.npz", **arrays)
+
+    def sizes(protocol) -> set[int]:
+        changes = [(key, sweep.text(value)) for key, value in protocol.changes.items()]
+        path = ("data.path", str(tmp_path / "digits.npz"))
+        config = read(f"{ROOT}/{protocol.config}", [*changes, path])
+        internal, _ = configured_clients(DATASETS["digits"](config), config)
+        return {len(domain.train.labels) for domain in internal.domains}
+
+    assert {p: sizes(one) for p, one in fedbn.BY_PERCENT.items()} == {
+        p: {2 * p} for p in fedbn.PERCENTS
+    }
+    assert {n: sizes(one) for n, one in fedbn.BY_CLIENTS.items()} == {n: {20} for n in range(1, 11)}
+    assert {p: sizes(one) for p, one in fedbn.UNEQUAL.items()} == {10: {20}, 100: {200}}
 
 
 @pytest.mark.parametrize("one", ALL, ids=NAMES)

@@ -16,6 +16,8 @@ from fedjax_bn.run.report.published import Cell as Published  # noqa: E402
 UNSEEN = "unseen"  # in place of a domain: the mean over all unseen ones of a run
 MEAN = "mean"  # in place of a domain: the mean over all internal clients
 OWN = "own"  # in place of an adaptation: each internal client's own model, of an evaluation
+# A copy of the digits has one of these domains: computer-rendered fonts stand in for SynthDigits.
+STAND_INS = {"synth_digits": "fonts", "fonts": "synth_digits"}
 
 
 class Evaluation(NamedTuple):
@@ -43,6 +45,8 @@ class Run(NamedTuple):
       changes: dotted key -> value, what differs from the config file.
       needs: dotted key -> NAME of --data.NAME=PATH, what the user must supply.
       tests: that follow.
+      samples: domain -> training samples of each of its clients, where the paper gives the number;
+        a report marks runs that trained on others.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Run(NamedTuple):
     changes: Mapping[str, Any]
     needs: Mapping[str, str]
     tests: tuple[Evaluation, ...] = ()
+    samples: Mapping[str, int] = {}
 
 
 class Cell(NamedTuple):
@@ -140,11 +145,32 @@ def all_runs(parts: Iterable[Table | Figure]) -> tuple[Run, ...]:
     found: dict[str, Run] = {}
     for run in (run for part in parts for run in part.runs):
         known = found.setdefault(run.name, run)
-        if known[1:4] != run[1:4]:
+        if known[1:4] + known[5:] != run[1:4] + run[5:]:
             raise ValueError(f"two different runs are named {run.name}: give them other folders")
         tests = {test.name: test for test in (*known.tests, *run.tests)}
         found[run.name] = known._replace(tests=tuple(tests.values()))
     return tuple(found.values())
+
+
+def target_in(path: str, target: str) -> str:
+    """Returns the domain to leave out: `target`, or its stand-in where the data have that one.
+
+    Args:
+      path: of the digits, a folder of the originals or a `.npz`.
+      target: the domain that the plan leaves out.
+    """
+    other = STAND_INS.get(target)
+    if not other or not Path(path).exists():
+        return target
+    if Path(path).is_dir():
+        return "synth_digits"
+    from fedjax_bn.data.sets.arrays import names_in_npz
+
+    try:
+        domains = {name.partition("__")[0] for name in names_in_npz(Path(path))}
+    except ValueError:  # which the run itself explains
+        return target
+    return other if target not in domains and other in domains else target
 
 
 def finished(workdir: Path, name: str) -> bool:

@@ -8,7 +8,7 @@ these are tested, and which row of the paper it is.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from plan import MEAN, UNSEEN, Cell, Evaluation, Published, Run, Table
+from plan import MEAN, STAND_INS, UNSEEN, Cell, Evaluation, Published, Run, Table
 
 from fedjax_bn.run.report.published import published
 
@@ -41,6 +41,7 @@ class Protocol(NamedTuple):
       seeds: how many, from 0 on.
       needs: see `Run`.
       changes: of the config, by all rows.
+      samples: see `Run`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Protocol(NamedTuple):
     seeds: int
     needs: Mapping[str, str]
     changes: Mapping[str, Any]
+    samples: Mapping[str, int] = {}
 
 
 class Row(NamedTuple):
@@ -72,8 +74,14 @@ def internal(domains: Mapping[str, str]) -> dict[str, Column]:
 
 
 def left_out(domains: Mapping[str, str]) -> dict[str, Column]:
-    """Columns of domains that are left out one after the other: heading -> domain."""
-    return {heading: Column((domain,), domain) for heading, domain in domains.items()}
+    """Columns of domains that are left out one after the other: heading -> domain.
+
+    Of a domain with a stand-in the cell takes whichever was left out, see `plan.target_in`.
+    """
+    return {
+        heading: Column((domain,), UNSEEN if domain in STAND_INS else domain)
+        for heading, domain in domains.items()
+    }
 
 
 def outside(domains: Mapping[str, str], target: str) -> dict[str, Column]:
@@ -106,6 +114,7 @@ def runs_of(protocol: Protocol, trainings: Iterable[Training]) -> tuple[Run, ...
             },
             protocol.needs,
             training.tests,
+            protocol.samples,
         )
         for training in trainings
         for target in targets(protocol)
@@ -139,7 +148,8 @@ def table(
     printed = {(c.method, c.column): c for c in published(**where)} if where else {}
     columns = dict(protocol.columns)
     if average:
-        domain = MEAN if any(c.targets != (c.domain,) for c in columns.values()) else UNSEEN
+        outside = all(c.domain == UNSEEN or c.targets == (c.domain,) for c in columns.values())
+        domain = UNSEEN if outside else MEAN
         columns[average] = Column(targets(protocol), domain)
 
     def cells(label: str, row: Row | str) -> Iterable[Cell]:

@@ -16,8 +16,9 @@ instead, all of them. `report` writes report.md and figures from what has finish
 --only takes globs of run names ("digits/E1/*") or tables and figures as the paper numbers them
 ("Table 3", "Fig. 4"), several behind commas. FOLDER has the data sets and weights by their NAMEs,
 which the file of the paper lists (FOLDER/pacs, or FOLDER/pacs.npz and so on); --data.NAME=PATH
-gives one of them. --config.KEY=VALUE changes a key of every selected run, as for fedjax_bn.main;
-the report says of every number in what its runs differ.
+gives one of them. A copy of the digits holds SynthDigits or the fonts that stand in for it: a run
+that leaves one of them out takes the one that is there. --config.KEY=VALUE changes a key of every
+selected run, as for fedjax_bn.main; the report says of every number in what its runs differ.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from execute import WAITS, Job, Outcome, execute, exit_status, table
-from plan import ROOT, Evaluation, Figure, Run, Sweep, Table, all_runs, finished
+from plan import ROOT, Evaluation, Figure, Run, Sweep, Table, all_runs, finished, target_in
 from report import write_report
 
 
@@ -40,12 +41,19 @@ def train_command(
 ) -> list[str]:
     """The arguments of Python that train a run; an unknown path is written PATH_OF_NAME."""
     given = {key: data.get(name, f"PATH_OF_{name}") for key, name in run.needs.items()}
-    settings = [
-        f"--config.{key}={text(value)}" for key, value in ({**run.changes, **given}).items()
-    ]
+    planned = {**run.changes, **given}
+    if "target" in planned:
+        path = _changed(changes).get("data.path", planned.get("data.path", ""))
+        planned["target"] = target_in(path, planned["target"])
+    settings = [f"--config.{key}={text(value)}" for key, value in planned.items()]
     config = os.path.relpath(ROOT / run.config)
     parts = ["-m", "fedjax_bn.main", "--config", config, *settings, *changes]
     return [*parts, "--workdir", str(workdir / run.name)]
+
+
+def _changed(changes: Iterable[str]) -> dict[str, str]:
+    """Key -> text of arguments `--config.KEY=TEXT`."""
+    return dict(change.removeprefix("--config.").split("=", 1) for change in changes)
 
 
 def test_command(run: Run, evaluation: Evaluation, workdir: Path) -> list[str]:
@@ -220,8 +228,7 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
     if options.action == "report":
         print(write_report(sweep, options.workdir))
         return 0
-    replaced = {change.partition("=")[0].removeprefix("--config.") for change in changes}
-    chosen = [_without(run, replaced) for run in select(sweep, options.only)]
+    chosen = [_without(run, {*_changed(changes)}) for run in select(sweep, options.only)]
     if options.dry_run or options.action == "list":
         for run in chosen:
             for command in commands(run, options.workdir, data, changes):

@@ -2,7 +2,9 @@
 
     python launch/sweeps/unseen.py [--only 'digits/*'] [--data FOLDER] [--dry-run]     see sweep.py
 
-NAMEs of data: digits and pacs, as their config files take data.path. Every domain of digits is left
+NAMEs of data: digits and pacs, as their config files take data.path; digits is an `.npz` of some
+700 training images a domain (of the originals all would train, but for --config.data.fraction).
+Every domain of digits is left
 out in turn, of PACS the sketches. FedIG is a run of FedIG-A tested without its adapter, since the
 adapter does not touch the main network. Seeds share compiled programs where the environment has
 JAX_COMPILATION_CACHE_DIR=FOLDER.
@@ -49,6 +51,8 @@ SEEDS = 3
 DIGITS = {"MNIST": "mnist", "SVHN": "svhn", "USPS": "usps", "fonts": "fonts", "MNIST-M": "mnist_m"}
 
 DIGITS_KEYS = {
+    "data.fraction": 1.0,  # of an `.npz` of 554 to 743 images a domain
+    "data.truncate": False,
     "model": "SmallCNN",
     "rounds": 25,
     "optimizer.learning_rate": 0.03,
