@@ -93,6 +93,19 @@ def test_morpho_mnist_is_unseen_and_has_its_test_part_alone(folder):
         np.testing.assert_array_equal(one.test.images, two.test.images)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_no_digit_behind_morpho_mnist_trains(folder, seed):
+    """Published test samples have levels from 100 on; each is a digit behind Morpho-MNIST's."""
+    data = digits_morpho.load(folder, target=digits_morpho._UNSEEN, seed=seed, fraction=0.5)
+    plain = digits.load(folder, seed=seed, fraction=0.5)
+    trained = {d.name: d.train.images[:, 0, 0, 0].tolist() for d in data.domains if d.train}
+    before = {domain.name: domain.train.images[:, 0, 0, 0].tolist() for domain in plain.domains}
+    for name in ("mnist", "mnist_m"):
+        assert max(trained[name]) < 100 <= max(before[name])
+        assert len({*trained[name]}) == len(trained[name]) == len(before[name])
+    assert all(trained[name] == before[name] for name in ("svhn", "usps", "synth_digits"))
+
+
 def test_a_configuration_names_the_digits_with_morpho_mnist(folder):
     config = defaults.base()
     config.data.name, config.data.path = "digits_morpho", str(folder)

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedjax_bn.data.division.by_class import stratified_sample, stratified_split
 from fedjax_bn.data.division.integer_shares import fraction_size
-from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, select
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels import decode
@@ -55,6 +55,7 @@ def load(
     truncate: bool | None = None,
     resplit: bool = True,
     whole: Sequence[str] = (),
+    published: Sequence[str] = (),
 ) -> Dataset:
     """The digits benchmark as u8[N, 28, 28, 3], 10 classes, normalized by (0.5, 0.5).
 
@@ -70,6 +71,8 @@ def load(
         paper's 7438 (0.8 of USPS' 9298) and 743 samples come from. False: the datasets' own
         splits, where USPS has 7291, and a tenth is 729.
       whole: names of domains that `fraction` and `truncate` leave alone: unseen ones.
+      published: names of domains that train on samples of their published training part alone;
+        originals only.
 
     Returns:
       Dataset "digits" without validation splits, as in the paper (`make_clients` holds some out of
@@ -79,12 +82,14 @@ def load(
       FileNotFoundError: a file is missing; the sentence says what belongs there.
       ValueError: a file is corrupt or an argument out of range.
 
-    Differs from the paper: the random sample of the training set is stratified by class.
+    Differs from the paper: the random sample of the training set is stratified by class. As in the
+    paper, MNIST-M shows digits of MNIST: a digit that trains in one of the two may test in the
+    other.
     """
     path = _check_path(path)
     fraction_size(1, 1.0 if fraction is None else fraction)  # out of range is an error before I/O
     if path.is_dir():
-        return _from_folder(path, seed, fraction, truncate, resplit, whole)
+        return _from_folder(path, seed, fraction, truncate, resplit, whole, published)
     return _reduce(from_npz(path), seed, fraction, bool(truncate), whole)
 
 
@@ -196,6 +201,7 @@ def _from_folder(
     truncate: bool | None,
     resplit: bool,
     whole: Sequence[str],
+    published: Sequence[str],
 ) -> Dataset:
     pools = [_pool(*reader(_folder(path, name)), resplit) for name, reader in _ORIGINALS.values()]
     counts = {name: len(train.labels) for name, (train, _) in zip(_ORIGINALS, pools, strict=True)}
@@ -207,11 +213,12 @@ def _from_folder(
     )
     domains = []
     for k, (name, (train, test), size) in enumerate(zip(_ORIGINALS, pools, sizes, strict=True)):
-        owned = stratified_sample(
-            Split(np.arange(len(train.labels)), train.labels), size, generator(seed, k)
-        )
-        every = np.arange(len(test.labels))
-        domains.append(Domain(name, _read(train, owned.images), None, _read(test, every)))
+        every = Split(np.arange(len(train.labels)), train.labels)
+        owned = stratified_sample(every, size, generator(seed, k))
+        if name in published:
+            owned = _of_published(owned, every, train.published, generator(seed, k))
+        tested = _read(test, np.arange(len(test.labels)))
+        domains.append(Domain(name, _read(train, owned.images), None, tested))
     return check_dataset(Dataset("digits", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3))
 
 
@@ -225,6 +232,23 @@ def _folder(path: Path, name: str) -> Path:
     if name not in found:
         raise FileNotFoundError(f"{path / name} is missing; data.path must be {_choices()}")
     return found[name]
+
+
+def _of_published(owned: Split, every: Split, count: int | None, rng: np.random.Generator) -> Split:
+    """Returns as many samples of each class, of the first `count` alone; fewer where there are.
+
+    Args:
+      owned: a sample of `every`.
+      every: training samples by number.
+      count: of the published training part, which come first; None for all.
+      rng: draws the samples.
+    """
+    known = every.labels[:count]
+    drawn = [
+        rng.permutation(np.flatnonzero(known == label))[:wanted]
+        for label, wanted in enumerate(np.bincount(owned.labels))
+    ]
+    return select(every, rng.permutation(np.concatenate(drawn)))
 
 
 def _pool(train: Original, test: Original, resplit: bool) -> tuple[Original, Original]:
@@ -253,4 +277,4 @@ def _part_of(train: Original, test: Original, part: np.ndarray) -> Original:
         return images[np.argsort(np.argsort(of_test, kind="stable"), kind="stable")]
 
     labels = np.concatenate([train.labels, test.labels])[part]
-    return Original(labels, read)
+    return Original(labels, read, int((part < border).sum()))

@@ -16,6 +16,7 @@ from fedjax_bn.data.sets import digits, morpho_mnist
 from fedjax_bn.data.source import TEST, Pool
 
 _UNSEEN = ("morpho_global", "morpho_local")
+_SAME = ("mnist", "mnist_m")  # whose digits are Morpho-MNIST's
 
 
 def load(
@@ -35,7 +36,8 @@ def load(
 
     Returns:
       Dataset "digits_morpho". Of Morpho-MNIST it has the published test part, 10,000 images each,
-      so that none stems from a digit of MNIST's training part.
+      made of the digits of MNIST's published test part. MNIST and MNIST-M, which show these digits
+      too, train on their published training parts alone, so that no digit both trains and tests.
 
     Raises:
       FileNotFoundError: a file is missing.
@@ -47,7 +49,9 @@ def load(
             f"digits_morpho has only test samples of {' and '.join(missing)}: set "
             f"config.target={','.join(_UNSEEN)}"
         )
-    known = digits.load(path, seed=seed, fraction=fraction, truncate=truncate, whole=target)
+    known = digits.load(
+        path, seed=seed, fraction=fraction, truncate=truncate, whole=target, published=_SAME
+    )
     unseen = morpho_mnist.load(Path(path) / "Morpho-MNIST").pools
     domains = (*known.domains, *map(_test_part, unseen))
     return check_dataset(known._replace(name="digits_morpho", domains=domains))

@@ -16,10 +16,12 @@ class Original(NamedTuple):
 
     labels: i32[N].
     read: indices i64[n] -> images u8[n, h, w] or u8[n, h, w, 3]; only what is asked for is read.
+    published: how many samples, the first ones, are of the published training part; None for all.
     """
 
     labels: np.ndarray
     read: Callable[[np.ndarray], np.ndarray]
+    published: int | None = None
 
 
 def first_existing(folder: Path, names: Sequence[str], remedy: str) -> Path:
