@@ -42,6 +42,9 @@ run's alphas (Fig. 4a and 7), t-SNE (Fig. 4b) and personalized accuracies (Table
 
     python -m fedjax_bn.main evaluate --workdir DIR --alphas --tsne --internal
 
+The last are measured on the validation samples that chose the round, because DomainBed's split has
+no others; --config.data.test=0.1 in training keeps some for the test.
+
 FedCD's Table 1 (40 rounds of 5 epochs, batches of 16, learning rate 0.001):
 
               photo  art_painting  cartoon  sketch

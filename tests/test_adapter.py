@@ -7,10 +7,13 @@ import pytest
 
 import norm_nets as nets
 from fedjax_bn import adaptation
-from fedjax_bn.models import ResNet18
-from fedjax_bn.normalization import BatchNorm, adapter, normalize_with
+from fedjax_bn.data.domain import Split
+from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.models import ResNet10, ResNet18
+from fedjax_bn.normalization import BatchNorm, adapter, calls, normalize_with
 from fedjax_bn.normalization.calls import spatial_layers
 from fedjax_bn.normalization.layer import RECORDED
+from fedjax_bn.run.per_sample import alphas_of
 
 MODEL = nets.HandMade()
 KEY = jax.random.key(5)
@@ -43,6 +46,17 @@ def set_output(variables, delta, epsilon):
 
 def predict(adapt, variables, images):
     return adapt.predict(variables, adapt.init(variables), images)[0]
+
+
+def test_layers_are_in_the_order_of_the_forward_pass():
+    model, images = ResNet10(num_classes=3, width=4), jnp.ones((2, 16, 16, 3))
+    variables = adapter.with_adapter(KEY, model, model.init(KEY, images), images)
+    blocks = [f"layer{stage}_0/{name}" for stage in range(1, 5) for name in ("norm1", "norm2")]
+    split = Split(np.zeros((3, 16, 16, 3), np.uint8), np.zeros(3, np.int32))
+    names = list(alphas_of(model, standardize((0.5,) * 3, (0.5,) * 3), variables, split))
+    assert [name for name in names if "shortcut" not in name] == ["norm1", *blocks]
+    assert names == list(calls.spatial_layers(model, variables, images)) != sorted(names)
+    assert calls.in_forward_order(["unknown", *names], model, variables, images)[-1] == "unknown"
 
 
 def test_only_layers_with_spatial_axes_get_an_adapter():

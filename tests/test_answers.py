@@ -2,18 +2,25 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy.special import softmax
 from sklearn import metrics
 
 import runs
-from fedjax_bn.data.domain import Split
+from fedjax_bn import methods
+from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.models import ResNet10
+from fedjax_bn.normalization.calls import spatial_layers
 from fedjax_bn.run import answers_file, evaluate_finished
 from fedjax_bn.run.answers import Answers, Kept, as_they_lie, calibration_error, confusion, measure
-from fedjax_bn.run.batch_norm_log import distances, read_distances
+from fedjax_bn.run.batch_norm_log import distances, log_batch_norms, read_distances
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.report.intervals import (
     difference_of_parts,
@@ -176,6 +183,20 @@ def test_a_run_writes_how_far_its_clients_batch_norms_lie_apart(folder):
     first = read_distances(folder, "first")
     assert first.layers == found.layers
     assert (first.values["mean"] > 0).all()
+
+
+def test_distances_are_written_in_the_order_of_the_forward_pass(tmp_path):
+    split = Split(np.zeros((4, 16, 16, 3), np.uint8), np.arange(4) % 2)
+    domains = tuple(Domain(name, split, None, split) for name in "ab")
+    internal = Dataset("toy", 2, domains, (0.5,), (0.5,))
+    model, prepare = ResNet10(num_classes=2, width=2), standardize((0.5,), (0.5,))
+    key, images = jax.random.key(0), jnp.zeros((2, 16, 16, 3))
+    variables = model.init(key, images)
+    state = methods.fedbn(model, optax.sgd(0.1), prepare=prepare).init(key, variables, 2)
+    experiment = SimpleNamespace(model=model, prepare=prepare, internal=internal, mesh=None)
+    log_batch_norms(experiment, tmp_path, state, "selected")
+    layers = read_distances(tmp_path, "selected").layers
+    assert layers == list(spatial_layers(model, variables, images)) != sorted(layers)
 
 
 def test_an_evaluation_tells_measures_and_predictions_too(folder):

@@ -30,7 +30,7 @@ def zero_shot_adapter(model: Any) -> Adaptation:
 def record_alphas(model: Any) -> Callable[[Variables, jax.Array], dict[str, jax.Array]]:
     """Returns `record(variables, images) -> {layer name: alpha f[B]}` (FedIG, Fig. 4a, 7 to 9).
 
-    Layers are in the order in which the model's variables list them.
+    `jit` sorts the layers by name; `normalization.calls.in_forward_order` restores their order.
     """
 
     def record(variables: Variables, images: jax.Array) -> dict[str, jax.Array]:

@@ -12,7 +12,7 @@ pass. Moments are taken in two passes, whatever `use_fast_variance` says.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -144,6 +144,29 @@ def spatial_layers(model: Any, variables: dict, images: jax.Array) -> dict[str, 
     with normalize_with(note):
         shapes_of(model, variables, images)
     return found
+
+
+def in_forward_order(
+    names: Iterable[str], model: Any, variables: dict, images: jax.Array
+) -> list[str]:
+    """Returns names of modules in the order in which a forward pass first calls them.
+
+    Trees of variables and all that `jit` returns are sorted by name, where a ResNet's first layer
+    comes last. Nothing is computed. Modules that are not called come last.
+
+    Args:
+      names: such as "layer1_0/norm1"; "." is the model itself.
+      model, variables, images: as in `spatial_layers`.
+    """
+    found: dict[str, int] = {}
+
+    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        found.setdefault("/".join(call.path) or ".", len(found))
+        return function(*args, **kwargs)
+
+    with intercepting(note):
+        shapes_of(model, variables, images)
+    return sorted(names, key=lambda name: found.get(name, len(found)))
 
 
 def shapes_of(model: Any, variables: dict, images: jax.Array) -> Any:

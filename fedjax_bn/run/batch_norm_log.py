@@ -12,13 +12,14 @@ import jax
 import numpy as np
 
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.normalization.calls import in_forward_order
+from fedjax_bn.run.experiment import Experiment, sample_input
 from fedjax_bn.run.groups import some_of
 from fedjax_bn.run.mesh import gathered
 from fedjax_bn.run.population import Held
 from fedjax_bn.run.processes import first
 from fedjax_bn.run.workdir import not_readable, read_arrays, write_atomically
-from fedjax_bn.sharing import STATISTICS, path_names
+from fedjax_bn.sharing import STATISTICS, Variables, join, path_names
 
 FOLDER = "batch_norms"
 KINDS = ("mean", "std", "scale", "bias")
@@ -31,7 +32,7 @@ class Distances(NamedTuple):
     """Distances of clients from their mean.
 
     Attributes:
-      layers: names, such as "layer1_0/norm1".
+      layers: names, such as "layer1_0/norm1", in the order of the forward pass.
       clients: names.
       values: kind of KINDS -> f[L, K]; NaN where a layer shares it or has none.
     """
@@ -64,7 +65,7 @@ def log_batch_norms(
     names = [domain.name for domain in experiment.internal.domains]
     shown = some_of(len(names), most)
     found = distances({path: np.asarray(rows)[: len(names)] for path, rows in own.items()})
-    layers = list(found)
+    layers = in_forward_order(found, experiment.model, *_one_pass(experiment, state))
     arrays = {
         kind: np.array([found[layer].get(kind, np.full(len(names), np.nan)) for layer in layers])
         for kind in KINDS
@@ -77,6 +78,14 @@ def log_batch_norms(
         **{kind: np.float32(values[:, shown]) for kind, values in arrays.items()},
     )
     write_atomically(folder / FOLDER / f"{name}.npz", file.getvalue())
+
+
+def _one_pass(experiment: Experiment, state: FederatedState) -> tuple[Variables, jax.Array]:
+    """The shapes of a client's variables, and images: what a trace of the model takes."""
+    own = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state.personal
+    )
+    return join(state.shared, own), sample_input(experiment.internal, experiment.prepare, 2)
 
 
 def own_batch_norms(personal: object) -> Leaves:

@@ -32,7 +32,7 @@ from fedjax_bn.run.datasets import check_data_keys, check_target
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluate import internal_evaluator
 from fedjax_bn.run.evaluate_unseen import served_variables, unseen_evaluator
-from fedjax_bn.run.experiment import Experiment, build
+from fedjax_bn.run.experiment import TESTED_ON_VALIDATION, Experiment, build
 from fedjax_bn.run.groups import by_client
 from fedjax_bn.run.kernels import as_recorded
 from fedjax_bn.run.new_data import read_new
@@ -103,12 +103,15 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         answers: Keep = {}
         with as_recorded(folder):
             told = unseen_evaluator(config, experiment)(state, answers)
-            scores, inside = told.get("unseen", {}), {}
+            scores, inside, notes = told.get("unseen", {}), {}, []
             measures = {"internal": {}, "unseen": told.get("unseen_measures", {})}
             if request.internal:
                 trained = _trained(folder, own, number, about["form"]["clients"])
                 inside = _internal_scores(config, own, experiment, state, about, trained, answers)
                 measures["internal"] = inside.pop("measures", {})
+                if inside.pop("on_validation"):
+                    say(TESTED_ON_VALIDATION)
+                    notes = [TESTED_ON_VALIDATION]
             pictures = dict(_draw(config, experiment, state, tested, request, scores))
         if config.predictions and answers:
             end = f"-predictions.{config.predictions}"
@@ -123,6 +126,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         "samples": {domain.name: len(whole(domain).images) for domain in tested.domains},
         "unseen": scores,
         "internal": inside,
+        **({"notes": notes} if notes else {}),
         **({"measures": measures} if experiment.task.classifies else {}),
         "config": dict(flatten(config)),
     }
@@ -232,8 +236,8 @@ def _internal_scores(
 ) -> Record:
     """Accuracy of the internal clients with their own and with the global model (Table 12).
 
-    `trained` and `answers` as `run.evaluate.internal_evaluator` takes them; the "measures" of their
-    own models are beside the rows.
+    `trained` and `answers` as `run.evaluate.internal_evaluator` takes them. Beside the rows are the
+    "measures" of their own models, and whether the samples are "on_validation".
 
     Raises:
       WorkdirError: the data are not those that the run was trained on.
@@ -252,6 +256,7 @@ def _internal_scores(
     ]
     mine = internal_evaluator(theirs, built)(state, trained, answers)
     rows = {"own": mine["accuracy"], "measures": mine.get("measures", {})}
+    rows["on_validation"] = TESTED_ON_VALIDATION in built.notes
     # Clients of one domain have one test split, and the same global model.
     tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
     scores = unseen_evaluator(config, experiment._replace(unseen=tuple(tests.values())))(state)

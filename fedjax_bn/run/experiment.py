@@ -55,6 +55,12 @@ HOLD_OUT = (
 )
 
 
+TESTED_ON_VALIDATION = (
+    "the data keep no test samples of the clients (data.test): their accuracy is of the validation "
+    "samples, which also choose the round"
+)
+
+
 class Experiment(NamedTuple):
     """Everything a run needs, built and checked.
 
@@ -110,6 +116,8 @@ def build(config: ConfigDict) -> Experiment:
             "the training and validation samples of every domain are cut to those of the smallest "
             "(data.truncate)",
         )
+    if any(domain.test is domain.validation for domain in internal.domains):
+        notes += (TESTED_ON_VALIDATION,)
     check_image_size(internal, config)
     _check_clients(internal, config)
     check_draws(internal, config)

@@ -12,6 +12,7 @@ from fedjax_bn.data.domain import Split
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.models.features import FeaturesOf
+from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.run.scoring_data import stack_batches
 from fedjax_bn.sharing import Variables
 
@@ -19,8 +20,13 @@ from fedjax_bn.sharing import Variables
 def alphas_of(
     model: nn.Module, prepare: Prepare, variables: Variables, split: Split, batch_size: int = 256
 ) -> dict[str, np.ndarray]:
-    """Layer name -> alpha f[N] of every sample, in order (FedIG, Fig. 4a and 7 to 9)."""
-    return _over_batches(prepare, variables, split, batch_size, record_alphas(model))
+    """Layer name -> alpha f[N] of every sample, in order (FedIG, Fig. 4a and 7 to 9).
+
+    Layers are in the order of the forward pass.
+    """
+    alphas = _over_batches(prepare, variables, split, batch_size, record_alphas(model))
+    images = prepare(jax.numpy.asarray(split.images[:2]), parameter_dtype(variables))
+    return {name: alphas[name] for name in in_forward_order(alphas, model, variables, images)}
 
 
 def features_of(
