@@ -63,7 +63,8 @@ def changed(data):
 
 def load(config):
     data = {"none": DATA, "other": OTHER, "six": runs.DATA, "changed": changed(DATA)}
-    return data[config.data.path]
+    domains = tuple(domain._replace(test=domain.validation) for domain in DATA.domains)
+    return (data | {"no test": DATA._replace(domains=domains)})[config.data.path]
 
 
 def configuration(**changes):
@@ -143,6 +144,20 @@ def test_internal_clients_are_tested_with_local_and_global_statistics(finished):
     assert list(result["internal"]) == ["own", "running", "tsmobn", "zero_shot_adapter"]
     own = finished[1]["accuracy"]["internal"]
     assert result["internal"]["own"] == pytest.approx(own)
+
+
+def test_clients_without_test_samples_are_said_to_be_tested_on_validation_samples(
+    finished, tmp_path
+):
+    said, notes = [], []
+    keys = {"method": "fedavg", "model": "MLP", "rounds": 1, "data__path": "no test"}
+    runs.train.run(configuration(**keys), tmp_path / "run", say=notes.append)
+    request = Request(internal=True)
+    result, _ = evaluate_finished.run(tmp_path / "run", request, say=said.append)
+    assert result["notes"] == [experiment.TESTED_ON_VALIDATION]
+    assert experiment.TESTED_ON_VALIDATION in said and experiment.TESTED_ON_VALIDATION in notes
+    assert list(result["internal"]) == ["own", "running"]
+    assert "notes" not in run(finished[0], internal=True, name="tested")[0]
 
 
 def test_alphas_and_features_are_recorded_and_plotted_on_request(finished):
