@@ -155,7 +155,8 @@ def test_clients_without_test_samples_are_said_to_be_tested_on_validation_sample
     request = Request(internal=True)
     result, _ = evaluate_finished.run(tmp_path / "run", request, say=said.append)
     assert result["notes"] == [experiment.TESTED_ON_VALIDATION]
-    assert experiment.TESTED_ON_VALIDATION in said and experiment.TESTED_ON_VALIDATION in notes
+    assert experiment.TESTED_ON_VALIDATION in said
+    assert experiment.TESTED_ON_VALIDATION in notes
     assert list(result["internal"]) == ["own", "running"]
     assert "notes" not in run(finished[0], internal=True, name="tested")[0]
 

@@ -155,8 +155,9 @@ def test_models_that_answered_the_same_samples_are_compared_sample_by_sample(tmp
     assert table[2][2] == f"▲ {gap.mean():+.1f} | {limits}"
 
 
-def test_the_papers_number_stands_beside_a_cell_with_what_differs(tmp_path):
-    keys = {"weigh": "uniform", "eval_every": 10, "data__path": "x"}
+@pytest.mark.parametrize("share", [{}, {"data__fraction": 0.1, "data__truncate": True}])
+def test_the_papers_number_stands_beside_a_cell_with_what_differs(tmp_path, share):
+    keys = {"weigh": "uniform", "eval_every": 10, "data__path": "x"} | share
     finished(tmp_path / "runs", "fedbn", 0, {"svhn": 60.0, "fonts": 90.0}, None, "digits", **keys)
     page = written(tmp_path / "runs", tmp_path / "page.html")
     head, row = page.tables[0]

@@ -19,6 +19,8 @@ from fedjax_bn.run.report.variants import APART, spell
 # What rows of a paper's table differ in, or what no number depends on by much.
 _OF_ROWS = frozenset(("share", "weigh", "data.perturb", "eval_every", "patience"))
 _PLAIN = frozenset(("by_size", "uniform"))  # papers call a method the same with either
+# What the digits' empty keys mean for the originals, of which the papers' numbers are.
+_OF_ORIGINALS = {"data.fraction": 0.1, "data.truncate": True}
 _METHODS = {
     "copa": "COPA",
     "csac": "CSAC",
@@ -191,6 +193,9 @@ def _differences(protocol: Protocol, row: Row) -> list[str]:
     config, planned = row.config, _planned(protocol.config, protocol.start)
     keys = config.keys() & planned.keys() - APART - _OF_ROWS - {"pretrained"}
     keys -= {key for key, _ in _other_rules(row)}
+    if protocol.dataset in ("digits", "digits_morpho"):
+        same = _OF_ORIGINALS.items()
+        keys -= {key for key, own in same if planned[key] is None and config[key] == own}
     said = [
         f"{key}={spell(config[key])} ({spell(planned[key])} there)"
         for key in sorted(keys)
