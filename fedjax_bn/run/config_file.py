@@ -25,7 +25,7 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
       changes: further (key, value) pairs, from `--config.key=value`.
 
     Raises:
-      ConfigError: the file is missing or fails, a key is unknown, or its value is of another type or
+      ConfigError: the file is missing or fails, a key is unknown, or a value is of another type or
         out of its range.
     """
     name, _, inline = source.partition(":")

@@ -97,8 +97,9 @@ def read_regular(path: Path, most: int) -> bytes:
       ValueError: it is no regular file, or larger than `most` bytes.
       OSError: it is not there, or cannot be read.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no regular file")
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode) or about.st_size > most:
+        raise ValueError(f"{path.name} is no regular file of at most {most:,} bytes")
     with open(path, "rb") as file:
         return read_bounded(file, most)
 
