@@ -20,10 +20,12 @@ from typing import NoReturn
 from absl import flags, logging
 
 from fedjax_bn.names import file_name
+from fedjax_bn.ranges import brief
 from fedjax_bn.run.config_file import changes_of, read
 from fedjax_bn.run.console import endure
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
 from fedjax_bn.run.stop import listen
+from fedjax_bn.spelling import one_line
 
 CONFIG = flags.DEFINE_string("config", None, "config, see above; --config.KEY=VALUE changes a key")
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default runs/CONFIG")
@@ -166,7 +168,9 @@ def serve(arguments: list[str]) -> None:
 def predict(arguments: list[str]) -> None:
     """Writes probabilities by a served model."""
     if arguments:
-        raise ConfigError(f"predict takes no argument {arguments[0]!r}: `fedjax-bn --help` has all")
+        raise ConfigError(
+            f"predict takes no argument {brief(arguments[0])}: `fedjax-bn --help` has all"
+        )
     if not (MODEL.value and DATA.value):
         raise ConfigError(
             "predict needs a served model and images: --model FOLDER --data IMAGES; `fedjax-bn "
@@ -185,7 +189,9 @@ def report(arguments: list[str]) -> None:
                 f"--{flag.name} does not belong to `report`, which takes folders: report DIR..."
             )
     if wrong := [argument for argument in arguments if argument.startswith("-")]:
-        raise ConfigError(f"unknown argument {wrong[0]!r}: report takes DIR..., --out, --baseline")
+        raise ConfigError(
+            f"unknown argument {brief(wrong[0])}: report takes DIR..., --out, --baseline"
+        )
     if not arguments:
         raise ConfigError("report needs folders with finished runs: fedjax-bn report DIR...")
     from fedjax_bn.run.commands import report
@@ -225,11 +231,12 @@ def parse_flags(argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv, known_only=True)
     except (flags.Error, ValueError) as error:  # of absl's own flags, and of --noFLAG=VALUE
-        fail(str(error))
+        fail(one_line(error))
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
     """Prints one sentence and exits; of several processes each its own."""
+    message = " ".join(message.splitlines())  # names may have line breaks
     if "fedjax_bn.run.processes" not in sys.modules:  # JAX was not asked for yet
         print(f"fedjax_bn: {message}", file=sys.stderr)
         sys.exit(status)
