@@ -12,6 +12,7 @@ quickstart, configs/digits.py:method=fedavg,rounds=10. A run that was stopped go
 `python -m fedjax_bn` is the same command.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -19,10 +20,12 @@ from typing import NoReturn
 from absl import flags, logging
 
 from fedjax_bn.names import file_name
+from fedjax_bn.ranges import brief
 from fedjax_bn.run.config_file import changes_of, read
 from fedjax_bn.run.console import endure
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
 from fedjax_bn.run.stop import listen
+from fedjax_bn.spelling import one_line
 
 CONFIG = flags.DEFINE_string("config", None, "config, see above; --config.KEY=VALUE changes a key")
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default runs/CONFIG")
@@ -53,8 +56,11 @@ RESIZE = flags.DEFINE_bool(
 BASELINE = flags.DEFINE_string(
     "baseline", "", "report: method that others are compared with; default fedavg"
 )
-OF_EVALUATE = (NAME, INTERNAL, ALPHAS, TSNE, RESIZE)
-OF_SERVE, OF_PREDICT = (EXPORT,), (MODEL, DATA, ADAPT, OUT, RESIZE)
+TRUST = flags.DEFINE_bool(
+    "trust", False, "evaluate, serve: import the code that the run's config.json names"
+)
+OF_EVALUATE = (NAME, INTERNAL, ALPHAS, TSNE, RESIZE, TRUST)
+OF_SERVE, OF_PREDICT = (EXPORT, TRUST), (MODEL, DATA, ADAPT, OUT, RESIZE)
 OF_REPORT = (OUT, BASELINE)
 OWNED = {
     "evaluate": OF_EVALUATE,
@@ -62,7 +68,7 @@ OWNED = {
     "predict": OF_PREDICT,
     "report": OF_REPORT,
 }
-OURS = (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE[:-1], *OF_SERVE, *OF_PREDICT, BASELINE)
+OURS = (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE[:-2], *OF_SERVE, *OF_PREDICT, BASELINE)
 HELP = ("--help", "-help", "-h", "help")
 
 
@@ -70,8 +76,19 @@ def command() -> None:
     """What `fedjax-bn`, `python -m fedjax_bn` and `python -m fedjax_bn.main` do."""
     endure()
     listen()
-    sys.path.append("")  # a user's own modules; `python -m` has it already
-    main(parse_flags(sys.argv))
+    here, ours = sys.path[0], str(Path(__file__).parents[1])
+    if here == os.getcwd() != ours and not sys.flags.safe_path:  # as `python -m` puts it first
+        del sys.path[0]
+    argv = parse_flags(sys.argv)
+    if _may_name_code(argv):
+        sys.path.append("")  # a user's own modules
+    main(argv)
+
+
+def _may_name_code(argv: list[str]) -> bool:
+    """Whether the user may have named code himself; a folder that is read has no say in it."""
+    typed = (CONFIG.value, TRUST.value, ":" in "".join((ADAPT.value, *argv)))
+    return argv[1:2] == [] or argv[1] not in (*OWNED, "list") or any(typed)
 
 
 def main(argv: list[str]) -> None:
@@ -145,13 +162,15 @@ def serve(arguments: list[str]) -> None:
         )
     from fedjax_bn.run.serve import run
 
-    run(Path(WORKDIR.value), Path(EXPORT.value), changes)
+    run(Path(WORKDIR.value), Path(EXPORT.value), changes, trust=TRUST.value)
 
 
 def predict(arguments: list[str]) -> None:
     """Writes probabilities by a served model."""
     if arguments:
-        raise ConfigError(f"predict takes no argument {arguments[0]!r}: `fedjax-bn --help` has all")
+        raise ConfigError(
+            f"predict takes no argument {brief(arguments[0])}: `fedjax-bn --help` has all"
+        )
     if not (MODEL.value and DATA.value):
         raise ConfigError(
             "predict needs a served model and images: --model FOLDER --data IMAGES; `fedjax-bn "
@@ -170,7 +189,9 @@ def report(arguments: list[str]) -> None:
                 f"--{flag.name} does not belong to `report`, which takes folders: report DIR..."
             )
     if wrong := [argument for argument in arguments if argument.startswith("-")]:
-        raise ConfigError(f"unknown argument {wrong[0]!r}: report takes DIR..., --out, --baseline")
+        raise ConfigError(
+            f"unknown argument {brief(wrong[0])}: report takes DIR..., --out, --baseline"
+        )
     if not arguments:
         raise ConfigError("report needs folders with finished runs: fedjax-bn report DIR...")
     from fedjax_bn.run.commands import report
@@ -209,12 +230,13 @@ def parse_flags(argv: list[str]) -> list[str]:
     flags.FLAGS.set_gnu_getopt(True)  # else the value in `--config.KEY VALUE` ends the flags
     try:
         return flags.FLAGS(argv, known_only=True)
-    except flags.Error as error:
-        fail(str(error))
+    except (flags.Error, ValueError) as error:  # of absl's own flags, and of --noFLAG=VALUE
+        fail(one_line(error))
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
     """Prints one sentence and exits; of several processes each its own."""
+    message = " ".join(message.splitlines())  # names may have line breaks
     if "fedjax_bn.run.processes" not in sys.modules:  # JAX was not asked for yet
         print(f"fedjax_bn: {message}", file=sys.stderr)
         sys.exit(status)

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_bn.sharing import STATISTICS
+
 PyTree = Any
 _MOST_NAMED = 3  # names in a message
 
@@ -53,6 +55,22 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
     _check_names(arrays.keys(), wanted.keys())
     found = [_as(name, np.asarray(arrays[name]), leaf) for name, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(like), found)
+
+
+def check_numbers(arrays: Mapping[str, np.ndarray]) -> None:
+    """Checks what arrays from elsewhere hold.
+
+    Args:
+      arrays: name -> real numbers [...].
+
+    Raises:
+      ValueError: a number is not finite, or a running variance is negative.
+    """
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"the array {name:.80} is not finite")
+        if f"/{STATISTICS}/" in f"/{name}" and name.endswith("/var") and (array < 0).any():
+            raise ValueError(f"a running variance, {name:.80}, is negative")
 
 
 def _leaves(tree: PyTree) -> dict[str, Any]:

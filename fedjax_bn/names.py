@@ -14,6 +14,8 @@ _DIGEST = 16  # bytes
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.+=@,() ")
 _OF_WINDOWS = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)", re.IGNORECASE)
 
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
+
 
 def file_name(text: str) -> str:
     """A name for a file or folder that no other text has, at most 100 characters of ASCII.
@@ -46,6 +48,14 @@ def shown(text: str) -> str:
         one if one.isprintable() and one != "\\" else one.encode("unicode_escape").decode()
         for one in text
     )
+
+
+def cell(text: str) -> str:
+    """A text as a cell of a CSV: on one line, and no formula that a spreadsheet would compute.
+
+    One that begins as a formula does gets a single quote before it, as OWASP says.
+    """
+    return f"'{shown(text)}" if _FORMULA.match(text) else shown(text)
 
 
 def on_page(text: str) -> str:

@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args,
 _LONGEST = 4096  # characters of a text, as of a path
 _MESH = re.compile(r"([1-9]\d{0,5})|clients:([1-9]\d{0,5})(?:,batch:([1-9]\d{0,5}))?", re.ASCII)
 
+_BUCKET = re.compile(r"[a-z][a-z0-9]*://.", re.ASCII)
+
 
 class Range(NamedTuple):
     """Allowed values.
@@ -54,6 +56,16 @@ def _printable(text: str) -> bool:
 def _is_path(text: str) -> bool:
     home = text.startswith("~") and os.path.expanduser(text) == text
     return _printable(text) and not home
+
+
+def _is_folder(text: str) -> bool:
+    """Whether a text says where a folder lies: a slip of the pen, such as None, makes no folder."""
+    begins = text.startswith(("./", "../", "~")) or os.path.isabs(text)
+    return not text or (begins and _is_path(text))
+
+
+def _is_folder_or_bucket(text: str) -> bool:
+    return _is_folder(text) or (bool(_BUCKET.match(text)) and _printable(text))
 
 
 def _epochs(texts: tuple[str, ...]) -> bool:
@@ -187,6 +199,11 @@ TEXTS = Range(
     f"each {_OF_TEXT}", lambda texts: len(texts) <= _LONGEST and all(map(_printable, texts))
 )
 PATH = Range(f"a path ({_OF_TEXT}) whose ~NAME, if any, is a user here", _is_path)
+FOLDER = Range(
+    "empty for none, or a folder that begins with /, ./, ../ or ~ (of ~NAME a user here)",
+    _is_folder,
+)
+FOLDER_OR_BUCKET = Range(f"{FOLDER.text}, or a bucket such as gs://NAME", _is_folder_or_bucket)
 BY_KIND = {float: FINITE, int: WHOLE, str: TEXT, tuple: TEXTS}
 
 # Types of arguments.

@@ -13,12 +13,15 @@ import typing
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from fedjax_bn.ranges import ANY, BY_KIND, Range, brief, nearest, refusal, stated_range
 
 Table = Mapping[str, Callable[..., Any]]
 PLAIN = (bool, int, float, str)  # types that a word can spell
+# Why a word may not choose the code `module:name`; "" where it may.
+_REFUSED: ContextVar[Callable[[str], str]] = ContextVar("refused", default=lambda name: "")
 
 
 class Argument(NamedTuple):
@@ -73,6 +76,20 @@ def read_choice(
         if argument.default is REQUIRED and key not in chosen:
             raise ValueError(f"{what}: {name} needs {key}: write {name}:{key}=VALUE")
     return function, chosen
+
+
+@contextmanager
+def imports_refused(why: Callable[[str], str]) -> Iterator[None]:
+    """A context in which words that were read from someone's files import no code of theirs.
+
+    Args:
+      why: `why("module:name")` ends the sentence that refuses it; "" allows the import.
+    """
+    before = _REFUSED.set(why)
+    try:
+        yield
+    finally:
+        _REFUSED.reset(before)
 
 
 def split_choice(text: str, table: Collection[str]) -> tuple[str, list[str]]:
@@ -197,6 +214,8 @@ def _imported(what: str, name: str, table: Table) -> Callable[..., Any]:
         raise ValueError(
             f"{what} is unknown{nearest(name, table)}, or your own as package.module:name"
         )
+    if why := _REFUSED.get()(name):
+        raise ValueError(f"{what} names the code {brief(name)}, which is not imported: {why}")
     try:
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's own module may raise

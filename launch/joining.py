@@ -1,6 +1,6 @@
 """A client of another domain joins a finished federation (FedBN, Appendix G).
 
-    python launch/joining.py --workdir RUN [--client NAME] [--epochs 20] [--name joined]
+    python launch/joining.py --workdir RUN [--client NAME] [--epochs 20] [--name joined] [--trust]
 
 It receives the federation's model and learns batch norm alone, on its own training images: "This
 new center will compute its own mean and variance statistics, and learn the corresponding local BN
@@ -35,6 +35,7 @@ from fedjax_bn.run.experiment import Experiment  # noqa: E402
 from fedjax_bn.run.readers import DATASETS  # noqa: E402
 from fedjax_bn.run.rounds import open_rounds  # noqa: E402
 from fedjax_bn.run.start import make_keys  # noqa: E402
+from fedjax_bn.run.trust import recorded_code  # noqa: E402
 
 
 def batch_norm_only(
@@ -101,12 +102,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--client", default="", help="which; by default the one it left out")
     parser.add_argument("--epochs", type=int, default=20, help="that the client trains")
     parser.add_argument("--name", default="joined", help="of the file in evaluations/")
+    parser.add_argument("--trust", action="store_true", help="import code that the run names")
     options = parser.parse_args(arguments)
     try:
         about = finished.read_about(options.workdir)
-        own = finished.configuration(about["config"])
+        own = finished.remembered(about, options.trust)
         client = find_client(own, options.client or own.target)
-        experiment, state, _ = finished.restore(options.workdir, own, about["form"])
+        with recorded_code(options.workdir, about, trust=options.trust):
+            experiment, state, _ = finished.restore(options.workdir, own, about["form"])
         alone = own.copy_and_resolve_references()
         alone.update(rounds=options.epochs, local_epochs=1, local_steps=0, clients_per_round=0)
         _, accuracy = join(alone, experiment, global_variables(state), client)

@@ -5,6 +5,7 @@ import pytest
 from fedjax_bn.run.config import base, check, flatten, override
 from fedjax_bn.run.config_file import read
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.finished import configuration
 
 VALID = [
     # text, key, value
@@ -249,3 +250,47 @@ def test_the_configs_of_this_repository_are_valid_and_can_be_changed(name):
 @pytest.mark.parametrize("spelled", ["1,3", "(1, 3)", "['1', 3]"])
 def test_numbers_in_a_tuple_are_its_texts(spelled):
     assert override(base(), f"data.severities={spelled}").data.severities == ("1", "3")
+
+
+OF_NO_TYPE = {
+    "compilation_cache": "[1]",
+    "data.cache": "None",
+    "rounds": "'\\ud800'",
+    "optimizer.learning_rate": "[[]]",
+    "baselines": "1j",
+    "target": "b'x'",
+    "data.fraction": "{}",
+}
+
+
+@pytest.mark.parametrize("key", OF_NO_TYPE)
+def test_a_value_of_another_type_in_a_file_is_one_sentence_before_it_is_used(tmp_path, key):
+    path = tmp_path / "config.py"
+    path.write_text(
+        "from fedjax_bn.run.config import base\n"
+        "def get_config():\n    config = base()\n    with config.ignore_type():\n"
+        f"        config.{key} = {OF_NO_TYPE[key]}\n    return config\n"
+    )
+    with pytest.raises(ConfigError, match=f"^config.*{key}.*") as caught:
+        read(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["compilation_cache", "data.cache"])
+@pytest.mark.parametrize("text", ["None", "none", "$x^$", "False", "cache", "$HOME/x", "0", "a/b"])
+def test_a_word_is_not_taken_for_the_folder_of_a_cache(key, text):
+    with pytest.raises(ConfigError, match=r"must be empty for none, or a folder that begins with"):
+        check(override(base(), f"{key}={text}"))
+
+
+@pytest.mark.parametrize("key", ["compilation_cache", "data.cache"])
+@pytest.mark.parametrize("text", ["", "/tmp/x", "./x", "../x", "~", "~/x"])
+def test_a_cache_is_a_folder_that_says_where_it_is(key, text):
+    check(override(base(), f"{key}={text}"))
+    check(override(base(), "compilation_cache=gs://bucket/x"))
+
+
+def test_a_run_with_the_word_of_an_earlier_version_for_a_cache_is_still_read():
+    flat = dict(flatten(base())) | {"compilation_cache": "cache", "data.cache": "cache"}
+    config = configuration(flat)
+    assert (config.compilation_cache, config.data.cache) == ("", "")

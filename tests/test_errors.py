@@ -136,6 +136,18 @@ def test_no_config_a_missing_one_and_a_wrong_one_are_told_apart(tmp_path, capfd)
     assert "workdir" in fails(capfd, "--config", QUICK, "--workdir")
 
 
+@pytest.mark.parametrize("command", ["", *main.OWNED, "list"])
+@pytest.mark.parametrize(
+    "flag",
+    ["--stderrthreshold=x", "--stderrthreshold=9", "--logger_levels=a:b", "--noresize=1"]
+    + ["--verbosity=x", "--logtostderr=x", "--resize=a\nb", "--flagfile=none"],
+)
+def test_a_wrong_value_of_any_flag_is_one_sentence(capfd, command, flag):
+    assert runs.command(*filter(None, [command]), flag) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("fedjax_bn: ")
+
+
 def test_a_process_of_its_own_prints_one_sentence_and_no_traceback(tmp_path):
     folder = tmp_path / "run"
     mistakes = [["--config.rouds=3"], ["--config.method=fedbm"], [f"--workdir={__file__}"]]

@@ -1,7 +1,9 @@
 """Names are any text: files stay in their folders, no two share one, no page or plot reads them."""
 
+import csv
 import html
 import html.parser
+import io
 import json
 from pathlib import Path
 
@@ -14,9 +16,14 @@ from matplotlib.figure import Figure
 from fedjax_bn.data.division.partition import fingerprint, share_out_domains
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.figures import png
-from fedjax_bn.names import file_name, on_page, on_plot, shown
-from fedjax_bn.run import logs
+from fedjax_bn.names import cell, file_name, on_page, on_plot, shown
+from fedjax_bn.run import logs, predict
+from fedjax_bn.run.answers import Answers, Kept
+from fedjax_bn.run.answers_file import predictions_of
 from fedjax_bn.run.report import page, plots, tables
+from fedjax_bn.run.report.intervals import Interval
+from fedjax_bn.run.report.results import Cell, Row, Table
+from fedjax_bn.run.report.text_tables import long_csv
 
 ODD = (
     *(
@@ -215,3 +222,49 @@ def test_plots_of_data_with_odd_names_are_drawn(tmp_path):
     dataset = domains(*some, count=4)
     assert plots.class_counts(dataset)
     assert plots.samples(list(dataset.domains[:4]), count=2)
+
+
+FORMULAS = (
+    "=1+1",
+    "+1",
+    "-1",
+    "@SUM(1)",
+    "\t=1",
+    "\r=1",
+    " =1",
+    "\n=1",
+    "\uff1d1",
+    '=HYPERLINK("x")',
+)
+
+
+def _of_predict(name):
+    file = io.StringIO()
+    predict._write(file, ("image", "class", name), iter([(name, np.array([1.0]))]))
+    return file.getvalue()
+
+
+def _of_answers(name):
+    answers = Answers(np.array([[-1.0, 1.0]]), np.array([0]))
+    split = Split(np.zeros((1, 2)), np.array([0]), names=np.array([name]))
+    return predictions_of({(name, name): Kept(answers, split)}, "csv")
+
+
+def _of_report(name):
+    value = Interval(-2.0, -3.0, -1.0)
+    row = Row("fedbn", name, name, {name: Cell(value, 1, 2, value)}, {"target": ""})
+    table = Table("internal", name, "accuracy", [name], [row], name, ())
+    return long_csv([(name, [table])])
+
+
+@pytest.mark.parametrize("write", [_of_predict, _of_answers, _of_report])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_no_cell_of_a_csv_is_a_formula_and_numbers_stay_numbers(write, name):
+    (_, row) = csv.reader(io.StringIO(write(name)))
+    texts = [one for one in row if one == f"'{shown(name)}"]
+    assert len(texts) >= 2
+    for one in row:
+        if one not in texts:
+            assert not one.startswith(("=", "+", "@", "\t", "\r"))
+            assert one[:1] != "-" or float(one) < 0
+    assert cell("plain-name=1") == "plain-name=1"

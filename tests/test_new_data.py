@@ -1,5 +1,7 @@
 """A finished run is tested on what a new place has: any names, some classes, another size."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from fedjax_bn.data.domain import whole
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.run import evaluate_finished, finished, new_data
 from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.trust import recorded_code
 from test_serving import DATA, DOG
 from trees import shade_of, write_shade, write_tree
 
@@ -123,12 +126,16 @@ def test_images_of_the_runs_own_size_are_not_touched_by_resize():
     assert whole(domain).images is DOG.images or (whole(domain).images == DOG.images).all()
 
 
-def test_a_run_remembers_where_its_users_own_files_are(tmp_path, monkeypatch):
+def test_a_run_remembers_where_its_users_own_data_are_and_at_his_word_his_code(
+    tmp_path, monkeypatch
+):
     (tmp_path / "data").mkdir()
     flat = {"data.path": "data", "model": "own_net:Net"}
     about = {"config": flat, "started_in": str(tmp_path)}
     monkeypatch.setattr("sys.path", ["elsewhere"])
     assert finished.remembered(about).data.path == str(tmp_path / "data")
-    assert finished.sys.path == ["elsewhere", str(tmp_path)]
+    assert sys.path == ["elsewhere"]
+    with recorded_code(tmp_path, about, trust=True):
+        assert sys.path == ["elsewhere", str(tmp_path)]
     gone = about | {"started_in": str(tmp_path / "gone")}
     assert finished.remembered(gone).data.path == "data"

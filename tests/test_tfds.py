@@ -244,6 +244,21 @@ def test_the_newest_version_is_read_and_another_format_refused(office, tmp_path)
         tfds_source.load(copies, "office_caltech10", image_size=8)
 
 
+@pytest.mark.parametrize("key", ["type", "pythonClassName", "python_class_name"])
+def test_a_copy_that_names_code_of_others_is_not_opened(office, tmp_path, monkeypatch, key):
+    """tensorflow-datasets imports whatever module a prepared copy names."""
+    copies = tmp_path / "copies"
+    shutil.copytree(office[1], copies)
+    (tmp_path / "evil_features.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = copies / "office_caltech10" / "1.0.0" / "features.json"
+    content = {key: "evil_features.Image", "content": {}}
+    path.write_text(json.dumps({"featuresDict": {"features": {"image": content}}}))
+    with pytest.raises(ValueError, match=r"names the code 'evil_features.Image', which is not"):
+        tfds_source.load(copies, "office_caltech10", image_size=8)
+    assert "evil_features" not in sys.modules
+
+
 def test_a_missing_copy_of_ours_says_how_to_prepare_it(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"python -m fedjax_bn\.tfds vlcs FOLDER_OF_THE"):
         tfds_source.load(tmp_path, "vlcs", image_size=8)

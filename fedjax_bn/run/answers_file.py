@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from fedjax_bn.data.domain import Split
-from fedjax_bn.names import shown
+from fedjax_bn.names import cell
 from fedjax_bn.run.answers import Keep, Kept, confusion
 from fedjax_bn.run.workdir import not_readable, read_arrays, write_atomically
 
@@ -165,7 +165,7 @@ def _as_csv(keep: Keep) -> str:
     numbered = (f"probability_{c}" for c in range(classes))
     writer.writerow(("client", "adaptation", "sample", "label", "answer", *numbered))
     for (name, adaptation), kept in keep.items():
-        answers, start = kept.answers, (shown(name), shown(adaptation))
+        answers, start = kept.answers, (cell(name), cell(adaptation))
         rows = zip(_samples(kept), answers.label.tolist(), answers.probabilities, strict=True)
         for sample, label, row in rows:
             writer.writerow((*start, sample, label, int(row.argmax()), *map(repr, row.tolist())))
@@ -175,7 +175,7 @@ def _as_csv(keep: Keep) -> str:
 def _samples(kept: Kept) -> Sequence[str | int]:
     """The names of the samples where they have some, else their numbers."""
     names = kept.split.names
-    return range(len(kept.answers.label)) if names is None else [shown(str(n)) for n in names]
+    return range(len(kept.answers.label)) if names is None else [cell(str(n)) for n in names]
 
 
 def _as_npz(keep: Keep) -> bytes:

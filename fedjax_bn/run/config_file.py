@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from fedjax_bn.ranges import brief, nearest
-from fedjax_bn.run.config import assign, check_complete
+from fedjax_bn.run.config import assign, check, check_complete
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.spelling import one_line
 
@@ -25,7 +25,8 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
       changes: further (key, value) pairs, from `--config.key=value`.
 
     Raises:
-      ConfigError: the file is missing or fails, or a change has an unknown key or a wrong type.
+      ConfigError: the file is missing or fails, a key is unknown, or a value is of another type or
+        out of its range.
     """
     name, _, inline = source.partition(":")
     path = find_config(name)
@@ -52,6 +53,7 @@ def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
         )
     for key, text in changes:
         assign(config, key, text)
+    check(config)
     return config
 
 

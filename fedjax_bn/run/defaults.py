@@ -19,6 +19,8 @@ from fedjax_bn.ranges import (
     COUNT,
     COUNT_OR_0,
     EPOCHS,
+    FOLDER,
+    FOLDER_OR_BUCKET,
     FRACTION,
     INSIDE,
     MESH,
@@ -228,7 +230,9 @@ RUN = {
         one_of("table", "measured"),
     ),
     "compilation_cache": Key(
-        "~/.cache/fedjax_bn/compiled", "folder for compiled programs; empty: none is kept"
+        "~/.cache/fedjax_bn/compiled",
+        "folder for compiled programs; empty: none is kept",
+        FOLDER_OR_BUCKET,
     ),
     "wandb": Key("", "project of Weights & Biases that rounds are reported to; empty: none"),
     "seed": Key(0, "of all random numbers", SEED),
@@ -241,7 +245,9 @@ DATA = {
     "data.max_megapixels": Key(
         100.0, "millions of pixels that an image file may have; a larger one is refused", ABOVE_0
     ),
-    "data.cache": Key("~/.cache/fedjax_bn", "folder for decoded images; empty: none is kept", PATH),
+    "data.cache": Key(
+        "~/.cache/fedjax_bn", "folder for decoded images; empty: none is kept", FOLDER
+    ),
     "data.device_megabytes": Key(
         4000, "larger training or test sets are streamed from the host", COUNT_OR_0
     ),

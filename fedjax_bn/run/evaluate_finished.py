@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -42,6 +42,7 @@ from fedjax_bn.run.records import Record, have_trained
 from fedjax_bn.run.report import unseen
 from fedjax_bn.run.scoring_data import as_stored
 from fedjax_bn.run.start import data_hash
+from fedjax_bn.run.trust import recorded_code
 
 _KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
 
@@ -57,6 +58,7 @@ class Request(NamedTuple):
       alphas: whether alphas are recorded and plotted (FedIG, Fig. 4a, 7 to 9).
       tsne: whether features are plotted (FedIG, Fig. 4b).
       resize: whether bytes of another size than the run's are stretched to it.
+      trust: whether code is imported that the run's folder names.
     """
 
     source: str = ""
@@ -66,6 +68,7 @@ class Request(NamedTuple):
     alphas: bool = False
     tsne: bool = False
     resize: bool = False
+    trust: bool = False
 
 
 def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> tuple[Record, list]:
@@ -84,10 +87,37 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
       ConfigError: a key, the data or an adaptation is wrong or does not suit the run.
     """
     about = finished.read_about(folder)
-    own = finished.remembered(about)
-    config = _wanted(own, request)
-    own.mesh = config.mesh  # the devices that are here now
+    own = finished.remembered(about, request.trust)
+    config, typed = _wanted(own, request)
+    # The devices that are here now, and a folder that the user of today names.
+    own.update(mesh=config.mesh, compilation_cache=config.compilation_cache)
+    if "adaptations" in typed:  # the run's are not tested
+        own.adaptations = ()
     check_adaptations(own, config.adaptations)
+    with recorded_code(folder, about, typed.values(), request.trust):
+        result, contents = _tested(folder, request, about, own, config, say)
+    place = folder / "evaluations"
+    with owned(folder, wait=True):
+        for name, content in contents.items():
+            workdir.write_atomically(place / name, content)
+        workdir.write_json(place / f"{_start_of_names(request.name)}.json", result)
+    names = (*contents, f"{_start_of_names(request.name)}.json")
+    return result, [place / name for name in names]
+
+
+def _tested(
+    folder: Path,
+    request: Request,
+    about: Record,
+    own: ConfigDict,
+    config: ConfigDict,
+    say: Callable[[str], None],
+) -> tuple[Record, dict[str, bytes | str]]:
+    """The content of NAME.json, and name -> content of the files beside it.
+
+    Raises:
+      ConfigError, CheckpointError, WorkdirError: as `run`.
+    """
     try:
         experiment, state, number = finished.restore(folder, own, about["form"])
         tested = _tested_domains(config, own, request, about["form"])
@@ -132,13 +162,8 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
     }
     if not experiment.task.classifies:
         result["score"] = experiment.task.score.name
-    start, place = _start_of_names(request.name), folder / "evaluations"
-    contents = {place / f"{start}{end}": picture for end, picture in pictures.items()}
-    with owned(folder, wait=True):
-        for path, content in contents.items():
-            workdir.write_atomically(path, content)
-        workdir.write_json(place / f"{start}.json", result)
-    return result, [*contents, place / f"{start}.json"]
+    start = _start_of_names(request.name)
+    return result, {f"{start}{end}": picture for end, picture in pictures.items()}
 
 
 def _start_of_names(name: str) -> str:
@@ -149,21 +174,22 @@ def _start_of_names(name: str) -> str:
     return start
 
 
-def _wanted(own: ConfigDict, request: Request) -> ConfigDict:
-    """The configuration of the test: a file's or the run's own, with changes.
+def _wanted(own: ConfigDict, request: Request) -> tuple[ConfigDict, dict[str, Any]]:
+    """The configuration of the test, a file's or the run's own with changes; what the user gave.
 
     Raises:
       ConfigError: as `config_file.read` and `config.check`.
     """
     if request.source:
         config = read(request.source, request.changes)
+        typed = dict(flatten(config))
         config.method = own.method
     else:
-        config = own.copy_and_resolve_references()
+        config, typed = own.copy_and_resolve_references(), dict(request.changes)
         for key, text in request.changes:
             assign(config, key, text)
     check(config)
-    return config
+    return config, typed
 
 
 def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request, form: Record) -> Dataset:

@@ -4,8 +4,6 @@ A run's config.json holds the form of its samples, so that neither its training 
 are needed.
 """
 
-import math
-import sys
 import textwrap
 from pathlib import Path
 
@@ -15,11 +13,12 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import no_labels
+from fedjax_bn.data.pixels.images import impossible_samples
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.compilation_cache import keep_compiled
 from fedjax_bn.run.config import check
-from fedjax_bn.run.defaults import base
+from fedjax_bn.run.defaults import KEYS, base
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.experiment import Experiment, assemble
 from fedjax_bn.run.forms import FINISHED
@@ -27,6 +26,7 @@ from fedjax_bn.run.mesh import form_on
 from fedjax_bn.run.population import start_held
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.start import make_keys, make_start
+from fedjax_bn.run.trust import started_in
 
 
 def read_about(folder: Path) -> Record:
@@ -57,6 +57,9 @@ def configuration(flat: Record) -> ConfigDict:
     """
     config = base()
     known = {k: tuple(v) if isinstance(v, list) else v for k, v in flat.items()}
+    for key in ("compilation_cache", "data.cache"):  # once any text was a folder
+        if type(known.get(key)) is str and not KEYS[key].range.holds(known[key]):
+            known[key] = ""
     try:
         with config.unlocked():
             config.update_from_flattened_dict(known)
@@ -69,21 +72,22 @@ def configuration(flat: Record) -> ConfigDict:
     return config
 
 
-def remembered(about: Record) -> ConfigDict:
-    """The configuration of a finished run, seen from where the run was started.
+def remembered(about: Record, trust: bool = False) -> ConfigDict:
+    """The configuration of a finished run; relative paths of data are those from its start.
 
-    A user's own modules are found there, and files that are named from there, wherever this is.
+    Args:
+      about: the run's config.json.
+      trust: whether programs are run that lie compiled in the run's own folder for them. They are
+        code, so else that folder is not used.
 
     Raises:
       WorkdirError: as `configuration`.
     """
-    config, place = configuration(about["config"]), Path(about.get("started_in", ""))
-    if not place.is_absolute() or not place.is_dir():
-        return config
-    if str(place) not in sys.path:
-        sys.path.append(str(place))
+    config, place = configuration(about["config"]), started_in(about)
+    if not trust and config.compilation_cache != base().compilation_cache:
+        config.compilation_cache = ""
     for group, key in ((config.data, "path"), (config.participation, "trace")):
-        if group[key] and not Path(group[key]).exists() and (place / group[key]).exists():
+        if place and group[key] and not Path(group[key]).exists() and (place / group[key]).exists():
             group[key] = str(place / group[key])
     return config
 
@@ -131,14 +135,10 @@ def _check_form(folder: Path, form: Record) -> None:
 
 def impossible(form: Record) -> str:
     """What of a form no samples can have, such as "shape"; empty where some can."""
-    clients, shape, channels = form["clients"], form["shape"], {len(form["mean"]), len(form["std"])}
-    wrong = (
-        (not clients or len(set(clients)) < len(clients), "clients"),
-        (not 1 <= len(shape) <= 4 or math.prod(shape) > 2**28, "shape"),
-        (form["dtype"] not in ("uint8", "float32"), "dtype"),
-        (not channels <= {1, *shape[-1:]} or not all(form["std"]), "mean or std"),
-    )
-    return next((what for is_wrong, what in wrong if is_wrong), "")
+    clients = form["clients"]
+    if not clients or len(set(clients)) < len(clients):
+        return "clients"
+    return impossible_samples(form["shape"], form["dtype"], form["mean"], form["std"])
 
 
 def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, int]:

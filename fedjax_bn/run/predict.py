@@ -10,13 +10,17 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+import jax
 import numpy as np
 
+from fedjax_bn.names import cell
+from fedjax_bn.ranges import brief
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.serving import load
 from fedjax_bn.serving.folder import read_about
 from fedjax_bn.serving.predictor import Predictor
 from fedjax_bn.serving.samples import file_reader, open_samples
+from fedjax_bn.spelling import one_line
 
 STREAM = "-"
 
@@ -61,8 +65,8 @@ def run(request: Request) -> None:
             )
         with _opened(request.out) as file:
             _write(file, head, rows)
-    except (ValueError, OSError, ImportError) as error:
-        raise ConfigError(str(error)) from error
+    except (ValueError, OSError, ImportError, MemoryError, jax.errors.JaxRuntimeError) as error:
+        raise ConfigError(one_line(error) or "there is too little memory") from error
 
 
 def _opened(out: str) -> AbstractContextManager[TextIO]:
@@ -93,9 +97,18 @@ def _stream(
 
 
 def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Writes the table; each row is out before the next is asked for."""
-    table, classes = csv.writer(file, lineterminator="\n"), head[2:]
+    """Writes the table; each row is out before the next is asked for.
+
+    Raises:
+      ValueError: probabilities are not finite.
+    """
+    table, head = csv.writer(file, lineterminator="\n"), tuple(map(cell, head))
     table.writerow(head)
     for name, found in rows:
-        table.writerow((name, classes[int(found.argmax())], *(f"{p:.6g}" for p in found)))
+        if not np.isfinite(found).all():
+            raise ValueError(
+                f"the model's probabilities of image {brief(name)} are not finite: give another "
+                "model, or images like those that it was trained on"
+            )
+        table.writerow((cell(name), head[2 + int(found.argmax())], *(f"{p:.6g}" for p in found)))
         file.flush()

@@ -20,6 +20,7 @@ from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.personalization import choose_personalization
 from fedjax_bn.run.population import Held
 from fedjax_bn.run.records import Record
+from fedjax_bn.run.trust import recorded_code
 from fedjax_bn.serving import folder as served
 from fedjax_bn.serving.program import Program, export
 from fedjax_bn.sharing import Variables
@@ -31,6 +32,7 @@ def run(
     to: Path,
     changes: Sequence[tuple[str, str]] = (),
     say: Callable[[str], None] = print,
+    trust: bool = False,
 ) -> None:
     """Writes what a client receives: the model of the selected round, and how it is used.
 
@@ -39,18 +41,21 @@ def run(
       to: the folder that is written.
       changes: (key, text) pairs, of which only `adaptations` counts: those that are served.
       say: where messages go.
+      trust: whether code is imported that the run's folder names.
 
     Raises:
       WorkdirError, CheckpointError: the workdir holds no finished run, or a damaged one.
       ConfigError: an adaptation does not suit, or the folder cannot be written.
     """
     about = finished.read_about(folder)
-    own = finished.remembered(about)
+    own = finished.remembered(about, trust)
     config = _wanted(own, changes)
     check_adaptations(own, config.adaptations)
+    own.adaptations = ()  # those that are served are chosen when they are written
     try:
-        experiment, state, number = finished.restore(folder, own, about["form"])
-        _write(config, experiment, state, about["form"], number, to, say)
+        with recorded_code(folder, about, dict(changes).values(), trust):
+            experiment, state, number = finished.restore(folder, own, about["form"])
+            _write(config, experiment, state, about["form"], number, to, say)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
     say(f"round {number} of {own.method} in {folder} is served in {to}")

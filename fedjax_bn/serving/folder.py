@@ -5,12 +5,12 @@
     variables.npz   its arrays, COLLECTION/MODULE/NAME
     programs/       each adaptation as StableHLO, see `serving.program`
 
-Nothing in it is executed but programs of StableHLO, and a model is built only of this library's
-own: so a folder from elsewhere runs no code of elsewhere.
+Nothing in it is executed but programs of StableHLO, which can only compute; models and adaptations
+that it names are built only where they are this library's own. So a folder from elsewhere imports
+no code of elsewhere.
 """
 
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -25,19 +25,20 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_bn import models
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
-from fedjax_bn.data.pixels.images import standardize
-from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
+from fedjax_bn.data.pixels.images import impossible_samples, standardize
+from fedjax_bn.data.sets.arrays import check_memory, read_regular
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.named_arrays import to_named
-from fedjax_bn.ranges import brief, nearest
+from fedjax_bn.ranges import ORDER, SAMPLES, brief, nearest
 from fedjax_bn.serving.predictor import Predictor, from_choice
-from fedjax_bn.serving.program import Program, open_program, write_program
+from fedjax_bn.serving.program import Program, open_program, read_served, write_program
 from fedjax_bn.sharing import Variables
-from fedjax_bn.spelling import call_chosen, read_choice, split_choice
+from fedjax_bn.spelling import call_chosen, naming, one_line, read_choice, split_choice
 
 FORM = 1  # of the folder
 ABOUT, VARIABLES, PROGRAMS = "model.json", "variables.npz", "programs"
 _MODELS = {name: getattr(models, name) for name in models.__all__}
+_MOST_ABOUT = 2**26  # bytes of model.json
 _GIVEN = ("num_classes", "name", "parent")
 
 
@@ -130,26 +131,31 @@ def load(folder: str | Path, adapt: str = "", batch_size: int | None = None) -> 
     """
     folder = Path(folder)
     about = read_about(folder)
-    adapt = adapt or about.adaptations[0]
-    named = _read_arrays(folder / VARIABLES)
-    check = _form_check(about)
-    if not is_ours(about.model):
+    typed, adapt = bool(adapt), adapt or about.adaptations[0]
+    named, check = _read_arrays(folder / VARIABLES), _form_check(about)
+    name = split_choice(adapt, ADAPTATIONS)[0]
+    if not is_ours(about.model) or not (typed or name in ADAPTATIONS):
+        # What only the folder names is never imported: it is a program, or nothing.
         if adapt not in about.programs:
             raise ValueError(
-                f"--adapt {brief(adapt)} is none of those served with {folder}, whose model "
-                f"{brief(about.model)} is not of this library{nearest(adapt, about.programs)}"
+                f"--adapt {brief(adapt)} is none of those served with {folder}, which names code "
+                f"that is not of this library{nearest(adapt, about.programs)}"
             )
-        return open_program(folder / PROGRAMS, adapt, about.programs[adapt], named, check)
-    if split_choice(adapt, ADAPTATIONS)[0] == "ensemble":
+        program = about.programs[adapt]
+        predictor = open_program(folder / PROGRAMS, adapt, program, named, check)
+    elif name == "ensemble":
         raise ValueError(
             "--adapt ensemble needs the batch norms of every client, which a served model does not "
             "hold: choose another adaptation"
         )
-    model = _build(about)
-    variables = jax.tree.map(jnp.asarray, unflatten_dict(named, sep="/"))
-    _check_variables(folder, about, model, variables)
-    choice = choose_adaptation(adapt, model, batch_size or about.batch_size)
-    return from_choice(choice, variables, standardize(about.mean, about.std), check)
+    else:
+        model = _build(about)
+        variables = _variables_of(folder, about, model, named)
+        choice = choose_adaptation(adapt, model, batch_size or about.batch_size)
+        prepare = standardize(about.mean, about.std)
+        predictor = from_choice(choice, variables, prepare, check)
+    _check_traced(folder, adapt, about, predictor)
+    return predictor
 
 
 def read_about(folder: Path) -> About:
@@ -159,13 +165,13 @@ def read_about(folder: Path) -> About:
       ValueError: the folder holds no served model, or one that was edited or damaged.
     """
     path = folder / ABOUT
-    if not path.is_file():
+    if not path.exists():
         raise ValueError(
             f"{folder} holds no served model ({ABOUT} is not there): give a folder that "
             "`fedjax-bn serve --export` has written"
         )
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_regular(path, _MOST_ABOUT))
         about = About(**content)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"cannot read {path} ({brief(str(error))}): serve it again") from error
@@ -185,20 +191,30 @@ def _fault(about: About) -> str:
     texts = (*about.classes, *about.adaptations, *about.programs)
     if not all(type(text) is str for text in texts):
         return "its classes, adaptations and programs must have names"
-    sides, numbers = about.shape, (*about.mean, *about.std)
+    if not all(type(side) is int for side in about.shape):
+        return "its shape must have whole numbers"
+    if not all(type(number) is float for number in (*about.mean, *about.std)):
+        return "its mean and std must have numbers"
     wrong = {
         "classes": not about.classes or len(set(about.classes)) < len(about.classes),
         "adaptations": not about.adaptations,
-        "shape": not sides
-        or not all(type(side) is int and side > 0 for side in sides)
-        or math.prod(sides) > 2**28,
-        "batch_size": about.batch_size < 1,
-        "dtype": about.dtype not in ("uint8", "float32"),
-        "mean or std": not all(type(number) is float for number in numbers)
-        or not {len(about.mean), len(about.std)} <= {1, sides[-1]}
-        or not all(about.std),
+        "compute_dtype": about.compute_dtype not in ("float32", "bfloat16"),
+        "batch_size": not SAMPLES.holds(about.batch_size),
+        "programs": not all(map(_is_program, about.programs.values())),
     }
-    return next((f"its {name} cannot be" for name, is_wrong in wrong.items() if is_wrong), "")
+    impossible = impossible_samples(about.shape, about.dtype, about.mean, about.std)
+    what = next((name for name, is_wrong in wrong.items() if is_wrong), impossible)
+    return f"its {what} cannot be" if what else ""
+
+
+def _is_program(about: Any) -> bool:
+    """Whether it has the numbers of a program that `open_program` needs."""
+    allowed = {"batch_size": SAMPLES, "order": ORDER}
+    return (
+        isinstance(about, dict)
+        and about.keys() == allowed.keys()
+        and all(type(about[key]) is int and allowed[key].holds(about[key]) for key in allowed)
+    )
 
 
 def _build(about: About) -> Any:
@@ -216,25 +232,48 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
       ValueError: it is not there, or damaged.
     """
     try:
-        return read_npz(path, names_in_npz(path))
+        return read_served(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read {path} ({brief(str(error))}): serve it again") from error
 
 
-def _check_variables(folder: Path, about: About, model: Any, variables: Variables) -> None:
-    """Raises ValueError unless the arrays are the model's, and perhaps what a method adds."""
+def _variables_of(
+    folder: Path, about: About, model: Any, named: Mapping[str, np.ndarray]
+) -> Variables:
+    """The arrays as the model's collections, and perhaps what a method adds.
+
+    Raises:
+      ValueError: an array of the model is missing, or has another shape or dtype.
+    """
     images = jax.ShapeDtypeStruct((2, *about.shape), jnp.float32)
-    wanted = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images), sep="/")
-    given = flatten_dict(variables, sep="/")
-    wrong = [
-        name
-        for name, leaf in wanted.items()
-        if name not in given or given[name].shape != leaf.shape
-    ]
-    if wrong:
+    with naming(f"the model {brief(about.model)} for samples {about.shape} of {folder}"):
+        wanted = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images), sep="/")
+    for name, leaf in wanted.items():
+        array = named.get(name)
+        if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
+            raise ValueError(
+                f"{folder / VARIABLES} holds no {name} as {about.model} has it: serve it again"
+            )
+    with naming(f"the tree of {folder / VARIABLES}"):  # two names may exclude each other
+        return jax.tree.map(jnp.asarray, unflatten_dict(dict(named), sep="/"))
+
+
+def _check_traced(folder: Path, adapt: str, about: About, predictor: Predictor) -> None:
+    """Raises ValueError, before anything is compiled, unless a batch gives probabilities."""
+    size = predictor.batch_size
+    images = jax.ShapeDtypeStruct((size, *about.shape), about.dtype)
+    try:
+        check_memory(images.size * 4)
+        carry = jax.eval_shape(predictor.start)
+        valid = jax.ShapeDtypeStruct((size,), bool)
+        found = jax.eval_shape(predictor.step, carry, images, valid)[0]
+        if found.shape != (size, len(about.classes)) or found.dtype.kind != "f":
+            raise ValueError(f"it gives {found.dtype}{list(found.shape)}, and no probabilities")
+    except Exception as error:  # whatever arrays of another form make of a model or a program
         raise ValueError(
-            f"{folder / VARIABLES} holds no {wrong[0]} as {about.model} has it: serve it again"
-        )
+            f"{folder} cannot predict by {brief(adapt)} in batches of {size} ({one_line(error)}): "
+            "choose another --adapt, or serve it again"
+        ) from error
 
 
 def _form_check(about: About) -> Any:

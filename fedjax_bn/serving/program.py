@@ -12,9 +12,12 @@ with images [B, ...] as they are stored (bytes are standardized inside), valid b
 the last image of a short batch, and B as model.json says. Programs are for CPU.
 """
 
+import re
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import ZipFile
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +27,15 @@ from jax import export as jax_export
 
 from fedjax_bn.adaptation.choice import Choice
 from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
+from fedjax_bn.data.sets.arrays import names_in_npz, read_npz, read_regular
+from fedjax_bn.named_arrays import check_numbers
 from fedjax_bn.names import file_name
 from fedjax_bn.ranges import brief
 from fedjax_bn.serving.predictor import Predictor, step_of
 from fedjax_bn.sharing import Variables
 
+_MOST = 2**30  # bytes of a program
+_COMPUTES = r" @(lapack_\w+_ffi|Sharding)\("
 PyTree = Any
 Arrays = dict[str, Any]
 
@@ -110,10 +116,11 @@ def open_program(
     """
     _require_flatbuffers()
     try:
-        name, batch_size, order = file_name(text), int(about["batch_size"]), int(about["order"])
-        content = (folder / f"{name}.stablehlo").read_bytes()
+        name = file_name(text)
+        content = read_regular(folder / f"{name}.stablehlo", _MOST)
         program = jax_export.deserialize(bytearray(content))
-        start = read_npz(folder / f"{name}.npz", names_in_npz(folder / f"{name}.npz"))
+        _check_computes(program.mlir_module())
+        start = read_served(folder / f"{name}.npz")
     except Exception as error:  # whatever a damaged program makes of flatbuffers
         raise ValueError(
             f"cannot read the program of {text} in {folder} ({brief(str(error))}): serve it again"
@@ -123,9 +130,38 @@ def open_program(
         start=lambda: start,
         step=lambda *batch: call(arrays, *batch),
         check=check,
-        batch_size=batch_size,
-        order=order,
+        batch_size=about["batch_size"],
+        order=about["order"],
     )
+
+
+def read_served(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a served folder's `.npz` by name: finite real numbers.
+
+    Raises:
+      OSError, ValueError: it is not there, damaged, packed, or holds anything else.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path} is no regular file")
+    names = names_in_npz(path)
+    with ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
+            raise ValueError(
+                f"{path} unpacks to more than it has, and served arrays are not packed"
+            )
+    arrays = read_npz(path, names)
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"the array {name:.80} is {array.dtype}, and no real numbers")
+    check_numbers(arrays)
+    return arrays
+
+
+def _check_computes(text: str) -> None:
+    """Raises ValueError where a program calls what the machine has besides StableHLO."""
+    calls = re.findall(r"custom_call(.{0,80})", text)
+    if wrong := [call for call in calls if not re.match(_COMPUTES, call)]:
+        raise ValueError(f"it calls {wrong[0].strip()}, and may call linear algebra alone")
 
 
 def _to_named(carry: PyTree) -> Arrays:

@@ -1,5 +1,6 @@
 """Pixels as a model sees them, computed on the device."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 
 Prepare = Callable[[jax.Array, Any], jax.Array]
+_LEAST_STD, _MOST = 1e-6, 1e6  # in units of the pixel range; beyond them logits are noise
+
+
+def impossible_samples(
+    shape: Sequence[int], dtype: str, mean: Sequence[float], std: Sequence[float]
+) -> str:
+    """What of the stated form of stored samples none can have; empty where some can.
+
+    Args:
+      shape, dtype: of one sample.
+      mean, std: as `standardize` takes them.
+
+    Returns:
+      "shape", "dtype" or "mean or std", or "".
+    """
+    channels = {len(mean), len(std)}
+    right = channels <= {1, *shape[-1:]} and all(abs(x) <= _MOST for x in (*mean, *std))
+    wrong = {
+        "shape": not 1 <= len(shape) <= 4 or min(shape) < 1 or math.prod(shape) > 2**28,
+        "dtype": dtype not in ("uint8", "float32"),
+        "mean or std": not right or min(std) < _LEAST_STD,
+    }
+    return next((what for what, is_wrong in wrong.items() if is_wrong), "")
 
 
 def standardize(mean: float | Sequence[float] = 0.5, std: float | Sequence[float] = 0.5) -> Prepare:

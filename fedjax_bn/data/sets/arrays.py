@@ -7,6 +7,7 @@ before memory is taken.
 import io
 import math
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -87,6 +88,20 @@ def read_bounded(file: BinaryIO, most: int) -> bytes:
         if size > most:
             raise ValueError(f"it unpacks to more than the {most:,} bytes that it may have")
     return b"".join(parts)
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The content of a regular file; a pipe or a device, which may never end, is not opened.
+
+    Raises:
+      ValueError: it is no regular file, or larger than `most` bytes.
+      OSError: it is not there, or cannot be read.
+    """
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode) or about.st_size > most:
+        raise ValueError(f"{path.name} is no regular file of at most {most:,} bytes")
+    with open(path, "rb") as file:
+        return read_bounded(file, most)
 
 
 def check_memory(size: int) -> None:

@@ -1,9 +1,14 @@
 """Copies of datasets that tensorflow-datasets has prepared: finding, making and opening them."""
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from fedjax_bn.data.sets.arrays import read_regular
+from fedjax_bn.ranges import brief
 
 _PREPARE = """
 import sys, tensorflow_datasets as tfds
@@ -23,7 +28,8 @@ def open_copy(folder: Path, name: str, how: str, download: bool) -> Any:
     Raises:
       ModuleNotFoundError: tensorflow-datasets is not installed.
       FileNotFoundError: there is no prepared copy, and none could be made.
-      ValueError: it is not in the format array_record.
+      ValueError: it is not in the format array_record, or names code of others, which
+        tensorflow-datasets would import.
     """
     try:
         import tensorflow_datasets as tfds
@@ -36,7 +42,9 @@ def open_copy(folder: Path, name: str, how: str, download: bool) -> Any:
         if not download:
             raise FileNotFoundError(f"{folder / name} has no prepared copy; {how}")
         _prepare(folder, name, how)
-    builder = tfds.builder_from_directory(_versions(folder / name)[-1])
+    newest = _versions(folder / name)[-1]
+    _check_features(newest / "features.json")
+    builder = tfds.builder_from_directory(newest)
     formats = sorted(form.value for form in builder.info.available_file_formats())
     if "array_record" not in formats:
         raise ValueError(
@@ -44,6 +52,28 @@ def open_copy(folder: Path, name: str, how: str, download: bool) -> Any:
             f"read; move it away and prepare it again: {how}"
         )
     return builder
+
+
+def _check_features(path: Path) -> None:
+    """Raises ValueError unless all classes that a copy names are of tensorflow-datasets."""
+    try:
+        named = set(_classes(json.loads(read_regular(path, 2**26))))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"cannot read {path} ({brief(str(error))}): prepare it again") from error
+    if foreign := sorted(one for one in named if not one.startswith("tensorflow_datasets.")):
+        raise ValueError(
+            f"{path} names the code {brief(foreign[0])}, which is not imported: take a copy that "
+            "has features of tensorflow-datasets alone"
+        )
+
+
+def _classes(content: Any) -> Iterator[str]:
+    """The names of classes in the content of a features.json, of its present and its old form."""
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+        if key in ("type", "pythonClassName", "python_class_name"):
+            yield str(value)
+        elif isinstance(value, dict | list):
+            yield from _classes(value)
 
 
 def _versions(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from fedjax_bn.names import shown
+from fedjax_bn.names import cell, shown
 from fedjax_bn.run.report.intervals import Interval
 from fedjax_bn.run.report.papers import beside
 from fedjax_bn.run.report.results import Cell, Row, Table, best_in
@@ -98,11 +98,11 @@ def long_csv(named: Sequence[tuple[str, Sequence[Table]]]) -> str:
     for dataset, tables in named:
         for table in tables:
             for row in table.rows:
-                for column, cell in row.cells.items():
+                for column, one in row.cells.items():
                     start = (dataset, table.name, row.variant, row.adaptation, column)
-                    numbers = _numbers(table, cell)
+                    numbers = _numbers(table, one)
                     for end in _published(table, row, column):
-                        writer.writerow([*map(shown, start), *numbers, *end])
+                        writer.writerow([*map(cell, start), *numbers, *end])
     return file.getvalue()
 
 
@@ -113,10 +113,10 @@ def _published(table: Table, row: Row, column: str) -> list[tuple]:
     ]
 
 
-def _numbers(table: Table, cell: Cell) -> list[str]:
-    versus = cell.versus or Interval(float("nan"))
-    counts = (str(cell.seeds), str(cell.samples or ""), shown(table.baseline))
-    return [*map(_number, cell.value), *counts, *map(_number, versus)]
+def _numbers(table: Table, one: Cell) -> list[str]:
+    versus = one.versus or Interval(float("nan"))
+    counts = (str(one.seeds), str(one.samples or ""), cell(table.baseline))
+    return [*map(_number, one.value), *counts, *map(_number, versus)]
 
 
 def _number(value: float) -> str:

@@ -1,0 +1,357 @@
+"""Files from elsewhere: no code of theirs is imported, and every number of them is checked."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export as jax_export
+
+import runs
+from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.models import MLP
+from fedjax_bn.run import finished
+from fedjax_bn.run.trust import recorded_code
+from fedjax_bn.serving import folder as served_folder
+from fedjax_bn.serving.program import export
+from fedjax_bn.spelling import read_choice
+
+CODE = """
+from pathlib import Path
+
+import fedjax_bn.methods
+from fedjax_bn import aggregation, models, sharing
+from fedjax_bn.adaptation import running
+
+Path(__file__).with_name(f"{__name__}-ran").touch()
+Net, method, share, adapt = models.MLP, fedjax_bn.methods.fedbn, sharing.everything, running
+weigh = lambda: aggregation.by_size
+"""
+IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    return runs.finished(tmp_path_factory.mktemp("run") / "run", rounds=1)
+
+
+@pytest.fixture
+def foreign(finished_run, tmp_path, request):
+    """`foreign(KEY=VALUE)`: a workdir from elsewhere, whose folder holds code that it names."""
+    module = f"code{abs(hash(request.node.name))}"
+    (tmp_path / f"{module}.py").write_text(CODE)
+
+    def make(**keys):
+        place = tmp_path / "hospital9"
+        shutil.copytree(finished_run, place)
+        about = json.loads((place / "config.json").read_text())
+        keys = {
+            k.replace("__", "."): json.loads(json.dumps(v).replace("CODE", module))
+            for k, v in keys.items()
+        }
+        about["config"] |= keys
+        about["started_in"] = str(tmp_path)
+        (place / "config.json").write_text(json.dumps(about))
+        return place
+
+    yield make
+    for name in [name for name in sys.modules if name.startswith(module)]:
+        del sys.modules[name]
+
+
+def ran(place):
+    """Whether the code beside a workdir was imported."""
+    return bool(list(place.parent.glob("*-ran")))
+
+
+NAMED = {
+    "model": {"model": "CODE:Net"},
+    "method": {"method": "CODE:method"},
+    "share": {"share": "CODE:share"},
+    "weigh": {"weigh": "CODE:weigh"},
+    "adaptations": {"adaptations": ["running", "CODE:adapt"]},
+    "augment": {"data__augment": "CODE:method"},
+    "perturb": {"data__perturb": "CODE:share"},
+    "mixing": {"method": "fedig", "fedig__mixing": "CODE:share"},
+    "masks": {"method": "fedcd", "fedcd__mask_optimizer": "CODE:share"},
+}
+COMMANDS = ("evaluate", "serve")
+
+
+@pytest.mark.parametrize("key", NAMED)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_workdir_imports_no_code_that_only_it_names(
+    foreign, monkeypatch, capfd, command, key, tmp_path
+):
+    place = foreign(**NAMED[key])
+    monkeypatch.chdir(tmp_path)  # where the code lies
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    before = list(sys.path)
+    given = [f"--workdir={place}", *(["--export=x"] if command == "serve" else [])]
+    given += ["--config.target=dog"] * (command == "evaluate")
+    assert runs.command(command, *given) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "which is not imported" in line
+    assert "hospital9 names it, which may come from anybody; if you trust that code (the run was "
+    assert f"started in {tmp_path}), add --trust, or put its folder on PYTHONPATH" in line
+    assert sys.path == before
+    assert not ran(place)
+
+
+@pytest.mark.parametrize("word", ["trust", "path", "typed"])
+def test_code_runs_at_its_users_word(foreign, monkeypatch, capsys, tmp_path, word):
+    place = foreign(**NAMED["adaptations"] if word == "typed" else NAMED["model"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    given = ["serve", f"--workdir={place}", f"--export={tmp_path / 'served'}"]
+    if word == "trust":
+        given.append("--trust")
+    else:
+        monkeypatch.syspath_prepend(tmp_path)
+    if word == "typed":
+        (code,) = tmp_path.glob("code*.py")
+        given.append(f"--config.adaptations={code.stem}:adapt,tsmobn")
+    assert runs.command(*given) == 0
+    assert "is served in" in capsys.readouterr().out
+    assert ran(place)
+
+
+def test_what_the_user_types_is_imported_from_the_current_folder(foreign, monkeypatch, tmp_path):
+    place = foreign()
+    (code,) = tmp_path.glob("code*.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    text = f"running,{code.stem}:adapt"
+    given = ["serve", f"--workdir={place}", "--export=served", f"--config.adaptations={text}"]
+    assert runs.command(*given) == 0
+    assert ran(place)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["os:system", "this:s", "sys:exit", "numpy:load", "fedjax_bn.main:command", "setup:setup"]
+    + ["docs.maths:x", "runs_not_there:x", ":x", "..:x", "benchmarks:x"],
+)
+def test_names_of_pythons_own_and_of_installed_packages_are_not_on_the_users_path(name):
+    from fedjax_bn.adaptation.choice import ADAPTATIONS
+
+    sys.modules.pop("this", None)
+    with (
+        recorded_code(runs.ROOT, {}),
+        pytest.raises(ValueError, match=r"is unknown|which is not imported"),
+    ):
+        read_choice("it", name, ADAPTATIONS)
+    assert "this" not in sys.modules
+    assert "tsmobn" in ADAPTATIONS
+
+
+def test_a_report_imports_nothing_that_its_runs_name(foreign, monkeypatch, tmp_path):
+    place = foreign(**{k: v for named in NAMED.values() for k, v in named.items()})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert runs.command("report", str(place)) == 0
+    assert not ran(place)
+
+
+def test_compiled_programs_of_a_foreign_folder_are_not_run(foreign, tmp_path):
+    about = finished.read_about(foreign(compilation_cache=str(tmp_path)))
+    assert finished.remembered(about).compilation_cache == ""
+    assert finished.remembered(about, trust=True).compilation_cache == str(tmp_path)
+
+
+AS_A_USER = """
+import sys
+sys.argv = ["fedjax-bn", *sys.argv[1:]]
+from fedjax_bn import main
+main.command()
+"""
+
+
+@pytest.mark.parametrize("way", [["-m", "fedjax_bn"], ["-c", AS_A_USER]])
+def test_predict_imports_nothing_from_the_folder_where_it_is_given(served, tmp_path, way):
+    """Modules that are looked for when a model is read lie in it, under their names."""
+    for name in ("evil", "torch", "flatbuffers", "tqdm", "zstandard", "json", "scipy"):
+        (served / f"{name}.py").write_text(f"open('{name}-ran', 'w')")
+    edit(served, adaptations=["evil:f"])
+    np.savez(tmp_path / "i.npz", images=IMAGES)
+    given = ["predict", "--model=.", f"--data={tmp_path / 'i.npz'}"]
+    start = [sys.executable, *(["-P"] if way[0] == "-c" else []), *way]
+    paths = [str(runs.ROOT), os.environ.get("PYTHONPATH", "")]
+    # Python itself puts the current folder first; what it imports before us is not ours to refuse.
+    (served / "json.py").unlink()
+    done = subprocess.run(
+        [*start, *given],
+        cwd=served,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+    )
+    (line,) = done.stderr.splitlines()
+    assert "'evil:f' is none of those served with" in line
+    assert not list(served.glob("*-ran"))
+
+
+def edit(place, **changes):
+    """Changes model.json."""
+    about = json.loads((place / "model.json").read_text())
+    (place / "model.json").write_text(json.dumps(about | changes))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A served folder of an MLP on bytes, with one program."""
+    model, shape = MLP(num_classes=3), (4, 4, 3)
+    start = jax.jit(lambda: model.init(jax.random.key(0), jnp.zeros((2, *shape))))()
+    choice = choose_adaptation("tsmobn", model, 4)
+    programs = {"tsmobn": export(choice, start, standardize(), shape, "uint8")}
+    about = served_folder.About(
+        **{"form": 1, "library": "", "model": "MLP", "compute_dtype": "float32"},
+        **{"method": "fedavg", "dataset": "tiny", "round": 1, "classes": ["a", "b", "c"]},
+        **{"shape": list(shape), "dtype": "uint8", "mean": [0.5], "std": [0.5]},
+        **{"adaptations": ["running", "tsmobn"], "programs": {}, "batch_size": 4},
+    )
+    place = tmp_path_factory.mktemp("whole") / "served"
+    served_folder.write(place, about, start, programs)
+    return place
+
+
+@pytest.fixture
+def served(whole, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(whole, tmp_path / "served")
+
+
+NAN, TINY = float("nan"), 1e-320
+ABOUT = {
+    "a batch of 1e9": {"batch_size": 10**9},
+    "a batch of 1e30": {"batch_size": 10**30},
+    "a batch of true": {"batch_size": True},
+    "a dtype of os": {"compute_dtype": "os"},
+    "a dtype of int": {"compute_dtype": "int32"},
+    "a dtype of images": {"dtype": "object"},
+    "a mean of NaN": {"mean": [NAN]},
+    "an endless mean": {"mean": [float("inf")]},
+    "a large mean": {"mean": [1e300]},
+    "no deviation": {"std": [0.0]},
+    "a tiny deviation": {"std": [TINY]},
+    "a negative deviation": {"std": [-0.5]},
+    "a deviation of NaN": {"std": [NAN]},
+    "too large samples": {"shape": [2**15, 2**15, 3]},
+    "samples of another model": {"shape": [5, 4, 3]},
+    "samples of five axes": {"shape": [1, 1, 4, 4, 3]},
+    "samples of no size": {"shape": [4, 0, 3]},
+    "a model that has no such field": {"model": "MLP:width=1e9"},
+    "a model that cannot be": {"model": "ResNet18:width=99999999"},
+    "a model for larger images": {"model": "AlexNet", "shape": [1, 1, 3]},
+    "a model's code": {"model": "evil:Net"},
+    "an adaptation's code": {"adaptations": ["evil:f"]},
+    "an adaptation's number": {"adaptations": ["tsmobn:momentum=7"]},
+    "an adaptation's infinity": {"adaptations": ["tsmobn:momentum=1e999"]},
+    "an adaptation's batches": {"adaptations": ["tsmobn:batch_size=99999999"]},
+    "an adapter that is not there": {"adaptations": ["zero_shot_adapter"]},
+    "programs of text": {"programs": {"tsmobn": "x"}},
+    "a program's batch": {"programs": {"tsmobn": {"batch_size": 1e30, "order": 0}}},
+    "classes that are too many": {"classes": ["a", "b", "c", "d"]},
+    "classes that are numbers": {"classes": [1, 2, 3]},
+}
+KERNEL, VAR = "params/dense1/kernel", "batch_stats/norm1/var"
+ARRAYS = {
+    "NaN": lambda arrays: {KERNEL: arrays[KERNEL] * np.float32("nan")},
+    "infinity": lambda arrays: {VAR: arrays[VAR] * np.float32("inf")},
+    "complex": lambda arrays: {KERNEL: arrays[KERNEL].astype(np.complex64)},
+    "float64": lambda arrays: {KERNEL: arrays[KERNEL].astype(np.float64)},
+    "strings": lambda arrays: {KERNEL: arrays[KERNEL].astype(str)},
+    "dates": lambda arrays: {KERNEL: np.zeros(arrays[KERNEL].shape, "datetime64[s]")},
+    "records": lambda arrays: {KERNEL: np.zeros(arrays[KERNEL].shape, [("x", "f4")])},
+    "objects": lambda arrays: {KERNEL: arrays[KERNEL].astype(object)},
+    "a negative variance": lambda arrays: {VAR: -arrays[VAR]},
+    "another shape": lambda arrays: {VAR: arrays[VAR][:-1]},
+    "a name within an array": lambda arrays: {f"{KERNEL}/more": arrays[KERNEL]},
+    "a strange collection": lambda arrays: {"adapter/x": np.array(["x"])},
+}
+
+
+def said_by_predict(place, tmp_path, capfd):
+    """The one line that `predict` says of a folder, which ends it."""
+    np.savez(tmp_path / "i.npz", images=IMAGES)
+    given = [f"--model={place}", f"--data={tmp_path / 'i.npz'}", f"--out={tmp_path / 'out.csv'}"]
+    assert runs.command("predict", *given) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert len(line) < 900
+    assert not (tmp_path / "out.csv").exists()
+    return line
+
+
+@pytest.mark.parametrize("name", ABOUT)
+def test_what_model_json_may_not_say_is_one_sentence(served, tmp_path, capfd, name, monkeypatch):
+    (served / "evil.py").write_text("open('evil-ran', 'w')")
+    monkeypatch.chdir(served)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    edit(served, **ABOUT[name])
+    said_by_predict(served, tmp_path, capfd)
+    assert "evil" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_that_are_no_models_numbers_are_one_sentence(served, tmp_path, capfd, name):
+    arrays = dict(np.load(served / "variables.npz"))
+    np.savez(served / "variables.npz", **arrays | ARRAYS[name](arrays))
+    assert "variables.npz" in said_by_predict(served, tmp_path, capfd)
+
+
+def test_numbers_that_end_in_no_probabilities_are_one_sentence(served, tmp_path, capfd):
+    """Every array is finite, and what is computed from them is not."""
+    arrays = dict(np.load(served / "variables.npz"))
+    large = {name: array + np.float32(3e38) for name, array in arrays.items() if "kernel" in name}
+    np.savez(served / "variables.npz", **arrays | large)
+    np.savez(tmp_path / "i.npz", images=IMAGES)
+    assert runs.command("predict", f"--model={served}", f"--data={tmp_path / 'i.npz'}") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "probabilities of image '0' are not finite" in line
+
+
+@pytest.mark.parametrize("name", ["model.json", "variables.npz", "programs/tsmobn.stablehlo"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse", "folder"])
+def test_files_that_never_end_are_not_read(served, tmp_path, capfd, name, kind):
+    if name.startswith("programs"):  # a model of one's own, which is its program alone
+        edit(served, model="my_model:Net", adaptations=["tsmobn"])
+    (served / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(served / name)
+    elif kind == "device":
+        (served / name).symlink_to("/dev/zero")
+    elif kind == "folder":
+        (served / name).mkdir()
+    else:
+        with open(served / name, "wb") as file:
+            file.truncate(2**33)
+    assert (served / name).name in said_by_predict(served, tmp_path, capfd)
+
+
+def test_packed_arrays_are_not_unpacked(served, tmp_path, capfd):
+    arrays = dict(np.load(served / "variables.npz"))
+    np.savez_compressed(served / "variables.npz", **arrays, bomb=np.zeros(10**6))
+    assert "unpacks to more than it has" in said_by_predict(served, tmp_path, capfd)
+
+
+def test_a_program_may_only_compute(served, tmp_path, capfd):
+    """One that calls what the machine has besides ends before it is compiled."""
+
+    def run(arrays, carry, images, valid):
+        found = jax.ShapeDtypeStruct((4, 3), jnp.float32)
+        return jax.ffi.ffi_call("xla_ffi_python_cpu_callback", found)(images), carry
+
+    arrays = np.load(served / "variables.npz")
+    form = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
+    batch = jax.ShapeDtypeStruct((4, 4, 4, 3), np.uint8), jax.ShapeDtypeStruct((4,), bool)
+    allowed = [jax_export.DisabledSafetyCheck.custom_call("xla_ffi_python_cpu_callback")]
+    program = jax_export.export(jax.jit(run), disabled_checks=allowed)(form, {}, *batch)
+    edit(served, model="my_model:Net", adaptations=["tsmobn"])
+    np.savez(served / "programs" / "tsmobn.npz")
+    (served / "programs" / "tsmobn.stablehlo").write_bytes(program.serialize())
+    assert "and may call linear algebra alone" in said_by_predict(served, tmp_path, capfd)
