@@ -34,7 +34,6 @@ from fedjax_bn.run.evaluate import internal_evaluator
 from fedjax_bn.run.evaluate_unseen import served_variables, unseen_evaluator
 from fedjax_bn.run.experiment import Experiment, build
 from fedjax_bn.run.groups import by_client
-from fedjax_bn.run.kernels import as_recorded
 from fedjax_bn.run.new_data import read_new
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.per_sample import alphas_of, features_of
@@ -100,15 +99,14 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         )
         say(f"round {number} of {own.method} in {folder}")
         answers: Keep = {}
-        with as_recorded(folder):
-            told = unseen_evaluator(config, experiment)(state, answers)
-            scores, inside = told.get("unseen", {}), {}
-            measures = {"internal": {}, "unseen": told.get("unseen_measures", {})}
-            if request.internal:
-                trained = _trained(folder, own, number, about["form"]["clients"])
-                inside = _internal_scores(config, own, experiment, state, about, trained, answers)
-                measures["internal"] = inside.pop("measures", {})
-            pictures = dict(_draw(config, experiment, state, tested, request, scores))
+        told = unseen_evaluator(config, experiment)(state, answers)
+        scores, inside = told.get("unseen", {}), {}
+        measures = {"internal": {}, "unseen": told.get("unseen_measures", {})}
+        if request.internal:
+            trained = _trained(folder, own, number, about["form"]["clients"])
+            inside = _internal_scores(config, own, experiment, state, about, trained, answers)
+            measures["internal"] = inside.pop("measures", {})
+        pictures = dict(_draw(config, experiment, state, tested, request, scores))
         if config.predictions and answers:
             end = f"-predictions.{config.predictions}"
             pictures[end] = predictions_of(answers, config.predictions)

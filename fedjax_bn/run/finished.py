@@ -18,7 +18,7 @@ from fedjax_bn.data.label_trees import no_labels
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.compilation_cache import keep_compiled
-from fedjax_bn.run.config import check
+from fedjax_bn.run.config import check, up_to_date
 from fedjax_bn.run.defaults import base
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.experiment import Experiment, assemble
@@ -56,7 +56,7 @@ def configuration(flat: Record) -> ConfigDict:
       WorkdirError: it holds none.
     """
     config = base()
-    known = {k: tuple(v) if isinstance(v, list) else v for k, v in flat.items()}
+    known = {k: tuple(v) if isinstance(v, list) else v for k, v in up_to_date(flat).items()}
     try:
         with config.unlocked():
             config.update_from_flattened_dict(known)
