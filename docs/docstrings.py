@@ -20,12 +20,14 @@ _CALL = re.compile(r"`(?:fedjax_bn\.)?([\w.]+)((?:\([^<>]*\))?)`$")
 def _places() -> dict[str, str]:
     """Names of the API as docstrings write them, such as `sharing.split`, and the full ones.
 
-    A name alone means the entry of that name, where there is only one.
+    A name alone means the entry of that name of a module at the top, such as `methods.fedbn`: deeper
+    ones share theirs with arguments, such as `init`.
     """
     places: dict[str, set[str]] = {}
     for module, name, _ in api_pages.entries():
         parts = [*module.split(".")[1:], name]
-        for start in range(len(parts)):
+        alone = module.count(".") == 1
+        for start in range(len(parts) if alone else len(parts) - 1):
             places.setdefault(".".join(parts[start:]), set()).add(f"{module}.{name}")
     return {name: found.pop() for name, found in places.items() if len(found) == 1}
 
