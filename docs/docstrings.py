@@ -20,8 +20,8 @@ _CALL = re.compile(r"`(?:fedjax_bn\.)?([\w.]+)((?:\([^<>]*\))?)`$")
 def _places() -> dict[str, str]:
     """Names of the API as docstrings write them, such as `sharing.split`, and the full ones.
 
-    A name alone means the entry of that name of a module at the top, such as `methods.fedbn`: deeper
-    ones share theirs with arguments, such as `init`.
+    A name alone means the entry of that name in a module at the top, such as `methods.fedbn`: those
+    of deeper ones are also names of arguments, such as `init`.
     """
     places: dict[str, set[str]] = {}
     for module, name, _ in api_pages.entries():
