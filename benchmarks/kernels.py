@@ -6,20 +6,36 @@
 
 Each algorithm runs in a loop, with its gradients unless --forward; all of a layer take turns. Least
 CPU milliseconds of a step, on all cores, which neighbours on the machine hardly change, and beside
-them the least on the wall. "measured" is what `cpu_kernels=measured` would choose by the wall.
+them the least on the wall.
 """
 
 import argparse
+from collections.abc import Callable
 from contextlib import ExitStack
+from math import prod
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from fedjax_bn import models
-from fedjax_bn.models.cpu import measure
-from fedjax_bn.models.cpu.choice import Shapes, by_table, choosing, forward_only
+from fedjax_bn.models.cpu.algorithms import ALGORITHMS, UNIT_STRIDES
+from fedjax_bn.models.cpu.choice import (
+    Shapes,
+    by_table,
+    choosing,
+    exceeds,
+    few_channels,
+    forward_only,
+    is_usual,
+    windows_of,
+)
 from interleave import interleave
 from machine import announce
+
+STEPS = 4  # of the loop that is timed
+_MOST_VALUES = 2**27  # of all windows: more take gigabytes
 
 
 def main() -> None:
@@ -56,19 +72,69 @@ def layers(options: argparse.Namespace) -> dict[Shapes, int]:
         if options.forward:
             stack.enter_context(forward_only())
         jax.eval_shape(model.apply, variables, images)
-    return {shapes: n for shapes, n in found.items() if len(measure.candidates(shapes)) > 1}
+    return {shapes: n for shapes, n in found.items() if len(candidates(shapes)) > 1}
 
 
 def show(shapes: Shapes, count: int, repeats: int) -> None:
     """Times the candidates of a layer and prints them, the fastest first."""
-    names = measure.candidates(shapes)
-    runs = {name: measure.timed_loop(name, shapes) for name in names}
-    taken = {n: own.per(measure.STEPS / 1e3) for n, own in interleave(runs, repeats).items()}
+    names = candidates(shapes)
+    runs = {name: timed_loop(name, shapes) for name in names}
+    taken = {n: own.per(STEPS / 1e3) for n, own in interleave(runs, repeats).items()}
     walls = {name: list(own.wall) for name, own in taken.items()}
     cpu = {name: float((own.user + own.system).min()) for name, own in taken.items()}
     times = "  ".join(f"{n} {cpu[n]:.1f} ({min(walls[n]):.1f})" for n in sorted(cpu, key=cpu.get))
-    chosen = measure.fastest(walls, names[0])
-    print(f"{count} x {shapes}\n    {times}; table {names[0]}, measured {chosen}", flush=True)
+    print(f"{count} x {shapes}\n    {times}; table {names[0]}", flush=True)
+
+
+def candidates(shapes: Shapes) -> tuple[str, ...]:
+    """The algorithms that may be the fastest for a convolution, the table's first."""
+    usual = by_table(shapes)
+    taps, largest = max(shapes.kernel[:2]), max(*shapes.images[1:3], *shapes.outputs)
+    if not is_usual(shapes) or taps == 1:
+        return (usual,)
+    deep = min(shapes.kernel[2:]) >= 8
+    may = {
+        usual: True,
+        "direct": not exceeds(shapes),
+        "fast_fourier": few_channels(shapes),
+        "folded": shapes.strides != (1, 1) and shapes.images[3] <= 4,
+        "patches": windows_of(shapes) <= _MOST_VALUES,
+        "taps": deep and largest <= 16,
+        "tiled": deep and taps <= 5,
+        "tiled_small": deep and taps <= 5,
+        "transformed": deep and largest <= 16,
+    }
+    unit = shapes.strides == (1, 1)
+    return tuple(n for n, so in may.items() if so and (unit or n not in UNIT_STRIDES))
+
+
+def timed_loop(name: str, shapes: Shapes) -> Callable[[], None]:
+    """A call of an algorithm's compiled loop of `STEPS` steps, which has run once."""
+    algorithm = ALGORITHMS[name]
+    random, dtype = np.random.default_rng(0), shapes.dtype
+    images = jnp.asarray(random.standard_normal((STEPS, *shapes.images)), dtype)
+    kernel = jnp.asarray(random.standard_normal(shapes.kernel) / prod(shapes.kernel[:3]), dtype)
+
+    def forward(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        return algorithm(x, kernel, shapes.strides, shapes.padding)
+
+    def step(kernel: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if not shapes.trained:
+            return kernel, forward(kernel, x).max((0, 1, 2))
+        # Nobody asks for the gradient of the images themselves, which have few channels.
+        wanted = (0,) if shapes.images[3] <= 4 else (0, 1)
+        y, pull = jax.vjp(forward, kernel, x)
+        pulled = pull(jnp.maximum(y, 0))
+        return kernel - 1e-9 * pulled[0], sum(pulled[i].max() for i in wanted)
+
+    loop = jax.jit(lambda kernel, images: lax.scan(step, kernel, images))
+    compiled = loop.lower(kernel, images).compile()
+
+    def run() -> None:
+        jax.block_until_ready(compiled(kernel, images))
+
+    run()
+    return run
 
 
 if __name__ == "__main__":

@@ -7,6 +7,17 @@ from typing import NamedTuple
 
 PACKAGE = Path(__file__).parent.parent / "fedjax_bn"
 COMMON = {"PyTree", "Path"}  # aliases that say no more than their name
+# The order of methods on their page; those that the papers compare with follow.
+BY_PAPER = {
+    "FedAvg and its local baselines": ("fedavg", "singleset", "silobn"),
+    "FedBN": ("fedbn", "fedprox"),
+    "FedIG-A": ("fedig", "fediga"),
+    "FedCD": ("fedcd",),
+    "UniFed": (
+        *("scaffold", "fednova", "fedadam", "fedadagrad", "fedyogi", "fedavgm", "moon", "feddc"),
+        "perfedavg",
+    ),
+}
 
 
 class Module(NamedTuple):
@@ -98,19 +109,37 @@ def write(folder: Path) -> None:
     (folder / "index.rst").write_text(f"API\n===\n\n.. toctree::\n\n{listed}\n")
 
 
+def _place(entry: Entry) -> tuple:
+    """Where an entry stands on its page: methods by paper, everything else by module."""
+    papers = [name for names in BY_PAPER.values() for name in names]
+    number = papers.index(entry.name) if _paper(entry) in BY_PAPER else len(papers)
+    return entry.module.count("."), number, entry.module
+
+
+def _paper(entry: Entry) -> str:
+    """The heading above a method; "" for everything else."""
+    if entry.module != "fedjax_bn.methods":
+        return ""
+    groups = (title for title, names in BY_PAPER.items() if entry.name in names)
+    return next(groups, "Methods that the papers compare with")
+
+
 def _lines(page: str, found: list[Entry]) -> Iterator[str]:
     """One page as reStructuredText."""
     title = f"fedjax_bn.{page}"
-    yield from (title, "=" * len(title), "")
+    yield from (".. highlight:: default", "", title, "=" * len(title), "")
     names = {f"{entry.module}.{entry.name}" for entry in found}
-    module = None
-    for entry in sorted(found, key=lambda entry: entry.module):
+    module = paper = None
+    for entry in sorted(found, key=_place):
         if entry.module != module:
             module = entry.module
             if module != title:
                 yield from (module, "-" * len(module), "")
             yield from (f".. automodule:: {module}", "   :no-members:")
             yield from ("   :no-index:", "") if module in names else ("",)
+        if (group := _paper(entry)) and group != paper:
+            paper = group
+            yield from (group, "-" * len(group), "")
         if entry.directive == "data":
             yield f".. py:data:: {entry.module}.{entry.name}"
         else:

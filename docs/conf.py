@@ -19,7 +19,7 @@ project = "fedjax_bn"
 author = copyright = "The fedjax_bn authors"
 version = release = fedjax_bn.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 
 html_theme = "furo"
@@ -34,10 +34,13 @@ myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # tests/test_notebooks.py executes them
 
-autodoc_typehints = "none"  # signatures have them
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+maximum_signature_line_length = 80
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 default_role = "code"
+highlight_language = "bash"  # a fence without a language holds commands; API pages say otherwise
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 toc_object_entries_show_parents = "hide"

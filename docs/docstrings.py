@@ -1,12 +1,35 @@
-"""Our docstrings as reStructuredText: formulas are set off by indentation, and stars are stars."""
+"""Our docstrings as reStructuredText: formulas are set off by indentation, and stars are stars.
 
+A name in backticks that stands on a page of the API becomes a link to it.
+"""
+
+import functools
 import re
+
+import api_pages
 
 _SECTION = re.compile(
     r"(Args|Arguments|Attributes|Returns|Yields|Raises|Example|Examples|Note|References):$"
 )
 _NAME = re.compile(r"^(\s+\*{0,2}\w+)(.*)$")
 _CODE = re.compile(r"(`[^`]*`)")
+_CALL = re.compile(r"`(?:fedjax_bn\.)?([\w.]+)((?:\([^<>]*\))?)`$")
+
+
+@functools.cache
+def _places() -> dict[str, str]:
+    """Names of the API as docstrings write them, such as `sharing.split`, and the full ones.
+
+    A name alone means the entry of that name in a module at the top, such as `methods.fedbn`: those
+    of deeper ones are also names of arguments, such as `init`.
+    """
+    places: dict[str, set[str]] = {}
+    for module, name, _ in api_pages.entries():
+        parts = [*module.split(".")[1:], name]
+        alone = module.count(".") == 1
+        for start in range(len(parts) if alone else len(parts) - 1):
+            places.setdefault(".".join(parts[start:]), set()).add(f"{module}.{name}")
+    return {name: found.pop() for name, found in places.items() if len(found) == 1}
 
 
 def process(app: object, what: str, name: str, thing: object, options: object, lines: list[str]):
@@ -41,6 +64,9 @@ def _escaped(line: str, in_section: bool) -> str:
     pieces = _CODE.split(rest)
     pieces[::2] = [re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", piece) for piece in pieces[::2]]
     for i in range(1, len(pieces), 2):  # code stands free, if only by a blank that is not shown
+        found = _CALL.match(pieces[i])
+        if found and found[1] in (places := _places()):
+            pieces[i] = f":py:obj:`{found[1]}{found[2]} <{places[found[1]]}>`"
         before = "\\ " if pieces[i - 1][-1:].isalnum() else ""
         after = "\\ " if re.match(r"[\w\[({<]", pieces[i + 1]) else ""
         pieces[i] = before + pieces[i] + after

@@ -1,6 +1,7 @@
 """Federated learning under feature shift: FedBN and its successors as pure functions.
 
 `import fedjax_bn as fb` imports nothing else; `fb.methods.fedbn` imports what it needs (PEP 562).
+`fb.simulate` trains and tests a federation on arrays.
 """
 
 import importlib
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
         selection,
         serving,
         sharing,
+        simulation,
         task,
         theory,
         traffic,
     )
+    from fedjax_bn.simulation import simulate
 
 __version__ = "0.2.0"
 
@@ -58,6 +61,8 @@ __all__ = [
     "selection",
     "serving",
     "sharing",
+    "simulate",
+    "simulation",
     "task",
     "theory",
     "traffic",
@@ -65,6 +70,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "simulate":
+        return importlib.import_module(f"{__name__}.simulation").simulate
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

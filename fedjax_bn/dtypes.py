@@ -1,7 +1,5 @@
 """Explicit dtype promotion, which also holds under `jax_numpy_dtype_promotion=strict`."""
 
-import importlib
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -12,13 +10,6 @@ def promote(*dtypes: Any) -> jnp.dtype:
     """The smallest dtype that holds all of `dtypes`, such as float64 of float64 and float32."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*dtypes)
-
-
-def in_float64(wanted: bool = True) -> AbstractContextManager[Any]:
-    """A context in which JAX has float64, or has not."""
-    before = not hasattr(jax, "enable_x64")  # of JAX 0.8, where it is experimental
-    place: Any = importlib.import_module("jax.experimental") if before else jax
-    return place.enable_x64(wanted)
 
 
 def parameter_dtype(variables: dict[str, Any]) -> jnp.dtype:

@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -11,6 +12,8 @@ import pytest
 import runs
 from fedjax_bn import main
 from fedjax_bn.run import checkpoint, logs, train, workdir
+from fedjax_bn.run.claim import check_claim, claim
+from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config_file import read
 from fedjax_bn.run.errors import CheckpointError, InterruptedRun, WorkdirError
 from fedjax_bn.run.summary import select_round
@@ -233,6 +236,19 @@ def test_a_workdir_of_another_configuration_is_refused_naming_the_keys(straight)
     assert "seed (2 there, 1 now)" in str(error.value)
     assert "rounds" not in str(error.value)
     assert runs.files(straight) == before
+
+
+@pytest.mark.parametrize(("retired", "taken"), [("table", True), ("measured", False)])
+def test_keys_of_an_earlier_version_differ_only_where_their_value_changes_something(
+    tmp_path, retired, taken
+):
+    now = dict(flatten(runs.config()))
+    then = {key: value for key, value in now.items() if key != "patience"} | {
+        "cpu_kernels": retired
+    }
+    claim(tmp_path, then, {"data": "", "form": {}, "notes": [], "versions": {}})
+    with nullcontext() if taken else pytest.raises(WorkdirError, match="cpu_kernels"):
+        check_claim(tmp_path, now, {"data": ""})
 
 
 @pytest.mark.parametrize("position", [0, 3])

@@ -5,8 +5,7 @@ compiled programs in JAX's cache (`config.compilation_cache`, or JAX_COMPILATION
 """
 
 import json
-from contextlib import AbstractContextManager
-from functools import lru_cache, partial
+from functools import lru_cache
 from logging import INFO
 from pathlib import Path
 
@@ -38,7 +37,6 @@ from fedjax_bn.ranges import brief
 from fedjax_bn.run.configured_weighing import is_told
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluate import Evaluate, internal_evaluator
-from fedjax_bn.run.kernels import kernels
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.start import partition_table
 
@@ -92,15 +90,6 @@ def _evaluator(names: _Names) -> Evaluate:
     return internal_evaluator(site.config, site.experiment)
 
 
-@lru_cache
-def _kernels(names: _Names, place: Path) -> AbstractContextManager[None]:
-    """In which this client's programs are traced; the same one in each round, for which JAX asks.
-
-    Whoever enters it owns `place`, where what was measured is recorded (`config.cpu_kernels`).
-    """
-    return kernels(_site(*names).config, place, partial(log, INFO))
-
-
 def _hello(names: _Names, message: Message) -> Message:
     """Who this client is, the form of its samples, and how many it has, if it says so."""
     site, order = _site(*names), order_in(message.content)
@@ -149,8 +138,7 @@ def _train(names: _Names, message: Message) -> Message:
     place = _place(site, order)
     with owned(place):
         begun = _own_at(site, order, place)
-        with _kernels(names, place):
-            own, upload = jax.device_get(site.train(order, broadcast, begun))
+        own, upload = jax.device_get(site.train(order, broadcast, begun))
         own_part.save(place, int(broadcast.round) + 1, own, order.begin)
     sent = to_named(_reported(upload, site.node))
     if order.serve_unseen:
@@ -169,8 +157,7 @@ def _evaluate(names: _Names, message: Message) -> Message:
     place = _place(site, order)
     with owned(place):
         own = _own_at(site, order, place)
-        with _kernels(names, place):
-            told = _evaluator(names)(_alone(site, broadcast, own))
+        told = _evaluator(names)(_alone(site, broadcast, own))
     scores = {name: told[name]["mean"] for name in ("accuracy", "validation") if name in told}
     return Message(content=with_scores(scores, _answer(site, order)), reply_to=message)
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedjax_bn.run.config import up_to_date
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.forms import CLAIM
 from fedjax_bn.run.workdir import read_json, write_json
@@ -55,6 +56,7 @@ def check_claim(workdir: Path, config: dict[str, Any], about: dict[str, Any]) ->
         return
     new = json.loads(json.dumps({"config": config, **about}))
     old = read_json(workdir / "config.json", CLAIM)
+    old["config"] = json.loads(json.dumps(up_to_date(old["config"])))
     keys = sorted({*old["config"], *new["config"]} - _MAY_DIFFER)
     changes = [
         f"{key:.40} ({_short(old['config'].get(key))} there, {_short(new['config'].get(key))} now)"

@@ -1,7 +1,7 @@
 """Configurations: changing keys; types and ranges checked against the table of `defaults`."""
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -13,6 +13,9 @@ from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.spelling import Table, as_float, literal
 
 __all__ = ["base", "check", "override"]  # what a config file needs
+
+# Keys that are gone, and the value of each that changes nothing.
+RETIRED = {"cpu_kernels": "table"}
 
 
 def override(config: ConfigDict, changes: str) -> ConfigDict:
@@ -106,11 +109,15 @@ def _check_range(name: str, value: Any) -> None:
         raise ConfigError(f"config.{name}={brief(value)} {why}")
 
 
-def _lookup(config: ConfigDict, key: str) -> Any:
-    """The value of a dotted key."""
-    for part in key.split("."):
-        config = config[part]
-    return config
+def up_to_date(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that an earlier version recorded, in the form of today's.
+
+    Keys that came later have their defaults; `RETIRED` ones go where their value means what is
+    always done now.
+    """
+    defaults = {name: key.default for name, key in KEYS.items()}
+    kept = {name: value for name, value in flat.items() if RETIRED.get(name) != value}
+    return defaults | kept
 
 
 def flatten(config: ConfigDict, prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -223,12 +223,6 @@ RUN = {
     "personalize.rate": Key(
         None, "their learning rate; empty: perfedavg.inner_rate", AT_LEAST_0, float
     ),
-    "cpu_kernels": Key(
-        "table",
-        "by what convolutions are chosen on CPU: table, or measured, on this CPU at first use, "
-        "kept in compilation_cache",
-        one_of("table", "measured"),
-    ),
     "compilation_cache": Key(
         "~/.cache/fedjax_bn/compiled",
         "folder for compiled programs; empty: none is kept",

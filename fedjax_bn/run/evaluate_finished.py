@@ -34,7 +34,6 @@ from fedjax_bn.run.evaluate import internal_evaluator
 from fedjax_bn.run.evaluate_unseen import served_variables, unseen_evaluator
 from fedjax_bn.run.experiment import TESTED_ON_VALIDATION, Experiment, build
 from fedjax_bn.run.groups import by_client
-from fedjax_bn.run.kernels import as_recorded
 from fedjax_bn.run.new_data import read_new
 from fedjax_bn.run.ownership import owned
 from fedjax_bn.run.per_sample import alphas_of, features_of
@@ -131,18 +130,17 @@ def _tested(
         )
         say(f"round {number} of {own.method} in {folder}")
         answers: Keep = {}
-        with as_recorded(folder):
-            told = unseen_evaluator(config, experiment)(state, answers)
-            scores, inside, notes = told.get("unseen", {}), {}, []
-            measures = {"internal": {}, "unseen": told.get("unseen_measures", {})}
-            if request.internal:
-                trained = _trained(folder, own, number, about["form"]["clients"])
-                inside = _internal_scores(config, own, experiment, state, about, trained, answers)
-                measures["internal"] = inside.pop("measures", {})
-                if inside.pop("on_validation"):
-                    say(TESTED_ON_VALIDATION)
-                    notes = [TESTED_ON_VALIDATION]
-            pictures = dict(_draw(config, experiment, state, tested, request, scores))
+        told = unseen_evaluator(config, experiment)(state, answers)
+        scores, inside, notes = told.get("unseen", {}), {}, []
+        measures = {"internal": {}, "unseen": told.get("unseen_measures", {})}
+        if request.internal:
+            trained = _trained(folder, own, number, about["form"]["clients"])
+            inside = _internal_scores(config, own, experiment, state, about, trained, answers)
+            measures["internal"] = inside.pop("measures", {})
+            if inside.pop("on_validation"):
+                say(TESTED_ON_VALIDATION)
+                notes = [TESTED_ON_VALIDATION]
+        pictures = dict(_draw(config, experiment, state, tested, request, scores))
         if config.predictions and answers:
             end = f"-predictions.{config.predictions}"
             pictures[end] = predictions_of(answers, config.predictions)

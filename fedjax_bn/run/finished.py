@@ -17,7 +17,7 @@ from fedjax_bn.data.pixels.images import impossible_samples
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.compilation_cache import keep_compiled
-from fedjax_bn.run.config import check
+from fedjax_bn.run.config import check, up_to_date
 from fedjax_bn.run.defaults import KEYS, base
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.experiment import Experiment, assemble
@@ -56,7 +56,7 @@ def configuration(flat: Record) -> ConfigDict:
       WorkdirError: it holds none.
     """
     config = base()
-    known = {k: tuple(v) if isinstance(v, list) else v for k, v in flat.items()}
+    known = {k: tuple(v) if isinstance(v, list) else v for k, v in up_to_date(flat).items()}
     for key in ("compilation_cache", "data.cache"):  # once any text was a folder
         if type(known.get(key)) is str and not KEYS[key].range.holds(known[key]):
             known[key] = ""

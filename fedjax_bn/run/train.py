@@ -27,7 +27,6 @@ from fedjax_bn.run.evaluate_unseen import unseen_evaluator
 from fedjax_bn.run.experiment import Experiment
 from fedjax_bn.run.finished import restore_state
 from fedjax_bn.run.forms import SUMMARY
-from fedjax_bn.run.kernels import kernels
 from fedjax_bn.run.machine import describe_machine, difference
 from fedjax_bn.run.mask_log import log_masks
 from fedjax_bn.run.mesh import form_on, mesh_note
@@ -110,8 +109,7 @@ def run(
         state, records = resume(folder, start, say, experiment.mesh)
         if records:
             say(f"going on from round {len(records)} of {config.rounds} in {folder}")
-        with kernels(config, folder, say):
-            return _finish(config, experiment, keys, folder, state, records, say, modules)
+        return _finish(config, experiment, keys, folder, state, records, say, modules)
 
 
 def resume(

@@ -1,7 +1,7 @@
-"""Which algorithm a convolution takes on CPU: by a table, or by what was measured here.
+"""Which algorithm a convolution takes on CPU.
 
-The table holds what was fastest on one kind of CPU. Another rule, such as `measure` makes one, is
-handed over by a context, while programs are traced:
+A table holds what was fastest on one kind of CPU. A context gives another rule while programs are
+traced:
 
     with choosing(rule):
         compiled = jax.jit(method.round).lower(state, batches, key).compile()

@@ -1,0 +1,259 @@
+"""From arrays to a table of accuracies, without a config file.
+
+    result = simulate(
+        fedbn(DigitCNN(), optax.sgd(0.01)),
+        clients={"a": (images, labels), "b": (more_images, more_labels)},
+        unseen={"z": (new_images, new_labels)},
+        adaptations=["running", "tsmobn"],
+    )
+    print(result)
+
+It runs the program of the command line (`fedjax_bn.run`) and gives its numbers for the same data.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.data.division.clients import make_clients
+from fedjax_bn.data.labels import class_labels
+from fedjax_bn.data.pools import PARTS, numbered_names, parts_of
+from fedjax_bn.data.source import Pool, Source
+from fedjax_bn.federation import (
+    FederatedMethod,
+    FederatedState,
+    client_variables,
+    global_variables,
+)
+from fedjax_bn.ranges import nearest
+from fedjax_bn.run.config import base, check
+from fedjax_bn.run.evaluate import evaluator
+from fedjax_bn.run.experiment import Experiment
+from fedjax_bn.run.progress import progress
+from fedjax_bn.run.records import (
+    Record,
+    have_trained,
+    require_finite,
+    require_weights,
+    round_record,
+)
+from fedjax_bn.run.report import tables
+from fedjax_bn.run.rounds import open_rounds
+from fedjax_bn.run.start import make_keys, make_start
+from fedjax_bn.run.summary import out_of_patience, samples_a_round, select_round, summarize
+from fedjax_bn.serving import predictor
+from fedjax_bn.sharing import Variables
+from fedjax_bn.task import require_classifier
+
+Samples = tuple[np.ndarray, np.ndarray]
+# A client's samples, or a dict of them with "train" and perhaps "validation" and "test".
+ClientSamples = Samples | Mapping[str, Samples]
+
+
+class Result(NamedTuple):
+    """A trained federation. `print(result)` shows its table of accuracies.
+
+    Attributes:
+      method: what was trained.
+      state: the federation after the selected round.
+      clients: the clients' names, in the order of the state's rows.
+      summary: what the command line writes as `summary.json`.
+      history: one record a round, as in `metrics.jsonl`: losses, weights, accuracies.
+    """
+
+    method: FederatedMethod
+    state: FederatedState
+    clients: tuple[str, ...]
+    summary: Record
+    history: list[Record]
+
+    @property
+    def accuracy(self) -> Record:
+        """Test accuracies of the selected round in percent.
+
+        {"internal": {client: percent, "mean": percent}, "unseen": {name: {adaptation: percent}}}.
+        """
+        return self.summary["accuracy"]
+
+    def variables(self, client: str | None = None) -> Variables:
+        """The model of a client, or the one that an unseen client receives.
+
+        Raises:
+          ValueError: there is no client of that name.
+        """
+        if client is None:
+            return global_variables(self.state)
+        if client not in self.clients:
+            raise ValueError(f"client {client!r} is unknown{nearest(client, self.clients)}")
+        return client_variables(self.state, self.clients.index(client))
+
+    def predict(
+        self, images: np.ndarray, client: str | None = None, adaptation: str = "running"
+    ) -> np.ndarray:
+        """Returns probabilities f[N, C] of images [N, ...], given as they were for training.
+
+        Args:
+          images: stored images; the method's preprocessing is applied.
+          client: whose model predicts; None for the model that an unseen client receives.
+          adaptation: how it predicts, such as "tsmobn:momentum=0.5".
+
+        Raises:
+          ValueError: the client or the adaptation is unknown, or the images have another form.
+        """
+        return predictor(self.method, self.variables(client), adaptation)(images)
+
+    def __str__(self) -> str:
+        """Returns the table of accuracies, as the command line prints it."""
+        return tables.comparison([self.summary | {"method": "simulated"}])
+
+
+def simulate(
+    method: FederatedMethod,
+    *,
+    clients: Mapping[str, ClientSamples],
+    unseen: Mapping[str, ClientSamples] | None = None,
+    adaptations: Sequence[str] = ("running",),
+    rounds: int = 20,
+    batch_size: int = 32,
+    local_epochs: int = 1,
+    eval_every: int = 5,
+    patience: int = 0,
+    seed: int = 0,
+    variables: Variables | None = None,
+    callback: Callable[[Record], None] | None = None,
+    show_progress: bool = True,
+) -> Result:
+    """Trains a federation on arrays, tests it, and keeps the round with the best validation.
+
+    A client given as (images, labels) is divided as the command line divides an `.npz`: a tenth of
+    each class validates and tests, the rest trains.
+
+    Args:
+      method: of `fedjax_bn.methods`, for example `fedbn(model, optimizer)`.
+      clients: name -> (images, labels), or name -> {"train": ..., "validation": ..., "test": ...}
+        of such pairs. Images are u8[N, H, W, C] or f32[N, ...], labels whole numbers [N] from 0.
+      unseen: the same for clients that do not train; each is tested on all of its samples.
+      adaptations: how unseen clients predict, such as "tsmobn" or "tsmobn:momentum=0.5".
+      rounds: rounds of the federation, at least 1.
+      batch_size: samples of a local step.
+      local_epochs: passes of a client over its data in a round; give the method the same number.
+      eval_every: rounds between evaluations; the last round is always evaluated.
+      patience: if above 0, rounds without a better validation accuracy before training stops.
+      seed: of all random numbers.
+      variables: the model's start, for example pretrained; random by default.
+      callback: called with the record of each round.
+      show_progress: whether a progress bar is printed to standard error.
+
+    Raises:
+      ValueError: samples, names or options are wrong; the message says which.
+      fedjax_bn.run.errors.NotFiniteError: an update is not finite.
+    """
+    config = base()
+    config.update(
+        rounds=rounds,
+        batch_size=batch_size,
+        local_epochs=local_epochs,
+        eval_every=eval_every,
+        patience=patience,
+        seed=seed,
+        adaptations=tuple(adaptations),
+    )
+    check(config)
+    experiment = _experiment(config, method, clients, unseen or {})
+    keys = make_keys(config)
+    state = make_start(config, experiment, keys, variables)()
+    with ExitStack() as stack:
+        watchers = [callback] if callback else []
+        if show_progress:
+            pace = samples_a_round(config, experiment), experiment.task.score.name
+            watchers.append(stack.enter_context(progress("round", rounds, 0, *pace)))
+        state, history = _train(config, experiment, keys, state, watchers)
+    names = tuple(domain.name for domain in experiment.internal.domains)
+    return Result(method, state, names, summarize(config, experiment, history, 0.0), history)
+
+
+def _experiment(
+    config: ConfigDict,
+    method: FederatedMethod,
+    clients: Mapping[str, ClientSamples],
+    unseen: Mapping[str, ClientSamples],
+) -> Experiment:
+    """What a run needs, checked, of a method and arrays; arguments as of `simulate`."""
+    if method.learned is None:
+        raise ValueError(
+            "simulate needs the model of the method: make the method by a function of "
+            "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
+        )
+    model, prepare, _, task = method.learned
+    require_classifier("simulate", task)
+    if twice := sorted(set(clients) & set(unseen)):
+        raise ValueError(f"{twice[0]!r} is both a client and unseen: rename one")
+    pools = tuple(_pool(name, given) for name, given in (*clients.items(), *unseen.items()))
+    count = 1 + max((int(pool.labels.max(initial=0)) for pool in pools), default=0)
+    data = Source("arrays", tuple(map(str, range(count))), pools, (0.5,), (0.5,))
+    internal, new = make_clients(
+        data, target=tuple(unseen), validation=config.data.validation, seed=config.seed
+    )
+    chosen = {
+        text: choose_adaptation(text, model, config.adapt_batch_size) for text in config.adaptations
+    }
+    return Experiment(model, method, internal, new, prepare, chosen, (), task=task)
+
+
+def _pool(name: str, given: ClientSamples) -> Pool:
+    """A client's samples as readers of data sets give them.
+
+    Raises:
+      ValueError: a part has an unknown name, or its labels are wrong.
+    """
+    parts = dict(given) if isinstance(given, Mapping) else {"": given}
+    if unknown := [part for part in parts if part and part not in PARTS]:
+        raise ValueError(f"client {name!r} has a part {unknown[0]!r}; parts are {', '.join(PARTS)}")
+    images = [np.asarray(images) for images, _ in parts.values()]
+    labels = [
+        class_labels(labels, f"the labels of client {name!r} ({part or 'all'})")
+        for part, (_, labels) in parts.items()
+    ]
+    sizes = {part: len(one) for part, one in zip(parts, labels, strict=True)}
+    return Pool(
+        name,
+        np.concatenate(images),
+        np.concatenate(labels),
+        numbered_names(name, sizes),
+        parts_of(sizes) if isinstance(given, Mapping) else None,
+    )
+
+
+def _train(
+    config: ConfigDict,
+    experiment: Experiment,
+    keys: Any,
+    state: FederatedState,
+    watchers: Sequence[Callable[[Record], None]],
+) -> tuple[FederatedState, list[Record]]:
+    """All rounds; returns the selected round's state and the records of all rounds."""
+    names = [domain.name for domain in experiment.internal.domains]
+    evaluate = evaluator(config, experiment)
+    round = open_rounds(config, experiment, keys, state).compile(state)
+    records: list[Record] = []
+    while len(records) < config.rounds and not out_of_patience(records, config.patience):
+        number, start = len(records) + 1, time.perf_counter()
+        state, metrics = round(state)
+        metrics = jax.device_get(metrics)
+        records.append(round_record(names, metrics, number, time.perf_counter() - start))
+        require_finite(records[-1], metrics, config.on_nonfinite)
+        require_weights(names, metrics, number)
+        if number == config.rounds or number % config.eval_every == 0:
+            records[-1] |= evaluate(state, have_trained(records, names))
+            if select_round(records) == number:
+                selected = jax.tree.map(jnp.copy, state)  # the next round donates the state
+        for watch in watchers:
+            watch(records[-1])
+    return selected, records

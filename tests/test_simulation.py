@@ -1,0 +1,96 @@
+"""The short path: arrays to accuracies, with the numbers of the command line."""
+
+import numpy as np
+import optax
+import pytest
+
+import runs
+from fedjax_bn.methods import fedavg, fedbn
+from fedjax_bn.models import MLP
+from fedjax_bn.run import train
+from fedjax_bn.run.config import base
+from fedjax_bn.simulation import simulate
+
+
+def arrays(names=("ant", "bee", "dog"), size=40):
+    rng = np.random.Generator(np.random.PCG64(3))
+    return {
+        name: (np.asarray(part.images), np.asarray(part.labels))
+        for shift, name in enumerate(names)
+        for part in [runs.split(rng, size, shift)]
+    }
+
+
+OPTIONS = {"rounds": 3, "batch_size": 8, "eval_every": 1, "seed": 5, "show_progress": False}
+ADAPTATIONS = ("running", "tsmobn:momentum=0.5")
+
+
+@pytest.fixture(scope="module")
+def result():
+    clients, records = arrays(), []
+    method = fedbn(MLP(num_classes=3), optax.sgd(0.05))
+    unseen = {"dog": clients.pop("dog")}
+    return records, simulate(
+        method,
+        clients=clients,
+        unseen=unseen,
+        adaptations=ADAPTATIONS,
+        callback=records.append,
+        **OPTIONS,
+    )
+
+
+def test_it_gives_the_numbers_of_the_command_line_on_the_same_data(result, tmp_path):
+    columns = [
+        {f"{name}__images": images, f"{name}__labels": labels}
+        for name, (images, labels) in arrays().items()
+    ]
+    np.savez(tmp_path / "own.npz", **(columns[0] | columns[1] | columns[2]))
+    config = base()
+    config.update({k: v for k, v in OPTIONS.items() if k != "show_progress"})
+    config.update(method="fedbn", model="MLP", target="dog", adaptations=ADAPTATIONS, mesh="1")
+    config.data.name, config.data.path = "npz", str(tmp_path / "own.npz")
+    config.optimizer.learning_rate, config.compilation_cache = 0.05, ""
+    summary = train.run(config, tmp_path / "run", say=lambda text: None)
+    records, ours = result
+    for key in ("accuracy", "last_round", "selected_round", "measures"):
+        assert ours.summary[key] == summary[key]
+    assert [record["round"] for record in records] == [1, 2, 3]
+    assert records == ours.history
+
+
+def test_a_clients_predictions_are_those_behind_its_accuracy(result):
+    _, ours = result
+    images, labels = arrays()["dog"]
+    found = ours.predict(images, adaptation="tsmobn:momentum=0.5")
+    np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
+    right = 100 * (ours.predict(images).argmax(1) == labels).mean()
+    np.testing.assert_allclose(right, ours.accuracy["unseen"]["dog"]["running"], rtol=1e-6)
+    assert "dog [running]" in str(ours)
+    with pytest.raises(ValueError, match=r"client 'an' is unknown.*ant"):
+        ours.predict(images, client="an")
+
+
+def test_given_parts_are_used_as_they_are():
+    parts = {name: {"train": pair, "test": pair} for name, pair in arrays().items()}
+    ours = simulate(fedavg(MLP(num_classes=3), optax.sgd(0.05)), clients=parts, **OPTIONS)
+    images, labels = parts["ant"]["test"]
+    right = 100 * (ours.predict(images, client="ant").argmax(1) == labels).mean()
+    np.testing.assert_allclose(right, ours.accuracy["internal"]["ant"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"clients": {}}, "no domains"),
+        ({"clients": {"a": {"training": (1, 2)}}}, "part 'training'; parts are train, validation"),
+        ({"unseen": arrays(("ant",))}, "'ant' is both a client and unseen"),
+        ({"adaptations": ["tsmobm"]}, "tsmobn"),
+        ({"rounds": 0}, "rounds=0"),
+        ({"clients": {"a": (np.zeros((4, 6), np.float32), -np.ones(4, int))}}, "label -1"),
+    ],
+)
+def test_what_does_not_suit_is_refused_before_anything_compiles(changes, said):
+    given = {"clients": arrays()} | OPTIONS | changes
+    with pytest.raises(ValueError, match=said):
+        simulate(fedbn(MLP(num_classes=3), optax.sgd(0.05)), **given)
