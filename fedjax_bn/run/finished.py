@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import no_labels
+from fedjax_bn.data.pixels.orientation import STORED
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.compilation_cache import keep_compiled
@@ -57,6 +58,7 @@ def configuration(flat: Record) -> ConfigDict:
     """
     config = base()
     known = {k: tuple(v) if isinstance(v, list) else v for k, v in flat.items()}
+    known.setdefault("data.orientation", STORED)  # as runs without this key read their images
     try:
         with config.unlocked():
             config.update_from_flattened_dict(known)

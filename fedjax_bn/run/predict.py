@@ -5,13 +5,16 @@ It imports no training code. Rows are `image,class,PROBABILITIES...`, one column
 
 import csv
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import numpy as np
 
+from fedjax_bn.names import encodable
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.serving import load
 from fedjax_bn.serving.folder import read_about
@@ -52,9 +55,14 @@ def run(request: Request) -> None:
         head = ("image", "class", *about.classes)
         if request.data == STREAM:
             predict = load(folder, request.adapt, batch_size=1)
-            rows = _stream(predict, about.shape, map(str.strip, sys.stdin))
+            if isinstance(sys.stdin, TextIOWrapper):  # names of files may be no text
+                sys.stdin.reconfigure(errors="surrogateescape")
+            read = file_reader(about.shape, Path(), about.orientation)
+            rows = _stream(predict, read, map(str.strip, sys.stdin))
         else:
-            samples = open_samples(Path(request.data), about.shape, request.resize)
+            samples = open_samples(
+                Path(request.data), about.shape, request.resize, about.orientation
+            )
             predict = load(folder, request.adapt)
             rows = zip(
                 samples.names, predict.predict(len(samples.names), samples.read), strict=True
@@ -78,10 +86,10 @@ def _opened(out: str) -> AbstractContextManager[TextIO]:
 
 
 def _stream(
-    predict: Predictor, shape: list[int], lines: Iterable[str]
+    predict: Predictor, read: Callable[[Sequence[Path]], np.ndarray], lines: Iterable[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The probabilities f[classes] of each image file as soon as it is named."""
-    read, names = file_reader(shape, Path()), []
+    names = []
 
     def images() -> Iterator[np.ndarray]:
         for line in filter(None, lines):
@@ -93,9 +101,14 @@ def _stream(
 
 
 def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Writes the table; each row is out before the next is asked for."""
-    table, classes = csv.writer(file, lineterminator="\n"), head[2:]
+    """Writes the table; each row is out before the next is asked for.
+
+    Bytes of names that are no text, or that the file's encoding lacks, are written as \\xff.
+    """
+    plain = partial(encodable, encoding=getattr(file, "encoding", None) or "utf-8")
+    table, head = csv.writer(file, lineterminator="\n"), tuple(map(plain, head))
+    classes = head[2:]
     table.writerow(head)
     for name, found in rows:
-        table.writerow((name, classes[int(found.argmax())], *(f"{p:.6g}" for p in found)))
+        table.writerow((plain(name), classes[int(found.argmax())], *(f"{p:.6g}" for p in found)))
         file.flush()

@@ -26,6 +26,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from fedjax_bn import models
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.data.pixels.orientation import ORIENTATIONS, STORED
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.named_arrays import to_named
@@ -56,6 +57,8 @@ class About(NamedTuple):
       adaptations: those with which its run tested unseen clients.
       programs: adaptation -> what `open_program` needs.
       batch_size: B of the batches on which its run tested them, where they spell no other.
+      orientation: of the image files that trained it, see `pixels.orientation`; a folder of an
+        earlier version, which has no such entry, was trained on stored pixels.
     """
 
     form: int
@@ -73,6 +76,7 @@ class About(NamedTuple):
     adaptations: list
     programs: dict
     batch_size: int = 32
+    orientation: str = STORED
 
 
 def is_ours(spelled: str) -> bool:
@@ -193,6 +197,7 @@ def _fault(about: About) -> str:
         or not all(type(side) is int and side > 0 for side in sides)
         or math.prod(sides) > 2**28,
         "batch_size": about.batch_size < 1,
+        "orientation": about.orientation not in ORIENTATIONS,
         "dtype": about.dtype not in ("uint8", "float32"),
         "mean or std": not all(type(number) is float for number in numbers)
         or not {len(about.mean), len(about.std)} <= {1, sides[-1]}

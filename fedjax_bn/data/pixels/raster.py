@@ -6,9 +6,12 @@ that refuses; here there is one, which the caller states.
 """
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fedjax_bn.data.regular_files import read_regular
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 MEGAPIXELS = 100.0
@@ -39,7 +42,20 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
             f"{width} x {height} pixels are more than the {max_megapixels:g} megapixels of "
             "data.max_megapixels"
         )
+    if image.format == "PNG" and b"eXIf" in content:  # which may stand behind the pixels
+        image.load()
     return image
+
+
+def read_image(path: Path, max_megapixels: float = MEGAPIXELS) -> bytes:
+    """Returns the bytes of an image file, which must be a regular file of a credible size.
+
+    Raises:
+      ValueError: it is another kind of file, or larger than an image of these pixels.
+      OSError: it cannot be opened.
+    """
+    check_file_size(path.stat().st_size, max_megapixels)
+    return read_regular(path, int(_BYTES_OF_A_PIXEL * max_megapixels * 1e6))
 
 
 def check_file_size(size: int, max_megapixels: float = MEGAPIXELS) -> None:

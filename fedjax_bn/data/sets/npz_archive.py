@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pools import PARTS
-from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
+from fedjax_bn.data.sets.arrays import forms_in_npz, names_in_npz, read_npz
 
 FORM = (
     "DOMAIN__images and DOMAIN__labels, or DOMAIN__PART_images and DOMAIN__PART_labels, PART of "
@@ -56,7 +56,12 @@ def read_archive(
             "data.domains of them"
         )
     wanted = [one for name in domains or there for one in _array_names(name, there[name])]
-    arrays = read_npz(path, [*wanted, *({"classes"} & set(keys))])
+    wanted += {"classes"} & set(keys)
+    forms = forms_in_npz(path, wanted)
+    for name in domains or there:
+        for part in there[name]:
+            _check_form(forms, name, part, path)
+    arrays = read_npz(path, wanted)
     classes = arrays.get("classes", np.empty(0, np.str_))
     if classes.ndim != 1 or classes.dtype.kind != "U":
         raise ValueError(f"{path}: classes is {classes.dtype} {classes.shape}; it must be str [C]")
@@ -111,9 +116,9 @@ def _parts_there(keys: Sequence[str], path: Path) -> dict[str, list[str]]:
     return {name: [part for part in ("", *PARTS) if part in own] for name, own in there.items()}
 
 
-def _checked_part(arrays: Mapping[str, np.ndarray], name: str, part: str, path: Path) -> Part:
-    """Images and labels as they are kept; nothing is cast before its range is known."""
-    images, labels = (arrays[one] for one in _array_names(name, [part]))
+def _check_form(forms: Mapping[str, np.ndarray], name: str, part: str, path: Path) -> None:
+    """Raises ValueError unless shapes and dtypes of a part's arrays are those of samples."""
+    images, labels = (forms[one] for one in _array_names(name, [part]))
     prefix = array_prefix(name, part)
     bytes_of_images = images.dtype == np.uint8 and images.ndim == 4
     if not (bytes_of_images or (images.dtype == np.float32 and images.ndim >= 2)):
@@ -121,14 +126,20 @@ def _checked_part(arrays: Mapping[str, np.ndarray], name: str, part: str, path: 
             f"{path}: {prefix}images is {images.dtype} {images.shape}; it must be uint8 "
             "[N, H, W, C], or float32 [N, ...]"
         )
-    labels = class_labels(labels, f"{path}: {prefix}labels")
-    if len(images) != len(labels):
+    if labels.ndim == 1 and len(images) != len(labels):
         raise ValueError(
             f"{path}: {prefix.rstrip('_')} has {len(images)} images but {len(labels)} labels; "
             "every image needs one label"
         )
-    if not len(labels):
+    if not len(images):
         raise ValueError(f"{path}: {prefix}images is empty; give it samples or leave it out")
+
+
+def _checked_part(arrays: Mapping[str, np.ndarray], name: str, part: str, path: Path) -> Part:
+    """Images and labels as they are kept; nothing is cast before its range is known."""
+    images, labels = (arrays[one] for one in _array_names(name, [part]))
+    prefix = array_prefix(name, part)
+    labels = class_labels(labels, f"{path}: {prefix}labels")
     if images.dtype == np.float32 and not np.isfinite(images).all():
         place = tuple(np.argwhere(~np.isfinite(images))[0].tolist())
         raise ValueError(
