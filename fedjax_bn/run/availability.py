@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.regular_files import Refused, read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.ranges import brief
@@ -135,7 +136,7 @@ def _read_npz(path: Path) -> np.ndarray:
     except ValueError as error:
         raise ValueError(f"it is damaged ({error.__cause__ or error})") from error
     if not arrays:
-        raise ValueError(f"it holds {', '.join(there)}, but no array 'available'")
+        raise ValueError(f"it holds {first_few(there)}, but no array 'available'")
     return arrays["available"]
 
 

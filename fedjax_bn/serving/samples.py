@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, relative_names
 from fedjax_bn.data.pixels.orientation import UPRIGHT
 from fedjax_bn.data.pixels.resize import resized
@@ -87,7 +88,7 @@ def _of_archive(path: Path, shape: Sequence[int], resize: bool) -> Samples:
     found = [name for name in names if name == _IMAGES or name.endswith(f"__{_IMAGES}")]
     if len(found) != 1:
         raise ValueError(
-            f"{path} has the arrays {', '.join(names) or 'none'}: give a .npz with one array "
+            f"{path} has the arrays {first_few(names) or 'none'}: give a .npz with one array "
             f"{_IMAGES} [N, ...], or NAME__{_IMAGES}"
         )
     images = read_npz(path, found)[found[0]]

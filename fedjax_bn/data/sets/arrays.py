@@ -17,6 +17,7 @@ import numpy as np
 
 from fedjax_bn.data.regular_files import open_regular
 from fedjax_bn.data.sets.files import corruption_named
+from fedjax_bn.names import short
 
 _HEADER = 12 + 10_000  # bytes; NumPy refuses to parse longer ones
 _PACKED = 200  # times a file's size to which its arrays may unpack
@@ -36,7 +37,7 @@ def names_in_npz(path: Path) -> tuple[str, ...]:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
     twice = [name for name in names if names.count(name) > 1] if len({*names}) < len(names) else []
     if twice:
-        raise ValueError(f"{path} has two arrays {twice[0]!r}; write it again")
+        raise ValueError(f"{path} has two arrays {short(twice[0])!r}; write it again")
     return tuple(names)
 
 

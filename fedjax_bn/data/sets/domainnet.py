@@ -78,9 +78,9 @@ def load(
     Args:
       path: the folder described above.
       image_size: pixels a side; FedBN has 256.
+      classes: names as in the lists, numbered in that order; ("all",) for every class there is.
       **how: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`; 345 classes at 256
         take 115 GB of cache.
-      classes: names as in the lists, numbered in that order; ("all",) for every class there is.
 
     Returns:
       Source "domainnet".

@@ -10,6 +10,7 @@ from fedjax_bn.data.pixels.raster import read_image
 from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.files import SIZE, Original, corruption_named, first_existing
 from fedjax_bn.data.sets.lists import is_label
+from fedjax_bn.names import short
 
 _WHERE = (
     "MNIST-M needs mnist_m_train/*.png with mnist_m_train_labels.txt and mnist_m_test/*.png with "
@@ -44,7 +45,7 @@ def _read_folder(folder: Path, split: str) -> Original:
     for row in rows:
         if len(row) != 2 or not is_label(row[1]):
             raise ValueError(
-                f"{path} has the line {' '.join(row)!r}; it must be a FILE and a DIGIT"
+                f"{path} has the line {short(' '.join(row))!r}; it must be a FILE and a DIGIT"
             )
     labels = class_labels(np.array([int(label) for _, label in rows], np.int64), f"{path}", 10)
     files = [images / name for name, _ in rows]
