@@ -15,14 +15,8 @@ import numpy as np
 from fedjax_bn.data.messages import first_few, progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.letterbox import letterboxed
-from fedjax_bn.data.pixels.orientation import (
-    UPRIGHT,
-    orientation_notes,
-    orientation_of,
-    turn,
-    turned_by_pillow,
-)
-from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_raster, read_image, to_rgb
+from fedjax_bn.data.pixels.orientation import UPRIGHT, orientation_notes
+from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_image, read_image
 
 _BLOCK = 64  # images that a thread decodes at a time
 _FORM = 2  # to be raised when the same files would give other pixels
@@ -245,13 +239,3 @@ def decode_image(
     elif image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(image), mode, tag
-
-
-def open_image(
-    content: bytes, max_megapixels: float = MEGAPIXELS, orientation: str = UPRIGHT
-) -> tuple[Any, str, int]:
-    """Returns an RGB image of Pillow in its own size; else as `decode_image`."""
-    image = open_raster(content, max_megapixels)
-    mode, tag, is_upright = image.mode, orientation_of(image), turned_by_pillow(image)
-    image = to_rgb(image)
-    return image if is_upright or orientation != UPRIGHT else turn(image, tag), mode, tag

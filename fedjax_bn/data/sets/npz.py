@@ -124,7 +124,8 @@ def _numbers(
     for name in names:
         if name not in classes:
             raise ValueError(
-                f"{path} has a class {short(name)!r}, which is none of {first_few(classes)}: leave it out"
+                f"{path} has a class {short(name)!r}, which is none of {first_few(classes)}: "
+                "leave it out"
             )
     return np.array([list(classes).index(name) for name in names], np.int32)
 

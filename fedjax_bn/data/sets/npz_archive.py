@@ -112,7 +112,7 @@ def _parts_there(keys: Sequence[str], path: Path) -> dict[str, list[str]]:
                     )
         if "" in parts and len(parts) > 1:
             raise ValueError(
-                f"{path} has {short(name)!r} both whole and divided "
+                f"{path} has {short(name)!r} both whole ({short(name)}__images) and divided "
                 f"({array_prefix(name, parts[-1])}images); leave one out"
             )
     return {name: [part for part in ("", *PARTS) if part in own] for name, own in there.items()}
@@ -130,8 +130,8 @@ def _check_form(forms: Mapping[str, np.ndarray], name: str, part: str, path: Pat
         )
     if labels.ndim == 1 and len(images) != len(labels):
         raise ValueError(
-            f"{path}: {short(prefix.rstrip('_'))} has {len(images)} images but {len(labels)} labels; "
-            "every image needs one label"
+            f"{path}: {short(prefix.rstrip('_'))} has {len(images)} images but {len(labels)} "
+            "labels; every image needs one label"
         )
     if not len(images):
         raise ValueError(f"{path}: {short(prefix)}images is empty; give it samples or leave it out")
