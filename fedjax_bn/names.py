@@ -58,6 +58,20 @@ def cell(text: str) -> str:
     return f"'{shown(text)}" if _FORMULA.match(text) else shown(text)
 
 
+def short(text: str, most: int = 200) -> str:
+    """A text as `shown`, of a long one its beginning and its end."""
+    one, half = shown(text), most // 2
+    return one if len(one) <= most else f"{one[:half]}...{one[3 - half :]}"
+
+
+def encodable(text: str, encoding: str) -> str:
+    """A text that a file in this encoding takes; bytes that are no text become such as \\xff."""
+    if text.isascii():
+        return text
+    plain = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return plain.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def on_page(text: str) -> str:
     """A text as HTML that shows it, in an element or an attribute."""
     return html.escape(shown(text))

@@ -172,6 +172,31 @@ def test_files_that_are_no_rgb_are_kept_as_png_in_rgb(tmp_path):
     assert mug["image"][0, 0, 0] > 200 > mug["image"][0, 0, 1]
 
 
+def test_a_copy_keeps_the_orientation_of_files_and_is_read_upright(tmp_path):
+    images = write_images(tmp_path / "office", OFFICE, each=1)
+    exif = Image.Exif()
+    exif[274] = 6
+    grey = np.zeros((8, 8), np.uint8)
+    grey[:, :4] = 255  # upright: the upper half
+    place = images / "dslr" / "mug"
+    (place / "0.png").unlink()
+    Image.fromarray(grey).save(place / "0.jpg", exif=exif)
+    assert main(["office_caltech10", str(images), "--data_dir", str(tmp_path / "copies")]) == 0
+    for orientation, white in {"upright": np.s_[:4], "stored": np.s_[:, :4]}.items():
+        source = tfds_source.load(
+            tmp_path / "copies",
+            "office_caltech10",
+            image_size=8,
+            domains=("dslr",),
+            classes=("mug",),
+            cache=tmp_path / "cache",
+            progress=False,
+            orientation=orientation,
+        )
+        assert source.pools[0].images[0][white].min() > 240
+        assert any(note.startswith("dslr: images") for note in source.notes)
+
+
 def test_unreadable_images_are_all_named_and_nothing_is_prepared(tmp_path, capsys):
     images = write_images(tmp_path / "office", OFFICE, each=1)
     for domain in ("amazon", "webcam"):

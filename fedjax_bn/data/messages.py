@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
-from fedjax_bn.names import shown
+from fedjax_bn.names import short
 
 WAIT = 10.0  # seconds between lines that are no terminal's
 
 
 def first_few(culprits: Sequence[str], most: int = 10) -> str:
-    """Culprits one after the other, and how many more there are than `most`."""
+    """Culprits one after the other, long ones cut, and how many more there are than `most`."""
     more = f" and {len(culprits) - most} more" if len(culprits) > most else ""
-    return ", ".join(map(shown, culprits[:most])) + more
+    return ", ".join(map(short, culprits[:most])) + more
 
 
 def progress_bar(total: int, description: str, progress: bool) -> AbstractContextManager[Any]:

@@ -11,8 +11,6 @@ one of a trace begins it again. It is
 """
 
 import re
-import zipfile
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.regular_files import Refused, read_text
+from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.errors import ConfigError
 
@@ -113,7 +114,7 @@ def read_trace(text: str, num_clients: int) -> np.ndarray | None:
     try:
         rows = _read_npz(path) if path.suffix == ".npz" else _read_lines(path, num_clients)
     except (OSError, ValueError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{what}: {reason}") from error
     if rows.ndim != 2 or rows.dtype != bool or rows.shape[1] != num_clients or not len(rows):
         raise ConfigError(
@@ -127,20 +128,21 @@ def read_trace(text: str, num_clients: int) -> np.ndarray | None:
 
 
 def _read_npz(path: Path) -> np.ndarray:
-    if path.exists() and not zipfile.is_zipfile(path):
-        raise ValueError("it is no .npz file, as numpy.savez writes them, or its end is missing")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            if "available" not in arrays:
-                raise ValueError(f"it holds {', '.join(arrays)}, but no array 'available'")
-            return arrays["available"]
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise ValueError(f"it is damaged ({error})") from error
+        there = names_in_npz(path)
+        arrays = read_npz(path, {"available"} & set(there))
+    except Refused:
+        raise
+    except ValueError as error:
+        raise ValueError(f"it is damaged ({error.__cause__ or error})") from error
+    if not arrays:
+        raise ValueError(f"it holds {first_few(there)}, but no array 'available'")
+    return arrays["available"]
 
 
 def _read_lines(path: Path, num_clients: int) -> np.ndarray:
     rows = []
-    for number, line in enumerate(path.read_text("utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         entries = re.split(r"[,\s]+", line.partition("#")[0].strip(", \t"))
         if entries == [""]:
             continue

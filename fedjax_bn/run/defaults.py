@@ -239,6 +239,12 @@ DATA = {
     "data.max_megapixels": Key(
         100.0, "millions of pixels that an image file may have; a larger one is refused", ABOVE_0
     ),
+    "data.orientation": Key(
+        "upright",
+        "how image files are read: upright, turned by their EXIF as viewers show them, or stored, "
+        "unturned as torchvision reads them; boxes refer to the image as it is read",
+        one_of("upright", "stored"),
+    ),
     "data.cache": Key(
         "~/.cache/fedjax_bn", "folder for decoded images; empty: none is kept", FOLDER
     ),

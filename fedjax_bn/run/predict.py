@@ -5,15 +5,16 @@ It imports no training code. Rows are `image,class,PROBABILITIES...`, one column
 
 import csv
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import jax
 import numpy as np
 
-from fedjax_bn.names import cell
+from fedjax_bn.names import cell, encodable
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.serving import load
@@ -56,9 +57,14 @@ def run(request: Request) -> None:
         head = ("image", "class", *about.classes)
         if request.data == STREAM:
             predict = load(folder, request.adapt, batch_size=1)
-            rows = _stream(predict, about.shape, map(str.strip, sys.stdin))
+            if isinstance(sys.stdin, TextIOWrapper):  # names of files may be no text
+                sys.stdin.reconfigure(errors="surrogateescape")
+            read = file_reader(about.shape, Path(), about.orientation)
+            rows = _stream(predict, read, map(str.strip, sys.stdin))
         else:
-            samples = open_samples(Path(request.data), about.shape, request.resize)
+            samples = open_samples(
+                Path(request.data), about.shape, request.resize, about.orientation
+            )
             predict = load(folder, request.adapt)
             rows = zip(
                 samples.names, predict.predict(len(samples.names), samples.read), strict=True
@@ -82,10 +88,10 @@ def _opened(out: str) -> AbstractContextManager[TextIO]:
 
 
 def _stream(
-    predict: Predictor, shape: list[int], lines: Iterable[str]
+    predict: Predictor, read: Callable[[Sequence[Path]], np.ndarray], lines: Iterable[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The probabilities f[classes] of each image file as soon as it is named."""
-    read, names = file_reader(shape, Path()), []
+    names = []
 
     def images() -> Iterator[np.ndarray]:
         for line in filter(None, lines):
@@ -99,10 +105,14 @@ def _stream(
 def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.ndarray]]) -> None:
     """Writes the table; each row is out before the next is asked for.
 
+    Bytes of names that are no text, or that the file's encoding lacks, are written as \\xff.
+
     Raises:
       ValueError: probabilities are not finite.
     """
-    table, head = csv.writer(file, lineterminator="\n"), tuple(map(cell, head))
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    table = csv.writer(file, lineterminator="\n")
+    head = tuple(cell(encodable(one, encoding)) for one in head)
     table.writerow(head)
     for name, found in rows:
         if not np.isfinite(found).all():
@@ -110,5 +120,6 @@ def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.nda
                 f"the model's probabilities of image {brief(name)} are not finite: give another "
                 "model, or images like those that it was trained on"
             )
-        table.writerow((cell(name), head[2 + int(found.argmax())], *(f"{p:.6g}" for p in found)))
+        best = head[2 + int(found.argmax())]
+        table.writerow((cell(encodable(name, encoding)), best, *(f"{p:.6g}" for p in found)))
         file.flush()

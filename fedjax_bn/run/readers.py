@@ -44,7 +44,7 @@ def _read_images(load: Callable[..., Source], *own: str) -> _Read:
         data = config.data
         options: dict[str, Any] = {key: data[key] for key in own if data[key]}
         if load is not cifar10_c.load:  # whose images are arrays
-            options["max_megapixels"] = data.max_megapixels
+            options |= {"max_megapixels": data.max_megapixels, "orientation": data.orientation}
         return load(data.path, image_size=data.image_size, cache=_cache_folder(config), **options)
 
     return read
@@ -114,6 +114,7 @@ def _read_tfds(name: str) -> _Read:
             classes=data.classes or (domainnet.TEN if name == "domainnet" else ()),
             cache=_cache_folder(config),
             max_megapixels=data.max_megapixels,
+            orientation=data.orientation,
         )
 
     return read
@@ -121,8 +122,12 @@ def _read_tfds(name: str) -> _Read:
 
 def decoding(config: ConfigDict) -> dict[str, Any]:
     """How image files are decoded, as arguments of `published.to_source`."""
-    cache, most = _cache_folder(config), config.data.max_megapixels
-    return {"cache": cache, "progress": True, "max_megapixels": most}
+    return {
+        "cache": _cache_folder(config),
+        "progress": True,
+        "max_megapixels": config.data.max_megapixels,
+        "orientation": config.data.orientation,
+    }
 
 
 def _cache_folder(config: ConfigDict) -> Path | None:

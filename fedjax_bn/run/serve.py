@@ -135,6 +135,7 @@ def _write(
         adaptations=list(config.adaptations),
         programs={},
         batch_size=config.adapt_batch_size,
+        orientation=config.data.orientation,
     )
     programs = _programs(config, experiment, variables, about, say)
     served.write(to, about, variables, programs)

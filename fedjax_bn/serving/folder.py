@@ -26,7 +26,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from fedjax_bn import models
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.data.pixels.images import impossible_samples, standardize
-from fedjax_bn.data.sets.arrays import check_memory, read_regular
+from fedjax_bn.data.pixels.orientation import ORIENTATIONS, STORED
+from fedjax_bn.data.regular_files import read_regular
+from fedjax_bn.data.sets.arrays import check_memory
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.named_arrays import to_named
 from fedjax_bn.ranges import ORDER, SAMPLES, brief, nearest
@@ -57,6 +59,8 @@ class About(NamedTuple):
       adaptations: those with which its run tested unseen clients.
       programs: adaptation -> what `open_program` needs.
       batch_size: B of the batches on which its run tested them, where they spell no other.
+      orientation: of the image files that trained it, see `pixels.orientation`; a folder of an
+        earlier version, which has no such entry, was trained on stored pixels.
     """
 
     form: int
@@ -74,6 +78,7 @@ class About(NamedTuple):
     adaptations: list
     programs: dict
     batch_size: int = 32
+    orientation: str = STORED
 
 
 def is_ours(spelled: str) -> bool:
@@ -200,6 +205,7 @@ def _fault(about: About) -> str:
         "adaptations": not about.adaptations,
         "compute_dtype": about.compute_dtype not in ("float32", "bfloat16"),
         "batch_size": not SAMPLES.holds(about.batch_size),
+        "orientation": about.orientation not in ORIENTATIONS,
         "programs": not all(map(_is_program, about.programs.values())),
     }
     impossible = impossible_samples(about.shape, about.dtype, about.mean, about.std)

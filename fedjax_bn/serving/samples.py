@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, relative_names
+from fedjax_bn.data.pixels.orientation import UPRIGHT
 from fedjax_bn.data.pixels.resize import resized
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.folders import is_image
@@ -26,7 +28,9 @@ class Samples(NamedTuple):
     read: Callable[[np.ndarray], np.ndarray]
 
 
-def open_samples(path: Path, shape: Sequence[int], resize: bool = False) -> Samples:
+def open_samples(
+    path: Path, shape: Sequence[int], resize: bool = False, orientation: str = UPRIGHT
+) -> Samples:
     """The samples of a path: an image, a folder of images (and folders of them), or a `.npz`.
 
     Image files are stretched to the model's square, as the readers of image folders do it in
@@ -36,6 +40,7 @@ def open_samples(path: Path, shape: Sequence[int], resize: bool = False) -> Samp
       path: what the user gave.
       shape: of one sample of the model.
       resize: whether an archive's bytes of another size are stretched too.
+      orientation: of image files, "upright" or "stored", as the model was trained.
 
     Raises:
       ValueError: the archive has no such array, the model reads no images, or there are none.
@@ -50,16 +55,19 @@ def open_samples(path: Path, shape: Sequence[int], resize: bool = False) -> Samp
     if not files:
         raise ValueError(f"--data {path} holds no image file: give another folder, or a .npz")
     root = path if path.is_dir() else path.parent
-    read = file_reader(shape, root)
+    read = file_reader(shape, root, orientation)
     return Samples(relative_names(files, root), lambda index: read([files[i] for i in index]))
 
 
-def file_reader(shape: Sequence[int], root: Path) -> Callable[[Sequence[Path]], np.ndarray]:
+def file_reader(
+    shape: Sequence[int], root: Path, orientation: str = UPRIGHT
+) -> Callable[[Sequence[Path]], np.ndarray]:
     """Returns `read(files) -> u8[n, H, H, 3]`, as `decode` does it.
 
     Args:
       shape: of one sample of the model.
       root: names in errors count from here.
+      orientation: as in `open_samples`.
 
     Raises:
       ValueError: the model does not read squares of RGB; at the call, a file cannot be read.
@@ -69,7 +77,8 @@ def file_reader(shape: Sequence[int], root: Path) -> Callable[[Sequence[Path]], 
             f"the model reads samples of shape {list(shape)}, which image files do not give: give "
             "a .npz with an array images"
         )
-    return lambda files: decode(files, shape[0], root=root, progress=False)[0]
+    how = {"root": root, "progress": False, "orientation": orientation}
+    return lambda files: decode(files, shape[0], **how)[0]
 
 
 def _of_archive(path: Path, shape: Sequence[int], resize: bool) -> Samples:
@@ -79,7 +88,7 @@ def _of_archive(path: Path, shape: Sequence[int], resize: bool) -> Samples:
     found = [name for name in names if name == _IMAGES or name.endswith(f"__{_IMAGES}")]
     if len(found) != 1:
         raise ValueError(
-            f"{path} has the arrays {', '.join(names) or 'none'}: give a .npz with one array "
+            f"{path} has the arrays {first_few(names) or 'none'}: give a .npz with one array "
             f"{_IMAGES} [N, ...], or NAME__{_IMAGES}"
         )
     images = read_npz(path, found)[found[0]]

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from PIL import Image
 
-from fedjax_bn.data.pixels.raster import open_raster, to_rgb
+from fedjax_bn.data.pixels.orientation import ORIENTATION, orientation_of, turned_by_pillow
+from fedjax_bn.data.pixels.raster import open_raster, read_image, to_rgb
 from fedjax_bn.data.sets.folders import find_root
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS, load
 from fedjax_bn.data.sets.published import Published
@@ -81,12 +83,14 @@ def _examples(pool: Pool, root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _encoded(file: Path) -> BytesIO:
     """The file as it is, if it is a JPEG or PNG in RGB; otherwise as PNG in RGB."""
-    raw = file.read_bytes()
+    raw = read_image(file)
     image = open_raster(raw)
     if image.mode == "RGB" and image.format in ("JPEG", "PNG"):
         return BytesIO(raw)
-    content = BytesIO()
-    to_rgb(image).save(content, "PNG")
+    content, tags = BytesIO(), Image.Exif()
+    if (tag := orientation_of(image)) != 1 and not turned_by_pillow(image):
+        tags[ORIENTATION] = tag
+    to_rgb(image).save(content, "PNG", exif=tags)
     return BytesIO(content.getvalue())
 
 

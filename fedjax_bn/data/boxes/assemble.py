@@ -1,4 +1,9 @@
-"""Labelled images as a source: letterboxed pixels, and boxes of one form."""
+"""Labelled images as a source: letterboxed pixels, and boxes of one form.
+
+Boxes refer to the image as viewers show it, turned upright by its EXIF (or, with the orientation
+"stored", as it lies in its file). Where the labels state a width and height that are those of the
+other of the two, their boxes refer to that one, and are turned with the image.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +20,8 @@ from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
 from fedjax_bn.data.pixels.letterbox import to_square
-from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_raster
+from fedjax_bn.data.pixels.orientation import STORED, UPRIGHT, tag_of_other_frame, turn_corners
+from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_raster, read_image
 from fedjax_bn.data.source import Pool, Source, check_source
 
 _NO_AREA = "boxes without area, or outside their image, left out"
@@ -24,6 +30,10 @@ _BORDER = 1.0  # pixels by which formats disagree on where a box ends
 _NO_SPLIT = (
     "domains whose files name a part (train, val, test) of some images only, or none that train, "
     "and are divided as those without"
+)
+_TURNED = (
+    "images whose labels state the size without EXIF's turn (or, of stored pixels, with it), and "
+    "whose boxes are turned"
 )
 _OTHER_SIZE = "images of another size than their labels say, whose own size counts"
 
@@ -35,7 +45,7 @@ class Squares(NamedTuple):
       image_size: pixels a side.
       max_boxes: of an image; one with more keeps its largest.
       shares: whether corners are shares of the image's width and height, not pixels.
-      cache, progress, max_megapixels: see `pixels.decode`.
+      cache, progress, max_megapixels, orientation: see `pixels.decode`.
     """
 
     image_size: int
@@ -44,6 +54,7 @@ class Squares(NamedTuple):
     cache: str | Path | None = None
     progress: bool = True
     max_megapixels: float = MEGAPIXELS
+    orientation: str = UPRIGHT
 
 
 def to_source(
@@ -73,7 +84,7 @@ def to_source(
       FileNotFoundError: images are missing.
       OSError: the cache cannot be written.
     """
-    image_size, most, shares, cache, progress, max_megapixels = squares
+    image_size, cache = squares.image_size, squares.cache
     everything = [one for owned in domains.values() for one in owned]
     files = [one.file for one in everything]
     _check_present(files, root)
@@ -84,13 +95,14 @@ def to_source(
         image_size,
         root=root,
         cache=cache,
-        progress=progress,
-        max_megapixels=max_megapixels,
+        progress=squares.progress,
+        max_megapixels=squares.max_megapixels,
         letterbox=True,
+        orientation=squares.orientation,
     )
-    sizes = _image_sizes(files, root, cache, max_megapixels)
-    place = partial(_place_boxes, size=image_size, shares=shares, most=most, slips=slips)
-    placed = [place(one, *map(int, wh)) for one, wh in zip(everything, sizes, strict=True)]
+    sizes = _image_sizes(files, root, squares)
+    place = partial(_place_boxes, squares=squares, slips=slips)
+    placed = [place(one, *map(int, row)) for one, row in zip(everything, sizes, strict=True)]
     labels = _padded(placed)
     if not (labels[CLASS] >= 0).any():
         said = "; ".join(slips.notes()) or "see its labels"
@@ -113,14 +125,22 @@ def to_source(
 
 
 def _place_boxes(
-    one: Labelled, width: int, height: int, *, size: int, shares: bool, most: int, slips: Slips
+    one: Labelled, width: int, height: int, tag: int, *, squares: Squares, slips: Slips
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The boxes f64[n, 4] of an image in shares of its square, and their classes i32[n]."""
-    if one.size is not None and one.size != (width, height) and min(one.size) > 0:
-        slips.add(_OTHER_SIZE, f"{one.place} ({one.size[0]} x {one.size[1]})")
+    """The boxes f64[n, 4] of an image in shares of its square, and their classes i32[n].
+
+    Width, height and tag are those that `tag_of_other_frame` returns.
+    """
+    most = squares.max_boxes
     corners = np.asarray(one.corners, np.float64).reshape(-1, 4)
     image = np.array([width, height] * 2, np.float64)
-    corners = corners if shares else corners / image
+    if tag > 4 and width != height and one.size == (height, width):
+        slips.add(_TURNED, one.place)
+        corners = turn_corners(corners / image[[1, 0, 1, 0]], tag)
+    elif not squares.shares:
+        corners = corners / image
+        if one.size is not None and one.size != (width, height) and min(one.size) > 0:
+            slips.add(_OTHER_SIZE, f"{one.place} ({one.size[0]} x {one.size[1]})")
     inside = np.clip(corners, 0, 1)
     area = (inside[:, 2:] > inside[:, :2]).all(1)
     out = (np.abs(inside - corners) * image > _BORDER).any(1) & area
@@ -138,7 +158,7 @@ def _place_boxes(
                 str(one.file),
             )
         kept = kept[largest]
-    placed = to_square(inside[kept], width, height, size)
+    placed = to_square(inside[kept], width, height, squares.image_size)
     return placed, np.asarray(one.classes, np.int32).reshape(-1)[kept]
 
 
@@ -174,23 +194,23 @@ def _check_present(files: Sequence[Path], root: Path) -> None:
         )
 
 
-def _image_sizes(
-    files: Sequence[Path], root: Path, cache: str | Path | None, max_megapixels: float
-) -> np.ndarray:
-    """Widths and heights i64[N, 2] of images that can be read."""
+def _image_sizes(files: Sequence[Path], root: Path, squares: Squares) -> np.ndarray:
+    """i64[N, 3] of images that can be read: what `tag_of_other_frame` returns."""
+    orientation, most = squares.orientation, squares.max_megapixels
 
-    def size(file: Path) -> tuple[int, int]:
-        return open_raster(file.read_bytes(), max_megapixels).size
+    def size(file: Path) -> tuple[int, int, int]:
+        return tag_of_other_frame(open_raster(read_image(file, most), most), orientation)
 
     def make(write: Write) -> tuple[str, ...]:
         with ThreadPoolExecutor() as threads:
-            sizes = np.array(list(threads.map(size, files)), "<i4").reshape(-1, 2)
-        write(sizes.view(np.uint8).reshape(len(files), 8))
+            sizes = np.array(list(threads.map(size, files)), "<i4").reshape(-1, 3)
+        write(sizes.view(np.uint8).reshape(len(files), 12))
         return ()
 
-    name = f"{root.resolve().name or 'images'}-sizes-{hash_of_files(files, root, 0)}"
-    folder = None if cache is None else Path(cache)
-    rows = cached_array(folder, name, (len(files), 8), make)[0]
+    form = f"-{STORED}" * (orientation == STORED)
+    name = f"{root.resolve().name or 'images'}-sizes{form}-{hash_of_files(files, root, 0)}"
+    folder = None if squares.cache is None else Path(squares.cache)
+    rows = cached_array(folder, name, (len(files), 12), make)[0]
     return np.ascontiguousarray(rows).view("<i4").astype(np.int64)
 
 

@@ -9,6 +9,7 @@ and lanes and areas of that of 2018, which have no "box2d", are skipped. Corners
 box ends at x2 + 1. A frame whose labels are missing or null has no boxes.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def _read_frame(
     frame: dict[str, Any], place: str, folder: Path, numbers: dict[str, int], slips: Slips
 ) -> Labelled:
     name = entry(frame, "name", str, place)
-    if Path(name).name != name or name in ("", ".", ".."):
+    if Path(name).name != name or name in ("", ".", "..") or not 0 < len(os.fsencode(name)) < 256:
         raise ValueError(f"{place}: 'name' {shown(name[:60])!r} is no file's name")
     labels = frame.get("labels")
     if labels is None:

@@ -20,7 +20,6 @@ from fedjax_bn.data.boxes.instances import read_all, with_instances
 from fedjax_bn.data.boxes.labelled import COMMON, CROWDS, PARTS, Labelled, Slips, numbers_of
 from fedjax_bn.data.boxes.parsing import entry, number, read_json
 from fedjax_bn.data.label_trees import PADDING, crowd
-from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.source import Source
 
 _IDS = {24: "person", 25: "rider", 26: "car", 27: "truck", 28: "bus", 31: "train", 32: "motorcycle"}
@@ -43,10 +42,7 @@ def load(
     image_size: int,
     domains: Sequence[str] = (),
     classes: Sequence[str] = (),
-    cache: str | Path | None = None,
-    progress: bool = True,
-    max_megapixels: float = MEGAPIXELS,
-    max_boxes: int = 100,
+    **how: Any,
 ) -> Source:
     """Scenes as u8[N, image_size, image_size, 3] with their boxes; train and val are its parts.
 
@@ -55,7 +51,7 @@ def load(
       image_size: pixels a side of the squares.
       domains: "cityscapes", "foggy" (at attenuation 0.02) or both; empty for those that are there.
       classes: of the eight; empty for all.
-      cache, progress, max_megapixels, max_boxes: see `assemble.Squares`.
+      **how: as in `own.load`.
 
     Returns:
       Source "cityscapes".
@@ -64,9 +60,8 @@ def load(
       FileNotFoundError, ValueError, OSError: as `own.load`.
     """
     slips, classes = Slips(), tuple(classes) or COMMON
-    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
-    scenes = list_scenes(path, domains, classes, slips, **how)
-    squares = Squares(image_size, max_boxes, **how)
+    squares = Squares(image_size, **how)
+    scenes = list_scenes(path, domains, classes, slips, squares)
     return to_source("cityscapes", Path(path), scenes, classes, slips, squares)
 
 
@@ -75,7 +70,7 @@ def list_scenes(
     domains: Sequence[str],
     classes: Sequence[str],
     slips: Slips,
-    **how: Any,
+    squares: Squares,
 ) -> dict[str, list[Labelled]]:
     """Domain -> its scenes; arguments as of `load`."""
     if not path or not Path(path).is_dir():
@@ -85,7 +80,7 @@ def list_scenes(
     if unknown:
         raise ValueError(f"data.domains names {unknown[0]!r}; Cityscapes has {', '.join(_DOMAINS)}")
     chosen = domains or [name for name, (folder, _) in _DOMAINS.items() if (root / folder).is_dir()]
-    found = {name: _list_domain(root, name, numbers, slips, how) for name in chosen}
+    found = {name: _list_domain(root, name, numbers, slips, squares) for name in chosen}
     empty = [name for name, scenes in found.items() if not scenes]
     if empty or not found:
         raise FileNotFoundError(f"{root} has no images of {', '.join(empty) or 'any'}: {_WHERE}")
@@ -93,7 +88,7 @@ def list_scenes(
 
 
 def _list_domain(
-    root: Path, domain: str, numbers: dict[str, int], slips: Slips, how: dict[str, Any]
+    root: Path, domain: str, numbers: dict[str, int], slips: Slips, squares: Squares
 ) -> list[Labelled]:
     """The labelled images of a domain, by name."""
     folder, end = _DOMAINS[domain]
@@ -111,7 +106,7 @@ def _list_domain(
     if instances:
         files = [label for label, _ in instances]
         digest = f"cityscapes-{'-'.join(map(str, sorted(ids.items())))}"
-        boxes = read_all(files, partial(_class_of, ids), root=root, name=digest, **how)
+        boxes = read_all(files, partial(_class_of, ids), squares, root=root, name=digest)
         for (_, one), found in zip(instances, boxes, strict=True):
             scenes.append(with_instances(one, found, slips))
     scenes += [_read_polygons(label, one, numbers, slips) for label, one in polygons]

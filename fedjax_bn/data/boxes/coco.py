@@ -4,9 +4,11 @@
 
 {"images": [{"id", "file_name", "width", "height"}], "categories": [{"id", "name"}],
 "annotations": [{"image_id", "category_id", "bbox": [x, y, w, h], "iscrowd"}]}; boxes are in pixels
-from the image's upper left corner. Crowds stay such, see `label_trees`.
+from the image's upper left corner, of the image as viewers show it or, where "width" and "height"
+are those before EXIF's turn, as it is stored (see `assemble`). Crowds stay such, see `label_trees`.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,8 +16,10 @@ from typing import Any
 from fedjax_bn.data.boxes.labelled import CROWDS, Labelled, Slips, part_of
 from fedjax_bn.data.boxes.parsing import entry, number, of_kind, read_json
 from fedjax_bn.data.label_trees import crowd
-from fedjax_bn.names import shown
+from fedjax_bn.names import short
+from fedjax_bn.ranges import brief
 
+_LONGEST, _DEEPEST = 255, 1024  # bytes of a file's name, characters of one with its folders
 _KEYS = {"images", "annotations", "categories"}
 
 
@@ -51,7 +55,9 @@ def categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
         place = f"{path}, categories, row {row}"
         identity = entry(one, "id", int, place)
         if identity in named:
-            raise ValueError(f"{place} has the id {identity}, as an earlier one: ids must differ")
+            raise ValueError(
+                f"{place} has the id {brief(identity)}, as an earlier one: ids must differ"
+            )
         named[identity] = entry(one, "name", str, place)
     return named
 
@@ -82,15 +88,19 @@ def labelled(
         place = f"{path}, images, row {row}"
         identity = entry(one, "id", int, place)
         if identity in boxes:
-            raise ValueError(f"{place} has the id {identity}, as an earlier one: ids must differ")
+            raise ValueError(
+                f"{place} has the id {brief(identity)}, as an earlier one: ids must differ"
+            )
         boxes[identity] = []
     for row, one in enumerate(entry(content, "annotations", list, str(path)), 1):
         place = f"{path}, annotations, row {row}"
         image, category = entry(one, "image_id", int, place), entry(one, "category_id", int, place)
         if image not in boxes:
-            raise ValueError(f"{place} is of image {image}, which `images` does not have")
+            raise ValueError(f"{place} is of image {brief(image)}, which `images` does not have")
         if category not in named:
-            raise ValueError(f"{place} is of category {category}, which `categories` does not name")
+            raise ValueError(
+                f"{place} is of category {brief(category)}, which `categories` does not name"
+            )
         if named[category] not in numbers:
             slips.add("boxes of classes that data.classes does not name left out")
             continue
@@ -138,7 +148,12 @@ def _file_name(one: Mapping[str, Any], place: str) -> PurePosixPath:
     """The image's file, which lies in the folder of the images."""
     name = PurePosixPath(of_kind(one.get("file_name"), str, f"{place}: 'file_name'"))
     if name.is_absolute() or ".." in name.parts or "\0" in str(name) or not name.parts:
-        raise ValueError(f"{place}: 'file_name' {shown(str(name))!r} leads out of the folder")
+        raise ValueError(f"{place}: 'file_name' {short(str(name))!r} leads out of the folder")
+    if any(len(os.fsencode(part)) > _LONGEST for part in name.parts) or len(str(name)) > _DEEPEST:
+        raise ValueError(
+            f"{place}: 'file_name' {short(str(name), 60)!r} has {len(str(name)):,} characters, "
+            "more than a file's name can have: correct it"
+        )
     return name
 
 

@@ -7,12 +7,12 @@ Classes are the eight that all three have.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedjax_bn.data.boxes import bdd100k, cityscapes, vistas
 from fedjax_bn.data.boxes.assemble import Squares, to_source
 from fedjax_bn.data.boxes.labelled import COMMON, Labelled, Slips
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.source import Source
 
 DOMAINS = ("cityscapes", "vistas", "bdd100k")
@@ -24,10 +24,7 @@ def load(
     image_size: int,
     domains: Sequence[str] = (),
     classes: Sequence[str] = (),
-    cache: str | Path | None = None,
-    progress: bool = True,
-    max_megapixels: float = MEGAPIXELS,
-    max_boxes: int = 100,
+    **how: Any,
 ) -> Source:
     """The scenes of all three as u8[N, image_size, image_size, 3] with their boxes.
 
@@ -36,7 +33,7 @@ def load(
       image_size: pixels a side of the squares.
       domains: some of "cityscapes", "vistas" and "bdd100k"; empty for all.
       classes: of the eight; empty for all.
-      cache, progress, max_megapixels, max_boxes: see `assemble.Squares`.
+      **how: as in `own.load`.
 
     Returns:
       Source "driving".
@@ -53,15 +50,14 @@ def load(
             "reader has it"
         )
     root, slips, classes = Path(path), Slips(), tuple(classes) or COMMON
-    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
+    squares = Squares(image_size, **how)
     scenes: dict[str, list[Labelled]] = {}
     for name in domains or DOMAINS:
         if name == "cityscapes":
-            one = cityscapes.list_scenes(root / name, ("cityscapes",), classes, slips, **how)
+            one = cityscapes.list_scenes(root / name, ("cityscapes",), classes, slips, squares)
             scenes[name] = one["cityscapes"]
         elif name == "vistas":
-            scenes[name] = vistas.list_scenes(root / name, classes, slips, **how)
+            scenes[name] = vistas.list_scenes(root / name, classes, slips, squares)
         else:
             scenes[name] = bdd100k.list_frames(root / name, ("all",), classes, slips)["bdd100k"]
-    squares = Squares(image_size, max_boxes, **how)
     return to_source("driving", root, scenes, classes, slips, squares)

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.boxes.assemble import Squares
 from fedjax_bn.data.boxes.labelled import CROWDS, Labelled, Slips
 from fedjax_bn.data.label_trees import PADDING
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import hash_of_files
-from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_raster
+from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_raster, read_image
 from fedjax_bn.data.sets.files import corruption_named
 
 _MOST = 512  # boxes that are kept of an image
@@ -69,7 +70,7 @@ def read_ids(path: Path, max_megapixels: float = MEGAPIXELS) -> np.ndarray:
       ValueError: it cannot be read, or has colours.
     """
     with corruption_named(path):
-        image = open_raster(path.read_bytes(), max_megapixels)
+        image = open_raster(read_image(path, max_megapixels), max_megapixels)
         if not image.mode.startswith(("I", "L")):
             raise ValueError(f"its pixels are {image.mode}, not numbers")
         return np.asarray(image).astype(np.int32)
@@ -78,27 +79,23 @@ def read_ids(path: Path, max_megapixels: float = MEGAPIXELS) -> np.ndarray:
 def read_all(
     files: Sequence[Path],
     classes_of: Callable[[int], int],
+    squares: Squares,
     *,
     root: Path,
     name: str,
-    cache: str | Path | None,
-    progress: bool,
-    max_megapixels: float,
 ) -> list[Instances]:
     """The instances of each file, kept in the cache.
 
     Args:
       files: PNGs of instances.
       classes_of: instance -> its class, see `label_trees`; -1 for none.
+      squares: whose `cache`, `progress` and `max_megapixels` hold for the PNGs too.
       root: see `pixels.decode.decode`.
       name: tells `classes_of` from others, in the cache.
-      cache: folder, or None.
-      progress: show a bar.
-      max_megapixels: of a PNG.
     """
 
     def row(file: Path) -> np.ndarray:
-        ids = read_ids(file, max_megapixels)
+        ids = read_ids(file, squares.max_megapixels)
         found = [(classes_of(k), box) for k, box in boxes_of(ids).items()]
         found = [(number, box) for number, box in found if number != PADDING]
         found.sort(
@@ -113,7 +110,7 @@ def read_all(
     def make(write: Write) -> tuple[str, ...]:
         with (
             ThreadPoolExecutor() as threads,
-            progress_bar(len(files), "instances", progress) as bar,
+            progress_bar(len(files), "instances", squares.progress) as bar,
         ):
             for placed in threads.map(row, files):
                 write(placed.view(np.uint8).reshape(1, -1))
@@ -122,7 +119,7 @@ def read_all(
 
     shape = (len(files), (_MOST + 1) * _FIELDS * struct.calcsize("<i"))
     digest = f"{name}-{hash_of_files(files, root, _MOST + 1)}"
-    folder = None if cache is None else Path(cache)
+    folder = None if squares.cache is None else Path(squares.cache)
     rows = cached_array(folder, digest, shape, make)[0]
     placed = np.ascontiguousarray(rows).view("<i4").reshape(len(files), _MOST + 1, _FIELDS)
     return list(map(_kept, placed))

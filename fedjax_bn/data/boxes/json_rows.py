@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
+from fedjax_bn.data.regular_files import open_regular
 from fedjax_bn.data.sets.files import corruption_named
 
+_LARGEST = 2**34  # bytes, of which a value is held at a time
 _CHUNK = 2**20  # characters that are read at a time
 _LONGEST = 2**27  # of a value; BDD100K's longest takes some hundred thousand
 
@@ -18,7 +21,11 @@ def read_rows(path: Path) -> Iterator[Any]:
       FileNotFoundError: there is no file.
       ValueError: it is damaged, no list, or a value is absurdly long.
     """
-    with corruption_named(path), open(path, encoding="utf-8-sig") as file:
+    with (
+        corruption_named(path),
+        open_regular(path, _LARGEST) as raw,
+        TextIOWrapper(raw, "utf-8-sig") as file,
+    ):
         text = _Text(file)
         if text.peek() != "[":
             raise ValueError("it must be a list")

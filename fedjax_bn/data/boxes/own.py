@@ -59,7 +59,8 @@ def load(
       image_size: pixels a side of the squares.
       domains: names of folders in it; empty for all.
       classes: which, in the order of their numbers; empty for all.
-      **how: `max_boxes`, `cache`, `progress` and `max_megapixels` of `assemble.Squares`.
+      **how: `max_boxes`, `cache`, `progress`, `max_megapixels` and `orientation` of
+        `assemble.Squares`.
 
     Returns:
       Source "boxes".

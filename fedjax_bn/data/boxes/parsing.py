@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from fedjax_bn.data.regular_files import read_regular, read_text
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.names import shown
 
 _LARGEST_XML = 2**24  # bytes; one image's labels take a few thousand
+_LARGEST_JSON = 2**32  # bytes; Objects365's, the largest that we know, takes half of them
 _WORDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
 
 
@@ -17,10 +19,10 @@ def read_json(path: Path) -> Any:
 
     Raises:
       FileNotFoundError: there is none.
-      ValueError: it is damaged, or nested absurdly deep.
+      ValueError: it is damaged, nested absurdly deep, or no regular file of up to 4 GiB.
     """
-    with corruption_named(path), open(path, encoding="utf-8-sig") as file:
-        return json.load(file)
+    with corruption_named(path):
+        return json.loads(read_text(path, _LARGEST_JSON))
 
 
 def entry(value: Any, key: str, kind: type, place: str) -> Any:
@@ -68,13 +70,9 @@ def read_xml(path: Path) -> ElementTree.Element:
       FileNotFoundError: there is none.
       ValueError: it is damaged, too large, or declares a document type.
     """
-    if path.stat().st_size > _LARGEST_XML:
-        raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes; no image's labels take so many"
-        )
     parser = ElementTree.XMLParser(target=_NoDoctype())
     with corruption_named(path):
-        parser.feed(path.read_bytes())
+        parser.feed(read_regular(path, _LARGEST_XML))
         return parser.close()
 
 

@@ -18,7 +18,6 @@ from fedjax_bn.data.boxes.instances import read_all, with_instances
 from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
 from fedjax_bn.data.boxes.parsing import entry, read_json
 from fedjax_bn.data.label_trees import crowd
-from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.sets.folders import list_files
 from fedjax_bn.data.source import Source
 
@@ -49,10 +48,7 @@ def load(
     *,
     image_size: int,
     classes: Sequence[str] = (),
-    cache: str | Path | None = None,
-    progress: bool = True,
-    max_megapixels: float = MEGAPIXELS,
-    max_boxes: int = 100,
+    **how: Any,
 ) -> Source:
     """Scenes as u8[N, image_size, image_size, 3] with their boxes, one domain; two parts.
 
@@ -60,7 +56,7 @@ def load(
       path: the folder.
       image_size: pixels a side of the squares.
       classes: of the eight; empty for all.
-      cache, progress, max_megapixels, max_boxes: see `assemble.Squares`.
+      **how: as in `own.load`.
 
     Returns:
       Source "vistas".
@@ -69,14 +65,13 @@ def load(
       FileNotFoundError, ValueError, OSError: as `own.load`.
     """
     slips, classes = Slips(), tuple(classes) or COMMON
-    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
-    scenes = {"vistas": list_scenes(path, classes, slips, **how)}
-    squares = Squares(image_size, max_boxes, **how)
+    squares = Squares(image_size, **how)
+    scenes = {"vistas": list_scenes(path, classes, slips, squares)}
     return to_source("vistas", Path(path), scenes, classes, slips, squares)
 
 
 def list_scenes(
-    path: str | Path | None, classes: Sequence[str], slips: Slips, **how: Any
+    path: str | Path | None, classes: Sequence[str], slips: Slips, squares: Squares
 ) -> list[Labelled]:
     """The labelled images; arguments as of `load`."""
     if not path or not Path(path).is_dir():
@@ -100,7 +95,7 @@ def list_scenes(
         raise FileNotFoundError(f"{root} has no images: {_WHERE}")
     digest = f"vistas-{'-'.join(map(str, sorted(by_value.items())))}"
     files = [label for label, _ in scenes]
-    boxes = read_all(files, lambda k: by_value.get(k // 256, -1), root=root, name=digest, **how)
+    boxes = read_all(files, lambda k: by_value.get(k // 256, -1), squares, root=root, name=digest)
     return [
         with_instances(one, found, slips) for (_, one), found in zip(scenes, boxes, strict=True)
     ]

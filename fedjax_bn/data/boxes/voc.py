@@ -16,6 +16,7 @@ from fedjax_bn.data.boxes.folders import IMAGES, LABELS, files_in
 from fedjax_bn.data.boxes.labelled import PARTS, Labelled, Slips, part_of
 from fedjax_bn.data.boxes.parsing import number_of, read_xml, text_of
 from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import is_image
 
@@ -135,6 +136,6 @@ def _listed_parts(folder: Path) -> dict[str, int]:
         path = folder / "ImageSets" / "Main" / f"{name}.txt"
         if path.is_file():
             with corruption_named(path):
-                lines = path.read_text(encoding="utf-8-sig").splitlines()
+                lines = read_text(path).splitlines()
             listed |= dict.fromkeys((line.strip() for line in lines), PARTS[name])
     return listed

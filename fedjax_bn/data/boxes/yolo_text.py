@@ -17,9 +17,10 @@ from typing import Any
 from fedjax_bn.data.boxes.folders import IMAGES, LABELS, counterpart, files_in
 from fedjax_bn.data.boxes.labelled import Labelled, Slips, part_of
 from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import is_image, subfolders
-from fedjax_bn.names import shown
+from fedjax_bn.names import short, shown
 
 _LARGEST_TEXT = 2**24  # bytes
 _NAMES = ("classes.txt", "obj.names", "_darknet.labels")
@@ -50,7 +51,7 @@ def class_names(folders: Sequence[Path]) -> list[str]:
 def _distinct(names: list[str], path: Path) -> list[str]:
     twice = [name for number, name in enumerate(names) if name in names[:number]]
     if twice:
-        raise ValueError(f"{path} names {shown(twice[0])!r} more than once: rename one of them")
+        raise ValueError(f"{path} names {short(twice[0])!r} more than once: rename one of them")
     return names
 
 
@@ -58,10 +59,8 @@ def _names_in(path: Path) -> list[str] | None:
     """The entry `names` of a YAML file, a list or a mapping from number to name; None without."""
     import yaml  # which flax reads its own files with
 
-    if path.stat().st_size > _LARGEST_TEXT:
-        return None
     with corruption_named(path):
-        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        content = yaml.safe_load(read_text(path, _LARGEST_TEXT))
     if not isinstance(content, dict) or "names" not in content:
         return None
     names: Any = content["names"]
@@ -71,7 +70,8 @@ def _names_in(path: Path) -> list[str] | None:
         names = [names[k] for k in range(len(names))]
     if not isinstance(names, list) or not all(isinstance(n, str | int | float) for n in names):
         raise ValueError(f"{path}: `names` must be a list of names")
-    return [str(name) for name in names]
+    with corruption_named(path):  # a number of thousands of digits has no text
+        return [str(name) for name in names]
 
 
 def find(folder: Path) -> list[Found]:
@@ -146,12 +146,8 @@ def class_numbers(found: Sequence[Found]) -> list[str]:
 
 
 def _lines(path: Path) -> list[str]:
-    if path.stat().st_size > _LARGEST_TEXT:
-        raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes; no image's labels take so many"
-        )
     with corruption_named(path):
-        return path.read_text(encoding="utf-8-sig").splitlines()
+        return read_text(path, _LARGEST_TEXT).splitlines()
 
 
 def _read(path: Path, names: Sequence[str]) -> list[tuple[int, int, tuple[float, ...]]]:
@@ -179,7 +175,7 @@ def _read_line(words: list[str], place: str, names: Sequence[str]) -> tuple[int,
             if names
             else f"whole, 0..{_MOST_CLASSES - 1}"
         )
-        raise ValueError(f"{place} has class {words[0]}; classes are {known}")
+        raise ValueError(f"{place} has class {short(words[0], 60)}; classes are {known}")
     if not all(map(math.isfinite, numbers)):
         raise ValueError(f"{place} has a number that is not finite: correct or remove the line")
     if min(numbers) < -_SLACK or max(numbers) > 1 + _SLACK:

@@ -8,17 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_bn.data.messages import first_few, progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.letterbox import letterboxed
-from fedjax_bn.data.pixels.raster import MEGAPIXELS, check_file_size, open_raster, to_rgb
+from fedjax_bn.data.pixels.orientation import UPRIGHT, orientation_notes
+from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_image, read_image
 
 _BLOCK = 64  # images that a thread decodes at a time
-_FORM = 1  # to be raised when the same files would give other pixels
+_FORM = 2  # to be raised when the same files would give other pixels
+_FORM_OF_KEYS = 1  # stays, since a run's data hash depends on it
 _MODES = {  # Pillow's words in ours
     "1": "black and white",
     "L": "grey",
@@ -30,7 +32,7 @@ _MODES = {  # Pillow's words in ours
     "RGBA": "RGB with transparency",
 }
 
-_Read = Callable[[Path], tuple[np.ndarray, str]]  # an image, and its mode
+_Read = Callable[[Path], tuple[np.ndarray, str, int]]  # see `decode_image`
 
 
 class _Report(NamedTuple):
@@ -38,11 +40,13 @@ class _Report(NamedTuple):
 
     count: how many they were.
     modes: of Pillow -> images that had to be converted from it.
+    tagged: images that EXIF says to be turned.
     faults: files that cannot be read, each with the reason.
     """
 
     count: int
     modes: Counter
+    tagged: list[Path]
     faults: list[str]
 
 
@@ -55,8 +59,9 @@ def decode(
     progress: bool = True,
     max_megapixels: float = MEGAPIXELS,
     letterbox: bool = False,
+    orientation: str = UPRIGHT,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Images as RGB bytes, stretched to squares by Pillow's bilinear filter.
+    """Images as RGB bytes, turned upright and stretched to squares by Pillow's bilinear filter.
 
     That is what `Resize((size, size))` of DomainBed's and FedBN's code does: the filter averages
     where it shrinks, and an image of that size stays as it is. Threads decode, since Pillow works
@@ -71,10 +76,13 @@ def decode(
       progress: show a bar on stderr.
       max_megapixels: millions of pixels that an image may have; a larger one is not read.
       letterbox: whether images keep their shape, in the middle of a grey square.
+      orientation: "upright", as every viewer turns images by their EXIF, or "stored", as they lie
+        in their files (torchvision's readers).
 
     Returns:
       u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and notes: how
-      many images had to be converted from grey, palettes, CMYK or transparency.
+      many images had to be converted from grey, palettes, CMYK or transparency, and how many EXIF
+      says to be turned.
 
     Raises:
       ValueError: there are no files, or some cannot be read; the first ten are named.
@@ -87,11 +95,12 @@ def decode(
     shape = (len(files), size, size, 3)
     folder, name = None, ""
     if cache is not None:
-        form = "-letterbox" * letterbox
+        form = "-letterbox" * letterbox + f"-{orientation}" * (orientation != UPRIGHT)
         name = f"{root.resolve().name or 'images'}-{size}{form}-{hash_of_files(files, root, size)}"
         folder = Path(cache)
-    read = partial(_read_image, size=size, max_megapixels=max_megapixels, boxed=letterbox)
-    make = partial(_decode_all, files, shape[1:], read, root, progress)
+    how = {"max_megapixels": max_megapixels, "boxed": letterbox, "orientation": orientation}
+    read = partial(_read_image, size=size, **how)
+    make = partial(_decode_all, files, shape[1:], read, root, progress, orientation)
     return cached_array(folder, name, shape, make)
 
 
@@ -101,7 +110,8 @@ def hash_of_files(files: Sequence[Path], root: Path, size: int, times: bool = Tr
     With `times` they change with the times of change too; without, they are the same on any machine
     that has the same files.
     """
-    state = hashlib.sha256(f"{_FORM} {size}\n".encode())
+    form = _FORM if times else _FORM_OF_KEYS
+    state = hashlib.sha256(f"{form} {size}\n".encode())
     for name, file in zip(relative_names(files, root), files, strict=True):
         try:
             stat = os.stat(file)
@@ -129,10 +139,11 @@ def _decode_all(
     read: _Read,
     root: Path,
     progress: bool,
+    orientation: str,
     write: Write,
 ) -> tuple[str, ...]:
     """Hands all images to `write(rows, start)` in blocks; returns the notes."""
-    modes, faults = Counter(), []
+    modes, faults, tagged = Counter(), [], 0
 
     def work(start: int) -> _Report:
         block = files[start : start + _BLOCK]
@@ -150,11 +161,13 @@ def _decode_all(
         for report in reports:
             modes += report.modes
             faults += report.faults
+            tagged += len(report.tagged)
             bar.update(report.count)
     if faults:
         raise ValueError(_unreadable(faults, len(files), root))
     counts = [f"{count} from {_MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]
-    return (f"images converted to RGB: {', '.join(counts)}",) if counts else ()
+    converted = (f"images converted to RGB: {', '.join(counts)}",) if counts else ()
+    return (*converted, *orientation_notes(tagged, orientation))
 
 
 def _unreadable(faults: list[str], total: int, root: Path) -> str:
@@ -173,10 +186,10 @@ def _cores() -> int:
 
 def _read_block(files: Sequence[Path], read: _Read, root: Path, images: np.ndarray) -> _Report:
     """Fills u8[n, size, size, 3], but where a file cannot be read; returns what to report."""
-    report = _Report(len(files), Counter(), [])
+    report = _Report(len(files), Counter(), [], [])
     for k, file in enumerate(files):
         try:
-            images[k], mode = read(file)
+            images[k], mode, tag = read(file)
         except MemoryError:
             raise
         except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
@@ -186,26 +199,33 @@ def _read_block(files: Sequence[Path], read: _Read, root: Path, images: np.ndarr
             continue
         if mode != "RGB":
             report.modes[mode] += 1
+        if tag != 1:
+            report.tagged.append(file)
     return report
 
 
 def _read_image(
-    file: Path, size: int, max_megapixels: float, boxed: bool
-) -> tuple[np.ndarray, str]:
+    file: Path, size: int, max_megapixels: float, **how: Any
+) -> tuple[np.ndarray, str, int]:
     """`decode_image` of a file.
 
     It is read as a whole: Pillow's many small reads would hand Python's lock to and fro.
     """
-    check_file_size(file.stat().st_size, max_megapixels)
-    return decode_image(file.read_bytes(), size, max_megapixels, boxed)
+    return decode_image(read_image(file, max_megapixels), size, max_megapixels, **how)
 
 
 def decode_image(
-    content: bytes, size: int, max_megapixels: float = MEGAPIXELS, boxed: bool = False
-) -> tuple[np.ndarray, str]:
-    """One image as u8[size, size, 3], and the mode (Pillow's word) that it had in its file.
+    content: bytes,
+    size: int,
+    max_megapixels: float = MEGAPIXELS,
+    boxed: bool = False,
+    orientation: str = UPRIGHT,
+) -> tuple[np.ndarray, str, int]:
+    """Returns one image as u8[size, size, 3], its mode (Pillow's word) and its EXIF orientation.
 
-    It is stretched, or with `boxed` letterboxed.
+    It is turned upright unless `orientation` is "stored", and stretched, or with `boxed`
+    letterboxed. Of several frames (GIF, TIFF) it is the first. TIFF is always upright, since Pillow
+    itself turns it.
 
     Raises:
       ValueError: the file is no image, or one that `raster` does not take.
@@ -213,10 +233,9 @@ def decode_image(
     """
     from PIL import Image
 
-    image = open_raster(content, max_megapixels)
-    mode, image = image.mode, to_rgb(image)
+    image, mode, tag = open_image(content, max_megapixels, orientation)
     if boxed:
         image = letterboxed(image, size)
     elif image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image), mode
+    return np.asarray(image), mode, tag

@@ -6,9 +6,18 @@ that refuses; here there is one, which the caller states.
 """
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fedjax_bn.data.pixels.orientation import (
+    UPRIGHT,
+    orientation_of,
+    turn,
+    turned_by_pillow,
+)
+from fedjax_bn.data.regular_files import read_regular
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 MEGAPIXELS = 100.0
@@ -39,7 +48,40 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
             f"{width} x {height} pixels are more than the {max_megapixels:g} megapixels of "
             "data.max_megapixels"
         )
+    if image.format == "PNG" and b"eXIf" in content:  # which may stand behind the pixels
+        image.load()
     return image
+
+
+def open_image(
+    content: bytes, max_megapixels: float = MEGAPIXELS, orientation: str = UPRIGHT
+) -> tuple[Any, str, int]:
+    """Returns an RGB image of Pillow, its mode in the file, and the tag of its EXIF, 1 to 8.
+
+    Args:
+      content: of the file.
+      max_megapixels: as in `open_raster`.
+      orientation: "upright" turns the image by its tag, "stored" does not; Pillow itself turns
+        TIFF, which is upright with both.
+
+    Raises:
+      ValueError, OSError: as `open_raster` and `to_rgb`.
+    """
+    image = open_raster(content, max_megapixels)
+    mode, tag, is_upright = image.mode, orientation_of(image), turned_by_pillow(image)
+    image = to_rgb(image)
+    return image if is_upright or orientation != UPRIGHT else turn(image, tag), mode, tag
+
+
+def read_image(path: Path, max_megapixels: float = MEGAPIXELS) -> bytes:
+    """Returns the bytes of an image file, which must be a regular file of a credible size.
+
+    Raises:
+      ValueError: it is another kind of file, or larger than an image of these pixels.
+      OSError: it cannot be opened.
+    """
+    check_file_size(path.stat().st_size, max_megapixels)
+    return read_regular(path, int(_BYTES_OF_A_PIXEL * max_megapixels * 1e6))
 
 
 def check_file_size(size: int, max_megapixels: float = MEGAPIXELS) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.regular_files import Refused, read_text
 from fedjax_bn.data.sets.tables import column_names, rows_of
 
 _COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
@@ -134,7 +135,8 @@ def read_subjects(files: dict[str, Path], table: _Table, window: int) -> list[Su
         try:
             series = _read_series(file)
         except ValueError as error:
-            faults.append(f"{file.name} ({error})")
+            reason = error.strerror if isinstance(error, Refused) else error
+            faults.append(f"{file.name} ({reason})")
             continue
         site, group = table[name]
         subjects.append(Subject(name, site, _LABELS[group], series))
@@ -168,7 +170,7 @@ def _read_series(path: Path) -> np.ndarray:
       ValueError: it has no header, fewer than two rows or regions, rows of different lengths, or
         something that is no finite number; the message does not name the file.
     """
-    header, *lines = path.read_text(errors="replace").splitlines() or [""]
+    header, *lines = read_text(path, errors="replace").splitlines() or [""]
     if header and _are_numbers(header.split()):
         raise ValueError("its first line is no header")
     rows = [line for line in lines if line.strip()]

@@ -7,17 +7,21 @@ before memory is taken.
 import io
 import math
 import os
-import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, is_zipfile
 
 import numpy as np
 
+from fedjax_bn.data.regular_files import open_regular
 from fedjax_bn.data.sets.files import corruption_named
+from fedjax_bn.names import short
 
 _HEADER = 12 + 10_000  # bytes; NumPy refuses to parse longer ones
+_PACKED = 200  # times a file's size to which its arrays may unpack
+_SMALL = 2**28  # bytes to which they may unpack in any case
 
 
 def names_in_npz(path: Path) -> tuple[str, ...]:
@@ -26,39 +30,61 @@ def names_in_npz(path: Path) -> tuple[str, ...]:
     Raises:
       ValueError: it is no archive, or has two arrays of one name.
     """
-    if not is_zipfile(path):
-        raise ValueError(f"{path} is no .npz archive, or is cut short; fetch or write it again")
-    with corruption_named(path), ZipFile(path) as archive:
+    with open_regular(path, math.inf) as file:
+        if not is_zipfile(file):
+            raise ValueError(f"{path} is no .npz archive, or is cut short; fetch or write it again")
+    with _opened(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
     twice = [name for name in names if names.count(name) > 1] if len({*names}) < len(names) else []
     if twice:
-        raise ValueError(f"{path} has two arrays {twice[0]!r}; write it again")
+        raise ValueError(f"{path} has two arrays {short(twice[0])!r}; write it again")
     return tuple(names)
 
 
-def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Some arrays of an archive, which has them.
+@contextmanager
+def _opened(path: Path) -> Iterator[ZipFile]:
+    with corruption_named(path), open_regular(path, math.inf) as file, ZipFile(file) as archive:
+        yield archive
+
+
+def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Reads some arrays of an archive, which has them.
 
     Raises:
       ValueError: the archive is corrupt, an array holds Python objects, a header tells of another
-        size than the array has, or all together are larger than the machine's memory.
+        size than the array has, or `check_unpacked` refuses the sizes.
     """
-    with corruption_named(path), ZipFile(path) as archive:
-        members = {name: archive.getinfo(f"{name}.npy") for name in names}
-        check_memory(sum(member.file_size for member in members.values()))
+    forms_in_npz(path, names)
+    with _opened(path) as archive:
         arrays = {}
-        for name, member in members.items():
-            if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-                raise ValueError(f"{name} is compressed in a way that NumPy does not write")
-            with archive.open(member) as file:
-                _check_header(file.read(_HEADER), member.file_size, name)
-            with archive.open(member) as file:
+        for name in names:
+            with archive.open(f"{name}.npy") as file:
                 arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
     return arrays
 
 
-def _check_header(begin: bytes, size: int, name: str) -> None:
-    """Raises ValueError unless an array of `size` bytes is as large as its header tells."""
+def forms_in_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Returns stand-ins of some arrays: their shapes and dtypes, read from headers alone.
+
+    Every entry of a stand-in is the same number in memory, so it takes no space.
+
+    Raises:
+      ValueError: as `read_npz`.
+    """
+    forms = {}
+    with _opened(path) as archive:
+        for name in names:
+            member = archive.getinfo(f"{name}.npy")
+            if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+                raise ValueError(f"{name} is compressed in a way that NumPy does not write")
+            with archive.open(member) as file:
+                forms[name] = _form(file.read(_HEADER), member.file_size, name)
+        check_unpacked(sum(form.size * form.itemsize for form in forms.values()), path)
+    return forms
+
+
+def _form(begin: bytes, size: int, name: str) -> np.ndarray:
+    """The stand-in of an array of `size` bytes, which must be as large as its header tells."""
     file = io.BytesIO(begin)
     version = np.lib.format.read_magic(file)
     parse = np.lib.format.read_array_header_1_0
@@ -73,6 +99,7 @@ def _check_header(begin: bytes, size: int, name: str) -> None:
             f"the header of {name} tells of {dtype} {shape}, {told:,} bytes, and {there:,} are "
             "there"
         )
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def read_bounded(file: BinaryIO, most: int) -> bytes:
@@ -90,18 +117,20 @@ def read_bounded(file: BinaryIO, most: int) -> bytes:
     return b"".join(parts)
 
 
-def read_regular(path: Path, most: int) -> bytes:
-    """The content of a regular file; a pipe or a device, which may never end, is not opened.
+def check_unpacked(size: int, path: Path) -> None:
+    """Checks how many bytes a file's arrays take, before any is unpacked.
 
     Raises:
-      ValueError: it is no regular file, or larger than `most` bytes.
-      OSError: it is not there, or cannot be read.
+      ValueError: they take more than the machine's memory; or more than 256 MB and more than 200
+        times what the file has, as numbers that were measured do not.
     """
-    about = path.stat()
-    if not stat.S_ISREG(about.st_mode) or about.st_size > most:
-        raise ValueError(f"{path.name} is no regular file of at most {most:,} bytes")
-    with open(path, "rb") as file:
-        return read_bounded(file, most)
+    check_memory(size)
+    there = path.stat().st_size
+    if size > max(_SMALL, _PACKED * there):
+        raise ValueError(
+            f"its {there:,} bytes unpack to {size:,}, more than {_PACKED} times as many; if that "
+            "is right, write it again without compression"
+        )
 
 
 def check_memory(size: int) -> None:

@@ -19,14 +19,13 @@ benchmark of in-the-wild distribution shifts", ICML 2021.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode
-from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.sets.published import IMAGENET
 from fedjax_bn.data.sets.tables import column_names, rows_of
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
@@ -55,22 +54,18 @@ def load(
     path: str | Path,
     *,
     image_size: int = _SIZE,
-    cache: Path | None = None,
     together: str = "patch",
-    progress: bool = True,
-    max_megapixels: float = MEGAPIXELS,
+    **how: Any,
 ) -> Source:
     """Camelyon17 as u8[N, 96, 96, 3], two classes, five domains.
 
     Args:
       path: WILDS' folder, or the one that holds its `camelyon17_v1.0`.
       image_size: pixels a side; other than 96 is resized.
-      cache: folder for the decoded patches, 12.6 GB; without one they are held in memory.
       together: what no split separates: "patch", each for itself, as in the papers; or "slide".
         Patches of one slide look alike, so a validation set that shares its slides with the
         training set tells little of other slides. A center has ten slides.
-      progress: show how far decoding is.
-      max_megapixels: of a patch, see `decode`.
+      **how: `cache` (12.6 GB), `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
       Source "camelyon17"; the group "unseen" is centers 1 and 2. Parts are those of WILDS: of
@@ -91,7 +86,6 @@ def load(
     for center in sorted({patch.center for patch in patches}):
         own = [patch for patch in patches if patch.center == center]
         files = [root / patch.path for patch in own]
-        how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
         images, more = decode(files, image_size, root=root, **how)
         notes += [f"center{center}: {note}" for note in more]
         pools.append(_pool(own, images, together))

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.labels import class_labels
+from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.pickled import read_pickled_arrays
@@ -81,7 +82,7 @@ def _from_batches(path: Path, part: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     with corruption_named(path):
-        content = read_pickled_arrays(path.read_bytes())
+        content = read_pickled_arrays(read_regular(path))
         # u8[N, 3072]: 1024 values of red, then green, then blue
         images, labels = content[b"data"], np.asarray(content[b"labels"])
         if images.dtype != np.uint8:

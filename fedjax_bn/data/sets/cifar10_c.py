@@ -33,6 +33,7 @@ from fedjax_bn.data.sets import cifar10
 from fedjax_bn.data.sets.cifar10 import CLASSES, MEAN, SHAPE, STD, sample_names
 from fedjax_bn.data.sets.cifar10_corrupted import BLOCK, make_pools, read_photographs
 from fedjax_bn.data.sets.files import corruption_named
+from fedjax_bn.data.sets.lists import is_label
 from fedjax_bn.data.source import Pool, Source, check_source
 
 _COUNT = 10_000
@@ -79,7 +80,7 @@ def load(
       ModuleNotFoundError: frost or spatter is to be made without the extra package.
     """
     # a configuration has texts
-    severities = [int(one) if str(one).isdecimal() else one for one in severities]
+    severities = [int(one) if is_label(str(one)) else one for one in severities]
     _check_choice("corruptions", corruptions, tuple(CORRUPTIONS))
     _check_choice("severities", severities, SEVERITIES)
     _check_choice("photographs", photographs, tuple(cifar10.PART_NAMES.values()))

@@ -18,11 +18,11 @@ adaptation", ICCV 2019; Li et al., "FedBN", ICLR 2021.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.sets.domainnet_lists import SIZES, Lines, check_labels, read_lists, size_notes
 from fedjax_bn.data.sets.folders import (
     domain_folders,
@@ -70,20 +70,17 @@ def load(
     path: str | Path | None,
     *,
     image_size: int = 256,
-    cache: str | Path | None = None,
     classes: Sequence[str] = TEN,
-    progress: bool = True,
-    max_megapixels: float = MEGAPIXELS,
+    **how: Any,
 ) -> Source:
     """DomainNet as u8[N, image_size, image_size, 3], six domains, with training and test parts.
 
     Args:
       path: the folder described above.
       image_size: pixels a side; FedBN has 256.
-      cache: folder for the decoded images, see `decode`; 345 classes at 256 take 115 GB.
       classes: names as in the lists, numbered in that order; ("all",) for every class there is.
-      progress: show a bar while decoding.
-      max_megapixels: of an image, see `decode`.
+      **how: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`; 345 classes at 256
+        take 115 GB of cache.
 
     Returns:
       Source "domainnet".
@@ -112,7 +109,6 @@ def load(
         )
     _check_classes(listings, chosen)
     dataset = DOMAINNET._replace(classes=spelled(*chosen))
-    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
     return to_source(dataset, root, listings, image_size, notes=notes, **how)
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.data.regular_files import Refused
+
 SIZE = 28
 
 
@@ -41,11 +43,12 @@ def corruption_named(path: Path) -> Iterator[None]:
     """Turns whatever a format's parser raises on a bad file into a ValueError that names the file.
 
     Raises:
-      ValueError: the body raised anything but a missing file or a missing package.
+      ValueError: the body raised anything but a missing file or a missing package. A file that
+        `regular_files` refuses is named already.
     """
     try:
         yield
-    except (FileNotFoundError, ImportError):
+    except (FileNotFoundError, ImportError, Refused):
         raise
     except MemoryError as error:
         raise ValueError(f"{path} takes more memory than there is; fetch it again") from error

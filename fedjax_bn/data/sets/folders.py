@@ -13,7 +13,9 @@ import numpy as np
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.published import Listing, Published, Spellings
 
-_SUFFIXES = {"jpg", "jpeg", "png", "bmp", "ppm", "pgm", "tif", "tiff", "webp"}
+_SUFFIXES = {"jpg", "jpeg", "jpe", "jfif", "png", "bmp", "gif", "tif", "tiff", "webp"} | {
+    *("pbm", "pgm", "ppm", "pnm")
+}
 
 
 def plain_name(name: str) -> str:

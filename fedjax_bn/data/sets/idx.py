@@ -6,12 +6,14 @@ the length of each axis as u32, then the values.
 
 import gzip
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_bn.data.labels import class_labels
-from fedjax_bn.data.sets.arrays import check_memory, read_bounded
+from fedjax_bn.data.regular_files import open_regular
+from fedjax_bn.data.sets.arrays import check_unpacked, read_bounded
 from fedjax_bn.data.sets.files import Original, corruption_named, first_existing
 
 _WHERE = (
@@ -59,12 +61,12 @@ def _read_idx(path: Path, axes: int) -> np.ndarray:
       ValueError: the header is not that of such a file, or the values do not fill the shape.
     """
     expected = bytes([0, 0, 8, axes])
-    opened = gzip.open if path.suffix == ".gz" else open
-    with corruption_named(path), opened(path, "rb") as file:
+    unpacked = gzip.open if path.suffix == ".gz" else nullcontext
+    with corruption_named(path), open_regular(path, math.inf) as raw, unpacked(raw) as file:
         head = file.read(4 + 4 * axes)
         shape = tuple(int(side) for side in np.frombuffer(head[4:], ">u4"))
         sound = head[:4] == expected and len(shape) == axes
-        check_memory(math.prod(shape) if sound else 0)
+        check_unpacked(math.prod(shape) if sound else 0, path)
         values = read_bounded(file, math.prod(shape)) if sound else b""
     if not sound:
         raise ValueError(

@@ -12,8 +12,8 @@ clients in federated learning", 2021; and with each dataset, its own.
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.sets.folders import domain_folders, find_root, list_domain
 from fedjax_bn.data.sets.kfold_lists import divide_by_lists, find_lists
 from fedjax_bn.data.sets.published import IMAGENET, Lists, Published, spelled, to_source
@@ -187,9 +187,7 @@ def load(
     path: str | Path | None,
     *,
     image_size: int | None = None,
-    cache: str | Path | None = None,
-    progress: bool = True,
-    max_megapixels: float = MEGAPIXELS,
+    **how: Any,
 ) -> Source:
     """A dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
 
@@ -197,9 +195,7 @@ def load(
       dataset: a name in `IMAGE_FOLDERS`, or a row of one's own.
       path: the folder of its domains, or the folder around it.
       image_size: pixels a side; None for the publication's.
-      cache: folder for the decoded images, see `decode`.
-      progress: show a bar while decoding.
-      max_megapixels: of an image, see `decode`.
+      **how: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
       Source, with official parts where lists or folders divide the domains.
@@ -218,7 +214,6 @@ def load(
     if lists:
         listings = [divide_by_lists(listing, dataset, lists, notes) for listing in listings]
     size = image_size or dataset.image_size
-    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
     return to_source(dataset, root, listings, size, notes=notes, **how)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.regular_files import read_text
 
 
 def read_list(path: Path) -> tuple[list[str], np.ndarray]:
@@ -14,10 +15,10 @@ def read_list(path: Path) -> tuple[list[str], np.ndarray]:
       FileNotFoundError: there is no such list.
       ValueError: it is no text, or some lines are not of that form; the first ten are named.
     """
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"the list {path} is missing; fetch it again")
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(path).splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"the list {path} is no text ({error}); fetch it again") from error
     rows = [(number, line.rsplit(None, 1)) for number, line in enumerate(lines, 1) if line.strip()]

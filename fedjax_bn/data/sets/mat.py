@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.labels import class_labels
-from fedjax_bn.data.sets.arrays import check_memory
+from fedjax_bn.data.regular_files import open_regular
+from fedjax_bn.data.sets.arrays import check_unpacked
 from fedjax_bn.data.sets.files import Original, corruption_named, first_existing
 
 _SVHN_WHERE = (
     "SVHN needs train_32x32.mat and test_32x32.mat (format 2, cropped digits), "
     "from ufldl.stanford.edu/housenumbers"
 )
+_BYTES = {"uint8": 1, "int8": 1, "logical": 1}  # of a number by its kind, where they are not 8
 _SYNTH_WHERE = (
     "SynthDigits needs synth_train_32x32.mat and synth_test_32x32.mat, "
     "from Yaroslav Ganin's page, yaroslav.ganin.net"
@@ -60,9 +62,11 @@ def _read_mat(path: Path, first: int) -> Original:
     """
     from scipy.io import loadmat, whosmat
 
-    with corruption_named(path):
-        check_memory(sum(8 * math.prod(shape) for _, shape, _ in whosmat(path)))
-        content = loadmat(path, variable_names=["X", "y"])
+    with corruption_named(path), open_regular(path, math.inf) as file:
+        there = [(math.prod(shape), kind) for _, shape, kind in whosmat(file)]
+        check_unpacked(sum(_BYTES.get(kind, 8) * count for count, kind in there), path)
+        file.seek(0)
+        content = loadmat(file, variable_names=["X", "y"])
     for key in ("X", "y"):
         if key not in content:
             raise ValueError(f"{path} lacks the variable {key}; fetch it again")

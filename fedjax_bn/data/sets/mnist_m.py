@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_bn.data.labels import class_labels
-from fedjax_bn.data.pixels.raster import open_raster, to_rgb
+from fedjax_bn.data.pixels.raster import open_image, read_image
+from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.files import SIZE, Original, corruption_named, first_existing
 from fedjax_bn.data.sets.lists import is_label
+from fedjax_bn.names import short
 
 _WHERE = (
     "MNIST-M needs mnist_m_train/*.png with mnist_m_train_labels.txt and mnist_m_test/*.png with "
@@ -38,11 +40,11 @@ def _read_folder(folder: Path, split: str) -> Original:
     images = first_existing(folder, [f"mnist_m_{split}"], _WHERE)
     path = first_existing(folder, [f"mnist_m_{split}_labels.txt"], _WHERE)
     with corruption_named(path):
-        rows = [line.split() for line in path.read_text().splitlines() if line.strip()]
+        rows = [line.split() for line in read_text(path).splitlines() if line.strip()]
     for row in rows:
         if len(row) != 2 or not is_label(row[1]):
             raise ValueError(
-                f"{path} has the line {' '.join(row)!r}; it must be a FILE and a DIGIT"
+                f"{path} has the line {short(' '.join(row))!r}; it must be a FILE and a DIGIT"
             )
     labels = class_labels(np.array([int(label) for _, label in rows], np.int64), f"{path}", 10)
     files = [images / name for name, _ in rows]
@@ -59,7 +61,7 @@ def _read_image(path: Path) -> np.ndarray:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing though its label is there; {_WHERE}")
     with corruption_named(path):
-        pixels = np.asarray(to_rgb(open_raster(path.read_bytes())))
+        pixels = np.asarray(open_image(read_image(path))[0])
     if pixels.shape != (SIZE, SIZE, 3):
         raise ValueError(f"{path} has shape {pixels.shape}; MNIST-M's images are (28, 28, 3)")
     return pixels

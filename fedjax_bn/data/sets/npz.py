@@ -17,9 +17,11 @@ from zipfile import ZipFile
 import numpy as np
 
 from fedjax_bn.data.hashes import hash_of
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pools import numbered_names, parts_of
 from fedjax_bn.data.sets.npz_archive import FORM, Part, array_prefix, read_archive
 from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.names import short
 
 
 def load(
@@ -122,7 +124,8 @@ def _numbers(
     for name in names:
         if name not in classes:
             raise ValueError(
-                f"{path} has a class {name!r}, which is none of {', '.join(classes)}: leave it out"
+                f"{path} has a class {short(name)!r}, which is none of {first_few(classes)}: "
+                "leave it out"
             )
     return np.array([list(classes).index(name) for name in names], np.int32)
 

@@ -10,9 +10,9 @@ in any case and with or without spaces, - and _. A path that ends in `.npz` is r
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.sets import image_folders
 from fedjax_bn.data.sets.folders import match_folders, plain_name, subfolders
 from fedjax_bn.data.sets.published import IMAGENET, Published, spelled
@@ -30,9 +30,7 @@ def load(
     image_size: int,
     domains: Sequence[str] = (),
     classes: Sequence[str] = (),
-    cache: str | Path | None = None,
-    progress: bool = True,
-    max_megapixels: float = MEGAPIXELS,
+    **how: Any,
 ) -> Source:
     """Folders of images as u8[N, image_size, image_size, 3], one pool a domain, without parts.
 
@@ -41,9 +39,7 @@ def load(
       image_size: pixels a side.
       domains: names of their folders, in that order; empty for all, by name.
       classes: names of their folders, in the order of the labels; empty for all, by name.
-      cache: folder for the decoded images, see `decode`.
-      progress: show a bar while decoding.
-      max_megapixels: of an image, see `decode`.
+      **how: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
       Source "folders".
@@ -77,7 +73,6 @@ def load(
         mean=IMAGENET[0],
         std=IMAGENET[1],
     )
-    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
     return image_folders.load(dataset, path, image_size=image_size, **how)
 
 

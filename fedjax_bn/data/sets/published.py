@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
-from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.source import Pool, Source, check_source
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation
@@ -100,12 +99,12 @@ def to_source(
     listings: Sequence[Listing],
     image_size: int,
     *,
-    cache: str | Path | None,
-    progress: bool,
-    max_megapixels: float = MEGAPIXELS,
     notes: Sequence[str] = (),
+    **how: Any,
 ) -> Source:
     """Decodes the images of all domains: u8[N, image_size, image_size, 3].
+
+    Further arguments are `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Names of samples are files as seen from `root`. Notes tell what was converted or left out, and
     where a domain has another number of images than published.
@@ -114,7 +113,6 @@ def to_source(
       ValueError, OSError: see `decode`.
     """
     files = [file for listing in listings for file in listing.files]
-    how = {"cache": cache, "progress": progress, "max_megapixels": max_megapixels}
     images, converted = decode(files, image_size, root=root, **how)
     pools, start = [], 0
     for listing in listings:

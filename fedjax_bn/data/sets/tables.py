@@ -3,9 +3,13 @@
 import csv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
+from fedjax_bn.data.regular_files import open_regular
+
+_LARGEST = 2**32  # bytes; Camelyon17's, of which a line is held at a time, has 30 million
 _LONGEST = 2**17  # characters of a line, as of a field in Python's `csv`
 
 
@@ -34,7 +38,10 @@ def rows_of(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str,
 
 @contextmanager
 def _opened(path: Path) -> Iterator[csv.DictReader]:
-    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
+    with (
+        open_regular(path, _LARGEST) as raw,
+        TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="") as file,
+    ):
         try:
             yield csv.DictReader(_lines(file, path))
         except csv.Error as error:

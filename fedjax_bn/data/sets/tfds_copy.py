@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.data.sets.arrays import read_regular
+from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.ranges import brief
 
 _PREPARE = """

@@ -15,7 +15,7 @@ prepared without TensorFlow.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +26,9 @@ from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.messages import progress_bar
-from fedjax_bn.data.pixels.cached_blocks import array_of_blocks
+from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import decode_image
+from fedjax_bn.data.pixels.orientation import UPRIGHT, orientation_notes
 from fedjax_bn.data.pixels.raster import MEGAPIXELS
 from fedjax_bn.data.pools import PARTS
 from fedjax_bn.data.sets import cifar10, domainnet
@@ -74,7 +75,7 @@ def load(
       domains: which ones, in that order; empty for all.
       classes: which ones, in that order, as in FedBN's ten of DomainNet; empty for all.
       download: prepare what is not there. Ours cannot be fetched: see fedjax_bn/tfds.
-      **how: `cache`, `progress` and `max_megapixels` as in `pixels.decode.decode`.
+      **how: `cache`, `progress`, `max_megapixels` and `orientation` of `pixels.decode.decode`.
 
     Returns:
       Source; splits train, validation and test are the official parts. Samples are named by
@@ -101,13 +102,15 @@ def load(
         raise ValueError(f"{name} has no classes {unknown}; it has {', '.join(known)}")
     chosen = np.array([known.index(one) for one in classes])
     reading = _Reading(image_size, **how)
-    pools = tuple(_pool(copy, builder, chosen, reading) for copy, builder in opened.items())
+    read = [_pool(copy, builder, chosen, reading) for copy, builder in opened.items()]
+    pools, notes = (tuple(column) for column in zip(*read, strict=True))
     if name == "cifar10_c":
         pools = _same_photographs(pools)
     mean, std = _constants(name)
     groups = groups_of([pool.name for pool in pools]) if name == "cifar10_c" else {}
     key = hash_of(*(part for pool in pools for part in (pool.labels, pool.names)))
-    return check_source(Source(name, classes, pools, mean, std, groups=groups, key=key))
+    notes = tuple(f"{pool.name}: {n}" for pool, own in zip(pools, notes, strict=True) for n in own)
+    return check_source(Source(name, classes, pools, mean, std, notes, groups, key))
 
 
 def _copies_of(name: str, domains: Sequence[str], severity: str) -> list[_Copy]:
@@ -165,10 +168,13 @@ class _Reading(NamedTuple):
     cache: Path | None = None
     progress: bool = True
     max_megapixels: float = MEGAPIXELS
+    orientation: str = UPRIGHT
 
 
-def _pool(copy: _Copy, builder: Any, chosen: np.ndarray, how: _Reading) -> Pool:
-    """The samples of the chosen classes, whose labels become positions in `chosen`."""
+def _pool(
+    copy: _Copy, builder: Any, chosen: np.ndarray, how: _Reading
+) -> tuple[Pool, tuple[str, ...]]:
+    """The samples of the chosen classes, whose labels become positions in `chosen`, and notes."""
     import tensorflow_datasets as tfds
 
     skip = {"image": tfds.decode.SkipDecoding()}
@@ -182,28 +188,34 @@ def _pool(copy: _Copy, builder: Any, chosen: np.ndarray, how: _Reading) -> Pool:
     kept = [np.flatnonzero(np.isin(table.labels, chosen)) for table in tables]
     shape = (sum(map(len, kept)), how.size, how.size, 3)
 
-    def blocks() -> Iterator[np.ndarray]:
+    def make(write: Write) -> tuple[str, ...]:
+        tagged = 0
         with progress_bar(shape[0], f"reading {copy.domain}", how.progress) as shown:
             for source, rows in zip(sources, kept, strict=True):
                 for first in range(0, len(rows), _BLOCK):
                     block = rows[first : first + _BLOCK]
-                    yield _decode(source, block, how)
+                    images, tags = _decode(source, block, how)
+                    write(images)
+                    tagged += sum(tag != 1 for tag in tags)
                     shown.update(len(block))
+        return orientation_notes(tagged, how.orientation)
 
     labels = np.concatenate([t.labels[rows] for t, rows in zip(tables, kept, strict=True)])
     state = hash_of(
         str(builder.info.version), labels, *(there[name].num_bytes for name in split_names)
     )
-    file = f"tfds-{copy.builder.replace('/', '-')}-{copy.domain}-{how.size}-{state}"
+    file = (
+        f"tfds-{copy.builder.replace('/', '-')}-{copy.domain}-{how.size}-{how.orientation}-{state}"
+    )
     position = np.full(chosen.max() + 1, -1, np.int32)
     position[chosen] = np.arange(len(chosen), dtype=np.int32)
     names, parts = (
         np.concatenate([table[column][rows] for table, rows in zip(tables, kept, strict=True)])
         for column in (1, 2)
     )
-    images = array_of_blocks(how.cache, file, shape, blocks)
+    images, notes = cached_array(how.cache, file, shape, make)
     divided = None if (parts < 0).any() else parts
-    return Pool(copy.domain, images, position[labels], names, divided)
+    return Pool(copy.domain, images, position[labels], names, divided), notes
 
 
 class _Table(NamedTuple):
@@ -231,14 +243,21 @@ def _table(copy: _Copy, split: str, source: Sequence[dict[str, Any]], builder: A
     )
 
 
-def _decode(source: Any, rows: np.ndarray, how: _Reading) -> np.ndarray:
-    """Images u8[n, size, size, 3] of these rows; threads decode, since Pillow works unlocked."""
+def _decode(source: Any, rows: np.ndarray, how: _Reading) -> tuple[np.ndarray, list[int]]:
+    """Images u8[n, size, size, 3] of these rows, and their tags of EXIF.
+
+    Threads decode, since Pillow works unlocked.
+    """
     records = source.__getitems__(rows.tolist())
     with ThreadPoolExecutor() as threads:
         decoded = threads.map(
-            lambda r: decode_image(r["image"], how.size, how.max_megapixels)[0], records
+            lambda r: decode_image(
+                r["image"], how.size, how.max_megapixels, orientation=how.orientation
+            ),
+            records,
         )
-        return np.stack(list(decoded))
+        images, _, tags = zip(*decoded, strict=True)
+    return np.stack(images), list(tags)
 
 
 def _same_photographs(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:

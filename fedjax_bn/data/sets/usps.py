@@ -1,13 +1,16 @@
 """USPS (Hull, 1994): 16x16 grey scans, 7291 for training and 2007 for testing."""
 
 import bz2
+import math
+from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_bn.data.labels import class_labels
-from fedjax_bn.data.sets.arrays import check_memory, read_bounded
+from fedjax_bn.data.regular_files import open_regular
+from fedjax_bn.data.sets.arrays import check_unpacked, read_bounded
 from fedjax_bn.data.sets.files import Original, corruption_named, first_existing
 
 _WHERE = (
@@ -47,9 +50,9 @@ def _read_h5(path: Path, split: str) -> Original:
         raise ModuleNotFoundError(
             f"reading {path} needs h5py; install fedjax_bn with its data extra, or give usps.bz2"
         ) from error
-    with corruption_named(path), h5py.File(path) as file:
+    with corruption_named(path), open_regular(path, math.inf) as raw, h5py.File(raw) as file:
         data, target = file[split]["data"], file[split]["target"]
-        check_memory(data.nbytes + target.nbytes)
+        check_unpacked(data.nbytes + target.nbytes, path)
         data, target = data[()].astype(np.float64), target[()]
     return _original(data, class_labels(target, f"{path}, target,", 10), path)
 
@@ -62,8 +65,8 @@ def _read_libsvm(path: Path) -> Original:
     """
     from sklearn.datasets import load_svmlight_file
 
-    opened = bz2.open if path.suffix == ".bz2" else open
-    with corruption_named(path), opened(path, "rb") as file:
+    unpacked = bz2.open if path.suffix == ".bz2" else nullcontext
+    with corruption_named(path), open_regular(path, _LARGEST) as raw, unpacked(raw) as file:
         content = BytesIO(read_bounded(file, _LARGEST))
         features, target = load_svmlight_file(content, n_features=256, zero_based=False)
     labels = class_labels(target, f"{path}", 10, first=1)

@@ -1,0 +1,302 @@
+"""EXIF's orientation: pictures stand upright on every path, and boxes lie where viewers show."""
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+from fedjax_bn.data.boxes import own
+from fedjax_bn.data.label_trees import BOXES
+from fedjax_bn.data.pixels.decode import decode, decode_image, hash_of_files
+from fedjax_bn.data.pixels.orientation import ORIENTATION
+from fedjax_bn.data.sets.digits import mnist_m
+from fedjax_bn.models import MLP
+from fedjax_bn.run.finished import configuration
+from fedjax_bn.run.readers import DATASETS, decoding
+from fedjax_bn.serving import folder
+
+TAGS = tuple(range(1, 9))
+WIDTH, HEIGHT = 40, 80
+STORE = {  # the upright picture -> the rows that a camera stores with that tag
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: np.rot90(a),
+    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+    8: lambda a: np.rot90(a, -1),
+}
+
+
+def upright():
+    """Black, with a white patch at the top left: x from 0 to 10, y from 0 to 40."""
+    pixels = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    pixels[:40, :10] = 255
+    return pixels
+
+
+def store(path: Path, tag: int, pixels: np.ndarray, **options) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    exif = Image.Exif()
+    exif[ORIENTATION] = tag
+    options = {"quality": 100, "subsampling": 0} if path.suffix == ".jpg" else options
+    Image.fromarray(np.ascontiguousarray(STORE[tag](pixels))).save(path, exif=exif, **options)
+    return path
+
+
+def tagged_folders(root: Path) -> Path:
+    for domain in "ab":
+        for tag in TAGS:
+            store(root / domain / ("cat" if tag % 2 else "dog") / f"{tag}.jpg", tag, upright())
+    return root
+
+
+@pytest.mark.parametrize("kind", [".jpg", ".png", ".webp", ".tif"])
+@pytest.mark.parametrize("tag", TAGS)
+def test_an_image_with_a_tag_is_the_upright_image(tmp_path, kind, tag):
+    pixels = (
+        np.random.default_rng(0).integers(0, 256, (5, 8, 3), np.uint8).repeat(8, 0).repeat(8, 1)
+    )
+    plain = store(tmp_path / f"plain{kind}", 1, pixels, lossless=True)
+    file = store(tmp_path / f"tagged{kind}", tag, pixels, lossless=True)
+    found, expected = (decode([f], 16, root=tmp_path, progress=False)[0] for f in (file, plain))
+    np.testing.assert_allclose(found.astype(int), expected, atol=12 if kind == ".jpg" else 2)
+
+
+@pytest.mark.parametrize("kind", [".jpg", ".png", ".webp", ".tif"])
+def test_stored_pixels_are_what_torchvision_reads(tmp_path, kind):
+    files = [store(tmp_path / f"{tag}{kind}", tag, upright()) for tag in TAGS]
+    found, notes = decode(files, 16, root=tmp_path, progress=False, orientation="stored")
+    for file, pixels in zip(files, found, strict=True):
+        with Image.open(file) as image:
+            expected = image.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR)
+        np.testing.assert_array_equal(pixels, np.asarray(expected))
+    assert notes == ("images left as stored, against their EXIF orientation: 7",)
+
+
+def test_a_tag_behind_the_pixels_of_a_png_is_read(tmp_path):
+    content = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(STORE[6](upright()))).save(content, "PNG")
+    tagged = store(tmp_path / "a.png", 6, upright()).read_bytes()
+    at = tagged.index(b"eXIf") - 4
+    chunk = tagged[at : at + 12 + int.from_bytes(tagged[at : at + 4], "big")]
+    plain = content.getvalue()
+    end = plain.index(b"IEND") - 4
+    pixels, _, tag = decode_image(plain[:end] + chunk + plain[end:], 8)
+    assert tag == 6
+    np.testing.assert_array_equal(pixels, decode_image(tagged, 8)[0])
+
+
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0nothing"]
+)
+def test_an_image_with_damaged_exif_is_read_as_it_is_stored(exif):
+    content = io.BytesIO()
+    Image.fromarray(upright()).save(content, "PNG", exif=exif)
+    pixels, _, tag = decode_image(content.getvalue(), 8)
+    assert (tag, pixels[0, 0].min()) == (1, 255)
+
+
+def test_class_folders_are_read_upright_with_a_count_unless_the_key_keeps_stored_pixels(tmp_path):
+    config = runs.config(
+        data__name="folders",
+        data__path=str(tagged_folders(tmp_path / "data")),
+        data__cache=str(tmp_path / "cache"),
+        data__image_size=16,
+    )
+    for orientation, corners in (("upright", {255}), ("stored", {0, 255})):
+        config.data.orientation = orientation
+        source = DATASETS["folders"](config)
+        found = {int(one[0, 0, 0]) // 250 * 255 for pool in source.pools for one in pool.images}
+        assert found == corners
+        assert any(note.endswith("EXIF orientation: 14") for note in source.notes)
+        assert DATASETS["folders"](config).notes == source.notes  # from the cache
+        assert decoding(config)["orientation"] == orientation  # new data of `evaluate`
+
+
+def test_images_cached_before_are_decoded_again_and_hashes_of_data_stay(tmp_path, monkeypatch):
+    files = [store(tmp_path / "a.jpg", 6, upright())]
+    keys = {times: hash_of_files(files, tmp_path, 8, times) for times in (True, False)}
+    monkeypatch.setattr("fedjax_bn.data.pixels.decode._FORM", 1)  # as it was
+    assert hash_of_files(files, tmp_path, 8) != keys[True]
+    assert hash_of_files(files, tmp_path, 8, False) == keys[False]
+
+
+def yolo(root: Path, tag: int) -> None:
+    (root / "labels").mkdir(parents=True)
+    (root / "labels/a.txt").write_text("0 0.125 0.25 0.25 0.5")
+
+
+def coco(root: Path, tag: int, size=(WIDTH, HEIGHT), box=(0, 0, 10, 40)) -> None:
+    (root / "annotations").mkdir(parents=True)
+    images = [{"id": 1, "file_name": "a.jpg", "width": size[0], "height": size[1]}]
+    boxes = [{"image_id": 1, "category_id": 1, "bbox": list(box)}]
+    content = {"images": images, "categories": [{"id": 1, "name": "x"}], "annotations": boxes}
+    (root / "annotations/instances_train.json").write_text(json.dumps(content))
+
+
+def coco_of_stored_size(root: Path, tag: int) -> None:
+    """Labels drawn by a program that does not turn images."""
+    rows, columns = np.nonzero(STORE[tag](upright())[..., 0])
+    x, y = columns.min(), rows.min()
+    box = (x, y, columns.max() + 1 - x, rows.max() + 1 - y)
+    size = (WIDTH, HEIGHT) if tag < 5 else (HEIGHT, WIDTH)
+    if tag in (2, 3, 4):  # whose size says nothing: boxes are those of viewers
+        size, box = (WIDTH, HEIGHT), (0, 0, 10, 40)
+    coco(root, tag, size, tuple(map(int, box)))
+
+
+def voc(root: Path, tag: int) -> None:
+    (root / "annotations").mkdir(parents=True)
+    (root / "annotations/a.xml").write_text(
+        f"<annotation><size><width>{WIDTH}</width><height>{HEIGHT}</height></size><object>"
+        "<name>x</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>10</xmax><ymax>40</ymax></bndbox>"
+        "</object></annotation>"
+    )
+
+
+def grey_in_box(pool, side: int) -> float:
+    x1, y1, x2, y2 = np.round(pool.labels[BOXES][0, 0] * side).astype(int)
+    assert (x2 - x1) * (y2 - y1) == 400 * side**2 // HEIGHT**2
+    return pool.images[0][y1:y2, x1:x2].mean()
+
+
+@pytest.mark.parametrize("labels", [yolo, coco, coco_of_stored_size, voc])
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_box_covers_what_viewers_show_in_it(tmp_path, labels, tag):
+    store(tmp_path / "images/a.jpg", tag, upright())
+    labels(tmp_path, tag)
+    source = own.load(tmp_path, image_size=80, progress=False, cache=tmp_path / "cache")
+    assert grey_in_box(source.pools[0], 80) > 250
+    turned = any("whose boxes are turned" in note for note in source.notes)
+    assert turned == (labels is coco_of_stored_size and tag > 4)
+    assert not any("another size" in note for note in source.notes)
+    assert any("turned upright by their EXIF" in note for note in source.notes) == (tag > 1)
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_with_stored_pixels_boxes_refer_to_them(tmp_path, tag):
+    store(tmp_path / "shares/images/a.jpg", tag, upright())
+    rows, columns = np.nonzero(STORE[tag](upright())[..., 0])
+    high, wide = STORE[tag](upright()).shape[:2]
+    x, y, w, h = columns.min(), rows.min(), np.ptp(columns) + 1, np.ptp(rows) + 1
+    (tmp_path / "shares/labels").mkdir()
+    row = f"0 {(x + w / 2) / wide} {(y + h / 2) / high} {w / wide} {h / high}"
+    (tmp_path / "shares/labels/a.txt").write_text(row)
+    store(tmp_path / "pixels/images/a.jpg", tag, upright())
+    coco(
+        tmp_path / "pixels",
+        tag,
+        *(
+            ((wide, high), tuple(map(int, (x, y, w, h))))
+            if tag < 5
+            else ((WIDTH, HEIGHT), (0, 0, 10, 40))
+        ),
+    )
+    for form in ("shares", "pixels"):
+        how = {"image_size": 80, "progress": False, "orientation": "stored"}
+        assert grey_in_box(own.load(tmp_path / form, **how).pools[0], 80) > 250
+
+
+def test_images_of_mnist_m_stand_upright_too(tmp_path):
+    pixels = np.zeros((28, 28, 3), np.uint8)
+    pixels[:10, :14] = 255
+    for split in ("train", "test"):
+        store(tmp_path / f"mnist_m_{split}/a.png", 6, pixels)
+        (tmp_path / f"mnist_m_{split}_labels.txt").write_text("a.png 3\n")
+    np.testing.assert_array_equal(mnist_m(tmp_path)[0].read(np.array([0]))[0], pixels)
+
+
+def test_class_folders_hold_gif_of_which_the_first_frame_counts(tmp_path):
+    for domain in "ab":
+        for name, grey in (("cat", 40), ("dog", 200)):
+            frames = [Image.new("L", (8, 8), grey), Image.new("L", (8, 8), 0)]
+            (tmp_path / domain / name).mkdir(parents=True)
+            frames[0].save(
+                tmp_path / domain / name / "1.gif", save_all=True, append_images=frames[1:]
+            )
+    config = runs.config(
+        data__name="folders", data__path=str(tmp_path), data__cache="", data__image_size=8
+    )
+    source = DATASETS["folders"](config)
+    assert [one.max() for pool in source.pools for one in pool.images] == [40, 200, 40, 200]
+
+
+def test_a_run_before_the_key_read_stored_pixels():
+    assert configuration({}).data.orientation == "stored"
+    assert configuration({"data.orientation": "upright"}).data.orientation == "upright"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A model of 8 x 8 pixels that was never trained."""
+    import jax
+
+    place = tmp_path_factory.mktemp("served") / "model"
+    variables = jax.device_get(MLP(2).init(jax.random.key(0), np.zeros((1, 8, 8, 3), np.float32)))
+    about = folder.About(
+        form=folder.FORM,
+        library="",
+        model="MLP",
+        compute_dtype="float32",
+        method="fedavg",
+        dataset="folders",
+        round=1,
+        classes=["a", "b"],
+        shape=[8, 8, 3],
+        dtype="uint8",
+        mean=[0.5],
+        std=[0.5],
+        adaptations=["running"],
+        programs={},
+        orientation="upright",
+    )
+    folder.write(place, about, variables, {})
+    return place
+
+
+def predicted(model: Path, data: Path, capsys) -> list[list[str]]:
+    assert runs.command("predict", "--model", str(model), "--data", str(data)) == 0
+    return list(csv.reader(io.StringIO(capsys.readouterr().out)))[1:]
+
+
+def test_predict_reads_images_as_the_training_of_its_model_did(served, tmp_path, capsys):
+    pixels = np.random.default_rng(1).integers(0, 256, (12, 8, 3), np.uint8)
+    for tag in TAGS:
+        store(tmp_path / f"tagged/{tag}.png", tag, pixels)
+        Image.fromarray(np.ascontiguousarray(STORE[tag](pixels))).save(tmp_path / f"{tag}.png")
+    rows = predicted(served, tmp_path / "tagged", capsys)
+    assert len({tuple(row[2:]) for row in rows}) == 1
+    about = json.loads((served / "model.json").read_text())
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "variables.npz").write_bytes((served / "variables.npz").read_bytes())
+    for kept in ({"orientation": "stored"}, {}):  # and a folder of an earlier version
+        content = {k: v for k, v in about.items() if k != "orientation"} | kept
+        (old / "model.json").write_text(json.dumps(content))
+        rows = predicted(old, tmp_path / "tagged", capsys)
+        plain = [predicted(served, tmp_path / f"{tag}.png", capsys)[0][2:] for tag in TAGS]
+        assert [row[2:] for row in rows] == plain
+    (old / "model.json").write_text(json.dumps(about | {"orientation": "sideways"}))
+    assert runs.command("predict", "--model", str(old), "--data", str(tmp_path / "tagged")) == 2
+    assert "its orientation cannot be" in capsys.readouterr().err
+
+
+def test_predict_names_images_whose_names_are_no_text(served, tmp_path, capsys):
+    place = os.fsencode(tmp_path) + b"/in"
+    os.mkdir(place)
+    for name in (b"caf\xe9.png", "né.png".encode()):
+        with open(place + b"/" + name, "wb") as file:
+            Image.new("RGB", (8, 8)).save(file, "PNG")
+    out = tmp_path / "out.csv"
+    given = ("--model", str(served), "--data", str(tmp_path / "in"), "--out", str(out))
+    assert runs.command("predict", *given) == 0
+    names = [row[0] for row in csv.reader(io.StringIO(out.read_text("utf-8")))]
+    assert names == ["image", "caf\\xe9.png", "né.png"]
