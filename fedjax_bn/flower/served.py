@@ -48,7 +48,7 @@ def write_served(
     evaluated = any("accuracy" in record for record in records)
     number = select_round(list(records)) if evaluated else len(records)
     with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
-        if number in manager.all_steps():
+        if number in checkpoint.steps(manager):
             kept = checkpoint.restore(manager, jax.eval_shape(host.start), number)
     folder = place / "served"
     write_json(folder / "config.json", _about(host, app))

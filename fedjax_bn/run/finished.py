@@ -156,6 +156,6 @@ def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, i
         if not checkpoints.is_dir():
             continue
         with checkpoint.open_folder(checkpoints, keep=2) as manager:
-            if manager.all_steps():
-                return checkpoint.restore(manager, like), manager.latest_step()
+            if steps := checkpoint.steps(manager):
+                return checkpoint.restore(manager, like), steps[-1]
     raise CheckpointError(f"{folder} holds no checkpoint: give the workdir of a run that has one")
