@@ -5,6 +5,7 @@ all clients' (`global_variables` of the simulation), where they have sent them.
 """
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -56,7 +57,8 @@ def write_served(
         checkpoint.save(manager, number, _of_one(host, kept))
         checkpoint.settle(manager)
     write_json(folder / "summary.json", _summary(host, records, number))
-    return f"round {number} can be served: fedjax-bn serve --workdir {folder} --export FOLDER"
+    command = shlex.join(("fedjax-bn", "serve", "--workdir", str(folder), "--export", "FOLDER"))
+    return f"round {number} can be served: {command}"
 
 
 def _of_one(host: Host, kept: Kept) -> FederatedState:

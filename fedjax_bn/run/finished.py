@@ -40,6 +40,11 @@ def read_about(folder: Path) -> Record:
         raise WorkdirError(
             f"{folder} is no run's workdir, but {', '.join(inside[:20])} in it are: give one"
         )
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "is not there"
+        raise WorkdirError(f"{folder} {what}: give the workdir of a finished run")
+    if not (folder / "config.json").exists():
+        raise WorkdirError(f"{folder} holds no run: give the workdir of a finished run")
     about = workdir.read_json(folder / "config.json", FINISHED)
     if not (folder / "summary.json").exists():
         raise WorkdirError(
