@@ -55,7 +55,7 @@ def main() -> None:
     add("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse_args()
     if options.quick:
-        options.only, options.repeats, options.samples = ["digits", "resnet"], FEWEST, 48
+        options.only, options.repeats, options.samples = ["digits", "resnet"], FEWEST, 32
     jax.config.update("jax_enable_compilation_cache", False)  # compile time is measured
     here = announce(
         "DigitCNN and ResNet18 in fedjax_bn (ours) and in PyTorch eager, all settings in turn; "

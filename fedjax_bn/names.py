@@ -68,7 +68,7 @@ def on_plot(text: str, most: int = 40) -> str:
 
 
 def in_lines(text: str, width: int = 30, most: int = 255) -> str:
-    """A text as `on_plot` shows it, in lines of `width` characters; beyond `most` without middle."""
+    """A text as `on_plot` shows it, in lines of `width` characters; all of it up to `most`."""
     text = text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 2) :]}"
     lines = re.findall(rf".{{1,{width}}}(?: |$)|.{{1,{width}}}", text, re.DOTALL)
     return "\n".join(on_plot(line.removesuffix(" "), 10 * width) for line in lines)

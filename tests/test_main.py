@@ -105,6 +105,7 @@ def test_summary_json_has_exactly_the_keys_of_the_design(outcome):
     assert 0 < sent["down"] < sent["up"] < sent["down"] + 32
 
 
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_checkpoints_are_read_by_plain_orbax(outcome):
     folder = outcome[0] / "checkpoints" / "latest"
     with ocp.training.Checkpointer(folder) as manager:

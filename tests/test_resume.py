@@ -330,7 +330,7 @@ def test_a_checkpoint_of_another_model_is_refused(straight):
 
 
 def state_of_0_2():
-    """What `checkpoints_of_0_2` holds, which fedjax_bn 0.2 saved through Orbax's first interface."""
+    """What `checkpoints_of_0_2` holds; fedjax_bn 0.2 saved it by Orbax's first interface."""
     kernel = jnp.arange(6, dtype=jnp.float32).reshape(2, 3)
     return {
         "round": jnp.asarray(3, jnp.int32),

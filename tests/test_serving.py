@@ -295,7 +295,7 @@ def test_evaluate_takes_another_place_another_size_and_no_target(workdir, tmp_pa
         (["--workdir={run}", "--export=x", "--config.rounds=3"], "config.rounds is the run's own"),
         (["--workdir={run}", "--export=x", "--config.adaptations=ensemble"], "do not leave"),
         (["--workdir={run}", "--export=x", "--config.adaptations=tsmo"], "did you mean 'tsmobn'?"),
-        (["--workdir=none", "--export=x"], "cannot read none/config.json"),
+        (["--workdir=none", "--export=x"], "none is not there: give the workdir of a finished run"),
     ],
 )
 def test_a_mistake_in_serving_is_one_sentence_and_writes_nothing(

@@ -65,7 +65,7 @@ def test_the_time_left_counts_neither_start_up_nor_compiling(monkeypatch, capsys
     assert [line.rpartition(", ")[2] for line in told] == [
         "50 s left",  # the round's own 0.5 s
         "1 min 36 s left",
-        "1 min 50 s left",  # (1 + 1 + 1 + 1 + 1 + 2) / 6 for 92 rounds
+        "1 min 47 s left",  # (1 + 1 + 1 + 1 + 1 + 2) / 6 for 92 rounds
     ]
 
 

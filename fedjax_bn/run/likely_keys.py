@@ -11,13 +11,13 @@ _SYNONYMS = {
     "optimizer.weight_decay": "wd decay l2 weightdecay",
     "optimizer.momentum": "mom",
     "optimizer.name": "opt optim optimiser solver",
-    "rounds": "nrounds numrounds commrounds communicationrounds commround globalrounds "
-    "globalepochs maxrounds iterations steps",
+    "rounds": "nrounds numrounds commrounds communicationrounds commround "
+    "globalrounds globalepochs maxrounds iterations steps",
     "local_epochs": "e epoch epochs nepochs numepochs localep localepoch le innerepochs maxepochs",
     "local_steps": "steps localiterations inneriterations",
     "batch_size": "bs batch batchsize localbs localbatchsize minibatch trainbatchsize",
     "eval_batch_size": "testbs testbatchsize evalbs",
-    "data.num_clients": "k nclients numclients clientsnum numusers nusers users nodes sites clientcount",
+    "data.num_clients": "k nclients numclients numusers nusers users nodes sites",
     "clients_per_round": "c frac participation participationrate samplerate clientfraction "
     "numclients cohort",
     "participation.dropout": "dropout stragglers",
