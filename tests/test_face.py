@@ -179,7 +179,7 @@ def test_the_floors_are_the_same_in_pyproject_and_constraints():
     project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
     floors = dict(re.findall(r"^([\w-]+)==([\d.]+)$", FLOOR.read_text(), re.MULTILINE))
     for requirement in project["dependencies"]:
-        name, _, least = requirement.partition(">=")
+        name, _, least = requirement.partition(",")[0].partition(">=")
         pinned, least = (tuple(map(int, v.split("."))) for v in (floors[name], least))
         assert pinned >= least, requirement
         if name in ("absl-py", "flax", "jax", "jaxlib"):

@@ -85,7 +85,7 @@ def test_on_a_terminal_of_80_columns_a_bar_says_the_same(monkeypatch):
         terminal.flush()
         last = seen.readline().decode().strip().split("\r")[-1]
     assert "5/800" in last
-    assert "<06:38, " in last  # 795 rounds of 0.5 s
+    assert "<06:37, " in last  # 795 rounds of 0.5 s
     assert "loss 0.375, accuracy 61.2 %, 2,000 samples/s]" in last
 
 
