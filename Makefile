@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Options of pip; `test-floor` names a file of versions.
 CONSTRAIN ?=
 
-.PHONY: quickstart test test-floor test-slow lint types format docs benchmark release-check clean
+.PHONY: quickstart test test-floor test-slow lint types format docs benchmark benchmark-short release-check clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m fedjax_bn.main --config configs/quickstart.py
@@ -41,6 +41,10 @@ docs: $(VENV)/.installed-docs
 # PyTorch is what the benchmarks compare with; nothing else needs it.
 benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/round_time.py
+
+# The same of two networks' rounds alone, within five minutes on two free cores.
+benchmark-short: $(VENV)/.installed-benchmark
+	$(BIN)/python benchmarks/round_time.py --quick
 
 # What a release passes: the checks above, and the suite on the wheel, installed where nothing else
 # is and tested from outside the checkout, whose own package the tests then do not import.

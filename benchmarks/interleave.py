@@ -8,6 +8,7 @@ ratio that the repetitions leave open is not printed.
 import math
 import random
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -129,13 +130,19 @@ def interleave(
         raise ValueError(f"repeats={repeats} must be at least 1")
     order, shuffle = list(runs), random.Random(seed).shuffle
     spent: dict[str, list[tuple[float, float, float]]] = {name: [] for name in runs}
-    for _ in range(repeats + 1):
+    for number in range(repeats + 1):
+        say(f"  {len(order)} programs in turn, repetition {number} of {repeats}")
         shuffle(order)  # what ran before leaves the caches in its own state
         for name in order:
             before(name)
             time.sleep(rest)
             spent[name].append(spend(runs[name]))
     return {name: Samples(*np.array(values[1:]).T) for name, values in spent.items()}
+
+
+def say(text: str) -> None:
+    """Writes where a benchmark is to standard error, at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def paired_ratio(samples: Samples, to: Samples) -> Ratio:

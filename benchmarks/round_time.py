@@ -1,6 +1,7 @@
 """Time of a federated round and of evaluation, beside PyTorch eager in the same run.
 
-    python benchmarks/round_time.py                          # all parts, some minutes
+    python benchmarks/round_time.py                          # all parts, a quarter of an hour
+    python benchmarks/round_time.py --quick                  # rounds alone, within five minutes
     python benchmarks/round_time.py --only digits --repeats 40 --json
 
 Both programs train the same network on the same batches with the same plain SGD, clients one after
@@ -25,6 +26,7 @@ import jax
 import in_jax
 from interleave import (
     CONFIDENCE,
+    FEWEST,
     Ratio,
     Samples,
     conclude,
@@ -32,6 +34,7 @@ from interleave import (
     figures,
     interleave,
     paired_ratio,
+    say,
     show,
     spend,
 )
@@ -48,8 +51,11 @@ def main() -> None:
     add("--repeats", type=int, default=15, help="pieces of each program; default %(default)s")
     add("--only", nargs="*", default=list(PARTS), choices=PARTS, help="default: all")
     add("--samples", type=int, help="images of a client in a round; default: the task's own")
+    add("--quick", action="store_true", help="parts digits and resnet, few images and pieces")
     add("--json", action="store_true", help="print a JSON object as the last line")
     options = parser.parse_args()
+    if options.quick:
+        options.only, options.repeats, options.samples = ["digits", "resnet"], FEWEST, 32
     jax.config.update("jax_enable_compilation_cache", False)  # compile time is measured
     here = announce(
         "DigitCNN and ResNet18 in fedjax_bn (ours) and in PyTorch eager, all settings in turn; "
@@ -58,9 +64,10 @@ def main() -> None:
         "torch",
     )
     results: dict[str, Any] = {}
-    for part in PARTS:
-        if part in options.only:
-            results |= PARTS[part](options)
+    parts = [part for part in PARTS if part in options.only]
+    for number, part in enumerate(parts, 1):
+        say(f"part {number} of {len(parts)}: {part}")
+        results |= PARTS[part](options)
     if options.json:
         print(json.dumps({"machine": here, "repeats": options.repeats, **results}))
     ratios = [value for name, value in results.items() if name.endswith("_ratio")]
@@ -83,10 +90,11 @@ def compare_rounds(task: Task, label: str, options: argparse.Namespace) -> dict[
     import in_torch  # here, because torch must not count into `peak_memory`
 
     task = task._replace(samples=options.samples or task.samples)
-    print(f"\n{task.name} round, {task.clients} clients of {task.samples} images")
+    print(f"\n{task.name} round, {task.clients} clients of {task.samples} images", flush=True)
     compile_round, repeat = in_jax.a_round(task)
-    wall, cpu = least_compile_time(compile_round)
-    print(f"compiled in {wall:.1f} s, {cpu:.1f} s of CPU, the least of three")
+    times = 1 if options.quick else 3
+    wall, cpu = least_compile_time(compile_round, times)
+    print(f"compiled in {wall:.1f} s, {cpu:.1f} s of CPU, the least of {times}", flush=True)
     runs = {"ours": repeat(compile_round())} | in_torch.rounds(task)
     samples = interleave(runs, options.repeats, rest=REST)
     show(samples, "ours")
@@ -100,10 +108,11 @@ def compare_rounds(task: Task, label: str, options: argparse.Namespace) -> dict[
     }
 
 
-def least_compile_time(compile_round: Callable[[], Any]) -> tuple[float, float]:
-    """Least wall and CPU seconds of three compilations, each with empty caches."""
+def least_compile_time(compile_round: Callable[[], Any], times: int) -> tuple[float, float]:
+    """Least wall and CPU seconds of some compilations, each with empty caches."""
     spent = []
-    for _ in range(3):
+    for number in range(1, times + 1):
+        say(f"  compiling, {number} of {times}")
         jax.clear_caches()
         spent.append(spend(compile_round))
     return min(wall for wall, _, _ in spent), min(user + system for _, user, system in spent)

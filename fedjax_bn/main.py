@@ -6,6 +6,8 @@
   fedjax-bn predict --model FOLDER --data IMAGES [--adapt tsmobn]   probabilities by it, as CSV
   fedjax-bn report DIR... [--out FILE] [--baseline METHOD]         compare finished runs on a page
   fedjax-bn list methods|models|datasets|adaptations|configs|keys        what there is
+  fedjax-bn COMMAND --help                                the same of one command
+  fedjax-bn --version                                     the version of this library
 
 CONFIG is a file or the name of a packaged config, perhaps with changes behind a colon:
 quickstart, configs/digits.py:method=fedavg,rounds=10. A run that was stopped goes on where it was.
@@ -13,12 +15,14 @@ quickstart, configs/digits.py:method=fedavg,rounds=10. A run that was stopped go
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 from absl import flags, logging
 
+from fedjax_bn import __version__
 from fedjax_bn.names import file_name
 from fedjax_bn.ranges import brief
 from fedjax_bn.run.config_file import changes_of, read
@@ -27,8 +31,16 @@ from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
 from fedjax_bn.run.stop import listen
 from fedjax_bn.spelling import one_line
 
-CONFIG = flags.DEFINE_string("config", None, "config, see above; --config.KEY=VALUE changes a key")
-WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default runs/CONFIG")
+CONFIG = flags.DEFINE_string(
+    "config",
+    None,
+    "a file or a packaged config, see `fedjax-bn list configs`; --config.KEY=VALUE changes a key",
+)
+WORKDIR = flags.DEFINE_string(
+    "workdir",
+    None,
+    "train: folder of the run, default runs/CONFIG; evaluate, serve: folder of the finished run",
+)
 DISTRIBUTED = flags.DEFINE_bool(
     "distributed", None, "train: this process is one of several, see launch/README.md"
 )
@@ -70,6 +82,13 @@ OWNED = {
 }
 OURS = (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE[:-2], *OF_SERVE, *OF_PREDICT, BASELINE)
 HELP = ("--help", "-help", "-h", "help")
+VERSION = ("--version", "-version", "-V", "version")
+TAKES = OWNED | {
+    "train": (CONFIG, WORKDIR, DISTRIBUTED),
+    "evaluate": (WORKDIR, CONFIG, *OF_EVALUATE),
+    "serve": (WORKDIR, *OF_SERVE),
+    "list": (),
+}
 
 
 def command() -> None:
@@ -98,7 +117,7 @@ def main(argv: list[str]) -> None:
     if name not in COMMANDS:
         name, arguments = "train", argv[1:]
     try:
-        if name not in (*HELP, "list"):  # before which flags may not be parsed
+        if name not in (*HELP, *VERSION, "list"):  # before which flags may not be parsed
             _refuse_others(name)
         COMMANDS[name](arguments)
     except InterruptedRun as stop:
@@ -207,10 +226,29 @@ def list_(arguments: list[str]) -> None:
 
 
 def help_(arguments: list[str]) -> None:
-    """Prints what the command line understands."""
+    """Prints what the command line understands, or one command of it."""
+    if not (set(arguments) & TAKES.keys()):
+        ours = (flags.FLAGS[flag.name] for flag in OURS)
+        print("\n".join((str(__doc__), *(f"  --{flag.name:12}{flag.help}" for flag in ours))))
+        return
+    name = next(word for word in arguments if word in TAKES)
+    usage = [line.split("   ")[0] for line in str(__doc__).splitlines() if "  fedjax-bn " in line]
+    own = [line for line in usage if f"fedjax-bn {name} " in f"{line} "] or usage[:1]
+    taken = (f"  --{flag.name:12}{_help_for(name, flag)}" for flag in TAKES[name])
+    print("\n".join((*own, "", str(COMMANDS[name].__doc__), *("",) * bool(TAKES[name]), *taken)))
+
+
+def _help_for(name: str, flag: flags.FlagHolder) -> str:
+    """What a flag does for a command, of a help such as "predict: the file; report: the page"."""
+    text = str(flags.FLAGS[flag.name].help)
+    parts = (part.partition(": ") for part in re.split("; (?=[a-z, ]+: )", text))
+    return "; ".join(rest for owners, _, rest in parts if name in owners.split(", ")) or text
+
+
+def version(arguments: list[str]) -> None:
+    """Prints the version of this library."""
     del arguments
-    ours = (flags.FLAGS[flag.name] for flag in OURS)
-    print("\n".join((str(__doc__), *(f"  --{flag.name:12}{flag.help}" for flag in ours))))
+    print(f"fedjax_bn {__version__}")
 
 
 COMMANDS = {
@@ -220,13 +258,15 @@ COMMANDS = {
     "predict": predict,
     "report": report,
     "list": list_,
-} | dict.fromkeys(HELP, help_)
+} | {**dict.fromkeys(HELP, help_), **dict.fromkeys(VERSION, version)}
 
 
 def parse_flags(argv: list[str]) -> list[str]:
     """Parses our flags and returns what is left: the command, and changes of the configuration."""
     if set(argv) & set(HELP):
-        return [argv[0], HELP[0]]
+        return [argv[0], HELP[0], *argv[1:]]
+    if argv[1:2] == [VERSION[-1]] or set(argv) & set(VERSION[:-1]):
+        return [argv[0], VERSION[0]]
     flags.FLAGS.set_gnu_getopt(True)  # else the value in `--config.KEY VALUE` ends the flags
     try:
         return flags.FLAGS(argv, known_only=True)

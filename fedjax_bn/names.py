@@ -7,6 +7,7 @@ Python reads as lone surrogates). What Python prints as it is stays readable eve
 import hashlib
 import html
 import re
+import unicodedata
 from functools import cache
 
 _LONGEST = 100  # characters of a file's name; ends and temporary files need some of the 255
@@ -78,20 +79,60 @@ def on_page(text: str) -> str:
 
 
 def on_plot(text: str, most: int = 40) -> str:
-    """A text as matplotlib's labels show it, without formulas, cut to `most` characters.
+    """A text as matplotlib's labels show it, without formulas; beyond `most` its middle is cut.
 
-    Characters that the font lacks become escapes, and a legend shows it whatever it begins with.
+    `figures.png` draws characters that the usual font lacks with another installed font. Without
+    one they are spelled: letters by their names, all else as <name of it> or <U+4EAC>. A legend
+    shows the text whatever it begins with.
     """
-    known = _characters_of_font()
-    one_line = "".join(
-        one if ord(one) in known else one.encode("unicode_escape").decode() for one in shown(text)
-    )
-    cut = one_line if len(one_line) <= most else f"{one_line[: most - 3]}..."
+    drawn = "".join(one if font_with(one) else _spelled(one) for one in shown(text))
+    head = (most - 3) // 2
+    cut = drawn if len(drawn) <= most else f"{drawn[:head]}...{drawn[head + 3 - most :]}"
     return (f" {cut}" if cut[:1] in ("", "_") else cut).replace("$", r"\$")
 
 
-@cache
-def _characters_of_font() -> frozenset[int]:
-    from matplotlib.font_manager import FontProperties, findfont, get_font
+def in_lines(text: str, width: int = 30, most: int = 255) -> str:
+    """A text as `on_plot` shows it, in lines of `width` characters; all of it up to `most`."""
+    text = text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 2) :]}"
+    lines = re.findall(rf".{{1,{width}}}(?: |$)|.{{1,{width}}}", text, re.DOTALL)
+    return "\n".join(on_plot(line.removesuffix(" "), 10 * width) for line in lines)
 
-    return frozenset(get_font(findfont(FontProperties())).get_charmap())
+
+def _spelled(one: str) -> str:
+    """A character in those of ASCII: a letter's sound where its name holds it."""
+    name = unicodedata.name(one, "")
+    if sound := re.search(r"(?:LETTER|SYLLABLE|VOWEL SIGN)(?: SMALL)? ([A-Z]+)$", name):
+        return sound[1].lower()
+    return f"<U+{ord(one):04X}>" if not name or "IDEOGRAPH" in name else f"<{name.lower()}>"
+
+
+@cache
+def font_with(one: str) -> str:
+    """Returns the family of an installed font that draws a character, the usual first, or ""."""
+    fonts = _fonts().items()
+    return next((family for family, path in fonts if ord(one) in _characters(path)), "")
+
+
+@cache
+def _fonts() -> dict[str, str]:
+    """Family -> file, the usual one first and then those of many scripts."""
+    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+
+    usual = findfont(FontProperties())
+    plain = [font for font in fontManager.ttflist if (font.style, font.weight) == ("normal", 400)]
+    # "Last Resort" has a box for each character that there is.
+    others = {font.name: font.fname for font in plain if "Last Resort" not in font.name}
+    order = sorted(others, key=lambda name: ("Noto" not in name, name))
+    first = get_font(usual).family_name
+    return {first: usual} | {name: others[name] for name in order if name != first}
+
+
+@cache
+def _characters(path: str) -> frozenset[int]:
+    from matplotlib.font_manager import get_font
+
+    try:
+        font = get_font(path)
+        return frozenset(font.get_charmap()) if font.scalable else frozenset()
+    except (OSError, RuntimeError):  # a damaged file, or pictures of one size only
+        return frozenset()

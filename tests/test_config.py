@@ -2,8 +2,10 @@
 
 import pytest
 
+from fedjax_bn.run import likely_keys
 from fedjax_bn.run.config import base, check, flatten, override
 from fedjax_bn.run.config_file import read
+from fedjax_bn.run.defaults import KEYS
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.finished import configuration
 
@@ -121,7 +123,20 @@ def test_a_wrong_type_names_key_value_and_the_type_that_is_allowed(tmp_path, tex
     ("key", "meant"),
     [
         ("rouds", "rounds"),
-        ("lr", "valid are abide.atlas, "),
+        ("lr", "did you mean 'optimizer.learning_rate'? `fedjax-bn list keys` names all"),
+        ("optimizer.lr", "did you mean 'optimizer.learning_rate'? `fedjax-bn list keys` names all"),
+        ("local-lr", "'optimizer.learning_rate'? "),
+        ("epochs", "did you mean 'local_epochs'? "),
+        ("batch", "did you mean 'batch_size' or 'rsc.batch'? "),
+        ("bs", "did you mean 'batch_size'? "),
+        ("wd", "did you mean 'optimizer.weight_decay'? "),
+        ("n_rounds", "did you mean 'rounds'? "),
+        ("num_clients", "did you mean 'data.num_clients' or 'clients_per_round'? "),
+        ("momentum", "did you mean 'optimizer.momentum' or 'hbn.momentum'? "),
+        ("server.lr", "did you mean 'optimizer.learning_rate'? "),
+        ("server_lr", "did you mean 'fedavgm.eta', 'fedadam.eta' or 'fedyogi.eta'? "),
+        ("num_local_epochs", "did you mean 'local_epochs'? "),
+        ("xyzzy", "config has no key 'xyzzy'; `fedjax-bn list keys` names all"),
         ("learning_rate", "optimizer.learning_rate"),
         ("optimizer.lerning_rate", "optimizer.learning_rate"),
         ("data.fractoin", "data.fraction"),
@@ -294,3 +309,9 @@ def test_a_run_with_the_word_of_an_earlier_version_for_a_cache_is_still_read():
     flat = dict(flatten(base())) | {"compilation_cache": "cache", "data.cache": "cache"}
     config = configuration(flat)
     assert (config.compilation_cache, config.data.cache) == ("", "")
+
+
+def test_every_synonym_stands_for_a_key_and_no_key_has_more_than_three_near():
+    assert likely_keys._SYNONYMS.keys() <= KEYS.keys()
+    names = [word for words in likely_keys._SYNONYMS.values() for word in words.split()]
+    assert all(1 <= len(likely_keys.likely_keys(name)) <= 3 for name in names)

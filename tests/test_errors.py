@@ -20,8 +20,8 @@ QUICK = f"{runs.ROOT}/configs/quickstart.py"
 
 # arguments behind --config QUICK, and what the sentence must hold
 MISTAKES = [
-    (["--config.rouds=3"], ["'rouds'", "did you mean 'rounds'?", "local_epochs"]),
-    (["--config.optimizer.lr=1"], ["'optimizer.lr'", "optimizer.learning_rate"]),
+    (["--config.rouds=3"], ["'rouds'; did you mean 'rounds'? `fedjax-bn list keys` names all"]),
+    (["--config.optimizer.lr=1"], ["'optimizer.lr'; did you mean 'optimizer.learning_rate'? `"]),
     (["--config.data.fractoin", "0.1"], ["did you mean 'data.fraction'?"]),
     (["--config.rounds=many"], ["config.rounds='many'", "must be int"]),
     (["--config.optimizer.learning_rate=fast"], ["'fast'", "must be float"]),

@@ -17,6 +17,7 @@ import pytest
 
 import fedjax_bn as fb
 import runs
+from fedjax_bn import main
 from fedjax_bn.normalization.mixing import choose_mixing
 from fedjax_bn.run import config_file, configured_method, experiment, listing
 from fedjax_bn.run.config import base, check
@@ -180,7 +181,7 @@ def test_the_floors_are_the_same_in_pyproject_and_constraints():
     project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
     floors = dict(re.findall(r"^([\w-]+)==([\d.]+)$", FLOOR.read_text(), re.MULTILINE))
     for requirement in project["dependencies"]:
-        name, _, least = requirement.partition(">=")
+        name, _, least = requirement.partition(",")[0].partition(">=")
         pinned, least = (tuple(map(int, v.split("."))) for v in (floors[name], least))
         assert pinned >= least, requirement
         if name in ("absl-py", "flax", "jax", "jaxlib"):
@@ -227,6 +228,30 @@ def test_help_says_what_there_is_and_exits_with_0(flag, capfd):
     out = capfd.readouterr().out
     for part in ("--config", "evaluate", *listing.LISTS, "quickstart", "--workdir", "--tsne"):
         assert part in out
+
+
+@pytest.mark.parametrize("words", [("--version",), ("version",), ("--config", "x", "--version")])
+def test_every_spelling_of_version_prints_it_and_exits_with_0(words, capfd):
+    assert runs.command(*words) == 0
+    assert capfd.readouterr().out == f"fedjax_bn {fb.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [("{}", "--help"), ("{}", "-h"), ("help", "{}")])
+@pytest.mark.parametrize("name", main.TAKES)
+def test_each_command_has_a_help_of_its_own_with_its_flags_alone(name, words, capfd):
+    assert runs.command(*(word.format(name) for word in words)) == 0
+    out = capfd.readouterr().out
+    assert out.splitlines()[0].startswith("  fedjax-bn ")
+    assert main.COMMANDS[name].__doc__ in out
+    flags = {line.split()[0] for line in out.splitlines() if line.startswith("  --")}
+    assert flags == {f"--{flag.name}" for flag in main.TAKES[name]}
+    assert "predict:" not in out
+    assert "evaluate:" not in out
+
+
+def test_every_flag_is_in_the_help_of_a_command():
+    taken = {flag.name for flags in main.TAKES.values() for flag in flags}
+    assert taken == {flag.name for flag in main.OURS}
 
 
 def test_every_number_has_a_range_that_holds_its_default_and_every_key_a_meaning():

@@ -14,9 +14,9 @@ from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.run import checkpoint
-from fedjax_bn.run.errors import CheckpointError
+from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.evaluate_unseen import adaptation_scorer, served_variables
-from fedjax_bn.run.finished import restore_state
+from fedjax_bn.run.finished import read_about, restore_state
 from fedjax_bn.run.per_sample import alphas_of, features_of
 from fedjax_bn.run.report import unseen
 from fedjax_bn.run.scoring_data import as_stream
@@ -142,3 +142,12 @@ def test_plots_are_pictures():
         unseen.ablation({"fedbn": {2: [1.0, 2.0], 4: [3.0]}}, "batch size", {"fedbn": 1.5}, True),
     ]
     assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+
+
+def test_a_folder_that_is_not_there_is_not_to_be_moved(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for name, said in (("none", "is not there"), ("file", "is a file"), ("empty", "holds no run")):
+        with pytest.raises(WorkdirError) as caught:
+            read_about(tmp_path / name)
+        assert str(caught.value) == f"{tmp_path / name} {said}: give the workdir of a finished run"

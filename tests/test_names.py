@@ -4,6 +4,7 @@ import csv
 import html
 import html.parser
 import io
+import itertools
 import json
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
+from fedjax_bn import names
 from fedjax_bn.data.division.partition import fingerprint, share_out_domains
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.figures import png
-from fedjax_bn.names import cell, file_name, on_page, on_plot, shown
+from fedjax_bn.names import cell, file_name, in_lines, on_page, on_plot, shown
 from fedjax_bn.run import logs, predict
 from fedjax_bn.run.answers import Answers, Kept
 from fedjax_bn.run.answers_file import predictions_of
@@ -135,8 +137,57 @@ def test_a_plot_shows_a_name_and_no_formula():
     assert png(figure)
 
 
-def test_a_long_name_is_cut_in_a_plot():
-    assert on_plot("x" * 41) == "x" * 37 + "..."
+def test_a_long_name_is_cut_in_the_middle_in_a_plot():
+    """So that names that begin alike differ."""
+    assert on_plot("x" * 40) == "x" * 40
+    assert on_plot("a" * 20 + "b" * 21) == "a" * 18 + "..." + "b" * 19
+
+
+@pytest.mark.parametrize(
+    ("text", "drawn"),
+    [
+        ("\u043a\u043b\u0438\u043d", "\u043a\u043b\u0438\u043d"),  # Cyrillic
+        ("\u0645\u0633\u062a", "\u0645\u0633\u062a"),  # Arabic
+        ("\ud55c\uad6d", "hangug"),
+        ("\u3042\u30a2", "aa"),
+        ("\u4eac\u90fd", "<U+4EAC><U+90FD>"),
+        ("\U0001f3e5 2", "<hospital> 2"),
+    ],
+)
+def test_what_no_font_draws_is_spelled_in_a_plot(text, drawn, monkeypatch):
+    usual, *_ = names._fonts().items()
+    monkeypatch.setattr(names, "_fonts", lambda: dict([usual]))
+    names.font_with.cache_clear()
+    assert on_plot(text) == drawn
+    names.font_with.cache_clear()
+
+
+def test_a_character_that_only_another_font_has_is_drawn_with_that_font():
+    """Labels, legends and ticks; a missing glyph would be a warning, which is an error here."""
+    script = "\N{MATHEMATICAL SCRIPT CAPITAL A}"  # of STIX, which matplotlib brings
+    assert names.font_with(script) != names.font_with("a")
+    assert on_plot(script) == script
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([0, 1], label=script)
+    axes.set_xticks([0], [script])
+    axes.set_title(script)
+    axes.legend()
+    assert png(figure)
+
+
+def test_all_of_a_long_name_is_in_the_picture_of_samples(monkeypatch):
+    name = "Beth Israel Deaconess Medical Center, Boston, Massachusetts $2"
+    assert in_lines(name).replace("\n", " ") == on_plot(name, 99)
+    assert in_lines("x" * 255).split("\n") == ["x" * 30] * 8 + ["x" * 15]
+    monkeypatch.setattr(plots, "png", lambda figure: figure)
+    figure = plots.samples(domains(name, "y" * 200, "a").domains)
+    figure.draw_without_rendering()
+    boxes = [axes.yaxis.label.get_window_extent() for axes in figure.axes]
+    for box, axes in zip(boxes, figure.axes, strict=True):
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= axes.bbox.x0
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+    assert all(upper.y0 >= lower.y1 for upper, lower in itertools.pairwise(boxes))
 
 
 def domains(*names: str, count: int = 8) -> Dataset:

@@ -208,7 +208,7 @@ def recorded(tmp_path_factory):
     def save(manager, number, held):
         known[number] = everything_of(held)
         real(manager, number, held)
-        manager.wait_until_finished()
+        manager.wait()
 
     with pytest.MonkeyPatch.context() as patch:
         runs.install(patch)

@@ -112,7 +112,7 @@ def recorded(tmp_path_factory):
     def save(manager, number, state):
         states[number] = jax.tree.map(np.array, state)
         real(manager, number, state)
-        manager.wait_until_finished()  # a thread of its own would change names meanwhile
+        manager.wait()  # a thread of its own would change names meanwhile
 
     with pytest.MonkeyPatch.context() as patch:
         runs.install(patch)

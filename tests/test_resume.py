@@ -1,12 +1,16 @@
 """A run that is killed, stopped or damaged, and the same command given again."""
 
+import ast
+import re
 import shutil
 import signal
 from contextlib import nullcontext
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import runs
@@ -339,3 +343,43 @@ def test_a_checkpoint_of_another_model_is_refused(straight):
     like = jax.eval_shape(train.prepare(runs.config(method="fedavg"))[2])
     with pytest.raises(CheckpointError, match="damaged or of another model"):
         runs.saved(straight, like)
+
+
+def state_of_0_2():
+    """What `checkpoints_of_0_2` holds; fedjax_bn 0.2 saved it by Orbax's first interface."""
+    kernel = jnp.arange(6, dtype=jnp.float32).reshape(2, 3)
+    return {
+        "round": jnp.asarray(3, jnp.int32),
+        "shared": {"dense": {"kernel": kernel, "bias": None}},
+        "optimizer": optax.sgd(0.1, momentum=0.9).init({"kernel": jnp.full(3, 0.5, jnp.bfloat16)}),
+        "personal": {"norm": {"mean": jnp.asarray([[0.25], [-1.5]])}},
+        "memory": (),
+        "finite": jnp.asarray([True, False]),
+    }
+
+
+def test_a_checkpoint_of_0_2_is_read_and_its_run_goes_on(tmp_path):
+    folder, expected = tmp_path / "checkpoints" / "latest", state_of_0_2()
+    shutil.copytree(Path(__file__).parent / "checkpoints_of_0_2", folder)
+    like = jax.eval_shape(state_of_0_2)
+    jax.tree.map(np.testing.assert_array_equal, runs.saved(tmp_path, like), expected)
+    with checkpoint.open_both(tmp_path, rounds_done=3) as (latest, _):
+        checkpoint.save(latest, 4, expected | {"round": jnp.asarray(4, jnp.int32)})
+        checkpoint.settle(latest)
+        assert checkpoint.steps(latest) == [3, 4]
+    assert runs.saved(tmp_path, like)["round"] == 4
+    with pytest.raises(CheckpointError, match="of another model"):
+        runs.saved(tmp_path, like | {"finite": like["round"]}, round=3)
+
+
+def test_the_library_uses_only_the_interface_of_orbax_that_stays():
+    """Orbax 1.0 takes all away that lies beside `orbax.checkpoint.v1`."""
+    found = set()
+    for path in (runs.ROOT / "fedjax_bn").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("orbax"):
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names if alias.name.startswith("orbax")}
+    assert found == {"orbax.checkpoint.v1"}
+    assert re.search(r'"orbax-checkpoint>=[\d.]+,<1"', (runs.ROOT / "pyproject.toml").read_text())

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP, SmallCNN
-from fedjax_bn.run import finished
+from fedjax_bn.run import finished, serve
 from fedjax_bn.run.scoring import score_unseen
 from fedjax_bn.run.scoring_data import as_stream
 from fedjax_bn.serving import folder, load, predictor
@@ -335,7 +336,7 @@ def test_the_csv_of_predict_is_that_of_evaluate(workdir, served, tmp_path, monke
         (["--workdir={run}", "--export=x", "--config.rounds=3"], "config.rounds is the run's own"),
         (["--workdir={run}", "--export=x", "--config.adaptations=ensemble"], "do not leave"),
         (["--workdir={run}", "--export=x", "--config.adaptations=tsmo"], "did you mean 'tsmobn'?"),
-        (["--workdir=none", "--export=x"], "cannot read none/config.json"),
+        (["--workdir=none", "--export=x"], "none is not there: give the workdir of a finished run"),
     ],
 )
 def test_a_mistake_in_serving_is_one_sentence_and_writes_nothing(
@@ -347,6 +348,14 @@ def test_a_mistake_in_serving_is_one_sentence_and_writes_nothing(
     (line,) = capfd.readouterr().err.splitlines()
     assert said in line
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_that_serve_prints_is_one_that_a_shell_takes(workdir, tmp_path):
+    folder, lines = tmp_path / "it's a $HOME; served", []
+    serve.run(workdir[0], folder, [("adaptations", "running")], say=lines.append)
+    words = shlex.split(lines[-1])
+    assert words[:4] == ["fedjax-bn", "predict", "--model", str(folder)]
+    assert words[4:] == ["--data", "IMAGES", "--adapt", "running"]
 
 
 def test_five_lines_of_python_prepare_as_training_did():

@@ -24,21 +24,48 @@ def record(number: int, **more: object) -> dict:
     return {"round": number, "loss": {"ant": 0.5, "bee": None, "cow": 0.25}, "seconds": 0.5, **more}
 
 
+def clock_of(monkeypatch, *moments: float) -> list[float]:
+    """A clock for `progress` that stands at the last of the list's moments."""
+    now = list(moments)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[-1])
+    return now
+
+
 def test_in_a_file_rounds_are_plain_lines_with_loss_accuracy_pace_and_time_left(
     monkeypatch, capsys
 ):
-    clock = iter([0.0, 2.0, 4.0, 60.0, 80.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    now = clock_of(monkeypatch, 0.0)
     with progress.progress("fedbn", 8, 4, samples=1000) as tell:
-        tell(record(5))  # too early for a line
-        tell(record(6, accuracy={"mean": 61.24}))
-        tell(record(7))
-        tell(record(8))
+        for moment, done in (
+            (2.0, record(5)),  # too early for a line
+            (4.0, record(6, accuracy={"mean": 61.24})),
+            (60.0, record(7)),
+            (80.0, record(8)),
+        ):
+            now.append(moment)
+            tell(done)
     told = capsys.readouterr().err
     assert told.splitlines() == [
-        "fedbn: round 6 of 8, loss 0.375, accuracy 61.2 %, 2,000 samples/s, 4 s left",
-        "fedbn: round 7 of 8, loss 0.375, 2,000 samples/s, 20 s left",
+        "fedbn: round 6 of 8, loss 0.375, accuracy 61.2 %, 2,000 samples/s, 1 s left",
+        "fedbn: round 7 of 8, loss 0.375, 2,000 samples/s, 56 s left",
         "fedbn: round 8 of 8, loss 0.375, 2,000 samples/s, 0 s left",
+    ]
+
+
+def test_the_time_left_counts_neither_start_up_nor_compiling(monkeypatch, capsys):
+    """Round 1 ends after 300 s of start-up, the first evaluation compiles for 100 s."""
+    now = clock_of(monkeypatch, 0.0)
+    told = []
+    with progress.progress("fedbn", 100, 0, samples=1000) as tell:
+        for number, moment in enumerate((300, 301, 302, 402, 403, 404, 405, 407), 1):
+            now.append(float(moment))
+            evaluated = {"accuracy": {"mean": 50.0}} if number % 4 == 0 else {}
+            tell(record(number, **evaluated))
+            told += capsys.readouterr().err.splitlines()
+    assert [line.rpartition(", ")[2] for line in told] == [
+        "50 s left",  # the round's own 0.5 s
+        "1 min 36 s left",
+        "1 min 47 s left",  # (1 + 1 + 1 + 1 + 1 + 2) / 6 for 92 rounds
     ]
 
 
@@ -51,11 +78,14 @@ def test_on_a_terminal_of_80_columns_a_bar_says_the_same(monkeypatch):
     termios.tcsetwinsize(there, (24, 80))
     with os.fdopen(there, "w") as terminal, os.fdopen(here, "rb") as seen:
         monkeypatch.setattr(sys, "stderr", terminal)
+        now = clock_of(monkeypatch, 0.0)
         with progress.progress("fedbn", 800, 4, samples=1000, score="accuracy") as tell:
+            now.append(1000.0)  # of compiling
             tell(record(5, accuracy={"mean": 61.24}))
         terminal.flush()
         last = seen.readline().decode().strip().split("\r")[-1]
     assert "5/800" in last
+    assert "<06:37, " in last  # 795 rounds of 0.5 s
     assert "loss 0.375, accuracy 61.2 %, 2,000 samples/s]" in last
 
 

@@ -5,6 +5,7 @@ all clients' (`global_variables` of the simulation), where they have sent them.
 """
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -48,7 +49,7 @@ def write_served(
     evaluated = any("accuracy" in record for record in records)
     number = select_round(list(records)) if evaluated else len(records)
     with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
-        if number in manager.all_steps():
+        if number in checkpoint.steps(manager):
             kept = checkpoint.restore(manager, jax.eval_shape(host.start), number)
     folder = place / "served"
     write_json(folder / "config.json", _about(host, app))
@@ -56,7 +57,8 @@ def write_served(
         checkpoint.save(manager, number, _of_one(host, kept))
         checkpoint.settle(manager)
     write_json(folder / "summary.json", _summary(host, records, number))
-    return f"round {number} can be served: fedjax-bn serve --workdir {folder} --export FOLDER"
+    command = shlex.join(("fedjax-bn", "serve", "--workdir", str(folder), "--export", "FOLDER"))
+    return f"round {number} can be served: {command}"
 
 
 def _of_one(host: Host, kept: Kept) -> FederatedState:

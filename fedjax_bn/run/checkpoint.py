@@ -4,7 +4,6 @@ A checkpoint holds checksums of its files. So damage is found before Orbax reads
 notice a flipped bit, and whose parallel readers print tracebacks of what they do notice.
 """
 
-import dataclasses
 import hashlib
 import re
 import shutil
@@ -18,9 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.sharding import Mesh, SingleDeviceSharding
-from orbax.checkpoint.options import MultiprocessingOptions
+from orbax.checkpoint import v1 as ocp
 
 from fedjax_bn.backend import on_cpu
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
@@ -29,31 +27,35 @@ from fedjax_bn.run.processes import by_first
 from fedjax_bn.run.workdir import sync
 
 PyTree = Any
+Folder = ocp.training.Checkpointer
 CHECKSUMS = "SHA256SUMS"  # in a checkpoint's folder, as `sha256sum --check` reads them
-_FORM = "# form {}"  # its first line, which that takes for a comment
+_ITEM = "default"  # its part with the arrays, the name that Orbax's first interface gave it
+_FORM = "# form {}"  # the checksums' first line, which that takes for a comment
 # Folder -> the form of what is being saved there. Orbax's own metadata could hold it, but it writes
 # them again behind our checksums, so that a power cut may empty them.
 _forms: dict[Path, str] = {}
 
 
-def open_folder(folder: Path, keep: int) -> ocp.CheckpointManager:
+def open_folder(folder: Path, keep: int) -> Folder:
     """Opens (and makes) a folder of checkpoints that keeps the `keep` newest.
 
     Raises:
       CheckpointError: a checkpoint in it is damaged so that the folder cannot be listed.
     """
     folder = folder.absolute()
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=keep,
-        cleanup_tmp_directories=True,
-        # Several processes may be writing in two folders at once, and must not mix them up.
-        multiprocessing_options=MultiprocessingOptions(barrier_sync_key_prefix=folder.name),
-        async_options=ocp.AsyncOptions(post_finalization_callback=partial(_add_checksums, folder)),
-    )
+    options = ocp.Context()
+    # Weights hardly shrink by compression, which takes longer than all else that a save does.
+    options.array.saving.use_compression = False
+    # The form is checked, so that what is cut or filled up are rows of padding.
+    options.array.loading.enable_padding_and_truncation = True
+    # Several processes may be writing in two folders at once, and must not mix them up.
+    options.multiprocessing.barrier_sync_key_prefix = folder.name
+    options.asynchronous.post_finalization_callback = partial(_add_checksums, folder)
+    newest = ocp.training.preservation_policies.LatestN(keep)
     try:
-        # Weights hardly shrink by compression, which takes longer than all else that a save does.
-        handler = ocp.PyTreeCheckpointHandler(use_compression=False)
-        return ocp.CheckpointManager(folder, item_handlers=handler, options=options)
+        return Folder(
+            folder, context=options, preservation_policy=newest, cleanup_tmp_directories=True
+        )
     except (ValueError, OSError) as error:
         raise CheckpointError(
             f"a checkpoint in {folder} is damaged ({textwrap.shorten(str(error), 120)}): delete "
@@ -62,9 +64,7 @@ def open_folder(folder: Path, keep: int) -> ocp.CheckpointManager:
 
 
 @contextmanager
-def open_both(
-    folder: Path, rounds_done: int
-) -> Iterator[tuple[ocp.CheckpointManager, ocp.CheckpointManager]]:
+def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]:
     """The latest and the selected checkpoints of a workdir, without rounds still to come.
 
     When the block ends, the disk has them.
@@ -73,18 +73,30 @@ def open_both(
       CheckpointError: as `open_folder`.
       WorkdirError: as `settle`.
     """
+    by_first(lambda: _delete_later(folder / "checkpoints", rounds_done))
     latest = open_folder(folder / "checkpoints" / "latest", keep=2)
     selected = open_folder(folder / "checkpoints" / "selected", keep=1)
     with _settled(latest), _settled(selected):
-        for manager in (latest, selected):
-            for round in manager.all_steps():
-                if round > rounds_done:  # of a killed run; it will be reached, and saved, again
-                    manager.delete(round)
         yield latest, selected
 
 
+def _delete_later(folder: Path, rounds_done: int) -> None:
+    """Deletes the rounds that a killed run saved and this one will reach, and save, again."""
+    for path in folder.glob("*/*"):
+        if path.name.isdecimal() and int(path.name) > rounds_done:
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                raise WorkdirError(f"cannot delete {path} ({error.strerror})") from error
+
+
+def steps(manager: Folder) -> list[int]:
+    """Returns the rounds of which a folder holds a checkpoint, the oldest first."""
+    return [one.step for one in manager.checkpoints]
+
+
 @contextmanager
-def _settled(manager: ocp.CheckpointManager) -> Iterator[None]:
+def _settled(manager: Folder) -> Iterator[None]:
     """Closes a folder, and waits until the disk has what is in it."""
     try:
         yield
@@ -110,9 +122,9 @@ def resume(
       CheckpointError: as `open_folder` and `restore`.
     """
     with open_folder(folder / "checkpoints" / "latest", keep=2) as latest:
-        if steps := by_first(lambda: list(latest.all_steps())):
-            enough = [round for round in steps if round <= rounds]
-            return restore(latest, form_on(jax.eval_shape(start), mesh), max(enough or steps))
+        if found := by_first(lambda: steps(latest)):
+            enough = [round for round in found if round <= rounds]
+            return restore(latest, form_on(jax.eval_shape(start), mesh), max(enough or found))
     return start()
 
 
@@ -127,7 +139,7 @@ def saved(folder: Path) -> str:
     )
 
 
-def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
+def save(manager: Folder, round: int, state: PyTree) -> None:
     """Saves `state` as `round`, in the background; a checkpoint of that round is replaced.
 
     Every device writes its own rows. On CPU, where what is written would be the buffers that the
@@ -138,11 +150,10 @@ def save(manager: ocp.CheckpointManager, round: int, state: PyTree) -> None:
     """
     settle(manager)
     with _faults_named(manager):
-        if round in manager.all_steps():
-            manager.delete(round)
         state = jax.tree.map(_kept, state)
         _forms[Path(manager.directory)] = _FORM.format(_form(state))
-        manager.save(round, args=ocp.args.PyTreeSave(state))
+        again = round in steps(manager)
+        manager.save_async(round, state, checkpointable_name=_ITEM, force=True, overwrite=again)
 
 
 def _kept(leaf: Any) -> Any:
@@ -152,19 +163,19 @@ def _kept(leaf: Any) -> Any:
     return np.array(leaf)
 
 
-def settle(manager: ocp.CheckpointManager) -> None:
+def settle(manager: Folder) -> None:
     """Waits until the disk has what was saved.
 
     Raises:
       WorkdirError: it could not be written; no part of it is left behind.
     """
     with _faults_named(manager):
-        manager.wait_until_finished()
+        manager.wait()
         sync(Path(manager.directory))
 
 
 @contextmanager
-def _faults_named(manager: ocp.CheckpointManager) -> Iterator[None]:
+def _faults_named(manager: Folder) -> Iterator[None]:
     """Turns what a failing save raises, of any kind, into a sentence."""
     folder = Path(manager.directory)
     try:
@@ -192,7 +203,7 @@ def _reason(error: Exception) -> str:
     return found[0] if found else textwrap.shorten(str(error) or repr(error), 120)
 
 
-def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = None) -> PyTree:
+def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
     """Reads the checkpoint of a round (by default the newest).
 
     Args:
@@ -201,14 +212,14 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
         leaves say by their `sharding` where they shall lie; by default on this process's first
         device. Rows of padding of a federation's state, which follow from its devices, may be
         more or fewer than were saved.
-      round: one of `manager.all_steps()`.
+      round: one of `steps(manager)`.
 
     Raises:
       CheckpointError: there is none, it is damaged, or it holds another model.
     """
-    round = manager.latest_step() if round is None else round
-    if round is None:
+    if not (found := steps(manager)):
         raise CheckpointError(f"no checkpoint in {manager.directory}: train first")
+    round = found[-1] if round is None else round
     folder = Path(manager.directory) / str(round)
     device = SingleDeviceSharding(jax.local_devices()[0])
 
@@ -217,13 +228,10 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     like = jax.tree.map(there, like)
-    # The form is checked, so that what is cut or filled up are rows of padding.
-    forms = ocp.checkpoint_utils.construct_restore_args(like)
-    forms = jax.tree.map(lambda form: dataclasses.replace(form, strict=False), forms)
     try:
         reason = by_first(lambda: _fault(folder, like))
         if not reason:
-            return manager.restore(round, args=ocp.args.PyTreeRestore(like, restore_args=forms))
+            return manager.load(round, like, checkpointable_name=_ITEM)
     except Exception as error:  # Orbax raises many kinds.
         reason = _shortened(error)
     raise CheckpointError(

@@ -10,6 +10,7 @@ from fedjax_bn import spelling
 from fedjax_bn.ranges import brief, nearest, refusal
 from fedjax_bn.run.defaults import KEYS, base
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.likely_keys import likely_keys
 from fedjax_bn.spelling import Table, as_float, literal
 
 __all__ = ["base", "check", "override"]  # what a config file needs
@@ -95,12 +96,14 @@ def check_complete(config: ConfigDict) -> None:
 
 
 def check_key(name: str) -> None:
-    """Raises ConfigError with the nearest valid key if there is no dotted key of that name."""
+    """Raises ConfigError with the likeliest keys if there is no dotted key of that name."""
     group = [key for key in sorted(KEYS) if key.startswith(f"{name}.")]
     if group:
         raise ConfigError(f"config.{name} is a group of keys: set one of {', '.join(group)}")
     if name not in KEYS:
-        raise ConfigError(f"config has no key {brief(name)}{nearest(name, KEYS)}")
+        likely = ", ".join(map(repr, likely_keys(name)))
+        hint = f"did you mean {' or '.join(likely.rsplit(', ', 1))}? " if likely else ""
+        raise ConfigError(f"config has no key {brief(name)}; {hint}`fedjax-bn list keys` names all")
 
 
 def _check_range(name: str, value: Any) -> None:

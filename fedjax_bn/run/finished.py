@@ -41,6 +41,11 @@ def read_about(folder: Path) -> Record:
         raise WorkdirError(
             f"{folder} is no run's workdir, but {', '.join(inside[:20])} in it are: give one"
         )
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "is not there"
+        raise WorkdirError(f"{folder} {what}: give the workdir of a finished run")
+    if not (folder / "config.json").exists():
+        raise WorkdirError(f"{folder} holds no run: give the workdir of a finished run")
     about = workdir.read_json(folder / "config.json", FINISHED)
     if not (folder / "summary.json").exists():
         raise WorkdirError(
@@ -158,6 +163,6 @@ def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, i
         if not checkpoints.is_dir():
             continue
         with checkpoint.open_folder(checkpoints, keep=2) as manager:
-            if manager.all_steps():
-                return checkpoint.restore(manager, like), manager.latest_step()
+            if steps := checkpoint.steps(manager):
+                return checkpoint.restore(manager, like), steps[-1]
     raise CheckpointError(f"{folder} holds no checkpoint: give the workdir of a run that has one")

@@ -200,7 +200,7 @@ def protect_rows(folder: Path, state: FederatedState | Held) -> None:
     named = {}
     for kind in ("latest", "selected"):
         with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
-            steps = by_first(lambda manager=manager: list(manager.all_steps()))
+            steps = by_first(lambda manager=manager: checkpoint.steps(manager))
             named[kind] = [_slots_of(manager, state, step) for step in steps]
     if not any(named.values()):
         by_first(state.store.make)

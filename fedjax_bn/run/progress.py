@@ -12,8 +12,9 @@ from fedjax_bn.names import shown
 
 Tell = Callable[[dict[str, Any]], None]  # of the record of a round that is done
 _BETWEEN_LINES = 30.0  # seconds; a round with an accuracy has a line of its own
-# Without tqdm's percentage and rounds a second, so that all that is told fits into 80 columns.
-_BAR = "{desc}: {bar} {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+# Without tqdm's percentage and rounds a second, so that the whole text fits into 80 columns; and
+# without its time left, which counts compiling.
+_BAR = "{{desc}}: {{bar}} {{n_fmt}}/{{total_fmt}} [{{elapsed}}<{left}{{postfix}}]"
 
 
 @contextmanager
@@ -34,38 +35,60 @@ def progress(
     """
     title = shown(title)
     if not sys.stderr.isatty():
-        yield _in_lines(title, rounds, done, samples, score)
+        yield _in_lines(title, rounds, samples, score)
         return
-    with tqdm(total=rounds, initial=done, desc=title, bar_format=_BAR, dynamic_ncols=True) as bar:
+    shape, left = _BAR.format(left="?"), _time_left(rounds)
+    with tqdm(total=rounds, initial=done, desc=title, bar_format=shape, dynamic_ncols=True) as bar:
 
         def tell(record: dict[str, Any]) -> None:
+            bar.bar_format = _BAR.format(left=tqdm.format_interval(left(record)))
             bar.set_postfix_str(told(record, samples, score), refresh=False)
             bar.update()
 
         yield tell
 
 
-def _in_lines(title: str, rounds: int, done: int, samples: float, score: str) -> Tell:
+def _in_lines(title: str, rounds: int, samples: float, score: str) -> Tell:
     """Some rounds a line, without control characters, as a file or a scheduler's log wants it."""
-    began = time.monotonic()
-    said = began
+    left = _time_left(rounds)
+    said = time.monotonic()
 
     def tell(record: dict[str, Any]) -> None:
         nonlocal said
-        number, now = record["round"], time.monotonic()
+        number, seconds, now = record["round"], left(record), time.monotonic()
         text = told(record, samples, score)
         if "accuracy" not in record and number < rounds and now - said < _BETWEEN_LINES:
             return
         said = now
-        left = duration((now - began) / (number - done) * (rounds - number))
         with suppress(OSError):
             print(
-                f"{title}: round {number} of {rounds}, {text}, {left} left",
+                f"{title}: round {number} of {rounds}, {text}, {duration(seconds)} left",
                 file=sys.stderr,
                 flush=True,
             )
 
     return tell
+
+
+def _time_left(rounds: int) -> Callable[[dict[str, Any]], float]:
+    """Returns a function from a round's record, when it is done, to the seconds of those to come.
+
+    Neither start-up nor compiling counts: the mean is over the times from round to round, without
+    the first round and the first evaluated one. Until there are any, a round's own time is taken.
+    """
+    seen, paces, before = set(), [], time.monotonic()
+
+    def left(record: dict[str, Any]) -> float:
+        nonlocal before
+        kind, now = "accuracy" in record, time.monotonic()
+        if kind in seen:
+            paces.append(now - before)
+        seen.add(kind)
+        before = now
+        pace = sum(paces) / len(paces) if paces else record["seconds"]
+        return pace * (rounds - record["round"])
+
+    return left
 
 
 def told(record: dict[str, Any], samples: float, score: str) -> str:

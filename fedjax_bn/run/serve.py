@@ -1,5 +1,6 @@
 """The command `serve`: what a client that took no part receives of a finished run, as a folder."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def run(
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
     say(f"round {number} of {own.method} in {folder} is served in {to}")
-    say(f"fedjax-bn predict --model {to} --data IMAGES --adapt {config.adaptations[0]}")
+    used = ("--model", str(to), "--data", "IMAGES", "--adapt", config.adaptations[0])
+    say(shlex.join(("fedjax-bn", "predict", *used)))
 
 
 def _wanted(own: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:

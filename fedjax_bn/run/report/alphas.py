@@ -1,5 +1,6 @@
 """Alphas of the zero-shot adapter by layer, where `fedjax-bn evaluate --alphas` recorded them."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def alphas(variants: Sequence[Variant]) -> str:
         if not files and _ADAPTER in served:
             text = (
                 f"{variant.label}: no alphas by layer were recorded; `fedjax-bn evaluate --workdir "
-                f"{folder} --alphas` does, and then this report shows them."
+                f"{shlex.quote(str(folder))} --alphas` does, and then this report shows them."
             )
             parts.append(html_parts.paragraphs([text], "missing"))
     return "\n".join(["<h3>Alphas of the adapter by layer</h3>", *parts]) if parts else ""

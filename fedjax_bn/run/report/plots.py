@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, splits
 from fedjax_bn.figures import png
-from fedjax_bn.names import on_plot
+from fedjax_bn.names import in_lines, on_plot
 from fedjax_bn.run.groups import some_of
 from fedjax_bn.run.records import Record
 from fedjax_bn.run.report.found_boxes import draw_box
@@ -66,10 +66,12 @@ def samples(domains: list[Domain], count: int = 10, connectomes: bool = False) -
       connectomes: whether features f[F] are the upper triangle of a matrix of correlations; other
         features are drawn as a curve over their numbers.
     """
-    figure = Figure(figsize=(count * 0.75 + 1.5, 0.8 * len(domains)), layout="constrained")
+    names = [in_lines(domain.name) for domain in domains]
+    heights = [max(0.8, 0.16 * name.count("\n") + 0.2) for name in names]
+    figure = Figure(figsize=(count * 0.75 + 1.5, sum(heights)), layout="constrained")
     # One picture a row: a run waits for this plot, and drawing takes its time by the picture.
-    grid = figure.subplots(len(domains), squeeze=False)[:, 0]
-    for axes, domain in zip(grid, domains, strict=True):
+    grid = figure.subplots(len(domains), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, domain, name in zip(grid, domains, names, strict=True):
         first = next(splits(domain))[1]
         images = np.stack([*islice(first.images, count)])
         images = as_matrices(images) if connectomes and images.ndim == 2 else images
@@ -83,7 +85,7 @@ def samples(domains: list[Domain], count: int = 10, connectomes: bool = False) -
                 draw_box(axes, image, box, "", "lime", left)
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
-        axes.set_ylabel(on_plot(domain.name), rotation=0, ha="right", va="center", fontsize=9)
+        axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
     return png(figure)
 
 
