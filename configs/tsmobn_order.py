@@ -3,7 +3,9 @@
     python -m fedjax_bn.main --config configs/tsmobn_order.py --config.data.path=PATH
 
 The paper's result: accuracy hardly depends on the order. It does where samples come class after
-class, which is order=-1 on data that lie so.
+class, which is order=-1 on data that lie so. The text does not say how many orders Fig. 3c has, ten
+is our number; Fig. E.5 has five (E.2.4). Fig. 3c is a box plot over three seeds, which
+launch/sweeps/tsmobn.py draws.
 As in the paper these are Camelyon17's two unseen hospitals, in the setting of
 configs/camelyon17.py, which says what PATH is; they are tested once, in the round with the best
 mean validation accuracy.
