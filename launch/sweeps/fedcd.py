@@ -131,7 +131,10 @@ def norms() -> Figure:
 
 
 def features() -> Figure:
-    """Fig. 4: features before and behind the masks of art paintings and sketches."""
+    """Fig. 4: features before and behind the masks of art paintings and sketches.
+
+    The text does not name its lambda; 0.7 is ours.
+    """
     protocol = PACS._replace(columns=left_out({"P": "photo"}))
     usual = SCI[0.7]
     files = [f"{names(protocol, 'photo', usual)[0]}/plots/masked_features.png"]

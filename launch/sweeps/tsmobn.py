@@ -24,8 +24,9 @@ of its authors' code for PACS; clients weigh by size (Eq. 1), and DenseNet-121 s
 unseen client receives the mean of the clients' batch norms with FedBN too; UniFed's Table 3 prints
 the same numbers for a global model whose batch norms are not updated (unifed.py).
 
-Differs from the text: Table 1's columns are those of E.6, which the text calls E.7 and back; the
-numbers without deviations in Tables 1 to 4 are those of Tables E.5 to E.10.
+Differs from the text: its lists in E.2.2 exchange the names of CIFAR-10-C and Camelyon17, so Tables
+E.6, E.7, E.9 and E.10 are here what their columns say. The numbers without deviations in Tables 1
+to 4 are those of Tables E.5 to E.10.
 """
 
 import sys
