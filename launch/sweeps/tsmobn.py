@@ -13,8 +13,9 @@ types of corruption is left out in turn: `--only "Table 1"` makes all four, and 
 'cifar10_c/noise/*'` one. Tables E.11 and E.12 test the same models on four more corruptions,
 without further training. Fig. 3 and E.3 to E.5 test the FedAvg models of Tables E.7 and 1 with
 other batch sizes, momenta and orders, and all methods without their affine: five orders in Fig. E.5
-(E.2.4), ten, our number, in Fig. 3c, which has a box over the seeds for each. Fig. E.1, E.2 and E.6
-show samples of the data, which launch/pictures.py draws.
+(E.2.4), ten, our number, in Fig. 3c, which has a box over the seeds for each. Fig. 2 is drawn of
+the two unseen hospitals; its caption names the three training clients too, of which no number is
+printed. Fig. E.1, E.2 and E.6 show samples of the data, which launch/pictures.py draws.
 
 Decisions where the paper is silent, all of them defaults here: FedProx's mu is 0.01, as in FedBN's
 experiments on digits; FedAdam's eta is 0.01 (ours), its tau 0.001 and its betas 0.9 and 0.99;
