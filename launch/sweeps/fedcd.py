@@ -110,7 +110,7 @@ GRID = {
 
 
 def detection(number: int, title: str, name: str, domains: dict[str, str]) -> Table:
-    """A table of mAP50; what the paper leaves open says the config file."""
+    """A table of mAP50; the config file says what the paper leaves open."""
     rows = ("FedAvg", "FedProx", "FedSAM", "FedDG-GA", "FedCD-SCI", "FedCD-SCI + REA")
     protocol = Protocol(name, f"configs/{name}.py", left_out(domains), 1, {"data.path": name}, {})
     full = f"Table {number}: {title}, mAP50"
