@@ -12,10 +12,9 @@ says so. No optimizer, augmentation or split is named either: see configs/pacs.p
 
 Nor does it name weights of the clients or arguments of the methods it compares with. Batch size,
 rounds, epochs and rate are those of FedDG-GA's code (MediaBrain-SJTU/FedDG-GA), and so is FedProx's
-mu, 0.1, here and in Tables 2 and 3. Clients weigh by size where FedAvg, FedProx, Scaffold and AM
-do in that code, FedSAM in Caldarola's and FedNova in its paper, and alike in HarmoFL, FedSR (with
-FedCMI and FedL2R) and FedADG, as in their authors' code. RSC and SNR are centralized methods: by
-size is our choice there.
+mu, 0.1, here and in Tables 2 and 3. Clients weigh by size in FedAvg, FedProx, Scaffold and AM, as
+in that code, and in FedSAM, as in Caldarola's; they weigh alike in HarmoFL, FedSR (with FedCMI and
+FedL2R) and FedADG, as in their authors' code. By size is our choice in FedNova, RSC and SNR.
 
 The text gives "results for the optimal parameter configurations" of lambda and eta and does not say
 on which data they are optimal: rows with several take, target by target, the one with the best
