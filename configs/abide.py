@@ -21,6 +21,7 @@ in percent:
     FedBN     65.6  75.1  68.6  65.5
 
     --config.method=fedavg    (fedprox, singleset)
+    subjects, diagnoses and windows (Table 10): launch/pictures.py
 
 It is small as it stands. With 20 subjects a site and the CC200 atlas FedBN has 60.8, 75.0, 78.0 and
 66.6 %, means of three seeds (docs/results.md), of which a test set of four people says little.

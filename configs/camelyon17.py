@@ -25,6 +25,8 @@ in launch/sweeps/unifed.py. It names no cut and no early stop.
 
     its setting                   --config.data.validation=0.1 --config.data.test=0.2
                                   --config.data.truncate=False --config.patience=0
+                                  --config.weigh=uniform    (1/N: Algorithm 1)
+    samples (UniFed, Fig. 4)      launch/pictures.py
 
 A run stops when ten rounds bring no better mean validation accuracy (E.1). Every hospital that
 trains is cut to the size of the smallest (section 4.1), which a run says at its start.

@@ -27,9 +27,10 @@ TsmoBN's Table 1 (200 rounds, 3 runs), accuracy on unseen clients in percent:
     types            --config.target=blur    (noise, weather, digital)
     methods          --config.method=fedavg    (fedprox, fednova, fedadam)
     four more unseen clients (E.2.5)    --config.data.corruptions= --config.target=noise,extra
+    samples (Fig. E.2 and E.6)          launch/pictures.py
 
 UniFed's Table 2, all 15 clients internal, divided 0.7, 0.1, 0.2; mean accuracy in percent: FedAvg
-73.8, with client-specific batch norm 77.4; PerFedAvg 80.0 and 81.3.
+73.8, with client-specific batch norm 77.3; PerFedAvg 80.0 and 81.3.
 
     its setting      --config.target= --config.data.validation=0.1 --config.data.test=0.2
                      --config.patience=0

@@ -21,6 +21,7 @@ Table E.5 (100 rounds), accuracy on the unseen client in percent; "running" stat
     FedBN   + TsmoBN  99.98  71.32    76.85  89.99    (99.98 is likely a misprint)
 
     --config.method=fedprox    (fednova, fedadam, fedbn)
+    samples (Fig. E.1): launch/pictures.py
 
 Small, on a CPU: these images were not at hand. launch/sweeps/unseen.py leaves out one of FedBN's
 digits likewise, with a small network; docs/results.md has the figures.

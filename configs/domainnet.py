@@ -1,4 +1,4 @@
-"""FedBN on ten classes of DomainNet (Li et al. 2021, Section 5.3 and D.3), six clients.
+"""FedBN on ten classes of DomainNet (Li et al. 2021, Section 5.2 and D.3), six clients.
 
     python -m fedjax_bn.main --config configs/domainnet.py --config.data.path=PATH
 
@@ -34,7 +34,7 @@ def get_config(changes: str = "") -> ConfigDict:
     config.local_epochs = 1
     config.batch_size = 32
     config.optimizer.learning_rate = 0.01
-    config.fedprox.mu = 0.001  # the authors' code
+    config.fedprox.mu = 0.001  # the authors' code, whose term is the norm and not its square
     config.weigh = "uniform"  # 1/K, as in the authors' code
     config.eval_every = 1  # the round with the best mean validation accuracy is reported
     config.checkpoint_every = 5

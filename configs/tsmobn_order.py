@@ -3,7 +3,9 @@
     python -m fedjax_bn.main --config configs/tsmobn_order.py --config.data.path=PATH
 
 The paper's result: accuracy hardly depends on the order. It does where samples come class after
-class: order=-1 keeps the order of storage, and image files are often stored so.
+class: order=-1 keeps the order of storage, and image files are often stored so. The text does not
+state how many orders Fig. 3c has; ten is our number. Fig. E.5 has five (E.2.4). Fig. 3c is a box
+plot over three seeds, which launch/sweeps/tsmobn.py draws.
 As in the paper these are Camelyon17's two unseen hospitals, in the setting of
 configs/camelyon17.py, which says what PATH is; they are tested once, in the round with the best
 mean validation accuracy.

@@ -7,8 +7,9 @@ client-specific batch norm in closed form and by Monte Carlo, their least eigenv
 4.6), the two-layer network trained with either scale beside its predicted rate, and the error
 surfaces of FedBN's Fig. 1 and 2. And UniFed's bounds (Eq. 16 and 18) for an unseen client, which
 receives the mean of the others' linear classifiers and normalizes by their mean statistics or its
-own: of Gaussian clients that differ in mean and scale alone, as the paper assumes, and of a scanner
-(odd numbers from even). What is estimated, and from which side, says fedjax_bn/theory/bounds.py.
+own: of Gaussian clients, as the paper assumes, that differ in mean and scale alone, and of a
+scanner (odd numbers from even). What is estimated, and from which side, says
+fedjax_bn/theory/bounds.py.
 Writes figures and theory.json into DIR; about half a minute.
 """
 

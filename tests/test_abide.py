@@ -1,11 +1,17 @@
 """Connectomes of ABIDE's time series, and what becomes of files that do not suit."""
 
 import csv
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parents[1] / "launch"))
+
+import pictures
 
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.sets import abide
@@ -332,3 +338,30 @@ def test_no_split_separates_the_windows_of_a_subject(shared):
         assert not validation & test
         assert (len(train), len(validation), len(test)) == (14, 2, 4)
         assert domain.test.labels.mean() == 0.5
+
+
+def test_the_command_behind_fedbns_table_10_counts_subjects_and_windows(folder, tmp_path, capsys):
+    """Subjects by diagnosis, and windows, 31 fewer than the frames of each subject."""
+    given = ["--config", "abide", f"--config.data.path={folder}", "--config.abide.sites="]
+    given += [
+        "--config.data.test=0.5",
+        "--config.data.cache=",
+        "--workdir",
+        str(tmp_path / "drawn"),
+    ]
+    for window, counts in ((0, ((1, 1), (1, 1))), (32, ((5, 9), (2, 19)))):
+        assert pictures.main([*given, f"--config.abide.window={window}"]) == 0
+        said = capsys.readouterr().out
+        for site, (controls, patients) in zip(("NYU", "UM_1"), counts, strict=True):
+            total = controls + patients
+            assert f"{site}: {total} samples: control {controls}, patient {patients}\n" in said
+    for name in ("samples", "class_counts"):
+        picture = (tmp_path / "drawn/plots" / f"{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+
+
+def test_pictures_of_no_data_end_in_a_sentence(tmp_path, capsys):
+    given = ["--config", "abide", f"--config.data.path={tmp_path}/none"]
+    assert pictures.main([*given, "--workdir", str(tmp_path / "drawn")]) == 2
+    assert capsys.readouterr().err.startswith("pictures: ")
+    assert not (tmp_path / "drawn").exists()

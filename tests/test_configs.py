@@ -155,8 +155,8 @@ def test_pacs_has_the_protocols_of_both_papers(changes, steps, epochs, batch_siz
     assert (config.local_steps, config.local_epochs) == (steps, epochs)
     assert config.batch_size == batch_size
     assert config.optimizer.learning_rate == (0.001 if epochs == 5 else 0.01)
-    share, mu, model = (0.1, 0.01, "own") if epochs == 5 else (0.2, 0.1, "global")
-    assert (config.data.validation, config.fedprox.mu, config.validate_with) == (share, mu, model)
+    share, model = (0.1, "own") if epochs == 5 else (0.2, "global")
+    assert (config.data.validation, config.fedprox.mu, config.validate_with) == (share, 0.1, model)
 
 
 def test_fedprox_of_fedigs_table_3a_is_fedbn_with_a_proximal_term():

@@ -141,21 +141,28 @@ def test_unifeds_numbers_stand_beside_both_ways_of_batch_norm_inside(tmp_path):
 
 
 def test_outside_two_papers_print_numbers_and_the_run_differs_from_each(tmp_path):
-    unseen = {"frost": {"running": 60.0, "tsmobn": 80.0, "batch": 1.0}}
+    never = ("initial:affine=False", "tsmobn:affine=False")  # updated, UniFed's FedBN
+    unseen = {"frost": dict.fromkeys(("running", "tsmobn", "batch", *never), 60.0)}
     keys = {"data__corruptions": list(CORRUPTIONS), "patience": 10}
-    finished(tmp_path / "runs", "fedbn", 0, {"fog": 1.0}, unseen, "cifar10_c", **keys)
+    for method in ("fedbn", "fedavg"):
+        finished(tmp_path / "runs", method, 0, {"fog": 1.0}, unseen, "cifar10_c", **keys)
     found = {
-        text: printed(tmp_path / "runs", "unseen", "fedbn", "frost", text)
+        (method, text): printed(tmp_path / "runs", "unseen", method, "frost", text)
+        for method in ("fedbn", "fedavg")
         for text in unseen["frost"]
     }
     tsmobn = table_of(paper="TsmoBN", table="1")
     unifed = table_of(paper="UniFed", table="3")
-    assert found["running"] == {
-        "TsmoBN, Table 1": tsmobn["FedBN", "frost"],
-        "UniFed, Table 3": unifed["FedBN", "frost"],
+    assert found["fedavg", "running"] == {
+        "TsmoBN, Table 1": tsmobn["FedAvg", "frost"],
+        "UniFed, Table 3": unifed["FedAvg", "frost"],
     }
-    assert found["tsmobn"]["UniFed, Table 3"] == unifed["FedBN+client-specific BN", "frost"]
-    assert found["batch"] == {}
+    assert found["fedbn", "running"] == {"TsmoBN, Table 1": tsmobn["FedBN", "frost"]}
+    ours = "FedBN+client-specific BN"
+    for row, adaptation in zip(("FedBN", ours), never, strict=True):
+        assert found["fedbn", adaptation] == {"UniFed, Table 3": unifed[row, "frost"]}
+        assert found["fedavg", adaptation] == {}
+    assert found["fedbn", "batch"] == {}
     said = [t for t in page_of(tmp_path, "runs").paragraphs if t.startswith("Beside")]
     inside, first, other = said
     assert "Table 2" in inside

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import norm_nets as nets
-from fedjax_bn import adaptation
+from fedjax_bn import adaptation, sharing
+from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.adaptation.mixnorm import crop_and_flip
 from fedjax_bn.normalization import BatchNorm, adapter, batch_instance, normalize_with
 
@@ -19,6 +20,7 @@ LAYER = BatchNorm()
 MAKERS = {
     "running": adaptation.running,
     "batch": adaptation.batch,
+    "initial": adaptation.initial,
     "tsmobn": adaptation.tsmobn,
     "zero_shot_adapter": adaptation.zero_shot_adapter,
     "fixed_alpha": adaptation.fixed_alpha,
@@ -125,6 +127,19 @@ def test_unseen_clients_are_served_in_parallel_under_shard_map(x64, name):
     everything = np.ones(4, bool)
     expected = [predict(program(name), variables, images, everything) for images in clients]
     np.testing.assert_allclose(jax.jit(sharded)(variables, clients), expected, rtol=1e-9)
+
+
+def test_initial_without_affine_is_batch_norm_before_training(x64):
+    images = nets.images_of(4)
+    trained = nets.variables_of(MODEL, images)
+    fresh = MODEL.init(jax.random.key(1), images.astype(np.float32))
+    fresh = jax.tree.map(lambda leaf: leaf.astype(images.dtype), fresh)
+    kept, norms = (
+        sharing.split(tree, sharing.all_but_batch_norm(tree))[part]
+        for part, tree in enumerate((trained, fresh))
+    )
+    ours = predict(choose_adaptation("initial:affine=False", MODEL).adaptation, trained, images)
+    np.testing.assert_allclose(ours, MODEL.apply(sharing.join(kept, norms), images), rtol=1e-10)
 
 
 def test_fixed_alpha_0_is_running(x64):

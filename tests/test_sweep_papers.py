@@ -16,6 +16,7 @@ import fedbn  # noqa: E402
 import fedcd  # noqa: E402
 import fedcd_small  # noqa: E402
 import fedig  # noqa: E402
+import figures  # noqa: E402
 import plan  # noqa: E402
 import signs  # noqa: E402
 import sweep  # noqa: E402
@@ -254,7 +255,7 @@ def test_published_rows_are_distinct_and_none_is_lost(covered):
         (
             ("UniFed", "3", "CIFAR-10-C", "external clients, leave-one-corruption-type-out",
              "FedBN+client-specific BN", "fog"),
-            ("method=fedavg", "share=all_but_batch_norm", "target=weather", "pretrained="),
+            ("method=fedavg", "share=all_but_batch_norm", "target=weather", "weigh=uniform"),
         ),
         (
             ("FedCD", "1", "PACS", "leave-one-domain-out", "Scaffold", "C"),
@@ -276,7 +277,45 @@ def test_columns_of_table_3_are_the_corruptions_of_their_type(covered):
     row = dict(zip(third.columns, third.rows["FedBN+client-specific BN"], strict=True))
     assert row["bright"].published[0].mean == 96.30
     assert row["bright"].runs[0] == "external/digital/fedavg/own/0"
-    assert (row["bright"].domain, row["bright"].adaptation) == ("brightness", "tsmobn")
+    assert (row["bright"].domain, row["bright"].adaptation) == (
+        *("brightness", "tsmobn:affine=False"),
+    )
+
+
+def test_numbers_of_a_table_that_differ_are_read_from_places_that_differ(covered):
+    places = {}
+    for number, answer in ((a.number, a) for a in covered.values() if a.command):
+        table = (number.paper, number.table, number.dataset, number.setting)
+        places.setdefault((*table, answer.command, answer.place), []).append(number)
+    assert [numbers for numbers in places.values() if len(numbers) > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("row", "place"),
+    [
+        (
+            ("UniFed", "3", "CIFAR-10-C", "external clients, leave-one-corruption-type-out",
+             "MOON+client-specific BN", "fog"),
+            "summary.json: accuracy.unseen.fog.tsmobn",
+        ),
+        (
+            ("UniFed", "2", "CIFAR-10-C", "15 internal clients, one corruption each", "MOON", "A"),
+            "summary.json: accuracy.internal.gaussian_noise",
+        ),
+        (
+            ("FedIG-A", "12", "VLCS", "clients inside the federation",
+             "FedIG (local statistics)", "Avg"),
+            "evaluations/inside.json: internal.own.mean",
+        ),
+        (
+            ("TsmoBN", "E.7", "Camelyon17", "balanced (truncated) data", "FedAvg+TsmoBN",
+             "hospital4"),
+            "summary.json: accuracy.unseen.center1.tsmobn",
+        ),
+    ],
+)  # fmt: skip
+def test_the_place_of_a_number_is_said(row, place, covered):
+    assert covered[row].place == place
 
 
 def test_averages_are_over_targets_and_personal_accuracy_over_the_others():
@@ -309,6 +348,41 @@ def test_fedcds_rows_take_lambda_and_eta_by_validation_from_the_papers_grid():
     assert all("weigh" not in c for c in both)  # REA is the method's own
     alone = [runs[group[0]].changes for group in rows["FedCD-SCI"][0].parts[0]]
     assert {c["weigh"] for c in alone} == {"by_size"}
+
+
+def test_fedcds_rivals_weigh_their_clients_as_their_authors_do():
+    rows = tables_of(fedcd.SWEEP)["table1"].rows
+    runs = {run.name: run for run in plan.all_runs(fedcd.SWEEP.parts)}
+    weights = {
+        label: runs[cells[0].runs[0]].changes.get("weigh")
+        for label, cells in rows.items()
+        if cells[0].runs and not label.startswith("FedCD")
+    }
+    own = {"FedDG-GA": "generalization_adjustment", "REA": "risk_extrapolation:eta=0.3"}
+    alike = ("HarmoFL", "FedADG", "FedSR", "FedCMI", "FedL2R")
+    assert weights == dict.fromkeys(weights, "by_size") | own | dict.fromkeys(alike, "uniform")
+
+
+def test_fedcds_fedprox_has_the_mu_of_the_code_whose_setting_it_takes():
+    runs = [run for run in plan.all_runs(fedcd.SWEEP.parts) if "/fedprox/" in run.name]
+    assert {run.name.partition("/")[0] for run in runs} == {"pacs", "driving", "bdd100k"}
+    assert {run.changes["fedprox.mu"] for run in runs} == {0.1}
+
+
+def test_tsmobns_figures_are_those_of_the_text():
+    drawn = {figure.name: figure.draw for figure in tsmobn.SWEEP.figures}
+    assert drawn["fig4"].keywords["table"].title.startswith("Table E.10")
+    assert drawn["fig3c"].func is figures.boxes
+    assert [*drawn["figE.5-blur"].keywords["spelled"]] == [0, 1, 2, 3, 4]  # E.2.4
+    orders = [
+        text
+        for run in plan.all_runs(tsmobn.SWEEP.parts)
+        if run.name == "cifar10_c/blur/fedavg/0"
+        for test in run.tests
+        for text in test.changes.get("adaptations", ())
+        if "order" in text
+    ]
+    assert orders == [f"tsmobn:order={order}" for order in range(5)]
 
 
 def test_every_number_of_fedcd_has_its_cell():

@@ -7,6 +7,7 @@ starts afresh for each. None of them trains anything.
 from fedjax_bn.adaptation.adaptation import (
     Adaptation,
     batch,
+    initial,
     running,
     stateless,
     without_affine,
@@ -24,6 +25,7 @@ __all__ = [
     "ensemble",
     "fixed_alpha",
     "iabn",
+    "initial",
     "learned_alpha",
     "mixnorm",
     "random_alpha",

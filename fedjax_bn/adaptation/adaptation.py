@@ -1,4 +1,4 @@
-"""What an adaptation is, and the two plain ones."""
+"""What an adaptation is, and the plain ones."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_bn.models.cpu import in_cache
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import take
-from fedjax_bn.normalization import StatisticsRule, batch_statistics
+from fedjax_bn.normalization import Layer, Statistics, StatisticsRule, batch_statistics
 from fedjax_bn.sharing import Variables, batch_norm_paths, path_names
 
 PyTree = Any
@@ -36,6 +36,20 @@ def running(model: Any) -> Adaptation:
 def batch(model: Any) -> Adaptation:
     """The received affine with the client's own statistics, batch by batch (FedBN, Appendix G)."""
     return stateless(model, batch_statistics)
+
+
+def initial(model: Any) -> Adaptation:
+    """Plain inference with the statistics of an untrained batch norm: mean 0, variance 1.
+
+    With `affine=False` (scale 1, bias 0) no batch norm has learned anything. So is a global model
+    whose batch norms are never updated (UniFed, section 4.1.3, of its row FedBN).
+    """
+
+    def untrained(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
+        del x, valid
+        return Statistics(jnp.zeros_like(layer.mean), jnp.ones_like(layer.var))
+
+    return stateless(model, untrained, per_sample=True)
 
 
 def of_clients(model: Any, statistics: StatisticsRule | None) -> Adaptation:

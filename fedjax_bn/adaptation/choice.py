@@ -3,7 +3,14 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from fedjax_bn.adaptation.adaptation import Adaptation, batch, running, without_affine, without_mask
+from fedjax_bn.adaptation.adaptation import (
+    Adaptation,
+    batch,
+    initial,
+    running,
+    without_affine,
+    without_mask,
+)
 from fedjax_bn.adaptation.adapter import zero_shot_adapter
 from fedjax_bn.adaptation.ensemble import ensemble
 from fedjax_bn.adaptation.instance import fixed_alpha, iabn, learned_alpha, random_alpha
@@ -17,6 +24,7 @@ ADAPTATIONS = {
     for make in (
         running,
         batch,
+        initial,
         tsmobn,
         zero_shot_adapter,
         fixed_alpha,

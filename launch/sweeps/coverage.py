@@ -1,12 +1,17 @@
-"""For each of the papers' 2,037 published numbers the command that makes it, or why there is none.
+"""For each of the papers' 2,037 published accuracies the command that makes it, or why none does.
 
     python launch/sweeps/coverage.py [--workdir DIR] [--data FOLDER]
 
 A line a number: paper, table, data set, setting, method, column, value, and behind a tab the
-command of the first run that it comes from, with the command of all of them behind a `#` where
-there are several. The last line is a JSON object: `rows`, `with_command`, and `without`, reason ->
-count. All of it is read from the tables of the papers' sweeps. The papers' figures without printed
-numbers are no rows; `--only "Fig. 3"` of a paper's sweep makes those.
+command of the first run that it comes from. Behind a `#` stand the place of the number in a file of
+the run's folder, and the command of all runs where there are several: two numbers of one command
+have two places. The last line is a JSON object: `rows`, `with_command`, and `without`, reason ->
+count. All of it is read from the tables of the papers' sweeps.
+
+No rows are what the papers print besides accuracies and mAP50: figures without numbers, which
+`--only "Fig. 3"` of a paper's sweep makes; FedIG's Table 4, parameters and times, which
+benchmarks/fedig_costs.py measures; FedBN's Table 10 and the pictures of samples (FedBN's Fig. 6 is
+in its sweep; TsmoBN's E.1, E.2 and E.6, UniFed's Fig. 4), which launch/pictures.py makes.
 """
 
 import argparse
@@ -15,6 +20,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +29,10 @@ import fedcd
 import fedig
 import tsmobn
 import unifed
-from plan import Cell, Published, Run, Sweep, all_runs
+from plan import MEAN, ROOT, UNSEEN, Cell, Published, Run, Sweep, all_runs
 from sweep import commands, locate
 
+from fedjax_bn.run.config_file import read
 from fedjax_bn.run.report.published import cells
 
 SWEEPS = {
@@ -44,12 +51,14 @@ class Answer(NamedTuple):
     Attributes:
       number: the number.
       command: of one run, and its test where there is one; empty: there is none.
+      place: of the number, in a file in the run's folder.
       every: the command of all runs, where there are several.
       reason: why there is none.
     """
 
     number: Published
     command: str
+    place: str
     every: str
     reason: str
 
@@ -64,7 +73,7 @@ def answers(workdir: Path, data: Mapping[str, str]) -> Iterator[Answer]:
         places, runs = by_paper[number.paper]
         cell = places.get(number)
         if cell is None or not cell.runs:
-            yield Answer(number, "", "", cell.missing if cell else NO_TABLE)
+            yield Answer(number, "", "", "", cell.missing if cell else NO_TABLE)
         else:
             folder = workdir / SWEEPS[number.paper].name
             yield _answer(number, cell, runs, SWEEPS[number.paper], folder, data)
@@ -93,17 +102,38 @@ def _answer(
     tests = tuple(test for test in run.tests if test.name == cell.test)
     made = commands(run._replace(tests=tests), workdir, data)
     command = " && ".join(shlex.join(["python", *one]) for one in made)
+    place = place_of(cell, run)
     if len(cell.runs) == 1:
-        return Answer(number, command, "", "")
+        return Answer(number, command, place, "", "")
     folders = dict.fromkeys(f"{name.rpartition('/')[0]}/*" for name in cell.runs)
     only = shlex.quote(",".join(folders))
     every = f"python launch/sweeps/{sweep.name}.py --only {only}"
-    return Answer(number, command, every, "")
+    return Answer(number, command, place, every, "")
+
+
+def place_of(cell: Cell, run: Run) -> str:
+    """Where a run's file has the number, as `summary.json: accuracy.unseen.fog.tsmobn`."""
+    (test,) = [test for test in run.tests if test.name == cell.test] or [None]
+    file, top = (f"evaluations/{test.name}.json", "") if test else ("summary.json", "accuracy.")
+    domain = {MEAN: "mean", UNSEEN: "*"}.get(cell.domain, cell.domain)
+    if test and "--internal" in test.flags:
+        return f"{file}: internal.{cell.adaptation}.{domain}"
+    target = {**run.changes, **(test.changes if test else {})}.get("target", _target(run.config))
+    if not target or cell.domain == MEAN:
+        return f"{file}: {top}internal.{domain}"
+    return f"{file}: {top}unseen.{domain}.{cell.adaptation}"
+
+
+@cache
+def _target(config: str) -> str:
+    """That of a config file."""
+    name, colon, inline = config.partition(":")
+    return read(f"{ROOT / name}{colon}{inline}").target
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description="The command behind each published number.")
+    parser = argparse.ArgumentParser(description="The command behind each published accuracy.")
     parser.add_argument("--workdir", type=Path, default=Path("runs"))
     parser.add_argument("--data", type=Path, help="folder with the data sets by their names")
     options = parser.parse_args(arguments)
@@ -114,7 +144,8 @@ def main(arguments: list[str] | None = None) -> int:
     for answer in answers(options.workdir, data):
         number, rows = answer.number, rows + 1
         where = (number.paper, number.table, number.dataset, number.setting, number.method)
-        behind = f"{answer.command}  # of {answer.every}" if answer.every else answer.command
+        behind = answer.command and f"{answer.command}  # {answer.place}"
+        behind += f", of {answer.every}" if answer.every else ""
         print(*where, number.column, number.mean, sep=" | ", end="\t")
         print(behind or f"none: {answer.reason}")
         if answer.command:

@@ -1,7 +1,7 @@
 """What `all_methods.py` compares: a row a method, or a way to weigh, perturb or serve, by its keys.
 
-Arguments are the methods' defaults, which are their papers'; only what a method cannot do without
-is given. Nothing is tuned here.
+Arguments are the methods' defaults, whose sources the methods' docstrings name; only what a method
+cannot do without is given. Nothing is tuned here.
 """
 
 from collections.abc import Mapping

@@ -15,8 +15,8 @@ follows, has no others, and the text names none. --config.data.test=0.1 keeps so
 FedProx has mu = 0.1 everywhere, which the text names for Table 3a, and no other. Fig. 5 and 6 print
 no values: their lambdas are points around the ranges that A.1 names. The text says nothing of how
 the methods of domain generalization were made federated: here their objectives stand in FedAvg,
-with their authors' values; RandAug takes the place of DomainBed's augmentation. FedDG shows every
-client the means of 64 images of each other one, as many as a batch.
+with our defaults, whose sources docs/rivals.md names; RandAug takes the place of DomainBed's
+augmentation. FedDG shows every client the means of 64 images of each other one, as many as a batch.
 """
 
 import sys

@@ -101,6 +101,49 @@ def adaptations(
       logarithmic: whether the setting's axis is.
       test: the evaluation that has them; empty: the summary.
     """
+    values, baseline = _by_setting(workdir, runs, spelled, test)
+    return ablation(values, label, baseline, logarithmic) if values else None
+
+
+def boxes(
+    workdir: Path,
+    runs: Mapping[str, Sequence[str]],
+    label: str,
+    spelled: Mapping[float, str],
+    test: str = "",
+) -> bytes | None:
+    """Accuracy on unseen domains, a box over the seeds for each setting (TsmoBN, Fig. 3c).
+
+    Args:
+      workdir, runs, label, spelled, test: as of `adaptations`.
+    """
+    values, _ = _by_setting(workdir, runs, spelled, test)
+    if not values:
+        return None
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes, width, drawn = figure.subplots(), 0.8 / len(values), []
+    for k, row in enumerate(values.values()):
+        places = np.array([*row], float) + (k - (len(values) - 1) / 2) * width
+        look = {"boxprops": {"facecolor": f"C{k}"}, "medianprops": {"color": "black"}}
+        parts = axes.boxplot(
+            [*row.values()],
+            positions=places,
+            widths=0.8 * width,
+            patch_artist=True,
+            manage_ticks=False,
+            **look,
+        )
+        drawn.append(parts["boxes"][0])
+    axes.set(xlabel=label, ylabel="test accuracy, %", xticks=sorted(spelled))
+    axes.grid(axis="y", alpha=0.3)
+    figure.legend(drawn, [*values], loc="outside upper center", ncols=len(drawn), fontsize="small")
+    return png(figure)
+
+
+def _by_setting(
+    workdir: Path, runs: Mapping[str, Sequence[str]], spelled: Mapping[float, str], test: str
+) -> tuple[dict[str, dict[float, list[float]]], dict[str, float]]:
+    """Domain -> setting -> percent of each run, and domain -> mean with running statistics."""
     values: dict[str, dict[float, list[float]]] = {}
     baseline: dict[str, float] = {}
     for domain, names in runs.items():
@@ -112,7 +155,7 @@ def adaptations(
             values[domain] = row
         if row and plain:
             baseline[domain] = float(np.mean(plain))
-    return ablation(values, label, baseline, logarithmic) if values else None
+    return values, baseline
 
 
 def _unseen(workdir: Path, name: str, test: str) -> dict[str, dict[str, float]]:

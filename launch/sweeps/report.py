@@ -77,7 +77,7 @@ def overview(runs: Sequence[Run], done: Results) -> str:
     return (
         f"{len(done)} of {len(runs)} runs have finished. Accuracies in percent, mean (standard "
         "deviation) over seeds; a dash where nothing is known. A letter marks numbers whose runs "
-        "differ from the plan, which is the paper's setting as its file here states it."
+        "differ from the plan; the sweep's file says where the plan differs from the paper."
     )
 
 

@@ -7,7 +7,7 @@ Lines of the official lists are `clipart/aircraft_carrier/clipart_001_000001.jpg
 from 0. They say which images there are, and give training and test parts; images in no list are
 left out. Only folders of the classes that are asked for are needed.
 
-FedBN (section 5.3, D.3 and the authors' code): the ten classes with the most images; images
+FedBN (section 5.2, D.3 and the authors' code): the ten classes with the most images; images
 stretched to 256x256, no normalization beyond u8/255 (so mean 0 and standard deviation 1 here);
 training images are flipped and turned within 30 degrees; every client is cut to 105 training and
 105 validation images, 0.05 of the smallest.

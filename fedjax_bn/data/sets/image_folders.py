@@ -125,7 +125,7 @@ _TABLE = (
     # Gong, Shi, Sha, Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012:
     # the ten classes that Office-31 (Saenko et al., ECCV 2010) and Caltech-256 (Griffin, Holub,
     # Perona, 2007) share. Office-31's own form, amazon/images/back_pack/*.jpg, serves too.
-    # FedBN (section 5.3, D.3 and the authors' code): images stretched to 256x256, no normalization
+    # FedBN (section 5.2, D.3 and the authors' code): images stretched to 256x256, no normalization
     # beyond u8/255; four fifths of each domain train (125 of dslr), every client is then cut to 62
     # training and 50 validation images, 0.5 and 0.4 of the smallest. The authors' lists are Python
     # pickles, which are not read here. Images with transparency keep their colours, where the

@@ -185,7 +185,13 @@ def _tsmobn_of_extras() -> list[Protocol]:
 
 
 def _unifed() -> list[Protocol]:
-    """Tables 2 and 3: with and without batch norm of the client's own, inside and outside."""
+    """Tables 2 and 3: with and without batch norm of the client's own, inside and outside.
+
+    Table 3's FedBN has a global model whose batch norms are not updated (section 4.1.3).
+    """
+    where = _of("UniFed", "3", "CIFAR-10-C")
+    served = _PLAIN | {"tsmobn": _OWN}
+    never = {"": "initial:affine=False", _OWN: "tsmobn:affine=False"}
     kept = {"FedBN": f"FedAvg{_OWN}"} | {f"FedBN + {name}": f"{name}{_OWN}" for name in _UNIFED}
     inside = "cifar10_c:target=,data.validation=0.1,data.test=0.2,patience=0"
     return [
@@ -194,8 +200,15 @@ def _unifed() -> list[Protocol]:
             *(_LETTERS, _PLAIN, kept, WEIGHTS, ""),
         ),
         Protocol(
-            *("unseen", "cifar10_c", "cifar10_c:patience=0", _of("UniFed", "3", "CIFAR-10-C")),
-            *(_HEADINGS, _PLAIN | {"tsmobn": _OWN}, {}, WEIGHTS),
+            *("unseen", "cifar10_c", "cifar10_c:patience=0", where),
+            *(_HEADINGS, served, {"FedBN": "its mean batch norm: no row"}, WEIGHTS),
+        ),
+        *(
+            Protocol(
+                *("unseen", "cifar10_c", "cifar10_c:patience=0", where | {"method": f"FedBN{end}"}),
+                *(_HEADINGS, {adaptation: end}, {}, WEIGHTS),
+            )
+            for end, adaptation in never.items()
         ),
     ]
 

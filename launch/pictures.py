@@ -1,0 +1,59 @@
+"""Pictures of a data set's samples, and how many each client has, without training.
+
+    python launch/pictures.py --config CONFIG [--config.KEY=VALUE ...] --workdir DIR
+
+Writes DIR/plots/samples.png, ten samples of each client and unseen domain, DIR/plots/
+class_counts.png and DIR/data.json, as a run does, and prints the samples of each by class.
+
+    TsmoBN's Fig. E.1    --config configs/digits_dg.py
+    TsmoBN's Fig. E.2    --config configs/cifar10_c.py
+    TsmoBN's Fig. E.6    --config configs/cifar10_c.py --config.target=
+                         --config.data.corruptions=speckle_noise,gaussian_blur,spatter,saturate
+    UniFed's Fig. 4      --config configs/camelyon17.py
+    FedBN's Table 10     --config configs/abide.py --config.abide.window=0    (subjects)
+                         --config configs/abide.py    (windows: divided by the subjects they are
+                         the overlapping truncations of one, 31 fewer than its frames)
+
+each with --config.data.path=PATH; --config.data.image_size=32 reads CIFAR-10-C faster.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+
+from fedjax_bn.names import shown  # noqa: E402
+from fedjax_bn.run.config_file import changes_of, read  # noqa: E402
+from fedjax_bn.run.datasets import configured_clients  # noqa: E402
+from fedjax_bn.run.errors import UserError  # noqa: E402
+from fedjax_bn.run.readers import DATASETS  # noqa: E402
+from fedjax_bn.run.report import write_data_plots  # noqa: E402
+from fedjax_bn.run.report.data_facts import data_facts  # noqa: E402
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Draws samples of a data set.", allow_abbrev=False)
+    parser.add_argument("--config", required=True, help="a config, as for fedjax_bn.main")
+    parser.add_argument("--workdir", type=Path, required=True, help="folder that is written")
+    options, rest = parser.parse_known_args(arguments)
+    try:
+        config = read(options.config, changes_of(rest))
+        internal, unseen = configured_clients(DATASETS[config.data.name](config), config)
+        write_data_plots(options.workdir, internal, unseen)
+    except (UserError, ValueError, OSError) as error:
+        print(f"pictures: {error}", file=sys.stderr)
+        return 2
+    facts = data_facts(internal, (*internal.domains, *unseen))
+    for name, counts in facts["unseen"].items():
+        classes = zip(facts["classes"], counts["test"]["classes"], strict=True)
+        by_class = ", ".join(f"{shown(label)} {count}" for label, count in classes)
+        print(f"{shown(name)}: {counts['test']['samples']} samples: {by_class}")
+    print(f"data.json and plots are in {options.workdir}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
