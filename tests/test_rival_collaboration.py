@@ -154,8 +154,9 @@ def test_csac_projects_both_models_by_layers_of_their_own_and_without_stages_by_
 
 @pytest.mark.parametrize("stages", [True, False])
 def test_csacs_objective_is_cross_entropy_and_its_gaps_to_the_frozen_model(stages, x64):
-    method, images = csac(Mapped(), SGD, stages=stages), normal(4, 3, 2, 1)
-    mine, own = (in_float64(Mapped().init(key, images)) for key in jax.random.split(KEY))
+    method, images = csac(Mapped(), SGD, stages=stages, names="a"), normal(4, 3, 2, 1)
+    starts = (Mapped().init(key, np.float32(images)) for key in jax.random.split(KEY))
+    mine, own = map(in_float64, starts)
     variables = in_float64(global_variables(method.init(KEY, mine, 1)))
     batch = {"image": images, "label": np.array([0, 2, 1, 0]), "valid": np.ones(4, bool)}
     memory = {"model": own, "trained": np.array(True)}

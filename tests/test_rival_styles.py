@@ -12,7 +12,7 @@ from federations import CLASSES, OneNorm, as_maps, assert_close, batches_of, run
 from federations import variables_of as start_of
 from fedjax_bn import models
 from fedjax_bn.federation import global_variables
-from fedjax_bn.methods import fedavg, feddg, l2d, snr
+from fedjax_bn.methods import csac, fedavg, feddg, l2d, snr
 from fedjax_bn.methods.l2d import by_class, diversified, leaked, supervised_contrast
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.methods.snr import told_of
@@ -114,6 +114,27 @@ def test_without_names_stages_end_where_those_of_a_network_do(model, stages):
     images = np.zeros((2, 6) if isinstance(model, OneNorm) else (2, 32, 32, 3), np.float32)
     variables = jax.eval_shape(model.init, KEY, images)
     assert stages_of("snr", variables) == stages
+
+
+@pytest.mark.parametrize(
+    ("model", "stages"),
+    [
+        (models.ResNet10(width=8), {"layer2_0": 16, "layer3_0": 32, "layer4_0": 64}),
+        (
+            models.DenseNet((1, 1, 1, 1), growth=8, width=16),
+            {"transition2/conv": 10, "transition3/conv": 9, "final_norm": 17},
+        ),
+    ],
+    ids=["residual", "dense"],
+)
+def test_csac_compares_stages_two_to_four(model, stages):
+    images = np.zeros((2, 32, 32, 3), np.float32)
+    variables = jax.eval_shape(model.init, KEY, images)
+    state = jax.eval_shape(lambda start: csac(model, SGD).init(KEY, start, 2), variables)
+    layers = state.shared["calibration"]
+    for whose in ("trained", "frozen"):
+        sizes = {name: layer["kernel"].shape for name, layer in layers[whose].items()}
+        assert sizes == {name: (channels, 32) for name, channels in stages.items()}
 
 
 def test_amplitudes_of_a_window_are_exchanged_and_phases_stay(x64):
