@@ -82,7 +82,7 @@ def as_squares(images, dtype):
 
 # What a method needs on `MapNet`.
 ON_MAPS = {
-    "fedadg": {"hidden": 4, "projection": 3},
+    "fedadg": {"hidden": 4, "projection": 3, "judging": 2},
     "feddg": {"prepare": as_maps, "channels": 1, **NAMED["feddg"]},
     "harmofl": {"prepare": as_maps, "channels": 1, "weigh": by_size},
     "jigen": {"prepare": as_squares},

@@ -69,15 +69,34 @@ def test_hbn_lies_between_fedavg_and_fixbn(x64, share, plain):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
-def test_hbns_server_moves_towards_the_moments_of_the_joined_data(x64):
-    """`MapNet`'s batch norm sees the data themselves, three positions of two channels each."""
+@pytest.mark.parametrize("t", [0.0, 40.0], ids=["half", "data alone"])
+def test_hbns_server_moves_towards_the_pooled_hybrid_moments(x64, t):
+    """`MapNet`'s batch norm sees the data themselves, three positions of two channels each.
+
+    With t = 40 the hybrid moments are the batches', and their pool is that of the joined data.
+    """
     variables, batches = variables_of(MapNet()), batches_of(SIZES)
-    state, _ = run_rounds(hbn(MapNet(), SGD, momentum=0.25), variables, batches)
-    valid = np.asarray(batches["valid"]).ravel()
-    x = np.asarray(batches["image"]).reshape(len(valid), -1)[valid].reshape(-1, 2)
+    method = hbn(MapNet(), SGD, momentum=0.25)
+    start = method.init(KEY, variables, 3)
+    start = start._replace(personal=jax.tree.map(lambda x: jnp.full_like(x, t), start.personal))
+    state, _ = method.round(start, batches, KEY)
     old, new = variables["batch_stats"]["norm"], state.shared["batch_stats"]["norm"]
-    np.testing.assert_allclose(new["mean"], 0.75 * old["mean"] + 0.25 * x.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(new["var"], 0.75 * old["var"] + 0.25 * x.var(0), rtol=1e-12)
+    a, images = 1 / (1 + np.exp(-t)), np.asarray(batches["image"]).reshape(3, -1, 4, 3, 2)
+    counts, means, variances = [], [], []
+    seen = np.asarray(batches["valid"]).reshape(-1, 4)
+    for image, valid in zip(images.reshape(-1, 4, 3, 2), seen, strict=True):
+        if valid.any():
+            x = image[valid].reshape(-1, 2)
+            counts.append(len(x))
+            means.append((1 - a) * old["mean"] + a * x.mean(0))
+            variances.append((1 - a) * old["var"] + a * x.var(0))
+    mean = np.average(means, axis=0, weights=counts)
+    var = np.average(variances + np.square(means - mean), axis=0, weights=counts)
+    if t:
+        x = images.reshape(-1, 3, 2)[seen.ravel()].reshape(-1, 2)
+        np.testing.assert_allclose((mean, var), (x.mean(0), x.var(0)), rtol=1e-12)
+    np.testing.assert_allclose(new["mean"], 0.75 * old["mean"] + 0.25 * mean, rtol=1e-11)
+    np.testing.assert_allclose(new["var"], 0.75 * old["var"] + 0.25 * var, rtol=1e-11)
 
 
 def test_hbn_leaves_statistics_alone_that_clients_keep():

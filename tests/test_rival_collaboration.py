@@ -1,21 +1,31 @@
 """CSAC and FedADG: leaves weighed by divergence, stages compared, features drawn to a generator."""
 
 import functools
+import inspect
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from federations import OneNorm, assert_close, assert_equal, batches_of, once, run_rounds
+from federations import (
+    OneNorm,
+    assert_close,
+    assert_equal,
+    batches_of,
+    in_float64,
+    once,
+    run_rounds,
+)
 from federations import variables_of as start_of
 from fedjax_bn.aggregation import by_divergence
 from fedjax_bn.divergence import distances
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods import csac, fedadg, fedavg
-from fedjax_bn.methods.csac import RATIOS, brought, stage_gaps
+from fedjax_bn.methods.csac import RATIOS, brought, calibrated, stage_gaps
 from fedjax_bn.methods.discrepancy import discrepancy
 from fedjax_bn.methods.fedadg import generated, judged, pulled
 from fedjax_bn.methods.learning import learning
@@ -23,6 +33,7 @@ from fedjax_bn.state import Received
 
 KEY, SGD, NET = jax.random.key(3), optax.sgd(0.1), OneNorm()
 SIZES = (9, 4, 6)
+SMALL = {"hidden": 4, "projection": 3, "judging": 2}
 
 
 def variables_of():
@@ -97,21 +108,83 @@ def test_stages_are_brought_to_a_size_by_jaxs_bilinear_sampling_and_a_layer(heig
     np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12)
 
 
+class Mapped(nn.Module):
+    """A map, then a classifier of its mean."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, name="c")(nn.Dense(5, name="a")(x).mean((1, 2)))
+
+
 BY_SIZE = {"weigh": lambda sizes, risks: sizes.astype(float)}
 
 
-def test_csac_calibrates_from_a_clients_second_round_on(x64):
-    """Weighed by size its first round is FedAvg's."""
-    method, batches = csac(NET, SGD, **BY_SIZE), batches_of(SIZES)
-    first, _ = run_rounds(method, variables_of(), batches, key=KEY)
-    own = jax.tree.map(jnp.copy, first.memory.method["model"])
-    assert (own["params"]["c"]["kernel"][0] != own["params"]["c"]["kernel"][1]).any()
-    once, twice = plain_rounds(1), plain_rounds(2)
-    shared = {name: first.shared[name] for name in once.shared}
-    assert_close(shared, once.shared, rtol=1e-10, atol=1e-12)
-    second = method.round(first, batches, KEY)[0]
-    gap = second.shared["params"]["c"]["kernel"] - twice.shared["params"]["c"]["kernel"]
+def test_csac_freezes_a_clients_first_model_and_calibrates_by_it_from_then_on(x64):
+    """Weighed by size its first round is FedAvg's; client 1 comes one round later."""
+    method = csac(NET, SGD, **BY_SIZE)
+    late = batches_of(SIZES) | {"participates": jnp.asarray([True, False, True])}
+    all_in = batches_of(SIZES) | {"participates": jnp.ones(3, bool)}
+    first, _ = run_rounds(method, variables_of(), late, key=KEY)
+    frozen = jax.tree.map(np.array, first.memory.method)
+    np.testing.assert_array_equal(frozen["trained"], [True, False, True])
+    plain = fedavg(NET, SGD)
+    theirs, _ = run_rounds(plain, variables_of(), late)
+    shared = {name: first.shared[name] for name in theirs.shared}
+    assert_close(shared, theirs.shared, rtol=1e-10, atol=1e-12)
+    second = method.round(first, all_in, KEY)[0]
+    gap = second.shared["params"]["c"]["kernel"]
+    gap -= plain.round(theirs, all_in, KEY)[0].shared["params"]["c"]["kernel"]
     assert abs(gap).max() > 1e-5
+    kept = jax.tree.map(np.array, second.memory.method)
+    others = lambda tree: jax.tree.map(lambda x: x[[0, 2]], tree)  # noqa: E731
+    assert_equal(others(kept), others(frozen))
+    assert (
+        kept["model"]["params"]["c"]["kernel"] != frozen["model"]["params"]["c"]["kernel"]
+    ).any()
+    third = method.round(second, all_in, KEY)[0]
+    assert_equal(jax.tree.map(np.array, third.memory.method), kept)
+
+
+def test_csac_projects_both_models_by_layers_of_their_own_and_without_stages_by_none():
+    variables = start_of(NET)
+    layers = csac(NET, SGD).init(KEY, variables, 2).shared["calibration"]
+    assert (layers["trained"]["a"]["kernel"] != layers["frozen"]["a"]["kernel"]).any()
+    assert "calibration" not in csac(NET, SGD, stages=False).init(KEY, variables, 2).shared
+
+
+@pytest.mark.parametrize("stages", [True, False])
+def test_csacs_objective_is_cross_entropy_and_its_gaps_to_the_frozen_model(stages, x64):
+    method, images = csac(Mapped(), SGD, stages=stages, names="a"), normal(4, 3, 2, 1)
+    starts = (Mapped().init(key, np.float32(images)) for key in jax.random.split(KEY))
+    mine, own = map(in_float64, starts)
+    variables = in_float64(global_variables(method.init(KEY, mine, 1)))
+    batch = {"image": images, "label": np.array([0, 2, 1, 0]), "valid": np.ones(4, bool)}
+    memory = {"model": own, "trained": np.array(True)}
+    objective = calibrated(learning(Mapped())[0], 0.6)
+    value, (loss, _) = objective(variables, batch, Received((), (), memory), KEY)
+
+    def seen(model):
+        x = normal(4, 3, 2, 1) @ np.asarray(model["params"]["a"]["kernel"])
+        return x + np.asarray(model["params"]["a"]["bias"])
+
+    def logits(model):
+        dense = model["params"]["c"]
+        return seen(model).mean((1, 2)) @ np.asarray(dense["kernel"]) + np.asarray(dense["bias"])
+
+    def mmd(x, y):
+        both = np.concatenate([x, y])
+        far = np.square(both[:, None] - both[None]).sum(-1)
+        k = sum(np.exp(-far / (2 * 3.0**k * far.mean())) for k in range(-3, 2))
+        return k[:4, :4].mean() + k[4:, 4:].mean() - 2 * k[:4, 4:].mean()
+
+    expected = mmd(logits(mine), logits(own))
+    if stages:
+        t, s = (
+            brought({"a": variables["calibration"][who]["a"]}, {"a": jnp.asarray(seen(model))})[0]
+            for who, model in (("trained", mine), ("frozen", own))
+        )
+        expected += mmd(np.asarray(t), np.asarray(s))  # the attention of a single stage is 1
+    np.testing.assert_allclose(value - loss, 0.6 * expected, rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -122,7 +195,7 @@ def test_csac_without_calibration_is_fedavg_with_its_weighing(x64):
 
 
 def test_fedadg_with_all_weight_on_cross_entropy_is_fedavg(x64):
-    method = fedadg(NET, SGD, share_of_loss=1.0, hidden=4, projection=3)
+    method = fedadg(NET, SGD, share_of_loss=1.0, **SMALL)
     ours, _ = run_rounds(method, variables_of(), batches_of(SIZES), rounds=2)
     names = ("params", "batch_stats")
     shared = {name: ours.shared[name] for name in names}
@@ -134,7 +207,7 @@ def test_fedadg_with_all_weight_on_cross_entropy_is_fedavg(x64):
 
 @pytest.mark.slow
 def test_where_the_network_classifies_alone_nobody_else_moves(x64):
-    method = fedadg(NET, SGD, alone=1.0, hidden=4, projection=3)
+    method = fedadg(NET, SGD, alone=1.0, **SMALL)
     start = method.init(KEY, variables_of(), 3)
     before = jax.tree.map(jnp.copy, (start.shared["generator"], start.personal))
     ours, _ = method.round(start, batches_of(SIZES), KEY)
@@ -143,16 +216,16 @@ def test_where_the_network_classifies_alone_nobody_else_moves(x64):
 
 
 def test_fedadgs_networks_are_their_formulas_and_a_sure_discriminator_does_not_pull(x64):
-    method = fedadg(NET, SGD, hidden=4, projection=3)
+    method = fedadg(NET, SGD, **SMALL)
     made = jax.jit(lambda v: method.init(KEY, v, 1))(variables_of())
     variables = global_variables(made)
     batch = {name: leaf[0, 0] for name, leaf in batches_of((4,)).items()}
     f, y = normal(4, 8), np.asarray(batch["label"])
-    read = np.concatenate([f, np.eye(3)[y]], 1)
     own = jax.tree.map(np.asarray, variables["discriminator"])
-    lengths = np.linalg.norm(own["projection"], axis=0)
+    assert (own["projection"].shape, own["kernel"].shape) == ((8, 3), (3 + 3, 2))
     leaky = lambda x: np.where(x > 0, x, 0.01 * x)  # noqa: E731
-    logits = leaky(read @ own["projection"] / lengths) @ own["out"] + own["bias"]
+    read = np.concatenate([f @ own["projection"], np.eye(3)[y]], 1)
+    logits = leaky(read @ own["kernel"] + own["bias"]) @ own["out"] + own["out_bias"]
     ours = judged(own, jnp.asarray(f), batch["label"])
     np.testing.assert_allclose(ours, 1 / (1 + np.exp(-logits)), rtol=1e-10)
 
@@ -162,12 +235,14 @@ def test_fedadgs_networks_are_their_formulas_and_a_sure_discriminator_does_not_p
     expected = np.maximum(hidden @ g["out"] + g["out_bias"], 0)
     np.testing.assert_allclose(generated(g, batch["label"], key), expected, rtol=1e-10)
 
-    sure = variables | {"discriminator": own | {"bias": np.asarray(60.0)}}
+    sure = variables | {"discriminator": own | {"out_bias": np.asarray(60.0)}}
     gradient = jax.jit(
         lambda w, a: differentiate(pulled(learning(NET)[0], a))(w, batch, Received((), ()), KEY)[0]
     )
-    pull, alone = gradient(sure, 0.15), gradient(sure, 1.0)
-    assert_close(pull, jax.tree.map(lambda x: 0.15 * x, alone), rtol=1e-9, atol=1e-14)
+    share = inspect.signature(fedadg).parameters["share_of_loss"].default
+    assert share == 0.85
+    pull, alone = gradient(sure, share), gradient(sure, 1.0)
+    assert_close(pull, jax.tree.map(lambda x: 0.85 * x, alone), rtol=1e-9, atol=1e-14)
 
 
 def test_a_share_of_no_step_is_refused():

@@ -23,6 +23,7 @@ from fedjax_bn.methods.mixstyle import chosen_maps, mixing_styles, with_styles
 from fedjax_bn.methods.rsc import challenge, self_challenging
 from fedjax_bn.models import MLP, ResNet18
 from fedjax_bn.models.forward import forward
+from fedjax_bn.run.config_file import read
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
@@ -156,7 +157,9 @@ def test_places_are_the_ends_of_stages_named_ones_or_the_first_norms_of_maps():
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     net = ResNet18(num_classes=3, width=1)
     variables = jax.eval_shape(net.init, KEY, images)
-    assert chosen_maps(net, variables, images) == ("layer1_1", "layer2_1")
+    assert chosen_maps(net, variables, images) == ("layer1_1", "layer2_1", "layer3_1")
+    on_officehome = read("configs/officehome.py").mixstyle.names  # its authors have two there
+    assert chosen_maps(net, variables, images, on_officehome) == ("layer1_1", "layer2_1")
     assert chosen_maps(net, variables, images, "norm1, layer3") == ("norm1", "layer3_1")
     small = nets.images_of(2)
     own = nets.variables_of(nets.HandMade(), small)

@@ -12,14 +12,16 @@ from federations import CLASSES, OneNorm, as_maps, assert_close, batches_of, run
 from federations import variables_of as start_of
 from fedjax_bn import models
 from fedjax_bn.federation import global_variables
-from fedjax_bn.methods import fedavg, feddg, l2d, snr
-from fedjax_bn.methods.l2d import by_class, leaked, supervised_contrast
+from fedjax_bn.methods import csac, fedavg, feddg, l2d, snr
+from fedjax_bn.methods.l2d import by_class, diversified, leaked, supervised_contrast
+from fedjax_bn.methods.learning import learning
 from fedjax_bn.methods.snr import told_of
 from fedjax_bn.models.restitution import Restored, layer, restore
 from fedjax_bn.models.spectra import amplitudes, with_amplitudes
 from fedjax_bn.models.stages import stages_of
 from fedjax_bn.models.stylist import start, stylize
 from fedjax_bn.run.configured_method import shown_notes
+from fedjax_bn.state import Received
 
 KEY, SGD = jax.random.key(3), optax.sgd(0.1)
 SIZES = (9, 4, 6)
@@ -112,6 +114,27 @@ def test_without_names_stages_end_where_those_of_a_network_do(model, stages):
     images = np.zeros((2, 6) if isinstance(model, OneNorm) else (2, 32, 32, 3), np.float32)
     variables = jax.eval_shape(model.init, KEY, images)
     assert stages_of("snr", variables) == stages
+
+
+@pytest.mark.parametrize(
+    ("model", "stages"),
+    [
+        (models.ResNet10(width=8), {"layer2_0": 16, "layer3_0": 32, "layer4_0": 64}),
+        (
+            models.DenseNet((1, 1, 1, 1), growth=8, width=16),
+            {"transition2/conv": 10, "transition3/conv": 9, "final_norm": 17},
+        ),
+    ],
+    ids=["residual", "dense"],
+)
+def test_csac_compares_stages_two_to_four(model, stages):
+    images = np.zeros((2, 32, 32, 3), np.float32)
+    variables = jax.eval_shape(model.init, KEY, images)
+    state = jax.eval_shape(lambda start: csac(model, SGD).init(KEY, start, 2), variables)
+    layers = state.shared["calibration"]
+    for whose in ("trained", "frozen"):
+        sizes = {name: layer["kernel"].shape for name, layer in layers[whose].items()}
+        assert sizes == {name: (channels, 32) for name, channels in stages.items()}
 
 
 def test_amplitudes_of_a_window_are_exchanged_and_phases_stay(x64):
@@ -214,13 +237,13 @@ def test_supervised_contrast_is_its_formula(x64):
 def test_what_moves_the_stylist_is_its_formula(x64):
     z, other = normal(5, 3), normal(5, 3, seed=1)
     y, valid = np.array([0, 1, 0, 1, 2], np.int32), np.array([True] * 4 + [False])
-    both = np.concatenate([z[:4], other[:4]])
-    far = np.square(both[:, None] - both[None]).sum(-1)
-    k = sum(np.exp(-far / (ratio * far.mean())) for ratio in (0.25, 0.5, 1, 2, 4))
     gaps = []
-    for rows in ([0, 2], [1, 3]):
-        a, b = k[np.ix_(rows, rows)], k[np.ix_(np.add(rows, 4), np.add(rows, 4))]
-        gaps.append(a.mean() + b.mean() - 2 * k[np.ix_(rows, np.add(rows, 4))].mean())
+    for rows in ([0, 2], [1, 3]):  # each class has a width of its own
+        both = np.concatenate([z[rows], other[rows]])
+        far = np.square(both[:, None] - both[None]).sum(-1)
+        width = far.sum() / (len(both) * (len(both) - 1))
+        k = sum(np.exp(-far / (ratio * width)) for ratio in (0.25, 0.5, 1, 2, 4))
+        gaps.append(k[:2, :2].mean() + k[2:, 2:].mean() - 2 * k[:2, 2:].mean())
     measure = jax.jit(by_class, static_argnums=4)
     np.testing.assert_allclose(measure(z, other, y, valid, 4), np.mean(gaps), rtol=1e-10)
     np.testing.assert_allclose(measure(z, z, y, valid, 4), 0, atol=1e-13)
@@ -231,6 +254,25 @@ def test_what_moves_the_stylist_is_its_formula(x64):
     expected = (np.diag(density) - density.mean(1)).mean()
     ours = jax.jit(leaked)(mean, logs, other, valid)
     np.testing.assert_allclose(ours, expected, rtol=1e-10)
+
+
+def test_l2ds_surprise_is_a_mean_over_samples_and_features_and_part_of_the_models_loss(x64):
+    method = l2d(Flat(), SGD, channels=1, contrast=0.0, prepare=as_maps)
+    start = jax.jit(lambda v: method.init(KEY, v, 1))(variables_of())
+    variables = global_variables(start)
+    batch = {name: leaf[0, 0] for name, leaf in batches_of((3,)).items()}
+    batch["image"] = jnp.where(batch["valid"][:, None], batch["image"], 0)
+    learned, received = learning(Flat(), prepare=as_maps)[0], Received((), ())
+    value, (loss, _) = diversified(learned, 0.6, 0.0, 2.0)(variables, batch, received, KEY)
+
+    z = np.asarray(batch["image"])  # what the classifier reads
+    x = as_maps(batch["image"], float)
+    other = stylize(variables["stylist"], x, 0.6, jax.random.fold_in(KEY, 18))
+    layers = variables["likelihood"]
+    mean, logs = (z @ layers[n]["kernel"] + layers[n]["bias"] for n in ("mean", "logs"))
+    mean, logs = np.where(mean > 0, mean, 0.01 * mean), np.maximum(logs, 0)
+    gaps = np.square(other.reshape(4, -1) - mean) / np.exp(logs) + logs
+    np.testing.assert_allclose(value - loss, 2 * gaps[:3].mean(), rtol=1e-9)
 
 
 @pytest.mark.slow

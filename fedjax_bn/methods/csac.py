@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import by_divergence
-from fedjax_bn.client import Trained
+from fedjax_bn.client import Trained, where_tree
 from fedjax_bn.dtypes import parameter_dtype, promote
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
@@ -24,6 +24,12 @@ from fedjax_bn.task import require_classifier
 PyTree = Any
 COLLECTION = "calibration"  # of the layers that bring all stages to one size
 CHANNELS, SIDE = 32, 7
+_WHOSE = ("trained", "frozen")  # the models whose stages have layers of their own
+# Where stages 2 to 4 of a residual and of a densely connected network end.
+_ENDS = (
+    ("layer2", "layer3", "layer4"),
+    ("transition2/conv", "transition3/conv", "final_norm"),
+)
 RATIOS = tuple(2 * 3.0**k for k in range(-3, 2))  # exp(-d / (2 * 3^k m))
 
 
@@ -33,35 +39,42 @@ def csac(
     optimizer: optax.GradientTransformation,
     *,
     calibration: AtLeast0 = 0.6,
+    stages: bool = True,
     names: str = "",
     **options: Any,
 ) -> FederatedMethod:
-    """Leaves are fused by divergence; clients keep near what they were (CSAC).
+    """Leaves are fused by divergence; clients keep near what they first learned alone (CSAC).
 
     They minimize CE + calibration times their gaps,
 
         sum_ij a_ij MMD(t_i, s_j) + MMD(logits),   a_ij = softmax_j mean <t_i, s_j> / sqrt(D)
 
-    of the model in training, t, and their own of the end of their last round, s, which is frozen.
-    t_i and s_j are the outputs of some modules, each brought to [32, 7, 7] by bilinear sampling and
-    a learned layer; a passes no gradient, and MMD is that of `methods.discrepancy` with widths 3^k,
-    k = -3 to 1. In its first round a client minimizes CE. Aggregation is
-    `aggregation.by_divergence` (`weigh`): weights of each leaf of its own. The learned layers, the
-    collection `calibration`, travel with the model and do not predict. The reported loss is CE.
-    With calibration 0 it is FedAvg with that weighing. A step costs a forward pass more.
+    of the model in training, t, and their own of the end of their first round, s, which is frozen
+    for all later ones. t_i and s_j are the outputs of some modules, each brought to [32, 7, 7] by
+    bilinear sampling and a learned layer, one for t_i and another for s_j; a passes no gradient,
+    and MMD is that of `methods.discrepancy` with widths 3^k, k = -3 to 1. In its first round a
+    client minimizes CE. Aggregation is `aggregation.by_divergence` (`weigh`): weights of each leaf
+    of its own. The learned layers, the collection `calibration`, travel with the model and do not
+    predict. The reported loss is CE. With calibration 0 it is FedAvg with that weighing. A step
+    costs a forward pass more.
 
-    Defaults are those of the authors' code (junkunyuan/CSAC, MIT). Differs from it: clients are
-    fused after every round, where theirs train 30 epochs alone first (that is the first round, here
-    with as many epochs as any); a is of the stages themselves, without layers of its own; the model
-    keeps its classifier, where theirs has a bottleneck of 256; MMD is the biased estimate.
+    The sum over stages is the paper's. The authors' code (junkunyuan/CSAC: utils/script/trainer.py,
+    models/script/attention.py) leaves it at 0 in its default mode `alpha`, in which its list of t_i
+    stays empty: `stages=False` does what that code does. Differs from both: a client's first round
+    has as many epochs as any, where theirs train 30 epochs alone; a is of the stages themselves,
+    where theirs is the mean of two attentions, one of which has random layers; stages are sampled
+    and projected position by position, where theirs are convolved; the layers are averaged, where
+    theirs are drawn anew in each round; the model keeps its classifier, where theirs has a
+    bottleneck of 256; MMD is the biased estimate.
 
     Args:
       model: images -> logits, with batch norms or named modules.
       optimizer: the local optimizer.
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
+      stages: whether stages are compared besides logits.
       names: modules whose outputs are the stages, see `models.stages.stages_of`; "" for the ends of
-        the stages layer1 to layer3, as in the authors' code, a DenseNet's transitions, or all
-        batch norms.
+        the stages layer2 to layer4, as in the authors' code, a DenseNet's last two transitions and
+        its last batch norm, or all batch norms.
       **options: those of `fedavg`; `weigh` is `by_divergence()` by default.
 
     Raises:
@@ -70,7 +83,8 @@ def csac(
     """
     learned, options = learning(model, **options)
     require_classifier("csac", learned.task)
-    trained = ("params", COLLECTION) if calibration else ("params",)
+    stages = stages and calibration > 0
+    trained = ("params", COLLECTION) if stages else ("params",)
     objective = calibrated(learned, calibration)
     method = method_of(
         gradient_step(differentiate(objective, trained), optimizer, trained),
@@ -80,9 +94,10 @@ def csac(
     )
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        if calibration and COLLECTION not in variables:
-            layers = _layers(jax.random.fold_in(key, 14), stages_of("csac", variables, names))
-            dtype = parameter_dtype(variables)
+        if stages and COLLECTION not in variables:
+            places, dtype = stages_of("csac", variables, names, _ENDS), parameter_dtype(variables)
+            keys = jax.random.split(jax.random.fold_in(key, 14))
+            layers = {who: _layers(own, places) for who, own in zip(_WHOSE, keys, strict=True)}
             layers = jax.tree.map(lambda leaf: leaf.astype(dtype), layers)
             variables = {**variables, COLLECTION: layers}
         return method.init(key, variables, num_clients)
@@ -91,7 +106,10 @@ def csac(
 
 
 def calibrated(learned: Learning, weight: float) -> Objective:
-    """The objective of `csac`, of variables with `calibration`; the memory is `_start_memory`'s."""
+    """The objective of `csac`; the memory is `_start_memory`'s.
+
+    Stages are compared where the variables hold `calibration`.
+    """
     if not weight:
         return supervised(learned)
 
@@ -99,17 +117,19 @@ def calibrated(learned: Learning, weight: float) -> Objective:
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        layers, own = variables[COLLECTION], received.memory["model"]
+        layers = variables.get(COLLECTION, {"trained": {}, "frozen": {}})
         mine: dict[str, jax.Array] = {}
-        with _noting(layers, mine):
+        with _noting(layers["trained"], mine):
             plain = _plain(variables)
             out = forward(learned.model, plain, images, train=True, valid=valid, key=key)
         theirs: dict[str, jax.Array] = {}
-        with _noting(layers, theirs):
-            frozen = forward(learned.model, own, images)
+        with _noting(layers["frozen"], theirs):
+            frozen = forward(learned.model, received.memory["model"], images)
         loss = learned.task.loss(out.outputs, batch["label"], valid)
-        gaps = stage_gaps(brought(layers, mine), brought(layers, theirs), valid)
-        gaps += discrepancy(out.outputs, frozen.outputs, valid, RATIOS).astype(gaps.dtype)
+        gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
+        if mine:
+            stages = brought(layers["trained"], mine), brought(layers["frozen"], theirs)
+            gaps += stage_gaps(*stages, valid).astype(gaps.dtype)
         gaps = jnp.where(received.memory["trained"], gaps, 0)
         return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)
 
@@ -178,13 +198,15 @@ def _plain(variables: Variables) -> Variables:
 
 
 def _start_memory(shared: PyTree, personal: PyTree) -> PyTree:
-    """The client's own model, and whether it has trained one."""
+    """The model that the client froze, and whether it has frozen one."""
     return {"model": _plain(join(shared, personal)), "trained": jnp.zeros((), bool)}
 
 
 def _remember(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-    memory = {"model": _plain(trained.variables), "trained": jnp.ones((), bool)}
-    return trained.variables, memory, ()
+    """The client freezes the model of its first round."""
+    froze, model = received.memory["trained"], received.memory["model"]
+    model = where_tree(froze, model, _plain(trained.variables))
+    return trained.variables, {"model": model, "trained": jnp.ones((), bool)}, ()
 
 
 def _layers(key: jax.Array, places: dict[str, int]) -> PyTree:

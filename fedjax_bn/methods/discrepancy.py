@@ -43,7 +43,10 @@ def by_distances(
 
 
 def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Array:
-    """k f[...] of pairs by their squared distances f[...]; the width m f[] has no gradient."""
+    """k f[...] of pairs by their squared distances f[...].
+
+    The width m passes no gradient: f[], or f[...] of pairs.
+    """
     relative = far / jax.lax.stop_gradient(jnp.where(width > 0, width, 1))
     return sum((jnp.exp(-relative / ratio) for ratio in ratios), jnp.zeros_like(far))
 

@@ -34,10 +34,11 @@ def fedadg(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
-    share_of_loss: UpTo1 = 0.15,
+    share_of_loss: UpTo1 = 0.85,
     alone: UpTo1 = 0.3,
     hidden: Units = 4096,
     projection: Units = 1024,
+    judging: Units = 1024,
     **options: Any,
 ) -> FederatedMethod:
     """Clients minimize a CE + (1 - a) (1 - D(f, y))^2, and train a discriminator and a generator.
@@ -52,19 +53,26 @@ def fedadg(
     features. D, the collection `discriminator`, stays with its client whatever `share` says. The
     reported loss is CE. With a = 1 it is FedAvg. A step costs a forward pass more.
 
-    G is two dense layers, leaky ReLU and ReLU; D projects (f, y) by unit columns, which are
-    trained, and has leaky ReLU, a dense layer and a sigmoid. Defaults are those of a
-    re-implementation (WenkeHuang/MarsFL, MIT), which has 3 epochs of CE and 7 of all, SGD with rate
-    0.001 and momentum 0.9 for each; the authors' repository could not be had, and where it knows
-    more of D we do not.
+    G is two dense layers, leaky ReLU and ReLU, of (u, onehot y). D projects f by a dense layer
+    without bias; a dense layer with leaky ReLU and one with a sigmoid read (projected f, onehot y).
+
+    Networks and defaults are those of the authors' code for PACS (Haoxiang-Wang/FedADG, pacs-ours).
+    The losses of D and G are those of their code for VLCS (src/localTrain.py), where that for PACS
+    has D descend (1 - D(g, y))^2 + D(f, y)^2 and G descend D(g, y)^2. Differs from both: the
+    network moves before D, whose f are those of a training pass; labels enter as 1, there as 0.6
+    (VLCS) or 0.7 (PACS); CE is not smoothed; one optimizer serves all three, where D and G have 0.7
+    of the network's rate; a client uploads its last state, not its best. The code for VLCS detaches
+    what G makes, so that G never learns there; here it learns.
 
     Args:
       model: images -> logits; `fedjax_bn.models.features` says what its features are.
       optimizer: the local optimizer, of each of the three with a state of its own.
-      share_of_loss: a, in [0, 1]; 0.15 as in the paper.
-      alone: share of a round's steps of CE only, in [0, 1]; 0.3 as in the paper.
-      hidden: width of G's hidden layer; 4096 as in the paper.
-      projection: width of D's projection; 1024 as in the paper.
+      share_of_loss: a, in [0, 1]; 0.85 as in the authors' code.
+      alone: share of a round's steps of CE only, in [0, 1]; 0.3 as in the authors' code for PACS
+        (3 of 10 epochs; 5 of 15 for VLCS).
+      hidden: width of G's hidden layer; 4096 as in the authors' code.
+      projection: width of D's projection; 1024 as in the authors' code.
+      judging: width of D's hidden layer; 1024 as in the authors' code.
       **options: those of `fedavg`.
 
     Raises:
@@ -89,7 +97,8 @@ def fedadg(
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         if GENERATOR not in variables:
             sizes = sizes_of(model, variables)
-            made = _start(jax.random.fold_in(key, 15), sizes, hidden, projection)
+            widths = hidden, projection, judging
+            made = _start(jax.random.fold_in(key, 15), sizes, *widths)
             variables = {**variables, **made}
         return method.init(key, variables, num_clients)
 
@@ -158,10 +167,10 @@ def generated(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
 
 def judged(layers: PyTree, features: jax.Array, label: jax.Array) -> jax.Array:
     """D(f, y) f[B], in (0, 1)."""
-    columns = layers["projection"]
-    lengths = jnp.sqrt(jnp.square(columns).sum(0))
-    projected = _with_label(features.astype(columns.dtype), label, columns) @ (columns / lengths)
-    return jax.nn.sigmoid(jax.nn.leaky_relu(projected) @ layers["out"] + layers["bias"])
+    kernel = layers["kernel"]
+    projected = features.astype(kernel.dtype) @ layers["projection"]
+    hidden = jax.nn.leaky_relu(_with_label(projected, label, kernel) @ kernel + layers["bias"])
+    return jax.nn.sigmoid(hidden @ layers["out"] + layers["out_bias"])
 
 
 def _with_label(x: jax.Array, label: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -199,25 +208,29 @@ def _unless_alone(step: LocalStep) -> LocalStep:
     return step._replace(update=update)
 
 
-def _start(key: jax.Array, sizes: Sizes, hidden: int, projection: int) -> Variables:
-    """Both networks at PyTorch's start of dense layers."""
-    read = sizes.features + sizes.classes
-    keys = iter(jax.random.split(key, 7))
+def _start(key: jax.Array, sizes: Sizes, hidden: int, projection: int, judging: int) -> Variables:
+    """Both networks as the authors start them: G by half of Glorot's, D by He's uniform bounds."""
+    features, read = sizes.features, projection + sizes.classes
+    keys = iter(jax.random.split(key, 9))
 
-    def draw(inputs: int, *shape: int) -> jax.Array:
-        bound = inputs**-0.5
+    def draw(bound: float, *shape: int) -> jax.Array:
         return jax.random.uniform(next(keys), shape, sizes.dtype, -bound, bound)
+
+    def glorot(inputs: int, outputs: int) -> jax.Array:
+        return draw(0.5 * (6 / (inputs + outputs)) ** 0.5, inputs, outputs)
 
     return {
         GENERATOR: {
-            "kernel": draw(read, read, hidden),
-            "bias": draw(read, hidden),
-            "out": draw(hidden, hidden, sizes.features),
-            "out_bias": draw(hidden, sizes.features),
+            "kernel": glorot(features + sizes.classes, hidden),
+            "bias": draw((features + sizes.classes) ** -0.5, hidden),
+            "out": glorot(hidden, features),
+            "out_bias": draw(hidden**-0.5, features),
         },
         DISCRIMINATOR: {
-            "projection": draw(read, read, projection),
-            "out": draw(projection, projection),
-            "bias": draw(projection),
+            "projection": draw((6 / features) ** 0.5, features, projection),
+            "kernel": draw((6 / read) ** 0.5, read, judging),
+            "bias": draw(read**-0.5, judging),
+            "out": draw((6 / judging) ** 0.5, judging),
+            "out_bias": draw(judging**-0.5),
         },
     }

@@ -60,8 +60,8 @@ def feddc(
     Args:
       model: images -> outputs.
       optimizer: the local optimizer, one that is linear in its gradients, such as SGD.
-      alpha: strength of the penalty, at least 0; 0.1 by default, as the paper has for CIFAR-10,
-        where its authors' example has 0.01.
+      alpha: strength of the penalty, at least 0; 0.1 by default, as the paper has for CIFAR-10
+        to our knowledge; its authors' example has 0.01.
       correction: whether drifts h_k and variates c_k exist; without them it is FedProx with mu =
         alpha, and FedAvg where alpha = 0.
       learning_rate: as in `scaffold`.

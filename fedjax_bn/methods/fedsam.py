@@ -42,14 +42,15 @@ def fedsam(
     Nothing but the model travels, and with `variates` what SCAFFOLD sends. The reported loss is
     F(w). With rho = 0 it is FedAvg, or SCAFFOLD. A step costs two passes.
 
-    Differs from the authors' code: running statistics move in the first pass only, one move a step.
+    Differs from Caldarola's code: running statistics move in the first pass only, one move a step.
 
     Args:
       model: images -> outputs.
       optimizer: the local optimizer, which applies the gradient at w + e.
-      rho: how far the point is, at least 0; 0.05 as in HarmoFL's code (Caldarola's: 0.1 for SAM and
-        0.7 for ASAM on CIFAR-10).
-      eta: of ASAM if above 0, at least 0; 0.2 in Caldarola's code.
+      rho: how far the point is, at least 0; 0.05 as in HarmoFL's code. Caldarola et al. have 0.1
+        for SAM and 0.7 for ASAM on CIFAR-10, to our knowledge; their published script
+        (debcaldarola/fedsam) has placeholders.
+      eta: of ASAM if above 0, at least 0; 0.2 in Caldarola et al., to our knowledge.
       variates: whether clients keep SCAFFOLD's variates.
       **options: those of `fedavg`; with `variates` not `server`.
 

@@ -51,13 +51,19 @@ def hbn(
 
     In training, gradients flow through a and the batch's own moments; m_g and v_g, the running
     statistics, do not move there. t stays with its client, whatever `share` says. Before it trains,
-    a client passes the round's batches through the received model and uploads the moments of what
-    every layer sees, the mean and the mean square; the server takes those of all clients' data
-    together and moves m_g <- (1 - momentum) m_g + momentum m, and likewise v_g. Predictions are
-    normalized by m_g and v_g. A round costs a forward pass more.
+    a client passes the round's batches through the received model and uploads the pooled hybrid
+    moments of every layer, over its batches: the means of `mean` and of `var + mean^2`. The server
+    pools those of all clients,
 
-    Differs from the authors' code: the moments are those of the whole round, where it takes the
-    first batch, and the variance is divided by n, not n - 1.
+        m = sum_k n_k mean_k / n,   v = sum_k n_k (var_k + (mean_k - m)^2) / n,   n = sum_k n_k
+
+    and moves m_g <- (1 - momentum) m_g + momentum m, and likewise v_g. Predictions are normalized
+    by m_g and v_g. A round costs a forward pass more.
+
+    The equations are those of the authors' code (Hongyao-Chen/HybridBN, FedBaseline/models/FedHBN).
+    Differs from it: the moments are those of all batches of the round, where it takes one of 64
+    samples; v is divided by n, not n - 1; its tests normalize by m and v, measured again, in place
+    of m_g and v_g.
 
     Args:
       model: one with at least one batch norm, images -> outputs.
@@ -91,7 +97,7 @@ def hbn(
 
 
 def hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-    """The rule of `hbn`, with t in the place of the layer's gate; records the batch's moments.
+    """The rule of `hbn`, with t in the place of the layer's gate; records the hybrid moments.
 
     The running statistics stay, and a pass that may not move them takes them alone.
     """
@@ -103,8 +109,9 @@ def hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> St
     def mixed(kept: jax.Array, new: jax.Array) -> jax.Array:
         return (1 - share) * kept.astype(mean.dtype) + share * new
 
+    mean, var = mixed(layer.mean, mean), mixed(layer.var, var)
     found = {"seen_count": count, "seen_mean": mean, "seen_square": var + jnp.square(mean)}
-    return Statistics(mixed(layer.mean, mean), mixed(layer.var, var), recorded=found)
+    return Statistics(mean, var, recorded=found)
 
 
 def _measuring(client: Client, learned: Learning, load: Load) -> Client:
@@ -163,7 +170,7 @@ def _layers(found: PyTree) -> int:
 
 
 def _moving_statistics(momentum: float) -> ServerUpdate:
-    """Averaging that moves the statistics towards the moments of all clients' data together."""
+    """Averaging that moves the statistics towards the pooled moments of all clients."""
     plain = averaging()
 
     def moved(old: PyTree, found: PyTree) -> PyTree:

@@ -40,30 +40,33 @@ def l2d(
 ) -> FederatedMethod:
     """Clients learn from their images x and from these in styles x' that are to be told apart.
 
-        model:   CE(x and x') + contrast SupCon(z, z'; y) - likelihood log N(z'; mu(z), v(z))
+        model:   CE(x and x') + contrast SupCon(z, z'; y) + likelihood surprise(mu(z), v(z), z')
         stylist: MMD(z, z' | y) + leak CLUB(mu(z), v(z), z')
+        surprise(mu, v, z') = mean over samples and features of (z' - mu)^2 / v + log v
 
     z and z' are the features of x and x' = `models.stylist.stylize`. SupCon is the supervised
-    contrast (Khosla et al. 2020) of temperature 0.07; N a Gaussian whose mean and variance two
-    dense layers tell from z, without its constant; CLUB the bound of the information that z has of
-    z' (Cheng et al. 2020); MMD that of `methods.discrepancy`, a mean over the batch's classes. A
+    contrast (Khosla et al. 2020) of temperature 0.07. Two dense layers compute mu (leaky ReLU) and
+    log v (ReLU) from z; the surprise is -2 / F times the log-likelihood of z' under N(mu, v),
+    without its constant. CLUB bounds the information that z has of z' (Cheng et al. 2020). MMD is
+    the mean of `by_class` over the batch's classes, whose kernels have a width a class. A
     step moves the model and the layers of N, then by plain gradient descent the stylist's scales
     and shifts, whose kernels are always the same there; that pass moves no statistics. The stylist,
     the collection `stylist` (a scale and shift a channel of 4 branches), and N's layers,
     `likelihood`, travel with the model and do not predict. The reported loss is CE. A step costs
     four passes.
 
-    Defaults are those of the authors' code (BUserName/Learning_to_diversify). Differs from it: the
-    stylist's scales and shifts are a number a channel, so that any image fits, where theirs are
-    maps that fit 224 pixels; its sigmoid is standardized by 0.5 and 0.5; log variances are at least
-    0, which bounds N; mu and v read the model's own features, which keep their classifier.
+    Terms and defaults are those of the authors' code (BUserName/Learning_to_diversify: train.py,
+    utils/util.py). Differs from it: the stylist's scales and shifts are a number a channel, so that
+    any image fits, where theirs are maps that fit 224 pixels; its sigmoid is standardized by 0.5
+    and 0.5; z are the model's own features, where theirs are drawn from N(mu, 0.04 v) and read by
+    the classifier; CLUB takes the mean over all pairs, where theirs takes one random pairing.
 
     Args:
       model: f[B, H, W, C] -> logits; `fedjax_bn.models.features` says what its features are.
       optimizer: the local optimizer, of the model and of N's layers.
       share_of_style: of the new style in x', in [0, 1]; 0.6 as in the authors' code.
       contrast: weight of SupCon, at least 0; 1 as in the authors' code.
-      likelihood: weight of log N, at least 0; 1 as in the authors' code.
+      likelihood: weight of the surprise, at least 0; 1 as in the authors' code.
       leak: weight of CLUB, at least 0; 0.1 as in the authors' code.
       rate: learning rate of the stylist, at least 0; 0.005 as in the authors' script.
       channels: of the images that the model reads, C.
@@ -109,8 +112,7 @@ def diversified(learned: Learning, share: float, contrast: float, likelihood: fl
         if likelihood:
             z, other = jnp.split(out.features, 2)
             mean, logs = moments_of(variables[LIKELIHOOD], z)
-            gaps = 0.5 * (jnp.square(mean - other) * jnp.exp(-logs) + logs).sum(-1)
-            value += likelihood * masked_mean(gaps, valid).astype(loss.dtype)
+            value += likelihood * surprise(mean, logs, other, valid).astype(loss.dtype)
         return value, (loss, out.moved)
 
     return objective
@@ -171,16 +173,27 @@ def supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax
 def by_class(
     z: jax.Array, other: jax.Array, label: jax.Array, valid: jax.Array, classes: int
 ) -> jax.Array:
-    """MMD^2 f[] of z and z' f[B, F] within each class, a mean over the classes of the batch."""
-    shares = valid.astype(z.dtype) / jnp.maximum(valid.sum(dtype=z.dtype), 1)
-    both, shares = jnp.concatenate([z, other]), jnp.tile(shares, 2) / 2
+    """MMD^2 f[] of z and z' f[B, F] within each class, a mean over the classes of the batch.
+
+    The width of a class's kernels is the mean squared distance of two different vectors of its z
+    and z' (the authors' `conditional_mmd_rbf`).
+    """
+    both = jnp.concatenate([z, other])
     far = squared_distances(both, both)
-    values = kernel(far, jnp.einsum("a,ab,b->", shares, far, shares), RATIOS)
     members = jax.nn.one_hot(label, classes, dtype=z.dtype).T * valid.astype(z.dtype)
-    count = members.sum(1)
+    count, owned = members.sum(1), jnp.tile(members, 2)
+    pairs = jnp.maximum(2 * count * (2 * count - 1), 1)
+    widths = jnp.einsum("ca,ab,cb->c", owned, far, owned) / pairs
+    values = kernel(far, (widths @ owned)[:, None], RATIOS)
     members /= jnp.maximum(count, 1)[:, None]
     signs = jnp.concatenate([members, -members], 1)
     return masked_mean(jnp.einsum("ca,ab,cb->c", signs, values, signs), count > 0)
+
+
+def surprise(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array) -> jax.Array:
+    """The mean f[] over valid samples and features of (z' - mu)^2 / v + log v, all f[B, F]."""
+    gaps = jnp.square(mean - other) * jnp.exp(-logs) + logs
+    return masked_mean(gaps.mean(-1), valid)
 
 
 def leaked(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array) -> jax.Array:
@@ -194,12 +207,12 @@ def leaked(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array)
 
 
 def moments_of(layers: PyTree, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """mu and log v f[B, F] of features f[B, F]; log v is at least 0."""
+    """mu and log v f[B, F] of features f[B, F]: a dense layer each, leaky ReLU and ReLU."""
     mean, logs = (
         z @ layers[name]["kernel"].astype(z.dtype) + layers[name]["bias"].astype(z.dtype)
         for name in ("mean", "logs")
     )
-    return mean, jax.nn.relu(logs)
+    return jax.nn.leaky_relu(mean), jax.nn.relu(logs)
 
 
 def _gaussian(key: jax.Array, model: Any, variables: Variables) -> PyTree:

@@ -23,7 +23,7 @@ from fedjax_bn.state import Received
 
 Mix = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 _EPSILON = 1e-6  # of a variance, as in the authors' code
-_STAGES = ("layer1", "layer2")  # of a residual network
+_STAGES = ("layer1", "layer2", "layer3")  # of a residual network
 
 
 @bounded
@@ -46,15 +46,17 @@ def mixstyle(
     named place mixes with a probability of its own. Nothing but the model travels. With
     probability 0 it is FedAvg.
 
-    Differs from the paper: where a batch held several domains there, each had its partners in
-    another one; a client has one.
+    It is the paper's random mixing. Its other form, in which partners are of another domain, needs
+    batches of several domains, and a client has one.
 
     Args:
       model: one whose named modules give maps f[B, H, W, C], or any with spatial axes.
       optimizer: the local optimizer.
       names: behind which modules, such as "norm1,norm2"; of "layer1" behind the last whose name is
-        that or begins with "layer1_". "" for the ends of the stages layer1 and layer2, as in the
-        paper, or, where there are none, behind the first two batch norms that see maps.
+        that or begins with "layer1_". "" for the ends of the stages layer1, layer2 and layer3, as
+        the authors' scripts have on PACS ("layer1,layer2" on OfficeHome: KaiyangZhou/
+        mixstyle-release, imcls/scripts/run_mixstyle.sh); where there are none, for the first two
+        batch norms that see maps, our choice.
       probability: that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
       concentration: a, above 0; 0.1 as in the paper.
       **options: those of `fedavg`.

@@ -38,11 +38,16 @@ def moon(
     two in evaluation mode and without gradient. The reported loss is the cross entropy alone. With
     mu = 0 it is FedAvg.
 
+    Differs from the paper and the authors' code (QinbinLi/MOON): there is no projection head.
+    Theirs is part of the network, behind its features: two dense layers with a ReLU between, to 256
+    values, which are z and what the classifier reads. A model that ends so has that z here too.
+
     Args:
       model: images -> logits; `fedjax_bn.models.features` says what its features are.
       optimizer: the local optimizer.
-      mu: strength of the contrast, at least 0; 1 as in the paper's CIFAR-100 experiments.
-      temperature: T, above 0.
+      mu: strength of the contrast, at least 0; 1 as in the authors' code and the paper's CIFAR-100
+        experiments (5 for CIFAR-10).
+      temperature: T, above 0; 0.5 as in the authors' code.
       **options: those of `fedavg`.
 
     Raises:

@@ -38,8 +38,9 @@ def randconv(
     means over the valid samples. Nothing but the model travels. The reported loss is CE(p_1). With
     c = 0 there is one pass, FedAvg with `perturb=randconv(...)`; with identity 1 too it is FedAvg.
 
-    Differs from the authors' code, where every pass moves the running statistics of a network that
-    has any: the first one alone does.
+    Differs from the authors' code (wildphoton/RandConv, randconv_trainer.py): every pass convolves
+    the image itself, as in the paper, where there the second and third convolve what the first one
+    made; the first pass alone moves running statistics, where there every pass does.
 
     Args:
       model: images -> logits.

@@ -4,7 +4,7 @@ Methods that look at several depths of a network name them so; the sizes are rea
 since a method's `init` sees no images.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,15 +22,22 @@ _STAGES = (
 Change = Callable[[str, jax.Array], jax.Array]
 
 
-def stages_of(method: str, variables: Variables, names: str = "") -> dict[str, int]:
+def stages_of(
+    method: str,
+    variables: Variables,
+    names: str = "",
+    ends: Sequence[tuple[str, ...]] = _STAGES,
+) -> dict[str, int]:
     """Path -> channels of the modules that `names` means; nothing is computed.
 
     Args:
       method: whose, for a message.
       variables: a model's collections; only shapes count.
       names: modules such as "norm1,norm2"; of "layer1" the last whose name is that or begins with
-        "layer1_". "" for the ends of the stages layer1, layer2 and layer3 of a residual network,
-        the convolutions of a DenseNet's transitions, or, where there are neither, all batch norms.
+        "layer1_". "" for the first of `ends` that the model has, or, where it has none of them,
+        all batch norms.
+      ends: modules, by default the ends of the stages layer1, layer2 and layer3 of a residual
+        network, and the convolutions of a DenseNet's transitions.
 
     Raises:
       ValueError: there is no such module, or no batch norm to choose.
@@ -49,7 +56,7 @@ def stages_of(method: str, variables: Variables, names: str = "") -> dict[str, i
         alike = [path for path in known if path == name or _follows(path, name)]
         return max(alike, key=lambda path: (len(path), path), default=None)
 
-    wanted = [[name.strip() for name in names.split(",")]] if names else _STAGES
+    wanted = [[name.strip() for name in names.split(",")]] if names else ends
     found = [[last(name) for name in stages] for stages in wanted]
     places = next((paths for paths in found if None not in paths), None if names else list(norms))
     if places == []:
