@@ -4,13 +4,23 @@
 method has the options of all of them, and states only its own.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_bn.client import Client, Finish, no_memory, plain_finish, train_locally
+from fedjax_bn.batches import REQUIRED
+from fedjax_bn.client import (
+    Client,
+    Finish,
+    Load,
+    look_up,
+    no_memory,
+    plain_finish,
+    train_locally,
+)
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod, federate
@@ -47,6 +57,26 @@ class Learning(NamedTuple):
         if self.perturb is None:
             return images
         return self.perturb(jax.random.fold_in(key, _PERTURBING), images, batch["valid"])
+
+    def classes(self, load: Load, variables: Variables, batches: Batch) -> int | None:
+        """Returns how many classes the model's outputs have; None where the task has none.
+
+        Args:
+          load: as in `client.train_locally`.
+          variables: shapes of a model's collections.
+          batches: shapes of one client's batches, [S, B, ...].
+        """
+        if not self.task.classifies:
+            return None
+
+        def outputs(variables: Variables, batches: Batch) -> PyTree:
+            first = jax.tree.map(lambda leaf: leaf[0], {name: batches[name] for name in REQUIRED})
+            images = load(batches.get("source"), first, jax.random.key(0))["image"]
+            images = self.prepare(images, parameter_dtype(variables))
+            return forward(self.model, variables, images).outputs
+
+        found = jax.eval_shape(outputs, variables, batches)
+        return found.shape[-1] if getattr(found, "ndim", 0) == 2 else None
 
 
 def learning(
@@ -94,6 +124,9 @@ def method_of(
     local = {name: options.pop(name) for name in names if name in options}
     client = train_locally(step, memory=memory, finish=finish, **local)
     learned = options.pop("learned", None)
+    if learned is not None:
+        classes = functools.partial(learned.classes, local.get("load") or look_up)
+        options = {"classes": classes} | options
     return federate(around(client), **options)._replace(learned=learned)
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.pixels.raster import open_raster, to_rgb
 from fedjax_bn.data.sets.files import SIZE, Original, corruption_named, first_existing
 from fedjax_bn.data.sets.lists import is_label
+from fedjax_bn.inputs import class_labels
 
 _WHERE = (
     "MNIST-M needs mnist_m_train/*.png with mnist_m_train_labels.txt and mnist_m_test/*.png with "

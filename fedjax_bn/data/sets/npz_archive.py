@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pools import PARTS
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
+from fedjax_bn.inputs import as_images, class_labels
 
 FORM = (
     "DOMAIN__images and DOMAIN__labels, or DOMAIN__PART_images and DOMAIN__PART_labels, PART of "
@@ -20,7 +20,7 @@ FORM = (
 class Part(NamedTuple):
     """Samples of one part of a domain.
 
-    images: u8[N, H, W, C] or f32[N, ...].
+    images: u8[N, H, W, C] or f32[N, ...], as `inputs.as_images` makes them.
     labels: i32[N], at least 0.
     """
 
@@ -115,11 +115,12 @@ def _checked_part(arrays: Mapping[str, np.ndarray], name: str, part: str, path: 
     """Images and labels as they are kept; nothing is cast before its range is known."""
     images, labels = (arrays[one] for one in _array_names(name, [part]))
     prefix = array_prefix(name, part)
+    images = as_images(images, f"{path}: {prefix}images")
     bytes_of_images = images.dtype == np.uint8 and images.ndim == 4
-    if not (bytes_of_images or (images.dtype == np.float32 and images.ndim >= 2)):
+    if not bytes_of_images and (images.dtype == np.uint8 or images.ndim < 2):
         raise ValueError(
             f"{path}: {prefix}images is {images.dtype} {images.shape}; it must be uint8 "
-            "[N, H, W, C], or float32 [N, ...]"
+            "[N, H, W, C], or floats [N, ...]"
         )
     labels = class_labels(labels, f"{path}: {prefix}labels")
     if len(images) != len(labels):
@@ -129,7 +130,7 @@ def _checked_part(arrays: Mapping[str, np.ndarray], name: str, part: str, path: 
         )
     if not len(labels):
         raise ValueError(f"{path}: {prefix}images is empty; give it samples or leave it out")
-    if images.dtype == np.float32 and not np.isfinite(images).all():
+    if images.dtype != np.uint8 and not np.isfinite(images).all():
         place = tuple(np.argwhere(~np.isfinite(images))[0].tolist())
         raise ValueError(
             f"{path}: {prefix}images has {images[place]} at index {place}; numbers must be finite: "
