@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_bn.aggregation import Weighing
+from fedjax_bn.aggregation import ServerUpdate, Weighing
 from fedjax_bn.batches import Batches
 from fedjax_bn.inputs import check_image_dtype, class_labels, known_labels
-from fedjax_bn.sharing import Variables, join
+from fedjax_bn.mapping import check_strategy
+from fedjax_bn.privacy import Privacy
+from fedjax_bn.sharing import Variables, everything, join
 
 PyTree = Any
 # classes(variables, batches) -> C or None, of one client's, from shapes alone
@@ -123,24 +125,41 @@ def asking(program: Any, check: Callable[..., None]) -> Any:
     return called
 
 
-def check_choices(share: Any, weigh: Any, server: Any, privacy: Any) -> None:
-    """Raises ValueError where a choice of a method is none, such as a name for a function."""
-    if not callable(share):
-        raise ValueError(
-            f"share={share!r} is no sharing rule: give a function variables -> booleans, such as "
-            "everything, nothing or all_but_batch_norm of fedjax_bn.sharing"
-        )
-    if weigh is not None and not isinstance(weigh, Weighing) and not callable(weigh):
-        raise ValueError(
-            f"weigh={weigh!r} is no weighing rule: give a function (sizes, risks) -> weights, such "
-            "as by_size or uniform of fedjax_bn.aggregation"
-        )
-    if server is not None and not hasattr(server, "message_weight"):
-        raise ValueError(
-            f"server={server!r} is no server's step: give a ServerUpdate, such as averaging() of "
-            "fedjax_bn.aggregation"
-        )
-    if privacy is not None and not hasattr(privacy, "clip"):
-        raise ValueError(
-            f"privacy={privacy!r} is no mechanism: give fedjax_bn.privacy.gaussian(clip, noise)"
-        )
+def check_choices(
+    *,
+    share: Any = everything,
+    weigh: Any = None,
+    server: Any = None,
+    privacy: Any = None,
+    clients: str = "auto",
+    load: Any = None,
+    **others: Any,
+) -> None:
+    """Raises ValueError where an option is none, such as a name where a function is needed.
+
+    Args:
+      share, weigh, server, privacy, clients: as in `federation.federate`.
+      load: as in `client.train_locally`.
+      **others: options that are not looked at.
+    """
+    del others
+    check_strategy(clients, 2**31)  # how many clients there are is known at `init`
+    weighs = weigh is None or isinstance(weigh, Weighing) or callable(weigh)
+    serves = server is None or isinstance(server, ServerUpdate)
+    hides = privacy is None or isinstance(privacy, Privacy)
+    wrong = {
+        f"share={share!r} is no sharing rule: give a function variables -> booleans, such as "
+        "everything, nothing or all_but_batch_norm of fedjax_bn.sharing": not callable(share),
+        f"weigh={weigh!r} is no weighing rule: give a function (sizes, risks) -> weights, such as "
+        "by_size or uniform of fedjax_bn.aggregation": not weighs,
+        f"server={server!r} is no server's step: give a ServerUpdate, such as averaging() of "
+        "fedjax_bn.aggregation": not serves,
+        f"privacy={privacy!r} is no mechanism: give fedjax_bn.privacy.gaussian(clip, noise)": (
+            not hides
+        ),
+        f"load={load!r} is no function: give load(source, batch, key) -> batch, such as "
+        "fedjax_bn.client.augmenting(augment)": load is not None and not callable(load),
+    }
+    for sentence, is_wrong in wrong.items():
+        if is_wrong:
+            raise ValueError(sentence)

@@ -172,7 +172,7 @@ def federate(
         and the model has none, or shares statistics in spite of privacy, or `clients` does not suit
         K; at `round`, where batches do not fit.
     """
-    check_choices(share, weigh, server, privacy)
+    check_choices(share=share, weigh=weigh, server=server, privacy=privacy, clients=clients)
     client, server, weigh = guarded(privacy, client, server or averaging(), weigh)
     client, server, weigh = telling(client, server, weigh)
     admission = Admission(classes)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_bn.admission import check_choices
 from fedjax_bn.batches import REQUIRED
 from fedjax_bn.client import (
     Client,
@@ -97,7 +98,22 @@ def learning(
         training only; see `fedjax_bn.perturb`.
       task: the loss to train by; `task.classification()` by default.
       **options: anything else.
+
+    Raises:
+      ValueError: an argument or an option is none, such as a name where a function is needed.
     """
+    check_choices(**options)
+    for name, value in (("prepare", prepare), ("perturb", perturb)):
+        if value is not None and not callable(value):
+            raise ValueError(
+                f"{name}={value!r} is no function: give one, such as "
+                "fedjax_bn.data.pixels.images.standardize() for prepare, or "
+                "fedjax_bn.perturb.randconv() for perturb"
+            )
+    if task is not None and not isinstance(task, Task):
+        raise ValueError(
+            f"task={task!r} is no task: give a Task, such as fedjax_bn.task.classification()"
+        )
     learned = Learning(model, prepare or standardize(), perturb, task or classification())
     return learned, {"learned": learned} | options
 
