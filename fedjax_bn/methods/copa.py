@@ -19,6 +19,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.models.features import require_linear
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
 from fedjax_bn.ranges import bounded
@@ -97,6 +98,7 @@ def _collaborative(learned: Learning, rule: Any) -> Objective:
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         images, valid = learned.read(variables, batch, key), batch["valid"]
+        require_linear("copa", learned.model, variables, images)
         out = forward(
             learned.model,
             variables,

@@ -172,12 +172,13 @@ def last_dense(
     """
     dense = _dense_layers(variables)
     named = tuple(filter(None, str(getattr(model, "classifier_path", "")).split("/")))
-    if images is None and (named or len(dense) == 1):
+    if not dense:
+        raise _not_found(model, _NO_END, dense)
+    if named or (images is None and len(dense) == 1):
         found = named or dense[0]
     else:
-        if images is None:
-            images = readable_images(model, variables, len(dense))
-        found = named or _only(model, sources_of(model, variables, images), dense)
+        images = readable_images(model, variables) if images is None else images
+        found = _only(model, sources_of(model, variables, images), dense)
     if found not in dense:
         raise ValueError(
             f"{name_of(model)} has no dense layer {'/'.join(found)!r}{_listed(dense)}: name one of "
@@ -192,21 +193,26 @@ def _only(model: Any, found: Sources, dense: list[tuple[str, ...]]) -> tuple[str
     Raises:
       ValueError: it is none, or not the only one.
     """
-    (first, *others), shape = found.outputs or (OTHER,), found.shape
-    if not others and first != OTHER and found.called[first] == shape:
+    first, *others = sorted(found.outputs) or [OTHER]
+    if not others and first != OTHER and found.called[first] == found.shape:
         return first[0]
-    if {first, *others} == {OTHER} or shape is None or not dense:
-        why = "end in an nn.Dense or nnx.Linear"
-    else:
-        why = "show which layer classifies: its outputs are made of " + " and ".join(
-            "what is no dense layer's output" if source == OTHER else repr("/".join(source[0]))
-            for source in sorted({first, *others})
-        )
-    raise ValueError(
+    if found.shape is None or not others:
+        raise _not_found(model, _NO_END, dense)
+    parts = ["/".join(path) for path, _ in (first, *others)]
+    named = [repr(part) if part else "what no dense layer gives" for part in parts]
+    why = f"show which layer classifies: its outputs are made of {' and '.join(named)}"
+    raise _not_found(model, why, dense)
+
+
+_NO_END = "end in an nn.Dense or nnx.Linear"
+
+
+def _not_found(model: Any, why: str, dense: list[tuple[str, ...]]) -> ValueError:
+    name = "name the classifier by fedjax_bn.models.with_classifier(model, NAME), or " * bool(dense)
+    return ValueError(
         f"the features before the classifier are needed, but {name_of(model)} does not {why}"
-        f"{_listed(dense)}. Name the classifier by fedjax_bn.models.with_classifier(model, NAME), "
-        "or split its __call__ into methods features(images) -> f[B, F] and classify(features) -> "
-        "f[B, classes], as the networks of fedjax_bn.models do"
+        f"{_listed(dense)}: {name}split its __call__ into methods features(images) -> f[B, F] and "
+        "classify(features) -> f[B, classes], as the networks of fedjax_bn.models do"
     )
 
 
@@ -219,6 +225,21 @@ def _dense_layers(variables: dict[str, Any]) -> list[tuple[str, ...]]:
     leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
     paths = [(path_names(path), leaf) for path, leaf in leaves]
     return [path[:-1] for path, leaf in paths if path[-1] == "kernel" and leaf.ndim == 2]
+
+
+def require_linear(method: str, model: Any, variables: dict[str, Any], images: jax.Array) -> None:
+    """Raises ValueError unless the model's outputs are the output of one dense layer, unchanged.
+
+    Args:
+      method: that needs it, to begin a sentence with.
+      model, variables, images: as of `last_dense`.
+    """
+    found = sources_of(model, variables, images)
+    if not found.direct or len(found.outputs) != 1 or OTHER in found.outputs:
+        raise ValueError(
+            f"{method} needs logits f W + b, but {name_of(model)} changes what its classifier "
+            "gives: let it return the output of its last nn.Dense or nnx.Linear as it is"
+        )
 
 
 def shows_features(model: Any) -> bool:

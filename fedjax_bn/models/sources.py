@@ -15,8 +15,10 @@ from fedjax_bn.normalization.calls import Call, intercepting, name_of, takes_tra
 
 Source = tuple[tuple[str, ...], int]  # the path of a dense layer, and which of its calls
 OTHER: Source = ((), 0)  # whatever is not the output of a dense layer
+CHANGED: Source = ((), 1)  # that an output of a layer is computed with
 _MARK = "fedjax_bn dense "
 _MIXING = ("dot_general", "conv_general_dilated")  # of layers that are not dense ones
+_SAME = ("convert_element_type", "copy", "reshape", "squeeze", "optimization_barrier")
 _SIDES = (32, 28, 224, 64, 16, 8, 96, 128, 256)  # of images, those that are common
 
 
@@ -25,11 +27,13 @@ class Sources(NamedTuple):
 
     Attributes:
       outputs: the sources of the outputs.
+      direct: whether the outputs are those of their sources, and not computed from them.
       called: the dense layers' calls in order, with the shapes of their outputs.
       shape: that of the outputs; None where they are no single array.
     """
 
     outputs: frozenset[Source]
+    direct: bool
     called: dict[Source, tuple[int, ...]]
     shape: tuple[int, ...] | None
 
@@ -66,7 +70,9 @@ def sources_of(
     calls, last = list(called), len(program.jaxpr.invars) - 1
     given = [frozenset({OTHER} if place == last else ()) for place in range(last + 1)]
     found = _made_of(program.jaxpr, given, calls)
-    return Sources(frozenset().union(*found), called, getattr(shapes, "shape", None))
+    made = frozenset[Source]().union(*found)
+    shape = getattr(shapes, "shape", None)
+    return Sources(made - {CHANGED}, CHANGED not in made, called, shape)
 
 
 def _made_of(
@@ -89,7 +95,8 @@ def _made_of(
         elif inner or kind in _MIXING:
             made = [frozenset({OTHER})] * len(equation.outvars)
         else:
-            made = [frozenset().union(*inputs)] * len(equation.outvars)
+            changed = frozenset[Source]() if kind in _SAME else frozenset({CHANGED})
+            made = [changed.union(*inputs)] * len(equation.outvars)
         known |= zip(equation.outvars, made, strict=True)
     return [sources(value) for value in jaxpr.outvars]
 
@@ -113,13 +120,12 @@ def calls_dense(call: Call) -> bool:
     return call.kernel is not None and call.method == "__call__"
 
 
-def readable_images(model: Any, variables: dict[str, Any], dense: int) -> jax.ShapeDtypeStruct:
+def readable_images(model: Any, variables: dict[str, Any]) -> jax.ShapeDtypeStruct:
     """Returns the form of images that a model reads, tried out with traces.
 
     Args:
       model: a linen module, or what `from_nnx` makes.
       variables: its collections; only shapes count.
-      dense: how many dense layers there are; without any, no image is tried.
 
     Raises:
       ValueError: none of the forms that are tried is one.
@@ -130,7 +136,7 @@ def readable_images(model: Any, variables: dict[str, Any], dense: int) -> jax.Sh
     sides = dict.fromkeys((*_SIDES, *range(1, 65)))
     flat = [(count,) for count in channels]
     shapes = [(side, side, count) for side in sides for count in channels]
-    for shape in ((*shapes, *flat) if maps else (*flat, *shapes)) if dense else ():
+    for shape in (*shapes, *flat) if maps else (*flat, *shapes):
         images = jax.ShapeDtypeStruct((2, *shape), leaves[0].dtype)
         try:
             sources_of(model, variables, images)
