@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_bn.aggregation import ServerUpdate, Weighing
-from fedjax_bn.batches import Batches
+from fedjax_bn.batches import REQUIRED, Batches
 from fedjax_bn.inputs import check_image_dtype, class_labels, known_labels
 from fedjax_bn.mapping import check_strategy
 from fedjax_bn.privacy import Privacy
@@ -55,7 +55,14 @@ class Admission:
         It reads labels that are on the host, and those on a device where that needs no waiting or
         a program is to be compiled anyway.
         """
-        image, label, valid = (batches.get(name) for name in ("image", "label", "valid"))
+        for name in set(REQUIRED) & set(batches):
+            for leaf in jax.tree.leaves(batches[name]):
+                if not hasattr(leaf, "dtype"):
+                    raise ValueError(
+                        f"batches['{name}'] holds a {type(leaf).__name__} in place of an array: "
+                        "make an array of it, such as by numpy.asarray"
+                    )
+        image, label, valid = (batches.get(name) for name in REQUIRED)
         if isinstance(image, np.ndarray) and not np.issubdtype(image.dtype, np.number):
             check_image_dtype(image.dtype, "batches['image']")
         if not (hasattr(image, "dtype") and hasattr(label, "dtype") and hasattr(valid, "dtype")):
@@ -85,7 +92,7 @@ class Admission:
         return batches | {"label": label, "valid": valid & known}
 
 
-_READ = ("image", "label", "valid", "source")
+_READ = (*REQUIRED, "source")
 
 
 def _shapes(tree: PyTree, axes: int = 0) -> PyTree:

@@ -22,6 +22,7 @@ from fedjax_bn import methods
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.drawing import drawing
 from fedjax_bn.data.sets import npz
+from fedjax_bn.data.source import Pool, Source, check_source
 from fedjax_bn.federation import broadcast_of, global_variables, own_of
 from fedjax_bn.inputs import as_images, known_labels
 from fedjax_bn.methods import fedavg, fedbn
@@ -30,6 +31,7 @@ from fedjax_bn.task import classification
 
 KEY = jax.random.key(1)
 SIZES = (7, 4)
+HALF = (0.5,)
 OTHER = ("int32", "int16", "uint16", "bool", "complex64", "<U3")
 
 
@@ -68,6 +70,7 @@ def test_images_that_are_neither_bytes_nor_floats_are_refused_by_one_sentence(tm
     images, labels = np.ones((4, 3, 3, 3), dtype), np.array([0, 1, 0, 1])
     batches = host()
     batches["image"] = np.ones((*batches["label"].shape, FEATURES), dtype)
+    source = Source("own", ("a", "b"), (Pool("a", images, labels, labels.astype(str)),), HALF, HALF)
     split = Split(images, labels.astype(np.int32))
     dataset = Dataset("own", 2, (Domain("a", split, None, split),), (0.5,), (0.5,))
     ways = (
@@ -75,6 +78,7 @@ def test_images_that_are_neither_bytes_nor_floats_are_refused_by_one_sentence(tm
         lambda: of_client(batches),
         lambda: drawing([(images, labels)]),
         lambda: read_npz(tmp_path, images, labels),
+        lambda: check_source(source),
         lambda: check_dataset(dataset),
         lambda: predict(images),
     )
@@ -224,3 +228,21 @@ def test_labels_that_are_a_tree_need_a_task_of_their_own():
     state = method.init(KEY, variables_of(OneNorm()), 2)
     with pytest.raises(ValueError, match=r"label'] is a tree .* task is classification: give"):
         method.round(state, batches | {"label": {"class": batches["label"]}}, KEY)
+
+
+@pytest.mark.parametrize("name", ["image", "label", "valid"])
+def test_lists_in_place_of_arrays_are_refused(name):
+    with pytest.raises(ValueError, match=rf"^batches\['{name}'\] holds a \w+ in place of an array"):
+        of_round(host() | {name: [[1]]})
+
+
+def test_a_source_of_ones_own_takes_what_a_round_takes():
+    images = np.random.default_rng(0).normal(size=(4, 6))
+    for labels in (np.array([0, 1, 0, 1]), np.array([0.0, 1, 0, 1])):
+        pool = Pool("a", images, labels, np.arange(4).astype(str))
+        (kept,) = check_source(Source("own", ("a", "b"), (pool,), HALF, HALF)).pools
+        assert (kept.images.dtype, kept.labels.dtype) == (np.float32, np.int32)
+        assert kept.labels.tolist() == [0, 1, 0, 1]
+    wrong = pool._replace(labels=np.array([0, 1, 2, 1]))
+    with pytest.raises(ValueError, match=r"label 2 at index 2; labels must be whole numbers in 0"):
+        check_source(Source("own", ("a", "b"), (wrong,), HALF, HALF))
