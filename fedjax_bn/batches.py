@@ -1,7 +1,7 @@
 """A round's batches: their form, their padding, and what follows from who is valid.
 
     {"image": f|u8[C, S, B, ...] (or i32[C, S, B], numbers of samples in "source"),
-     "label": i32[C, S, B], or a tree of arrays [C, S, B, ...],
+     "label": classes [C, S, B], whole numbers of any dtype, or a tree of arrays [C, S, B, ...],
      "valid": bool[C, S, B],
      "source": a tree of arrays [C, N, ...], what `load` finds samples in (optional),
      "participates": bool[C] (optional; all),
@@ -11,7 +11,7 @@
          (optional; the rows are all clients, in order)}
 
 S steps are E equal local epochs. On a mesh of devices rows of padding may follow, up to a multiple
-of its clients axis: they count nowhere.
+of its clients axis: they count nowhere. `fedjax_bn.inputs` says which images and labels are taken.
 """
 
 from typing import Any

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from fedjax_bn.admission import Admission, Classes, asking, check_choices, check_state
 from fedjax_bn.aggregation import (
     ServerUpdate,
     Weighing,
@@ -34,6 +35,7 @@ from fedjax_bn.devices import (
     place,
     split_batches,
 )
+from fedjax_bn.inputs import random_key
 from fedjax_bn.mapping import check_strategy, map_and_sum
 from fedjax_bn.privacy import Privacy, guarded
 from fedjax_bn.server import conclude, serve
@@ -121,6 +123,7 @@ class _Plan(NamedTuple):
     weigh: WeighingRule | Weighing
     clients: str
     mesh: Mesh | None
+    admission: Admission
 
 
 def federate(
@@ -133,6 +136,7 @@ def federate(
     clients: str = "auto",
     mesh: Mesh | None = None,
     statistics: Callable[..., Any] | None = None,
+    classes: Classes | None = None,
 ) -> FederatedMethod:
     """Composes a federated method from independent choices.
 
@@ -158,19 +162,35 @@ def federate(
         perhaps "batch", over which the samples of a batch are; None for one device. The numbers
         are those of one device up to the order of sums.
       statistics: how the method's own clients predict, see `FederatedMethod`.
+      classes: `classes(variables, batches) -> C`, how many classes the labels of one client's
+        batches have, from shapes alone; None where labels are no classes. A label outside [0, C)
+        is refused where its array can be read, and makes its sample invalid inside a program.
 
     Raises:
-      ValueError: the mesh has no axis "clients", or `weigh` does not go with privacy; at `init`,
-        where `share` needs a batch norm and the model has none, or shares statistics in spite of
-        privacy, or `clients` does not suit K; at `round`, where batches do not fit.
+      ValueError: a choice is none, such as a name in place of a function; the mesh has no axis
+        "clients", or `weigh` does not go with privacy; at `init`, where `share` needs a batch norm
+        and the model has none, or shares statistics in spite of privacy, or `clients` does not suit
+        K; at `round`, where batches do not fit.
     """
+    check_choices(share=share, weigh=weigh, server=server, privacy=privacy, clients=clients)
     client, server, weigh = guarded(privacy, client, server or averaging(), weigh)
     client, server, weigh = telling(client, server, weigh)
-    plan = _Plan(client, server, share, weigh, clients, checked_mesh(mesh))
+    admission = Admission(classes)
+    plan = _Plan(client, server, share, weigh, clients, checked_mesh(mesh), admission)
+
+    def check_round(state: FederatedState, batches: Batches, key: jax.Array) -> None:
+        check_state(state)
+        random_key(key)
+        admission.check(state.shared, state.personal, batches)
+
+    def check_client(broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array) -> None:
+        random_key(key)
+        admission.check(broadcast.shared, own.personal, batches)
+
     return FederatedMethod(
         init=functools.partial(_init, plan),
-        round=jax.jit(functools.partial(_round, plan), donate_argnums=0),
-        client=jax.jit(lambda *arguments: take_part(client, *arguments)[:2]),
+        round=asking(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
+        client=asking(jax.jit(functools.partial(_take_part, plan)), check_client),
         server=jax.jit(functools.partial(serve, plan.server, plan.weigh)),
         statistics=statistics,
     )
@@ -204,6 +224,14 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
     return state._replace(personal=own.personal, memory=own.memory)
 
 
+def _take_part(
+    plan: _Plan, broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array
+) -> tuple[Own, Upload]:
+    """One client's part of a round."""
+    batches = plan.admission.admitted(broadcast.shared, own.personal, batches)
+    return take_part(plan.client, broadcast, own, batches, random_key(key))[:2]
+
+
 def _round(
     plan: _Plan, state: FederatedState, batches: Batches, key: jax.Array
 ) -> tuple[FederatedState, Metrics]:
@@ -212,6 +240,7 @@ def _round(
     total = padded(rows, plan.mesh)
     there = total if rows_of(batches) == total else rows
     check_batches(batches, there, plan.client.epochs)
+    batches, key = plan.admission.admitted(state.shared, state.personal, batches), random_key(key)
     batches = {"client": jnp.arange(there, dtype=jnp.int32)} | batches
     population = batches.pop("population", None)
     if total > rows:

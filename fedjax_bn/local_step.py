@@ -82,7 +82,11 @@ def gradient_step(
       gradient: usually `differentiate(objective, collections)`, perhaps corrected.
       optimizer: any optax transformation, of {collection: tree}.
       collections: those that the gradient is of.
+
+    Raises:
+      ValueError: `optimizer` is no optax transformation.
     """
+    check_optimizer(optimizer)
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
@@ -95,6 +99,15 @@ def gradient_step(
         return optimizer.init({name: variables[name] for name in collections})
 
     return LocalStep(init, update)
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raises ValueError unless `optimizer` is an optax transformation."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise ValueError(
+            f"optimizer={optimizer!r} is no optax transformation: give one with its learning rate, "
+            "such as optax.sgd(0.1)"
+        )
 
 
 def in_turn(*steps: LocalStep) -> LocalStep:

@@ -23,7 +23,6 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.pools import PARTS, numbered_names, parts_of
 from fedjax_bn.data.source import Pool, Source
 from fedjax_bn.federation import (
@@ -32,6 +31,7 @@ from fedjax_bn.federation import (
     client_variables,
     global_variables,
 )
+from fedjax_bn.inputs import class_labels
 from fedjax_bn.ranges import nearest
 from fedjax_bn.run.config import base, check
 from fedjax_bn.run.evaluate import evaluator

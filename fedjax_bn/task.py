@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.inputs import known_labels
+
 PyTree = Any
 
 
@@ -49,19 +51,22 @@ def classification() -> Task:
 
 
 def cross_entropy(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
-    """Mean cross entropy f[] over the valid samples.
+    """Returns the mean cross entropy f[] over the valid samples whose label is a class.
 
     Args:
       logits: f[B, classes].
       label: i32[B].
       valid: bool[B].
     """
+    label, known = known_labels(label, logits.shape[-1])
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, label)
-    return masked_mean(losses, valid)
+    return masked_mean(losses, valid & known)
 
 
 def _count_right(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     """i32[2]: right answers and samples; arguments as in `cross_entropy`."""
+    label, known = known_labels(label, logits.shape[-1])
+    valid = valid & known
     right = (logits.argmax(-1).astype(label.dtype) == label) & valid
     return jnp.stack([right.sum(dtype=jnp.int32), valid.sum(dtype=jnp.int32)])
 

@@ -37,7 +37,7 @@ def test_every_epoch_holds_each_sample_once_with_its_label():
         ([(np.zeros((2, 6), np.float32), np.zeros(3, int))], "client 0"),
         ([(np.zeros((2, 6), np.float32), np.array([0.5, 1]))], "the labels of client 0"),
         ([*arrays((2,)), (np.zeros((2, 5), np.float32), np.zeros(2, int))], r"\(5,\)"),
-        ([(np.zeros((2, 6)), np.zeros(2, int))], "float64"),
+        ([(np.zeros((2, 6), int), np.zeros(2, int))], "the images of client 0 have dtype int64"),
     ],
 )
 def test_arrays_that_do_not_suit_are_refused(clients, said):

@@ -99,9 +99,9 @@ def test_the_number_of_features_is_found_without_images_as_with_them(index):
     assert MODELS[index][2] in (None, features.shape[1])
 
 
-def test_a_size_that_kernels_do_not_tell_needs_images():
+def test_a_size_that_parameters_do_not_show_needs_images():
     class Ring(nn.Module):
-        """Each dense layer could be the last."""
+        """By the sizes of the kernels each dense layer could be the last."""
 
         @nn.compact
         def __call__(self, x):
@@ -109,9 +109,9 @@ def test_a_size_that_kernels_do_not_tell_needs_images():
 
     model, images = Ring(), jnp.zeros((2, 4))
     variables = model.init(KEY, images)
-    for names in (("features",), ("nothing",)):
-        with pytest.raises(ValueError, match=r"the parameters tell: .*masks\.with_masks"):
-            masks.with_masks(model, variables, names)
+    with pytest.raises(ValueError, match=r"from the parameters: .*masks\.with_masks"):
+        masks.with_masks(model, variables, ("nothing",))
+    assert masks.with_masks(model, variables)["mask"]["features"].shape == (6,)
     both = masks.with_masks(model, variables, ("features", "first"), images)["mask"]
     assert {name: mask.shape for name, mask in both.items()} == {"features": (6,), "first": (6,)}
 
@@ -193,10 +193,9 @@ def test_names_that_are_nowhere_are_refused_with_those_that_are():
 
 def test_a_model_without_a_dense_classifier_is_refused_with_the_remedy():
     variables = Bare().init(KEY, jnp.zeros((2, 6)))
-    with pytest.raises(ValueError, match=r"masks\.with_masks"):
-        masks.with_masks(Bare(), variables)
-    with pytest.raises(ValueError, match="no intermediate 'features'"):
-        masks.with_masks(Bare(), variables, images=jnp.zeros((2, 6)))
+    for images in (None, jnp.zeros((2, 6))):
+        with pytest.raises(ValueError, match=r"does not end in an nn\.Dense.*: split its __call__"):
+            masks.with_masks(Bare(), variables, images=images)
     with pytest.raises(ValueError, match=r"does not end in an nn\.Dense"):
         forward(Bare(), variables | {"mask": {"features": jnp.ones(6)}}, jnp.zeros((2, 6)))
 

@@ -213,7 +213,7 @@ NAN = np.where(np.arange(60).reshape(12, 5) == 17, np.nan, 1).astype(np.float32)
         ({"day__labels": None}, r"lacks the array day__labels"),
         ({"day__images": None}, r"lacks the array day__images"),
         ({"day__images": NAN}, r"day__images has nan at index \(3, 2\); numbers must be finite"),
-        ({"day__images": np.zeros((12, 6, 6))}, r"day__images is float64 .* must be uint8"),
+        ({"day__images": np.zeros((12, 6, 6), int)}, r"day__images have dtype int64; .* uint8"),
         ({"day__images": np.zeros((12, 6, 6), np.uint8)}, r"day__images is uint8 \(12, 6, 6\)"),
         (
             {"dusk__images": np.zeros((12, 6, 7, 3), np.uint8)},

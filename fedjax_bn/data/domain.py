@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.data.label_trees import (
@@ -16,6 +17,7 @@ from fedjax_bn.data.label_trees import (
     take,
 )
 from fedjax_bn.data.rows import Rows, blocks
+from fedjax_bn.inputs import check_image_dtype
 
 
 class Split(NamedTuple):
@@ -157,8 +159,10 @@ def _check_counts(split: Split, place: str) -> None:
 
 def _check_form(split: Split, first: np.ndarray | Rows, place: str) -> None:
     images = split.images
+    check_image_dtype(images.dtype, f"{place}: the images")
     bytes_of_images = images.dtype == np.uint8 and images.ndim == 4
-    if not (bytes_of_images or (images.dtype == np.float32 and images.ndim >= 2)):
+    kept = (np.float32, jnp.result_type(float))  # what `inputs.as_images` makes of floats
+    if not (bytes_of_images or (images.dtype in kept and images.ndim >= 2)):
         raise ValueError(
             f"{place} has images of dtype {images.dtype} and shape {images.shape}; "
             "allowed are uint8 [N, H, W, C] and float32 [N, ...]"
@@ -168,7 +172,7 @@ def _check_form(split: Split, first: np.ndarray | Rows, place: str) -> None:
             f"{place} has samples of {images.dtype} {images.shape[1:]}, the first domain's are "
             f"{first.dtype} {first.shape[1:]}; bring all domains to one form"
         )
-    if images.dtype == np.float32:
+    if images.dtype != np.uint8:
         _check_finite(images, place)
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
-from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.sampling import ClientData, by_epochs, point_to, stack_clients
+from fedjax_bn.inputs import as_images, class_labels, random_key
 
 
 def drawing(
@@ -32,7 +32,7 @@ def drawing(
 
     Args:
       clients: (images, labels) of each of K: u8[N, H, W, C], which methods standardize by their
-        `prepare`, or f32[N, ...], which they read as they are; whole numbers [N] counted from 0.
+        `prepare`, or f[N, ...], which they read as they are; whole numbers [N] counted from 0.
       batch_size: B; at most the samples of the largest client count.
       local_epochs: as the method has it.
 
@@ -41,7 +41,10 @@ def drawing(
         and labels differ in number, or labels are none.
     """
     splits = [
-        Split(np.asarray(images), class_labels(np.asarray(labels), f"the labels of client {k}"))
+        Split(
+            as_images(images, f"the images of client {k}"),
+            class_labels(np.asarray(labels), f"the labels of client {k}"),
+        )
         for k, (images, labels) in enumerate(clients)
     ]
     classes = 1 + max((int(split.labels.max(initial=0)) for split in splits), default=0)
@@ -58,4 +61,4 @@ def drawing(
         del batches["source"]  # which a program would copy
         return batches
 
-    return lambda key: draw(data, key) | {"source": data.images}
+    return lambda key: draw(data, random_key(key)) | {"source": data.images}

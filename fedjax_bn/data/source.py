@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.label_trees import PyTree, leaves_of
+from fedjax_bn.data.label_trees import PyTree, has_boxes, leaves_of
+from fedjax_bn.inputs import as_images, class_labels
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 
@@ -62,11 +63,12 @@ class Source(NamedTuple):
 
 
 def check_source(source: Source) -> Source:
-    """Returns the source if its pools are sound.
+    """Returns the source if its pools are sound, with images and labels as they are kept.
 
     Raises:
-      ValueError: there is no pool, two have one name, one is empty, its arrays differ in length, or
-        a part is none of TRAIN, VALIDATION and TEST.
+      ValueError: images or labels are none, see `fedjax_bn.inputs`; there is no pool, two have one
+        name, one is empty, its arrays differ in length, or a part is none of TRAIN, VALIDATION and
+        TEST.
     """
     if not source.pools:
         raise ValueError(f"{source.name}: no domains; a dataset needs at least one")
@@ -86,4 +88,17 @@ def check_source(source: Source) -> Source:
             raise ValueError(f"{place} has no samples; give it some or leave the domain out")
         if pool.parts is not None and not np.isin(pool.parts, (TRAIN, VALIDATION, TEST)).all():
             raise ValueError(f"{place}: parts must be 0, 1 or 2 for train, validation and test")
-    return source
+    pools = tuple(_kept(pool, source) for pool in source.pools)
+    changed = any(new is not old for new, old in zip(pools, source.pools, strict=True))
+    return source._replace(pools=pools) if changed else source
+
+
+def _kept(pool: Pool, source: Source) -> Pool:
+    """The pool with images and labels in the dtypes in which they are kept."""
+    place = f"{source.name}, {pool.name!r}"
+    if pool.images.dtype not in (np.uint8, np.float32):
+        pool = pool._replace(images=as_images(pool.images, f"{place}: the images"))
+    if not has_boxes(pool.labels) and pool.labels.dtype != np.int32:
+        labels = class_labels(pool.labels, f"{place}: the array of labels", len(source.classes))
+        pool = pool._replace(labels=labels)
+    return pool

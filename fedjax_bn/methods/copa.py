@@ -19,6 +19,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.models.features import require_linear
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
 from fedjax_bn.ranges import bounded
@@ -97,6 +98,7 @@ def _collaborative(learned: Learning, rule: Any) -> Objective:
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         images, valid = learned.read(variables, batch, key), batch["valid"]
+        require_linear("copa", learned.model, variables, images)
         out = forward(
             learned.model,
             variables,
@@ -159,14 +161,28 @@ def _collecting() -> ServerUpdate:
 def _classifier(model: Any, variables: Variables) -> PyTree:
     """{"kernel": f[F, classes], "bias": f[classes]} of the dense layer that classifies."""
     layer = variables["params"]
-    for name in sizes_of(model, variables).path:
+    for name in _path(model, variables):
         layer = layer[name]
     return {name: layer[name] for name in ("kernel", "bias") if name in layer}
 
 
+def _path(model: Any, variables: Variables) -> tuple[str, ...]:
+    """The path of the dense layer that classifies.
+
+    Raises:
+      ValueError: the model's `classify` has several dense layers.
+    """
+    if path := sizes_of(model, variables).path:
+        return path
+    raise ValueError(
+        "copa exchanges a classifier of one dense layer, but the model's method classify has "
+        "several: move all but the last one into its method features"
+    )
+
+
 def _keeping_classifier(model: Any, share: SharingRule) -> SharingRule:
     def rule(variables: Variables) -> PyTree:
-        path = ("params", *sizes_of(model, variables).path)
+        path = ("params", *_path(model, variables))
 
         def kept(where: tuple, shared: bool) -> bool:
             return shared and path_names(where)[:-1] != path

@@ -10,7 +10,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.features import ClassifiedBy, Classify
+from fedjax_bn.models.features import ClassifiedBy, Classify, require_linear
 from fedjax_bn.models.forward import forward
 from fedjax_bn.ranges import AtLeast0, Views, bounded
 from fedjax_bn.sharing import Variables, everything, keeping
@@ -78,6 +78,7 @@ def decomposed(learned: Learning, specific: float, penalty: float) -> Objective:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         plain = {name: tree for name, tree in variables.items() if name not in (SPECIFIC, OWN)}
+        require_linear("csd", learned.model, plain, images)
         model, options = ClassifiedBy(learned.model, _with_weights), {"valid": valid, "key": key}
         out = forward(model, plain, images, train=True, wanted=["features"], **options)
         common, kernel = out.outputs[: len(valid)], out.outputs[len(valid) : -1] - out.outputs[-1]

@@ -19,7 +19,7 @@ from fedjax_bn.aggregation import (
 )
 from fedjax_bn.client import Trained
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, LocalStep, descend, differentiate
+from fedjax_bn.local_step import Batch, Gradient, LocalStep, check_optimizer, descend, differentiate
 from fedjax_bn.methods.learning import learning, method_of
 from fedjax_bn.methods.mask_training import keep_within, mask_names, mask_optimizer_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
@@ -79,6 +79,7 @@ def fedcd(
         has no intermediate of a name.
     """
     names, within = mask_names(names), keep_within(bounds)
+    check_optimizer(optimizer)
     of_masks = mask_optimizer or optimizer
     if isinstance(of_masks, str):
         of_masks = mask_optimizer_of(of_masks)

@@ -160,7 +160,8 @@ def _showing(client: Client, learned: Learning, load: Load, count: int, half: in
     """The client, which in its first round sends amplitudes of its first images."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
-        first = {name: leaf[0] for name, leaf in batches.items() if name != "source"}
+        steps = {name: leaf for name, leaf in batches.items() if name != "source"}
+        first = jax.tree.map(lambda leaf: leaf[0], steps)  # labels may be a tree
         own_key = jax.random.fold_in(key, _MEASURING)
         batch = blank_padding(load(batches.get("source"), first, own_key))
         dtype = parameter_dtype(join(received.shared, received.personal))

@@ -89,13 +89,15 @@ def simple_representation(
         images, valid = learned.read(variables, batch, key), batch["valid"]
         plain = {name: tree for name, tree in variables.items() if name != latent.COLLECTION}
 
-        def drawn(classify: Classify, features: jax.Array) -> tuple[jax.Array, tuple]:
-            found = latent.draw(variables[latent.COLLECTION], features, key)
-            return classify(found[0]), found
+        found = []
+
+        def drawn(classify: Classify, features: jax.Array) -> jax.Array:
+            found.append(latent.draw(variables[latent.COLLECTION], features, key))
+            return classify(found[-1][0])
 
         model = ClassifiedBy(learned.model, drawn)
         out = forward(model, plain, images, train=True, valid=valid, key=key)
-        logits, (z, mean, deviation) = out.outputs
+        logits, (z, mean, deviation) = out.outputs, found[-1]
         loss = learned.task.loss(logits, batch["label"], valid)
         squares = jnp.square(z).sum(-1)
         value = loss + l2r * masked_mean(squares if squared else _root(squares), valid)

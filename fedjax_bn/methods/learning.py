@@ -4,13 +4,24 @@
 method has the options of all of them, and states only its own.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_bn.client import Client, Finish, no_memory, plain_finish, train_locally
+from fedjax_bn.admission import check_choices
+from fedjax_bn.batches import REQUIRED
+from fedjax_bn.client import (
+    Client,
+    Finish,
+    Load,
+    look_up,
+    no_memory,
+    plain_finish,
+    train_locally,
+)
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod, federate
@@ -48,6 +59,26 @@ class Learning(NamedTuple):
             return images
         return self.perturb(jax.random.fold_in(key, _PERTURBING), images, batch["valid"])
 
+    def classes(self, load: Load, variables: Variables, batches: Batch) -> int | None:
+        """Returns how many classes the model's outputs have; None where the task has none.
+
+        Args:
+          load: as in `client.train_locally`.
+          variables: shapes of a model's collections.
+          batches: shapes of one client's batches, [S, B, ...].
+        """
+        if not self.task.classifies:
+            return None
+
+        def outputs(variables: Variables, batches: Batch) -> PyTree:
+            first = jax.tree.map(lambda leaf: leaf[0], {name: batches[name] for name in REQUIRED})
+            images = load(batches.get("source"), first, jax.random.key(0))["image"]
+            images = self.prepare(images, parameter_dtype(variables))
+            return forward(self.model, variables, images).outputs
+
+        found = jax.eval_shape(outputs, variables, batches)
+        return found.shape[-1] if getattr(found, "ndim", 0) == 2 else None
+
 
 def learning(
     model: Any,
@@ -67,7 +98,22 @@ def learning(
         training only; see `fedjax_bn.perturb`.
       task: the loss to train by; `task.classification()` by default.
       **options: anything else.
+
+    Raises:
+      ValueError: an argument or an option is none, such as a name where a function is needed.
     """
+    check_choices(**options)
+    for name, value in (("prepare", prepare), ("perturb", perturb)):
+        if value is not None and not callable(value):
+            raise ValueError(
+                f"{name}={value!r} is no function: give one, such as "
+                "fedjax_bn.data.pixels.images.standardize() for prepare, or "
+                "fedjax_bn.perturb.randconv() for perturb"
+            )
+    if task is not None and not isinstance(task, Task):
+        raise ValueError(
+            f"task={task!r} is no task: give a Task, such as fedjax_bn.task.classification()"
+        )
     learned = Learning(model, prepare or standardize(), perturb, task or classification())
     return learned, {"learned": learned} | options
 
@@ -94,6 +140,9 @@ def method_of(
     local = {name: options.pop(name) for name in names if name in options}
     client = train_locally(step, memory=memory, finish=finish, **local)
     learned = options.pop("learned", None)
+    if learned is not None:
+        classes = functools.partial(learned.classes, local.get("load") or look_up)
+        options = {"classes": classes} | options
     return federate(around(client), **options)._replace(learned=learned)
 
 

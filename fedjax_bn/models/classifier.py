@@ -1,16 +1,15 @@
 """How large a network's features and outputs are, read from its variables."""
 
-from collections.abc import Callable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.features import shows_features
-from fedjax_bn.models.masks import FEATURES, take, with_masks
-from fedjax_bn.normalization import normalize_with, running_statistics
-from fedjax_bn.normalization.calls import Call, intercepting
-from fedjax_bn.sharing import Variables, path_names
+from fedjax_bn.models.features import classify, features_read, last_dense, shows_features
+from fedjax_bn.models.masks import take
+from fedjax_bn.models.sources import sources_of
+from fedjax_bn.sharing import Variables
 
 
 class Sizes(NamedTuple):
@@ -20,7 +19,7 @@ class Sizes(NamedTuple):
       features: F, how many values of a sample it reads.
       classes: how many it gives.
       dtype: of the model's parameters.
-      path: names of the modules that lead to its dense layer, the first one where it has several.
+      path: names of the modules that lead to its dense layer; () where it has several.
     """
 
     features: int
@@ -37,35 +36,19 @@ def sizes_of(model: Any, variables: Variables) -> Sizes:
       variables: its collections.
 
     Raises:
-      ValueError: the size of the features cannot be found.
+      ValueError: the classifier cannot be found, or several layers could be it.
     """
     plain, _ = take(variables)
-    mask = with_masks(model, plain, (FEATURES,))["mask"][FEATURES]
+    dtype = jax.tree.leaves(plain["params"])[0].dtype
     if not shows_features(model):
-        leaves = jax.tree_util.tree_leaves_with_path(plain["params"])
-        kernels = {path_names(path)[:-1]: k for path, k in leaves if _is_dense(path, k)}
-        read = {kernel.shape[0] for kernel in kernels.values()}
-        path, last = next(
-            (path, k)
-            for path, k in kernels.items()
-            if len(k) == len(mask) and k.shape[1] not in read
-        )
-        return Sizes(len(mask), last.shape[1], mask.dtype, path)
-    found = []
-
-    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        if call.kernel is not None and call.method == "__call__":
-            found.append(call.path)
-        return function(*args, **kwargs)
-
-    def classify(variables: Variables, features: jax.Array) -> jax.Array:
-        return model.apply(variables, features, method=lambda model, x: model.classify(x))
-
-    features = jax.ShapeDtypeStruct((2, len(mask)), mask.dtype)
-    with intercepting(note), normalize_with(running_statistics):
-        logits = jax.eval_shape(classify, plain, features)
-    return Sizes(len(mask), logits.shape[-1], mask.dtype, found[0])
+        path = last_dense(model, plain)
+        features, classes = _leaf(plain["params"], path).shape
+        return Sizes(features, classes, dtype, path)
+    found = jax.ShapeDtypeStruct((2, features_read(model, plain)), dtype)
+    sources = sources_of(model, plain, found, classify)
+    ((path, _), *others) = sources.called
+    return Sizes(found.shape[1], sources.shape[-1], dtype, () if others else path)
 
 
-def _is_dense(path: tuple, leaf: jax.Array) -> bool:
-    return path_names(path)[-1] == "kernel" and leaf.ndim == 2
+def _leaf(params: Any, path: tuple[str, ...]) -> jax.Array:
+    return reduce(lambda tree, name: tree[name], path, params)["kernel"]

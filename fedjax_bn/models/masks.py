@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.features import features_method, shows_features, times
+from fedjax_bn.models.features import features_method, features_read, times
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of
 from fedjax_bn.sharing import SharingRule, Variables, path_names
@@ -65,28 +65,30 @@ def with_masks(
       variables: its collections, arrays or `jax.ShapeDtypeStruct`.
       names: "features", or paths of modules; "features" of a model with `taps` (name -> channels),
         such as a detector, are all of these.
-      images: f[B, ...] as the model reads them, of which only the shape counts. Without them
-        sizes are read from parameters: that of a layer from its own kernel, scale or bias, that of
-        the features from the dense layer in `classify`, or else from the only dense layer whose
-        outputs no other one reads. A size that is wrong is an error where the mask is applied.
+      images: f[B, ...] as the model reads them, of which only the shape counts. Without them the
+        size of a layer's output is that of its own kernel, scale or bias, and the size of the
+        features is found as `features.last_dense` finds the classifier. A size that is wrong is an
+        error where the mask is applied.
 
     Raises:
-      ValueError: there is no intermediate of such a name, or its size cannot be found.
+      ValueError: there is no intermediate of such a name, its size cannot be found, or the
+        features are to be masked and the classifier cannot be found.
     """
     plain, old = take(variables)
     taps = getattr(model, "taps", {})
     named = [each for name in names for each in (taps if name == FEATURES and taps else (name,))]
     wanted = [name for name in named if name not in old]
     found = _sizes_by_parameters(model, plain) if images is None else channels(model, plain, images)
+    if FEATURES in wanted and FEATURES not in found:
+        found[FEATURES] = features_read(model, plain, images)
     for name in wanted:
-        if found.get(name) is None:
-            known = ", ".join(sorted(key for key, size in found.items() if size is not None))
+        if name not in found:
+            known = ", ".join(sorted({*found, FEATURES} if images is None else found))
             said = f"{name_of(model)} has no intermediate {name!r} to mask; valid are {known}"
             if images is None:
                 said += (
-                    ", whose sizes the parameters tell: for another give variables to which "
-                    "fedjax_bn.models.masks.with_masks(model, variables, names, images=images) has "
-                    "added the masks"
+                    ", whose sizes follow from the parameters: for another one add the masks by "
+                    "fedjax_bn.models.masks.with_masks(model, variables, names, images=images)"
                 )
             raise ValueError(said)
     dtype = jax.tree.leaves(plain["params"])[0].dtype
@@ -121,54 +123,17 @@ def channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, i
     return found | {FEATURES: features.shape[-1]}
 
 
-def _sizes_by_parameters(model: Any, variables: Variables) -> dict[str, int | None]:
-    """Name -> outputs of every layer that owns a kernel, a scale or a bias, and the features.
+def _sizes_by_parameters(model: Any, variables: Variables) -> dict[str, int]:
+    """Name -> outputs of every layer that owns a kernel, a scale or a bias.
 
     What a model calls its `taps` (name -> channels), such as a detector, counts too.
     """
-    found: dict[str, int | None] = dict(getattr(model, "taps", {}))
+    found: dict[str, int] = dict(getattr(model, "taps", {}))
     for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
         *module, name = path_names(path)
         if name in ("kernel", "scale", "bias"):
             found["/".join(module)] = leaf.shape[-1]
-    return found | {FEATURES: _features_by_kernels(model, variables)}
-
-
-def _features_by_kernels(model: Any, variables: Variables) -> int | None:
-    """The inputs of the dense layer in `classify`, or of the one that no other one reads."""
-    if shows_features(model):
-        return _inputs_of_classify(model, variables)
-    leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
-    kernels = [k for path, k in leaves if path_names(path)[-1] == "kernel" and k.ndim == 2]
-    last = [
-        kernel
-        for kernel in kernels
-        if not any(other.shape[0] == kernel.shape[1] for other in kernels if other is not kernel)
-    ]
-    return last[0].shape[0] if len(last) == 1 else None
-
-
-def _inputs_of_classify(model: Any, variables: Variables) -> int | None:
-    """What the first dense layer reads that `classify` calls."""
-    found: list[int] = []
-
-    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        if call.kernel is not None and call.method == "__call__" and not found:
-            found.append(call.kernel.shape[0])
-            args = (jnp.zeros((1, found[0]), call.kernel.dtype),)
-        return function(*args, **kwargs)
-
-    def classify(model: Any, features: jax.Array) -> Any:
-        return model.classify(features)
-
-    with intercepting(note), normalize_with(running_statistics):
-        dtype = jax.tree.leaves(variables["params"])[0].dtype
-        jax.eval_shape(
-            lambda variables, x: model.apply(variables, x, method=classify),
-            variables,
-            jax.ShapeDtypeStruct((1, 1), dtype),
-        )
-    return found[0] if found else None
+    return found
 
 
 def keep_masks(share: SharingRule) -> SharingRule:

@@ -90,8 +90,8 @@ class NnxModel:
         return self.apply(self.init(jax.random.key(0), images), images, train=train)
 
     def __getattr__(self, name: str) -> Any:
-        """`features` and `classify`, where the net has them."""
-        if name in ("features", "classify"):
+        """`features`, `classify` and `classifier_path`, where the net has them."""
+        if name in ("features", "classify", "classifier_path"):
             return getattr(self.net, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.local_step import check_optimizer
 from fedjax_bn.normalization.instance import (
     deviation,
     handed_over,
@@ -73,6 +74,7 @@ def _add_gates(params: PyTree, statistics: PyTree) -> PyTree:
 
 def keep_gates(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """The optimizer, whose steps leave every gate in [0, 1] (BIN, Section 3)."""
+    check_optimizer(optimizer)
 
     def update(updates: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         updates, state = optimizer.update(updates, state, params)

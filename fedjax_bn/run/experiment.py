@@ -3,6 +3,7 @@
 The tables below are the only place where a name becomes a function.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -185,7 +186,7 @@ def _model_maker(config: ConfigDict) -> Callable[..., Any]:
         model = call_chosen(what, make, **given, **fields)
         if _is_nnx(type(model)):
             model = models.from_nnx(model)
-        elif not isinstance(model, nn.Module):
+        elif not isinstance(inspect.unwrap(model), nn.Module):
             raise ConfigError(
                 f"{what} gives {type(model).__name__}, not a flax.linen.Module or flax.nnx.Module"
             )

@@ -11,6 +11,7 @@ from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.dtypes import parameter_dtype
+from fedjax_bn.inputs import as_images
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
@@ -70,7 +71,7 @@ class Predictor(NamedTuple):
           ValueError: as `__call__`, or a batch has more than B images.
         """
         carry = self.start()
-        for images in map(np.asarray, batches):
+        for images in map(as_images, batches):
             self.check(images)
             count = len(images)
             if not 1 <= count <= self.batch_size:
@@ -153,9 +154,7 @@ def _refuse_floats_of_bytes(images: np.ndarray) -> None:
     """Raises ValueError for images whose floats are the whole numbers of bytes."""
     if images.ndim != 4 or images.dtype == np.uint8:
         return
-    if np.issubdtype(images.dtype, np.integer) or (
-        images.size and images.max() > 1 and (images == np.round(images)).all()
-    ):
+    if images.size and images.max() > 1 and (images == np.round(images)).all():
         raise ValueError(
             f"images are {images.dtype} with the numbers of bytes, which would not be "
             "standardized as in training: give them as uint8"

@@ -85,7 +85,7 @@ def _divide_domains(
     data: Source, target: str | Sequence[str], split: str, validation: float, test: float, seed: int
 ) -> tuple[Dataset, tuple[Domain, ...]]:
     """The domains that train, each with its splits, and the unseen ones, see `make_clients`."""
-    source.check_source(data)
+    data = source.check_source(data)
     left = _left_out([pool.name for pool in data.pools], data.groups, target, data.name)
     without = [p.name for p in data.pools if p.parts is None and p.name not in left]
     if split == "official" and without:
@@ -173,7 +173,7 @@ def unseen_only(
         return domain.check_dataset(
             data._replace(domains=tuple(d for d in data.domains if d.name in chosen))
         )
-    source.check_source(data)
+    data = source.check_source(data)
     names = [pool.name for pool in data.pools]
     chosen = _named(names, data.groups, target, data.name) or names
     domains = [

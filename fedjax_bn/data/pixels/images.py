@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_bn.inputs import check_image_dtype
+
 Prepare = Callable[[jax.Array, Any], jax.Array]
 _LEAST_STD, _MOST = 1e-6, 1e6  # in units of the pixel range; beyond them logits are noise
 
@@ -40,10 +42,14 @@ def standardize(mean: float | Sequence[float] = 0.5, std: float | Sequence[float
     Args:
       mean: per channel or one for all, in units of the pixel range [0, 1].
       std: likewise, positive.
+
+    Raises:
+      ValueError: at the call, where images are neither uint8 nor floats.
     """
     centre, spread = np.asarray(mean), np.asarray(std)
 
     def prepare(images: jax.Array, dtype: Any) -> jax.Array:
+        check_image_dtype(images.dtype)
         if images.dtype != jnp.uint8:
             return images.astype(dtype)
         pixels = images.astype(dtype) / jnp.asarray(255, dtype)

@@ -26,7 +26,6 @@ import numpy as np
 
 from fedjax_bn.data.corruptions import CORRUPTIONS, SEVERITIES, groups_of
 from fedjax_bn.data.hashes import hash_of
-from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, resized
 from fedjax_bn.data.sets import cifar10
@@ -35,6 +34,7 @@ from fedjax_bn.data.sets.cifar10_corrupted import BLOCK, make_pools, read_photog
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.lists import is_label
 from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.inputs import class_labels
 
 _COUNT = 10_000
 _WHERE = (

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.pixels.raster import open_image, read_image
 from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.files import SIZE, Original, corruption_named, first_existing
 from fedjax_bn.data.sets.lists import is_label
+from fedjax_bn.inputs import class_labels
 from fedjax_bn.names import short
 
 _WHERE = (

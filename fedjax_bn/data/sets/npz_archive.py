@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pools import PARTS
 from fedjax_bn.data.sets.arrays import forms_in_npz, names_in_npz, read_npz
+from fedjax_bn.inputs import as_images, check_image_dtype, class_labels
 from fedjax_bn.names import short
 
 FORM = (
@@ -21,7 +21,7 @@ FORM = (
 class Part(NamedTuple):
     """Samples of one part of a domain.
 
-    images: u8[N, H, W, C] or f32[N, ...].
+    images: u8[N, H, W, C] or f32[N, ...], as `inputs.as_images` makes them.
     labels: i32[N], at least 0.
     """
 
@@ -122,11 +122,11 @@ def _check_form(forms: Mapping[str, np.ndarray], name: str, part: str, path: Pat
     """Raises ValueError unless shapes and dtypes of a part's arrays are those of samples."""
     images, labels = (forms[one] for one in _array_names(name, [part]))
     prefix = array_prefix(name, part)
-    bytes_of_images = images.dtype == np.uint8 and images.ndim == 4
-    if not (bytes_of_images or (images.dtype == np.float32 and images.ndim >= 2)):
+    check_image_dtype(images.dtype, f"{path}: {short(prefix)}images")
+    if images.ndim < 2 or (images.dtype == np.uint8 and images.ndim != 4):
         raise ValueError(
             f"{path}: {short(prefix)}images is {images.dtype} {images.shape}; it must be uint8 "
-            "[N, H, W, C], or float32 [N, ...]"
+            "[N, H, W, C], or floats [N, ...]"
         )
     if labels.ndim == 1 and len(images) != len(labels):
         raise ValueError(
@@ -141,8 +141,9 @@ def _checked_part(arrays: Mapping[str, np.ndarray], name: str, part: str, path: 
     """Images and labels as they are kept; nothing is cast before its range is known."""
     images, labels = (arrays[one] for one in _array_names(name, [part]))
     prefix = array_prefix(name, part)
+    images = as_images(images, f"{path}: {prefix}images")
     labels = class_labels(labels, f"{path}: {prefix}labels")
-    if images.dtype == np.float32 and not np.isfinite(images).all():
+    if images.dtype != np.uint8 and not np.isfinite(images).all():
         place = tuple(np.argwhere(~np.isfinite(images))[0].tolist())
         raise ValueError(
             f"{path}: {prefix}images has {images[place]} at index {place}; numbers must be finite: "

@@ -24,7 +24,6 @@ import numpy as np
 
 from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
 from fedjax_bn.data.hashes import hash_of
-from fedjax_bn.data.labels import class_labels
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import decode_image
@@ -35,6 +34,7 @@ from fedjax_bn.data.sets import cifar10, domainnet
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.sets.tfds_copy import open_copy
 from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.inputs import class_labels
 
 _OURS = {name: IMAGE_FOLDERS[name] for name in ("pacs", "vlcs", "officehome", "office_caltech10")}
 NAMES = ("digits", "cifar10", "cifar10_c", "domainnet", *_OURS)

@@ -1,0 +1,145 @@
+"""What every way in takes as images, as labels and as a random key, and refuses by one sentence.
+
+    images   bytes (uint8), which methods standardize, or floats of any width, read as they are
+    labels   one class a sample, counted from 0: integers, or floats that are whole numbers
+    key      a random key of JAX, `jax.random.key(0)` or the older `jax.random.PRNGKey(0)`
+
+Values are checked on the host where arrays are there to be read. Inside a program, a label that is
+no class makes its sample invalid.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def _is_whole(dtype: Any) -> bool:
+    return jnp.dtype(dtype).kind in "iu"
+
+
+def _is_float(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+def check_image_dtype(dtype: Any, place: str = "images") -> None:
+    """Raises ValueError unless a dtype is uint8 or floating; the message begins with `place`."""
+    if dtype != np.uint8 and not _is_float(dtype):
+        raise ValueError(
+            f"{place} have dtype {dtype}; allowed are uint8, which is standardized, and floats, "
+            "which are read as they are: convert them to uint8 (0 to 255), or standardize them to "
+            "float32"
+        )
+
+
+def as_images(images: Any, place: str = "images") -> np.ndarray:
+    """Returns images [N, ...] in a dtype in which they are kept: uint8, float32, or float64.
+
+    Halves become float32, and float64 becomes float32 unless JAX has float64.
+
+    Raises:
+      ValueError: as `check_image_dtype`.
+    """
+    images = np.asarray(images)
+    check_image_dtype(images.dtype, place)
+    if images.dtype == np.uint8:
+        return images
+    wide = jnp.result_type(float) if images.dtype.itemsize > 4 else np.float32
+    return images.astype(wide, copy=False)
+
+
+def class_labels(
+    labels: np.ndarray,
+    place: str,
+    classes: int | None = None,
+    first: int = 0,
+    valid: np.ndarray | None = None,
+) -> np.ndarray:
+    """Returns labels that are counted from `first` as i32[N] counted from 0.
+
+    Integers of any width are taken, and floats that are exactly whole numbers, as MATLAB and
+    HDF5 files have them; truth values, texts, objects and times are not.
+
+    Args:
+      labels: [N], as read; or of the shape of `valid`.
+      place: the file and what of it, to begin a sentence with.
+      classes: how many there are; None where the labels themselves tell.
+      first: the label of the first class.
+      valid: bool, the labels that count; by default labels have one axis and all count.
+
+    Raises:
+      ValueError: another dtype or shape, or a label that is no whole number or out of range.
+    """
+    labels = np.asarray(labels)
+    count = 2**31 if classes is None else classes  # as many as i32 tells apart
+    allowed = f"whole numbers, counted from {first}"
+    if classes is not None:
+        allowed = f"whole numbers in {first}..{first + classes - 1}"
+    _check_form(labels, place, allowed, None if valid is None else valid.shape)
+    floating = _is_float(labels.dtype)
+    # in the array's own dtype or a wider one: nothing wraps around, and NaN fails all comparisons
+    values = labels.astype(np.result_type(labels, np.float64)) if floating else labels
+    right = (values >= first) & (values < first + count)
+    if floating:
+        right &= np.floor(values) == values
+    if valid is not None:
+        right |= ~valid
+    if not right.all():
+        index = np.unravel_index(int(np.argmin(right)), right.shape)
+        at = str(index[0]) if right.ndim == 1 else str(tuple(map(int, index)))
+        raise ValueError(
+            f"{place} has label {labels[index]} at index {at}; labels must be {allowed}"
+        )
+    with np.errstate(invalid="ignore"):  # of labels that do not count
+        return (labels.astype(np.int64) - first).astype(np.int32)
+
+
+def _check_form(labels: Any, place: str, allowed: str, shape: tuple[int, ...] | None) -> None:
+    """Raises ValueError unless labels are numbers of a shape, by default [N]."""
+    fits = labels.ndim == 1 if shape is None else labels.shape == shape
+    if not fits or not (_is_whole(labels.dtype) or _is_float(labels.dtype)):
+        form = "[N]" if shape is None else str(list(shape))
+        raise ValueError(
+            f"{place} is {labels.dtype} {labels.shape}; it must be {form} of {allowed}, one class "
+            "a sample: convert it with astype(int), one-hot labels with argmax(-1)"
+        )
+
+
+def known_labels(
+    labels: jax.Array, classes: int, place: str = "label", shape: tuple[int, ...] | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns labels as i32, 0 where one is no class, and whether each is one, bool.
+
+    Args:
+      labels: numbers, perhaps traced.
+      classes: C; a class is a whole number in [0, C).
+      place: what they are called, to begin a sentence with.
+      shape: theirs; None for [N].
+
+    Raises:
+      ValueError: they are no numbers, or of another shape.
+    """
+    _check_form(labels, place, f"whole numbers in 0..{classes - 1}", shape)
+    floating = _is_float(labels.dtype)
+    if labels.dtype.itemsize < 4 or labels.dtype == jnp.uint32:  # of which too large become < 0
+        labels = labels.astype(jnp.float32 if floating else jnp.int32)
+    known = (labels >= 0) & (labels < classes)
+    if floating:
+        known &= jnp.floor(labels) == labels
+    return jnp.where(known, labels, jnp.zeros((), labels.dtype)).astype(jnp.int32), known
+
+
+def random_key(key: Any) -> jax.Array:
+    """Returns a random key; a legacy one, uint32 words as of `jax.random.PRNGKey`, is wrapped.
+
+    Raises:
+      ValueError: it is no random key, or more than one.
+    """
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ():
+        return key
+    if dtype == np.uint32 and shape == jax.eval_shape(jax.random.PRNGKey, 0).shape:
+        return jax.random.wrap_key_data(jnp.asarray(key))
+    given = repr(key)[:40] if dtype is None else f"{dtype} {list(shape or ())}"
+    raise ValueError(f"key is {given}; it must be one random key, such as jax.random.key(0)")

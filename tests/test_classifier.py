@@ -1,0 +1,195 @@
+"""Which dense layer classifies: found by what the outputs are made of, or named by the user."""
+
+from functools import cache
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from federations import NAMED, run_rounds
+from fedjax_bn import methods, models
+from fedjax_bn.federation import global_variables
+from fedjax_bn.models.classifier import sizes_of
+from fedjax_bn.models.features import last_dense
+from fedjax_bn.models.masks import with_masks
+from fedjax_bn.models.precision import in_dtype
+from fedjax_bn.serving.predictor import predictor
+
+KEY = jax.random.key(0)
+CLASSES = 4
+READING = ("copa", "csd", "fedsr", "selfreg", "csac", "fedadg", "fedcd", "moon", "rsc", "sfa")
+
+
+class Gated(nn.Module):
+    """As many features as classes, and a gate of one output before the classifier."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.tanh(nn.Dense(CLASSES, name="trunk")(x))
+        x = x * nn.sigmoid(nn.Dense(1, name="gate")(x))
+        return nn.Dense(CLASSES, name="head")(x)
+
+
+class GatedNnx(nnx.Module):
+    """The same in nnx."""
+
+    def __init__(self, rngs):
+        self.trunk = nnx.Linear(6, CLASSES, rngs=rngs)
+        self.gate = nnx.Linear(CLASSES, 1, rngs=rngs)
+        self.head = nnx.Linear(CLASSES, CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.tanh(self.trunk(x))
+        return self.head(x * nnx.sigmoid(self.gate(x)))
+
+
+class Scaled(nn.Module):
+    """The layer that is called last scales what the classifier gives."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.tanh(nn.Dense(5, name="trunk")(x))
+        logits = nn.Dense(CLASSES, name="head")(x)
+        return logits * nn.sigmoid(nn.Dense(CLASSES, name="scale")(x))
+
+
+class Excited(nn.Module):
+    """A convolution whose channels two dense layers scale, on images of an odd size."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(CLASSES, (3, 3), name="conv")(x)
+        scale = nn.Dense(2, name="down")(x.mean((1, 2)))
+        x = x * nn.sigmoid(nn.Dense(CLASSES, name="up")(scale))[:, None, None]
+        return nn.Dense(CLASSES, name="head")(x.reshape(len(x), -1)) / 2
+
+
+class Deep(nn.Module):
+    """Methods of its own, of which the second has two dense layers."""
+
+    def setup(self):
+        self.trunk, self.hidden, self.head = nn.Dense(5), nn.Dense(3), nn.Dense(CLASSES)
+
+    def features(self, x):
+        return nn.tanh(self.trunk(x))
+
+    def classify(self, features):
+        return self.head(nn.tanh(self.hidden(features)))
+
+    def __call__(self, x):
+        return self.classify(self.features(x))
+
+
+NETS = {
+    "gated": (Gated(), (6,), "head", CLASSES),
+    "in bfloat16": (in_dtype(Gated(), jnp.bfloat16), (6,), "head", CLASSES),
+    "nnx": (models.from_nnx(GatedNnx(nnx.Rngs(0))), (6,), "head", CLASSES),
+    "excited": (Excited(), (7, 7, 3), "head", 7 * 7 * CLASSES),
+    "named": (models.with_classifier(Scaled(), "head"), (6,), "head", 5),
+    "named otherwise": (models.with_classifier(Scaled(), "scale"), (6,), "scale", 5),
+}
+
+
+@cache
+def start(name):
+    model, shape, *_ = NETS[name]
+    return model.init(KEY, jnp.zeros((2, *shape)))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_classifier_is_what_the_outputs_are_made_of_with_images_and_without(name):
+    model, shape, head, features = NETS[name]
+    assert last_dense(model, start(name), jnp.zeros((2, *shape))) == (head,)
+    sizes = sizes_of(model, start(name))
+    assert (sizes.path, sizes.features, sizes.classes) == ((head,), features, CLASSES)
+    assert with_masks(model, start(name))["mask"]["features"].shape == (features,)
+
+
+def batches():
+    random = np.random.default_rng(0)
+    return {
+        "image": random.normal(size=(2, 2, 3, 6)).astype(np.float32),
+        "label": random.integers(0, CLASSES, (2, 2, 3)),
+        "valid": np.ones((2, 2, 3), bool),
+    }
+
+
+@pytest.mark.parametrize("name", ["gated", "nnx"])
+def test_copa_keeps_the_classifier_and_not_a_gate(name):
+    model = NETS[name][0]
+    method = methods.copa(model, optax.sgd(0.1), gates=False)
+    state, _ = run_rounds(method, start(name), batches())
+    kept, shared = state.personal["params"], state.shared["params"]
+    assert kept["head"]["kernel"].shape == (2, CLASSES, CLASSES)
+    assert np.ptp(kept["head"]["kernel"], axis=0).max() > 0
+    assert kept["gate"]["kernel"] is None
+    assert shared["gate"]["kernel"].shape == (CLASSES, 1)
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_method_that_reads_features_takes_as_many_as_classes(name):
+    """Nothing is compiled here."""
+    own = {"copa": {"gates": False}, "csac": {"names": "trunk"}} | NAMED
+    method = getattr(methods, name)(Gated(), optax.sgd(0.1), **own.get(name, {}))
+    state = jax.eval_shape(lambda: method.init(KEY, start("gated"), 2))
+    after, _ = jax.eval_shape(method.round, state, batches(), KEY)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+@pytest.mark.parametrize("name", ["copa", "csd", "fedsr", "selfreg", "fedcd"])
+def test_a_classifier_that_two_layers_could_be_is_refused_until_it_is_named(name):
+    own = {"copa": {"gates": False}}.get(name, {})
+    variables = start("named")
+
+    def begin(model, variables):
+        method = getattr(methods, name)(model, optax.sgd(0.1), **own)
+        return jax.eval_shape(lambda: method.init(KEY, variables, 2))
+
+    sentence = r"made of 'head' and 'scale' \(its dense layers are head, scale, trunk\).*with_class"
+    with pytest.raises(ValueError, match=sentence):
+        begin(Scaled(), variables)
+    with pytest.raises(ValueError, match=sentence):
+        with_masks(Scaled(), variables, images=jnp.zeros((2, 6)))
+    begin(models.with_classifier(Scaled(), "head"), variables)
+
+
+def test_a_name_that_is_no_dense_layer_is_refused_with_those_that_are():
+    with pytest.raises(ValueError, match=r"no dense layer 'top' .*are head, scale, trunk"):
+        sizes_of(models.with_classifier(Scaled(), "top"), start("named"))
+
+
+def test_a_model_may_name_its_classifier_itself():
+    class Naming(Scaled):
+        classifier_path = "head"
+
+    assert sizes_of(Naming(), start("named")).path == ("head",)
+
+
+def test_copa_refuses_a_classifier_of_several_layers():
+    variables = Deep().init(KEY, jnp.zeros((2, 6)))
+    assert sizes_of(Deep(), variables)[:2] == (5, CLASSES)
+    method = methods.copa(Deep(), optax.sgd(0.1), gates=False)
+    with pytest.raises(ValueError, match="copa exchanges a classifier of one dense layer"):
+        method.init(KEY, variables, 2)
+
+
+@pytest.mark.parametrize("name", ["copa", "csd"])
+def test_a_method_that_reads_the_classifiers_weights_refuses_logits_that_are_computed(name):
+    own = {"copa": {"gates": False}}.get(name, {})
+    model = models.with_classifier(Scaled(), "head")
+    method = getattr(methods, name)(model, optax.sgd(0.1), **own)
+    state = jax.eval_shape(lambda: method.init(KEY, start("named"), 2))
+    with pytest.raises(ValueError, match=f"{name} needs logits f W . b, but Scaled changes"):
+        jax.eval_shape(method.round, state, batches(), KEY)
+
+
+def test_a_named_classifier_trains_and_predicts():
+    method = methods.fedsr(models.with_classifier(Scaled(), "head"), optax.sgd(0.1))
+    state, metrics = run_rounds(method, start("named"), batches())
+    assert np.isfinite(metrics["loss"]).all()
+    found = predictor(method, global_variables(state))(batches()["image"][0, 0])
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)

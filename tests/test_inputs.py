@@ -1,0 +1,248 @@
+"""Images, labels and keys: every way in takes the same ones and refuses others alike."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from federations import (
+    CLASSES,
+    FEATURES,
+    NAMED,
+    NormNet,
+    OneNorm,
+    assert_equal,
+    batches_of,
+    client,
+    once,
+    variables_of,
+)
+from fedjax_bn import methods
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
+from fedjax_bn.data.drawing import drawing
+from fedjax_bn.data.sets import npz
+from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.federation import broadcast_of, global_variables, own_of
+from fedjax_bn.inputs import as_images, known_labels
+from fedjax_bn.methods import fedavg, fedbn
+from fedjax_bn.serving.predictor import predictor
+from fedjax_bn.task import classification
+
+KEY = jax.random.key(1)
+SIZES = (7, 4)
+HALF = (0.5,)
+OTHER = ("int32", "int16", "uint16", "bool", "complex64", "<U3")
+
+
+def method():
+    return once(fedbn, OneNorm(), optax.sgd(0.1))
+
+
+def state():
+    return method().init(KEY, variables_of(OneNorm()), 2)
+
+
+def host(batches=None):
+    return jax.tree.map(np.asarray, batches or batches_of(SIZES))
+
+
+def of_round(batches):
+    return method().round(state(), batches, KEY)
+
+
+def of_client(batches):
+    one = client(batches, 0) | {"client": jnp.int32(0)}
+    return method().client(broadcast_of(state()), own_of(state(), 0), one, KEY)
+
+
+def read_npz(folder, images, labels):
+    np.savez(folder / "own.npz", a__images=images, a__labels=labels)
+    return npz.load(folder / "own.npz")
+
+
+def predict(images):
+    return predictor(method(), global_variables(state()))(images)
+
+
+@pytest.mark.parametrize("dtype", OTHER)
+def test_images_that_are_neither_bytes_nor_floats_are_refused_by_one_sentence(tmp_path, dtype):
+    images, labels = np.ones((4, 3, 3, 3), dtype), np.array([0, 1, 0, 1])
+    batches = host()
+    batches["image"] = np.ones((*batches["label"].shape, FEATURES), dtype)
+    source = Source("own", ("a", "b"), (Pool("a", images, labels, labels.astype(str)),), HALF, HALF)
+    split = Split(images, labels.astype(np.int32))
+    dataset = Dataset("own", 2, (Domain("a", split, None, split),), (0.5,), (0.5,))
+    ways = (
+        lambda: of_round(batches),
+        lambda: of_client(batches),
+        lambda: drawing([(images, labels)]),
+        lambda: read_npz(tmp_path, images, labels),
+        lambda: check_source(source),
+        lambda: check_dataset(dataset),
+        lambda: predict(images),
+    )
+    for way in ways:
+        with pytest.raises(ValueError, match=r"dtype .*; allowed are uint8, which is standardized"):
+            way()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_floats_of_any_width_are_read_as_they_are(dtype):
+    batches = host()
+    image = np.nan_to_num(batches["image"]).astype(jnp.float16).astype(np.float32)
+    image = image.astype(dtype).astype(np.float32)
+    ours = of_round(batches | {"image": image.astype(dtype)})
+    assert_equal(ours, of_round(batches | {"image": image}))
+    kept = as_images(image.astype(dtype))
+    assert kept.dtype == np.float32
+    np.testing.assert_array_equal(kept, image)
+
+
+def test_an_archive_of_halves_is_one_of_float32(tmp_path):
+    images = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float16)
+    pool = read_npz(tmp_path, images, np.array([0, 1, 0, 1])).pools[0]
+    assert pool.images.dtype == np.float32
+    np.testing.assert_array_equal(pool.images, images)
+
+
+WRONG = {
+    "below 0": lambda label: np.where(np.arange(4) == 1, -1, label),
+    "counted from 1": lambda label: label + 1,
+    "no whole number": lambda label: label + 0.5,
+    "one-hot": lambda label: np.eye(CLASSES)[label],
+    "bool": lambda label: label > 0,
+    "text": lambda label: label.astype(str),
+}
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("kind", WRONG)
+def test_labels_that_are_no_classes_are_refused_by_one_sentence(kind, on_device):
+    batches = host()
+    wrong = WRONG[kind](batches["label"])
+    if on_device:
+        if kind == "text":
+            pytest.skip("JAX has no texts")
+        wrong = jax.block_until_ready(jnp.asarray(wrong))
+    first = (np.zeros((3, 6), np.float32), np.array([0, 1, CLASSES - 1]))
+    for way in (of_round, of_client):
+        with pytest.raises(ValueError, match=r"^batches\['label'\] .* whole numbers in 0\.\.2"):
+            way(batches | {"label": wrong})
+    if kind != "counted from 1":  # `drawing` does not know the model
+        flat = np.asarray(wrong).reshape(-1, *np.shape(wrong)[3:])
+        images = np.zeros((len(flat), 6), np.float32)
+        with pytest.raises(ValueError, match=r"^the labels of client 1 .* whole numbers, counted"):
+            drawing([first, (images, flat)])
+
+
+def test_padding_may_hold_any_label():
+    batches = host()
+    label = np.where(batches["valid"], batches["label"], -7)
+    assert_equal(of_round(batches | {"label": label}), of_round(batches))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint32", "float32", "float64"])
+def test_labels_of_any_width_train_the_same_bits(dtype):
+    batches = host()
+    ours = of_round(batches | {"label": batches["label"].astype(dtype)})
+    assert_equal(ours, of_round(batches))
+
+
+@pytest.mark.parametrize("label", [-1, CLASSES, 2**31 - 1])
+def test_inside_a_program_a_sample_without_a_class_is_an_invalid_sample(label):
+    """No label trains another class, and none makes the loss NaN: bit for bit it is left out."""
+    batches, where = host(), (0, 0, 1)
+    changed, left_out = np.array(batches["label"]), np.array(batches["valid"])
+    changed[where], left_out[where] = label, False
+    program = jax.jit(method().round)
+    ours = program(state(), batches | {"label": changed}, KEY)
+    assert_equal(ours, program(state(), batches | {"valid": left_out}, KEY))
+    assert np.isfinite(ours[1]["loss"]).all()
+
+
+def test_known_labels_are_whole_numbers_of_any_dtype():
+    for dtype in ("int8", "uint8", "int32", "uint32", "float16", "float32"):
+        values = np.array([0, 2, 3, 100]).astype(dtype)
+        label, known = known_labels(jnp.asarray(values), 3)
+        assert label.tolist() == [0, 2, 0, 0]
+        assert known.tolist() == [True, True, False, False]
+    _, known = known_labels(jnp.asarray([-1, 0.5, np.nan, np.inf, 1], jnp.float32), 3)
+    assert known.tolist() == [False, False, False, False, True]
+    assert known_labels(jnp.asarray([2**32 - 1], jnp.uint32), 3)[1].tolist() == [False]
+
+
+def test_a_score_and_a_loss_leave_out_samples_without_a_class():
+    task, logits = classification(), jnp.asarray([[2.0, 0, 0], [0, 2, 0], [0, 0, 2]])
+    label, valid = jnp.asarray([0, 3, 1]), jnp.ones(3, bool)
+    kept = valid & (label < 3)
+    assert task.score.of_batch(logits, label, valid).tolist() == [1, 2]
+    safe = jnp.where(kept, label, 0)
+    assert task.loss(logits, label, valid) == task.loss(logits, safe, kept)
+
+
+def test_a_legacy_key_gives_the_same_bits_and_a_number_is_refused():
+    batches = batches_of(SIZES)
+    ours = method().round(state(), batches, jax.random.PRNGKey(5))
+    assert_equal(ours, method().round(state(), batches, jax.random.key(5)))
+    draw = drawing([(np.zeros((3, 6), np.float32), np.arange(3))], batch_size=2)
+    assert_equal(draw(jax.random.PRNGKey(5)), draw(jax.random.key(5)))
+    for key in (5, jnp.zeros(3), jax.random.split(KEY, 2), None):
+        with pytest.raises(ValueError, match=r"^key is .*one random key, such as jax\.random\.key"):
+            method().round(state(), batches, key)
+        with pytest.raises(ValueError, match=r"^key is .*one random key"):
+            draw(key)
+
+
+def test_a_state_that_a_round_has_used_up_is_refused_with_the_remedy():
+    used, batches = state(), batches_of(SIZES)
+    method().round(used, batches, KEY)
+    with pytest.raises(ValueError, match=r"to an earlier round.* state that the round return"):
+        method().round(used, batches, KEY)
+
+
+OWN = {"scaffold": {"learning_rate": 0.1}, "feddc": {"learning_rate": 0.1}, **NAMED}
+CHOICES = {
+    "optimizer": (0.1, r"optimizer=0\.1 is no optax transformation.* optax\.sgd"),
+    "weigh": ("uniform", "weigh='uniform' .*by_size or uniform"),
+    "share": ("everything", "share='everything' .*everything, nothing or all_but_batch_norm"),
+    "clients": ("all", "clients='all'"),
+    "task": ("classification", r"task='classification' .*task\.classification\(\)"),
+    "prepare": ("standardize", "prepare='standardize' is no function"),
+    "perturb": ("randconv", "perturb='randconv' is no function"),
+    "load": ("x", "load='x' is no function"),
+}
+
+
+@pytest.mark.parametrize("name", methods.__all__)
+def test_every_method_refuses_a_choice_that_is_none_at_construction(name):
+    for option, (value, sentence) in CHOICES.items():
+        options = {"optimizer": optax.sgd(0.1)} | OWN.get(name, {}) | {option: value}
+        with pytest.raises(ValueError, match=sentence):
+            getattr(methods, name)(NormNet(), **options)
+
+
+def test_labels_that_are_a_tree_need_a_task_of_their_own():
+    batches = batches_of(SIZES)
+    method = fedavg(OneNorm(), optax.sgd(0.1))
+    state = method.init(KEY, variables_of(OneNorm()), 2)
+    with pytest.raises(ValueError, match=r"label'] is a tree .* task is classification: give"):
+        method.round(state, batches | {"label": {"class": batches["label"]}}, KEY)
+
+
+@pytest.mark.parametrize("name", ["image", "label", "valid"])
+def test_lists_in_place_of_arrays_are_refused(name):
+    with pytest.raises(ValueError, match=rf"^batches\['{name}'\] holds a \w+ in place of an array"):
+        of_round(host() | {name: [[1]]})
+
+
+def test_a_source_of_ones_own_takes_what_a_round_takes():
+    images = np.random.default_rng(0).normal(size=(4, 6))
+    for labels in (np.array([0, 1, 0, 1]), np.array([0.0, 1, 0, 1])):
+        pool = Pool("a", images, labels, np.arange(4).astype(str))
+        (kept,) = check_source(Source("own", ("a", "b"), (pool,), HALF, HALF)).pools
+        assert (kept.images.dtype, kept.labels.dtype) == (np.float32, np.int32)
+        assert kept.labels.tolist() == [0, 1, 0, 1]
+    wrong = pool._replace(labels=np.array([0, 1, 2, 1]))
+    with pytest.raises(ValueError, match=r"label 2 at index 2; labels must be whole numbers in 0"):
+        check_source(Source("own", ("a", "b"), (wrong,), HALF, HALF))
