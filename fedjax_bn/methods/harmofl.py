@@ -51,8 +51,9 @@ def harmofl(
 
     It is the authors' code, whose window of low frequencies has half side 0, the mean alone, and
     whose running mean stays that of the first batch, where the paper has a window and a momentum.
-    Differs from it: clients may join later, where there all take part in the first round; means are of what the model reads and keep their sign, where amplitudes have
-    none (of images above 0 they are the same).
+    Differs from it: clients may join later, where there all take part in the first round; means are
+    of what the model reads and keep their sign, where amplitudes have none (of images above 0 they
+    are the same).
 
     Args:
       model: f[B, H, W, C] -> outputs.

@@ -204,7 +204,7 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
       round: one of `manager.all_steps()`.
 
     Raises:
-      CheckpointError: there is none, it is damaged, or it holds another model.
+      CheckpointError: there is none, it is damaged, or it holds other arrays.
     """
     round = manager.latest_step() if round is None else round
     if round is None:
@@ -220,26 +220,59 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
     # The form is checked, so that what is cut or filled up are rows of padding.
     forms = ocp.checkpoint_utils.construct_restore_args(like)
     forms = jax.tree.map(lambda form: dataclasses.replace(form, strict=False), forms)
+    other = by_first(lambda: _other_form(manager, round, like))
+    if other:
+        raise CheckpointError(
+            f"the checkpoint {folder} is of another model, method or sharing rule ({other}): give "
+            "the code and the keys of the run's first start to go on, or another --workdir"
+        )
     try:
-        reason = by_first(lambda: _fault(folder, like))
+        reason = by_first(lambda: "" if is_whole(folder) else "its checksums do not match")
         if not reason:
             return manager.restore(round, args=ocp.args.PyTreeRestore(like, restore_args=forms))
     except Exception as error:  # Orbax raises many kinds.
         reason = _shortened(error)
     raise CheckpointError(
-        f"the checkpoint {folder} is damaged or of another model ({reason}): delete that folder "
-        "and run again to go on from an earlier checkpoint or from the start"
+        f"the checkpoint {folder} is damaged ({reason}): delete that folder and run again to go on "
+        "from an earlier checkpoint or from the start"
     )
 
 
-def _fault(folder: Path, like: PyTree) -> str:
-    """Why a checkpoint cannot be read as a tree of this form; "" where it can."""
+def names_and_shapes(manager: ocp.CheckpointManager, round: int) -> PyTree:
+    """The tree of a checkpoint, of nested dicts, whose leaves have a `shape`; nothing is read."""
+    found = manager.item_metadata(round)
+    return getattr(found, "tree", found)
+
+
+def _other_form(manager: ocp.CheckpointManager, round: int, like: PyTree) -> str:
+    """How a checkpoint's leaves differ from a tree's; "" where they do not, or it is damaged."""
     try:
-        if _read_checksums(folder)[0] != _FORM.format(_form(like)):
-            return "its arrays have other names or shapes"
-        return "" if is_whole(folder) else "its checksums do not match"
-    except (OSError, ValueError) as error:
-        return _shortened(error)
+        if _read_checksums(Path(manager.directory) / str(round))[0] == _FORM.format(_form(like)):
+            return ""
+        theirs, ours = _shapes(names_and_shapes(manager, round)), _shapes(like)
+    except Exception:  # damaged, which `restore` says
+        return ""
+    one_side = sorted(theirs.keys() ^ ours.keys())
+    if not one_side:
+        differ = (name for name in sorted(ours) if theirs[name][1:] != ours[name][1:])
+        name = next(differ, "")
+        return f"{name} is {theirs[name]} there and {ours[name]} now" if name else ""
+    name = one_side[0]
+    part, _, leaf = name.partition("/")
+    other = {"shared": "personal", "personal": "shared"}.get(part)
+    if f"{other}/{leaf}" in (ours if name in theirs else theirs):
+        was, now = (part, other) if name in theirs else (other, part)
+        return f"{leaf} was {was} there and is {now} now, by the rule that says what is shared"
+    return f"{name} is only {'there' if name in theirs else 'here'}"
+
+
+def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    """Path -> shape of every leaf of a state, that of a population too."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves
+    }
+    return {name.removeprefix("state/"): shape for name, shape in found.items()}
 
 
 def _shortened(error: Exception) -> str:
