@@ -227,15 +227,25 @@ def restore(manager: ocp.CheckpointManager, like: PyTree, round: int | None = No
             "the code and the keys of the run's first start to go on, or another --workdir"
         )
     try:
-        reason = by_first(lambda: "" if is_whole(folder) else "its checksums do not match")
+        reason = by_first(lambda: _fault(folder, like))
         if not reason:
             return manager.restore(round, args=ocp.args.PyTreeRestore(like, restore_args=forms))
     except Exception as error:  # Orbax raises many kinds.
         reason = _shortened(error)
     raise CheckpointError(
-        f"the checkpoint {folder} is damaged ({reason}): delete that folder and run again to go on "
-        "from an earlier checkpoint or from the start"
+        f"the checkpoint {folder} is damaged or of another model ({reason}): delete that folder "
+        "and run again to go on from an earlier checkpoint or from the start"
     )
+
+
+def _fault(folder: Path, like: PyTree) -> str:
+    """Why a checkpoint cannot be read as a tree of this form; "" where it can."""
+    try:
+        if _read_checksums(folder)[0] != _FORM.format(_form(like)):
+            return "its arrays have other names, shapes or dtypes"
+        return "" if is_whole(folder) else "its checksums do not match"
+    except (OSError, ValueError) as error:
+        return _shortened(error)
 
 
 def names_and_shapes(manager: ocp.CheckpointManager, round: int) -> PyTree:
@@ -245,12 +255,12 @@ def names_and_shapes(manager: ocp.CheckpointManager, round: int) -> PyTree:
 
 
 def _other_form(manager: ocp.CheckpointManager, round: int, like: PyTree) -> str:
-    """How a checkpoint's leaves differ from a tree's; "" where they do not, or it is damaged."""
+    """How a checkpoint's leaves differ from a tree's by name or shape; "" where that is not seen."""
     try:
         if _read_checksums(Path(manager.directory) / str(round))[0] == _FORM.format(_form(like)):
             return ""
         theirs, ours = _shapes(names_and_shapes(manager, round)), _shapes(like)
-    except Exception:  # damaged, which `restore` says
+    except Exception:  # damaged, as `_fault` says
         return ""
     one_side = sorted(theirs.keys() ^ ours.keys())
     if not one_side:

@@ -17,8 +17,9 @@ from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.ranges import brief
 from fedjax_bn.run import checkpoint
 from fedjax_bn.run.errors import ConfigError, UserError
-from fedjax_bn.run.finished import read_about
+from fedjax_bn.run.forms import CLAIM
 from fedjax_bn.run.records import Record
+from fedjax_bn.run.workdir import read_json
 from fedjax_bn.sharing import Variables, join, path_names
 
 PyTree = Any
@@ -79,7 +80,9 @@ def starting_record(config: ConfigDict) -> Record:
 
 def _checkpoint_of(workdir: Path) -> Path:
     """The folder of a finished run's selected checkpoint, or of its latest one."""
-    read_about(workdir)
+    read_json(workdir / "config.json", CLAIM)
+    if not (workdir / "summary.json").exists():
+        raise ConfigError(f"{workdir} holds no finished run: train it to its end first")
     for kind in ("selected", "latest"):
         names = (path.name for path in (workdir / "checkpoints" / kind).glob("*"))
         if rounds := [int(name) for name in names if name.isdecimal()]:
