@@ -6,12 +6,12 @@ import numpy as np
 import optax
 import pytest
 
+import runs
 from federations import OneNorm, assert_close, assert_equal, batches_of, run_rounds, variables_of
 from fedjax_bn.local_optimizer import by_round
-from fedjax_bn.methods import fedavg, feddc, fednova, fedsam, fedwon, scaffold
+from fedjax_bn.methods import fedavg, feddc, fednova, fedsam, scaffold
+from fedjax_bn.normalization.batch_instance import keep_gates
 from fedjax_bn.run.configured_optimizer import learning_rates
-
-import runs
 
 KEY, NET, SIZES = jax.random.key(1), OneNorm(), (9, 4, 6)
 DECAY = optax.exponential_decay(0.1, 1, 0.5)  # 0.1, 0.05, 0.025
@@ -130,7 +130,8 @@ def test_masks_and_labels_over_parameters_are_those_over_collections(make):
     for other in found[1:]:
         assert_equal(found[0], other)
     for module, leaves in found[0]["params"].items():
-        same = [np.array_equal(a, params[module][name]) for name, a in leaves.items()]
+        # The mean of equal leaves may round.
+        same = [np.allclose(a, params[module][name], 1e-6) for name, a in leaves.items()]
         assert all(same) is (module not in one)
 
 
@@ -153,10 +154,11 @@ def test_one_rate_beside_a_schedule_is_refused():
 def test_methods_that_wrap_the_optimizer_pass_the_round_on():
     """Rate 0 from the second round on: the model stays where it is."""
     optimizer = by_round(lambda round: optax.sgd(jnp.where(round < 1, 0.1, 0.0)))
-    for make in (fedwon, lambda *given: fedsam(*given, variates=True)):
+    clipped = optax.chain(optax.adaptive_grad_clip(0.1), keep_gates(optimizer))
+    for made in (fedavg(NET, clipped), fedsam(NET, optimizer, variates=True)):
         states = []
         for rounds in (1, 2):
-            given = make(NET, optimizer), variables_of(NET), batches_of(SIZES)
+            given = made, variables_of(NET), batches_of(SIZES)
             states.append(run_rounds(*given, rounds=rounds)[0])
         assert_close(states[0].shared["params"], states[1].shared["params"], rtol=1e-6)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(states[1].memory))
