@@ -264,7 +264,9 @@ def _other_form(manager: ocp.CheckpointManager, round: int, like: PyTree) -> str
         return ""
     one_side = sorted(theirs.keys() ^ ours.keys())
     if not one_side:
-        differ = (name for name in sorted(ours) if theirs[name][1:] != ours[name][1:])
+        # Rows of padding do not count.
+        rows = {name: name.startswith(("personal/", "memory/")) for name in ours}
+        differ = (n for n in sorted(ours) if theirs[n][rows[n] :] != ours[n][rows[n] :])
         name = next(differ, "")
         return f"{name} is {theirs[name]} there and {ours[name]} now" if name else ""
     name = one_side[0]
