@@ -255,7 +255,7 @@ def names_and_shapes(manager: ocp.CheckpointManager, round: int) -> PyTree:
 
 
 def _other_form(manager: ocp.CheckpointManager, round: int, like: PyTree) -> str:
-    """How a checkpoint's leaves differ from a tree's by name or shape; "" where that is not seen."""
+    """How a checkpoint's leaves differ from a tree's in names or shapes; "" for none."""
     try:
         if _read_checksums(Path(manager.directory) / str(round))[0] == _FORM.format(_form(like)):
             return ""
