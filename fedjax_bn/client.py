@@ -138,19 +138,23 @@ def train_locally(
       train: local training over a round's steps, such as `selection.best_of_round(...)`.
 
     Raises:
-      ValueError: `local_epochs` is below 1.
+      ValueError: `local_epochs` is below 1; at `init` or `run`, where the step cannot work over
+        the rounds (`LocalStep.check`).
     """
     if local_epochs < 1:
         raise ValueError(f"local_epochs={local_epochs} must be at least 1")
     train = train or run_steps
 
     def init(shared: PyTree, personal: PyTree) -> Memory:
-        state = step.init(join(shared, personal)) if keep_optimizer else ()
+        variables = join(shared, personal)
+        step.check(variables, keep_optimizer, None)
+        state = step.init(variables) if keep_optimizer else ()
         return Memory(memory(shared, personal), state)
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         own, received = received.memory, received._replace(memory=received.memory.method)
         variables = join(received.shared, received.personal)
+        step.check(variables, keep_optimizer, batches["valid"].shape[0])
         state = own.step if keep_optimizer else step.init(variables)
         trained = train(step, received, variables, state, batches, key, load)
         variables, mine, message = finish(received, trained)

@@ -24,6 +24,7 @@ import jax
 import optax
 
 from fedjax_bn.backend import wait_for_all
+from fedjax_bn.local_optimizer import check_arguments, check_rounds, start, updates_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 
@@ -43,12 +44,16 @@ class LocalStep(NamedTuple):
     Attributes:
       init: `init(variables) -> state`, before the first step.
       update: `update(variables, state, batch, received, key) -> (variables, state, loss f[])`.
+      check: `check(variables, keep, steps)` raises ValueError where the step cannot work over
+        rounds of `steps` steps (None where that is not known yet); `keep` says whether its state
+        stays from round to round.
     """
 
     init: Callable[[Variables], PyTree]
     update: Callable[
         [Variables, PyTree, Batch, Received, jax.Array], tuple[Variables, PyTree, jax.Array]
     ]
+    check: Callable[[Variables, bool, int | None], None] = lambda variables, keep, steps: None
 
 
 def differentiate(objective: Objective, collections: tuple[str, ...] = ("params",)) -> Gradient:
@@ -80,25 +85,31 @@ def gradient_step(
 
     Args:
       gradient: usually `differentiate(objective, collections)`, perhaps corrected.
-      optimizer: any optax transformation, of {collection: tree}.
+      optimizer: an optax transformation of {collection: tree}, see `fedjax_bn.local_optimizer`;
+        where `params` are the one collection, its masks and labels may be over them alone.
       collections: those that the gradient is of.
 
     Raises:
-      ValueError: `optimizer` is no optax transformation.
+      ValueError: `optimizer` is no optax transformation, or needs an argument that no step has.
     """
     check_optimizer(optimizer)
+    check_arguments(optimizer)
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
         gradients, (loss, moved) = gradient(variables, batch, received, key)
-        trained, state = descend(optimizer, gradients, state, variables)
+        trained, state = descend(optimizer, gradients, state, variables, received.round, loss)
         return {**variables, **moved, **trained}, state, loss
 
-    def init(variables: Variables) -> PyTree:
-        return optimizer.init({name: variables[name] for name in collections})
+    def trained_of(variables: Variables) -> Variables:
+        return {name: variables[name] for name in collections}
 
-    return LocalStep(init, update)
+    return LocalStep(
+        lambda variables: start(optimizer, trained_of(variables)),
+        update,
+        lambda variables, *rest: check_rounds(optimizer, trained_of(variables), *rest),
+    )
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -123,7 +134,11 @@ def in_turn(*steps: LocalStep) -> LocalStep:
             losses.append(loss)
         return variables, tuple(states), losses[0]
 
-    return LocalStep(lambda variables: tuple(step.init(variables) for step in steps), update)
+    def check(variables: Variables, keep: bool, number: int | None) -> None:
+        for step in steps:
+            step.check(variables, keep, number)
+
+    return LocalStep(lambda variables: tuple(step.init(variables) for step in steps), update, check)
 
 
 def descend(
@@ -131,9 +146,10 @@ def descend(
     gradients: Variables,
     state: PyTree,
     variables: Variables,
+    round: jax.Array | int,
+    loss: jax.Array,
 ) -> tuple[Variables, PyTree]:
     """One step of an optimizer: the moved collections of `gradients`, and its new state."""
     trained = {name: variables[name] for name in gradients}
-    with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-        updates, state = optimizer.update(gradients, state, trained)
+    updates, state = updates_of(optimizer, gradients, state, trained, round, loss)
     return optax.apply_updates(trained, updates), state

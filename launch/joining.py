@@ -27,7 +27,7 @@ from fedjax_bn import methods, sharing  # noqa: E402
 from fedjax_bn.data.domain import Domain  # noqa: E402
 from fedjax_bn.federation import FederatedState, global_variables  # noqa: E402
 from fedjax_bn.run import finished, workdir  # noqa: E402
-from fedjax_bn.run.configured_method import OPTIMIZERS  # noqa: E402
+from fedjax_bn.run.configured_optimizer import OPTIMIZERS  # noqa: E402
 from fedjax_bn.run.datasets import configured_clients  # noqa: E402
 from fedjax_bn.run.errors import ConfigError, UserError  # noqa: E402
 from fedjax_bn.run.evaluate import internal_evaluator  # noqa: E402
@@ -65,7 +65,8 @@ def join(
     Returns:
       The client's state, and its accuracy in percent "received" and "joined".
     """
-    optimizer = batch_norm_only(OPTIMIZERS[config.optimizer.name](config.optimizer), variables)
+    of_keys, rate = OPTIMIZERS[config.optimizer.name], config.optimizer.learning_rate
+    optimizer = batch_norm_only(of_keys(config.optimizer, rate), variables)
     method = methods.singleset(experiment.model, optimizer, prepare=experiment.prepare)
     internal = experiment.internal._replace(domains=(client,))
     alone = experiment._replace(method=method, internal=internal, unseen=(), mesh=None)

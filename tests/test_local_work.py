@@ -8,7 +8,8 @@ import pytest
 
 import runs
 from fedjax_bn.data.sampling import by_epochs
-from fedjax_bn.run.configured_method import OPTIMIZERS, local_epochs
+from fedjax_bn.run.configured_method import local_epochs
+from fedjax_bn.run.configured_optimizer import OPTIMIZERS
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build, sampler
 from fedjax_bn.run.summary import summarize
@@ -79,7 +80,7 @@ def test_contradictions_are_sentences(monkeypatch, changes, message):
 def test_momentum_is_pytorchs(nesterov):
     torch = pytest.importorskip("torch")
     config = runs.config(**{"optimizer.momentum": 0.9, "optimizer.nesterov": nesterov}).optimizer
-    ours, optimizer = jnp.asarray([1.0, -2.0]), OPTIMIZERS["sgd"](config)
+    ours, optimizer = jnp.asarray([1.0, -2.0]), OPTIMIZERS["sgd"](config, config.learning_rate)
     theirs = torch.tensor([1.0, -2.0], requires_grad=True)
     other = torch.optim.SGD([theirs], lr=0.01, momentum=0.9, nesterov=nesterov)
     state = optimizer.init(ours)

@@ -15,11 +15,14 @@ import pytest
 
 import runs
 from fedjax_bn import main
+from fedjax_bn.federation import global_variables
 from fedjax_bn.run import checkpoint, logs, train, workdir
 from fedjax_bn.run.claim import check_claim, claim
 from fedjax_bn.run.config import flatten
 from fedjax_bn.run.config_file import read
-from fedjax_bn.run.errors import CheckpointError, InterruptedRun, WorkdirError
+from fedjax_bn.run.configured_method import follows_rounds
+from fedjax_bn.run.errors import CheckpointError, ConfigError, InterruptedRun, WorkdirError
+from fedjax_bn.run.starting_model import starting_model
 from fedjax_bn.run.summary import select_round
 
 
@@ -340,8 +343,9 @@ def test_after_deleting_a_damaged_checkpoint_the_run_goes_on_from_the_one_before
 
 
 def test_a_checkpoint_of_another_model_is_refused(straight):
-    like = jax.eval_shape(train.prepare(runs.config(method="fedavg"))[2])
-    with pytest.raises(CheckpointError, match="damaged or of another model"):
+    like = jax.eval_shape(train.prepare(runs.config())[2])
+    like = like._replace(shared=longer(like.shared))
+    with pytest.raises(CheckpointError, match=r"another model, method or sharing rule \(.* there"):
         runs.saved(straight, like)
 
 
@@ -383,3 +387,82 @@ def test_the_library_uses_only_the_interface_of_orbax_that_stays():
                 found |= {alias.name for alias in node.names if alias.name.startswith("orbax")}
     assert found == {"orbax.checkpoint.v1"}
     assert re.search(r'"orbax-checkpoint>=[\d.]+,<1"', (runs.ROOT / "pyproject.toml").read_text())
+
+
+def longer(tree):
+    """The same leaves with another number of entries."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((x.shape[0] + 1, *x.shape[1:]), x.dtype), tree
+    )
+
+
+def test_another_sharing_rule_is_called_that_and_no_checkpoint_is_to_be_deleted(straight):
+    like = jax.eval_shape(train.prepare(runs.config(method="fedavg"))[2])
+    with pytest.raises(CheckpointError, match="was personal there and is shared now") as error:
+        runs.saved(straight, like)
+    assert "delete" not in str(error.value)
+    assert "norm1" in str(error.value)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_that_is_given_more_rounds_ends_with_the_bits_of_a_straight_one(
+    tmp_path, straight, killed
+):
+    folder = tmp_path / "further"
+    runs.run(folder, rounds=4)
+    if killed:
+        (folder / "summary.json").unlink()
+        runs.run(folder, rounds=5)  # round 5 would not be evaluated by eval_every
+        said = []
+        train.run(runs.config(rounds=6), folder, said.append)
+        assert any("round 5 was evaluated" in text for text in said)
+    runs.run(folder)
+    assert workdir.read_json(folder / "config.json")["config"]["rounds"] == 6
+    if not killed:
+        return assert_same_end(folder, straight, runs.config())
+    like = jax.eval_shape(train.prepare(runs.config())[2])
+    ours, theirs = (runs.saved(place, like) for place in (folder, straight))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 5}, "has made 6 rounds already"),
+        ({"rounds": 7, "optimizer.schedule": "cosine"}, "another configuration"),
+    ],
+)
+def test_a_number_of_rounds_that_a_run_cannot_have_is_refused(straight, changes, message):
+    with pytest.raises(WorkdirError, match=message):
+        runs.run(straight, **changes)
+
+
+@pytest.mark.parametrize(
+    "plan", [{"optimizer.schedule": "cosine"}, {"weigh": "generalization_adjustment"}]
+)
+def test_a_plan_that_follows_from_the_number_of_rounds_is_not_taken_further(tmp_path, plan):
+    flat = dict(flatten(runs.config(rounds=3, **plan)))
+    claim(tmp_path / "a", flat, {"data": "x"})
+    follows = follows_rounds(runs.config(rounds=4, **plan))
+    with pytest.raises(WorkdirError, match="follows from that number"):
+        claim(tmp_path / "a", flat | {"rounds": 4}, {"data": "x"}, follows)
+    fixed = {"optimizer.schedule": "cosine", "optimizer.decay_rounds": 3}
+    assert not follows_rounds(runs.config(**fixed))
+    assert not follows_rounds(runs.config(weigh="generalization_adjustment:rounds=9"))
+
+
+def test_a_run_starts_from_the_model_of_a_finished_one(straight, tmp_path):
+    state = runs.saved(straight, jax.eval_shape(train.prepare(runs.config())[2]), "selected")
+    changes = {"start_from": str(straight), "method": "fedprox"}
+    start = train.prepare(runs.config(**changes))[2]()
+    expected = global_variables(jax.tree.map(jnp.asarray, state))
+    jax.tree.map(np.testing.assert_array_equal, global_variables(start), expected)
+    runs.run(tmp_path / "new", rounds=1, **changes)
+    about = workdir.read_json(tmp_path / "new" / "config.json")
+    assert about["config"]["start_from"] == str(straight)
+    assert about["start_from"]["round"] == runs.steps(straight, "selected")[-1]
+    runs.run(tmp_path / "new", rounds=2, **changes)
+    with pytest.raises(ConfigError, match=r"holds another model .*there and .* here"):
+        starting_model(runs.config(**changes), longer(expected))
+    with pytest.raises(ConfigError, match=r"start_from=.*cannot read"):
+        train.prepare(runs.config(start_from=str(tmp_path / "nothing")))

@@ -8,6 +8,7 @@ import pytest
 
 from federations import MapNet, as_maps, assert_close, batches_of, variables_of
 from fedjax_bn import adaptation
+from fedjax_bn.aggregation import by_size
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedsam, harmofl
 from fedjax_bn.models.amplitude import harmonize
@@ -56,3 +57,22 @@ def test_the_means_are_those_of_first_batches_and_then_all_train_on_them(x64):
     plain = {name: served[name] for name in ("params", "batch_stats")}
     by_hand = MapNet().apply(plain, moved(None, x, None))
     np.testing.assert_allclose(logits, by_hand, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "rounds", [[(1, 1)], [(1, 0), (0, 1)], [(0, 1), (0, 1), (1, 0)], [(0, 0), (1, 1)]]
+)
+def test_the_shared_mean_is_of_all_clients_that_ever_took_part_whoever_came_first(rounds):
+    """Constant images of 10 and 20: 15 when both have been there, whatever the order and sizes."""
+    batches = batches_of((8, 4))
+    level = jnp.asarray([10.0, 20.0]).reshape(2, *(1,) * (batches["image"].ndim - 1))
+    batches["image"] = jnp.broadcast_to(level, batches["image"].shape)
+    method = harmofl(MapNet(), SGD, channels=1, prepare=as_maps, weigh=by_size)
+    state = method.init(KEY, variables_of(MapNet()), 2)
+    seen = np.zeros(2, bool)
+    for present in rounds:
+        state, _ = method.round(state, batches | {"participates": jnp.asarray(present, bool)}, KEY)
+        seen |= np.asarray(present, bool)
+        expected = np.asarray([10.0, 20.0])[seen].mean() if seen.any() else 0
+        mean = state.shared["amplitude"]["mean"]
+        np.testing.assert_allclose(mean, [expected], rtol=1e-6)

@@ -21,7 +21,7 @@ from fedjax_bn.named_arrays import names_of
 from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.claim import claim
 from fedjax_bn.run.config import check, flatten
-from fedjax_bn.run.configured_method import method_maker, resolved
+from fedjax_bn.run.configured_method import follows_rounds, method_maker, resolved
 from fedjax_bn.run.configured_privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.machine import describe_machine
 from fedjax_bn.run.ownership import owned
@@ -88,7 +88,12 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         order, form = known_from(order, form, met.members)
         host = open_host(noise.of_server(config), run, order, form)._replace(config=config)
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
-        claim(place, flat, about_of(order, form) | promised | describe_machine())
+        claim(
+            place,
+            flat,
+            about_of(order, form) | promised | describe_machine(),
+            follows_rounds(config),
+        )
         kept, records = resume(place, host.start, lambda text: log(INFO, text))
         _say_start(host, records, promised)
         kept, records = _loop(grid, host, place, met, kept, records)

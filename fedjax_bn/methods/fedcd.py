@@ -19,6 +19,7 @@ from fedjax_bn.aggregation import (
 )
 from fedjax_bn.client import Trained
 from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_optimizer import check_rounds, start
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, check_optimizer, descend, differentiate
 from fedjax_bn.methods.learning import learning, method_of
 from fedjax_bn.methods.mask_training import keep_within, mask_names, mask_optimizer_of
@@ -132,23 +133,30 @@ def masked_step(
       within: what follows a step of the masks, such as `keep_within("0,1")`.
     """
 
+    def trained_of(variables: Variables) -> Variables:
+        return {name: variables[name] for name in ("params", COLLECTION)}
+
     def init(variables: Variables) -> Progress:
-        trained = {name: variables[name] for name in ("params", COLLECTION)}
         zero = jax.tree.map(jnp.zeros_like, variables[COLLECTION])
         none = jnp.zeros((), jnp.int32)
-        return Progress(optimizer.init(trained), zero, none, none)
+        return Progress(start(optimizer, trained_of(variables)), zero, none, none)
 
     def update(
         variables: Variables, state: Progress, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, Progress, jax.Array]:
         gradients, (loss, aligned) = gradient(variables, batch, received, key)
-        trained, kept = descend(optimizer, gradients, state.optimizer, variables)
+        trained, kept = descend(
+            optimizer, gradients, state.optimizer, variables, received.round, loss
+        )
         trained[COLLECTION] = within(trained[COLLECTION])
         rounds = received.server.rounds
         total, count = _add_gradient(state, aligned.gradient, batch, rounds)
         return {**variables, **aligned.moved, **trained}, Progress(kept, total, count, rounds), loss
 
-    return LocalStep(init, update)
+    def check(variables: Variables, *rest: Any) -> None:
+        check_rounds(optimizer, trained_of(variables), *rest)
+
+    return LocalStep(init, update, check)
 
 
 def _add_gradient(

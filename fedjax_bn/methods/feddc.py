@@ -11,7 +11,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step
 from fedjax_bn.methods.fedprox import proximal
 from fedjax_bn.methods.learning import learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh
+from fedjax_bn.methods.response import check_fresh, check_rate
 from fedjax_bn.methods.scaffold import averaging_with_variate, new_variate
 from fedjax_bn.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.sharing import Variables, join, split_like
@@ -71,6 +71,7 @@ def feddc(
       ValueError: `alpha` is negative, or `learning_rate` is not positive, or clients keep a
         momentum.
     """
+    check_rate("feddc", optimizer, learning_rate)
     if correction and learning_rate is None:
         check_fresh("feddc", optimizer, options)
     learned, options = learning(model, **options)

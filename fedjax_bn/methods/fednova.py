@@ -10,7 +10,7 @@ from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate
 from fedjax_bn.client import Finish, Trained
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
-from fedjax_bn.methods.response import check_fresh, response
+from fedjax_bn.methods.response import check_fresh, for_each, response
 from fedjax_bn.ranges import Share, bounded
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
@@ -36,7 +36,8 @@ def fednova(
     Args:
       model: images -> outputs.
       optimizer: the local optimizer.
-      momentum: rho of the local SGD, in [0, 1). By default a_k is the optimizer's response (see
+      momentum: rho of the local SGD, in [0, 1), whose rate is one in all steps of a round. By
+        default a_k is the optimizer's response (see
         `methods.response`): the same for SGD, and right for Nesterov's momentum and schedules too.
       **options: those of `fedavg`.
 
@@ -49,7 +50,7 @@ def fednova(
 
 
 def _upload_direction(optimizer: optax.GradientTransformation, momentum: float | None) -> Finish:
-    """The client uploads (y_k - x) / a_k in place of parameters, and sends a_k f[].
+    """The client uploads (y_k - x) / a_k in place of parameters, and sends a_k as `response` does.
 
     The scale of a_k does not matter, as tau_eff has the same.
     """
@@ -57,15 +58,20 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
         dtype = jnp.result_type(float)
         if momentum is None:
-            work = response(optimizer, trained.steps, trained.counts.shape[0], dtype)
+            work = response(optimizer, trained.steps, trained.counts.shape[0], dtype, received)
         else:
             work = momentum_work(trained.steps.astype(dtype), momentum)
-        inverse = jnp.where(work > 0, 1 / jnp.where(work > 0, work, 1), 0)
         start = received.shared["params"]
         now, personal = split_like(trained.variables["params"], start)
-        direction = jax.tree.map(lambda y, x: (y - x) * inverse.astype(x.dtype), now, start)
+
+        def normalized(y: jax.Array, x: jax.Array, work: jax.Array) -> jax.Array:
+            inverse = jnp.where(work > 0, 1 / jnp.where(work > 0, work, 1), 0)
+            return (y - x) * inverse.astype(x.dtype)
+
+        direction = jax.tree.map(normalized, now, start, for_each(work, start))
         uploaded = {**trained.variables, "params": join(direction, personal)}
-        return uploaded, received.memory, work
+        sent = work if isinstance(work, jax.Array) else for_each(work, start)
+        return uploaded, received.memory, sent
 
     return finish
 
@@ -89,9 +95,10 @@ def _normalized_averaging() -> ServerUpdate:
     ) -> tuple[PyTree, ServerState]:
         effective = aggregate.message  # sum_k p_k a_k
         params = jax.tree.map(
-            lambda x, d: x + effective.astype(x.dtype) * d,
+            lambda x, d, tau: x + tau.astype(x.dtype) * d,
             shared["params"],
             aggregate.mean["params"],
+            for_each(effective, shared["params"]),
         )
         return {**aggregate.mean, "params": params}, state
 

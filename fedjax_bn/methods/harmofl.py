@@ -1,12 +1,19 @@
 """HarmoFL (Jiang, Wang & Dou, AAAI 2022): images harmonized, and flat minima at the clients."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import uniform
+from fedjax_bn.aggregation import (
+    Aggregate,
+    ServerState,
+    ServerUpdate,
+    averaging,
+    equal_messages,
+    uniform,
+)
 from fedjax_bn.batches import blank_padding
 from fedjax_bn.client import Client, Load, LocalUpdate, look_up
 from fedjax_bn.dtypes import parameter_dtype
@@ -36,15 +43,17 @@ def harmofl(
 
         x' = x - mean(x) + m,   and a step along grad F(w + rho g / ||g||),   g = grad F(w)
 
-    In the first round a client takes for m f[C] the mean of its own first batch and uploads it; the
-    mean over clients, the collection `amplitude`, is then everyone's and never changes. So besides
-    the model a client shows the server one mean of its pixels a channel, once. Clients count alike
-    (`weigh`), as in the authors' code. With rho 0 it is FedAvg of harmonized images.
+    When a client first takes part, it sends the mean f[C] of its own first batch; m, the collection
+    `amplitude`, is the mean over all clients that have sent theirs, each of which counts alike. As
+    long as there is none (in the first round) a client takes its own for m. So besides the model a
+    client shows the server one mean of its pixels a channel, once. In a round clients count alike
+    too (`weigh`), as in the authors' code. With rho 0 it is FedAvg of harmonized images.
 
     It is the authors' code, whose window of low frequencies has half side 0, the mean alone, and
     whose running mean stays that of the first batch, where the paper has a window and a momentum.
-    Differs from it: means are of what the model reads and keep their sign, where amplitudes have
-    none (of images above 0 they are the same).
+    Differs from it: clients may join later, where there all take part in the first round; means are
+    of what the model reads and keep their sign, where amplitudes have none (of images above 0 they
+    are the same).
 
     Args:
       model: f[B, H, W, C] -> outputs.
@@ -62,6 +71,8 @@ def harmofl(
     share = options.pop("share", everything)
     method = method_of(
         gradient_step(gradient, optimizer),
+        memory=lambda shared, personal: jnp.zeros((), bool),
+        server=_averaging_means(options.pop("server", None) or averaging()),
         around=lambda client: _measuring(client, learned, load or look_up),
         share=lambda variables: {
             **share({name: tree for name, tree in variables.items() if name != _NAME}),
@@ -82,19 +93,60 @@ def harmofl(
 _NAME = amplitude.COLLECTION
 
 
+class Means(NamedTuple):
+    """What the server keeps and sends.
+
+    Attributes:
+      total: f[C], sum over all K clients of what they have sent, divided by K.
+      known: f[], the share of the K clients that have sent theirs.
+    """
+
+    total: jax.Array
+    known: jax.Array
+
+
 def _measuring(client: Client, learned: Learning, load: Load) -> Client:
-    """The client, which in the first round begins with the mean of its first batch."""
+    """The client, which sends the mean of its first batch when it first takes part."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         own_batches = {name: tree for name, tree in batches.items() if name != "source"}
         first = jax.tree.map(lambda leaf: leaf[0], own_batches)
         own_key = jax.random.fold_in(key, _MEASURING)
         batch = blank_padding(load(batches.get("source"), first, own_key))
-        old = received.shared[_NAME]["mean"]
+        old, sent = received.shared[_NAME]["mean"], received.memory.method
         images = learned.prepare(batch["image"], old.dtype)
         own = amplitude.mean_of(images, batch["valid"]).astype(old.dtype)
-        mean = jnp.where(received.round > 0, old, own)
+        mean = jnp.where(received.server.known > 0, old, own)
         shared = {**received.shared, _NAME: {"mean": mean}}
-        return client.run(received._replace(shared=shared), batches, key)
+        update = client.run(received._replace(shared=shared), batches, key)
+        new = ~sent & batch["valid"].any()
+        message = Means(jnp.where(new, own, 0), new.astype(old.dtype))
+        memory = update.memory._replace(method=sent | new)
+        return update._replace(memory=memory, message=message)
 
     return client._replace(run=run)
+
+
+def _averaging_means(server: ServerUpdate) -> ServerUpdate:
+    """The server, whose amplitude is the mean over all clients that have sent theirs."""
+
+    def init(shared: PyTree, personal: PyTree) -> ServerState:
+        mean = shared[_NAME]["mean"]
+        nobody = Means(jnp.zeros_like(mean), jnp.zeros((), mean.dtype))
+        return ServerState(sent=nobody, kept=server.init(shared, personal))
+
+    def update(
+        shared: PyTree, aggregate: Aggregate, state: ServerState
+    ) -> tuple[PyTree, ServerState]:
+        share = aggregate.share
+        means = jax.tree.map(
+            lambda old, new: old + (new * share.astype(new.dtype)).astype(old.dtype),
+            state.sent,
+            aggregate.message,
+        )
+        shared, inner = server.update(shared, aggregate._replace(message=()), state.kept)
+        some = means.known > 0
+        mean = jnp.where(some, means.total / jnp.where(some, means.known, 1), 0)
+        return {**shared, _NAME: {"mean": mean}}, ServerState(sent=means, kept=inner)
+
+    return ServerUpdate(init, update, message_weight=equal_messages)

@@ -9,7 +9,9 @@ parameter goes down in tau steps under a gradient that is always 1.
     SGD with momentum rho        r(tau) = lr sum_{j=1..tau} (1 - rho^j) / (1 - rho)
 
 It is exact for every optimizer that is linear in its gradients (SGD with momentum, Nesterov's too,
-schedules). Weight decay counts as part of the gradient. For others (Adam) it is the nominal way.
+schedules), with the rates of the round. Where masks or labels treat parameters differently, each
+has a way of its own. Weight decay counts as part of the gradient. For others (Adam) it is the
+nominal way.
 """
 
 from typing import Any
@@ -19,32 +21,71 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.dtypes import promote
+from fedjax_bn.local_optimizer import by_parameter, scheduled, start, updates_of
+from fedjax_bn.sharing import join, split_like
+from fedjax_bn.state import Received
+
+PyTree = Any
 
 
 def response(
-    optimizer: optax.GradientTransformation, steps: jax.Array, most: int, dtype: Any
-) -> jax.Array:
-    """r(steps) f[], the way under a constant gradient of 1 from a fresh optimizer's state.
+    optimizer: optax.GradientTransformation,
+    steps: jax.Array,
+    most: int,
+    dtype: Any,
+    received: Received | None = None,
+) -> PyTree:
+    """Returns r(steps), the way under a constant gradient of 1 from a fresh optimizer's state.
 
     Args:
       optimizer: the local optimizer.
       steps: i32[], from 0 to `most`.
       most: the largest number of steps.
       dtype: floating dtype of the parameters.
+      received: with the round and the parameters; None for round 0 and an optimizer without masks.
+
+    Returns:
+      f[]; or, where masks or labels of the optimizer treat parameters differently, a tree like the
+      client's parameters whose leaves are f[1, ..., 1] with the axes of the parameter.
     """
-    weight, one = jnp.zeros((), dtype), jnp.ones((), dtype)
+    round, weight = jnp.zeros((), jnp.int32), jnp.zeros((), dtype)
+    trained = {"params": weight}
+    if received is not None:
+        round = jnp.asarray(received.round)
+        params = join(received.shared, received.personal)["params"]
+        if by_parameter(optimizer, {"params": params}):
+            trained = {"params": jax.tree.map(lambda x: jnp.zeros((1,) * x.ndim, dtype), params)}
+    one, value = jax.tree.map(jnp.ones_like, trained), jnp.zeros((), dtype)
 
     def walk(carry: tuple, step: jax.Array) -> tuple[tuple, None]:
         way, state = carry
-        with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
-            # The weight is held at 0, so that its decay adds nothing.
-            update, new = optimizer.update(one, state, weight)
+        # The weight is held at 0, so that its decay adds nothing.
+        update, new = updates_of(optimizer, one, state, trained, round, value)
         go = step < steps
-        return (jnp.where(go, way - update.astype(dtype), way), new), None
+        further = jax.tree.map(lambda w, u: jnp.where(go, w - u.astype(dtype), w), way, update)
+        return (further, new), None
 
-    start = (jnp.zeros((), dtype), optimizer.init(weight))
-    (way, _), _ = jax.lax.scan(walk, start, jnp.arange(most, dtype=steps.dtype))
-    return way
+    begin = (trained, start(optimizer, trained))
+    (way, _), _ = jax.lax.scan(walk, begin, jnp.arange(most, dtype=steps.dtype))
+    return way["params"]
+
+
+def for_each(way: PyTree, like: PyTree) -> PyTree:
+    """Returns the way of each leaf of `like`, shared parameters; `way` as `response` gives it."""
+    if isinstance(way, jax.Array):
+        return jax.tree.map(lambda leaf: way, like)
+    return split_like(way, like)[0]
+
+
+def check_rate(
+    method: str, optimizer: optax.GradientTransformation, learning_rate: float | None
+) -> None:
+    """Raises ValueError where one learning rate is stated beside an optimizer with a schedule."""
+    if learning_rate is not None and scheduled(optimizer):
+        raise ValueError(
+            f"{method}: learning_rate={learning_rate:g} is one rate, but the optimizer's changes "
+            f"by a schedule: leave learning_rate out, and {method} takes the optimizer's own"
+        )
 
 
 def check_fresh(method: str, optimizer: optax.GradientTransformation, options: dict) -> None:
@@ -55,12 +96,19 @@ def check_fresh(method: str, optimizer: optax.GradientTransformation, options: d
       optimizer: the local optimizer.
       options: those of `federation.federate`.
     """
-    if options.get("keep_optimizer") and jax.tree.leaves(optimizer.init(jnp.zeros(()))):
+    if options.get("keep_optimizer") and _remembers(optimizer):
         raise ValueError(
             f"{method}: keep_optimizer=True lets clients keep momentum between rounds, but "
             f"{method} divides by the way of an optimizer that starts afresh: leave it out, or use "
             "SGD without momentum"
         )
+
+
+def _remembers(optimizer: optax.GradientTransformation) -> bool:
+    try:
+        return bool(jax.tree.leaves(optimizer.init(jnp.zeros(()))))
+    except Exception:  # its masks are over parameters that are not known yet
+        return True
 
 
 def dtype_of(tree: Any) -> Any:

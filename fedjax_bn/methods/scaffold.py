@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, equal_messages
-from fedjax_bn.client import Finish, Trained, where_tree
+from fedjax_bn.client import Finish, Trained
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, differentiate, gradient_step
 from fedjax_bn.methods.learning import learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh, dtype_of, response
+from fedjax_bn.methods.response import check_fresh, check_rate, dtype_of, for_each, response
 from fedjax_bn.ranges import Above0, bounded
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
@@ -43,12 +43,15 @@ def scaffold(
     Args:
       model: images -> outputs.
       optimizer: the local optimizer, one that is linear in its gradients, such as SGD.
-      learning_rate: lr as in the equation; by default found by the optimizer's response.
+      learning_rate: lr as in the equation, for an optimizer without schedule; by default found by
+        the optimizer's response, in each round that of its rates.
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: `learning_rate` is not positive, or clients keep a momentum.
+      ValueError: `learning_rate` is not positive or stands beside a schedule, or clients keep a
+        momentum.
     """
+    check_rate("scaffold", optimizer, learning_rate)
     if learning_rate is None:
         check_fresh("scaffold", optimizer, options)
     learned, options = learning(model, **options)
@@ -95,20 +98,22 @@ def new_variate(
     own: PyTree,
     server: PyTree,
 ) -> PyTree:
-    """c_k' = c_k - c + (x - y_k) / (tau_k lr); a client without any step keeps c_k."""
+    """c_k' = c_k - c + (x - y_k) / (tau_k lr); c_k where nothing could move (tau_k lr = 0)."""
     start = received.shared["params"]
     now, _ = split_like(trained.variables["params"], start)
     dtype, steps = dtype_of(start), trained.steps
     if learning_rate is None:
-        way = response(optimizer, steps, trained.counts.shape[0], dtype)
+        way = response(optimizer, steps, trained.counts.shape[0], dtype, received)
     else:
         way = learning_rate * steps.astype(dtype)
-    inverse = 1 / jnp.where(steps > 0, way, 1)
 
-    def renew(c_k: jax.Array, c: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-        return c_k - c + (x - y) * inverse.astype(x.dtype)
+    def renew(
+        c_k: jax.Array, c: jax.Array, x: jax.Array, y: jax.Array, way: jax.Array
+    ) -> jax.Array:
+        inverse = (1 / jnp.where(way > 0, way, 1)).astype(x.dtype)
+        return jnp.where(way > 0, c_k - c + (x - y) * inverse, c_k)
 
-    return where_tree(steps > 0, jax.tree.map(renew, own, server, start, now), own)
+    return jax.tree.map(renew, own, server, start, now, for_each(way, start))
 
 
 def _renew_variate(optimizer: optax.GradientTransformation, learning_rate: float | None) -> Finish:

@@ -76,8 +76,12 @@ def keep_gates(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
     """The optimizer, whose steps leave every gate in [0, 1] (BIN, Section 3)."""
     check_optimizer(optimizer)
 
-    def update(updates: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
-        updates, state = optimizer.update(updates, state, params)
+    inner = optax.with_extra_args_support(optimizer)
+
+    def update(
+        updates: PyTree, state: PyTree, params: PyTree, **extra: Any
+    ) -> tuple[PyTree, PyTree]:
+        updates, state = inner.update(updates, state, params, **extra)
 
         def keep(path: tuple, step: jax.Array, leaf: jax.Array) -> jax.Array:
             is_gate = getattr(path[-1], "key", None) == GATE
@@ -85,4 +89,4 @@ def keep_gates(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
         return jax.tree_util.tree_map_with_path(keep, updates, params), state
 
-    return optax.GradientTransformation(optimizer.init, update)
+    return optax.GradientTransformationExtraArgs(inner.init, update)

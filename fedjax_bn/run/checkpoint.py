@@ -215,7 +215,7 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
       round: one of `steps(manager)`.
 
     Raises:
-      CheckpointError: there is none, it is damaged, or it holds another model.
+      CheckpointError: there is none, it is damaged, or it holds other arrays.
     """
     if not (found := steps(manager)):
         raise CheckpointError(f"no checkpoint in {manager.directory}: train first")
@@ -228,6 +228,12 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     like = jax.tree.map(there, like)
+    other = by_first(lambda: _other_form(manager, round, like))
+    if other:
+        raise CheckpointError(
+            f"the checkpoint {folder} is of another model, method or sharing rule ({other}): give "
+            "the code and the keys of the run's first start to go on, or another --workdir"
+        )
     try:
         reason = by_first(lambda: _fault(folder, like))
         if not reason:
@@ -244,10 +250,65 @@ def _fault(folder: Path, like: PyTree) -> str:
     """Why a checkpoint cannot be read as a tree of this form; "" where it can."""
     try:
         if _read_checksums(folder)[0] != _FORM.format(_form(like)):
-            return "its arrays have other names or shapes"
+            return "its arrays have other names, shapes or dtypes"
         return "" if is_whole(folder) else "its checksums do not match"
     except (OSError, ValueError) as error:
         return _shortened(error)
+
+
+def names_and_shapes(manager: Folder, round: int) -> PyTree:
+    """Returns a checkpoint's tree of nested dicts, whose leaves have shape and dtype."""
+    return manager.checkpointables_metadata(round).metadata[_ITEM]
+
+
+def all_arrays(folder: Path) -> PyTree:
+    """Returns all arrays of a checkpoint, in nested dicts, on this process's first device.
+
+    Raises:
+      CheckpointError: it is damaged.
+    """
+    if not is_whole(folder):
+        raise CheckpointError(f"the checkpoint {folder} is damaged (its checksums do not match)")
+    device = SingleDeviceSharding(jax.local_devices()[0])
+    with open_folder(folder.parent, keep=2) as manager:
+        like = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
+            names_and_shapes(manager, int(folder.name)),
+        )
+        return manager.load(int(folder.name), like, checkpointable_name=_ITEM)
+
+
+def _other_form(manager: Folder, round: int, like: PyTree) -> str:
+    """How a checkpoint's leaves differ from a tree's in names or shapes; "" for none."""
+    try:
+        if _read_checksums(Path(manager.directory) / str(round))[0] == _FORM.format(_form(like)):
+            return ""
+        theirs, ours = _shapes(names_and_shapes(manager, round)), _shapes(like)
+    except Exception:  # damaged, as `_fault` says
+        return ""
+    one_side = sorted(theirs.keys() ^ ours.keys())
+    if not one_side:
+        # Rows of padding do not count.
+        rows = {name: name.startswith(("personal/", "memory/")) for name in ours}
+        differ = (n for n in sorted(ours) if theirs[n][rows[n] :] != ours[n][rows[n] :])
+        name = next(differ, "")
+        return f"{name} is {theirs[name]} there and {ours[name]} now" if name else ""
+    name = one_side[0]
+    part, _, leaf = name.partition("/")
+    other = {"shared": "personal", "personal": "shared"}.get(part)
+    if f"{other}/{leaf}" in (ours if name in theirs else theirs):
+        was, now = (part, other) if name in theirs else (other, part)
+        return f"{leaf} was {was} there and is {now} now, by the rule that says what is shared"
+    return f"{name} is only {'there' if name in theirs else 'here'}"
+
+
+def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    """Path -> shape of every leaf of a state, that of a population too."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves
+    }
+    return {name.removeprefix("state/"): shape for name, shape in found.items()}
 
 
 def _shortened(error: Exception) -> str:

@@ -17,6 +17,8 @@ __all__ = ["base", "check", "override"]  # what a config file needs
 
 # Keys that are gone, and the value of each that changes nothing.
 RETIRED = {"cpu_kernels": "table"}
+# What runs did before there was a key for it, where its default is something else.
+BEFORE = {"data.orientation": "stored"}
 
 
 def override(config: ConfigDict, changes: str) -> ConfigDict:
@@ -115,12 +117,12 @@ def _check_range(name: str, value: Any) -> None:
 def up_to_date(flat: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that an earlier version recorded, in the form of today's.
 
-    Keys that came later have their defaults; `RETIRED` ones go where their value means what is
+    Keys that came later have their defaults, or what was done `BEFORE`; `RETIRED` ones go where their value means what is
     always done now.
     """
     defaults = {name: key.default for name, key in KEYS.items()}
     kept = {name: value for name, value in flat.items() if RETIRED.get(name) != value}
-    return defaults | kept
+    return defaults | BEFORE | kept
 
 
 def flatten(config: ConfigDict, prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -169,7 +171,35 @@ def check(config: ConfigDict) -> None:
             f"config.privacy.noise={config.privacy.noise:g} is in units of privacy.clip: set that "
             "above 0, the norm to which a client's update is clipped"
         )
-    optimizer = config.optimizer
+    if config.start_from and config.pretrained:
+        raise ConfigError(
+            f"config.start_from={brief(config.start_from)} and config.pretrained="
+            f"{brief(config.pretrained)} exclude each other: a run starts from one model"
+        )
+    _check_optimizer(config.optimizer)
+
+
+def _check_optimizer(optimizer: ConfigDict) -> None:
+    """Raises ConfigError where keys of the clients' optimizer exclude each other."""
+    schedule = optimizer.schedule
+    by_factor = schedule in ("step", "exponential")
+    if by_factor and not optimizer.decay_rounds:
+        raise ConfigError(
+            f"config.optimizer.schedule={schedule!r} needs optimizer.decay_rounds above 0, the "
+            "rounds after which optimizer.decay_factor has been applied once"
+        )
+    used = {
+        "decay_rounds": schedule != "constant",
+        "decay_factor": by_factor,
+        "final_fraction": schedule == "cosine",
+    }
+    for key, is_used in used.items():
+        name = f"optimizer.{key}"
+        if not is_used and optimizer[key] != KEYS[name].default:
+            raise ConfigError(
+                f"config.{name}={optimizer[key]} is of no use with optimizer.schedule="
+                f"{schedule!r}: leave it out, or choose another schedule"
+            )
     if optimizer.nesterov and not optimizer.momentum:
         raise ConfigError("config.optimizer.nesterov=True needs optimizer.momentum above 0")
     if optimizer.name != "sgd" and optimizer.momentum:

@@ -6,7 +6,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -17,7 +16,8 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.perturb import Perturb, amplitude_mix, randconv
 from fedjax_bn.ranges import brief
-from fedjax_bn.run.config import choice_of, choose
+from fedjax_bn.run.config import choice_of
+from fedjax_bn.run.configured_optimizer import ends_with_run, local_optimizer
 from fedjax_bn.run.configured_privacy import choose_privacy
 from fedjax_bn.run.configured_task import option_of
 from fedjax_bn.run.configured_weighing import (
@@ -26,6 +26,7 @@ from fedjax_bn.run.configured_weighing import (
     is_told,
     told_weighing,
 )
+from fedjax_bn.run.configured_weighing import follows_rounds as weighing_follows_rounds
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.selection import best_of_round, validation_score
 from fedjax_bn.sharing import Variables
@@ -43,12 +44,6 @@ SHARING = {
     )
 }
 PERTURBATIONS = {"amplitude_mix": amplitude_mix, "randconv": randconv}
-OPTIMIZERS = {
-    "sgd": lambda config: optax.sgd(
-        config.learning_rate, config.momentum or None, nesterov=config.nesterov
-    ),
-    "adam": lambda config: optax.adam(config.learning_rate),
-}
 # What the configuration gives every method by keys of its own.
 GIVEN = ("clients", "keep_optimizer", "local_epochs")
 # Methods whose arguments are another one's keys.
@@ -91,9 +86,16 @@ def shown_notes(config: ConfigDict) -> tuple[str, ...]:
     )
 
 
+def follows_rounds(config: ConfigDict) -> str:
+    """The key whose plan follows from the number of rounds, such as a cosine's; "" for none."""
+    if ends_with_run(config):
+        return f"optimizer.schedule={config.optimizer.schedule} (without optimizer.decay_rounds)"
+    return f"weigh={brief(config.weigh)}" if weighing_follows_rounds(config) else ""
+
+
 def start_notes(config: ConfigDict) -> tuple[str, ...]:
     """Sentences on how the configured method depends on the weights that it starts from."""
-    if _group_of(config.method) != "fedig" or not config.fedig.lambda_2:
+    if _group_of(config.method) != "fedig" or not config.fedig.lambda_2 or config.start_from:
         return ()
     cafl, weight = resolved(config).fedig.cafl, f"fedig.lambda_2={config.fedig.lambda_2:g}"
     if config.pretrained:
@@ -139,10 +141,7 @@ def method_maker(
         options["privacy"] = mechanism
     if config.data.perturb:
         options["perturb"] = choose_perturbation(config.data.perturb)
-    make_optimizer = choose(OPTIMIZERS, config.optimizer.name, "optimizer.name")
-    optimizer = make_optimizer(config.optimizer)
-    if config.optimizer.weight_decay:
-        optimizer = optax.chain(optax.add_decayed_weights(config.optimizer.weight_decay), optimizer)
+    optimizer = local_optimizer(config)
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
     if config.optimizer.keep:
         options["keep_optimizer"] = True

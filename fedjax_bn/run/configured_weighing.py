@@ -61,6 +61,14 @@ def is_told(config: ConfigDict) -> bool:
     return config.weigh.partition(":")[0] == "generalization_adjustment"
 
 
+def follows_rounds(config: ConfigDict) -> bool:
+    """Whether the weighing rule takes the number of rounds from the run."""
+    if not is_told(config):
+        return False
+    _, options = choice_of("weigh", config.weigh, WEIGHING)
+    return "rounds" not in options
+
+
 def what_validates(config: ConfigDict) -> str:
     """The key for which clients need their validation samples while they train; "" for none."""
     if config.local_selection:

@@ -106,10 +106,34 @@ RUN = {
     "batch_size": Key(32, "samples of a step", SAMPLES),
     "optimizer.name": Key("sgd", "the clients' optimizer", one_of("sgd", "adam")),
     "optimizer.learning_rate": Key(0.01, "of the clients' steps", ABOVE_0),
+    "optimizer.schedule": Key(
+        "constant",
+        "of the learning rate over rounds: constant, cosine, step or exponential",
+        one_of("constant", "cosine", "step", "exponential"),
+    ),
+    "optimizer.warmup_rounds": Key(
+        0, "first rounds, in which the rate rises by equal steps to learning_rate", COUNT_OR_0
+    ),
+    "optimizer.decay_rounds": Key(
+        0,
+        "rounds until a cosine ends (0: with the run), between the drops of step, and for one "
+        "decay_factor of exponential",
+        COUNT_OR_0,
+    ),
+    "optimizer.decay_factor": Key(
+        0.1, "by what step and exponential multiply the rate every decay_rounds", FRACTION
+    ),
+    "optimizer.final_fraction": Key(0.0, "of learning_rate, where a cosine ends and stays", SHARE),
     "optimizer.momentum": Key(0.0, "sgd only", SHARE),
     "optimizer.nesterov": Key(False, "sgd with momentum only"),
     "optimizer.weight_decay": Key(0.0, "added to the gradient (L2), as in PyTorch", AT_LEAST_0),
     "optimizer.keep": Key(False, "whether clients keep its state (momentum) between rounds"),
+    "start_from": Key(
+        "",
+        "workdir of a finished run from whose model all clients start: that of its selected round, "
+        "as an unseen client receives it; empty: none",
+        PATH,
+    ),
     "share": Key(
         "",
         "what leaves the client: everything, nothing, all_but_batch_norm, all_but_statistics, or "

@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import no_labels
 from fedjax_bn.data.pixels.images import impossible_samples
-from fedjax_bn.data.pixels.orientation import STORED
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run import checkpoint, workdir
 from fedjax_bn.run.compilation_cache import keep_compiled
@@ -62,7 +61,6 @@ def configuration(flat: Record) -> ConfigDict:
       WorkdirError: it holds none.
     """
     config = base()
-    flat = {"data.orientation": STORED} | flat  # as runs without this key read their images
     known = {k: tuple(v) if isinstance(v, list) else v for k, v in up_to_date(flat).items()}
     for key in ("compilation_cache", "data.cache"):  # once any text was a folder
         if type(known.get(key)) is str and not KEYS[key].range.holds(known[key]):

@@ -28,6 +28,7 @@ from fedjax_bn.run.experiment import (
 from fedjax_bn.run.mesh import everywhere, place_copies, shardings_of
 from fedjax_bn.run.population import Held, check_population, num_clients, on_disk
 from fedjax_bn.run.shapes import check_shapes
+from fedjax_bn.run.starting_model import starting_model
 from fedjax_bn.run.tracking import check_tracking
 
 
@@ -140,17 +141,20 @@ def _check_rows_alike(config: ConfigDict, experiment: Experiment, keys: Keys) ->
 def _load_pretrained(
     config: ConfigDict, experiment: Experiment
 ) -> tuple[sharing.Variables | None, tuple[str, ...]]:
-    """What of the start comes from `config.pretrained`, None elsewhere, and sentences on it.
+    """What of the start comes from `config.start_from` or `pretrained`, None elsewhere, and notes.
 
     Raises:
       ValueError, OSError, ImportError: the weights are missing or do not fit.
     """
+    like = jax.eval_shape(lambda key: initial_variables(experiment, key), jax.random.key(0))
+    if config.start_from:
+        note = f"all clients start from the model of the run {config.start_from} (start_from)"
+        return starting_model(config, like), (note,)
     if not config.pretrained:
         known = (models.AlexNet, models.DenseNet, models.ResNet, models.YOLOv5)
         could = isinstance(inspect.unwrap(experiment.model), known) and not start_notes(config)
         why = f"{config.model} starts from random weights, because pretrained is empty"
         return None, (why,) * could
-    like = jax.eval_shape(lambda key: initial_variables(experiment, key), jax.random.key(0))
     network = inspect.unwrap(experiment.model)
     variables, notes = pretrained.load(config.pretrained, network, like)
     fixed = jax.tree.map(

@@ -19,7 +19,7 @@ from fedjax_bn.run.box_pictures import draw_boxes, shows_boxes
 from fedjax_bn.run.claim import check_claim, claim
 from fedjax_bn.run.compile_time import compile_round
 from fedjax_bn.run.config import flatten
-from fedjax_bn.run.configured_method import resolved
+from fedjax_bn.run.configured_method import follows_rounds, resolved
 from fedjax_bn.run.configured_privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.errors import InterruptedRun
 from fedjax_bn.run.evaluate import evaluator
@@ -50,6 +50,7 @@ from fedjax_bn.run.records import (
 from fedjax_bn.run.report import write_data_plots
 from fedjax_bn.run.rounds import cohort_of, open_rounds
 from fedjax_bn.run.start import Keys, data_hash, partition_table, prepare
+from fedjax_bn.run.starting_model import starting_record
 from fedjax_bn.run.stop import saying, stop_requests
 from fedjax_bn.run.stored_rounds import open_stored_rounds
 from fedjax_bn.run.summary import add_unseen, out_of_patience, select_round, summarize
@@ -84,16 +85,17 @@ def run(
     experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
-    about |= promised
+    about |= promised | starting_record(config)
     about |= describe_machine()
     about["machine"]["mesh"] = mesh_note(experiment.mesh)
     flat, say = dict(flatten(config)), say if first() else lambda text: None
     require_same("the configuration", flat)
     require_same("the data", about["data"])
-    by_first(lambda: check_claim(folder, flat, about))
+    follows = follows_rounds(config)
+    by_first(lambda: check_claim(folder, flat, about, follows))
 
-    # 2. A finished run only says so.
-    if by_first((folder / "summary.json").exists):
+    # 2. A finished run only says so, unless it is given more rounds.
+    if by_first(lambda: _has_finished(config, folder)):
         return by_first(lambda: _say_finished(config, folder, say))
 
     drawn = partial(cohort_of, config, experiment, keys)
@@ -103,7 +105,8 @@ def run(
     # 3. Otherwise this process, the first of several, owns the folder until it ends, and goes on
     # from the latest checkpoint, if there is one.
     with held_by_first(owned(folder)), saying(partial(checkpoint.saved, folder)), together():
-        by_first(lambda: claim(folder, flat, about))
+        if note := by_first(lambda: claim(folder, flat, about, follows)):
+            say(note)
         if note := by_first(lambda: difference(folder, about)):
             say(note)
         state, records = resume(folder, start, say, experiment.mesh)
@@ -137,6 +140,14 @@ def resume(
     if note:
         say(note)
     return state, records
+
+
+def _has_finished(config: ConfigDict, folder: Path) -> bool:
+    """Whether a workdir has a summary, of all rounds that there are to be or of lost patience."""
+    if not (folder / "summary.json").exists():
+        return False
+    summary = workdir.read_json(folder / "summary.json", SUMMARY)
+    return summary["rounds"] >= config.rounds or summary.get("stopped_early", False)
 
 
 def _say_finished(config: ConfigDict, folder: Path, say: Callable[[str], None]) -> Record:

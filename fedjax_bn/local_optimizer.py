@@ -1,0 +1,215 @@
+"""Local optimizers over rounds: rates by the round, masks, and what cannot work.
+
+An optax transformation counts the steps of its own state. A client's state starts afresh each
+round, unless the client keeps it (`keep_optimizer`). So the round comes from the federation: every
+local step passes `round` i32[], `value` (the loss f[]) and `grad` to the optimizer's update, as
+optax passes extra arguments.
+"""
+
+import textwrap
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.sharing import Variables
+
+PyTree = Any
+_BY_PARAMETER = (optax.MaskedState, optax.PartitionState)
+_SCHEDULED = (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState)
+_GATHERING = (optax.MultiStepsState, optax.ApplyEvery)
+
+
+class InRound(NamedTuple):
+    """The state of `by_round`: that of the optimizer which the round has."""
+
+    inner: PyTree
+
+
+def by_round(
+    make: Callable[[jax.Array], optax.GradientTransformation],
+) -> optax.GradientTransformationExtraArgs:
+    """Returns a local optimizer that differs from round to round.
+
+        by_round(lambda round: optax.sgd(optax.cosine_decay_schedule(0.1, 100)(round)))
+
+    A rate of the round and of the step in it is a schedule inside: `by_round(lambda round:
+    optax.sgd(lambda step: rate(round * steps + step)))`. There `step` counts from 0 in each round,
+    and with `keep_optimizer` all steps that the client has made. One compiled round serves all
+    rounds.
+
+    Args:
+      make: round i32[], from 0 and traced -> the optimizer. The form of its state must not depend
+        on the round.
+    """
+
+    def init(params: PyTree) -> InRound:
+        with jax.numpy_dtype_promotion("standard"):  # a schedule mixes floats and integers
+            return InRound(make(jnp.zeros((), jnp.int32)).init(params))
+
+    def update(
+        updates: PyTree, state: InRound, params: PyTree = None, *, round: jax.Array, **extra: Any
+    ) -> tuple[PyTree, InRound]:
+        with jax.numpy_dtype_promotion("standard"):
+            optimizer = optax.with_extra_args_support(make(round))
+            updates, inner = optimizer.update(updates, state.inner, params, round=round, **extra)
+        return updates, InRound(inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def start(optimizer: optax.GradientTransformation, trained: Variables) -> PyTree:
+    """The optimizer's state before the first step over {collection: tree}."""
+    return optimizer.init(_seen_by(optimizer, trained))
+
+
+def updates_of(
+    optimizer: optax.GradientTransformation,
+    gradients: Variables,
+    state: PyTree,
+    trained: Variables,
+    round: jax.Array | int,
+    loss: jax.Array,
+) -> tuple[Variables, PyTree]:
+    """What a step adds to {collection: tree}, and the optimizer's new state.
+
+    Args:
+      optimizer: the local optimizer.
+      gradients: in the form of `trained`.
+      state: before the step.
+      trained: the collections.
+      round: i32[], rounds finished.
+      loss: f[], of the batch.
+    """
+    alone = over_parameters(optimizer, trained)
+    grads, params = (gradients["params"], trained["params"]) if alone else (gradients, trained)
+    with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
+        extra = {"round": jnp.asarray(round), "value": loss, "grad": grads}
+        update = optax.with_extra_args_support(optimizer).update
+        updates, state = update(grads, state, params, **extra)
+    return {"params": updates} if alone else updates, state
+
+
+def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
+    """Whether masks or labels make the optimizer treat some parameters otherwise than others."""
+    state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
+    return _holds(state, _BY_PARAMETER)
+
+
+def over_parameters(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
+    """Whether the optimizer's masks and labels are over the parameters alone, not {"params": ...}.
+
+    A function that suits both is given the parameters alone.
+    """
+    if set(trained) != {"params"}:
+        return False
+    try:
+        if not _holds(jax.eval_shape(optimizer.init, trained), _BY_PARAMETER):
+            return False
+    except Exception:  # of any kind: a mask of another form, or a user's function
+        pass
+    try:
+        jax.eval_shape(optimizer.init, trained["params"])
+    except Exception:
+        return False
+    return True
+
+
+def scheduled(optimizer: optax.GradientTransformation) -> bool:
+    """Whether its rates change by a schedule, as far as one number for all parameters shows it."""
+    try:
+        return _holds(optimizer.init(jnp.zeros(())), (*_SCHEDULED, InRound))
+    except Exception:  # its masks are over the parameters
+        return False
+
+
+def check_arguments(optimizer: optax.GradientTransformation) -> None:
+    """Raises ValueError where the update needs an argument that no local step can give it."""
+    value = jnp.zeros(())
+    try:
+        state = optimizer.init(value)
+        jax.eval_shape(lambda x: _step(optimizer, x, state), value)
+    except TypeError as error:
+        if "keyword" in str(error):
+            raise ValueError(
+                f"the local optimizer cannot be used here ({error}): a local step gives it value, "
+                "grad and round; choose one that needs nothing else"
+            ) from error
+    except Exception:  # a mask that suits no single number; `check_rounds` sees the parameters
+        pass
+
+
+def check_rounds(
+    optimizer: optax.GradientTransformation,
+    trained: Variables,
+    keep: bool,
+    steps: int | None = None,
+) -> None:
+    """Checks an optimizer against rounds of so many steps.
+
+    Args:
+      optimizer: the local optimizer.
+      trained: {collection: tree} that it trains; only names and shapes count.
+      keep: whether clients keep its state between rounds.
+      steps: S of a round; None where it is not known yet.
+
+    Raises:
+      ValueError: masks fit neither the parameters nor {collection: tree}; a schedule would start
+        again every round; or gradients are gathered over more steps than a round has.
+    """
+    try:
+        state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
+    except Exception as error:
+        reason = textwrap.shorten(str(error), 120)
+        raise ValueError(
+            f"the local optimizer does not take these variables ({reason}): its masks and labels "
+            "must have the form of the parameters, or of {collection: tree} with "
+            f"{', '.join(sorted(trained))}"
+        ) from error
+    if keep:
+        return
+    if _holds(state, _SCHEDULED, (InRound,)):
+        raise ValueError(
+            "a schedule inside the local optimizer counts its own steps and starts again every "
+            "round: write it over rounds with fedjax_bn.local_optimizer.by_round, or let clients "
+            "keep its state (keep_optimizer=True)"
+        )
+    if steps and _holds(state, _GATHERING) and not _moves(optimizer, trained, steps):
+        raise ValueError(
+            f"the local optimizer gathers gradients over more steps than the {steps} of a round "
+            "and starts again every round, so that it would never train: gather over at most "
+            f"{steps}, or let clients keep its state (keep_optimizer=True)"
+        )
+
+
+def _seen_by(optimizer: optax.GradientTransformation, trained: Variables) -> PyTree:
+    return trained["params"] if over_parameters(optimizer, trained) else trained
+
+
+def _holds(state: PyTree, kinds: tuple, but_in: tuple = ()) -> bool:
+    """Whether a state holds one of these kinds, outside those of `but_in`."""
+    found = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, (*kinds, *but_in)))
+    # Of an optimizer with its hyperparameters in the state only scheduled ones count.
+    return any(isinstance(x, kinds) and getattr(x, "hyperparams_states", True) for x in found)
+
+
+def _step(optimizer: optax.GradientTransformation, x: PyTree, state: PyTree) -> tuple:
+    with jax.numpy_dtype_promotion("standard"):
+        extra = {"round": jnp.zeros((), jnp.int32), "value": jnp.zeros(()), "grad": x}
+        return optax.with_extra_args_support(optimizer).update(x, state, x, **extra)
+
+
+def _moves(optimizer: optax.GradientTransformation, trained: Variables, steps: int) -> bool:
+    """Whether so many steps along a gradient of 1 move anything, tried on a number for a leaf."""
+    with jax.ensure_compile_time_eval():
+        one = jax.tree.map(lambda leaf: jnp.ones((1,) * leaf.ndim, leaf.dtype), trained)
+        one = _seen_by(optimizer, one)
+        state, stop = optimizer.init(one), lambda part: isinstance(part, optax.MultiStepsState)
+        for _ in range(steps):
+            updates, state = _step(optimizer, one, state)
+            gathered = [x.gradient_step for x in jax.tree.leaves(state, is_leaf=stop) if stop(x)]
+            if any(bool(jnp.any(x != 0)) for x in (*jax.tree.leaves(updates), *gathered)):
+                return True
+    return False

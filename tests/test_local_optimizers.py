@@ -1,0 +1,193 @@
+"""Local optimizers over rounds: schedules, what cannot work over a round, masks, and losses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import runs
+from federations import OneNorm, assert_close, assert_equal, batches_of, run_rounds, variables_of
+from fedjax_bn.local_optimizer import by_round
+from fedjax_bn.methods import fedavg, feddc, fednova, fedsam, scaffold
+from fedjax_bn.normalization.batch_instance import keep_gates
+from fedjax_bn.run.configured_optimizer import learning_rates
+
+KEY, NET, SIZES = jax.random.key(1), OneNorm(), (9, 4, 6)
+DECAY = optax.exponential_decay(0.1, 1, 0.5)  # 0.1, 0.05, 0.025
+
+
+def by_hand(make, rounds=3):
+    """Rounds of methods that are built anew, each with a plain rate of its own."""
+    state, batches = None, batches_of(SIZES)
+    for number in range(rounds):
+        method = make(optax.sgd(0.1 * 0.5**number, momentum=0.9))
+        state = method.init(KEY, variables_of(NET), 3) if state is None else state
+        state, _ = method.round(state, batches, KEY)
+    return state
+
+
+@pytest.mark.parametrize("make", [fedavg, scaffold, feddc, fednova])
+def test_a_rate_of_the_round_is_that_of_methods_built_for_each_round(make):
+    scheduled = by_round(lambda round: optax.sgd(DECAY(round), momentum=0.9))
+    method = make(NET, scheduled)
+    state, batches = method.init(KEY, variables_of(NET), 3), batches_of(SIZES)
+    for _ in range(3):
+        state, _ = method.round(state, batches, KEY)
+    assert method.round._cache_size() == 1  # nothing is compiled again
+    expected = by_hand(lambda optimizer: make(NET, optimizer))
+    assert_close(state.shared, expected.shared, rtol=1e-5, atol=1e-6)
+    assert_close(state.memory, expected.memory, rtol=1e-4, atol=1e-5)
+
+
+def test_a_rate_of_the_round_and_of_the_step_in_it_is_optaxs_over_all_steps():
+    """One client with 3 steps a round: as one round of 9 steps with optax's own schedule."""
+    rate = optax.cosine_decay_schedule(0.1, 9)
+    optimizer = by_round(lambda round: optax.sgd(lambda step: rate(3 * round + step)))
+    batches = jax.tree.map(lambda leaf: leaf[:1], batches_of((12, 12)))
+    ours, _ = run_rounds(fedavg(NET, optimizer), variables_of(NET), batches, rounds=3)
+    thrice = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * 3, 1), batches)
+    plain = fedavg(NET, by_round(lambda round: optax.sgd(rate)))
+    expected, _ = run_rounds(plain, variables_of(NET), thrice)
+    assert_close(ours.shared, expected.shared, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "keep", "message"),
+    [
+        (optax.sgd(optax.piecewise_constant_schedule(0.1, {3: 0.0})), False, "starts again every"),
+        (
+            optax.inject_hyperparams(optax.sgd)(learning_rate=optax.linear_schedule(0.1, 0, 9)),
+            False,
+            "by_round",
+        ),
+        (optax.MultiSteps(optax.sgd(0.1), 5), False, "more steps than the 3 of a round"),
+        (optax.chain(optax.apply_every(5), optax.sgd(0.1)), False, "more steps than the 3"),
+        (optax.sgd(optax.linear_schedule(0.1, 0, 9)), True, ""),
+        (optax.inject_hyperparams(optax.sgd)(learning_rate=0.1), False, ""),
+        (optax.MultiSteps(optax.sgd(0.1), 3), False, ""),
+        (optax.MultiSteps(optax.sgd(0.1), 5), True, ""),
+    ],
+)
+def test_what_starts_again_every_round_and_so_cannot_work_is_refused(optimizer, keep, message):
+    method, batches = fedavg(NET, optimizer, keep_optimizer=keep), batches_of(SIZES)
+    assert batches["valid"].shape[1] == 3
+
+    def rounds(state):
+        for _ in range(2):
+            state, _ = jax.eval_shape(method.round, state, batches, KEY)
+
+    if not message:
+        state = method.init(KEY, variables_of(NET), 3)
+        return rounds(state)
+    with pytest.raises(ValueError, match=message):
+        rounds(method.init(KEY, variables_of(NET), 3))
+
+
+def test_steps_gathered_over_more_than_a_round_train_where_clients_keep_them():
+    method = fedavg(NET, optax.MultiSteps(optax.sgd(0.1), 5), keep_optimizer=True)
+    start = variables_of(NET)["params"]
+    batches = batches_of((12, 12))
+    one, _ = run_rounds(method, variables_of(NET), batches)
+    assert_equal(one.shared["params"], start)
+    two, _ = run_rounds(method, variables_of(NET), batches, rounds=2)
+    ways = jax.tree.map(lambda a, b: np.abs(a - b).max(), two.shared["params"], start)
+    assert max(jax.tree.leaves(ways)) > 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(factor=0.5, patience=1)),
+        optax.polyak_sgd(max_learning_rate=0.1),
+    ],
+)
+def test_optimizers_that_need_the_loss_are_given_it(other):
+    _, metrics = run_rounds(fedavg(NET, other), variables_of(NET), batches_of(SIZES))
+    assert np.isfinite(metrics["loss"]).all()
+
+
+def test_optimizers_that_need_more_are_refused_when_the_method_is_made():
+    with pytest.raises(ValueError, match="value_fn"):
+        fedavg(NET, optax.lbfgs())
+
+
+def moving(tree, names):
+    """Which leaves of {module: {name: leaf}} move."""
+    return {module: dict.fromkeys(leaves, module in names) for module, leaves in tree.items()}
+
+
+@pytest.mark.parametrize("make", [fedavg, scaffold, fednova, feddc])
+def test_masks_and_labels_over_parameters_are_those_over_collections(make):
+    params = variables_of(NET)["params"]
+    one = sorted(params)[:1]
+    mask = jax.tree.map(lambda move: "sgd" if move else "stays", moving(params, one))
+    by_label = {"sgd": optax.sgd(0.1, 0.9), "stays": optax.set_to_zero()}
+    found = []
+    for labels in (mask, {"params": mask}, lambda params: moving_labels(params, one)):
+        optimizer = optax.multi_transform(by_label, labels)
+        state, _ = run_rounds(make(NET, optimizer), variables_of(NET), batches_of(SIZES), rounds=2)
+        found.append(state.shared)
+    for other in found[1:]:
+        assert_equal(found[0], other)
+    for module, leaves in found[0]["params"].items():
+        # The mean of equal leaves may round.
+        same = [np.allclose(a, params[module][name], 1e-6) for name, a in leaves.items()]
+        assert all(same) is (module not in one)
+
+
+def moving_labels(params, names):
+    return {module: "sgd" if module in names else "stays" for module in params}
+
+
+def test_a_mask_of_another_form_is_one_sentence():
+    method = fedavg(NET, optax.adamw(0.1, mask={"nowhere": True}))
+    with pytest.raises(ValueError, match="does not take these variables"):
+        method.init(KEY, variables_of(NET), 3)
+
+
+def test_one_rate_beside_a_schedule_is_refused():
+    for make in (scaffold, feddc):
+        with pytest.raises(ValueError, match="leave learning_rate out"):
+            make(NET, by_round(lambda round: optax.sgd(DECAY(round))), learning_rate=0.1)
+
+
+def test_methods_that_wrap_the_optimizer_pass_the_round_on():
+    """Rate 0 from the second round on: the model stays where it is."""
+    optimizer = by_round(lambda round: optax.sgd(jnp.where(round < 1, 0.1, 0.0)))
+    clipped = optax.chain(optax.adaptive_grad_clip(0.1), keep_gates(optimizer))
+    for made in (fedavg(NET, clipped), fedsam(NET, optimizer, variates=True)):
+        states = []
+        for rounds in (1, 2):
+            given = made, variables_of(NET), batches_of(SIZES)
+            states.append(run_rounds(*given, rounds=rounds)[0])
+        assert_close(states[0].shared["params"], states[1].shared["params"], rtol=1e-6)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(states[1].memory))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"schedule": "cosine"}, lambda r: 0.05 * (1 + np.cos(np.pi * r / 6))),
+        (
+            {"schedule": "cosine", "decay_rounds": 4, "final_fraction": 0.2},
+            lambda r: 0.1 * (0.2 + 0.4 * (1 + np.cos(np.pi * min(r, 4) / 4))),
+        ),
+        ({"schedule": "step", "decay_rounds": 2}, lambda r: 0.1 * 0.1 ** (r // 2)),
+        (
+            {"schedule": "exponential", "decay_rounds": 2, "decay_factor": 0.5},
+            lambda r: 0.1 * 0.5 ** (r / 2),
+        ),
+        ({"warmup_rounds": 3}, lambda r: 0.1 * min((r + 1) / 4, 1)),
+        (
+            {"schedule": "cosine", "warmup_rounds": 2},
+            lambda r: 0.1 * (r + 1) / 3 if r < 2 else 0.05 * (1 + np.cos(np.pi * (r - 2) / 4)),
+        ),
+    ],
+)
+def test_configured_rates_have_their_closed_form(changes, expected):
+    keys = {f"optimizer__{key}": value for key, value in changes.items()}
+    rates = learning_rates(runs.config(optimizer__learning_rate=0.1, **keys))
+    with jax.numpy_dtype_promotion("standard"):  # as `by_round` does
+        ours = [rates(jnp.int32(r)) for r in range(6)]
+    np.testing.assert_allclose(ours, [expected(r) for r in range(6)], rtol=1e-5, atol=1e-8)
