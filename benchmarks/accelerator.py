@@ -22,7 +22,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedjax_bn.run.workdir import write_atomically
+from fedjax_bn.run.files.workdir import write_atomically
 from on_accelerator.jobs import ROOT, Record, environment
 from on_accelerator.parts import PARTS
 from on_accelerator.records import do_part, open_file

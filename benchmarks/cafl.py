@@ -26,8 +26,8 @@ from fedjax_bn.federation import FederatedState, client_variables, global_variab
 from fedjax_bn.methods import fedig
 from fedjax_bn.models.resnet import ResNet
 from fedjax_bn.normalization import batch_statistics, normalize_with
-from fedjax_bn.run.config_file import read
-from fedjax_bn.run.experiment import Experiment, build
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.experiment.build import Experiment, build
 
 CONFIG = Path(__file__).parents[1] / "configs/pacs.py"
 KEY = jax.random.key(0)

@@ -28,13 +28,13 @@ def bytes_of(method: str, model: str) -> dict[str, int]:
     """{"down", "up", "own"}: what one client gets and sends in a round, and what it keeps."""
     import jax
 
+    from fedjax_bn.engine.traffic import traffic
     from fedjax_bn.federation import own_of
-    from fedjax_bn.run.config import base
-    from fedjax_bn.run.experiment import assemble
-    from fedjax_bn.run.finished import dataset_of
-    from fedjax_bn.run.shapes import batches_of_one
-    from fedjax_bn.run.start import make_keys, make_start
-    from fedjax_bn.traffic import traffic
+    from fedjax_bn.run.config.keys import base
+    from fedjax_bn.run.experiment.build import assemble
+    from fedjax_bn.run.experiment.shapes import batches_of_one
+    from fedjax_bn.run.experiment.start import make_keys, make_start
+    from fedjax_bn.run.files.finished import dataset_of
 
     config = base()
     config.method, config.mesh, config.feddg.spectra = method, "1", 4

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn import methods, models
-from fedjax_bn.backend import for_one_run
+from fedjax_bn.engine.backend import for_one_run
 from fedjax_bn.federation import FederatedMethod, FederatedState, global_variables
 from fedjax_bn.models.classifier import sizes_of
 from interleave import Samples, interleave, paired_ratio, spend

@@ -25,11 +25,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_bn.run.config_file import read
-from fedjax_bn.run.population import Held, start_held
-from fedjax_bn.run.row_store import RowStore
-from fedjax_bn.run.start import prepare
-from fedjax_bn.run.stored_rounds import open_stored_rounds
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.training.population import Held, start_held
+from fedjax_bn.run.training.row_store import RowStore
+from fedjax_bn.run.training.stored_rounds import open_stored_rounds
 from machine import announce
 
 CONFIG = Path(__file__).parents[1] / "configs" / "population.py"

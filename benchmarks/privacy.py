@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.accounting import epsilon
 from fedjax_bn.data.drawing import drawing
+from fedjax_bn.engine.accounting import epsilon
+from fedjax_bn.engine.privacy import Privacy
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.methods import fedbn
-from fedjax_bn.privacy import Privacy
-from fedjax_bn.run.config_file import read
-from fedjax_bn.run.evaluate import evaluator
-from fedjax_bn.run.experiment import build, sample_input
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.evaluation.evaluate import evaluator
+from fedjax_bn.run.experiment.build import build, sample_input
 
 EPOCHS, RATE, DELTA = 5, 0.1, 1e-5
 WITHOUT = 1e9  # no update is as long

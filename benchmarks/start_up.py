@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
-# What is timed, by the function of run/train.py that does it.
+# What is timed, by the function of run/training/train.py that does it.
 FUNCTIONS = {
     "data, network": "prepare",
     "initial state": "checkpoint.resume",
@@ -73,7 +73,8 @@ def one_start(began: float, file: str) -> None:
     parts.end("interpreter", (began, 0.0))
     start = here()
     from fedjax_bn import main
-    from fedjax_bn.run import commands, train
+    from fedjax_bn.run import commands
+    from fedjax_bn.run.training import train
 
     assert commands
     parts.end("imports", start)

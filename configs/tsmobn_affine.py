@@ -28,7 +28,7 @@ It takes some seconds. The unseen scanner has
 from ml_collections import ConfigDict
 
 from fedjax_bn.run.config import override
-from fedjax_bn.run.config_file import read
+from fedjax_bn.run.config.file import read
 
 
 def get_config(changes: str = "") -> ConfigDict:

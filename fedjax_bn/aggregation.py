@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.divergence import by_divergence as by_divergence
-from fedjax_bn.dtypes import promote
-from fedjax_bn.extrapolation import risk_extrapolation as risk_extrapolation
-from fedjax_bn.generalization import generalization_adjustment as generalization_adjustment
-from fedjax_bn.mapping import sum_over
-from fedjax_bn.weighing import Weighing as Weighing
+from fedjax_bn.engine.divergence import by_divergence as by_divergence
+from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.engine.extrapolation import risk_extrapolation as risk_extrapolation
+from fedjax_bn.engine.generalization import generalization_adjustment as generalization_adjustment
+from fedjax_bn.engine.mapping import sum_over
+from fedjax_bn.engine.weighing import Weighing as Weighing
 
 PyTree = Any
 WeighingRule = Callable[[jax.Array, jax.Array], jax.Array]

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.backend import computed_once
-from fedjax_bn.batches import blank_padding, last_epoch, owned_samples
+from fedjax_bn.engine.backend import computed_once
+from fedjax_bn.engine.batches import blank_padding, last_epoch, owned_samples
+from fedjax_bn.engine.uploads import all_finite
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Broadcast, Own, Received, Upload
 from fedjax_bn.task import masked_mean
-from fedjax_bn.uploads import all_finite
 
 PyTree = Any
 # load(source, batch, key) -> batch: what a step does to its batch before all else

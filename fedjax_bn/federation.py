@@ -4,7 +4,8 @@ A federation is K clients. The variables of their models are split by a sharing 
 leaves (one copy) and personal leaves (stacked, leading axis K). One call of `round` broadcasts the
 shared leaves, trains every client, averages what is shared and leaves what is personal. A round is
 over the clients that its batches name, all of them or a cohort: rows of the state are rows of the
-batches (see `fedjax_bn.batches`; `take_rows` and `put_rows` gather and scatter those of the state).
+batches (see `fedjax_bn.engine.batches`; `take_rows` and `put_rows` gather and scatter those of the
+state).
 """
 
 import functools
@@ -15,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from fedjax_bn.admission import Admission, Classes, asking, check_choices, check_state
 from fedjax_bn.aggregation import (
     ServerUpdate,
     Weighing,
@@ -23,9 +23,10 @@ from fedjax_bn.aggregation import (
     averaging,
     normalize,
 )
-from fedjax_bn.batches import Batches, check_batches, rows_of
 from fedjax_bn.client import Client, take_part
-from fedjax_bn.devices import (
+from fedjax_bn.engine.admission import Admission, Classes, asking, check_choices, check_state
+from fedjax_bn.engine.batches import Batches, check_batches, rows_of
+from fedjax_bn.engine.devices import (
     Meeting,
     checked_mesh,
     divides_clients,
@@ -35,10 +36,22 @@ from fedjax_bn.devices import (
     place,
     split_batches,
 )
-from fedjax_bn.inputs import random_key
-from fedjax_bn.mapping import check_strategy, map_and_sum
-from fedjax_bn.privacy import Privacy, guarded
-from fedjax_bn.server import conclude, serve
+from fedjax_bn.engine.inputs import random_key
+from fedjax_bn.engine.mapping import check_strategy, map_and_sum
+from fedjax_bn.engine.privacy import Privacy, guarded
+from fedjax_bn.engine.server import conclude, serve
+from fedjax_bn.engine.telling import telling
+from fedjax_bn.engine.uploads import (
+    OF_WEIGHTS,
+    Sums,
+    counting,
+    early_weights,
+    leaf_weights,
+    part_of,
+    sum_uploads,
+    weigh_uploads,
+    weighs_leaves,
+)
 from fedjax_bn.sharing import SharingRule, Variables, everything, split
 from fedjax_bn.state import (
     Broadcast,
@@ -53,18 +66,6 @@ from fedjax_bn.state import (
     stack,
     take_rows,
     with_own,
-)
-from fedjax_bn.telling import telling
-from fedjax_bn.uploads import (
-    OF_WEIGHTS,
-    Sums,
-    counting,
-    early_weights,
-    leaf_weights,
-    part_of,
-    sum_uploads,
-    weigh_uploads,
-    weighs_leaves,
 )
 
 __all__ = [
@@ -156,10 +157,10 @@ def federate(
       share: the sharing rule, see `fedjax_bn.sharing`.
       weigh: the weighing rule, see `fedjax_bn.aggregation`; by default `by_size`, and `uniform`
         where there is privacy.
-      privacy: a mechanism that clips and noises what is shared, see `fedjax_bn.privacy`.
-      clients: how clients are mapped, see `fedjax_bn.mapping`; with a mesh, those of each device.
-      mesh: devices with an axis "clients", over which the rows of a round are shared out, and
-        perhaps "batch", over which the samples of a batch are; None for one device. The numbers
+      privacy: a mechanism that clips and noises what is shared, see `fedjax_bn.engine.privacy`.
+      clients: how clients are mapped, see `fedjax_bn.engine.mapping`; with a mesh, those of each
+      device. mesh: devices with an axis "clients", over which the rows of a round are shared out,
+        and perhaps "batch", over which the samples of a batch are; None for one device. The numbers
         are those of one device up to the order of sums.
       statistics: how the method's own clients predict, see `FederatedMethod`.
       classes: `classes(variables, batches) -> C`, how many classes the labels of one client's

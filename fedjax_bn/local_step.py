@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from fedjax_bn.backend import wait_for_all
+from fedjax_bn.engine.backend import wait_for_all
 from fedjax_bn.local_optimizer import check_arguments, check_rounds, start, updates_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received

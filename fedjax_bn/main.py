@@ -23,13 +23,13 @@ from typing import NoReturn
 from absl import flags, logging
 
 from fedjax_bn import __version__
-from fedjax_bn.names import file_name
-from fedjax_bn.ranges import brief
-from fedjax_bn.run.config_file import changes_of, read
-from fedjax_bn.run.console import endure
+from fedjax_bn.engine.names import file_name
+from fedjax_bn.engine.ranges import brief
+from fedjax_bn.engine.spelling import one_line
+from fedjax_bn.run.config.file import changes_of, read
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
-from fedjax_bn.run.stop import listen
-from fedjax_bn.spelling import one_line
+from fedjax_bn.run.processes.console import endure
+from fedjax_bn.run.processes.stop import listen
 
 CONFIG = flags.DEFINE_string(
     "config",
@@ -148,8 +148,8 @@ def train(arguments: list[str]) -> None:
     config = read(CONFIG.value, changes)
     # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
     from fedjax_bn.run.commands import train_all
-    from fedjax_bn.run.distributed import join
-    from fedjax_bn.run.processes import together
+    from fedjax_bn.run.processes.distributed import join
+    from fedjax_bn.run.processes.together import together
 
     join(DISTRIBUTED.value)
     name = file_name(Path(CONFIG.value.partition(":")[0]).stem)
@@ -165,7 +165,7 @@ def evaluate(arguments: list[str]) -> None:
     if not WORKDIR.value:
         raise ConfigError("evaluate needs the workdir of a finished run: --workdir DIR")
     from fedjax_bn.run import commands
-    from fedjax_bn.run.evaluate_finished import Request
+    from fedjax_bn.run.evaluation.finished_run import Request
 
     request = Request(CONFIG.value or "", changes, *(flag.value for flag in OF_EVALUATE))
     commands.evaluate(Path(WORKDIR.value), request)
@@ -277,10 +277,10 @@ def parse_flags(argv: list[str]) -> list[str]:
 def fail(message: str, status: int = 2) -> NoReturn:
     """Prints one sentence and exits; of several processes each its own."""
     message = " ".join(message.splitlines())  # names may have line breaks
-    if "fedjax_bn.run.processes" not in sys.modules:  # JAX was not asked for yet
+    if "fedjax_bn.run.processes.together" not in sys.modules:  # JAX was not asked for yet
         print(f"fedjax_bn: {message}", file=sys.stderr)
         sys.exit(status)
-    from fedjax_bn.run.processes import leave, number
+    from fedjax_bn.run.processes.together import leave, number
 
     print(f"fedjax_bn{number()}: {message}", file=sys.stderr)
     leave(status, message)

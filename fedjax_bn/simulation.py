@@ -25,29 +25,29 @@ from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.pools import PARTS, numbered_names, parts_of
 from fedjax_bn.data.source import Pool, Source
+from fedjax_bn.engine.inputs import class_labels
+from fedjax_bn.engine.ranges import nearest
 from fedjax_bn.federation import (
     FederatedMethod,
     FederatedState,
     client_variables,
     global_variables,
 )
-from fedjax_bn.inputs import class_labels
-from fedjax_bn.ranges import nearest
-from fedjax_bn.run.config import base, check
-from fedjax_bn.run.evaluate import evaluator
-from fedjax_bn.run.experiment import Experiment
-from fedjax_bn.run.progress import progress
-from fedjax_bn.run.records import (
+from fedjax_bn.report import tables
+from fedjax_bn.run.config.keys import base, check
+from fedjax_bn.run.evaluation.evaluate import evaluator
+from fedjax_bn.run.experiment.build import Experiment
+from fedjax_bn.run.experiment.start import make_keys, make_start
+from fedjax_bn.run.training.progress import progress
+from fedjax_bn.run.training.records import (
     Record,
     have_trained,
     require_finite,
     require_weights,
     round_record,
 )
-from fedjax_bn.run.report import tables
-from fedjax_bn.run.rounds import open_rounds
-from fedjax_bn.run.start import make_keys, make_start
-from fedjax_bn.run.summary import out_of_patience, samples_a_round, select_round, summarize
+from fedjax_bn.run.training.rounds import open_rounds
+from fedjax_bn.run.training.summary import out_of_patience, samples_a_round, select_round, summarize
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import require_classifier

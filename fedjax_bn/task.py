@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.inputs import known_labels
+from fedjax_bn.engine.inputs import known_labels
 
 PyTree = Any
 

@@ -26,16 +26,16 @@ sys.path.append(str(ROOT))
 from fedjax_bn import methods, sharing  # noqa: E402
 from fedjax_bn.data.domain import Domain  # noqa: E402
 from fedjax_bn.federation import FederatedState, global_variables  # noqa: E402
-from fedjax_bn.run import finished, workdir  # noqa: E402
-from fedjax_bn.run.configured_optimizer import OPTIMIZERS  # noqa: E402
-from fedjax_bn.run.datasets import configured_clients  # noqa: E402
+from fedjax_bn.run.config.trust import recorded_code  # noqa: E402
 from fedjax_bn.run.errors import ConfigError, UserError  # noqa: E402
-from fedjax_bn.run.evaluate import internal_evaluator  # noqa: E402
-from fedjax_bn.run.experiment import Experiment  # noqa: E402
-from fedjax_bn.run.readers import DATASETS  # noqa: E402
-from fedjax_bn.run.rounds import open_rounds  # noqa: E402
-from fedjax_bn.run.start import make_keys  # noqa: E402
-from fedjax_bn.run.trust import recorded_code  # noqa: E402
+from fedjax_bn.run.evaluation.evaluate import internal_evaluator  # noqa: E402
+from fedjax_bn.run.experiment.build import Experiment  # noqa: E402
+from fedjax_bn.run.experiment.datasets import configured_clients  # noqa: E402
+from fedjax_bn.run.experiment.optimizer import OPTIMIZERS  # noqa: E402
+from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
+from fedjax_bn.run.experiment.start import make_keys  # noqa: E402
+from fedjax_bn.run.files import finished, workdir  # noqa: E402
+from fedjax_bn.run.training.rounds import open_rounds  # noqa: E402
 
 
 def batch_norm_only(

@@ -24,13 +24,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
-from fedjax_bn.names import shown  # noqa: E402
-from fedjax_bn.run.config_file import changes_of, read  # noqa: E402
-from fedjax_bn.run.datasets import configured_clients  # noqa: E402
+from fedjax_bn.engine.names import shown  # noqa: E402
+from fedjax_bn.report import write_data_plots  # noqa: E402
+from fedjax_bn.report.data_facts import data_facts  # noqa: E402
+from fedjax_bn.run.config.file import changes_of, read  # noqa: E402
 from fedjax_bn.run.errors import UserError  # noqa: E402
-from fedjax_bn.run.readers import DATASETS  # noqa: E402
-from fedjax_bn.run.report import write_data_plots  # noqa: E402
-from fedjax_bn.run.report.data_facts import data_facts  # noqa: E402
+from fedjax_bn.run.experiment.datasets import configured_clients  # noqa: E402
+from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 from fedjax_bn.data.sets import synthetic  # noqa: E402
-from fedjax_bn.dtypes import in_float64  # noqa: E402
-from fedjax_bn.run.workdir import write_atomically  # noqa: E402
+from fedjax_bn.engine.dtypes import in_float64  # noqa: E402
+from fedjax_bn.run.files.workdir import write_atomically  # noqa: E402
 from fedjax_bn.theory import Data, bounds, gram, least_eigenvalue, race, same_client, sampled_gram  # noqa: E402
 from fedjax_bn.theory import figures as draw  # noqa: E402
 from fedjax_bn.theory.data import (  # noqa: E402

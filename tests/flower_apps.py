@@ -4,11 +4,11 @@ import jax
 import numpy as np
 
 from federations import assert_close
+from fedjax_bn.engine.traffic import traffic
 from fedjax_bn.flower import client_app, own_part
 from fedjax_bn.flower.settings import config_of
-from fedjax_bn.run.rounds import open_rounds
-from fedjax_bn.run.start import prepare
-from fedjax_bn.traffic import traffic
+from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.training.rounds import open_rounds
 from flower_grid import node
 
 CONFIG = """

@@ -16,10 +16,10 @@ import optax
 from federations import ON_MAPS, MapNet, PlainNet, batches_of, variables_of
 from fedjax_bn import methods
 from fedjax_bn.data.division.partition import fingerprint
-from fedjax_bn.run.config import base, flatten
-from fedjax_bn.run.config_file import packaged_configs, read
-from fedjax_bn.run.datasets import configured_clients
-from fedjax_bn.run.readers import EMBEDDED
+from fedjax_bn.run.config.file import packaged_configs, read
+from fedjax_bn.run.config.keys import base, flatten
+from fedjax_bn.run.experiment.datasets import configured_clients
+from fedjax_bn.run.experiment.readers import EMBEDDED
 
 FOLDER = Path(__file__).parent / "goldens"
 WITHOUT_BATCH_NORM = ("fedwon",)

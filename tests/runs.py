@@ -17,9 +17,11 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import main
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.run import checkpoint, experiment, logs, train
-from fedjax_bn.run.config import base
-from fedjax_bn.run.report import plots
+from fedjax_bn.report import plots
+from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.files import checkpoint
+from fedjax_bn.run.training import logs, train
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("ant", "bee", "cow", "dog")

@@ -13,7 +13,7 @@ from fedjax_bn.models import ResNet10, ResNet18
 from fedjax_bn.normalization import BatchNorm, adapter, calls, normalize_with
 from fedjax_bn.normalization.calls import spatial_layers
 from fedjax_bn.normalization.layer import RECORDED
-from fedjax_bn.run.per_sample import alphas_of
+from fedjax_bn.run.evaluation.per_sample import alphas_of
 
 MODEL = nets.HandMade()
 KEY = jax.random.key(5)

@@ -18,17 +18,25 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.models import ResNet10
 from fedjax_bn.normalization.calls import spatial_layers
-from fedjax_bn.run import answers_file, evaluate_finished
-from fedjax_bn.run.answers import Answers, Kept, as_they_lie, calibration_error, confusion, measure
-from fedjax_bn.run.batch_norm_log import distances, log_batch_norms, read_distances
-from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.report.intervals import (
+from fedjax_bn.report.intervals import (
     difference_of_parts,
     mean_of_parts,
     over_seeds,
     welch,
 )
-from fedjax_bn.run.scoring_data import in_order
+from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.evaluation import answers_file
+from fedjax_bn.run.evaluation import finished_run as evaluate_finished
+from fedjax_bn.run.evaluation.answers import (
+    Answers,
+    Kept,
+    as_they_lie,
+    calibration_error,
+    confusion,
+    measure,
+)
+from fedjax_bn.run.evaluation.scoring_data import in_order
+from fedjax_bn.run.training.batch_norm_log import distances, log_batch_norms, read_distances
 
 
 def some_answers(classes, count=60, seed=0):

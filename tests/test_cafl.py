@@ -17,10 +17,11 @@ from fedjax_bn.methods import fedig
 from fedjax_bn.methods.fedig import client_agnostic
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.normalization import BatchNorm
-from fedjax_bn.run import commands, train
-from fedjax_bn.run.config_file import read
-from fedjax_bn.run.configured_method import resolved, start_notes
-from fedjax_bn.run.report import write_report
+from fedjax_bn.report import write_report
+from fedjax_bn.run import commands
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.experiment.method import resolved, start_notes
+from fedjax_bn.run.training import train
 from fedjax_bn.state import Received
 
 KEY = jax.random.key(0)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_bn.backend import traced_for
-from fedjax_bn.mapping import check_strategy, group_size, map_and_sum, sum_over
+from fedjax_bn.engine.backend import traced_for
+from fedjax_bn.engine.mapping import check_strategy, group_size, map_and_sum, sum_over
 
 
 @pytest.mark.parametrize("clients", ["auto", "map", "vmap", "vmap:1", "vmap:2", "vmap:3", "vmap:5"])

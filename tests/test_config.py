@@ -2,12 +2,12 @@
 
 import pytest
 
-from fedjax_bn.run import likely_keys
-from fedjax_bn.run.config import base, check, flatten, override
-from fedjax_bn.run.config_file import read
-from fedjax_bn.run.defaults import KEYS
+from fedjax_bn.run.config import likely_keys
+from fedjax_bn.run.config.defaults import KEYS
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.config.keys import base, check, flatten, override
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.finished import configuration
+from fedjax_bn.run.files.finished import configuration
 
 VALID = [
     # text, key, value
@@ -77,7 +77,7 @@ def write(tmp_path, body: str) -> str:
     """A config file with this body of get_config, as `config.read` takes it."""
     file = tmp_path / "mine.py"
     indented = "\n".join("    " + line for line in body.splitlines())
-    head = "from fedjax_bn.run.config import base, override\n\n\ndef get_config(changes=''):\n"
+    head = "from fedjax_bn.run.config.keys import base, override\n\n\ndef get_config(changes=''):\n"
     file.write_text(
         f"{head}    config = base()\n{indented}\n    return override(config, changes)\n"
     )
@@ -240,7 +240,7 @@ def test_a_file_without_get_config_is_told_what_it_lacks(tmp_path):
 
 def test_a_config_file_may_take_no_changes(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("from fedjax_bn.run.config import base as get_config\n")
+    file.write_text("from fedjax_bn.run.config.keys import base as get_config\n")
     assert read(str(file)).rounds == base().rounds
     with pytest.raises(ConfigError, match="get_config\\(changes=''\\)"):
         read(f"{file}:rounds=3")
@@ -282,7 +282,7 @@ OF_NO_TYPE = {
 def test_a_value_of_another_type_in_a_file_is_one_sentence_before_it_is_used(tmp_path, key):
     path = tmp_path / "config.py"
     path.write_text(
-        "from fedjax_bn.run.config import base\n"
+        "from fedjax_bn.run.config.keys import base\n"
         "def get_config():\n    config = base()\n    with config.ignore_type():\n"
         f"        config.{key} = {OF_NO_TYPE[key]}\n    return config\n"
     )

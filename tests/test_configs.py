@@ -4,11 +4,11 @@ import pytest
 
 import runs
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.run.config import check
-from fedjax_bn.run.config_file import read
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment import build
-from fedjax_bn.run.readers import DATASETS
+from fedjax_bn.run.experiment.build import build
+from fedjax_bn.run.experiment.readers import DATASETS
 
 CONFIGS = sorted((runs.ROOT / "configs").glob("*.py"))
 

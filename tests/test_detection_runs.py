@@ -7,12 +7,14 @@ import pytest
 import boxed
 import runs
 from fedjax_bn.data.domain import Dataset, Domain, Split, form_of
-from fedjax_bn.run import evaluate_finished, experiment, train
-from fedjax_bn.run.config import base
-from fedjax_bn.run.configured_task import choose_task
+from fedjax_bn.report import tables, write_report
+from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluate_finished import Request
-from fedjax_bn.run.report import tables, write_report
+from fedjax_bn.run.evaluation import finished_run as evaluate_finished
+from fedjax_bn.run.evaluation.finished_run import Request
+from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.experiment.task import choose_task
+from fedjax_bn.run.training import train
 
 SIDE = 32
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.run import claim, finished, machine, workdir
-from fedjax_bn.run.config import flatten
+from fedjax_bn.report import plots, write_report
+from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import UserError
-from fedjax_bn.run.forms import NUMBER, TEXT, misfit
-from fedjax_bn.run.report import plots, write_report
+from fedjax_bn.run.files import claim, finished, workdir
+from fedjax_bn.run.files.forms import NUMBER, TEXT, misfit
+from fedjax_bn.run.processes import machine
 
 NOTHING_LIKE_IT = (
     None,

@@ -11,10 +11,12 @@ import pytest
 
 import runs
 from fedjax_bn import main
-from fedjax_bn.run import claim, experiment, train, workdir
-from fedjax_bn.run.config import base
-from fedjax_bn.run.configured_method import resolved
+from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.errors import NotFiniteError, WorkdirError
+from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.experiment.method import resolved
+from fedjax_bn.run.files import claim, workdir
+from fedjax_bn.run.training import train
 
 QUICK = f"{runs.ROOT}/configs/quickstart.py"
 

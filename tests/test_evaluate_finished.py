@@ -12,11 +12,14 @@ import runs
 from fedjax_bn import main
 from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.run import commands, evaluate_finished, experiment, workdir
-from fedjax_bn.run import finished as reading
-from fedjax_bn.run.config import flatten
-from fedjax_bn.run.evaluate_finished import Request
-from fedjax_bn.run.report import unseen
+from fedjax_bn.report import unseen
+from fedjax_bn.run import commands
+from fedjax_bn.run.config.keys import flatten
+from fedjax_bn.run.evaluation import finished_run as evaluate_finished
+from fedjax_bn.run.evaluation.finished_run import Request
+from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.files import finished as reading
+from fedjax_bn.run.files import workdir
 
 CLIENTS = ["ant", "bee", "cow"]
 

@@ -258,7 +258,7 @@ def test_weight_decay_is_added_to_the_gradient_of_the_masks(text):
 
 
 def test_the_keys_of_the_configuration_are_those_of_the_masks(monkeypatch):
-    from fedjax_bn.run import start as run_start
+    from fedjax_bn.run.experiment import start as run_start
 
     runs.install(monkeypatch)
     keys = {"names": "features,dense1", "bounds": "0,1", "mask_optimizer": "none"}
@@ -276,7 +276,7 @@ def test_the_keys_of_the_configuration_are_those_of_the_masks(monkeypatch):
 
 @pytest.mark.parametrize("weigh", ["risk_extrapolation", "by_size", "risk_extrapolation:eta=0.3"])
 def test_an_eta_that_nobody_reads_is_refused(monkeypatch, weigh):
-    from fedjax_bn.run import start as run_start
+    from fedjax_bn.run.experiment import start as run_start
 
     runs.install(monkeypatch)
     config = runs.config(method="fedcd", weigh=weigh, fedcd__eta=0.8)
@@ -355,7 +355,7 @@ def test_a_name_that_is_nowhere_is_refused_at_the_start():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A finished run by configuration, with its report."""
-    from fedjax_bn.run.report import write_report
+    from fedjax_bn.report import write_report
 
     folder = tmp_path_factory.mktemp("fedcd")
     adaptations = ("running", "running:mask=False")

@@ -13,13 +13,13 @@ from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedbn
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.run import checkpoint
+from fedjax_bn.report import unseen
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
-from fedjax_bn.run.evaluate_unseen import adaptation_scorer, served_variables
-from fedjax_bn.run.finished import read_about, restore_state
-from fedjax_bn.run.per_sample import alphas_of, features_of
-from fedjax_bn.run.report import unseen
-from fedjax_bn.run.scoring_data import as_stream
+from fedjax_bn.run.evaluation.per_sample import alphas_of, features_of
+from fedjax_bn.run.evaluation.scoring_data import as_stream
+from fedjax_bn.run.evaluation.unseen import adaptation_scorer, served_variables
+from fedjax_bn.run.files import checkpoint
+from fedjax_bn.run.files.finished import read_about, restore_state
 
 MODEL = nets.HandMade()
 PREPARE = standardize()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import runs
+from fedjax_bn.engine.named_arrays import names_of
 from fedjax_bn.federation import broadcast_of
-from fedjax_bn.named_arrays import names_of
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 

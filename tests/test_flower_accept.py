@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_bn.named_arrays import to_named
+from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.state import Upload
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")

@@ -15,8 +15,8 @@ from fedjax_bn.flower import noise
 from fedjax_bn.flower.records import arrays_in, order_in
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of
-from fedjax_bn.run import configured_privacy
-from fedjax_bn.run.start import Keys
+from fedjax_bn.run.experiment import privacy as configured_privacy
+from fedjax_bn.run.experiment.start import Keys
 from flower_apps import CONFIG, assert_same, nodes_of, run_config, simulated
 from flower_grid import LocalGrid
 

@@ -21,7 +21,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 
 from fedjax_bn.flower.host import facts_of, open_host
 from fedjax_bn.flower.settings import config_of, run_of
-from fedjax_bn.run import checkpoint
+from fedjax_bn.run.files import checkpoint
 from flower_apps import CONFIG, assert_same, simulated
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.run import logs, train, workdir
 from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.files import workdir
+from fedjax_bn.run.training import logs, train
 
 TALK = """
 import sys

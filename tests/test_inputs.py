@@ -23,8 +23,8 @@ from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.drawing import drawing
 from fedjax_bn.data.sets import npz
 from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.engine.inputs import as_images, known_labels
 from fedjax_bn.federation import broadcast_of, global_variables, own_of
-from fedjax_bn.inputs import as_images, known_labels
 from fedjax_bn.methods import fedavg, fedbn
 from fedjax_bn.serving.predictor import predictor
 from fedjax_bn.task import classification

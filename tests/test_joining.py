@@ -17,7 +17,7 @@ import joining  # noqa: E402
 
 from fedjax_bn import sharing  # noqa: E402
 from fedjax_bn.federation import client_variables, global_variables  # noqa: E402
-from fedjax_bn.run import finished  # noqa: E402
+from fedjax_bn.run.files import finished  # noqa: E402
 
 
 @pytest.fixture(scope="module")

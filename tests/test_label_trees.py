@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import boxed
-from fedjax_bn.batches import blank_padding, check_batches
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.partition import fingerprint
@@ -23,8 +22,9 @@ from fedjax_bn.data.sampling import (
     stack_clients,
     validation_batches,
 )
-from fedjax_bn.run.scoring_data import stack_batches
-from fedjax_bn.run.stream import stream_rounds, stream_tests
+from fedjax_bn.engine.batches import blank_padding, check_batches
+from fedjax_bn.run.evaluation.scoring_data import stack_batches
+from fedjax_bn.run.training.stream import stream_rounds, stream_tests
 
 
 def equal(one, other) -> bool:

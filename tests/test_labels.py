@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fedjax_bn.data.sets import npz, tfds_source
-from fedjax_bn.inputs import class_labels
+from fedjax_bn.engine.inputs import class_labels
 
 NUMBERS = st.one_of(arrays.integer_dtypes(), arrays.unsigned_integer_dtypes())
 ANY = st.one_of(

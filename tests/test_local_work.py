@@ -8,11 +8,11 @@ import pytest
 
 import runs
 from fedjax_bn.data.sampling import by_epochs
-from fedjax_bn.run.configured_method import local_epochs
-from fedjax_bn.run.configured_optimizer import OPTIMIZERS
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment import build, sampler
-from fedjax_bn.run.summary import summarize
+from fedjax_bn.run.experiment.build import build, sampler
+from fedjax_bn.run.experiment.method import local_epochs
+from fedjax_bn.run.experiment.optimizer import OPTIMIZERS
+from fedjax_bn.run.training.summary import summarize
 
 SIZES, CLIENTS = jnp.asarray([5, 3, 4], jnp.int32), jnp.arange(3, dtype=jnp.int32)
 

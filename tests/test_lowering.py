@@ -16,8 +16,8 @@ from federations import NAMED
 from fedjax_bn import methods, models
 from fedjax_bn.adaptation import with_clients
 from fedjax_bn.adaptation.choice import ADAPTATIONS
-from fedjax_bn.backend import on_cpu, traced_for
 from fedjax_bn.detection import detection
+from fedjax_bn.engine.backend import on_cpu, traced_for
 from fedjax_bn.federation import broadcast_of, own_of
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods.learning import learning, supervised
@@ -128,7 +128,7 @@ def test_what_is_made_for_cpu_is_found_where_it_is():
     given = state, batch_of(lead=(CLIENTS, 2)), KEY, variables_of(NETWORK), images
     found = set(MADE_FOR_CPU.findall(lowered(both, *given, platforms=("cpu",))))
     kernels = {f"models/cpu/{name}.py" for name in ("chunks", "convolution", "pooling")}
-    assert kernels | {"fedjax_bn/backend.py"} <= found
+    assert kernels | {"fedjax_bn/engine/backend.py"} <= found
 
 
 @pytest.mark.parametrize("name", ADAPTATIONS)

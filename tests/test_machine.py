@@ -8,8 +8,9 @@ import jax
 import pytest
 
 import runs
-from fedjax_bn.run import train, workdir
-from fedjax_bn.run.machine import describe_machine, difference
+from fedjax_bn.run.files import workdir
+from fedjax_bn.run.processes.machine import describe_machine, difference
+from fedjax_bn.run.training import train
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from orbax.checkpoint import v1 as ocp
 
 import runs
 from fedjax_bn import __version__, main
-from fedjax_bn.run import workdir
-from fedjax_bn.run.config import base, flatten
+from fedjax_bn.run.config.keys import base, flatten
+from fedjax_bn.run.files import workdir
 
 METRICS = {"round", "loss", "weights", "seconds"}
 EVALUATED = {"accuracy", "validation", "unseen", "measures", "unseen_measures"}
@@ -251,7 +251,7 @@ def test_clients_per_round_draws_that_many_and_gives_the_others_no_weight(tmp_pa
 
 
 def test_the_fraction_is_taken_from_the_clients_training_data():
-    from fedjax_bn.run.experiment import build
+    from fedjax_bn.run.experiment.build import build
 
     half = base()
     half.model, half.target, half.data.fraction = "MLP", "fax", 0.5

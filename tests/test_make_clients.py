@@ -12,7 +12,7 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.source import Source
-from fedjax_bn.run.report.plots import class_counts
+from fedjax_bn.report.plots import class_counts
 from sources import CLASSES, numbers, pool, sizes_of, toy
 
 seeds = st.integers(0, 2**32)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_bn.named_arrays import from_named, names_of, to_named
+from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
 from fedjax_bn.state import Own
 
 TREE = Own(

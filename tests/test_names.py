@@ -14,18 +14,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from fedjax_bn import names
 from fedjax_bn.data.division.partition import fingerprint, share_out_domains
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.figures import png
-from fedjax_bn.names import cell, file_name, in_lines, on_page, on_plot, shown
-from fedjax_bn.run import logs, predict
-from fedjax_bn.run.answers import Answers, Kept
-from fedjax_bn.run.answers_file import predictions_of
-from fedjax_bn.run.report import page, plots, tables
-from fedjax_bn.run.report.intervals import Interval
-from fedjax_bn.run.report.results import Cell, Row, Table
-from fedjax_bn.run.report.text_tables import long_csv
+from fedjax_bn.engine import names
+from fedjax_bn.engine.figures import png
+from fedjax_bn.engine.names import cell, file_name, in_lines, on_page, on_plot, shown
+from fedjax_bn.report import page, plots, tables
+from fedjax_bn.report.intervals import Interval
+from fedjax_bn.report.results import Cell, Row, Table
+from fedjax_bn.report.text_tables import long_csv
+from fedjax_bn.run import predict
+from fedjax_bn.run.evaluation.answers import Answers, Kept
+from fedjax_bn.run.evaluation.answers_file import predictions_of
+from fedjax_bn.run.training import logs
 
 ODD = (
     *(

@@ -8,9 +8,11 @@ import pytest
 import runs
 from fedjax_bn.data.domain import whole
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
-from fedjax_bn.run import evaluate_finished, finished, new_data
+from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.trust import recorded_code
+from fedjax_bn.run.evaluation import finished_run as evaluate_finished
+from fedjax_bn.run.evaluation import new_data
+from fedjax_bn.run.files import finished
 from test_serving import DATA, DOG
 from trees import shade_of, write_shade, write_tree
 

@@ -11,16 +11,19 @@ import sys
 import pytest
 
 import runs
-from fedjax_bn.run import commands, evaluate_finished, ownership, progress, workdir
+from fedjax_bn.report import write_report
+from fedjax_bn.run import commands
 from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.report import write_report
+from fedjax_bn.run.evaluation import finished_run as evaluate_finished
+from fedjax_bn.run.files import ownership, workdir
+from fedjax_bn.run.training import progress
 
 OWNER = f"process {os.getpid()} on {socket.gethostname()}"
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from fedjax_bn.run.ownership import owned
+from fedjax_bn.run.files.ownership import owned
 with owned(Path(sys.argv[1])):
     print("mine", flush=True)
     time.sleep(60)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_bn.backend import traced_for
+from fedjax_bn.engine.backend import traced_for
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import Statistics, normalize
 from fedjax_bn.normalization.per_sample import suits, sums

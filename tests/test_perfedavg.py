@@ -20,7 +20,7 @@ from federations import (
     in_float64,
     variables_of,
 )
-from fedjax_bn.batches import blank_padding
+from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.methods.perfedavg import meta_gradient, personalize, split_valid

@@ -10,9 +10,9 @@ import runs
 from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods.perfedavg import personalize
-from fedjax_bn.run import evaluate, experiment
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.personalization import (
+from fedjax_bn.run.evaluation import evaluate
+from fedjax_bn.run.evaluation.personalization import (
     Personalization,
     check_labelled,
     choose_personalization,
@@ -20,6 +20,7 @@ from fedjax_bn.run.personalization import (
     set_aside,
     set_aside_all,
 )
+from fedjax_bn.run.experiment import build as experiment
 
 HOW = Personalization(samples=4, steps=2, rate=0.5, seed=3)
 CHANGES = {"personalize__samples": 4, "personalize__steps": 2, "personalize__rate": 0.5}

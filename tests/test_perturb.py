@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import runs
+from fedjax_bn.engine.perturb import amplitude_mix, mix_amplitudes, partners
 from fedjax_bn.methods import fedavg
-from fedjax_bn.perturb import amplitude_mix, mix_amplitudes, partners
-from fedjax_bn.run.configured_method import METHODS
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment import build
+from fedjax_bn.run.experiment.build import build
+from fedjax_bn.run.experiment.method import METHODS
 
 KEY = jax.random.key(0)
 

@@ -11,10 +11,11 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.pooled import pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.sets import digits, digits_morpho
-from fedjax_bn.run import defaults, experiment
-from fedjax_bn.run.datasets import configured_clients
+from fedjax_bn.run.config import defaults
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.readers import DATASETS
+from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.experiment.datasets import configured_clients
+from fedjax_bn.run.experiment.readers import DATASETS
 
 
 def split(size: int, first: int, named: bool = True) -> Split:

@@ -16,22 +16,17 @@ from federations import assert_close, variables_of
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import Draw
 from fedjax_bn.federation import global_variables
-from fedjax_bn.run import (
-    checkpoint,
-    evaluate_finished,
-    population,
-    row_store,
-    start,
-    stored_rounds,
-    train,
-)
+from fedjax_bn.report import write_report
 from fedjax_bn.run.errors import CheckpointError, ConfigError, WorkdirError
-from fedjax_bn.run.mesh import form_on
-from fedjax_bn.run.report import write_report
-from fedjax_bn.run.rounds import cohort_of
-from fedjax_bn.run.row_store import SLOTS, UNTOUCHED, RowStore
-from fedjax_bn.run.start import prepare
-from fedjax_bn.run.stream import stream_rounds
+from fedjax_bn.run.evaluation import finished_run as evaluate_finished
+from fedjax_bn.run.experiment import start
+from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.files import checkpoint
+from fedjax_bn.run.processes.mesh import form_on
+from fedjax_bn.run.training import population, row_store, stored_rounds, train
+from fedjax_bn.run.training.rounds import cohort_of
+from fedjax_bn.run.training.row_store import SLOTS, UNTOUCHED, RowStore
+from fedjax_bn.run.training.stream import stream_rounds
 from test_second_form import (
     KEY,
     NAMES,

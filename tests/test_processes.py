@@ -15,8 +15,9 @@ import pytest
 
 import runs
 from federations import assert_close
-from fedjax_bn.run import population, processes, train
 from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.processes import together as processes
+from fedjax_bn.run.training import population, train
 from trained import TRAINED, WAYS
 
 
@@ -182,7 +183,7 @@ def test_what_a_transfer_raises_where_a_process_is_lost_is_not_taken_for_a_fault
 def test_a_process_that_jax_aborts_can_still_say_why():
     program = """
 import ctypes, threading, time
-from fedjax_bn.run.coordinator import abort_late
+from fedjax_bn.run.processes.coordinator import abort_late
 abort_late()
 library = ctypes.CDLL(None)  # which is called without Python's lock, as JAX aborts
 threading.Thread(target=lambda: (time.sleep(0.2), print("said", flush=True))).start()

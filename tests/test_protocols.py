@@ -13,17 +13,21 @@ import runs
 from fedjax_bn.data.domain import Dataset, Domain, Split, whole
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.data.sampling import validation_batches
+from fedjax_bn.engine.selection import validation_score
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedig
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.normalization.batch_instance import GATE
-from fedjax_bn.run import checkpoint, configured_method, evaluate, experiment, train, workdir
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.records import have_trained
-from fedjax_bn.run.scoring import score_clients
-from fedjax_bn.run.scoring_data import stack_batches
-from fedjax_bn.run.summary import out_of_patience, select_round
-from fedjax_bn.selection import validation_score
+from fedjax_bn.run.evaluation import evaluate
+from fedjax_bn.run.evaluation.scoring import score_clients
+from fedjax_bn.run.evaluation.scoring_data import stack_batches
+from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.experiment import method as configured_method
+from fedjax_bn.run.files import checkpoint, workdir
+from fedjax_bn.run.training import train
+from fedjax_bn.run.training.records import have_trained
+from fedjax_bn.run.training.summary import out_of_patience, select_round
 from fedjax_bn.state import Received
 from fedjax_bn.task import classification
 

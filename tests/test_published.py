@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fedjax_bn.run.report.published import cells, published
+from fedjax_bn.report.published import cells, published
 
 FILES = {
     "FedBN": "fedbn",

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image
 
-import fedjax_bn.run.readers as readers
+import fedjax_bn.run.experiment.readers as readers
 from fedjax_bn.data.pixels.decode import decode, decode_image
 from fedjax_bn.data.pixels.raster import FORMATS, check_file_size, open_raster, to_rgb
-from fedjax_bn.run.config import base
+from fedjax_bn.run.config.keys import base
 
 GREY = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
 RGB = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)

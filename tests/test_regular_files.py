@@ -17,7 +17,7 @@ from fedjax_bn.data.regular_files import Refused, open_regular, read_text
 from fedjax_bn.data.sets import arrays, cifar10, idx, lists, mat, mnist_m, tables, usps
 from fedjax_bn.data.sets.abide_files import read_subjects
 from fedjax_bn.data.sets.npz_archive import read_archive
-from fedjax_bn.run.availability import read_trace
+from fedjax_bn.run.experiment.availability import read_trace
 from fedjax_bn.serving.samples import open_samples
 
 SHORT = 600  # characters of a sentence, paths of tests included

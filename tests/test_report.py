@@ -12,12 +12,12 @@ from scipy import stats
 import runs
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sets.connectome import connectomes
-from fedjax_bn.run.answers import Answers, Kept
-from fedjax_bn.run.answers_file import write_answers
+from fedjax_bn.report import plots, write_comparison
+from fedjax_bn.report.about_runs import command
+from fedjax_bn.report.finished_runs import read_run
 from fedjax_bn.run.errors import ConfigError, WorkdirError
-from fedjax_bn.run.report import plots, write_comparison
-from fedjax_bn.run.report.about_runs import command
-from fedjax_bn.run.report.finished_runs import read_run
+from fedjax_bn.run.evaluation.answers import Answers, Kept
+from fedjax_bn.run.evaluation.answers_file import write_answers
 from finished_folders import counted, finished
 from pages import CHROMIUM, Page, in_browser
 
@@ -171,8 +171,8 @@ def test_the_papers_number_stands_beside_a_cell_with_what_differs(tmp_path, shar
 
 
 def test_only_keys_that_differ_are_told_and_the_command_makes_the_run(report, tmp_path):
-    from fedjax_bn.run.config import flatten
-    from fedjax_bn.run.config_file import changes_of, read
+    from fedjax_bn.run.config.file import changes_of, read
+    from fedjax_bn.run.config.keys import flatten
 
     place = finished(tmp_path, "fedprox", 3, {"ant": 1.0}, None, "pacs", fedprox__mu=0.5)
     run = read_run(place)

@@ -9,14 +9,14 @@ import pytest
 from fedjax_bn import methods, sharing
 from fedjax_bn.methods import learning
 from fedjax_bn.models import SmallCNN
-from fedjax_bn.run.own_rules import own_rules
-from fedjax_bn.run.report import write_comparison
-from fedjax_bn.run.report.finished_runs import find_runs
-from fedjax_bn.run.report.papers import beside
-from fedjax_bn.run.report.protocols import PROTOCOLS
-from fedjax_bn.run.report.published import cells, published
-from fedjax_bn.run.report.results import tables_of
-from fedjax_bn.run.report.variants import variants_of
+from fedjax_bn.report import write_comparison
+from fedjax_bn.report.finished_runs import find_runs
+from fedjax_bn.report.papers import beside
+from fedjax_bn.report.protocols import PROTOCOLS
+from fedjax_bn.report.published import cells, published
+from fedjax_bn.report.results import tables_of
+from fedjax_bn.report.variants import variants_of
+from fedjax_bn.run.experiment.own_rules import own_rules
 from finished_folders import finished
 from pages import Page
 

@@ -16,14 +16,15 @@ import pytest
 import runs
 from fedjax_bn import main
 from fedjax_bn.federation import global_variables
-from fedjax_bn.run import checkpoint, logs, train, workdir
-from fedjax_bn.run.claim import check_claim, claim
-from fedjax_bn.run.config import flatten
-from fedjax_bn.run.config_file import read
-from fedjax_bn.run.configured_method import follows_rounds
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import CheckpointError, ConfigError, InterruptedRun, WorkdirError
-from fedjax_bn.run.starting_model import starting_model
-from fedjax_bn.run.summary import select_round
+from fedjax_bn.run.experiment.method import follows_rounds
+from fedjax_bn.run.experiment.starting_model import starting_model
+from fedjax_bn.run.files import checkpoint, workdir
+from fedjax_bn.run.files.claim import check_claim, claim
+from fedjax_bn.run.training import logs, train
+from fedjax_bn.run.training.summary import select_round
 
 
 class Killed(BaseException):

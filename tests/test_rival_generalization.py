@@ -9,12 +9,12 @@ import pytest
 import runs
 from federations import PlainNet, assert_close, batches_of, run_rounds, variables_of
 from fedjax_bn.aggregation import generalization_adjustment, uniform
+from fedjax_bn.engine.generalization import adjust
+from fedjax_bn.engine.selection import validation_loss
 from fedjax_bn.federation import client_variables, global_variables
-from fedjax_bn.generalization import adjust
 from fedjax_bn.methods import fedavg, scaffold
-from fedjax_bn.run import start
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.selection import validation_loss
+from fedjax_bn.run.experiment import start
 from fedjax_bn.state import Received
 
 SIZES, KEY = (9, 4, 6), jax.random.key(1)

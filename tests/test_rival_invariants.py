@@ -23,9 +23,9 @@ from federations import (
 )
 from fedjax_bn import methods
 from fedjax_bn.aggregation import by_size
+from fedjax_bn.engine.perturb import amplitude_mix
+from fedjax_bn.engine.perturb import randconv as random_convolutions
 from fedjax_bn.federation import client_variables, global_variables
-from fedjax_bn.perturb import amplitude_mix
-from fedjax_bn.perturb import randconv as random_convolutions
 
 KEY = jax.random.key(1)
 SIZES = (9, 4, 6)

@@ -8,8 +8,8 @@ from PIL import Image, ImageEnhance, ImageOps
 
 import runs
 from fedjax_bn.data.pixels.randaug import OPERATIONS, randaug
-from fedjax_bn.run import experiment
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.experiment import build as experiment
 
 KEY = jax.random.key(0)
 STRENGTHS = (0.3, -0.3, 1.0, -0.85)

@@ -7,13 +7,13 @@ import pytest
 import runs
 from federations import assert_close, assert_equal
 from fedjax_bn.data.sampling import point_to, rows_of, stack_clients
-from fedjax_bn.run import experiment as module
-from fedjax_bn.run import rounds, train
-from fedjax_bn.run.config import check
-from fedjax_bn.run.configured_augmentation import AUGMENTATIONS
-from fedjax_bn.run.evaluate import evaluator
-from fedjax_bn.run.scoring_data import stack_batches
-from fedjax_bn.run.stream import stream_rounds, stream_tests
+from fedjax_bn.run.config.keys import check
+from fedjax_bn.run.evaluation.evaluate import evaluator
+from fedjax_bn.run.evaluation.scoring_data import stack_batches
+from fedjax_bn.run.experiment import build as module
+from fedjax_bn.run.experiment.augmentation import AUGMENTATIONS
+from fedjax_bn.run.training import rounds, train
+from fedjax_bn.run.training.stream import stream_rounds, stream_tests
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,9 @@ from federations import (
 )
 from fedjax_bn import methods
 from fedjax_bn.aggregation import Weighing, risk_extrapolation
+from fedjax_bn.engine.traffic import traffic
 from fedjax_bn.federation import broadcast_of, own_of, put_rows, take_rows, with_own
 from fedjax_bn.methods import fedavg
-from fedjax_bn.traffic import traffic
 
 KEY = jax.random.key(3)
 SIZES = (9, 4, 6, 5)

@@ -7,8 +7,8 @@ import pytest
 import runs
 from fedjax_bn.methods import fedavg, fedbn
 from fedjax_bn.models import MLP
-from fedjax_bn.run import train
-from fedjax_bn.run.config import base
+from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.training import train
 from fedjax_bn.simulation import simulate
 
 

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 import runs
-from fedjax_bn.run import checkpoint, stop
+from fedjax_bn.run.files import checkpoint
+from fedjax_bn.run.processes import stop
 
 COMMAND = """
 import signal
@@ -19,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell behind
 import hashlib, sys, threading, time
 from pathlib import Path
 from fedjax_bn import main
-from fedjax_bn.run import stop
+from fedjax_bn.run.processes import stop
 
 def compile():
     print("now", flush=True)

@@ -23,9 +23,9 @@ import report  # noqa: E402
 import rows  # noqa: E402
 import sweep  # noqa: E402
 
-from fedjax_bn.run.config import flatten  # noqa: E402
-from fedjax_bn.run.config_file import read  # noqa: E402
-from fedjax_bn.run.configured_method import resolved  # noqa: E402
+from fedjax_bn.run.config.file import read  # noqa: E402
+from fedjax_bn.run.config.keys import flatten  # noqa: E402
+from fedjax_bn.run.experiment.method import resolved  # noqa: E402
 
 DIGITS = ("mnist", "svhn", "usps", "synth_digits", "mnist_m")
 RUNS = plan.all_runs(fedbn.SWEEP.parts)

@@ -18,11 +18,11 @@ import compared  # noqa: E402
 import entries  # noqa: E402
 
 from fedjax_bn import methods  # noqa: E402
-from fedjax_bn.run import train  # noqa: E402
-from fedjax_bn.run.config import check  # noqa: E402
-from fedjax_bn.run.config_file import read  # noqa: E402
+from fedjax_bn.run.config.file import read  # noqa: E402
+from fedjax_bn.run.config.keys import check  # noqa: E402
 from fedjax_bn.run.errors import NotFiniteError  # noqa: E402
-from fedjax_bn.run.readers import DATASETS  # noqa: E402
+from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
+from fedjax_bn.run.training import train  # noqa: E402
 
 TINY = ("--dataset", "tiny", "--path", "none", "--target", "dog", "--config.compilation_cache=")
 TWO = ("--only", "fedavg,fedbn", "--config.model=MLP", "--config.rounds=1")

@@ -17,7 +17,7 @@ import execute  # noqa: E402
 import fedbn  # noqa: E402
 import sweep  # noqa: E402
 
-from fedjax_bn.run.ownership import LOCK, OWNER, owned  # noqa: E402
+from fedjax_bn.run.files.ownership import LOCK, OWNER, owned  # noqa: E402
 
 ONLY = ("--only", "synthetic/*")
 NAMES = [run.name for run in sweep.select(fedbn.SWEEP, ONLY[1])]

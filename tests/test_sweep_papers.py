@@ -29,12 +29,12 @@ from fedjax_bn.data.boxes import bdd100k, driving  # noqa: E402
 from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of  # noqa: E402
 from fedjax_bn.data.sets import digits  # noqa: E402
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS  # noqa: E402
-from fedjax_bn.run.config import check  # noqa: E402
-from fedjax_bn.run.config_file import read  # noqa: E402
-from fedjax_bn.run.configured_method import check_adaptations, method_maker  # noqa: E402
-from fedjax_bn.run.datasets import configured_clients  # noqa: E402
-from fedjax_bn.run.readers import DATASETS  # noqa: E402
-from fedjax_bn.run.report.published import published  # noqa: E402
+from fedjax_bn.report.published import published  # noqa: E402
+from fedjax_bn.run.config.file import read  # noqa: E402
+from fedjax_bn.run.config.keys import check  # noqa: E402
+from fedjax_bn.run.experiment.datasets import configured_clients  # noqa: E402
+from fedjax_bn.run.experiment.method import check_adaptations, method_maker  # noqa: E402
+from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
 
 # By its path: a package of PyPI has the same name.
 spec = importlib.util.spec_from_file_location("of_papers", ROOT / "launch/sweeps/coverage.py")

@@ -15,12 +15,12 @@ from jax import export as jax_export
 import runs
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.spelling import read_choice
 from fedjax_bn.models import MLP
-from fedjax_bn.run import finished
-from fedjax_bn.run.trust import recorded_code
+from fedjax_bn.run.config.trust import recorded_code
+from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder as served_folder
 from fedjax_bn.serving.program import export
-from fedjax_bn.spelling import read_choice
 
 CODE = """
 from pathlib import Path

@@ -9,9 +9,9 @@ import pytest
 from sklearn.datasets import load_digits, load_sample_image
 
 from fedjax_bn import models
-from fedjax_bn.backend import compile_quickly, for_one_run, traced_for
 from fedjax_bn.data.sets import scanners
-from fedjax_bn.run.report.plots import side_by_side
+from fedjax_bn.engine.backend import compile_quickly, for_one_run, traced_for
+from fedjax_bn.report.plots import side_by_side
 
 
 def test_handwriting_and_photograph_are_those_of_scikit_learn_without_its_import(monkeypatch):

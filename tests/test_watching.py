@@ -11,8 +11,10 @@ import pytest
 
 import runs
 from fedjax_bn.data import messages
-from fedjax_bn.run import commands, compile_time, progress, train, workdir
+from fedjax_bn.run import commands
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.files import workdir
+from fedjax_bn.run.training import compile_time, progress, train
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,13 @@ from absl import logging
 
 import runs
 from fedjax_bn import main
-from fedjax_bn.run import errors, train
-from fedjax_bn.run.distributed import join
-from fedjax_bn.run.experiment import DATASETS
-from fedjax_bn.run.processes import together
-from fedjax_bn.run.report import plots
-from fedjax_bn.run.stop import listen
+from fedjax_bn.report import plots
+from fedjax_bn.run import errors
+from fedjax_bn.run.experiment.build import DATASETS
+from fedjax_bn.run.processes.distributed import join
+from fedjax_bn.run.processes.stop import listen
+from fedjax_bn.run.processes.together import together
+from fedjax_bn.run.training import train
 
 TRAINED = {
     "rounds": 2,

@@ -7,6 +7,7 @@ import optax
 
 from fedjax_bn.adaptation import Adaptation, tsmobn
 from fedjax_bn.aggregation import risk_extrapolation, weighted_mean
+from fedjax_bn.engine.traffic import traffic
 from fedjax_bn.federation import (
     Broadcast,
     FederatedMethod,
@@ -22,7 +23,6 @@ from fedjax_bn.federation import (
 from fedjax_bn.methods import fedbn, fedprox
 from fedjax_bn.models import DigitCNN, ResNet, ResNet18
 from fedjax_bn.sharing import Variables, all_but_batch_norm
-from fedjax_bn.traffic import traffic
 
 
 def train(images: jax.Array, labels: jax.Array) -> Variables:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedjax_bn.run.workdir import write_json
+from fedjax_bn.run.files.workdir import write_json
 from on_accelerator.jobs import Job, Record, perform
 
 FINAL = ("done", "out of memory", "too long")  # the others are tried again

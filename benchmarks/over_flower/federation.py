@@ -7,8 +7,8 @@ from ml_collections import ConfigDict
 # Two of the quickstart's scanners; where they are several clients, each draws 180 images of its own
 # from one, so that all train as long as the quickstart's.
 CONFIG = """
-from fedjax_bn.run.config import override
-from fedjax_bn.run.config_file import read
+from fedjax_bn.run.config.keys import override
+from fedjax_bn.run.config.file import read
 
 def get_config(changes=""):
     config = read("quickstart")

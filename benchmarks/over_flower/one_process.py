@@ -20,14 +20,14 @@ sys.path.append(str(Path(__file__).parents[2] / "tests"))  # the Grid in memory 
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
+from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower import client_app
 from fedjax_bn.flower import server as app_server
 from fedjax_bn.flower.members import exchange
 from fedjax_bn.flower.settings import run_of
-from fedjax_bn.named_arrays import to_named
-from fedjax_bn.run.rounds import open_rounds
-from fedjax_bn.run.start import prepare
+from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.training.rounds import open_rounds
 from flower_grid import LocalGrid, node
 from over_flower.federation import configured, write_config
 

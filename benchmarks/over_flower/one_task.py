@@ -41,12 +41,12 @@ def main() -> None:
 def _work(folder: Path, changes: str, end: Callable[[str], None]) -> None:
     import jax
 
+    from fedjax_bn.engine.named_arrays import to_named
     from fedjax_bn.federation import broadcast_of, own_of
     from fedjax_bn.flower import own_part
     from fedjax_bn.flower.records import Order, packed, recorded
     from fedjax_bn.flower.settings import config_of, node_of
     from fedjax_bn.flower.site import open_site
-    from fedjax_bn.named_arrays import to_named
 
     config = config_of("config.py", changes, folder)
     site = open_site(config, node_of({"client": 0, "folder": str(folder)}), clients=2)

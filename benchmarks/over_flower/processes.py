@@ -184,9 +184,9 @@ def arrays_of(clients: int, changes: str) -> Iterator[Path]:
     """An .npz of what the measured federation broadcasts."""
     import jax
 
+    from fedjax_bn.engine.named_arrays import to_named
     from fedjax_bn.federation import broadcast_of
-    from fedjax_bn.named_arrays import to_named
-    from fedjax_bn.run.start import prepare
+    from fedjax_bn.run.experiment.start import prepare
     from over_flower.federation import configured
 
     with tempfile.TemporaryDirectory() as place:

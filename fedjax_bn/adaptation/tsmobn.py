@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation
+from fedjax_bn.engine.ranges import UpTo1, bounded
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.calls import name_of
 from fedjax_bn.normalization.tsmobn import About, tracked_statistics
-from fedjax_bn.ranges import UpTo1, bounded
 from fedjax_bn.sharing import STATISTICS, Variables
 
 

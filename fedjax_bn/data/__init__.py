@@ -14,6 +14,7 @@
     sampling         the samples of all clients on the device, and what a round draws of them
     drawing          the same in one call for arrays of one's own
 
-Each imports only from those above it, `sampling` from `domain` alone. `run/readers.py` says how a
-configuration names a dataset; `run/stream.py` reads from the host what the device cannot hold.
+Each imports only from those above it, `sampling` from `domain` alone. `run/experiment/readers.py`
+says how a configuration names a dataset; `run/training/stream.py` reads from the host what the
+device cannot hold.
 """

@@ -17,7 +17,7 @@ from fedjax_bn.data.label_trees import (
     take,
 )
 from fedjax_bn.data.rows import Rows, blocks
-from fedjax_bn.inputs import check_image_dtype
+from fedjax_bn.engine.inputs import check_image_dtype
 
 
 class Split(NamedTuple):

@@ -4,7 +4,7 @@
     for number in range(20):
         state, metrics = method.round(state, draw(jax.random.fold_in(key, number)), key)
 
-What it draws is described in `fedjax_bn.batches`.
+What it draws is described in `fedjax_bn.engine.batches`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.sampling import ClientData, by_epochs, point_to, stack_clients
-from fedjax_bn.inputs import as_images, class_labels, random_key
+from fedjax_bn.engine.batches import Batches
+from fedjax_bn.engine.inputs import as_images, class_labels, random_key
 
 
 def drawing(
@@ -25,7 +25,7 @@ def drawing(
     batch_size: int = 32,
     local_epochs: int = 1,
 ) -> Callable[[jax.Array], Batches]:
-    """Returns `draw(key) -> batches` of a round of all clients, see `fedjax_bn.batches`.
+    """Returns `draw(key) -> batches` of a round of all clients, see `fedjax_bn.engine.batches`.
 
     Every epoch holds each sample of a client once, in a new random order; the last batch is short,
     and clients with fewer samples have empty ones behind theirs. The samples lie on the device.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_bn.data.label_trees import PyTree, has_boxes, leaves_of
-from fedjax_bn.inputs import as_images, class_labels
+from fedjax_bn.engine.inputs import as_images, class_labels
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 
@@ -66,9 +66,9 @@ def check_source(source: Source) -> Source:
     """Returns the source if its pools are sound, with images and labels as they are kept.
 
     Raises:
-      ValueError: images or labels are none, see `fedjax_bn.inputs`; there is no pool, two have one
-        name, one is empty, its arrays differ in length, or a part is none of TRAIN, VALIDATION and
-        TEST.
+      ValueError: images or labels are none, see `fedjax_bn.engine.inputs`; there is no pool, two
+        have one name, one is empty, its arrays differ in length, or a part is none of TRAIN,
+        VALIDATION and TEST.
     """
     if not source.pools:
         raise ValueError(f"{source.name}: no domains; a dataset needs at least one")

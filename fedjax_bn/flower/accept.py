@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_bn.named_arrays import check_numbers, from_named, to_named
+from fedjax_bn.engine.named_arrays import check_numbers, from_named, to_named
 from fedjax_bn.state import Upload
 
 PyTree = Any

@@ -16,6 +16,9 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedjax_bn.aggregation import ServerState
+from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
+from fedjax_bn.engine.names import file_name
+from fedjax_bn.engine.ranges import brief
 from fedjax_bn.federation import Broadcast, FederatedState, Own, Upload, broadcast_of
 from fedjax_bn.flower import own_part
 from fedjax_bn.flower.records import (
@@ -31,14 +34,11 @@ from fedjax_bn.flower.records import (
 )
 from fedjax_bn.flower.settings import Node, config_of, node_of
 from fedjax_bn.flower.site import Site, check_site, first_own, open_site
-from fedjax_bn.named_arrays import from_named, names_of, to_named
-from fedjax_bn.names import file_name
-from fedjax_bn.ranges import brief
-from fedjax_bn.run.configured_weighing import is_told
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluate import Evaluate, internal_evaluator
-from fedjax_bn.run.ownership import owned
-from fedjax_bn.run.start import partition_table
+from fedjax_bn.run.evaluation.evaluate import Evaluate, internal_evaluator
+from fedjax_bn.run.experiment.start import partition_table
+from fedjax_bn.run.experiment.weighing import is_told
+from fedjax_bn.run.files.ownership import owned
 
 _Names = tuple[str, str, str, Node, int]  # see `_names`
 

@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.engine.traffic import traffic
 from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of
 from fedjax_bn.flower.accept import Accepted
 from fedjax_bn.flower.members import Member, sizes_known
@@ -21,16 +22,15 @@ from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.flower.side_by_side import absent, blank, side_by_side
 from fedjax_bn.flower.site import deployed
-from fedjax_bn.run.availability import read_trace
-from fedjax_bn.run.configured_method import local_epochs
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment import Experiment, assemble
-from fedjax_bn.run.finished import dataset_of
-from fedjax_bn.run.forms import CLAIM, NUMBER, TEXT
-from fedjax_bn.run.shapes import batches_of_one
-from fedjax_bn.run.start import Keys, make_start, partition_table, prepare
-from fedjax_bn.run.workdir import read_json
-from fedjax_bn.traffic import traffic
+from fedjax_bn.run.experiment.availability import read_trace
+from fedjax_bn.run.experiment.build import Experiment, assemble
+from fedjax_bn.run.experiment.method import local_epochs
+from fedjax_bn.run.experiment.shapes import batches_of_one
+from fedjax_bn.run.experiment.start import Keys, make_start, partition_table, prepare
+from fedjax_bn.run.files.finished import dataset_of
+from fedjax_bn.run.files.forms import CLAIM, NUMBER, TEXT
+from fedjax_bn.run.files.workdir import read_json
 
 PyTree = Any
 _ABOUT = CLAIM | {"sizes": {"longest": NUMBER, "smallest": NUMBER}, "samples": TEXT}
@@ -68,7 +68,7 @@ class Host(NamedTuple):
       upload: the form of one client's upload.
       personal: the form of the personal leaves that are sent; () for none.
       table: which leaves are shared and which personal, to read at start.
-      traffic: the method's own account, see `fedjax_bn.traffic`.
+      traffic: the method's own account, see `fedjax_bn.engine.traffic`.
       trace: who is available in which round; None where all always are.
       step: `step(kept, accepted, rows) -> kept`, a round's end.
     """

@@ -10,10 +10,10 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedjax_bn.engine.names import shown
 from fedjax_bn.flower.records import Order, answer_in, asking, hello_in
-from fedjax_bn.names import shown
-from fedjax_bn.run.finished import impossible
-from fedjax_bn.run.forms import FINISHED, misfit
+from fedjax_bn.run.files.finished import impossible
+from fedjax_bn.run.files.forms import FINISHED, misfit
 
 _POLL = 0.5  # seconds between questions for replies
 _AGAIN = 60.0  # seconds until a node that was refused is asked again

@@ -11,7 +11,7 @@ import secrets
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_bn.run.start import Keys
+from fedjax_bn.run.experiment.start import Keys
 
 
 def of_client(config: ConfigDict, keys: Keys) -> Keys:

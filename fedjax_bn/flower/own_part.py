@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.named_arrays import from_named, to_named
+from fedjax_bn.engine.named_arrays import from_named, to_named
 from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.workdir import write_atomically
+from fedjax_bn.run.files.workdir import write_atomically
 from fedjax_bn.state import Own
 
 _NAME = "own-{:08d}.npz"

@@ -11,17 +11,17 @@ from flwr.app import MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedjax_bn.engine.named_arrays import to_named
+from fedjax_bn.engine.names import shown
 from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower.accept import Accepted, Expected, accept
 from fedjax_bn.flower.host import Host, Kept
 from fedjax_bn.flower.members import Member, Met, content_of, exchange, meet
 from fedjax_bn.flower.records import Order, arrays_in, packed, recorded, scores_in
-from fedjax_bn.named_arrays import to_named
-from fedjax_bn.names import shown
-from fedjax_bn.run.availability import draw_cohort
 from fedjax_bn.run.errors import ConfigError, RiskError, UserError
-from fedjax_bn.run.groups import by_client
-from fedjax_bn.run.records import Record, round_record
+from fedjax_bn.run.evaluation.groups import by_client
+from fedjax_bn.run.experiment.availability import draw_cohort
+from fedjax_bn.run.training.records import Record, round_record
 
 Members = Mapping[int, Member]
 

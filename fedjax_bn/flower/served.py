@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.flower.host import Host, Kept
 from fedjax_bn.flower.site import deployed
-from fedjax_bn.run import checkpoint
-from fedjax_bn.run.config import flatten
-from fedjax_bn.run.configured_privacy import describe_privacy
-from fedjax_bn.run.records import Record
-from fedjax_bn.run.summary import select_round
-from fedjax_bn.run.workdir import write_json
+from fedjax_bn.run.config.keys import flatten
+from fedjax_bn.run.experiment.privacy import describe_privacy
+from fedjax_bn.run.files import checkpoint
+from fedjax_bn.run.files.workdir import write_json
+from fedjax_bn.run.training.records import Record
+from fedjax_bn.run.training.summary import select_round
 
 
 def write_served(

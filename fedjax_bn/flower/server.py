@@ -9,6 +9,7 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
+from fedjax_bn.engine.named_arrays import names_of
 from fedjax_bn.flower import noise
 from fedjax_bn.flower.host import Host, Kept, about_of, facts_of, known_from, open_host
 from fedjax_bn.flower.members import NOBODY, Met, meet
@@ -17,17 +18,16 @@ from fedjax_bn.flower.rounds import TooFewError, evaluate, play
 from fedjax_bn.flower.served import write_served
 from fedjax_bn.flower.settings import Run, config_of, run_of
 from fedjax_bn.flower.site import deployed
-from fedjax_bn.named_arrays import names_of
-from fedjax_bn.run import checkpoint, workdir
-from fedjax_bn.run.claim import claim
-from fedjax_bn.run.config import check, flatten
-from fedjax_bn.run.configured_method import follows_rounds, method_maker, resolved
-from fedjax_bn.run.configured_privacy import describe_privacy, privacy_notes
-from fedjax_bn.run.machine import describe_machine
-from fedjax_bn.run.ownership import owned
-from fedjax_bn.run.records import Record
-from fedjax_bn.run.summary import out_of_patience, select_round
-from fedjax_bn.run.train import resume
+from fedjax_bn.run.config.keys import check, flatten
+from fedjax_bn.run.experiment.method import follows_rounds, method_maker, resolved
+from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
+from fedjax_bn.run.files import checkpoint, workdir
+from fedjax_bn.run.files.claim import claim
+from fedjax_bn.run.files.ownership import owned
+from fedjax_bn.run.processes.machine import describe_machine
+from fedjax_bn.run.training.records import Record
+from fedjax_bn.run.training.summary import out_of_patience, select_round
+from fedjax_bn.run.training.train import resume
 
 _FLOWER = "flwr"  # its logger
 _SAME = ("clients", "serve_unseen")  # of the run config, in all starts of one federation

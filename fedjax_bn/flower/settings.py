@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.ranges import brief, nearest
-from fedjax_bn.run.config_file import read
+from fedjax_bn.engine.ranges import brief, nearest
+from fedjax_bn.run.config.file import read
 from fedjax_bn.run.errors import ConfigError
 
 REPORTS = ("sizes", "losses", "accuracies")

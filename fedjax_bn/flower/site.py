@@ -9,21 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_bn.batches import Batches
 from fedjax_bn.data.domain import Dataset, Domain, Split, form_of
 from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
+from fedjax_bn.engine.batches import Batches
+from fedjax_bn.engine.ranges import brief
 from fedjax_bn.federation import FederatedState, Own, Upload, own_of
 from fedjax_bn.flower import noise
 from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.settings import Node
-from fedjax_bn.ranges import brief
-from fedjax_bn.run.configured_weighing import what_validates
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment import HOLD_OUT, Experiment, assemble, build, sampler_of
-from fedjax_bn.run.shapes import check_shapes
-from fedjax_bn.run.start import Keys, prepare
-from fedjax_bn.run.stream import megabytes
+from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build, sampler_of
+from fedjax_bn.run.experiment.shapes import check_shapes
+from fedjax_bn.run.experiment.start import Keys, prepare
+from fedjax_bn.run.experiment.weighing import what_validates
+from fedjax_bn.run.training.stream import megabytes
 from fedjax_bn.state import Broadcast
 
 PyTree = Any

@@ -1,38 +1,38 @@
 """Federated methods, one file each; all return a `federation.FederatedMethod`."""
 
-from fedjax_bn.methods.copa import copa
-from fedjax_bn.methods.csac import csac
-from fedjax_bn.methods.csd import csd
 from fedjax_bn.methods.fedadam import fedadagrad, fedadam, fedyogi
-from fedjax_bn.methods.fedadg import fedadg
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.fedavgm import fedavgm
 from fedjax_bn.methods.fedbn import fedbn
 from fedjax_bn.methods.fedcd import fedcd
 from fedjax_bn.methods.feddc import feddc
-from fedjax_bn.methods.feddg import feddg
 from fedjax_bn.methods.fedig import fedig, fediga
 from fedjax_bn.methods.fednova import fednova
 from fedjax_bn.methods.fedprox import fedprox
-from fedjax_bn.methods.fedsam import fedsam
-from fedjax_bn.methods.fedsr import fedsr
-from fedjax_bn.methods.fedwon import fedwon
-from fedjax_bn.methods.fixbn import fixbn
-from fedjax_bn.methods.harmofl import harmofl
-from fedjax_bn.methods.hbn import hbn
-from fedjax_bn.methods.jigen import jigen
-from fedjax_bn.methods.l2d import l2d
-from fedjax_bn.methods.mixstyle import mixstyle
 from fedjax_bn.methods.moon import moon
 from fedjax_bn.methods.perfedavg import perfedavg
-from fedjax_bn.methods.randconv import randconv
-from fedjax_bn.methods.rsc import rsc
 from fedjax_bn.methods.scaffold import scaffold
-from fedjax_bn.methods.selfreg import selfreg
-from fedjax_bn.methods.sfa import sfa
 from fedjax_bn.methods.silobn import silobn
 from fedjax_bn.methods.singleset import singleset
-from fedjax_bn.methods.snr import snr
+from fedjax_bn.rivals.copa import copa
+from fedjax_bn.rivals.csac import csac
+from fedjax_bn.rivals.csd import csd
+from fedjax_bn.rivals.fedadg import fedadg
+from fedjax_bn.rivals.feddg import feddg
+from fedjax_bn.rivals.fedsam import fedsam
+from fedjax_bn.rivals.fedsr import fedsr
+from fedjax_bn.rivals.fedwon import fedwon
+from fedjax_bn.rivals.fixbn import fixbn
+from fedjax_bn.rivals.harmofl import harmofl
+from fedjax_bn.rivals.hbn import hbn
+from fedjax_bn.rivals.jigen import jigen
+from fedjax_bn.rivals.l2d import l2d
+from fedjax_bn.rivals.mixstyle import mixstyle
+from fedjax_bn.rivals.randconv import randconv
+from fedjax_bn.rivals.rsc import rsc
+from fedjax_bn.rivals.selfreg import selfreg
+from fedjax_bn.rivals.sfa import sfa
+from fedjax_bn.rivals.snr import snr
 
 __all__ = [
     "copa",

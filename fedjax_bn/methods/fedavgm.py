@@ -5,9 +5,9 @@ from typing import Any
 import optax
 
 from fedjax_bn.aggregation import server_optimizer
+from fedjax_bn.engine.ranges import Above0, Share, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
-from fedjax_bn.ranges import Above0, Share, bounded
 
 
 @bounded

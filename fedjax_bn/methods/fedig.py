@@ -9,7 +9,8 @@ import optax
 
 from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, averaging, cast_like
 from fedjax_bn.client import Trained
-from fedjax_bn.dtypes import parameter_dtype
+from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import (
     Batch,
@@ -27,7 +28,6 @@ from fedjax_bn.normalization.adapter import init as init_adapter
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
 from fedjax_bn.normalization.mixig import mixed_statistics
 from fedjax_bn.normalization.mixing import Mixing, choose_mixing
-from fedjax_bn.ranges import AtLeast0, bounded
 from fedjax_bn.sharing import (
     STATISTICS,
     Variables,

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import learning, method_of, supervised
-from fedjax_bn.ranges import AtLeast0, bounded
 from fedjax_bn.sharing import Variables, split_like
 from fedjax_bn.state import Received
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_bn.admission import check_choices
-from fedjax_bn.batches import REQUIRED
 from fedjax_bn.client import (
     Client,
     Finish,
@@ -23,12 +21,14 @@ from fedjax_bn.client import (
     train_locally,
 )
 from fedjax_bn.data.pixels.images import Prepare, standardize
-from fedjax_bn.dtypes import parameter_dtype
+from fedjax_bn.engine.admission import check_choices
+from fedjax_bn.engine.batches import REQUIRED
+from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.perturb import Perturb
 from fedjax_bn.federation import FederatedMethod, federate
 from fedjax_bn.local_step import Batch, LocalStep, Objective
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.perturb import Perturb
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification
@@ -95,7 +95,7 @@ def learning(
       prepare: turns stored images into what the model reads; by default bytes are standardized
         with mean and standard deviation 0.5.
       perturb: `perturb(key, x f[B, ...], valid bool[B]) -> x`, between `prepare` and the model, in
-        training only; see `fedjax_bn.perturb`.
+        training only; see `fedjax_bn.engine.perturb`.
       task: the loss to train by; `task.classification()` by default.
       **options: anything else.
 
@@ -108,7 +108,7 @@ def learning(
             raise ValueError(
                 f"{name}={value!r} is no function: give one, such as "
                 "fedjax_bn.data.pixels.images.standardize() for prepare, or "
-                "fedjax_bn.perturb.randconv() for perturb"
+                "fedjax_bn.engine.perturb.randconv() for perturb"
             )
     if task is not None and not isinstance(task, Task):
         raise ValueError(

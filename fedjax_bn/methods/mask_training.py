@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.engine.ranges import Above0, AtLeast0, Share, mask_bounds
+from fedjax_bn.engine.spelling import read_choice
 from fedjax_bn.models.masks import Masks
-from fedjax_bn.ranges import Above0, AtLeast0, Share, mask_bounds
-from fedjax_bn.spelling import read_choice
 
 
 def mask_names(names: str | Sequence[str]) -> tuple[str, ...]:

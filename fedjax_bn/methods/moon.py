@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.client import Trained
+from fedjax_bn.engine.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of
 from fedjax_bn.models.forward import forward
-from fedjax_bn.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean, require_classifier

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.engine.ranges import Units, bounded
 from fedjax_bn.models.layers import (
     Norm,
     average_pool,
@@ -16,7 +17,6 @@ from fedjax_bn.models.layers import (
     max_pool,
     norm_of,
 )
-from fedjax_bn.ranges import Units, bounded
 
 
 class DenseLayer(nn.Module):

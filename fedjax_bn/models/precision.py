@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.dtypes import parameter_dtype
+from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.sharing import Variables
 
 PyTree = Any

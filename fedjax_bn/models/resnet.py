@@ -7,9 +7,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.backend import computed_once
+from fedjax_bn.engine.backend import computed_once
+from fedjax_bn.engine.ranges import Units, bounded
 from fedjax_bn.models.layers import Norm, conv_of, dense, he_fan_out, max_pool, norm_of
-from fedjax_bn.ranges import Units, bounded
 
 
 class ResidualBlock(nn.Module):

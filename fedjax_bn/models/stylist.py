@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.dtypes import promote
+from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.models import cpu
 from fedjax_bn.normalization.instance import instance_moments
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.detection.anchors import Anchors
+from fedjax_bn.engine.ranges import Channels, bounded
 from fedjax_bn.models.layers import Norm
 from fedjax_bn.models.yolo_blocks import ConvNorm, Tap, check_sides, doubled, predict
-from fedjax_bn.ranges import Channels, bounded
 
 # For images of 96 pixels a side, with objects from a tenth of the side to the whole.
 ANCHORS = Anchors((((12, 12), (20, 20), (28, 28)), ((36, 36), (48, 48), (72, 72))), (8, 16))

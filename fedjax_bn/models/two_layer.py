@@ -6,8 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.engine.ranges import Above0, Units, bounded
 from fedjax_bn.models.layers import Norm, norm_of
-from fedjax_bn.ranges import Above0, Units, bounded
 
 
 @bounded

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.detection.anchors import Anchors
+from fedjax_bn.engine.ranges import Above0, bounded
 from fedjax_bn.models.layers import Norm
 from fedjax_bn.models.yolo_blocks import (
     ConvNorm,
@@ -25,7 +26,6 @@ from fedjax_bn.models.yolo_blocks import (
     doubled,
     predict,
 )
-from fedjax_bn.ranges import Above0, bounded
 
 # For images of 640 pixels a side.
 ANCHORS = Anchors(

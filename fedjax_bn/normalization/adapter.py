@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.backend import computed_once
+from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.normalization.calls import name_of, spatial_layers
 from fedjax_bn.normalization.instance import handed_over, instance_deviation, running_deviation
 from fedjax_bn.normalization.layer import (

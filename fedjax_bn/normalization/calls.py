@@ -22,7 +22,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.dtypes import promote
+from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.normalization.batch_norm import BatchNorm, layer_of, store
 from fedjax_bn.normalization.layer import (
     Layer,

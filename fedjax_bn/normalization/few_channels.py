@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.backend import computed_once, on_cpu
+from fedjax_bn.engine.backend import computed_once, on_cpu
 
 _CHANNELS = 32  # at most; with 64 a tenth would be gained
 _POSITIONS = 4096  # at least, in all samples together

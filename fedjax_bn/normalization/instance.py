@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.dtypes import promote
+from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.normalization import per_sample
 from fedjax_bn.normalization.layer import Layer, Statistics, moments
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.backend import computed_once
-from fedjax_bn.dtypes import promote
+from fedjax_bn.engine.backend import computed_once
+from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.normalization import few_channels, per_sample
 
 RECORDED = "recorded"  # the collection of what rules recorded

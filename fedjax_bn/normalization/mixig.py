@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.backend import computed_once
-from fedjax_bn.dtypes import promote
+from fedjax_bn.engine.backend import computed_once
+from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.normalization.instance import (
     Pair,
     handed_over,

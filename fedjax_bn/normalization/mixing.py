@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 
+from fedjax_bn.engine.ranges import brief
+from fedjax_bn.engine.spelling import read_choice
 from fedjax_bn.normalization.layer import StatisticsRule
 from fedjax_bn.normalization.mixig import constant, mixed_statistics, uniform
 from fedjax_bn.normalization.mixstyle import mixstyle_statistics
-from fedjax_bn.ranges import brief
-from fedjax_bn.spelling import read_choice
 
 # mixing(key) -> the rule of one pass
 Mixing = Callable[[jax.Array], StatisticsRule]

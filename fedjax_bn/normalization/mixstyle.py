@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.engine.ranges import Above0, UpTo1, bounded
 from fedjax_bn.normalization.instance import (
     deviation,
     handed_over,
@@ -18,7 +19,6 @@ from fedjax_bn.normalization.layer import (
     moments,
 )
 from fedjax_bn.normalization.mixig import mix_statistics
-from fedjax_bn.ranges import Above0, UpTo1, bounded
 
 
 @bounded

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_bn.backend import computed_once, on_cpu
+from fedjax_bn.engine.backend import computed_once, on_cpu
 
 _AT_ONCE = 16  # positions that are added to each other without a product
 _NEIGHBOURS = 4  # those of larger maps, before the product

@@ -6,13 +6,15 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.names import file_name, shown
-from fedjax_bn.run import evaluate_finished, train, workdir
-from fedjax_bn.run.configured_method import suits
-from fedjax_bn.run.datasets import domain_names
-from fedjax_bn.run.ownership import owned
-from fedjax_bn.run.processes import first
-from fedjax_bn.run.report import tables, write_comparison, write_report
+from fedjax_bn.engine.names import file_name, shown
+from fedjax_bn.report import tables, write_comparison, write_report
+from fedjax_bn.run.evaluation import finished_run as evaluate_finished
+from fedjax_bn.run.experiment.datasets import domain_names
+from fedjax_bn.run.experiment.method import suits
+from fedjax_bn.run.files import workdir
+from fedjax_bn.run.files.ownership import owned
+from fedjax_bn.run.processes.together import first
+from fedjax_bn.run.training import train
 
 Record = dict[str, Any]
 EACH = "each"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.ranges import ANY, BY_KIND, brief, nearest
-from fedjax_bn.run.config_file import packaged_configs
-from fedjax_bn.run.defaults import KEYS, Key
+from fedjax_bn.engine.ranges import ANY, BY_KIND, brief, nearest
+from fedjax_bn.engine.spelling import REQUIRED, Argument, plain_arguments
+from fedjax_bn.run.config.defaults import KEYS, Key
+from fedjax_bn.run.config.file import packaged_configs
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.spelling import REQUIRED, Argument, plain_arguments
 
 Line = tuple[str, ...]
 
@@ -32,7 +32,7 @@ def listing(names: Sequence[str]) -> str:
 
 
 def _methods() -> Iterable[Line]:
-    from fedjax_bn.run.configured_method import KEYS_OF, METHODS
+    from fedjax_bn.run.experiment.method import KEYS_OF, METHODS
 
     for name, method in METHODS.items():
         group = KEYS_OF.get(name, name)
@@ -41,7 +41,7 @@ def _methods() -> Iterable[Line]:
 
 
 def _models() -> Iterable[Line]:
-    from fedjax_bn.run.experiment import MODELS, OF_CALLER
+    from fedjax_bn.run.experiment.build import MODELS, OF_CALLER
 
     return _functions(MODELS, OF_CALLER)
 
@@ -54,7 +54,7 @@ def _adaptations() -> Iterable[Line]:
 
 
 def _datasets() -> Iterable[Line]:
-    from fedjax_bn.run.readers import describe_datasets
+    from fedjax_bn.run.experiment.readers import describe_datasets
 
     return describe_datasets().items()
 

@@ -14,14 +14,14 @@ from typing import NamedTuple, TextIO
 import jax
 import numpy as np
 
-from fedjax_bn.names import cell, encodable
-from fedjax_bn.ranges import brief
+from fedjax_bn.engine.names import cell, encodable
+from fedjax_bn.engine.ranges import brief
+from fedjax_bn.engine.spelling import one_line
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.serving import load
 from fedjax_bn.serving.folder import read_about
 from fedjax_bn.serving.predictor import Predictor
 from fedjax_bn.serving.samples import file_reader, open_samples
-from fedjax_bn.spelling import one_line
 
 STREAM = "-"
 

@@ -10,22 +10,22 @@ from ml_collections import ConfigDict
 from fedjax_bn import __version__
 from fedjax_bn.adaptation import ensemble
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
+from fedjax_bn.engine.ranges import brief
+from fedjax_bn.engine.spelling import split_choice
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.ranges import brief
-from fedjax_bn.run import finished
-from fedjax_bn.run.config import assign, check
-from fedjax_bn.run.configured_method import check_adaptations
+from fedjax_bn.run.config.keys import assign, check
+from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluate_unseen import served_variables
-from fedjax_bn.run.experiment import Experiment
-from fedjax_bn.run.personalization import choose_personalization
-from fedjax_bn.run.population import Held
-from fedjax_bn.run.records import Record
-from fedjax_bn.run.trust import recorded_code
+from fedjax_bn.run.evaluation.personalization import choose_personalization
+from fedjax_bn.run.evaluation.unseen import served_variables
+from fedjax_bn.run.experiment.build import Experiment
+from fedjax_bn.run.experiment.method import check_adaptations
+from fedjax_bn.run.files import finished
+from fedjax_bn.run.training.population import Held
+from fedjax_bn.run.training.records import Record
 from fedjax_bn.serving import folder as served
 from fedjax_bn.serving.program import Program, export
 from fedjax_bn.sharing import Variables
-from fedjax_bn.spelling import split_choice
 
 
 def run(

@@ -29,13 +29,13 @@ from fedjax_bn.data.pixels.images import impossible_samples, standardize
 from fedjax_bn.data.pixels.orientation import ORIENTATIONS, STORED
 from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.data.sets.arrays import check_memory
+from fedjax_bn.engine.named_arrays import to_named
+from fedjax_bn.engine.ranges import ORDER, SAMPLES, brief, nearest
+from fedjax_bn.engine.spelling import call_chosen, naming, one_line, read_choice, split_choice
 from fedjax_bn.models.precision import in_dtype
-from fedjax_bn.named_arrays import to_named
-from fedjax_bn.ranges import ORDER, SAMPLES, brief, nearest
 from fedjax_bn.serving.predictor import Predictor, from_choice
 from fedjax_bn.serving.program import Program, open_program, read_served, write_program
 from fedjax_bn.sharing import Variables
-from fedjax_bn.spelling import call_chosen, naming, one_line, read_choice, split_choice
 
 FORM = 1  # of the folder
 ABOUT, VARIABLES, PROGRAMS = "model.json", "variables.npz", "programs"

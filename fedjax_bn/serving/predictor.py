@@ -10,8 +10,8 @@ import numpy as np
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
 from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.dtypes import parameter_dtype
-from fedjax_bn.inputs import as_images
+from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.inputs import as_images
 from fedjax_bn.sharing import Variables
 
 PyTree = Any

@@ -50,7 +50,7 @@ from plan import Run
 from report import selected_validation
 from sweep import count, train_command
 
-from fedjax_bn.run.workdir import write_atomically
+from fedjax_bn.run.files.workdir import write_atomically
 
 RATES = (0.02, 0.1)
 SEEDS = 3
@@ -116,9 +116,9 @@ def trainer(options: argparse.Namespace, changes: Sequence[tuple[str, str]]) -> 
     """Returns `train(run)`, which trains in this process what has not finished or failed."""
     import jax
 
-    from fedjax_bn.run import train
-    from fedjax_bn.run.compilation_cache import keep_compiled
     from fedjax_bn.run.errors import InterruptedRun, NotFiniteError, UserError
+    from fedjax_bn.run.training import train
+    from fedjax_bn.run.training.compilation_cache import keep_compiled
 
     last = [""]
 

@@ -71,8 +71,8 @@ def all_targets(bench: Bench, changes: Sequence[tuple[str, str]]) -> tuple[str, 
     """What is left out; where nothing was said each domain of the data."""
     if bench.targets:
         return bench.targets
-    from fedjax_bn.run.config_file import read
-    from fedjax_bn.run.datasets import domain_names
+    from fedjax_bn.run.config.file import read
+    from fedjax_bn.run.experiment.datasets import domain_names
 
     spelled = [(key, str(value)) for key, value in bench.changes.items()]
     return domain_names(read(str(ROOT / bench.config), [*spelled, *changes]))
@@ -80,7 +80,7 @@ def all_targets(bench: Bench, changes: Sequence[tuple[str, str]]) -> tuple[str, 
 
 def config_of(run: Run, changes: Sequence[tuple[str, str]]) -> Any:
     """The configuration of a run with changes of one's own."""
-    from fedjax_bn.run.config_file import read
+    from fedjax_bn.run.config.file import read
 
     name, colon, inline = run.config.partition(":")
     spelled = [(key, text(value)) for key, value in run.changes.items()]
@@ -93,8 +93,8 @@ def check_validation(run: Run, changes: Sequence[tuple[str, str]]) -> None:
     Raises:
       SystemExit: they cannot be read, or a client has no validation samples to choose a rate by.
     """
-    from fedjax_bn.run.datasets import clients_without_validation
     from fedjax_bn.run.errors import ConfigError
+    from fedjax_bn.run.experiment.datasets import clients_without_validation
 
     config = config_of(run, changes)
     try:

@@ -32,8 +32,8 @@ import unifed
 from plan import MEAN, ROOT, UNSEEN, Cell, Published, Run, Sweep, all_runs
 from sweep import commands, locate
 
-from fedjax_bn.run.config_file import read
-from fedjax_bn.run.report.published import cells
+from fedjax_bn.report.published import cells
+from fedjax_bn.run.config.file import read
 
 SWEEPS = {
     "FedBN": fedbn.SWEEP,

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from plan import finished
 
-from fedjax_bn.figures import png
+from fedjax_bn.engine.figures import png
 
 Records = list[dict[str, Any]]
 

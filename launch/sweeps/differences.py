@@ -8,8 +8,8 @@ from string import ascii_lowercase
 
 from plan import ROOT, Run
 
-from fedjax_bn.run.config import flatten
-from fedjax_bn.run.config_file import read
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.config.keys import flatten
 
 # Keys of the machine, of what is kept and of what is shown, which no number depends on.
 APART = (
@@ -72,7 +72,7 @@ def other_samples(folder: Path, planned: Mapping[str, int]) -> tuple[str, ...]:
 
 def _other_methods(method: str) -> set[str]:
     """The groups of keys that are arguments of other methods."""
-    from fedjax_bn.run.configured_method import KEYS_OF, METHODS  # imports JAX, see `_planned`
+    from fedjax_bn.run.experiment.method import KEYS_OF, METHODS  # imports JAX, see `_planned`
 
     return set(METHODS) - {KEYS_OF.get(method, method)}
 
@@ -80,7 +80,7 @@ def _other_methods(method: str) -> set[str]:
 @cache
 def _planned(config: str, changes: tuple[tuple[str, object], ...]) -> Mapping[str, object]:
     """The planned configuration, dotted key -> value."""
-    from fedjax_bn.run.configured_method import resolved  # imports JAX, which listing need not
+    from fedjax_bn.run.experiment.method import resolved  # imports JAX, which listing need not
 
     name, colon, inline = config.partition(":")
     spelled = [(key, _show(value) if value != "" else "") for key, value in changes]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from plan import by_folder
 
-from fedjax_bn.run.ownership import owner_of
+from fedjax_bn.run.files.ownership import owner_of
 
 DONE, BEFORE, FAILED, IN_USE, WAITS = "done", "finished before", "failed", "in use", "waits"
 STOPPED = "stopped"

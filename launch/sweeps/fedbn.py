@@ -45,7 +45,7 @@ from rows import (
 )
 from sweep import main
 
-from fedjax_bn.run.report.published import published
+from fedjax_bn.report.published import published
 
 # heading in the paper -> domain here; "fonts" stands in for SynthDigits where those are not at hand
 DIGITS = {

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from plan import Table, finished
 from report import measured, printed, read_results, read_summary
 
-from fedjax_bn.figures import png
-from fedjax_bn.run.report.unseen import ablation
+from fedjax_bn.engine.figures import png
+from fedjax_bn.report.unseen import ablation
 
 STYLES = ("--o", "-s", ":^", "-.v")  # of methods
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from plan import finished
 
 from fedjax_bn.data.domain import Dataset
-from fedjax_bn.figures import png
+from fedjax_bn.engine.figures import png
 from fedjax_bn.run.errors import UserError
 
 IMAGES = 8  # shown of a client
@@ -34,9 +34,9 @@ def draw(workdir: Path, runs: Sequence[str]) -> bytes | None:
 
 def _clients(folder: Path) -> Dataset:
     """The clients of a finished run, read again."""
-    from fedjax_bn.run.datasets import configured_clients
-    from fedjax_bn.run.finished import configuration
-    from fedjax_bn.run.readers import DATASETS
+    from fedjax_bn.run.experiment.datasets import configured_clients
+    from fedjax_bn.run.experiment.readers import DATASETS
+    from fedjax_bn.run.files.finished import configuration
 
     config = configuration(json.loads((folder / "config.json").read_text())["config"])
     return configured_clients(DATASETS[config.data.name](config), config)[0]

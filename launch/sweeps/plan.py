@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from fedjax_bn.run.report.published import Cell as Published  # noqa: E402
+from fedjax_bn.report.published import Cell as Published  # noqa: E402
 
 UNSEEN = "unseen"  # in place of a domain: the mean over all unseen ones of a run
 MEAN = "mean"  # in place of a domain: the mean over all internal clients

@@ -9,7 +9,7 @@ import numpy as np
 from differences import differences, legend, letters
 from plan import UNSEEN, Cell, Run, Sweep, Table, all_runs, by_folder, finished
 
-from fedjax_bn.run.workdir import write_atomically
+from fedjax_bn.run.files.workdir import write_atomically
 
 Results = Mapping[str, Mapping[str, Any]]  # of finished runs, see `read_results`
 Apart = Mapping[str, Sequence[str]]  # run -> its differences from the plan

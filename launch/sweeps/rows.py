@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from plan import MEAN, STAND_INS, UNSEEN, Cell, Evaluation, Published, Run, Table
 
-from fedjax_bn.run.report.published import published
+from fedjax_bn.report.published import published
 
 
 class Training(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from plan import finished
 
-from fedjax_bn.figures import png
+from fedjax_bn.engine.figures import png
 
 
 class Channels(NamedTuple):
@@ -67,9 +67,9 @@ def read_channels(folder: Path) -> Channels:
     from fedjax_bn.data.domain import whole
     from fedjax_bn.data.sets.cow_on_beach import ground_of
     from fedjax_bn.federation import global_variables
-    from fedjax_bn.run import train
-    from fedjax_bn.run.finished import configuration, restore_state
-    from fedjax_bn.run.per_sample import features_of
+    from fedjax_bn.run.evaluation.per_sample import features_of
+    from fedjax_bn.run.files.finished import configuration, restore_state
+    from fedjax_bn.run.training import train
 
     config = configuration(json.loads((folder / "config.json").read_text())["config"])
     experiment, _, start = train.prepare(config)

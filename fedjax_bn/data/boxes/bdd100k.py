@@ -19,7 +19,7 @@ from fedjax_bn.data.boxes.json_rows import read_rows
 from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
 from fedjax_bn.data.boxes.parsing import entry, number, of_kind
 from fedjax_bn.data.source import Source
-from fedjax_bn.names import shown
+from fedjax_bn.engine.names import shown
 
 CLASSES = (*COMMON, "traffic light", "traffic sign")
 _OTHER_NAMES = {

@@ -14,7 +14,7 @@ from fedjax_bn.data.division.label_and_size_skew import REMEDY, dirichlet_counts
 from fedjax_bn.data.domain import Split, select
 from fedjax_bn.data.label_trees import has_boxes, strata, take
 from fedjax_bn.data.rows import Rows
-from fedjax_bn.ranges import drawn_samples, with_smallest
+from fedjax_bn.engine.ranges import drawn_samples, with_smallest
 
 
 def _pools(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from fedjax_bn.data.division.integer_shares import apportion, quantize
-from fedjax_bn.ranges import ALPHA, SIZES, SMALLEST, brief, refusal, with_smallest
+from fedjax_bn.engine.ranges import ALPHA, SIZES, SMALLEST, brief, refusal, with_smallest
 
 REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
 

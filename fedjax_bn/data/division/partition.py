@@ -17,7 +17,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split, check_names_differ, sp
 from fedjax_bn.data.label_trees import leaves_of
 from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.ranges import ALPHA, drawn_samples, refusal, with_smallest
+from fedjax_bn.engine.ranges import ALPHA, drawn_samples, refusal, with_smallest
 
 _PARTITIONS = ("iid", "dirichlet", "drawn:N")
 

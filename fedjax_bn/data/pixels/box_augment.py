@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
 from fedjax_bn.data.pixels.color import shift_hue
 from fedjax_bn.data.pixels.letterbox import GREY
-from fedjax_bn.ranges import Share, UpTo1, bounded
+from fedjax_bn.engine.ranges import Share, UpTo1, bounded
 
 Batch = dict[str, Any]
 _OTHERS, _TILES = 2**31 + 5, 2**31 + 6  # what a sample's key is folded with for a mosaic

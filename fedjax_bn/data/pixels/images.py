@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_bn.inputs import check_image_dtype
+from fedjax_bn.engine.inputs import check_image_dtype
 
 Prepare = Callable[[jax.Array, Any], jax.Array]
 _LEAST_STD, _MOST = 1e-6, 1e6  # in units of the pixel range; beyond them logits are noise

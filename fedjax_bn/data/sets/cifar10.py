@@ -9,7 +9,7 @@ from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.pickled import read_pickled_arrays
 from fedjax_bn.data.source import TEST, TRAIN, Pool
-from fedjax_bn.inputs import class_labels
+from fedjax_bn.engine.inputs import class_labels
 
 CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),

@@ -34,7 +34,7 @@ from fedjax_bn.data.sets.cifar10_corrupted import BLOCK, make_pools, read_photog
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.lists import is_label
 from fedjax_bn.data.source import Pool, Source, check_source
-from fedjax_bn.inputs import class_labels
+from fedjax_bn.engine.inputs import class_labels
 
 _COUNT = 10_000
 _WHERE = (

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_bn.data.regular_files import open_regular
 from fedjax_bn.data.sets.arrays import check_unpacked, read_bounded
 from fedjax_bn.data.sets.files import Original, corruption_named, first_existing
-from fedjax_bn.inputs import class_labels
+from fedjax_bn.engine.inputs import class_labels
 
 _WHERE = (
     "MNIST needs (train|t10k)-images-idx3-ubyte and (train|t10k)-labels-idx1-ubyte, "

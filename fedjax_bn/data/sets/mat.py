@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_bn.data.regular_files import open_regular
 from fedjax_bn.data.sets.arrays import check_unpacked
 from fedjax_bn.data.sets.files import Original, corruption_named, first_existing
-from fedjax_bn.inputs import class_labels
+from fedjax_bn.engine.inputs import class_labels
 
 _SVHN_WHERE = (
     "SVHN needs train_32x32.mat and test_32x32.mat (format 2, cropped digits), "

@@ -21,7 +21,7 @@ from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pools import numbered_names, parts_of
 from fedjax_bn.data.sets.npz_archive import FORM, Part, array_prefix, read_archive
 from fedjax_bn.data.source import Pool, Source, check_source
-from fedjax_bn.names import short
+from fedjax_bn.engine.names import short
 
 
 def load(

@@ -34,7 +34,7 @@ from fedjax_bn.data.sets import cifar10, domainnet
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.sets.tfds_copy import open_copy
 from fedjax_bn.data.source import Pool, Source, check_source
-from fedjax_bn.inputs import class_labels
+from fedjax_bn.engine.inputs import class_labels
 
 _OURS = {name: IMAGE_FOLDERS[name] for name in ("pacs", "vlcs", "officehome", "office_caltech10")}
 NAMES = ("digits", "cifar10", "cifar10_c", "domainnet", *_OURS)

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_bn.data.regular_files import open_regular
 from fedjax_bn.data.sets.arrays import check_unpacked, read_bounded
 from fedjax_bn.data.sets.files import Original, corruption_named, first_existing
-from fedjax_bn.inputs import class_labels
+from fedjax_bn.engine.inputs import class_labels
 
 _WHERE = (
     "USPS needs usps.h5, or usps.bz2 and usps.t.bz2 (unpacked or not) from the multi-class page of "

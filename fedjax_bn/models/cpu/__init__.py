@@ -2,7 +2,7 @@
 
 XLA:CPU is slow at convolutions and windows inside loops and at maps that leave the caches. What
 goes around that lies in this folder and is reached through these functions only, which ask
-`fedjax_bn.backend.on_cpu` while a program is traced:
+`fedjax_bn.engine.backend.on_cpu` while a program is traced:
 
     function     on CPU                                                     elsewhere
     convolve     matrix products, tiles or transforms (`convolution`)       lax.conv_general_dilated
@@ -21,7 +21,7 @@ import flax.linen as nn
 import jax
 from jax import lax
 
-from fedjax_bn.backend import on_cpu
+from fedjax_bn.engine.backend import on_cpu
 from fedjax_bn.models.cpu import chunks, convolution, pooling
 from fedjax_bn.models.cpu.choice import forward_only
 

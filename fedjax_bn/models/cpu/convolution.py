@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_bn.dtypes import promote
+from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.models.cpu.choice import chosen, shapes_of
 from fedjax_bn.models.cpu.direct import NHWC
 

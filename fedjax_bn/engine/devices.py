@@ -1,0 +1,178 @@
+"""Clients over a mesh of devices: each trains its own, and one reduction ends the round.
+
+The mesh has an axis "clients"; rows are padded to a multiple of its length. The local mapping of
+`fedjax_bn.engine.mapping` runs inside `jax.shard_map`: `vmap` over a sharded axis would gather
+arrays, and `map` would train every client on every device.
+
+Where there are more devices than clients the mesh has a second axis, "batch", over which the
+samples of a client's batches lie. There XLA keeps to the meaning of one device: it reduces whatever
+is taken over samples, statistics of batch norms, losses and gradients of any order.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+PyTree = Any
+CLIENTS, BATCH = "clients", "batch"
+
+
+class Meeting(NamedTuple):
+    """How the devices of a round meet; one device alone keeps what it has.
+
+    Attributes:
+      together: `together(sums, rows) -> (sums, rows)`, in one reduction: sums over devices, and
+        the rows [P, ...] of all clients from those of this device's.
+      mine: the rows of this device's clients, from those of all.
+    """
+
+    together: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+    mine: Callable[[PyTree], PyTree]
+
+
+_ALONE = Meeting(together=lambda sums, rows: (sums, rows), mine=lambda rows: rows)
+
+
+def checked_mesh(mesh: Mesh | None) -> Mesh | None:
+    """The mesh, with axes whose shardings XLA propagates (`jax.make_mesh` makes typed ones).
+
+    Raises:
+      ValueError: it has no axis "clients".
+    """
+    if mesh is None:
+        return None
+    if CLIENTS not in mesh.axis_names:
+        raise ValueError(
+            f"the mesh has the axes {', '.join(mesh.axis_names)}, but clients are spread over one "
+            "named 'clients': make it by jax.make_mesh((n,), ('clients',))"
+        )
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def padded(rows: int, mesh: Mesh | None) -> int:
+    """How many rows so many clients take: the next multiple of the mesh's clients axis."""
+    devices = 1 if mesh is None else mesh.shape[CLIENTS]
+    return -(-rows // devices) * devices
+
+
+def pad_rows(tree: PyTree, rows: int, axis: int = 0) -> PyTree:
+    """The tree [K, ...] with zeros (False) up to so many rows, or so long along another axis."""
+
+    def pad(leaf: jax.Array) -> jax.Array:
+        missing = max(0, rows - leaf.shape[axis])
+        widths = [(0, missing * (place == axis)) for place in range(leaf.ndim)]
+        return jnp.pad(leaf, widths) if missing else leaf
+
+    return jax.tree.map(pad, tree)
+
+
+def split_batches(batches: dict[str, PyTree], mesh: Mesh | None) -> dict[str, PyTree]:
+    """Batches [P, S, B, ...] whose samples lie over the axis "batch", if the mesh has one.
+
+    B is padded to a multiple of that axis, with valid=False.
+    """
+    if mesh is None or BATCH not in mesh.axis_names:
+        return batches
+    devices = mesh.shape[BATCH]
+    size = -(-batches["valid"].shape[2] // devices) * devices
+    over = NamedSharding(mesh, PartitionSpec(CLIENTS, None, BATCH))
+    sampled = {name: pad_rows(batches[name], size, axis=2) for name in ("image", "label", "valid")}
+    return batches | jax.lax.with_sharding_constraint(sampled, over)
+
+
+def divides_clients(mesh: Mesh | None) -> bool:
+    """Whether each client has several devices of the mesh, and different clients different ones."""
+    sizes = {} if mesh is None else mesh.shape
+    return min(sizes.get(CLIENTS, 1), sizes.get(BATCH, 1)) > 1
+
+
+def place(tree: PyTree, mesh: Mesh | None, *, by_client: bool) -> PyTree:
+    """The tree on the mesh's devices: rows [P, ...] shared out by client, or a copy on each."""
+    if mesh is None:
+        return tree
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*[CLIENTS] * by_client)))
+
+
+def on_each_device(
+    function: Callable[[Meeting, PyTree, PyTree], tuple[PyTree, PyTree]],
+    mesh: Mesh | None,
+    common: PyTree,
+    rows: PyTree,
+) -> tuple[PyTree, PyTree]:
+    """Calls a function once for every place of the mesh's clients axis, with its clients' rows.
+
+    Args:
+      function: `function(meeting, common, rows) -> (everywhere, rows)`, where `everywhere` is what
+        has met, and so is the same on all devices.
+      mesh: None for one device.
+      common: a tree that every device gets whole.
+      rows: a tree of arrays [P, ...], P a multiple of the axis.
+
+    Returns:
+      What the function returns, rows [P, ...] of all clients.
+    """
+    if mesh is None:
+        return function(_ALONE, common, rows)
+    total = jax.tree.leaves(rows)[0].shape[0]
+    each = total // mesh.shape[CLIENTS]
+
+    def mine(tree: PyTree) -> PyTree:
+        start = jax.lax.axis_index(CLIENTS) * each
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, each), tree)
+
+    def spread(leaf: jax.Array) -> jax.Array:
+        # Truth values as floats: a sum of another type would be a reduction of its own.
+        dtype = jnp.result_type(float) if leaf.dtype == bool else leaf.dtype
+        empty = jnp.zeros((total, *leaf.shape[1:]), dtype)
+        start = jax.lax.axis_index(CLIENTS) * each
+        return jax.lax.dynamic_update_slice_in_dim(empty, leaf.astype(dtype), start, 0)
+
+    def together(sums: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
+        sums, met = jax.lax.psum((sums, jax.tree.map(spread, rows)), CLIENTS)
+        return sums, jax.tree.map(lambda all_, leaf: all_.astype(leaf.dtype), met, rows)
+
+    by_client = PartitionSpec(CLIENTS)
+    # Nothing is differentiated through the reduction, so that check_vma has nothing to find.
+    return jax.shard_map(
+        lambda common, rows: function(Meeting(together, mine), common, rows),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), by_client),
+        out_specs=(PartitionSpec(), by_client),
+        axis_names={CLIENTS},
+        check_vma=False,
+    )(common, rows)
+
+
+def apart(
+    function: Callable[..., PyTree],
+    mesh: Mesh | None,
+    common: PyTree,
+    rows: PyTree,
+    parts: PyTree = None,
+) -> PyTree:
+    """Calls a function once on every device with what lies there; nothing meets.
+
+    Args:
+      function: `function(common, rows, parts) -> tree`, arrays with a leading axis.
+      mesh: None for one device.
+      common: a tree that every device gets whole.
+      rows: a tree of arrays [P, ...], shared out by client.
+      parts: a tree of arrays shared out over all devices by their leading axis.
+
+    Returns:
+      What the function returns, one device's behind another's: of all where there are parts, else
+      of those of the clients axis.
+    """
+    if mesh is None:
+        return function(common, rows, parts)
+    by_client, over_all = PartitionSpec(CLIENTS), PartitionSpec(mesh.axis_names)
+    return jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), by_client, over_all),
+        out_specs=by_client if parts is None else over_all,
+        check_vma=False,
+    )(common, rows, parts)

@@ -1,0 +1,138 @@
+"""Risk extrapolation aggregation, REA of FedCD (Ma et al., ACM MM 2024, Section 3.4).
+
+A client's risk R_e is its mean training loss over its last local epoch. REA asks for weights that
+make the weighed risks of all clients equal:
+
+    w = argmin Var(w_1 R_1, ..., w_K R_K)  with  sum_e w_e = 1,  w_e > 0          (Eq. 17)
+    c_e = exp(eta w_e + p_e) / sum_k exp(eta w_k + p_k)                            (Eq. 18)
+
+p_e is the client's share of all samples and c_e its aggregation weight.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_bn.engine.ranges import AtLeast0, bounded
+
+Solver = Literal["closed_form", "slsqp"]
+
+
+@bounded
+def risk_extrapolation(
+    eta: AtLeast0 = 0.5, solver: Solver = "closed_form"
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Returns the weighing rule c_e = softmax(eta w_e + p_e) with w of Eq. 17.
+
+    Only clients with at least one sample count. With eta = 0 the risks play no part.
+
+    Args:
+      eta: contribution of the risks, at least 0; the paper takes 0.3, 0.5 and 0.8.
+      solver: "closed_form" (see `equal_risks`) or "slsqp" (see `least_variance`), which gives the
+        same weights to about 1e-6 and calls the host.
+
+    Returns:
+      A rule (sizes i32[K], risks f[K]) -> f[K] that sums to 1; all 0 if every size is 0. A risk of
+      a client with samples that is not positive and finite is a ValueError that names the client;
+      under `jit`, where no value is known, its weight is NaN, so that a round changes nothing and
+      `fedjax_bn.run.training.train` stops with that sentence.
+
+    Raises:
+      ValueError: `eta` is negative or not finite, or there is no such solver.
+    """
+    solve = equal_risks if solver == "closed_form" else _solve_on_host
+
+    def rule(sizes: jax.Array, risks: jax.Array) -> jax.Array:
+        sizes, risks = jnp.asarray(sizes), jnp.asarray(risks)
+        if not isinstance(sizes, jax.core.Tracer) and not isinstance(risks, jax.core.Tracer):
+            check_risks(np.asarray(sizes), np.asarray(risks))
+        dtype = jnp.result_type(float)
+        counts, risks = sizes > 0, risks.astype(dtype)
+        wrong = counts & ~((risks > 0) & (risks < jnp.inf))
+        w = solve(jnp.where(counts & ~wrong, risks, 1), counts)
+        shares = sizes.astype(dtype) / jnp.maximum(sizes.sum(), 1).astype(dtype)
+        weights = jax.nn.softmax(eta * w + shares, where=counts)
+        return jnp.where(wrong, jnp.nan, jnp.where(counts, weights, 0))
+
+    return rule
+
+
+def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = None) -> None:
+    """Raises ValueError where a client with samples has a risk that is not positive and finite.
+
+    Args:
+      sizes: i32[K].
+      risks: f[K].
+      names: of the clients; by default "client 0" and so on.
+    """
+    wrong = (sizes > 0) & ~((risks > 0) & np.isfinite(risks))
+    if wrong.any():
+        k = int(np.flatnonzero(wrong)[0])
+        who = names[k] if names else f"client {k}"
+        raise ValueError(
+            f"risk_extrapolation: the risk of {who} is {float(risks[k]):g}, but the mean training "
+            "loss of every client's last local epoch must be positive and finite; use another "
+            "weighing rule, such as by_size, where a client fits its data without any loss"
+        )
+
+
+def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
+    """The solution of Eq. 17: w_e proportional to 1 / R_e, which makes the variance zero.
+
+    Args:
+      risks: f[K], positive.
+      counts: bool[K], who counts; the others get weight 0.
+    """
+    least = jnp.min(risks, initial=jnp.inf, where=counts)
+    # R_min / R_e is in (0, 1] whatever the scale of the risks.
+    inverse = jnp.where(counts, least / risks, 0)
+    return inverse / jnp.maximum(inverse.sum(), 1)
+
+
+def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
+    """`least_variance` of those who count (bool[K]), also under `jit`; the others get weight 0."""
+
+    def solve(risks: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        risks, counts = np.asarray(risks), np.asarray(counts)
+        w = np.zeros_like(risks)
+        if counts.any():
+            w[counts] = least_variance(risks[counts].astype(np.float64))
+        return w
+
+    form = jax.ShapeDtypeStruct(risks.shape, risks.dtype)
+    return jax.pure_callback(solve, form, risks, counts, vmap_method="sequential")
+
+
+def least_variance(risks: np.ndarray) -> np.ndarray:
+    """Eq. 17 by sequential least squares (SLSQP), as the paper solves it.
+
+    The paper does not say how. The unknowns here are v_e = w_e R_e, in which the variance is as
+    curved along one client as along any other, scaled to a mean of 1, and ftol is 1e-12. In w_e
+    itself, even with risks divided by their mean, SciPy stops at weights that are wrong by up to
+    0.6 where risks range from 1e-4 to 1e2; with its default ftol it returns the start point.
+
+    Args:
+      risks: f64[K], positive.
+
+    Returns:
+      w f64[K], in [0, 1], which sums to 1.
+    """
+    from scipy.optimize import minimize
+
+    inverse = risks.min() / risks
+    share = inverse / inverse.sum()  # w_e = share_e v_e
+    start = 1 / (len(risks) * share)  # equal weights
+    solution = minimize(
+        np.var,
+        start,
+        jac=lambda v: 2 * (v - v.mean()) / len(v),
+        bounds=[(0, None)] * len(risks),
+        constraints={"type": "eq", "fun": lambda v: share @ v - 1, "jac": lambda v: share},
+        method="SLSQP",
+        options={"ftol": 1e-12, "maxiter": 1000},
+    )
+    w = share * solution.x
+    return w / w.sum()

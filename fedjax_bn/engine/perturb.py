@@ -1,0 +1,128 @@
+"""Perturbations: what training does to the images that a model reads, `(key, x, valid) -> x`.
+
+They act on standardized floats, between `prepare` and the model, so that nothing is rounded to
+bytes; any method takes one as `perturb=`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.engine.ranges import OddSide, UpTo1, bounded
+
+Perturb = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+@bounded
+def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
+    """Amplitude mix (Xu et al., CVPR 2021: FACT), the row AM of FedCD's Table 1.
+
+        x' = F^-1( ((1 - l) |F x| + l |F x2|) e^(i angle F x) ),   l ~ U(0, 1)
+
+    F is the Fourier transform over height and width of each channel, x2 another valid sample of the
+    batch, so that the client's own; l is one number a sample. It holds for a whole batch with a
+    probability, and leaves the batch as it is else.
+
+    Differs from FACT, as FedCD's comparison does: no unchanged copy of the batch, no teacher, and
+    standardized floats that are not clipped.
+
+    Args:
+      probability: of a batch, in [0, 1].
+
+    Returns:
+      `perturb(key, x f[B, H, W, C], valid bool[B]) -> f[B, H, W, C]`.
+
+    Raises:
+      ValueError: the probability is outside [0, 1]; at use, where samples are no images.
+    """
+
+    def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
+        if x.ndim != 4:
+            raise ValueError(f"amplitude_mix needs images f[B, H, W, C], not {x.shape}")
+        partner_key, share_key, whether_key = jax.random.split(key, 3)
+        share = jax.random.uniform(share_key, (len(x), 1, 1, 1), x.dtype)
+        mixed = mix_amplitudes(x, x[partners(partner_key, valid)], share)
+        return jnp.where(jax.random.bernoulli(whether_key, probability), mixed, x)
+
+    return perturb
+
+
+@bounded
+def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> Perturb:
+    """Random convolution (Xu et al., ICLR 2021): another texture for every batch, the same shapes.
+
+        x' = a x + (1 - a) conv(x, w),   w f[k, k, C, C] ~ N(0, 1 / (C k^2)),   a ~ U(0, 1)
+
+    with k uniform in 1, 3, ..., `largest`, zeros around the images, no bias and no clipping; k, w
+    and a are drawn once a batch. Without `mix` a is 0: RC_img of the paper is
+    `randconv:mix=False:identity=0.5`, RC_mix is the default. The paper's loss between three draws
+    is `methods.randconv`. Nothing of it travels.
+
+    Args:
+      mix: whether the images are mixed with what the convolution makes of them.
+      identity: probability that a batch stays as it is, in [0, 1].
+      largest: side of the largest kernel, odd; 7 in the authors' script for digits.
+
+    Returns:
+      `perturb(key, x f[B, H, W, C], valid bool[B]) -> f[B, H, W, C]`.
+
+    Raises:
+      ValueError: an argument is out of its range; at use, where samples are no images.
+    """
+    sides = range(1, largest + 1, 2)
+
+    def convolved(side: int, key: jax.Array, x: jax.Array) -> jax.Array:
+        kernel = random_kernel(key, side, x.shape[-1], x.dtype)
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
+        del valid
+        if x.ndim != 4:
+            raise ValueError(f"randconv needs images f[B, H, W, C], not {x.shape}")
+        side_key, kernel_key, share_key, whether_key = jax.random.split(key, 4)
+        which = jax.random.randint(side_key, (), 0, len(sides))
+        changed = jax.lax.switch(which, [partial(convolved, k) for k in sides], kernel_key, x)
+        if mix:
+            share = jax.random.uniform(share_key, (), x.dtype)
+            changed = share * x + (1 - share) * changed
+        return jnp.where(jax.random.bernoulli(whether_key, identity), x, changed)
+
+    return perturb
+
+
+def random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.Array:
+    """f[side, side, C, C] ~ N(0, 1 / (C side^2)): an output has the mean square of its patch."""
+    shape = (side, side, channels, channels)
+    return jax.random.normal(key, shape, dtype) * (channels * side**2) ** -0.5
+
+
+def mix_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array) -> jax.Array:
+    """The images with amplitudes mixed and their own phases.
+
+    Args:
+      x: f[B, H, W, C].
+      other: f[B, H, W, C], whose amplitudes enter.
+      share: f[B, 1, 1, 1], how much, in [0, 1].
+    """
+    own, theirs = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, other))
+    amplitude = (1 - share) * jnp.abs(own) + share * jnp.abs(theirs)
+    spectrum = jax.lax.complex(*(amplitude * part(jnp.angle(own)) for part in (jnp.cos, jnp.sin)))
+    return jnp.fft.ifft2(spectrum, axes=(1, 2)).real
+
+
+def partners(key: jax.Array, valid: jax.Array) -> jax.Array:
+    """Another valid sample for each, i32[B], by a permutation of the valid ones.
+
+    A padding sample, and the only valid one, are their own partners.
+    """
+    size = len(valid)
+    place = jnp.arange(size, dtype=jnp.int32)
+    order = jnp.argsort(jnp.where(valid, jax.random.uniform(key, (size,)), 2)).astype(jnp.int32)
+    count = jnp.maximum(valid.sum(dtype=jnp.int32), 1)
+    following = order[jnp.where(place < count, (place + 1) % count, place)]
+    return jnp.zeros(size, jnp.int32).at[order].set(following)

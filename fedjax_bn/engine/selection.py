@@ -1,0 +1,140 @@
+"""Local selection of FedIG (A.2): a client uploads its best state of the round, not its last."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_bn.adaptation.adaptation import of_clients
+from fedjax_bn.client import Load, Train, Trained, run_steps, where_tree
+from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.local_step import Batch, LocalStep
+from fedjax_bn.normalization import StatisticsRule
+from fedjax_bn.sharing import Variables
+from fedjax_bn.state import Received
+from fedjax_bn.task import Task, classification, masked_mean
+
+PyTree = Any
+# score(variables, received) -> f[], the greater the better
+Score = Callable[[Variables, Received], jax.Array]
+
+
+def best_of_round(score: Score, every: int = 20) -> Train:
+    """Local training that keeps the variables with the best score, in place of `client.run_steps`.
+
+    The score is taken after every `every` steps and after the last one; the first of equals wins.
+    The steps are those of `run_steps`; the local step's state, losses and counts are those of the
+    whole round, `Trained.chosen` are the steps behind the variables.
+
+    Args:
+      score: usually `validation_score`.
+      every: steps between scores, at least 1.
+
+    Raises:
+      ValueError: `every` is below 1.
+    """
+    if every < 1:
+        raise ValueError(f"best_of_round: every={every} must be at least 1")
+
+    def train(
+        step: LocalStep,
+        received: Received,
+        variables: Variables,
+        state: PyTree,
+        batches: Batch,
+        key: jax.Array,
+        load: Load | None = None,
+    ) -> Trained:
+        steps = batches["valid"].shape[0]
+        chunks, rest = divmod(steps, every)
+        worst = jnp.asarray(-jnp.inf, jnp.result_type(float))
+        best = (variables, worst, jnp.zeros((), jnp.int32))
+        source = {name: leaf for name, leaf in batches.items() if name == "source"}
+        inputs = {name: leaf for name, leaf in batches.items() if name != "source"}
+
+        def chunk(carry: tuple, inputs: tuple) -> tuple[tuple, tuple]:
+            variables, state, best, passed = carry
+            some, keys = inputs
+            done = run_steps(step, received, variables, state, some | source, keys, load)
+            passed += len(done.counts)
+            value = score(done.variables, received).astype(worst.dtype)
+            best = where_tree(value > best[1], (done.variables, value, passed), best)
+            return (done.variables, done.state, best, passed), (done.losses, done.counts)
+
+        carry = (variables, state, best, jnp.zeros((), jnp.int32))
+        each = (inputs, jax.random.split(key, steps))
+        whole = jax.tree.map(
+            lambda x: x[: chunks * every].reshape(chunks, every, *x.shape[1:]), each
+        )
+        carry, (losses, counts) = jax.lax.scan(chunk, carry, whole)
+        losses, counts = losses.reshape(-1), counts.reshape(-1)
+        if rest:
+            carry, (more, seen) = chunk(carry, jax.tree.map(lambda x: x[chunks * every :], each))
+            losses, counts = jnp.concatenate([losses, more]), jnp.concatenate([counts, seen])
+        _, state, (variables, _, chosen), _ = carry
+        return Trained(variables, state, losses, counts, chosen)
+
+    return train
+
+
+def validation_score(
+    model: Any,
+    prepare: Prepare,
+    task: Task | None = None,
+    statistics: StatisticsRule | None = None,
+) -> Score:
+    """The client's score f[] on its own validation samples, by its own model.
+
+    `received.validation` is {"image": [V, B, ...], "label": i32[V, B] or a tree, "valid":
+    bool[V, B]}, as `data.sampling.validation_batches` makes it for all clients.
+
+    Args:
+      model: images -> outputs.
+      prepare: stored images -> what the model reads.
+      task: whose score; `task.classification()`, with accuracy in percent, by default.
+      statistics: how the method's clients predict, its `FederatedMethod.statistics`.
+    """
+    task = task or classification()
+    passed = _over_validation(model, prepare, statistics, task.score.of_batch)
+    return lambda variables, received: task.score.of_all(passed(variables, received))
+
+
+def validation_loss(
+    model: Any,
+    prepare: Prepare,
+    task: Task | None = None,
+    statistics: StatisticsRule | None = None,
+) -> Score:
+    """The mean loss f[] of a model on the client's own validation samples, the less the better.
+
+    Arguments are those of `validation_score`.
+    """
+    task = task or classification()
+
+    def of_batch(outputs: PyTree, label: PyTree, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return task.loss(outputs, label, valid), valid.sum(dtype=jnp.int32)
+
+    passed = _over_validation(model, prepare, statistics, of_batch)
+    return lambda variables, received: masked_mean(*passed(variables, received))
+
+
+def _over_validation(
+    model: Any,
+    prepare: Prepare,
+    statistics: StatisticsRule | None,
+    of_batch: Callable[[PyTree, PyTree, jax.Array], PyTree],
+) -> Callable[[Variables, Received], PyTree]:
+    """What `of_batch(outputs, label, valid)` gives of each batch of validation samples, stacked."""
+    adaptation = of_clients(model, statistics)
+
+    def passed(variables: Variables, received: Received) -> PyTree:
+        def one(batch: Batch) -> PyTree:
+            images = prepare(batch["image"], parameter_dtype(variables))
+            outputs, _ = adaptation.predict(variables, (), images, batch["valid"])
+            return of_batch(outputs, batch["label"], batch["valid"])
+
+        return jax.lax.map(one, received.validation)
+
+    return passed

@@ -1,0 +1,195 @@
+"""Plots of a run, as PNG bytes."""
+
+from itertools import islice
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedjax_bn.data import label_trees
+from fedjax_bn.data.domain import Dataset, Domain, splits
+from fedjax_bn.engine.figures import png
+from fedjax_bn.engine.names import in_lines, on_plot
+from fedjax_bn.report.found_boxes import draw_box
+from fedjax_bn.report.tables import columns, heading, score_of
+from fedjax_bn.run.evaluation.groups import some_of
+from fedjax_bn.run.training.records import Record
+
+_MOST_COUNTED = 200  # clients whose labels are shown
+
+
+def curves(records: list[Record], key: str, label: str) -> bytes:
+    """One line a client of `key` (such as "loss") over rounds; the mean in black."""
+    records = [record for record in records if key in record]
+    rounds = [record["round"] for record in records]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for name in records[0][key]:
+        values = [np.nan if r[key][name] is None else r[key][name] for r in records]
+        style = {"color": "black", "linewidth": 2.5} if name == "mean" else {}
+        style["marker"] = "." if len(rounds) < 50 else ""
+        axes.plot(rounds, values, label=on_plot(name), **style)
+    axes.set(xlabel="round", ylabel=label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    figure.legend(fontsize="small", loc="outside upper center", ncols=min(6, len(records[0][key])))
+    return png(figure)
+
+
+def methods(summaries: list[Record]) -> bytes:
+    """Bars of test accuracy by client (and unseen domain), one colour a method."""
+    rows = [columns(summary) for summary in summaries]
+    heads = list(rows[0])
+    width = 0.8 / len(rows)
+    figure = Figure(figsize=(max(7, 1.2 * len(heads)), 4), layout="constrained")
+    axes = figure.subplots()
+    for i, (row, summary) in enumerate(zip(rows, summaries, strict=True)):
+        place = np.arange(len(heads)) + (i - (len(rows) - 1) / 2) * width
+        values = [row.get(head, np.nan) for head in heads]
+        bars = axes.bar(place, values, width, label=on_plot(summary["method"]))
+        axes.bar_label(bars, fmt="%.0f", fontsize=7)
+    titles = [on_plot(heading(head)).replace(" ", "\n") for head in heads]
+    axes.set_xticks(range(len(heads)), titles, fontsize=8)
+    axes.set(ylabel=f"test {score_of(summaries[0])}, %", ylim=(0, 105))
+    figure.legend(fontsize="small", loc="outside upper center", ncols=len(rows))
+    return png(figure)
+
+
+def samples(domains: list[Domain], count: int = 10, connectomes: bool = False) -> bytes:
+    """The first samples of each client, a row each: images, matrices of connectomes, or profiles.
+
+    They are training samples, but of an unseen client, which has none, test samples.
+
+    Args:
+      domains: whose.
+      count: how many of each.
+      connectomes: whether features f[F] are the upper triangle of a matrix of correlations; other
+        features are drawn as a curve over their numbers.
+    """
+    names = [in_lines(domain.name) for domain in domains]
+    heights = [max(0.8, 0.16 * name.count("\n") + 0.2) for name in names]
+    figure = Figure(figsize=(count * 0.75 + 1.5, sum(heights)), layout="constrained")
+    # One picture a row: a run waits for this plot, and drawing takes its time by the picture.
+    grid = figure.subplots(len(domains), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, domain, name in zip(grid, domains, names, strict=True):
+        first = next(splits(domain))[1]
+        images = np.stack([*islice(first.images, count)])
+        images = as_matrices(images) if connectomes and images.ndim == 2 else images
+        if images.ndim == 2:
+            _profiles(axes, images, count)
+        else:
+            axes.imshow(side_by_side(images, count), cmap="gray", vmin=0, vmax=1)
+        for number, image in enumerate(images):
+            left = number * (image.shape[1] + _gap(images)) if image.ndim > 1 else 0
+            for box in label_trees.boxes_of(first.labels, number):
+                draw_box(axes, image, box, "", "lime", left)
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    return png(figure)
+
+
+def as_matrices(features: np.ndarray) -> np.ndarray:
+    """Symmetric matrices f[n, R, R, 1] with the features f[n, F] of ABIDE above their diagonals.
+
+    The diagonal is 1, of a region with itself; F = R (R - 1) / 2.
+    """
+    regions = round((1 + np.sqrt(1 + 8 * features.shape[1])) / 2)
+    above = np.zeros((len(features), regions, regions), features.dtype)
+    above[:, *np.triu_indices(regions, 1)] = features
+    return (above + above.transpose(0, 2, 1) + np.eye(regions, dtype=features.dtype))[..., None]
+
+
+def _profiles(axes: Axes, features: np.ndarray, count: int) -> None:
+    """Features f[n, F] as curves beside each other, all on one scale."""
+    width = features.shape[1]
+    for number, values in enumerate(features):
+        axes.plot(number * 1.1 * width + np.arange(width), values, linewidth=0.8, color="C0")
+    axes.set_xlim(-0.05 * width, (1.1 * count - 0.05) * width)
+
+
+def side_by_side(images: np.ndarray, count: int) -> np.ndarray:
+    """Images [n, H, W, C] as one picture with room for `count`, gaps in white.
+
+    Colours stay as they are; grey images are stretched from 0 to 1, each by itself.
+
+    Returns:
+      [H, width, 3 or 4], or f64[H, width] with NaN in the gaps.
+    """
+    if images.shape[-1] == 1:
+        grey = images.reshape(images.shape[:3]).astype(float)
+        least, most = (end(axis=(1, 2), keepdims=True) for end in (grey.min, grey.max))
+        images, white = (grey - least) / np.where(most > least, most - least, 1), np.nan
+    else:
+        white = 255 if images.dtype == np.uint8 else 1
+    gap = _gap(images)
+    room = [(0, count - len(images)), (0, 0), (0, gap)] + [(0, 0)] * (images.ndim - 3)
+    padded = np.pad(images, room, constant_values=white)
+    return np.concatenate(padded, axis=1)[:, :-gap]
+
+
+def _gap(images: np.ndarray) -> int:
+    """Columns between two images [n, H, W, C] of `side_by_side`."""
+    return max(1, images.shape[2] // 10)
+
+
+def class_counts(dataset: Dataset) -> bytes:
+    """Training samples of each class (rows) that each client (columns) owns, as FedIG's Fig. 10.
+
+    Of images with boxes these are counted. Clients of one domain stand together; numbers are
+    written in where there is room for them. Of many clients some are shown, evenly spaced.
+    """
+    domains = [dataset.domains[k] for k in some_of(len(dataset.domains), _MOST_COUNTED)]
+    counts = [label_trees.class_counts(d.train.labels, dataset.num_classes) for d in domains]
+    table = np.stack(counts, axis=1)  # [C, K]
+    classes, clients = table.shape
+    roomy = classes <= 20 and clients <= 40
+    size = (max(5, 2.5 + 0.42 * min(clients, 40)), max(3, 1.6 + 0.3 * min(classes, 20)))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    if clients < len(dataset.domains):
+        axes.set_title(f"{clients} of {len(dataset.domains):,} clients", fontsize=10)
+    mesh = axes.pcolormesh(table, cmap="Blues", vmin=0, edgecolors="0.85", linewidth=0.5 * roomy)
+    what = "boxes" if label_trees.has_boxes(domains[0].train.labels) else "samples"
+    figure.colorbar(mesh, label=f"training {what}", pad=0.01)
+    if roomy:
+        for (row, column), count in np.ndenumerate(table):
+            color = "white" if count > 0.6 * table.max() else "black"
+            text = str(count or "")
+            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", size=7, color=color)
+    if classes <= 20:
+        names = [on_plot(name) for name in dataset.classes or map(str, range(classes))]
+        axes.set_yticks(np.arange(classes) + 0.5, names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_ylabel("class")
+    _name_clients(axes, [domain.name.rpartition("/") for domain in domains])
+    return png(figure)
+
+
+def _name_clients(axes: Axes, names: list[tuple[str, str, str]]) -> None:
+    """Client numbers below the columns and, where domains have several, domains below those."""
+    places = np.arange(len(names)) + 0.5
+    shared = [domain for domain, _, _ in names]
+    own = [on_plot(name) for _, _, name in names]
+    if not any(shared) and len(names) > 40:
+        axes.set_xticks([])
+        return
+    if not any(shared):
+        axes.set_xticks(places, own, fontsize=8, rotation=30, ha="right")
+        return
+    if len(names) <= 40:
+        axes.set_xticks(places, own, fontsize=8)
+    else:
+        axes.set_xticks([])
+    starts = [k for k in range(len(names)) if k == 0 or shared[k] != shared[k - 1]]
+    for start, end in zip(starts, [*starts[1:], len(names)], strict=True):
+        axes.axvline(start, color="black", linewidth=1.2)
+        axes.annotate(
+            on_plot(shared[start]),
+            ((start + end) / 2, 0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, -18),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+        )

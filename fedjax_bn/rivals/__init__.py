@@ -1,0 +1,1 @@
+"""Methods that the papers compare with, one file each; `fedjax_bn.methods` names them too."""

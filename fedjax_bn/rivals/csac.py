@@ -1,0 +1,226 @@
+"""CSAC (Yuan et al., TKDE 2023): semantic aggregation and calibration of separated domains."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.aggregation import by_divergence
+from fedjax_bn.client import Trained, where_tree
+from fedjax_bn.engine.dtypes import parameter_dtype, promote
+from fedjax_bn.engine.ranges import AtLeast0, bounded
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
+from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
+from fedjax_bn.models.forward import forward
+from fedjax_bn.models.stages import behind, stages_of
+from fedjax_bn.rivals.discrepancy import by_distances, discrepancy, squared_distances
+from fedjax_bn.sharing import Variables, join
+from fedjax_bn.state import Received
+from fedjax_bn.task import require_classifier
+
+PyTree = Any
+COLLECTION = "calibration"  # of the layers that bring all stages to one size
+CHANNELS, SIDE = 32, 7
+_WHOSE = ("trained", "frozen")  # the models whose stages have layers of their own
+# Where stages 2 to 4 of a residual and of a densely connected network end.
+_ENDS = (
+    ("layer2", "layer3", "layer4"),
+    ("transition2/conv", "transition3/conv", "final_norm"),
+)
+RATIOS = tuple(2 * 3.0**k for k in range(-3, 2))  # exp(-d / (2 * 3^k m))
+
+
+@bounded
+def csac(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    calibration: AtLeast0 = 0.6,
+    stages: bool = True,
+    names: str = "",
+    **options: Any,
+) -> FederatedMethod:
+    """Leaves are fused by divergence; clients keep near what they first learned alone (CSAC).
+
+    They minimize CE + calibration times their gaps,
+
+        sum_ij a_ij MMD(t_i, s_j) + MMD(logits),   a_ij = softmax_j mean <t_i, s_j> / sqrt(D)
+
+    of the model in training, t, and their own of the end of their first round, s, which is frozen
+    for all later ones. t_i and s_j are the outputs of some modules, each brought to [32, 7, 7] by
+    bilinear sampling and a learned layer, one for t_i and another for s_j; a passes no gradient,
+    and MMD is that of `methods.discrepancy` with widths 3^k, k = -3 to 1. In its first round a
+    client minimizes CE. Aggregation is `aggregation.by_divergence` (`weigh`): weights of each leaf
+    of its own. The learned layers, the collection `calibration`, travel with the model and do not
+    predict. The reported loss is CE. With calibration 0 it is FedAvg with that weighing. A step
+    costs a forward pass more.
+
+    The sum over stages is the paper's. The authors' code (junkunyuan/CSAC: utils/script/trainer.py,
+    models/script/attention.py) leaves it at 0 in its default mode `alpha`, in which its list of t_i
+    stays empty: `stages=False` does what that code does. Differs from both: a client's first round
+    has as many epochs as any, where theirs train 30 epochs alone; a is of the stages themselves,
+    where theirs is the mean of two attentions, one of which has random layers; stages are sampled
+    and projected position by position, where theirs are convolved; the layers are averaged, where
+    theirs are drawn anew in each round; the model keeps its classifier, where theirs has a
+    bottleneck of 256; MMD is the biased estimate.
+
+    Args:
+      model: images -> logits, with batch norms or named modules.
+      optimizer: the local optimizer.
+      calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
+      stages: whether stages are compared besides logits.
+      names: modules whose outputs are the stages, see `models.stages.stages_of`; "" for the ends of
+        the stages layer2 to layer4, as in the authors' code, a DenseNet's last two transitions and
+        its last batch norm, or all batch norms.
+      **options: those of `fedavg`; `weigh` is `by_divergence()` by default.
+
+    Raises:
+      ValueError: `calibration` is negative, or the task is not classification; at `init`, where the
+        model has no such modules.
+    """
+    learned, options = learning(model, **options)
+    require_classifier("csac", learned.task)
+    stages = stages and calibration > 0
+    trained = ("params", COLLECTION) if stages else ("params",)
+    objective = calibrated(learned, calibration)
+    method = method_of(
+        gradient_step(differentiate(objective, trained), optimizer, trained),
+        memory=_start_memory,
+        finish=_remember,
+        **{"weigh": by_divergence()} | options,
+    )
+
+    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
+        if stages and COLLECTION not in variables:
+            places, dtype = stages_of("csac", variables, names, _ENDS), parameter_dtype(variables)
+            keys = jax.random.split(jax.random.fold_in(key, 14))
+            layers = {who: _layers(own, places) for who, own in zip(_WHOSE, keys, strict=True)}
+            layers = jax.tree.map(lambda leaf: leaf.astype(dtype), layers)
+            variables = {**variables, COLLECTION: layers}
+        return method.init(key, variables, num_clients)
+
+    return method._replace(init=init)
+
+
+def calibrated(learned: Learning, weight: float) -> Objective:
+    """The objective of `csac`; the memory is `_start_memory`'s.
+
+    Stages are compared where the variables hold `calibration`.
+    """
+    if not weight:
+        return supervised(learned)
+
+    def objective(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+        images, valid = learned.read(variables, batch, key), batch["valid"]
+        layers = variables.get(COLLECTION, {"trained": {}, "frozen": {}})
+        mine: dict[str, jax.Array] = {}
+        with _noting(layers["trained"], mine):
+            plain = _plain(variables)
+            out = forward(learned.model, plain, images, train=True, valid=valid, key=key)
+        theirs: dict[str, jax.Array] = {}
+        with _noting(layers["frozen"], theirs):
+            frozen = forward(learned.model, received.memory["model"], images)
+        loss = learned.task.loss(out.outputs, batch["label"], valid)
+        gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
+        if mine:
+            stages = brought(layers["trained"], mine), brought(layers["frozen"], theirs)
+            gaps += stage_gaps(*stages, valid).astype(gaps.dtype)
+        gaps = jnp.where(received.memory["trained"], gaps, 0)
+        return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)
+
+    return objective
+
+
+def stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Array:
+    """sum_ij a_ij MMD(t_i, s_j) f[], of stages f[stages, B, D] each; see `csac`."""
+    products = jnp.einsum("ibd,jbd->ijb", mine, theirs) * mine.shape[-1] ** -0.5
+    count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
+    attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
+    within = jax.vmap(squared_distances)
+    both = squared_distances(*(stages.reshape(-1, stages.shape[-1]) for stages in (mine, theirs)))
+    both = both.reshape(len(mine), len(valid), len(theirs), len(valid)).swapaxes(1, 2)
+
+    def gap(t: jax.Array, s: jax.Array, between: jax.Array) -> jax.Array:
+        return by_distances(t, s, between, valid, RATIOS)
+
+    each = jax.vmap(jax.vmap(gap, (None, 0, 0)), (0, None, 0))
+    gaps = each(within(mine, mine), within(theirs, theirs), both)
+    return (jax.lax.stop_gradient(attention) * gaps).sum()
+
+
+def _noting(places: PyTree, seen: dict[str, jax.Array]) -> Any:
+    def note(name: str, x: jax.Array) -> jax.Array:
+        seen[name] = x
+        return x
+
+    return behind(places, note)
+
+
+def brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
+    """The stages f[B, ..., C] by their layers, all of one size, f[stages, B, 7 * 7 * 32]."""
+
+    def one(name: str) -> jax.Array:
+        x = seen[name].astype(promote(seen[name].dtype, jnp.float32))
+        positions = (*x.shape[1:-1], 1, 1)[:2] if x.ndim < 4 else x.shape[1:3]
+        x = x.reshape(len(x), *positions, x.shape[-1])
+        layer = jax.tree.map(lambda leaf: leaf.astype(x.dtype), layers[name])
+        # The layer commutes with sampling: it is first where it has fewer positions then.
+        small = math.prod(positions) <= SIDE * SIDE
+        x = (x if small else _resized(x)) @ layer["kernel"] + layer["bias"]
+        return (_resized(x) if small else x).reshape(len(x), -1)
+
+    return jnp.stack([one(name) for name in seen])
+
+
+def _resized(x: jax.Array) -> jax.Array:
+    """`jax.image.resize` of maps f[B, H, W, C] to SIDE x SIDE.
+
+    By a product for each image and each row of it, since XLA:CPU would move the maps' axes first.
+    """
+    for axis in (1, 2):
+        batch, side = x.shape[:axis], x.shape[axis]
+        if side == SIDE:
+            continue
+        weights = jax.image.resize(jnp.eye(side, dtype=x.dtype), (SIDE, side), "linear")
+        rows = x.reshape(math.prod(batch), side, -1)
+        weights = jnp.broadcast_to(weights, (len(rows), *weights.shape))
+        x = jax.lax.batch_matmul(weights, rows).reshape(*batch, SIDE, *x.shape[axis + 1 :])
+    return x
+
+
+def _plain(variables: Variables) -> Variables:
+    return {name: tree for name, tree in variables.items() if name != COLLECTION}
+
+
+def _start_memory(shared: PyTree, personal: PyTree) -> PyTree:
+    """The model that the client froze, and whether it has frozen one."""
+    return {"model": _plain(join(shared, personal)), "trained": jnp.zeros((), bool)}
+
+
+def _remember(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+    """The client freezes the model of its first round."""
+    froze, model = received.memory["trained"], received.memory["model"]
+    model = where_tree(froze, model, _plain(trained.variables))
+    return trained.variables, {"model": model, "trained": jnp.ones((), bool)}, ()
+
+
+def _layers(key: jax.Array, places: dict[str, int]) -> PyTree:
+    """A dense layer from each stage's channels to 32, PyTorch's at its start."""
+
+    def layer(key: jax.Array, channels: int) -> PyTree:
+        bound = channels**-0.5
+        kernel, bias = (
+            jax.random.uniform(own, shape, minval=-bound, maxval=bound)
+            for own, shape in zip(
+                jax.random.split(key), ((channels, CHANNELS), (CHANNELS,)), strict=True
+            )
+        )
+        return {"kernel": kernel, "bias": bias}
+
+    keys = jax.random.split(key, len(places))
+    return {name: layer(k, size) for k, (name, size) in zip(keys, places.items(), strict=True)}

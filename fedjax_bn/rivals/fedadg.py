@@ -1,0 +1,236 @@
+"""FedADG (Zhang et al., IoT-J 2023): features of all clients drawn towards a generator's."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.client import Client, LocalUpdate, where_tree
+from fedjax_bn.engine.ranges import Units, UpTo1, bounded
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import (
+    Batch,
+    LocalStep,
+    Objective,
+    differentiate,
+    gradient_step,
+    in_turn,
+)
+from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.models.classifier import Sizes, sizes_of
+from fedjax_bn.models.forward import forward
+from fedjax_bn.sharing import Variables, everything, keeping
+from fedjax_bn.state import Received
+from fedjax_bn.task import masked_mean, require_classifier
+
+PyTree = Any
+GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # collections
+_ALONE = "classifies_alone"  # of a round's batches: bool[S]
+
+
+@bounded
+def fedadg(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    share_of_loss: UpTo1 = 0.85,
+    alone: UpTo1 = 0.3,
+    hidden: Units = 4096,
+    projection: Units = 1024,
+    judging: Units = 1024,
+    **options: Any,
+) -> FederatedMethod:
+    """Clients minimize a CE + (1 - a) (1 - D(f, y))^2, and train a discriminator and a generator.
+
+        D descends -(D(g, y)^2 + (1 - D(f, y))^2),   G descends (1 - D(g, y))^2
+        g = G(u, y),   u ~ U(0, 1)^F
+
+    f are the features and y the label, one of a batch each. So the features of all clients approach
+    one distribution, that of the generator. A step moves the network, then D, then G, on the same
+    batch; in the first steps of a round, the share `alone`, the network by CE only, and neither of
+    the others. G, the collection `generator`, travels with the model: what it makes resembles
+    features. D, the collection `discriminator`, stays with its client whatever `share` says. The
+    reported loss is CE. With a = 1 it is FedAvg. A step costs a forward pass more.
+
+    G is two dense layers, leaky ReLU and ReLU, of (u, onehot y). D projects f by a dense layer
+    without bias; a dense layer with leaky ReLU and one with a sigmoid read (projected f, onehot y).
+
+    Networks and defaults are those of the authors' code for PACS (Haoxiang-Wang/FedADG, pacs-ours).
+    The losses of D and G are those of their code for VLCS (src/localTrain.py), where that for PACS
+    has D descend (1 - D(g, y))^2 + D(f, y)^2 and G descend D(g, y)^2. Differs from both: the
+    network moves before D, whose f are those of a training pass; labels enter as 1, there as 0.6
+    (VLCS) or 0.7 (PACS); CE is not smoothed; one optimizer serves all three, where D and G have 0.7
+    of the network's rate; a client uploads its last state, not its best. The code for VLCS detaches
+    what G makes, so that G never learns there; here it learns.
+
+    Args:
+      model: images -> logits; `fedjax_bn.models.features` says what its features are.
+      optimizer: the local optimizer, of each of the three with a state of its own.
+      share_of_loss: a, in [0, 1]; 0.85 as in the authors' code.
+      alone: share of a round's steps of CE only, in [0, 1]; 0.3 as in the authors' code for PACS
+        (3 of 10 epochs; 5 of 15 for VLCS).
+      hidden: width of G's hidden layer; 4096 as in the authors' code.
+      projection: width of D's projection; 1024 as in the authors' code.
+      judging: width of D's hidden layer; 1024 as in the authors' code.
+      **options: those of `fedavg`.
+
+    Raises:
+      ValueError: an argument is out of its range, or the task is not classification; at `init`,
+        where the size of the features cannot be found.
+    """
+    learned, options = learning(model, **options)
+    require_classifier("fedadg", learned.task)
+    steps = (
+        (pulled(learned, share_of_loss), "params"),
+        (discriminating(learned), DISCRIMINATOR),
+        (_generating, GENERATOR),
+    )
+    made = [gradient_step(differentiate(goal, (n,)), optimizer, (n,)) for goal, n in steps]
+    method = method_of(
+        in_turn(made[0], *map(_unless_alone, made[1:])),
+        around=lambda client: _announcing(client, alone),
+        share=keeping(options.pop("share", everything), DISCRIMINATOR),
+        **options,
+    )
+
+    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
+        if GENERATOR not in variables:
+            sizes = sizes_of(model, variables)
+            widths = hidden, projection, judging
+            made = _start(jax.random.fold_in(key, 15), sizes, *widths)
+            variables = {**variables, **made}
+        return method.init(key, variables, num_clients)
+
+    return method._replace(init=init)
+
+
+def pulled(learned: Learning, share: float) -> Objective:
+    """The network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE where it classifies alone.
+
+    Args:
+      learned: what is learned; variables hold `discriminator` besides.
+      share: a, in [0, 1].
+    """
+
+    def objective(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+        del received
+        out = _passed(learned, variables, batch, key)
+        loss = learned.task.loss(out.outputs, batch["label"], batch["valid"])
+        gaps = jnp.square(1 - judged(variables[DISCRIMINATOR], out.features, batch["label"]))
+        value = share * loss + (1 - share) * masked_mean(gaps, batch["valid"]).astype(loss.dtype)
+        value = jnp.where(batch[_ALONE], loss, value) if _ALONE in batch else value
+        return value, (loss, out.moved)
+
+    return objective
+
+
+def discriminating(learned: Learning) -> Objective:
+    """D's objective: -(D(g, y)^2 + (1 - D(f, y))^2), means over valid samples; it moves nothing."""
+
+    def objective(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+        del received
+        out = _passed(learned, variables, batch, key)
+        own, label = variables[DISCRIMINATOR], batch["label"]
+        made = generated(variables[GENERATOR], label, key)
+        sure = jnp.square(judged(own, made, label))
+        sure += jnp.square(1 - judged(own, out.features, label))
+        value = -masked_mean(sure, batch["valid"])
+        return value, (value, {})
+
+    return objective
+
+
+def _generating(
+    variables: Variables, batch: Batch, received: Received, key: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    """G's objective: (1 - D(g, y))^2, a mean over valid samples."""
+    del received
+    made = generated(variables[GENERATOR], batch["label"], jax.random.fold_in(key, 16))
+    gaps = jnp.square(1 - judged(variables[DISCRIMINATOR], made, batch["label"]))
+    value = masked_mean(gaps, batch["valid"])
+    return value, (value, {})
+
+
+def generated(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
+    """G(u, y) f[B, F], u ~ U(0, 1)^F."""
+    kernel = layers["kernel"]
+    features = layers["out_bias"].shape[0]
+    noise = jax.random.uniform(key, (len(label), features), kernel.dtype)
+    hidden = jax.nn.leaky_relu(_with_label(noise, label, kernel) @ kernel + layers["bias"])
+    return jax.nn.relu(hidden @ layers["out"] + layers["out_bias"])
+
+
+def judged(layers: PyTree, features: jax.Array, label: jax.Array) -> jax.Array:
+    """D(f, y) f[B], in (0, 1)."""
+    kernel = layers["kernel"]
+    projected = features.astype(kernel.dtype) @ layers["projection"]
+    hidden = jax.nn.leaky_relu(_with_label(projected, label, kernel) @ kernel + layers["bias"])
+    return jax.nn.sigmoid(hidden @ layers["out"] + layers["out_bias"])
+
+
+def _with_label(x: jax.Array, label: jax.Array, kernel: jax.Array) -> jax.Array:
+    """(x, onehot y), as many entries as a kernel reads."""
+    return jnp.concatenate([x, jax.nn.one_hot(label, len(kernel) - x.shape[1], dtype=x.dtype)], 1)
+
+
+def _passed(learned: Learning, variables: Variables, batch: Batch, key: jax.Array) -> Any:
+    own = (GENERATOR, DISCRIMINATOR)
+    plain = {name: tree for name, tree in variables.items() if name not in own}
+    images, options = learned.read(variables, batch, key), {"valid": batch["valid"], "key": key}
+    return forward(learned.model, plain, images, train=True, wanted=["features"], **options)
+
+
+def _announcing(client: Client, share: float) -> Client:
+    """The client, told of which steps it is to classify alone: the first ones with samples."""
+
+    def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
+        real = batches["valid"].any(1).astype(float)
+        early = jnp.cumsum(real) - real < share * real.sum()
+        return client.run(received, batches | {_ALONE: early}, key)
+
+    return client._replace(run=run)
+
+
+def _unless_alone(step: LocalStep) -> LocalStep:
+    """The step, which does nothing where the network classifies alone."""
+
+    def update(
+        variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, PyTree, jax.Array]:
+        *new, loss = step.update(variables, state, batch, received, key)
+        return *where_tree(batch[_ALONE], (variables, state), tuple(new)), loss
+
+    return step._replace(update=update)
+
+
+def _start(key: jax.Array, sizes: Sizes, hidden: int, projection: int, judging: int) -> Variables:
+    """Both networks as the authors start them: G by half of Glorot's, D by He's uniform bounds."""
+    features, read = sizes.features, projection + sizes.classes
+    keys = iter(jax.random.split(key, 9))
+
+    def draw(bound: float, *shape: int) -> jax.Array:
+        return jax.random.uniform(next(keys), shape, sizes.dtype, -bound, bound)
+
+    def glorot(inputs: int, outputs: int) -> jax.Array:
+        return draw(0.5 * (6 / (inputs + outputs)) ** 0.5, inputs, outputs)
+
+    return {
+        GENERATOR: {
+            "kernel": glorot(features + sizes.classes, hidden),
+            "bias": draw((features + sizes.classes) ** -0.5, hidden),
+            "out": glorot(hidden, features),
+            "out_bias": draw(hidden**-0.5, features),
+        },
+        DISCRIMINATOR: {
+            "projection": draw((6 / features) ** 0.5, features, projection),
+            "kernel": draw((6 / read) ** 0.5, read, judging),
+            "bias": draw(read**-0.5, judging),
+            "out": draw((6 / judging) ** 0.5, judging),
+            "out_bias": draw(judging**-0.5),
+        },
+    }

@@ -1,0 +1,84 @@
+"""FixBN (Zhong, Chen & Chao, 2023): from a round on batch norms keep the federation's moments."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.engine.ranges import RoundsOr0, bounded
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
+from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
+from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, statistics_of
+from fedjax_bn.sharing import STATISTICS, Variables
+from fedjax_bn.state import Received
+
+
+@bounded
+def fixbn(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    from_round: RoundsOr0 = 10,
+    **options: Any,
+) -> FederatedMethod:
+    """FedAvg whose batch norms normalize by the received running statistics from a round on.
+
+    Before `from_round` it is FedAvg. From then on running statistics move no more, but for rounding
+    in their mean, and training normalizes by them too, so that clients and their mean see the same
+    network; scale, bias and weights are trained on. One step of SGD of all clients is then the step
+    of the pooled data. The authors also keep the momentum between rounds (`keep_optimizer=True`).
+    Nothing but the model travels. With `from_round` at the last round or later it is FedAvg.
+
+    Args:
+      model: one with at least one batch norm, images -> outputs.
+      optimizer: the local optimizer.
+      from_round: rounds of FedAvg before, at least 0; half of all rounds in HybridBN's code, as 10
+        is of the program's 20.
+      **options: those of `fedavg`.
+
+    Raises:
+      ValueError: `from_round` is negative; at `init`, where the model has no batch norm.
+    """
+    learned, options = learning(model, **options)
+    step = gradient_step(differentiate(_fixing(learned, from_round)), optimizer)
+    method = method_of(step, **options)
+
+    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
+        if STATISTICS not in variables:
+            raise ValueError(
+                "fixbn keeps the statistics of batch norms, but the model has no batch norm: build "
+                "it with fedjax_bn.normalization.BatchNorm or flax's own, or use fedavg"
+            )
+        return method.init(key, variables, num_clients)
+
+    return method._replace(init=init)
+
+
+def _fixing(learned: Learning, from_round: int) -> Objective:
+    def objective(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+        rule = fixed_statistics(jnp.asarray(received.round >= from_round))
+        return supervised(learned, rule)(variables, batch, received, key)
+
+    return objective
+
+
+def fixed_statistics(fixed: jax.Array) -> StatisticsRule:
+    """The running statistics, which stay, where `fixed` bool[] holds; else those of the pass."""
+
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        plain = statistics_of(None, layer, x, valid)
+
+        def choose(kept: jax.Array, new: jax.Array) -> jax.Array:
+            return jnp.where(fixed, kept.astype(new.dtype), new)
+
+        mean, var = choose(layer.mean, plain.mean), choose(layer.var, plain.var)
+        if plain.moved is None:
+            return Statistics(mean, var)
+        moved = choose(layer.mean, plain.moved[0]), choose(layer.var, plain.moved[1])
+        return Statistics(mean, var, moved)
+
+    return rule

@@ -1,0 +1,93 @@
+"""RandConv (Xu et al., ICLR 2021): one prediction whatever random convolution the images meet."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.engine import perturb
+from fedjax_bn.engine.ranges import AtLeast0, OddSide, UpTo1, bounded
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
+from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.models.forward import forward
+from fedjax_bn.sharing import Variables
+from fedjax_bn.state import Received
+from fedjax_bn.task import masked_mean, require_classifier
+
+DRAWS = 3  # as in the paper
+_LEAST = 1e-7  # of a mean probability, as in the authors' code
+
+
+@bounded
+def randconv(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    consistency: AtLeast0 = 10.0,
+    mix: bool = True,
+    identity: UpTo1 = 0.0,
+    largest: OddSide = 7,
+    **options: Any,
+) -> FederatedMethod:
+    """Clients minimize CE(p_1) + c (KL(p_1 | m) + KL(p_2 | m) + KL(p_3 | m)) / 3.
+
+    p_j are the class probabilities of three passes of a batch, each behind a random convolution of
+    its own (`perturb.randconv`), and m = (p_1 + p_2 + p_3) / 3, at least 1e-7. Divergences are
+    means over the valid samples. Nothing but the model travels. The reported loss is CE(p_1). With
+    c = 0 there is one pass, FedAvg with `perturb=randconv(...)`; with identity 1 too it is FedAvg.
+
+    Differs from the authors' code (wildphoton/RandConv, randconv_trainer.py): every pass convolves
+    the image itself, as in the paper, where there the second and third convolve what the first one
+    made; the first pass alone moves running statistics, where there every pass does.
+
+    Args:
+      model: images -> logits.
+      optimizer: the local optimizer.
+      consistency: c, at least 0; 10 with `mix`, 5 for RC_img, in the authors' script for digits.
+      mix: whether images are mixed with their convolutions: RC_mix, else RC_img.
+      identity: probability that a pass sees the images as they are; 0.5 for RC_img.
+      largest: side of the largest kernel, odd.
+      **options: those of `fedavg`; what `perturb` gives is convolved.
+
+    Raises:
+      ValueError: an argument is out of its range, or the task is not classification; at `round`,
+        where samples are no images.
+    """
+    learned, options = learning(model, **options)
+    require_classifier("randconv", learned.task)
+    convolve = perturb.randconv(mix, identity, largest)
+    objective = consistent(learned, convolve, consistency)
+    return method_of(gradient_step(differentiate(objective), optimizer), **options)
+
+
+def consistent(learned: Learning, change: perturb.Perturb, consistency: float) -> Objective:
+    """The objective of `randconv` for any random change of a batch."""
+    draws = DRAWS if consistency else 1
+
+    def objective(
+        variables: Variables, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+        del received
+        images, valid = learned.read(variables, batch, key), batch["valid"]
+        passes = [
+            forward(learned.model, variables, change(own, images, valid), train=True, valid=valid,
+                    key=key)
+            for own in jax.random.split(jax.random.fold_in(key, 5), draws)
+        ]  # fmt: skip
+        loss = learned.task.loss(passes[0].outputs, batch["label"], valid)
+        value = loss
+        if consistency:
+            logits = jnp.stack([one.outputs for one in passes])
+            value += consistency * masked_mean(disagreement(logits), valid)
+        return value, (loss, passes[0].moved)
+
+    return objective
+
+
+def disagreement(logits: jax.Array) -> jax.Array:
+    """Mean over draws of KL(p_j | m), f[B], for logits f[draws, B, classes]."""
+    logs = jax.nn.log_softmax(logits)
+    mean = jnp.log(jnp.clip(jnp.exp(logs).mean(0), _LEAST, 1))
+    return (jnp.exp(logs) * (logs - mean)).sum(-1).mean(0)

@@ -1,0 +1,116 @@
+"""How far a local optimizer walks: its response to a constant gradient.
+
+SCAFFOLD and FedDC divide a client's way x - y_k by tau_k times the learning rate to get its mean
+gradient, FedNova by the sum of the factors with which its gradients entered (Wang et al. 2020,
+Section 4.1). An optax transformation tells neither, but both are its response: the way that one
+parameter goes down in tau steps under a gradient that is always 1.
+
+    SGD                          r(tau) = lr tau
+    SGD with momentum rho        r(tau) = lr sum_{j=1..tau} (1 - rho^j) / (1 - rho)
+
+It is exact for every optimizer that is linear in its gradients (SGD with momentum, Nesterov's too,
+schedules), with the rates of the round. Where masks or labels treat parameters differently, each
+has a way of its own. Weight decay counts as part of the gradient. For others (Adam) it is the
+nominal way.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.local_optimizer import by_parameter, scheduled, start, updates_of
+from fedjax_bn.sharing import join, split_like
+from fedjax_bn.state import Received
+
+PyTree = Any
+
+
+def response(
+    optimizer: optax.GradientTransformation,
+    steps: jax.Array,
+    most: int,
+    dtype: Any,
+    received: Received | None = None,
+) -> PyTree:
+    """Returns r(steps), the way under a constant gradient of 1 from a fresh optimizer's state.
+
+    Args:
+      optimizer: the local optimizer.
+      steps: i32[], from 0 to `most`.
+      most: the largest number of steps.
+      dtype: floating dtype of the parameters.
+      received: with the round and the parameters; None for round 0 and an optimizer without masks.
+
+    Returns:
+      f[]; or, where masks or labels of the optimizer treat parameters differently, a tree like the
+      client's parameters whose leaves are f[1, ..., 1] with the axes of the parameter.
+    """
+    round, weight = jnp.zeros((), jnp.int32), jnp.zeros((), dtype)
+    trained = {"params": weight}
+    if received is not None:
+        round = jnp.asarray(received.round)
+        params = join(received.shared, received.personal)["params"]
+        if by_parameter(optimizer, {"params": params}):
+            trained = {"params": jax.tree.map(lambda x: jnp.zeros((1,) * x.ndim, dtype), params)}
+    one, value = jax.tree.map(jnp.ones_like, trained), jnp.zeros((), dtype)
+
+    def walk(carry: tuple, step: jax.Array) -> tuple[tuple, None]:
+        way, state = carry
+        # The weight is held at 0, so that its decay adds nothing.
+        update, new = updates_of(optimizer, one, state, trained, round, value)
+        go = step < steps
+        further = jax.tree.map(lambda w, u: jnp.where(go, w - u.astype(dtype), w), way, update)
+        return (further, new), None
+
+    begin = (trained, start(optimizer, trained))
+    (way, _), _ = jax.lax.scan(walk, begin, jnp.arange(most, dtype=steps.dtype))
+    return way["params"]
+
+
+def for_each(way: PyTree, like: PyTree) -> PyTree:
+    """Returns the way of each leaf of `like`, shared parameters; `way` as `response` gives it."""
+    if isinstance(way, jax.Array):
+        return jax.tree.map(lambda leaf: way, like)
+    return split_like(way, like)[0]
+
+
+def check_rate(
+    method: str, optimizer: optax.GradientTransformation, learning_rate: float | None
+) -> None:
+    """Raises ValueError where one learning rate is stated beside an optimizer with a schedule."""
+    if learning_rate is not None and scheduled(optimizer):
+        raise ValueError(
+            f"{method}: learning_rate={learning_rate:g} is one rate, but the optimizer's changes "
+            f"by a schedule: leave learning_rate out, and {method} takes the optimizer's own"
+        )
+
+
+def check_fresh(method: str, optimizer: optax.GradientTransformation, options: dict) -> None:
+    """Raises ValueError where a response would be that of another optimizer's state.
+
+    Args:
+      method: for the message.
+      optimizer: the local optimizer.
+      options: those of `federation.federate`.
+    """
+    if options.get("keep_optimizer") and _remembers(optimizer):
+        raise ValueError(
+            f"{method}: keep_optimizer=True lets clients keep momentum between rounds, but "
+            f"{method} divides by the way of an optimizer that starts afresh: leave it out, or use "
+            "SGD without momentum"
+        )
+
+
+def _remembers(optimizer: optax.GradientTransformation) -> bool:
+    try:
+        return bool(jax.tree.leaves(optimizer.init(jnp.zeros(()))))
+    except Exception:  # its masks are over parameters that are not known yet
+        return True
+
+
+def dtype_of(tree: Any) -> Any:
+    """The dtype that holds all leaves of a tree; the default float where there is none."""
+    return promote(*{leaf.dtype for leaf in jax.tree.leaves(tree)} or {jnp.result_type(float)})

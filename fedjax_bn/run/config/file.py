@@ -1,0 +1,104 @@
+"""Reading configurations: files of one's own, those of the package, and changes of the keys."""
+
+import os
+import runpy
+from collections.abc import Iterable
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from fedjax_bn.engine.ranges import brief, nearest
+from fedjax_bn.engine.spelling import one_line
+from fedjax_bn.run.config.keys import assign, check, check_complete
+from fedjax_bn.run.errors import ConfigError
+
+EXAMPLE = "configs/quickstart.py"
+PACKAGE = Path(__file__).parents[2]
+
+
+def read(source: str, changes: Iterable[tuple[str, str]] = ()) -> ConfigDict:
+    """Runs a config file and applies changes to what its `get_config` returns.
+
+    Args:
+      source: FILE.py or the name of a packaged config, see `find_config`; optionally with changes
+        behind a colon, FILE.py:key=value,key=value.
+      changes: further (key, value) pairs, from `--config.key=value`.
+
+    Raises:
+      ConfigError: the file is missing or fails, a key is unknown, or a value is of another type or
+        out of its range.
+    """
+    name, _, inline = source.partition(":")
+    path = find_config(name)
+    try:
+        get_config = runpy.run_path(str(path))["get_config"]
+        config = get_config(inline) if inline else get_config()
+        if isinstance(config, ConfigDict):
+            check_complete(config)
+            config = ConfigDict(config)  # a frozen one cannot be changed
+    except ConfigError:
+        raise
+    except SyntaxError as error:
+        raise ConfigError(f"config file {path}, line {error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:  # whatever a user's own file may raise
+        reason = one_line(error)
+        raise ConfigError(
+            f"config file {path} fails ({type(error).__name__}: {reason}): it must define "
+            f"get_config(changes='') that returns a ConfigDict, see {EXAMPLE}"
+        ) from error
+    if not isinstance(config, ConfigDict):
+        raise ConfigError(
+            f"get_config of {path} returns {type(config).__name__}, but it must return a "
+            f"ConfigDict, see {EXAMPLE}"
+        )
+    for key, text in changes:
+        assign(config, key, text)
+    check(config)
+    return config
+
+
+def find_config(name: str) -> Path:
+    """The file of that name, or else the packaged config: `pacs`, `pacs.py` or `configs/pacs.py`.
+
+    Raises:
+      ConfigError: there is neither.
+    """
+    if os.path.isfile(name):
+        return Path(name)
+    ours = packaged_configs()
+    stem = name.removeprefix("configs/").removesuffix(".py")
+    if stem not in ours:
+        raise ConfigError(
+            f"there is no config file {brief(name)}: give a file such as {EXAMPLE}, or the name "
+            f"of a packaged one{nearest(Path(name).stem, ours)}"
+        )
+    return ours[stem]
+
+
+def packaged_configs() -> dict[str, Path]:
+    """The configs of the package, name -> file; in a checkout they lie beside it."""
+    inside = PACKAGE / "configs"
+    folder = inside if inside.is_dir() else PACKAGE.parent / "configs"
+    return {file.stem: file for file in sorted(folder.glob("*.py"))}
+
+
+def changes_of(arguments: Iterable[str]) -> list[tuple[str, str]]:
+    """The (key, value) pairs of arguments `--config.KEY=VALUE` or `--config.KEY VALUE`.
+
+    Raises:
+      ConfigError: an argument is neither.
+    """
+    changes, left = [], iter(arguments)
+    for argument in left:
+        name, equals, value = argument.partition("=")
+        if not name.startswith(("--config.", "-config.")):
+            raise ConfigError(
+                f"unknown argument {brief(argument)}: allowed are --config, "
+                "--config.KEY=VALUE, --workdir and the commands that --help names"
+            )
+        value = value if equals else next(left, None)
+        if value is None:
+            name = brief(name)[1:-1]
+            raise ConfigError(f"{name} has no value: write {name}=VALUE")
+        changes.append((name.partition(".")[2], value))
+    return changes

@@ -1,0 +1,96 @@
+"""Which code a finished run may import: what its user has named, never what its files name alone.
+
+A workdir may come from anybody. Its config.json names a model and more, perhaps as
+`package.module:name`, and the folder where the run was started.
+"""
+
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from fedjax_bn.engine.spelling import imports_refused
+from fedjax_bn.run.training.records import Record
+
+_PACKAGE = Path(__file__).resolve().parents[3]  # where `fedjax_bn` lies
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def recorded_code(
+    folder: Path, about: Record, typed: Iterable[Any] = (), trust: bool = False
+) -> AbstractContextManager[None]:
+    """A context in which a run's own configuration imports only what its user allows.
+
+    Allowed are names that the user has typed, and modules on his own path: in a folder of
+    `sys.path` that is neither the current one nor Python's, nor holds installed packages.
+
+    Args:
+      folder: the workdir.
+      about: its config.json.
+      typed: values of keys that the user has given, texts or tuples of them.
+      trust: whether everything is allowed; modules are found where the run was started too.
+    """
+    place = started_in(about)
+    if trust:
+        sys.path += [str(place)] * (place is not None and str(place) not in sys.path)
+        return nullcontext()
+    named = {name for value in typed for name in _names(value)}
+    begun = f" (the run was started in {place})" if place else ""
+
+    def why(name: str) -> str:
+        if name in named or _on_own_path(name.partition(":")[0]):
+            return ""
+        return (
+            f"{folder} names it, which may come from anybody; if you trust that code{begun}, add "
+            "--trust, or put its folder on PYTHONPATH"
+        )
+
+    return imports_refused(why)
+
+
+def started_in(about: Record) -> Path | None:
+    """The folder where a run was started; None where it is not here."""
+    place = Path(about.get("started_in", ""))
+    return place if place.is_absolute() and place.is_dir() else None
+
+
+def _names(value: Any) -> set[str]:
+    """Each `module:name` in the value of a key."""
+    if isinstance(value, tuple | list):
+        return {name for one in value for name in _names(one)}
+    words = [part.split(":") for part in re.split(r"[\s,'\"()\[\]]+", str(value))]
+    return {":".join(word[:2]) for word in words if len(word) > 1}
+
+
+def _on_own_path(module: str) -> bool:
+    """Whether Python would find a module in a folder that the user has put on its path."""
+    top, *rest = module.split(".")
+    for entry in sys.path:
+        found = PathFinder.find_spec(top, [entry])
+        if found and found.origin:  # else a mere folder
+            break
+    else:
+        return False
+    for part in rest:
+        found = PathFinder.find_spec(part, found.submodule_search_locations or [])
+        if not (found and found.origin):
+            return False
+    return _is_own(entry)
+
+
+def _is_own(entry: str) -> bool:
+    """Whether an entry of `sys.path` is the user's: not of Python, of us, or the current folder."""
+    place = Path(entry or ".").resolve()
+    if place == Path.cwd().resolve():  # which may be the folder that somebody has sent
+        return (
+            entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+            and Path(entry).is_absolute()
+        )
+    python = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts"))
+    inside = any(place.is_relative_to(Path(path).resolve()) for path in python)
+    return not (inside or place == _PACKAGE or _INSTALLED & set(place.parts))

@@ -1,0 +1,1 @@
+"""Evaluation: scores of clients, of unseen domains and of finished runs."""

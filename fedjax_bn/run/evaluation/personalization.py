@@ -1,0 +1,224 @@
+"""Testing after personalization: a client adapts its model by a few labelled samples of its own.
+
+Per-FedAvg trains a start for it (Fallah et al. 2020), and UniFed tests that method so, internal
+clients and external ones (sections 4.1.2 and 4.1.3). The labelled samples are drawn at random from
+the samples that are evaluated and never count in the accuracy.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from fedjax_bn.data.division.groups import number_groups
+from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
+from fedjax_bn.data.label_trees import has_boxes
+from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.engine.devices import apart, padded
+from fedjax_bn.federation import FederatedState
+from fedjax_bn.methods.perfedavg import personalize
+from fedjax_bn.normalization import StatisticsRule
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.processes.mesh import clients_of, place_rows
+from fedjax_bn.sharing import Variables, join
+
+PyTree = Any
+SAMPLES = {"perfedavg": 16}  # where nothing else is said; half a batch of 32, as in its training
+
+
+class Personalization(NamedTuple):
+    """How a client adapts before it is tested.
+
+    Attributes:
+      samples: labelled samples, at least 1.
+      steps: gradient steps, at least 1.
+      rate: their learning rate.
+      seed: draws the samples.
+    """
+
+    samples: int
+    steps: int
+    rate: float
+    seed: int
+
+
+PyTree = Any
+_Adapt = Callable[[Variables], Variables]
+
+
+def choose_personalization(config: ConfigDict) -> Personalization | None:
+    """What `config.personalize` says; None where no client adapts."""
+    keys = config.personalize
+    samples = keys.samples
+    if samples is None:
+        samples = SAMPLES.get(config.method, 0)
+    rate = config.perfedavg.inner_rate if keys.rate is None else keys.rate
+    return Personalization(samples, keys.steps, rate, config.seed) if samples else None
+
+
+def check_labelled(config: ConfigDict, internal: Dataset, unseen: Sequence[Domain]) -> None:
+    """Raises ConfigError if a client has too few samples to label some and test the others."""
+    choice = choose_personalization(config)
+    if choice is None:
+        return
+    if any(has_boxes(domain.test.labels) for domain in (*internal.domains, *unseen)):
+        raise ConfigError(
+            f"config.personalize.samples={choice.samples} adapts classifiers, but images of "
+            f"{internal.name} have boxes: set it to 0"
+        )
+    tested = [
+        (domain.name, name, split)
+        for domain in internal.domains
+        for name, split in splits(domain)
+        if name != "train"
+    ]
+    tested += [(domain.name, "whole", whole(domain)) for domain in unseen]
+    for client, name, split in tested:
+        labelled, rest = draw_labelled(split, choice)
+        if len(labelled) < choice.samples or not len(rest):
+            raise ConfigError(
+                f"config.personalize.samples={choice.samples}, but client {client!r} has "
+                f"{len(split.images)} samples in its {name} split, too few to label these and test "
+                "others: lower it, set it to 0 to test without personalization, or give the client "
+                "more samples (data.test, data.validation)"
+            )
+
+
+def draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the labelled samples and of those that are tested, i64[n] and i64[m].
+
+    Samples with one name, such as windows of a recording, are never on both sides: where some are
+    labelled, the others of that name are not tested.
+    """
+    group = number_groups(split.names, len(split.images))
+    order = np.random.default_rng(choice.seed).permutation(len(group))
+    labelled = order[: choice.samples]
+    return labelled, np.flatnonzero(~np.isin(group, group[labelled]))
+
+
+def set_aside(split: Split, choice: Personalization) -> tuple[Split, Split]:
+    """The labelled samples, and those that are tested, in the split's order."""
+    labelled, rest = draw_labelled(split, choice)
+    return select(split, labelled), select(split, rest)
+
+
+def set_aside_all(
+    parts: Sequence[Split], choice: Personalization
+) -> tuple[list[Split], list[Split]]:
+    """`set_aside` of each; a split that several clients have (the same object) stays one object."""
+    done = {id(split): set_aside(split, choice) for split in {id(s): s for s in parts}.values()}
+    labelled, rest = zip(*(done[id(split)] for split in parts), strict=True)
+    return list(labelled), list(rest)
+
+
+def adapt_clients(
+    model: nn.Module,
+    prepare: Prepare,
+    choice: Personalization,
+    labelled: Sequence[Split],
+    statistics: StatisticsRule | None = None,
+    mesh: Mesh | None = None,
+) -> Callable[[FederatedState], FederatedState]:
+    """Returns `adapt(state)`: all leaves personal, each client's own model after its steps.
+
+    Args:
+      model: linen module, images -> logits.
+      prepare: stored images -> what the model reads.
+      choice: how.
+      labelled: of each client.
+      statistics: the method's `FederatedMethod.statistics`, by which it trains and predicts.
+      mesh: the devices over which the state's clients are shared out; None for one.
+    """
+    adapt = adapt_rows(model, prepare, choice, statistics, mesh)
+
+    def read(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        missing = stop - max(start, len(labelled))
+        return stack_labelled([*labelled[start:stop], *[labelled[0]] * missing])
+
+    images, labels = place_rows(read, padded(len(labelled), mesh), clients_of(mesh))
+    return lambda state: adapt(state, images, labels)
+
+
+def adapt_rows(
+    model: nn.Module,
+    prepare: Prepare,
+    choice: Personalization,
+    statistics: StatisticsRule | None = None,
+    mesh: Mesh | None = None,
+) -> Callable[[FederatedState, jax.Array, jax.Array], FederatedState]:
+    """Returns jitted `adapt(state, images, labels)`, as `adapt_clients` of the clients' samples.
+
+    Images are [C, n, ...] and labels i32[C, n], as `stack_labelled` makes them.
+    """
+
+    def on_device(shared: PyTree, rows: tuple, _: None) -> Variables:
+        def one(client: tuple) -> Variables:
+            own, images, labels = client
+            adapt = _steps_on(model, prepare, choice, images, labels, statistics)
+            return adapt(join(shared, own))
+
+        return jax.lax.map(one, rows)
+
+    @jax.jit
+    def adapt(state: FederatedState, images: jax.Array, labels: jax.Array) -> FederatedState:
+        rows = state.personal, images, labels
+        personal = apart(on_device, mesh, state.shared, rows)
+        nothing = jax.tree.map(lambda leaf: None, state.shared)
+        return state._replace(shared=nothing, personal=personal)
+
+    return adapt
+
+
+def adapt_unseen(
+    model: nn.Module,
+    prepare: Prepare,
+    choice: Personalization,
+    labelled: Split,
+    statistics: StatisticsRule | None = None,
+) -> _Adapt:
+    """Returns jitted `adapt(variables)`: the received model after an unseen client's steps."""
+    images, labels = stack_labelled([labelled])
+
+    @jax.jit
+    def adapt(variables: Variables) -> Variables:
+        given = jnp.asarray(images[0]), jnp.asarray(labels[0])
+        return _steps_on(model, prepare, choice, *given, statistics)(variables)
+
+    return adapt
+
+
+def stack_labelled(labelled: Sequence[Split]) -> tuple[np.ndarray, PyTree]:
+    """Images [K, n, ...] and labels i32[K, n], or a tree of arrays."""
+    images = np.stack([np.asarray(split.images) for split in labelled])
+    return images, jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
+
+
+def _steps_on(
+    model: nn.Module,
+    prepare: Prepare,
+    choice: Personalization,
+    images: jax.Array,
+    labels: PyTree,
+    statistics: StatisticsRule | None,
+) -> _Adapt:
+    """`perfedavg.personalize` on some samples, as a function of the variables."""
+    return lambda variables: personalize(
+        model,
+        variables,
+        images,
+        labels,
+        inner_rate=choice.rate,
+        steps=choice.steps,
+        prepare=prepare,
+        statistics=statistics,
+    )
+
+
+def unchanged(received: Any) -> Any:
+    """What a client does with its model where nothing is adapted."""
+    return received

@@ -1,0 +1,1 @@
+"""Experiment: from a configuration to data, model and method, all checked."""

@@ -1,0 +1,298 @@
+"""From a configuration to what it names: data, model, method, adaptations; all checks come here.
+
+The tables below are the only place where a name becomes a function.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from fedjax_bn import models, sharing
+from fedjax_bn.adaptation.choice import Choice, choose_adaptation
+from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.data.pixels.images import Prepare, standardize
+from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
+from fedjax_bn.data.source import Source
+from fedjax_bn.engine.mapping import check_strategy
+from fedjax_bn.engine.ranges import brief
+from fedjax_bn.engine.spelling import call_chosen, naming
+from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.models.forward import forward
+from fedjax_bn.models.precision import in_dtype
+from fedjax_bn.normalization import Layer, Statistics
+from fedjax_bn.run.config.keys import check, choice_of, choose
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.evaluation.personalization import check_labelled
+from fedjax_bn.run.experiment.augmentation import choose_augmentation, choose_loading
+from fedjax_bn.run.experiment.availability import read_trace
+from fedjax_bn.run.experiment.datasets import check_data_keys, check_image_size, configured_clients
+from fedjax_bn.run.experiment.draws import check_draws, repetition_notes
+from fedjax_bn.run.experiment.method import (
+    check_adaptations,
+    choose_method,
+    local_epochs,
+    method_maker,
+    shown_notes,
+    start_notes,
+)
+from fedjax_bn.run.experiment.readers import DATASETS
+from fedjax_bn.run.experiment.task import choose_task
+from fedjax_bn.run.experiment.weighing import is_told
+from fedjax_bn.run.processes.mesh import choose_mesh
+from fedjax_bn.task import Task, classification
+
+MODELS = {name: getattr(models, name) for name in models.__all__}
+OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
+HOLD_OUT = (
+    "set config.data.validation above 0, for data that come divided config.data.split=official too"
+)
+
+
+TESTED_ON_VALIDATION = (
+    "the data keep no test samples of the clients (data.test): their accuracy is of the validation "
+    "samples, which also choose the round"
+)
+
+
+class Experiment(NamedTuple):
+    """Everything a run needs, built and checked.
+
+    Attributes:
+      model: a linen module, or what `models.from_nnx` makes; in `models.precision.in_dtype` where
+        it computes in another dtype.
+      method: the federated method, whose batches hold images or numbers of samples in a source.
+      internal: the clients, as the domains of a dataset.
+      unseen: the domains that train nobody.
+      prepare: stored images -> what the model reads.
+      adaptations: text -> how unseen clients predict.
+      notes: sentences for the user on the data and the start.
+      mesh: the devices over which the method's clients are shared out; None for one.
+      trace: who is available in which round, see `run.availability`; None where all always are.
+      task: what is learned and reported.
+    """
+
+    model: Any
+    method: FederatedMethod
+    internal: Dataset
+    unseen: tuple[Domain, ...]
+    prepare: Prepare
+    adaptations: dict[str, Choice]
+    notes: tuple[str, ...]
+    mesh: Mesh | None = None
+    trace: np.ndarray | None = None
+    task: Task = classification()
+
+
+def build(config: ConfigDict) -> Experiment:
+    """Builds what a configuration names; nothing is compiled yet.
+
+    Raises:
+      ConfigError: a key has an unknown name or an impossible value.
+      ValueError, FileNotFoundError: the data are missing, damaged or do not suit.
+    """
+    check(config)
+    load = choose(DATASETS, config.data.name, "data.name")
+    check_data_keys(config)
+    for name in config.baselines:
+        choose_method("baselines", name)
+    make_model = _model_maker(config)
+    choose_augmentation(config)
+    method_maker(config)
+    for text in config.adaptations:  # before data are read
+        choose_adaptation(text, make_model(num_classes=2), config.adapt_batch_size)
+    check_adaptations(config, config.adaptations)
+    data = load(config)
+    internal, unseen = configured_clients(data, config)
+    notes = data.notes if isinstance(data, Source) else ()
+    if config.data.truncate:
+        notes += (
+            "the training and validation samples of every domain are cut to those of the smallest "
+            "(data.truncate)",
+        )
+    if any(domain.test is domain.validation for domain in internal.domains):
+        notes += (TESTED_ON_VALIDATION,)
+    check_image_size(internal, config)
+    _check_clients(internal, config)
+    check_draws(internal, config)
+    check_labelled(config, internal, unseen)
+    _check_validation(internal, config)
+    experiment = assemble(config, internal, unseen, notes)
+    trace = read_trace(config.participation.trace, len(internal.domains))
+    experiment = experiment._replace(trace=trace)
+    with naming(f"config.model={brief(config.model)}"):
+        _check_batch_sizes(experiment.model, internal, experiment.prepare, config)
+    return experiment
+
+
+def assemble(
+    config: ConfigDict, internal: Dataset, unseen: tuple[Domain, ...], notes: tuple[str, ...] = ()
+) -> Experiment:
+    """What a configuration names besides its data, for these clients and unseen domains.
+
+    Raises:
+      ConfigError, ValueError: as `build`.
+    """
+    model = _model_maker(config)(num_classes=internal.num_classes)
+    prepare = standardize(internal.mean, internal.std)
+    make_method = method_maker(config)
+    load, task = choose_loading(config, internal), choose_task(config, model, internal)
+    rows = config.clients_per_round or len(internal.domains)
+    mesh = choose_mesh(config.mesh, rows, config.batch_size)
+    return Experiment(
+        model=model,
+        method=make_method(model, prepare, load, task, mesh),
+        internal=internal,
+        unseen=unseen,
+        prepare=prepare,
+        adaptations={
+            text: choose_adaptation(text, model, config.adapt_batch_size)
+            for text in config.adaptations
+        },
+        notes=notes
+        + shown_notes(config)
+        + start_notes(config)
+        + repetition_notes(internal, config),
+        mesh=mesh,
+        task=task,
+    )
+
+
+def _model_maker(config: ConfigDict) -> Callable[..., Any]:
+    """Returns `make(num_classes=...)` for `config.model`, such as `ResNet18:width=16`.
+
+    A user's own model is `package.module:Class`, a linen module with a field `num_classes` or an
+    nnx module that takes `num_classes` and `rngs`.
+
+    Raises:
+      ConfigError: there is no such model, or it has no such field.
+    """
+    make, fields = choice_of("model", config.model, MODELS, OF_CALLER)
+    what = f"config.model={brief(config.model)}"
+
+    def make_model(num_classes: int) -> Any:
+        given: dict[str, Any] = {"num_classes": num_classes}
+        if isinstance(make, type) and _is_nnx(make):
+            from flax.nnx import Rngs
+
+            given["rngs"] = Rngs(config.seed)
+        model = call_chosen(what, make, **given, **fields)
+        if _is_nnx(type(model)):
+            model = models.from_nnx(model)
+        elif not isinstance(inspect.unwrap(model), nn.Module):
+            raise ConfigError(
+                f"{what} gives {type(model).__name__}, not a flax.linen.Module or flax.nnx.Module"
+            )
+        return model if config.compute_dtype == "float32" else in_dtype(model, config.compute_dtype)
+
+    return make_model
+
+
+def _is_nnx(kind: type) -> bool:
+    """Whether a class is a module of nnx, which is imported for nobody else: it takes long."""
+    if issubclass(kind, nn.Module):
+        return False
+    from flax.nnx import Module
+
+    return issubclass(kind, Module)
+
+
+def _check_validation(internal: Dataset, config: ConfigDict) -> None:
+    """Raises ConfigError if anything is chosen by validation and a client has no samples for it."""
+    without = [domain.name for domain in internal.domains if domain.validation is None]
+    unused = {"local_selection": 0, "patience": 0, "validate_with": "own"}
+    if is_told(config) and without:
+        raise ConfigError(
+            f"config.weigh={brief(config.weigh)} needs validation samples, but client "
+            f"{without[0]!r} of {internal.name} has none: {HOLD_OUT}, or choose another weigh"
+        )
+    for key, nothing in unused.items():
+        if config[key] != nothing and without:
+            raise ConfigError(
+                f"config.{key}={config[key]} needs validation samples, but client {without[0]!r} "
+                f"of {internal.name} has none: {HOLD_OUT}, or {key}={nothing}"
+            )
+
+
+def _check_clients(internal: Dataset, config: ConfigDict) -> None:
+    """Raises ConfigError if a number of clients does not suit the federation."""
+    num_clients = len(internal.domains)
+    check_strategy(config.clients, num_clients)
+    if config.client_epochs and len(config.client_epochs) != num_clients:
+        raise ConfigError(
+            f"config.client_epochs has {len(config.client_epochs)} numbers for {num_clients} "
+            "clients: give one for each"
+        )
+    for key in ("clients_per_round", "eval_clients"):
+        if config[key] > num_clients:
+            raise ConfigError(
+                f"config.{key}={config[key]} is more than the {num_clients} clients there are: use "
+                "0 for all of them"
+            )
+
+
+def sampler(config: ConfigDict, internal: Dataset) -> Sampler:
+    """Which samples a round trains on."""
+    sizes = [len(domain.train.images) for domain in internal.domains]
+    return sampler_of(config, min(sizes), max(sizes))
+
+
+def sampler_of(config: ConfigDict, smallest: int, longest: int) -> Sampler:
+    """The same, for clients of which only the sizes are known.
+
+    Args:
+      config: batches, and epochs or steps.
+      smallest, longest: training samples of the smallest and of the largest client.
+    """
+    if config.local_steps:
+        return by_steps(config.batch_size, config.local_steps, smallest)
+    return by_epochs(min(config.batch_size, longest), local_epochs(config))
+
+
+def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:
+    """The common start of all clients, at random."""
+    return experiment.model.init(key, sample_input(experiment.internal, experiment.prepare, 2))
+
+
+def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Array:
+    """Zeros in the form that the model reads, f[B, ...]."""
+    images = dataset.domains[0].train.images
+    return prepare(jnp.zeros((batch_size, *images.shape[1:]), images.dtype), jnp.float32)
+
+
+def _check_batch_sizes(model: Any, internal: Dataset, prepare: Prepare, config: ConfigDict) -> None:
+    """Checks that no batch norm would see a single value a channel.
+
+    Raises:
+      ConfigError: a client has a batch of one sample and a batch norm sees one value of it.
+    """
+    batch_size = config.batch_size
+    for domain in internal.domains:
+        size = len(domain.train.images)
+        last = batch_size if config.local_steps else (size % batch_size or batch_size)
+        if last == 1:
+            break
+    else:
+        return
+
+    def refuse_one(layer: Layer, x: jax.Array, valid: None) -> Statistics:
+        if x.size == x.shape[-1]:
+            raise ConfigError(
+                f"client {domain.name!r} has {size} training samples, so with config.batch_size="
+                f"{batch_size} a batch holds one sample, which the batch norm "
+                f"{layer.name!r} cannot normalize: choose another batch_size"
+            )
+        return Statistics(layer.mean, layer.var)
+
+    images = sample_input(internal, prepare, 1)
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+    if sharing.STATISTICS in variables:
+        passed = partial(forward, model, statistics=refuse_one)
+        jax.eval_shape(lambda *given: passed(*given).outputs, variables, images)

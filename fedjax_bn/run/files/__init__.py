@@ -1,0 +1,1 @@
+"""Files of a run: its workdir, checkpoints, and who owns them."""

@@ -1,0 +1,142 @@
+"""Whose workdir a folder is: of one configuration and its data, as its config.json says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedjax_bn.run.config.keys import up_to_date
+from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.files.forms import CLAIM
+from fedjax_bn.run.files.workdir import read_json, read_lines, rounds_recorded, write_json
+
+# Where data and compiled programs are kept, what is too large to be read, what is written besides,
+# and the devices change no result (the devices: but for the order of sums, which
+# `machine.difference` says).
+_MAY_DIFFER = {
+    "compilation_cache",
+    "data.cache",
+    "data.device_megabytes",
+    "data.max_megapixels",
+    "mesh",
+    "predictions",
+}
+
+
+def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any], follows: str = "") -> str:
+    """Makes a folder the workdir of one configuration, or checks that it is already.
+
+    Args:
+      workdir: the folder, new or of an earlier start of the same run.
+      config: flat configuration, dotted key -> value.
+      about: versions, devices and data, recorded at the first start.
+      follows: as in `check_claim`.
+
+    Returns:
+      A sentence on what differs from a run that was given so many rounds at first; mostly "".
+
+    Raises:
+      WorkdirError: as `check_claim`, or the folder cannot be written to.
+    """
+    check_claim(workdir, config, about, follows)
+    path = workdir / "config.json"
+    if not path.exists():
+        write_json(path, {"config": config, **about})
+        return ""
+    old = read_json(path, CLAIM)
+    was, now = old["config"].get("rounds"), config["rounds"]
+    if was == now:
+        return ""
+    promised = {name: about[name] for name in ("privacy",) if name in about}
+    write_json(path, {**old, **promised, "config": {**old["config"], "rounds": now}})
+    (workdir / "summary.json").unlink(missing_ok=True)  # that of a run which is not finished now
+    if rounds_recorded(workdir / "metrics.jsonl") < was or not was % config["eval_every"]:
+        return ""
+    return (
+        f"round {was} was evaluated as the last one of {was}, which a run of {now} rounds in one "
+        f"go does not do with eval_every={config['eval_every']}: the model is the same, the "
+        "selected round may be another one"
+    )
+
+
+def check_claim(
+    workdir: Path, config: dict[str, Any], about: dict[str, Any], follows: str = ""
+) -> None:
+    """Checks, and writes nothing, that a folder may be or is the workdir of a configuration.
+
+    Args:
+      workdir: the folder, new or of an earlier start of the same run.
+      config: flat configuration, dotted key -> value; must be equal on every start, but for keys
+        that change no result (`_MAY_DIFFER`), and for `rounds`, which may not be fewer than are
+        done.
+      about: of it only "data" and "start_from" must be equal.
+      follows: the key whose plan follows from `rounds`, which then must be equal too; "" for none.
+
+    Raises:
+      WorkdirError: the folder holds a run of another configuration or of other data, or holds
+        files that are no run's.
+    """
+    if not (workdir / "config.json").exists():
+        _check_unused(workdir)
+        return
+    new = json.loads(json.dumps({"config": config, **about}))
+    old = read_json(workdir / "config.json", CLAIM)
+    old["config"] = json.loads(json.dumps(up_to_date(old["config"])))
+    keys = sorted({*old["config"], *new["config"]} - _MAY_DIFFER - {"rounds"})
+    changes = [
+        f"{key:.40} ({_short(old['config'].get(key))} there, {_short(new['config'].get(key))} now)"
+        for key in keys
+        if old["config"].get(key) != new["config"].get(key)
+    ]
+    if not changes and old["data"] != new["data"]:
+        changes = ["the data themselves (their hash)"]
+    if not changes and old.get("start_from") != new.get("start_from"):
+        changes = ["the model that start_from names (its hash)"]
+    if changes:
+        raise WorkdirError(
+            f"{workdir} belongs to a run of another configuration; these differ: "
+            f"{', '.join(changes[:8])}. Give another --workdir, or the old values to go on"
+        )
+    _check_rounds(workdir, old["config"].get("rounds"), config["rounds"], follows)
+
+
+def _check_rounds(workdir: Path, was: Any, now: int, follows: str) -> None:
+    """Raises WorkdirError where a run that was given `was` rounds cannot have `now` of them."""
+    if was == now:
+        return
+    if follows:
+        raise WorkdirError(
+            f"{workdir} belongs to a run of {was} rounds, and {follows} follows from that number: "
+            f"with rounds={now} its rounds so far would have been others. Give rounds={was}, or "
+            f"another --workdir, perhaps with start_from={workdir} when it has finished"
+        )
+    path = workdir / "metrics.jsonl"
+    done = rounds_recorded(path)
+    if now < done:
+        raise WorkdirError(
+            f"{workdir} has made {done} rounds already, more than rounds={now}: give {done} or "
+            "more, or another --workdir"
+        )
+    if now == done and "accuracy" not in read_lines(path, done)[-1]:
+        raise WorkdirError(
+            f"{workdir} has made {done} rounds, and the last one was not evaluated: give more "
+            f"than rounds={now}, or another --workdir"
+        )
+
+
+def _short(value: Any) -> str:
+    """A value as Python spells it, of what is long only the beginning."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _check_unused(workdir: Path) -> None:
+    """Raises WorkdirError if a workdir without config.json is a file or holds anything."""
+    if workdir.exists() and not workdir.is_dir():
+        raise WorkdirError(f"{workdir} is a file: give a folder with --workdir")
+    # Hidden files are what a run leaves that was killed before it wrote its config.json.
+    names = sorted(path.name for path in workdir.glob("*") if path.name[0] != ".")
+    if names:
+        raise WorkdirError(
+            f"{workdir} is not empty ({names[0]}, ...) and holds no config.json of a run: give an "
+            "empty or new folder with --workdir"
+        )

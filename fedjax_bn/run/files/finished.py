@@ -1,0 +1,166 @@
+"""A finished run read back from its workdir: its configuration, its model, its selected round.
+
+A run's config.json holds the form of its samples, so that neither its training data nor their path
+are needed.
+"""
+
+import textwrap
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.data.label_trees import no_labels
+from fedjax_bn.data.pixels.images import impossible_samples
+from fedjax_bn.federation import FederatedState
+from fedjax_bn.run.config.defaults import KEYS, base
+from fedjax_bn.run.config.keys import check, up_to_date
+from fedjax_bn.run.config.trust import started_in
+from fedjax_bn.run.errors import CheckpointError, WorkdirError
+from fedjax_bn.run.experiment.build import Experiment, assemble
+from fedjax_bn.run.experiment.start import make_keys, make_start
+from fedjax_bn.run.files import checkpoint, workdir
+from fedjax_bn.run.files.forms import FINISHED
+from fedjax_bn.run.processes.mesh import form_on
+from fedjax_bn.run.training.compilation_cache import keep_compiled
+from fedjax_bn.run.training.population import start_held
+from fedjax_bn.run.training.records import Record
+
+
+def read_about(folder: Path) -> Record:
+    """The content of a finished run's config.json.
+
+    Raises:
+      WorkdirError: there is no finished run.
+    """
+    inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    if inside and not (folder / "config.json").exists():  # as `target=each` leaves it
+        raise WorkdirError(
+            f"{folder} is no run's workdir, but {', '.join(inside[:20])} in it are: give one"
+        )
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "is not there"
+        raise WorkdirError(f"{folder} {what}: give the workdir of a finished run")
+    if not (folder / "config.json").exists():
+        raise WorkdirError(f"{folder} holds no run: give the workdir of a finished run")
+    about = workdir.read_json(folder / "config.json", FINISHED)
+    if not (folder / "summary.json").exists():
+        raise WorkdirError(
+            f"{folder} holds a run that has not finished: give the command that started it again, "
+            "then evaluate"
+        )
+    return about
+
+
+def configuration(flat: Record) -> ConfigDict:
+    """The configuration that a config.json holds.
+
+    Raises:
+      WorkdirError: it holds none.
+    """
+    config = base()
+    known = {k: tuple(v) if isinstance(v, list) else v for k, v in up_to_date(flat).items()}
+    for key in ("compilation_cache", "data.cache"):  # once any text was a folder
+        if type(known.get(key)) is str and not KEYS[key].range.holds(known[key]):
+            known[key] = ""
+    try:
+        with config.unlocked():
+            config.update_from_flattened_dict(known)
+        check(config)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise WorkdirError(
+            f"the run's config.json holds no configuration ({textwrap.shorten(str(error), 160)}): "
+            "give the workdir of another run"
+        ) from error
+    return config
+
+
+def remembered(about: Record, trust: bool = False) -> ConfigDict:
+    """The configuration of a finished run; relative paths of data are those from its start.
+
+    Args:
+      about: the run's config.json.
+      trust: whether programs are run that lie compiled in the run's own folder for them. They are
+        code, so else that folder is not used.
+
+    Raises:
+      WorkdirError: as `configuration`.
+    """
+    config, place = configuration(about["config"]), started_in(about)
+    if not trust and config.compilation_cache != base().compilation_cache:
+        config.compilation_cache = ""
+    for group, key in ((config.data, "path"), (config.participation, "trace")):
+        if place and group[key] and not Path(group[key]).exists() and (place / group[key]).exists():
+            group[key] = str(place / group[key])
+    return config
+
+
+def restore(
+    folder: Path, config: ConfigDict, form: Record
+) -> tuple[Experiment, FederatedState, int]:
+    """The run's model and method, the state of its selected round, and that round's number.
+
+    Args:
+      folder: the workdir.
+      config: the run's own, as `configuration` makes it.
+      form: of its samples, as `domain.form_of` makes it.
+
+    Raises:
+      CheckpointError: as `restore_state`.
+      WorkdirError: the form is none.
+      ConfigError, ValueError: the configuration names what is not there.
+    """
+    keep_compiled(config.compilation_cache)
+    _check_form(folder, form)
+    experiment = assemble(config, dataset_of(form), ())
+    start = make_start(config, experiment, make_keys(config))
+    start = start_held(config, start, folder, len(form["clients"]))
+    like = form_on(jax.eval_shape(start), experiment.mesh)
+    return experiment, *restore_state(folder, like)
+
+
+def dataset_of(form: Record) -> Dataset:
+    """Clients of that form, as `domain.form_of` makes it, each with one blank sample."""
+    sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), no_labels(form.get("boxes", 0)))
+    domains = tuple(Domain(name, sample, sample, sample) for name in form["clients"])
+    mean, std = tuple(form["mean"]), tuple(form["std"])
+    return Dataset(form["dataset"], form["num_classes"], domains, mean, std)
+
+
+def _check_form(folder: Path, form: Record) -> None:
+    """Raises WorkdirError where no samples can have the form that a config.json holds."""
+    if what := impossible(form):
+        raise WorkdirError(
+            f"cannot read {folder / 'config.json'} (no samples have its form's {what}): give "
+            "the workdir of another run"
+        )
+
+
+def impossible(form: Record) -> str:
+    """What of a form no samples can have, such as "shape"; empty where some can."""
+    clients = form["clients"]
+    if not clients or len(set(clients)) < len(clients):
+        return "clients"
+    return impossible_samples(form["shape"], form["dtype"], form["mean"], form["std"])
+
+
+def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, int]:
+    """The state of a run's selected round, or of its latest where none was selected, and its round.
+
+    Args:
+      folder: the run's workdir.
+      like: a state of the same form, arrays or `jax.ShapeDtypeStruct`.
+
+    Raises:
+      CheckpointError: the folder has no checkpoint, or a damaged one, or one of another model.
+    """
+    for name in ("selected", "latest"):
+        checkpoints = folder / "checkpoints" / name
+        if not checkpoints.is_dir():
+            continue
+        with checkpoint.open_folder(checkpoints, keep=2) as manager:
+            if steps := checkpoint.steps(manager):
+                return checkpoint.restore(manager, like), steps[-1]
+    raise CheckpointError(f"{folder} holds no checkpoint: give the workdir of a run that has one")

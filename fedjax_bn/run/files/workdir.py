@@ -1,0 +1,229 @@
+"""The files of a run, and the one way in which they are written and read.
+
+A file is written beside its place, waited for until the disk has it, and then renamed; lines of
+metrics.jsonl are appended, and waited for before a checkpoint counts them (`sync`). So what a run
+goes on from after a power cut is whole, and what is behind it is dropped.
+"""
+
+import io
+import json
+import os
+import textwrap
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.files.forms import OBJECT, RECORD, Form, misfit, other_names
+
+_WRITING = RLock()  # held while a file is written, so that a process can end between two writes
+
+
+@contextmanager
+def no_write_under_way(seconds: float) -> Iterator[None]:
+    """Waits, at most so long, until no file is being written, and keeps others from starting."""
+    held = _WRITING.acquire(timeout=seconds)
+    try:
+        yield
+    finally:
+        if held:
+            _WRITING.release()
+
+
+@contextmanager
+def faults_named(place: Path | str) -> Iterator[None]:
+    """Turns the system's error on writing into a sentence for the user.
+
+    Raises:
+      WorkdirError: in place of OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise WorkdirError(
+            f"cannot write to {place} ({error.strerror or error}): make room there or make it "
+            "writable and give the same command to go on, or give another --workdir"
+        ) from error
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a file so that readers see all of it or nothing, whenever process or power ends.
+
+    Only the owner of a workdir writes there (`ownership.owned`), so the name of the file that is
+    not yet whole is free, and one that a kill left behind is overwritten.
+
+    Raises:
+      WorkdirError: the disk is full, or the folder cannot be written to; no part is left behind.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    partial = path.with_name(f".{path.name}.partial")
+    with _WRITING, faults_named(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(partial, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until the disk has a file's content, or a folder's names.
+
+    Raises:
+      WorkdirError: it could not be written.
+    """
+    with faults_named(path):
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file atomically."""
+    write_atomically(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path, form: Form = OBJECT) -> dict[str, Any]:
+    """Reads a JSON file of a run, by default any object.
+
+    Raises:
+      WorkdirError: it is not there, damaged, or of another form.
+    """
+    try:
+        content = json.loads(path.read_text())
+        if wrong := misfit(content, form):
+            raise ValueError(wrong)
+        return content
+    except (OSError, ValueError, RecursionError) as error:
+        raise WorkdirError(
+            f"cannot read {path} ({textwrap.shorten(str(error), 120)}): move that folder away or "
+            "give another --workdir"
+        ) from error
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz that a report shows.
+
+    Raises:
+      WorkdirError: it is damaged.
+    """
+    try:
+        with np.load(io.BytesIO(path.read_bytes())) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise not_readable(path, error) from error
+
+
+def not_readable(path: Path, why: Exception) -> WorkdirError:
+    """The error on a file that a report could do without.
+
+    Args:
+      path: of the file.
+      why: of its text the first 120 characters are told.
+    """
+    reason = textwrap.shorten(str(why), 120)
+    return WorkdirError(
+        f"cannot read {path} ({reason}): move it away, and the report goes without it"
+    )
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Appends one JSON line; `sync` waits for it.
+
+    Raises:
+      WorkdirError: it could not be written; no part of it is left behind.
+    """
+    data = (json.dumps(record) + "\n").encode()
+    with _WRITING, faults_named(path), open(path, "ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            while data:  # a disk that is nearly full takes a part
+                data = data[file.write(data) :]
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)
+            raise
+
+
+def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
+    """The records of the first `rounds` rounds, each once.
+
+    Later or torn lines of a killed run are dropped. Where two processes wrote at once, which is no
+    longer possible, a round's first line stands: both had the same configuration and data.
+
+    Raises:
+      WorkdirError: lines of those rounds are missing.
+    """
+    records = {record["round"]: record for record in reversed(_whole_lines(path))}
+    wrong = (
+        n for n in range(1, rounds + 1) if n not in records or other_names(records[n], records[1])
+    )
+    if missing := next(wrong, None):
+        raise WorkdirError(
+            f"{path} is damaged at round {missing} of the {rounds} that the checkpoint has: move "
+            f"{path.parent} away and start again, or give another --workdir"
+        )
+    return [records[number] for number in range(1, rounds + 1)]
+
+
+def rounds_recorded(path: Path) -> int:
+    """How many rounds have their lines, from the first on without a gap."""
+    numbers = {record["round"] for record in _whole_lines(path)}
+    return next(n for n in range(len(numbers) + 1) if n + 1 not in numbers)
+
+
+def keep_lines(path: Path, records: list[dict[str, Any]]) -> str:
+    """Rewrites a file of lines where it holds others than these records.
+
+    Returns:
+      A sentence for the user where rounds were there more than once; empty else.
+    """
+    lines = [json.dumps(record).encode() for record in records]
+    if path.exists() and _lines_of(path) == lines:
+        return ""
+    twice = holds_rounds_twice(path)
+    write_atomically(path, b"".join(line + b"\n" for line in lines))
+    if not twice:
+        return ""
+    return (
+        f"{path} held rounds more than once, as two processes leave it that write at once: it was "
+        f"repaired, and holds the first {len(records)} rounds once each"
+    )
+
+
+def holds_rounds_twice(path: Path) -> bool:
+    """Whether rounds have more than one line."""
+    numbers = [record["round"] for record in _whole_lines(path)]
+    return len(set(numbers)) < len(numbers)
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines that hold the record of a round, as they stand."""
+    found = []
+    for line in _lines_of(path):
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if not misfit(record, RECORD):
+                found.append(record)
+    return found
+
+
+def _lines_of(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise WorkdirError(f"cannot read {path} ({error.strerror}): move it away") from error

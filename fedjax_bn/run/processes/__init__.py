@@ -1,0 +1,1 @@
+"""Processes: several as one run, meshes of devices, signals and the console."""

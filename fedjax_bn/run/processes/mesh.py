@@ -1,0 +1,220 @@
+"""Over which devices a run is spread, and how what it needs comes to lie there.
+
+Rows of clients are shared out over the mesh's axis "clients", everything else has a copy on each
+device. With several processes each puts the rows of its own devices there, and reads no others.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedjax_bn.engine.devices import BATCH, CLIENTS
+from fedjax_bn.engine.ranges import mesh_sizes
+from fedjax_bn.federation import FederatedState
+from fedjax_bn.run.errors import ConfigError
+
+PyTree = Any
+
+
+def choose_mesh(text: str, rows: int, batch_size: int) -> Mesh | None:
+    """The mesh that `config.mesh` spells; None for one device.
+
+    Where a number of devices is given, or all are taken, and there are more than rows, a client's
+    batch is split too, over as many devices as go evenly.
+
+    Args:
+      text: `auto`, a number of devices, `clients:N` or `clients:N,batch:M`.
+      rows: clients of a round.
+      batch_size: samples of a step.
+
+    Raises:
+      ConfigError: there are fewer devices, or a process would have none of them.
+    """
+    devices = jax.devices()
+    clients, batch = (len(devices), None) if text == "auto" else mesh_sizes(text)
+    if clients * (batch or 1) > len(devices):
+        raise ConfigError(
+            f"config.mesh={text!r} needs {clients * (batch or 1)} devices of the "
+            f"{len(devices)} that this run has: give auto for all of them, or fewer"
+        )
+    if batch is None:
+        batch = min(max(clients // rows, 1), batch_size)
+        clients = min(clients, rows)
+    chosen = np.array(devices[: clients * batch])
+    _check_processes(text, chosen)
+    if chosen.size == 1 and jax.process_count() == 1:
+        return None
+    shape, names = ((clients, batch), (CLIENTS, BATCH)) if batch > 1 else ((clients,), (CLIENTS,))
+    return Mesh(chosen.reshape(shape), names)
+
+
+def _check_processes(text: str, devices: np.ndarray) -> None:
+    """Raises ConfigError where a process has none of the devices."""
+    idle = set(range(jax.process_count())) - {device.process_index for device in devices}
+    if idle:
+        raise ConfigError(
+            f"config.mesh={text!r} takes {devices.size} devices, none of which is one of process "
+            f"{min(idle)}: start fewer processes, or spell a mesh that has devices of all"
+        )
+
+
+def clients_of(mesh: Mesh | None) -> NamedSharding | None:
+    """`over_clients`, or None for one device."""
+    return None if mesh is None else over_clients(mesh)
+
+
+def copies_on(mesh: Mesh | None) -> NamedSharding | None:
+    """`everywhere`, or None for one device."""
+    return None if mesh is None else everywhere(mesh)
+
+
+def mesh_note(mesh: Mesh | None) -> str:
+    """A sentence on the devices of a run."""
+    if mesh is None:
+        return "one device"
+    kind, shape = mesh.devices.flat[0].device_kind, dict(mesh.shape)
+    spread = f"{mesh.size} devices ({kind}), clients over {shape[CLIENTS]}"
+    spread += f" and each batch over {shape[BATCH]}" if BATCH in shape else ""
+    count = jax.process_count()
+    return f"{spread}, in {count} processes" if count > 1 else spread
+
+
+def over_clients(mesh: Mesh) -> NamedSharding:
+    """Rows [P, ...] shared out by client."""
+    return NamedSharding(mesh, PartitionSpec(CLIENTS))
+
+
+def over_all(mesh: Mesh) -> NamedSharding:
+    """Rows shared out over all devices, those of a client's batch too."""
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+
+def everywhere(mesh: Mesh) -> NamedSharding:
+    """A copy on each device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
+    """Where leaves lie: the clients' own, [K, ...], over their axis, others everywhere."""
+    spread = jax.tree.map(lambda leaf: everywhere(mesh), state)
+    own = jax.tree.map(lambda leaf: over_clients(mesh), (state.personal, state.memory))
+    return spread._replace(personal=own[0], memory=own[1])
+
+
+def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
+    """The state's `jax.ShapeDtypeStruct`s, which on a mesh say where each leaf lies.
+
+    Of a state that has no row for each client every device has a copy.
+    """
+    form = jax.eval_shape(lambda state: state, state)
+    if mesh is None:
+        return form
+    spread = jax.tree.map(lambda leaf: everywhere(mesh), form)
+    if isinstance(form, FederatedState):
+        spread = shardings_of(form, mesh)
+    return jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        form,
+        spread,
+    )
+
+
+def without_padding(state: PyTree) -> PyTree:
+    """The form of a federation's state with the rows of its clients only; another tree as it is."""
+    if not isinstance(state, FederatedState):
+        return state
+    num_clients = state.weights.shape[0]
+    personal, memory = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((num_clients, *leaf.shape[1:]), leaf.dtype),
+        (state.personal, state.memory),
+    )
+    return state._replace(personal=personal, memory=memory)
+
+
+def place_rows(
+    read: Callable[[int, int], PyTree], rows: int, sharding: NamedSharding | None
+) -> PyTree:
+    """Arrays [rows, ...] of which every device gets its own rows.
+
+    Args:
+      read: `read(start, stop)` -> those rows, a tree of NumPy arrays; asked for the rows of this
+        process's devices only.
+      rows: a multiple of the places that the sharding has.
+      sharding: None for one device.
+    """
+    if sharding is None:
+        return jax.tree.map(jnp.asarray, read(0, rows))
+    parts, tree = [], None
+    for (start, stop), devices in _own_places(rows, sharding):
+        tree = read(start, stop)
+        parts += [[jax.device_put(leaf, d) for leaf in jax.tree.leaves(tree)] for d in devices]
+    arrays = [
+        jax.make_array_from_single_device_arrays((rows, *one[0].shape[1:]), sharding, list(one))
+        for one in zip(*parts, strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(tree), arrays)
+
+
+def place_own(own: np.ndarray, rows: int, sharding: NamedSharding | None, tree: PyTree) -> PyTree:
+    """Arrays [rows, ...], from those of the rows i64[n] that `own_rows` names."""
+    first = {row: position for position, row in enumerate(own.tolist())}
+
+    def read(start: int, stop: int) -> PyTree:
+        place = first[start]
+        return jax.tree.map(lambda leaf: leaf[place : place + stop - start], tree)
+
+    return place_rows(read, rows, sharding)
+
+
+def own_rows(rows: int, sharding: NamedSharding | None) -> np.ndarray:
+    """i64[n], which rows of so many lie on devices of this process, in order."""
+    if sharding is None:
+        return np.arange(rows)
+    return np.concatenate([np.arange(*place) for place, _ in _own_places(rows, sharding)])
+
+
+def _own_places(
+    rows: int, sharding: NamedSharding
+) -> list[tuple[tuple[int, int], list[jax.Device]]]:
+    """((start, stop), this process's devices that hold these rows), in order."""
+    where: dict[tuple[int, int], list[jax.Device]] = {}
+    for device, (index,) in sharding.addressable_devices_indices_map((rows,)).items():
+        start, stop, _ = index.indices(rows)
+        where.setdefault((start, stop), []).append(device)
+    return sorted(where.items(), key=lambda item: item[0])
+
+
+def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """The same arrays, or random keys, on every device of the mesh; each process has them."""
+    if mesh is None:
+        return jax.device_put(tree)
+
+    def copied(leaf: Any) -> jax.Array:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            numbers = copied(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
+        here = np.asarray(leaf)
+        return jax.make_array_from_callback(here.shape, everywhere(mesh), lambda index: here[index])
+
+    return jax.tree.map(copied, tree)
+
+
+def gathered(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """The tree as every process can read it: with copies of all rows on each device."""
+    return tree if mesh is None else _gather(mesh)(tree)
+
+
+def fetched(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """The tree as NumPy arrays, of all rows in every process."""
+    return jax.device_get(gathered(tree, mesh) if jax.process_count() > 1 else tree)
+
+
+@cache
+def _gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
+    """One function a mesh, so that it is compiled once a form of trees."""
+    return jax.jit(lambda tree: tree, out_shardings=everywhere(mesh))

@@ -1,6 +1,0 @@
-"""Tables, plots and the page of a run."""
-
-from fedjax_bn.run.report import plots, tables
-from fedjax_bn.run.report.page import write_comparison, write_data_plots, write_report
-
-__all__ = ["plots", "tables", "write_comparison", "write_data_plots", "write_report"]

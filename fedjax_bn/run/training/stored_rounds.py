@@ -1,0 +1,189 @@
+"""The rounds of a population whose clients' own parts lie on the disk, see `run.population`.
+
+The device holds what the clients share and the rows of one cohort; on a mesh each its own clients'
+rows, and rows of padding repeat the last client's. The batches of the next cohort are read while
+this one trains (`run.stream`); its rows are read afterwards, because a client may be in both. Of
+several processes each reads the rows of its own devices, and the first writes those of all.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.data.sampling import label_forms, validation_batches
+from fedjax_bn.engine.backend import compile_quickly
+from fedjax_bn.engine.batches import Batches
+from fedjax_bn.federation import FederatedMethod, FederatedState
+from fedjax_bn.run.experiment.availability import Cohort
+from fedjax_bn.run.experiment.build import Experiment
+from fedjax_bn.run.experiment.weighing import what_validates
+from fedjax_bn.run.processes.mesh import (
+    clients_of,
+    copies_on,
+    fetched,
+    own_rows,
+    place_copies,
+    place_own,
+)
+from fedjax_bn.run.processes.together import by_first
+from fedjax_bn.run.training.population import PARTS, Held, rows_of_clients
+from fedjax_bn.run.training.rounds import Rounds, absent_in_padding, cohort_of, draw_round
+from fedjax_bn.run.training.stream import megabytes, stream_rounds
+
+_PADDED, _WHOLE = ("personal", "memory"), ("weighing",)  # parts with rows of padding, and without
+_ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True}
+Rows = dict[str, Any]  # part of a client -> tree [C, ...]
+
+
+def open_stored_rounds(config: ConfigDict, experiment: Experiment, keys: Any, held: Held) -> Rounds:
+    """As `rounds.open_rounds`, for rows in a store; training data are always streamed."""
+    splits = [domain.train for domain in experiment.internal.domains]
+    longest = max(len(split.images) for split in splits)
+
+    def draw(keys: Any, number: jax.Array) -> tuple[Cohort, tuple]:
+        given = config, experiment, longest, keys, number
+        return cohort_of(config, experiment, keys, number), draw_round(*given)
+
+    drawn = _once(partial(jax.jit(draw), keys))
+    index, images = jax.eval_shape(draw, keys, held.round)[1][1].index, splits[0].images
+    own = own_rows(index.shape[0], clients_of(experiment.mesh))
+    batches = stream_rounds(splits, lambda n: drawn(n)[1], int(held.round), config.rounds, own)
+    image = jax.ShapeDtypeStruct((*index.shape[1:], *images.shape[1:]), images.dtype)
+    valid = jax.ShapeDtypeStruct(index.shape[1:], bool)
+    label = label_forms(splits[0], index.shape[1:])
+    like = {"image": image, "label": label, "valid": valid}
+    validate = _validation(config, experiment)
+    like |= jax.tree.map(_one_row, validate(np.arange(1))) if validate else {}
+    note = f"{megabytes(splits):.0f} MB of training samples are streamed, as those of a population"
+    return Rounds(note, like, partial(_compile, experiment, keys, drawn, batches, validate))
+
+
+def _once(draw: Callable[[int], tuple[Cohort, tuple]]) -> Callable[[int], tuple[Cohort, tuple]]:
+    """The same, computed once for each of the last rounds, though many threads ask; on the host."""
+    lock, known = threading.Lock(), lru_cache(4)(lambda number: jax.device_get(draw(number)))
+
+    def drawn(number: int) -> tuple[Cohort, tuple]:
+        with lock:
+            return known(number)
+
+    return drawn
+
+
+def _validation(
+    config: ConfigDict, experiment: Experiment
+) -> Callable[[np.ndarray], Batches] | None:
+    """Returns `of(client)`, the validation samples of a cohort that trains with them; else None."""
+    if not what_validates(config):
+        return None
+    splits = [domain.validation for domain in experiment.internal.domains]
+    longest = max(len(split.images) for split in splits)
+
+    def of(client: np.ndarray) -> Batches:
+        chosen = [splits[k] for k in client]
+        return {"validation": validation_batches(chosen, config.eval_batch_size, longest=longest)}
+
+    return of
+
+
+def _compile(
+    experiment: Experiment,
+    keys: Any,
+    drawn: Callable[[int], tuple[Cohort, tuple]],
+    streamed: Iterator[Batches],
+    validate: Callable[[np.ndarray], Batches] | None,
+    held: Held,
+) -> Callable[[Held], tuple[Held, dict[str, np.ndarray]]]:
+    """The next round as `round(held) -> (held, metrics [N])`."""
+    waiting = next(streamed, None)
+    if waiting is None:  # the last round is done
+        return lambda held: (held, {})
+    num_clients, mesh = held.store.num_clients, experiment.mesh
+    over, everywhere = clients_of(mesh), copies_on(mesh)
+    key = place_copies(keys.method, mesh)
+
+    def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
+        cohort, (numbers, _) = drawn(int(held.round))
+        own = own_rows(len(numbers), over)
+        known = np.minimum(numbers[own], num_clients - 1)
+        present = jax.tree.map(
+            lambda one: np.asarray(absent_in_padding(mesh, one))[own], cohort.entries()
+        )
+        batches = batches | present | {"client": numbers[own]}
+        batches |= validate(known) if validate else {}
+        mine = rows_of_clients(held, known, _PADDED), batches
+        rows, batches = place_own(own, len(numbers), over, mine)
+        rows |= place_copies(rows_of_clients(held, cohort.client, _WHOLE), mesh)
+        return cohort.client, (held.state, rows, batches, key)
+
+    by_row = dict.fromkeys(_PADDED, over) | dict.fromkeys(_WHOLE, everywhere)
+    first = inputs(held, waiting)[1]
+    program = jax.jit(
+        partial(_round, experiment.method, num_clients),
+        static_argnums=0,
+        donate_argnums=(1, 2),
+        out_shardings=None if mesh is None else (everywhere, by_row, everywhere),
+    )
+    compiled = compile_quickly(program.lower(len(held.client), *first))
+    del first
+
+    def round(held: Held) -> tuple[Held, dict[str, np.ndarray]]:
+        nonlocal waiting
+        batches, waiting = waiting if waiting is not None else next(streamed), None
+        client, given = inputs(held, batches)
+        state, rows, metrics = compiled(*given)
+        rows, metrics = fetched((rows, metrics), mesh)
+        trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
+        new = jax.tree.map(lambda x: x[trained], rows)
+        slots = held.store.new_slots(np.asarray(held.slots), client[trained])
+        # Nobody reads rows of the next round before these are written.
+        by_first(lambda: held.store.write(slots, client[trained], new))
+        told = {
+            name: _by_all(metrics[name], client, num_clients, value)
+            for name, value in _ABSENT.items()
+        }
+        told["server_finite"] = metrics["server_finite"]
+        return Held(state, held.first, client, slots, held.store), told
+
+    return round
+
+
+def _one_row(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+
+
+def _by_all(values: np.ndarray, client: np.ndarray, total: int, absent: float) -> np.ndarray:
+    """Values [C] of a cohort as [N], with another one for all that were not drawn."""
+    everybody = np.full(total, absent, values.dtype)
+    everybody[client] = values
+    return everybody
+
+
+def _round(
+    method: FederatedMethod,
+    num_clients: int,
+    drawn: int,
+    state: FederatedState,
+    rows: Rows,
+    batches: Batches,
+    key: jax.Array,
+) -> tuple[FederatedState, Rows, dict[str, jax.Array]]:
+    """A round over a cohort of so many, from and to the form of `Held.state`."""
+    before = state.personal
+    cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=drawn), **rows)
+    population = jnp.asarray(num_clients, jnp.int32)
+    after, metrics = method.round(cohort, batches | {"population": population}, key)
+    weights = metrics["weights"]
+    # Where nobody counts, an unseen client receives what it would have received before.
+    counted = weights.sum() > 0
+    mean = weighted_mean(jax.tree.map(lambda leaf: leaf[:drawn], after.personal), weights)
+    mean = jax.tree.map(lambda new, old: jnp.where(counted, new, old[0])[None], mean, before)
+    rows = {part: getattr(after, part) for part in PARTS}
+    kept = after._replace(weights=state.weights, personal=mean, memory=(), weighing=())
+    return kept, rows, {name: metrics[name] for name in (*_ABSENT, "server_finite")}

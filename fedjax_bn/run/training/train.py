@@ -1,0 +1,293 @@
+"""The loop over rounds: resume, round, evaluate, select, log, save."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from fedjax_bn.data.domain import form_of
+from fedjax_bn.engine.traffic import traffic
+from fedjax_bn.federation import FederatedState
+from fedjax_bn.report import write_data_plots
+from fedjax_bn.run.config.keys import flatten
+from fedjax_bn.run.errors import InterruptedRun
+from fedjax_bn.run.evaluation.answers import Keep
+from fedjax_bn.run.evaluation.answers_file import write_answers
+from fedjax_bn.run.evaluation.box_pictures import draw_boxes, shows_boxes
+from fedjax_bn.run.evaluation.evaluate import evaluator
+from fedjax_bn.run.evaluation.unseen import unseen_evaluator
+from fedjax_bn.run.experiment.build import Experiment
+from fedjax_bn.run.experiment.method import follows_rounds, resolved
+from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
+from fedjax_bn.run.experiment.start import Keys, data_hash, partition_table, prepare
+from fedjax_bn.run.experiment.starting_model import starting_record
+from fedjax_bn.run.files import checkpoint, workdir
+from fedjax_bn.run.files.claim import check_claim, claim
+from fedjax_bn.run.files.finished import restore_state
+from fedjax_bn.run.files.forms import SUMMARY
+from fedjax_bn.run.files.ownership import owned
+from fedjax_bn.run.processes.machine import describe_machine, difference
+from fedjax_bn.run.processes.mesh import form_on, mesh_note
+from fedjax_bn.run.processes.stop import saying, stop_requests
+from fedjax_bn.run.processes.together import (
+    any_asked,
+    by_first,
+    first,
+    held_by_first,
+    require_same,
+    together,
+)
+from fedjax_bn.run.training.batch_norm_log import log_batch_norms
+from fedjax_bn.run.training.compile_time import compile_round
+from fedjax_bn.run.training.mask_log import log_masks
+from fedjax_bn.run.training.population import Held, disk_note, keep_rows, protect_rows, start_held
+from fedjax_bn.run.training.records import (
+    Record,
+    have_trained,
+    require_finite,
+    require_weights,
+    round_record,
+)
+from fedjax_bn.run.training.rounds import cohort_of, open_rounds
+from fedjax_bn.run.training.stored_rounds import open_stored_rounds
+from fedjax_bn.run.training.summary import add_unseen, out_of_patience, select_round, summarize
+from fedjax_bn.run.training.watchers import watchers
+
+
+def run(
+    config: ConfigDict, folder: Path, say: Callable[[str], None] = print, modules: bool = True
+) -> Record:
+    """Trains one method and returns its summary; a run that was stopped goes on where it was.
+
+    Args:
+      config: as `fedjax_bn.run.config.keys.base` and a config file make it.
+      folder: the workdir; see the README for its files.
+      say: where messages go.
+      modules: whether it says for each module what is shared, or in sums.
+
+    Raises:
+      ConfigError: the configuration or the data do not suit.
+      WorkdirError, CheckpointError: the workdir is another run's or damaged.
+      NotFiniteError: an update of a client or the server's step is not finite and
+        `config.on_nonfinite` is "stop", or all clients' updates are not.
+      RiskError: the weighing rule cannot use a client's risk.
+      InterruptedRun: Ctrl-C, after the state was saved.
+    """
+    # 1. Everything that can be wrong is found here, before anything is written or compiled.
+    config = resolved(config)
+    experiment, keys, start = prepare(config)
+    start = start_held(config, start, folder, len(experiment.internal.domains))
+    promised = describe_privacy(config, len(experiment.internal.domains), config.rounds)
+    experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
+    about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
+    about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
+    about |= promised | starting_record(config)
+    about |= describe_machine()
+    about["machine"]["mesh"] = mesh_note(experiment.mesh)
+    flat, say = dict(flatten(config)), say if first() else lambda text: None
+    require_same("the configuration", flat)
+    require_same("the data", about["data"])
+    follows = follows_rounds(config)
+    by_first(lambda: check_claim(folder, flat, about, follows))
+
+    # 2. A finished run only says so, unless it is given more rounds.
+    if by_first(lambda: _has_finished(config, folder)):
+        return by_first(lambda: _say_finished(config, folder, say))
+
+    drawn = partial(cohort_of, config, experiment, keys)
+    if note := by_first(lambda: disk_note(config, start, drawn)):
+        say(note)
+
+    # 3. Otherwise this process, the first of several, owns the folder until it ends, and goes on
+    # from the latest checkpoint, if there is one.
+    with held_by_first(owned(folder)), saying(partial(checkpoint.saved, folder)), together():
+        if note := by_first(lambda: claim(folder, flat, about, follows)):
+            say(note)
+        if note := by_first(lambda: difference(folder, about)):
+            say(note)
+        state, records = resume(folder, start, say, experiment.mesh)
+        if records:
+            say(f"going on from round {len(records)} of {config.rounds} in {folder}")
+        return _finish(config, experiment, keys, folder, state, records, say, modules)
+
+
+def resume(
+    folder: Path,
+    start: Callable[[], FederatedState],
+    say: Callable[[str], None],
+    mesh: Mesh | None = None,
+) -> tuple[FederatedState, list[Record]]:
+    """The state that a workdir goes on from, and the records behind it; later ones are dropped.
+
+    Raises:
+      WorkdirError, CheckpointError: the workdir is damaged.
+    """
+    path = folder / "metrics.jsonl"
+    recorded = by_first(lambda: workdir.rounds_recorded(path))
+    state = checkpoint.resume(folder, start, recorded, mesh)
+    rounds = int(state.round)
+
+    def repaired() -> tuple[list[Record], str]:
+        records = workdir.read_lines(path, rounds)
+        return records, workdir.keep_lines(path, records)
+
+    protect_rows(folder, state)
+    records, note = by_first(repaired)
+    if note:
+        say(note)
+    return state, records
+
+
+def _has_finished(config: ConfigDict, folder: Path) -> bool:
+    """Whether a workdir has a summary, of all rounds that there are to be or of lost patience."""
+    if not (folder / "summary.json").exists():
+        return False
+    summary = workdir.read_json(folder / "summary.json", SUMMARY)
+    return summary["rounds"] >= config.rounds or summary.get("stopped_early", False)
+
+
+def _say_finished(config: ConfigDict, folder: Path, say: Callable[[str], None]) -> Record:
+    """The summary of a finished run, which is left as it is, but for rounds written twice."""
+    summary = workdir.read_json(folder / "summary.json", SUMMARY)
+    path = folder / "metrics.jsonl"
+    if workdir.holds_rounds_twice(path):
+        with owned(folder):
+            say(workdir.keep_lines(path, workdir.read_lines(path, summary["rounds"])))
+    say(f"{folder} holds a finished run of {config.method}; nothing to do.")
+    return summary
+
+
+def _finish(
+    config: ConfigDict,
+    experiment: Experiment,
+    keys: Keys,
+    folder: Path,
+    state: FederatedState,
+    records: list[Record],
+    say: Callable[[str], None],
+    modules: bool,
+) -> Record:
+    """The rounds that are left, and the summary; arguments as of `run` and `loop`."""
+    form = form_on(state, experiment.mesh)  # before a round donates it
+    # 4. Say and draw what will be trained, and compile a round.
+    for note in (*experiment.notes, partition_table(config, state, modules)):
+        say(note)
+    if experiment.mesh is not None:
+        say(mesh_note(experiment.mesh))
+    if first():
+        most = config.clients_named
+        write_data_plots(folder, experiment.internal, experiment.unseen, most)
+    opening = open_stored_rounds if isinstance(state, Held) else open_rounds
+    rounds = opening(config, experiment, keys, state)
+    bytes_sent = traffic(experiment.method, state, rounds.batches)
+    say(rounds.note)
+    say("a client and round: {down:,} bytes down, {up:,} bytes up".format(**bytes_sent))
+
+    # 5. Train. The summary is written last: it says that the run has finished.
+    compile_seconds = 0.0
+    if not _complete(config, records):  # else only the summary is missing
+        round, compile_seconds = compile_round(partial(rounds.compile, state), config, say)
+        records = loop(config, experiment, folder, round, state, records)
+    spent = describe_privacy(config, len(experiment.internal.domains), len(records))
+    summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent, **spent)
+    if len(records) < config.rounds:
+        say(
+            f"stopped after round {len(records)} of {config.rounds}: the validation "
+            f"{experiment.task.score.name} was best in round {summary['selected_round']} "
+            f"(patience={config.patience})"
+        )
+    if config.eval_unseen == "once":
+        selected, _ = restore_state(folder, form)
+        answers: Keep = {}
+        add_unseen(summary, unseen_evaluator(config, experiment)(selected, answers))
+        by_first(lambda: write_answers(folder, answers, config.predictions))
+    # Pictures need models of clients side by side where one process can read them.
+    if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
+        draw_boxes(experiment, folder, restore_state(folder, form)[0])
+    by_first(lambda: workdir.write_json(folder / "summary.json", summary))
+    return summary
+
+
+def _complete(config: ConfigDict, records: list[Record]) -> bool:
+    """Whether no round is left."""
+    return len(records) >= config.rounds or out_of_patience(records, config.patience)
+
+
+def loop(
+    config: ConfigDict,
+    experiment: Experiment,
+    folder: Path,
+    round: Callable,
+    state: FederatedState,
+    records: list[Record],
+) -> list[Record]:
+    """Runs the rounds that are left, as long as there is patience; returns the records of all.
+
+    The order of writes lets a run that was killed between any two of them go on exactly, and after
+    a power cut too: the line of a round, what its report needs and the selected checkpoint where it
+    is one, then the latest, which counts them and waits until the disk has them.
+
+    Args:
+      config: the run's.
+      experiment: what it names.
+      folder: the workdir.
+      round: `round(state) -> (state, metrics)`, compiled.
+      state: behind the rounds that `records` hold.
+      records: of the rounds done.
+
+    Raises:
+      NotFiniteError, RiskError, InterruptedRun: as `run`.
+    """
+    names = [domain.name for domain in experiment.internal.domains]
+    evaluate = evaluator(config, experiment)
+    opened = checkpoint.open_both(folder, len(records))
+    watching = watchers(config, experiment, folder, len(records))
+    with opened as (latest, selected), watching as watch, stop_requests() as stop_requested:
+        while not _complete(config, records):
+            number, start = len(records) + 1, time.perf_counter()
+            state, metrics = round(state)
+            metrics = jax.device_get(metrics)
+            seconds = time.perf_counter() - start
+            record = round_record(names, metrics, number, seconds, config.clients_named)
+            require_finite(record, metrics, config.on_nonfinite)
+            require_weights(names, metrics, number)
+            answers: Keep = {}
+            if number == config.rounds or number % config.eval_every == 0:
+                record |= evaluate(state, have_trained([*records, record], names), answers)
+
+            records.append(record)
+            last = by_first(lambda: _complete(config, records))
+            record |= log_masks(experiment, folder, state, last, config.clients_named)
+            if first():
+                workdir.append_line(folder / "metrics.jsonl", record)
+            is_selected = "accuracy" in record and select_round(records) == number
+            if first() and is_selected:
+                write_answers(folder, answers, config.predictions)
+            for moment, due in (("first", number == 1), ("selected", is_selected)):
+                if due:
+                    log_batch_norms(experiment, folder, state, moment, config.clients_named)
+            watch.tell(record)
+
+            if "validation" in record and is_selected:
+                keep_rows("selected", state)
+                checkpoint.save(selected, number, state)
+            stop = any_asked(stop_requested())
+            if last or stop or number % config.checkpoint_every == 0:
+                # A run that goes on from here will not write these again.
+                checkpoint.settle(selected)
+                watch.settle()
+                if first():
+                    workdir.sync(folder / "metrics.jsonl")
+                keep_rows("latest", state)
+                checkpoint.save(latest, number, state)
+            if stop:
+                checkpoint.settle(latest)
+                raise InterruptedRun(
+                    f"stopped after round {number} of {config.rounds}, which is saved in {folder}: "
+                    "give the same command to go on"
+                )
+    return records
