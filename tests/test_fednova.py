@@ -20,7 +20,7 @@ from federations import (
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fednova, singleset
 from fedjax_bn.methods.fednova import momentum_work
-from fedjax_bn.rivals.response import response
+from fedjax_bn.methods.response import response
 
 SIZES = (9, 4, 6)
 NET = OneNorm()

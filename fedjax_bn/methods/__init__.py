@@ -1,4 +1,11 @@
-"""Federated methods, one file each; all return a `federation.FederatedMethod`."""
+"""Federated methods; all return a `federation.FederatedMethod`.
+
+The papers' own have a file each here. Those that the papers compare with lie in `fedjax_bn.rivals`
+and are imported when they are first asked for.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from fedjax_bn.methods.fedadam import fedadagrad, fedadam, fedyogi
 from fedjax_bn.methods.fedavg import fedavg
@@ -14,25 +21,27 @@ from fedjax_bn.methods.perfedavg import perfedavg
 from fedjax_bn.methods.scaffold import scaffold
 from fedjax_bn.methods.silobn import silobn
 from fedjax_bn.methods.singleset import singleset
-from fedjax_bn.rivals.copa import copa
-from fedjax_bn.rivals.csac import csac
-from fedjax_bn.rivals.csd import csd
-from fedjax_bn.rivals.fedadg import fedadg
-from fedjax_bn.rivals.feddg import feddg
-from fedjax_bn.rivals.fedsam import fedsam
-from fedjax_bn.rivals.fedsr import fedsr
-from fedjax_bn.rivals.fedwon import fedwon
-from fedjax_bn.rivals.fixbn import fixbn
-from fedjax_bn.rivals.harmofl import harmofl
-from fedjax_bn.rivals.hbn import hbn
-from fedjax_bn.rivals.jigen import jigen
-from fedjax_bn.rivals.l2d import l2d
-from fedjax_bn.rivals.mixstyle import mixstyle
-from fedjax_bn.rivals.randconv import randconv
-from fedjax_bn.rivals.rsc import rsc
-from fedjax_bn.rivals.selfreg import selfreg
-from fedjax_bn.rivals.sfa import sfa
-from fedjax_bn.rivals.snr import snr
+
+if TYPE_CHECKING:
+    from fedjax_bn.rivals.copa import copa
+    from fedjax_bn.rivals.csac import csac
+    from fedjax_bn.rivals.csd import csd
+    from fedjax_bn.rivals.fedadg import fedadg
+    from fedjax_bn.rivals.feddg import feddg
+    from fedjax_bn.rivals.fedsam import fedsam
+    from fedjax_bn.rivals.fedsr import fedsr
+    from fedjax_bn.rivals.fedwon import fedwon
+    from fedjax_bn.rivals.fixbn import fixbn
+    from fedjax_bn.rivals.harmofl import harmofl
+    from fedjax_bn.rivals.hbn import hbn
+    from fedjax_bn.rivals.jigen import jigen
+    from fedjax_bn.rivals.l2d import l2d
+    from fedjax_bn.rivals.mixstyle import mixstyle
+    from fedjax_bn.rivals.randconv import randconv
+    from fedjax_bn.rivals.rsc import rsc
+    from fedjax_bn.rivals.selfreg import selfreg
+    from fedjax_bn.rivals.sfa import sfa
+    from fedjax_bn.rivals.snr import snr
 
 __all__ = [
     "copa",
@@ -72,3 +81,15 @@ __all__ = [
     "singleset",
     "snr",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    method = getattr(importlib.import_module(f"fedjax_bn.rivals.{name}"), name)
+    globals()[name] = method
+    return method
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,8 +12,8 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step
 from fedjax_bn.methods.fedprox import proximal
 from fedjax_bn.methods.learning import learning, method_of, supervised
+from fedjax_bn.methods.response import check_fresh, check_rate
 from fedjax_bn.methods.scaffold import averaging_with_variate, new_variate
-from fedjax_bn.rivals.response import check_fresh, check_rate
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
 

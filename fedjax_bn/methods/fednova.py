@@ -11,7 +11,7 @@ from fedjax_bn.client import Finish, Trained
 from fedjax_bn.engine.ranges import Share, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
-from fedjax_bn.rivals.response import check_fresh, for_each, response
+from fedjax_bn.methods.response import check_fresh, for_each, response
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
 

@@ -12,7 +12,7 @@ from fedjax_bn.engine.ranges import Above0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, differentiate, gradient_step
 from fedjax_bn.methods.learning import learning, method_of, supervised
-from fedjax_bn.rivals.response import check_fresh, check_rate, dtype_of, for_each, response
+from fedjax_bn.methods.response import check_fresh, check_rate, dtype_of, for_each, response
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
 

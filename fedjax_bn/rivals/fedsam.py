@@ -14,8 +14,8 @@ from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, differentiate, gradient_step
 from fedjax_bn.methods.learning import learning, method_of, supervised
+from fedjax_bn.methods.response import check_fresh, dtype_of
 from fedjax_bn.methods.scaffold import corrected, keeping_variates
-from fedjax_bn.rivals.response import check_fresh, dtype_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 
