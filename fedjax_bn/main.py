@@ -28,8 +28,7 @@ from fedjax_bn.engine.ranges import brief
 from fedjax_bn.engine.spelling import one_line
 from fedjax_bn.run.config.file import changes_of, read
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
-from fedjax_bn.run.processes.console import endure
-from fedjax_bn.run.processes.stop import listen
+from fedjax_bn.run.processes.stop import endure, listen
 
 CONFIG = flags.DEFINE_string(
     "config",
@@ -148,7 +147,8 @@ def train(arguments: list[str]) -> None:
     config = read(CONFIG.value, changes)
     # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
     from fedjax_bn.run.commands import train_all
-    from fedjax_bn.run.processes.together import join, together
+    from fedjax_bn.run.processes.distributed import join
+    from fedjax_bn.run.processes.together import together
 
     join(DISTRIBUTED.value)
     name = file_name(Path(CONFIG.value.partition(":")[0]).stem)

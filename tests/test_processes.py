@@ -16,6 +16,7 @@ import pytest
 import runs
 from federations import assert_close
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.processes import distributed
 from fedjax_bn.run.processes import together as processes
 from fedjax_bn.run.training import population, train
 from trained import TRAINED, WAYS
@@ -168,7 +169,8 @@ def test_one_process_alone_decides_and_does_all_by_itself():
 TALKS = """
 import os, sys, time
 from fedjax_bn.run import errors
-from fedjax_bn.run.processes.together import any_asked, by_first, first, join, require_same
+from fedjax_bn.run.processes.distributed import join
+from fedjax_bn.run.processes.together import any_asked, by_first, require_same
 
 def refuse():
     raise errors.WorkdirError("é" * 300)
@@ -207,4 +209,4 @@ def test_processes_with_unequal_numbers_of_devices_are_refused(monkeypatch):
     devices = [types.SimpleNamespace(process_index=i) for i in (0, 1, 1)]
     monkeypatch.setattr("jax.devices", lambda: devices)
     with pytest.raises(ConfigError, match="the processes have 1, 2 devices: give all as many"):
-        processes._meet()
+        distributed._meet()
