@@ -123,7 +123,7 @@ def models_in(folder, changes):
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 0])
 def test_when_a_process_is_lost_the_other_ends_and_the_same_command_continues(tmp_path, both, lost):
-    """By a collective that fails, or by JAX, which aborts the others where process 0 is lost."""
+    """By a collective or a save that fails, or by JAX, which aborts the others in the end."""
     folder = tmp_path / "run"
     pair = both(folder, 5000)
     runs.wait_for(pair[0], lambda: (folder / "checkpoints" / "latest" / "1").exists(), 900)
@@ -132,7 +132,7 @@ def test_when_a_process_is_lost_the_other_ends_and_the_same_command_continues(tm
     said = pair[1 - lost].communicate(timeout=100)[1]
     assert time.monotonic() - began < 90
     status = pair[1 - lost].returncode
-    assert status in ((1, -signal.SIGABRT) if lost == 0 else (1,)), said
+    assert status in (1, 2, -signal.SIGABRT), said  # 2: a save that failed for want of the other
     if status == 1:
         assert "one that it waited for is lost" in said.splitlines()[-1]
         assert said.endswith("are saved in " + str(folder) + ": give the same command to go on\n")
