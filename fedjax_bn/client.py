@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.engine.batches import blank_padding, last_epoch, owned_samples
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.uploads import all_finite
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.sharing import Variables, join, split_like
@@ -22,7 +23,6 @@ from fedjax_bn.task import masked_mean
 PyTree = Any
 # load(source, batch, key) -> batch: what a step does to its batch before all else
 Load = Callable[[PyTree, Batch, jax.Array], Batch]
-_LOADING = 2**31  # what the key of a step is folded with for `load`
 
 
 class Trained(NamedTuple):
@@ -218,7 +218,7 @@ def run_steps(
 
     def scanned(carry: tuple, inputs: tuple) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
         batch, key = inputs
-        batch = blank_padding(load(source, batch, jax.random.fold_in(key, _LOADING)))
+        batch = blank_padding(load(source, batch, stream(key, "load")))
         variables, state = carry
         *new, loss = step.update(variables, state, batch, received, key)
         count = batch["valid"].sum(dtype=jnp.int32)

@@ -28,8 +28,7 @@ from fedjax_bn.engine.ranges import brief
 from fedjax_bn.engine.spelling import one_line
 from fedjax_bn.run.config.file import changes_of, read
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
-from fedjax_bn.run.processes.console import endure
-from fedjax_bn.run.processes.stop import listen
+from fedjax_bn.run.processes.stop import endure, listen
 
 CONFIG = flags.DEFINE_string(
     "config",
@@ -283,7 +282,7 @@ def fail(message: str, status: int = 2) -> NoReturn:
     from fedjax_bn.run.processes.together import leave, number
 
     print(f"fedjax_bn{number()}: {message}", file=sys.stderr)
-    leave(status, message)
+    leave(status)
     sys.exit(status)
 
 

@@ -32,12 +32,12 @@ from fedjax_bn.aggregation import (
 from fedjax_bn.client import Client, LocalUpdate
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import SEED, refusal
 from fedjax_bn.sharing import STATISTICS, join, path_names, split_like
 from fedjax_bn.state import Received
 
 PyTree = Any
-_NOISE = 2**31 + 2  # what a client's key is folded with for its noise
 _AMPLITUDE = "amplitude"  # the collection of `models.amplitude`, which the engine does not import
 
 
@@ -152,7 +152,7 @@ def clipping(client: Client, privacy: Privacy) -> Client:
         shared, personal = split_like(update.variables, received.shared)
         shared = clipped(shared, received.shared, privacy.clip)
         if privacy.at == "client":
-            key = jax.random.fold_in(jax.random.fold_in(key, _NOISE), privacy.seed)
+            key = jax.random.fold_in(stream(key, "privacy"), privacy.seed)
             shared = with_noise(shared, key, privacy.noise * privacy.clip)
         return update._replace(variables=join(shared, personal))
 

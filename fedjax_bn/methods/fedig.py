@@ -10,6 +10,7 @@ import optax
 from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, averaging, cast_like
 from fedjax_bn.client import Trained
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import (
@@ -154,7 +155,7 @@ def client_agnostic(
         if lambda_1 == lambda_2 == 0:
             return loss, (loss, local.moved)
         received_statistics = {**variables, STATISTICS: received.server}
-        rule = mixing(jax.random.fold_in(key, 1))
+        rule = mixing(stream(key, "mixed statistics"))
         mixed = forward(
             learned.model,
             received_statistics,
@@ -189,7 +190,7 @@ def adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> 
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        rule = adapted_statistics(variables[COLLECTION], jax.random.fold_in(key, 2))
+        rule = adapted_statistics(variables[COLLECTION], stream(key, "adapted statistics"))
         received_statistics = {**variables, STATISTICS: received.server}
         out = forward(learned.model, received_statistics, images, statistics=rule, valid=valid)
         value = learned.task.loss(out.outputs, batch["label"], valid)
@@ -236,7 +237,7 @@ def _start_with(init: Callable, *, adapter: bool, gates: bool) -> Callable:
             norms = jax.tree_util.tree_leaves_with_path(variables.get(STATISTICS, {}))
             layers = {"/".join(path_names(path[:-1])): leaf.size for path, leaf in norms}
             dtype = parameter_dtype(variables)
-            made = init_adapter(jax.random.fold_in(key, 3), layers, dtype)
+            made = init_adapter(stream(key, "adapter"), layers, dtype)
             variables = {**variables, COLLECTION: made}
         if gates and STATISTICS in variables:
             variables = with_gates(variables)

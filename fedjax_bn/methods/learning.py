@@ -24,6 +24,7 @@ from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.engine.admission import check_choices
 from fedjax_bn.engine.batches import REQUIRED
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import Perturb
 from fedjax_bn.federation import FederatedMethod, federate
 from fedjax_bn.local_step import Batch, LocalStep, Objective
@@ -34,7 +35,6 @@ from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification
 
 PyTree = Any
-_PERTURBING = 2**31 + 1  # what the key of a step is folded with for `perturb`
 
 
 class Learning(NamedTuple):
@@ -57,7 +57,7 @@ class Learning(NamedTuple):
         images = self.prepare(batch["image"], parameter_dtype(variables))
         if self.perturb is None:
             return images
-        return self.perturb(jax.random.fold_in(key, _PERTURBING), images, batch["valid"])
+        return self.perturb(stream(key, "perturb"), images, batch["valid"])
 
     def classes(self, load: Load, variables: Variables, batches: Batch) -> int | None:
         """Returns how many classes the model's outputs have; None where the task has none.

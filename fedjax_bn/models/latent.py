@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.models.classifier import Sizes, sizes_of
 from fedjax_bn.models.features import Around, Classify
 from fedjax_bn.sharing import Variables
@@ -24,7 +25,6 @@ PyTree = Any
 
 COLLECTION = "latent"
 SAMPLES = 20  # draws of a prediction, as in the authors' code
-_DRAWING = 2**31 + 2  # what the key of a pass is folded with
 _TESTING = 20221128  # seed of the draws of predictions
 
 
@@ -77,7 +77,7 @@ def draw(
         mean = mean_of(latent, features)
         return mean, mean, None
     mean, deviation = moments_of(latent, features)
-    noise = jax.random.normal(jax.random.fold_in(key, _DRAWING), mean.shape, mean.dtype)
+    noise = jax.random.normal(stream(key, "latent noise"), mean.shape, mean.dtype)
     return mean + deviation * noise, mean, deviation
 
 

@@ -10,6 +10,7 @@ import optax
 from fedjax_bn.aggregation import by_divergence
 from fedjax_bn.client import Trained, where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
@@ -96,7 +97,7 @@ def csac(
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         if stages and COLLECTION not in variables:
             places, dtype = stages_of("csac", variables, names, _ENDS), parameter_dtype(variables)
-            keys = jax.random.split(jax.random.fold_in(key, 14))
+            keys = jax.random.split(stream(key, "attention"))
             layers = {who: _layers(own, places) for who, own in zip(_WHOSE, keys, strict=True)}
             layers = jax.tree.map(lambda leaf: leaf.astype(dtype), layers)
             variables = {**variables, COLLECTION: layers}

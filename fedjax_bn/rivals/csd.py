@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, Views, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
@@ -112,7 +113,7 @@ def gram_penalty(kernels: jax.Array) -> jax.Array:
 def _start(key: jax.Array, model: Any, variables: Variables, directions: int) -> Variables:
     """W_j and their biases from N(0, 0.1), c from N(0.1, 1e-4), e from N(0, 1e-4), deviations."""
     sizes = sizes_of(model, variables)
-    keys = jax.random.split(jax.random.fold_in(key, 8), 4)
+    keys = jax.random.split(stream(key, "decomposed head"), 4)
     shapes = ((directions, sizes.features, sizes.classes), (directions, sizes.classes), ())
     kernel, bias, common = (
         jax.random.normal(own, shape, sizes.dtype)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.client import Client, LocalUpdate, where_tree
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import Units, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import (
@@ -98,7 +99,7 @@ def fedadg(
         if GENERATOR not in variables:
             sizes = sizes_of(model, variables)
             widths = hidden, projection, judging
-            made = _start(jax.random.fold_in(key, 15), sizes, *widths)
+            made = _start(stream(key, "generator and judge"), sizes, *widths)
             variables = {**variables, **made}
         return method.init(key, variables, num_clients)
 
@@ -150,7 +151,7 @@ def _generating(
 ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
     """G's objective: (1 - D(g, y))^2, a mean over valid samples."""
     del received
-    made = generated(variables[GENERATOR], batch["label"], jax.random.fold_in(key, 16))
+    made = generated(variables[GENERATOR], batch["label"], stream(key, "generated features"))
     gaps = jnp.square(1 - judged(variables[DISCRIMINATOR], made, batch["label"]))
     value = masked_mean(gaps, batch["valid"])
     return value, (value, {})

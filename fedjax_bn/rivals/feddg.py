@@ -17,6 +17,7 @@ from fedjax_bn.aggregation import (
 from fedjax_bn.client import Client, Load, LocalUpdate, look_up
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import Above0, AtLeast0, Channels, Margin, SamplesOr0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
@@ -28,7 +29,6 @@ from fedjax_bn.sharing import Variables, join
 from fedjax_bn.state import Received
 
 PyTree = Any
-_MEASURING = 2**31 + 5  # what a round's key is folded with for the first batch
 
 
 @bounded
@@ -114,7 +114,7 @@ def episodic(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         images = learned.read(variables, batch, key)
-        other = _in_other_styles(images, received, jax.random.fold_in(key, 19), half, drawn=drawn)
+        other = _in_other_styles(images, received, stream(key, "amplitudes"), half, drawn=drawn)
 
         def loss_of(params: PyTree, x: jax.Array) -> tuple[jax.Array, Variables]:
             own, options = {**variables, "params": params}, {"valid": batch["valid"], "key": key}
@@ -162,7 +162,7 @@ def _showing(client: Client, learned: Learning, load: Load, count: int, half: in
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         steps = {name: leaf for name, leaf in batches.items() if name != "source"}
         first = jax.tree.map(lambda leaf: leaf[0], steps)  # labels may be a tree
-        own_key = jax.random.fold_in(key, _MEASURING)
+        own_key = stream(key, "sent amplitudes")
         batch = blank_padding(load(batches.get("source"), first, own_key))
         dtype = parameter_dtype(join(received.shared, received.personal))
         valid = batch["valid"]

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
@@ -69,7 +70,7 @@ def fedsr(
     method = method_of(step, share=share, **options)
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        variables = latent.with_latent(jax.random.fold_in(key, 4), model, variables, noise=noise)
+        variables = latent.with_latent(stream(key, "latent layer"), model, variables, noise=noise)
         if cmi and REFERENCE not in variables:
             variables = {**variables, REFERENCE: _reference(model, variables)}
         return method.init(key, variables, num_clients)

@@ -17,6 +17,7 @@ from fedjax_bn.aggregation import (
 from fedjax_bn.client import Client, Load, LocalUpdate, look_up
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, Channels, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
@@ -27,7 +28,6 @@ from fedjax_bn.sharing import Variables, everything
 from fedjax_bn.state import Received
 
 PyTree = Any
-_MEASURING = 2**31 + 4  # what a round's key is folded with for the first batch
 
 
 @bounded
@@ -111,7 +111,7 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         own_batches = {name: tree for name, tree in batches.items() if name != "source"}
         first = jax.tree.map(lambda leaf: leaf[0], own_batches)
-        own_key = jax.random.fold_in(key, _MEASURING)
+        own_key = stream(key, "mean amplitude")
         batch = blank_padding(load(batches.get("source"), first, own_key))
         old, sent = received.shared[_NAME]["mean"], received.memory.method
         images = learned.prepare(batch["image"], old.dtype)

@@ -16,6 +16,7 @@ from fedjax_bn.aggregation import (
 )
 from fedjax_bn.client import Client, Load, LocalUpdate, look_up
 from fedjax_bn.engine.batches import blank_padding
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
@@ -34,7 +35,6 @@ from fedjax_bn.sharing import (
 from fedjax_bn.state import Received
 
 PyTree = Any
-_MEASURING = 2**31 + 3  # what a round's key is folded with for the pass before training
 
 
 @bounded
@@ -130,7 +130,7 @@ def _moments_of_round(
     """Layer -> {"mean", "square"} f[C] over all valid positions of a round; zeros for none."""
     variables, source = join(received.shared, received.personal), batches.get("source")
     steps = {name: leaf for name, leaf in batches.items() if name != "source"}
-    keys = jax.random.split(jax.random.fold_in(key, _MEASURING), len(batches["valid"]))
+    keys = jax.random.split(stream(key, "moments of a round"), len(batches["valid"]))
 
     def one(inputs: tuple) -> PyTree:
         batch, key = inputs

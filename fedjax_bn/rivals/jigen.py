@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, Puzzles, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
@@ -66,7 +67,7 @@ def jigen(
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         if COLLECTION not in variables:
-            head = _head(jax.random.fold_in(key, 9), model, variables, permutations + 1)
+            head = _head(stream(key, "puzzle head"), model, variables, permutations + 1)
             variables = {**variables, COLLECTION: head}
         return method.init(key, variables, num_clients)
 
@@ -81,7 +82,7 @@ def puzzling(learned: Learning, weight: float, whole: float, table: np.ndarray) 
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        order = draw_orders(jax.random.fold_in(key, 10), len(images), whole, len(table))
+        order = draw_orders(stream(key, "puzzles"), len(images), whole, len(table))
         shuffled = shuffle(images, jnp.asarray(table)[order])
         plain = {name: tree for name, tree in variables.items() if name != COLLECTION}
         out = forward(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, Channels, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step, in_turn
@@ -88,7 +89,7 @@ def l2d(
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         if STYLIST not in variables:
-            own_key, other_key = jax.random.split(jax.random.fold_in(key, 17))
+            own_key, other_key = jax.random.split(stream(key, "stylist"))
             stylist = start(own_key, channels, parameter_dtype(variables))
             made = {STYLIST: stylist, LIKELIHOOD: _gaussian(other_key, model, variables)}
             variables = {**variables, **made}
@@ -104,7 +105,7 @@ def diversified(learned: Learning, share: float, contrast: float, likelihood: fl
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         del received
-        out, loss = _both(learned, variables, batch, key, share, jax.random.fold_in(key, 18))
+        out, loss = _both(learned, variables, batch, key, share, stream(key, "styled images"))
         valid, value = batch["valid"], loss
         if contrast:
             label, both = (jnp.tile(batch[name], 2) for name in ("label", "valid"))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import partners
 from fedjax_bn.engine.ranges import Above0, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
@@ -79,7 +80,7 @@ def _mixed(learned: Learning, names: str, mix: Mix) -> Objective:
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         images = jax.eval_shape(lambda: learned.read(variables, batch, key))
         places = chosen_maps(learned.model, variables, images, names)
-        with mixing_behind(places, mix, jax.random.fold_in(key, 6), batch["valid"]):
+        with mixing_behind(places, mix, stream(key, "mixed styles"), batch["valid"]):
             return plain(variables, batch, received, key)
 
     return objective

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.engine import perturb
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, OddSide, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
@@ -74,7 +75,7 @@ def consistent(learned: Learning, change: perturb.Perturb, consistency: float) -
         passes = [
             forward(learned.model, variables, change(own, images, valid), train=True, valid=valid,
                     key=key)
-            for own in jax.random.split(jax.random.fold_in(key, 5), draws)
+            for own in jax.random.split(stream(key, "random convolutions"), draws)
         ]  # fmt: skip
         loss = learned.task.loss(passes[0].outputs, batch["label"], valid)
         value = loss

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
@@ -67,7 +68,7 @@ def selfreg(
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         if COLLECTION not in variables:
-            layers = _projection(jax.random.fold_in(key, 11), model, variables)
+            layers = _projection(stream(key, "projection"), model, variables)
             variables = {**variables, COLLECTION: layers}
         return method.init(key, variables, num_clients)
 
@@ -87,7 +88,7 @@ def self_regularized(learned: Learning, feature: float, beta: float) -> Objectiv
             learned.model, plain, images, train=True, valid=valid, key=key, wanted=["features"]
         )
         loss = learned.task.loss(out.outputs, label, valid)
-        first_key, second_key, share_key = jax.random.split(jax.random.fold_in(key, 12), 3)
+        first_key, second_key, share_key = jax.random.split(stream(key, "pairs"), 3)
         pair = [alike(own, label, valid) for own in (first_key, second_key)]
         share = jax.random.beta(share_key, beta, beta, (), loss.dtype)
         projected = project(variables[COLLECTION], out.features, valid)

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import optax
 
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
@@ -54,7 +55,7 @@ def _augmented(learned: Learning, scale: float, shift: float) -> Objective:
     ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        noise = jax.random.fold_in(key, 7)
+        noise = stream(key, "feature noise")
         model = ClassifiedBy(
             learned.model, lambda classify, f: classify(with_noise(noise, f, scale, shift))
         )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
@@ -133,9 +134,7 @@ def _start(key: jax.Array, model: Any, variables: Variables, names: str) -> Vari
         }
 
     keys = {
-        name: jax.random.split(
-            jax.random.fold_in(jax.random.fold_in(key, 13), crc32(name.encode()))
-        )
+        name: jax.random.split(jax.random.fold_in(stream(key, "restitution"), crc32(name.encode())))
         for name in places
     }
     return {

@@ -1,6 +1,7 @@
 """A JSON file that is one long list, read value by value: BDD100K's labels of 2018 have 1.4 GB."""
 
 import json
+import re
 from collections.abc import Iterator
 from io import TextIOWrapper
 from pathlib import Path
@@ -11,6 +12,7 @@ from fedjax_bn.data.sets.files import corruption_named
 
 _LARGEST = 2**34  # bytes, of which a value is held at a time
 _CHUNK = 2**20  # characters that are read at a time
+_SPACE = re.compile(r"[ \t\n\r]*")
 _LONGEST = 2**27  # of a value; BDD100K's longest takes some hundred thousand
 
 
@@ -54,7 +56,7 @@ class _Text:
     def peek(self) -> str:
         """The next character but for space, to which `at` moves; empty at the end."""
         while True:
-            self.at = json.decoder.WHITESPACE.match(self._text, self.at).end()
+            self.at = _SPACE.match(self._text, self.at).end()
             if self.at < len(self._text) or self._ended:
                 return self._text[self.at : self.at + 1]
             self._more()
@@ -68,7 +70,7 @@ class _Text:
                 if self._ended:
                     raise
             else:
-                behind = json.decoder.WHITESPACE.match(self._text, end).end()
+                behind = _SPACE.match(self._text, end).end()
                 if self._text[behind : behind + 1] in (",", "]") or self._ended:
                     self.at = end
                     return value  # else a number may go on

@@ -26,10 +26,10 @@ import jax.numpy as jnp
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
 from fedjax_bn.data.pixels.color import shift_hue
 from fedjax_bn.data.pixels.letterbox import GREY
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import Share, UpTo1, bounded
 
 Batch = dict[str, Any]
-_OTHERS, _TILES = 2**31 + 5, 2**31 + 6  # what a sample's key is folded with for a mosaic
 _SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above which a box stays
 
 
@@ -93,7 +93,7 @@ def of_boxes(
             moved = move_pixels(tiles[0], move)
             boxes = move_boxes(jax.tree.map(lambda leaf: leaf[0], label), move, len(images[0]))
         else:
-            moves, seen = tile_moves(jax.random.fold_in(key, _TILES), move, mosaic)
+            moves, seen = tile_moves(stream(key, "mosaic tiles"), move, mosaic)
             moved, boxes = put_together(tiles, label, moves, seen)
         return jnp.clip(jnp.floor(moved * 255 + 0.5), 0, 255).astype(jnp.uint8), boxes
 
@@ -120,7 +120,7 @@ def _others(keys: jax.Array, valid: jax.Array) -> jax.Array:
     logits = jnp.where(valid, 0.0, -1e9)
 
     def draw(key: jax.Array) -> jax.Array:
-        return jax.random.categorical(jax.random.fold_in(key, _OTHERS), logits, shape=(3,))
+        return jax.random.categorical(stream(key, "mosaic partners"), logits, shape=(3,))
 
     return jax.vmap(draw)(keys)
 

@@ -8,10 +8,12 @@ whoever wrote a file, ever runs.
 import io
 import math
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
 
+_PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy", "_codecs")
 
 
@@ -40,8 +42,7 @@ _STAND_INS = {
 }
 
 
-# Python's own, not C's, which takes memory for as many entries as a number in the file says.
-class _Unpickler(pickle._Unpickler):
+class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module not in _MODULES or name not in _STAND_INS:
             raise ValueError(f"it names {module}.{name}, which arrays have not")
@@ -55,6 +56,7 @@ def read_pickled_arrays(content: bytes) -> dict[bytes, Any]:
       ValueError, and whatever else a damaged pickle raises: it is no such dictionary, or names
         anything but arrays.
     """
+    _check_numbers(content)
     entries = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     if type(entries) is not dict:
         raise ValueError(f"it holds a {type(entries).__name__}, not a dictionary")
@@ -62,6 +64,17 @@ def read_pickled_arrays(content: bytes) -> dict[bytes, Any]:
         name: _array(value) if isinstance(value, _Remembered) else value
         for name, value in entries.items()
     }
+
+
+def _check_numbers(content: bytes) -> None:
+    """Raises ValueError where a number in the pickle claims memory that its bytes do not fill.
+
+    `genops` refuses lengths beyond the end. `Unpickler` makes room for as many remembered objects
+    as the number of one says, and picklers count them.
+    """
+    for count, (operation, number, _) in enumerate(pickletools.genops(content)):
+        if operation.name in _PUTS and number > count:
+            raise ValueError(f"it remembers object {number} after {count} operations")
 
 
 def _array(told: _Remembered) -> np.ndarray:

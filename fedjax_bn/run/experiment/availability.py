@@ -22,11 +22,11 @@ from ml_collections import ConfigDict
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.regular_files import Refused, read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import brief
 from fedjax_bn.run.errors import ConfigError
 
 # What the key of a round is folded with: not by 0 and 1, into which a permutation splits its key.
-_DROPOUT, _BY_SIZE = 2**31, 2**31 + 1
 
 
 class Cohort(NamedTuple):
@@ -75,7 +75,7 @@ def draw_cohort(
         client = jnp.sort(jnp.argsort(ranks)[:wanted]).astype(jnp.int32)
     participates = available
     if draw.dropout:
-        stays = jax.random.uniform(jax.random.fold_in(key, _DROPOUT), (total,)) >= draw.dropout
+        stays = jax.random.uniform(stream(key, "dropout of clients"), (total,)) >= draw.dropout
         participates = stays if available is None else stays & available
     if client is not None and participates is not None:
         participates = participates[client]
@@ -87,7 +87,7 @@ def _ranks(key: jax.Array, sizes: np.ndarray, by_size: bool) -> jax.Array:
     if not by_size:
         return jax.random.permutation(key, len(sizes)).astype(jnp.int32)
     # The order of log size + Gumbel is that of draws one after the other, without replacement.
-    draws = jax.random.gumbel(jax.random.fold_in(key, _BY_SIZE), (len(sizes),))
+    draws = jax.random.gumbel(stream(key, "cohort by size"), (len(sizes),))
     chances = jnp.log(jnp.asarray(sizes, draws.dtype)) + draws
     return jnp.argsort(jnp.argsort(-chances)).astype(jnp.int32)
 

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from fedjax_bn import models, sharing
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.engine.backend import for_one_run
+from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import pretrained
@@ -102,7 +103,7 @@ def make_start(
         if fixed is not None:
             variables = sharing.join(fixed, sharing.split_like(variables, fixed)[1])
         images = sample_input(experiment.internal, experiment.prepare, 2)
-        key = jax.random.fold_in(keys.model, 1)
+        key = stream(keys.model, "method parts")
         variables = with_method_parts(config, experiment.model, variables, images, key)
         whole = experiment.method.init(keys.method, variables, clients)
         if rows == clients:

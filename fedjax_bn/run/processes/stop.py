@@ -1,12 +1,14 @@
-"""Requests to stop: Ctrl-C and SIGTERM.
+"""What may end a run: requests to stop (Ctrl-C and SIGTERM), and an output that cannot be written.
 
 A run ends behind the round that is under way, whose state it saves; where no round is under way,
 the process ends at once. It does so in a thread of its own: while XLA compiles, Python runs no
 handler of signals, and what a handler raises while modules are imported may be swallowed there.
 """
 
+import io
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -116,3 +118,36 @@ def _handled(requested: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+class _Console(io.TextIOWrapper):
+    """Spells what cannot be shown in escapes, and loses what cannot be written."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            return self._forget(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            self._forget("")
+
+    def _forget(self, text: str) -> int:
+        """From now on nothing is written, what is still held back included."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        return len(text)
+
+
+def endure() -> None:
+    """Makes messages of this process harmless, line by line; for the command line."""
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        if old is not None:  # as without a terminal
+            old.flush()
+            new = _Console(old.buffer, old.encoding, "backslashreplace", line_buffering=True)
+            setattr(sys, name, new)

@@ -1,0 +1,53 @@
+"""Named streams of random keys: every constant that a key is folded with stands here.
+
+A use draws from a stream of its own, so that no two uses of a key see the same draws, and so that a
+method draws its batches and its dropout as it would without that use. The numbers fix the bits of
+every run with a seed: a new stream takes a new one. Numbers from 2^31 belong to keys that are also
+folded with counts (clients, rounds, rows), which never reach them.
+"""
+
+import jax
+
+_STREAMS = {
+    # of a model's first key
+    "method parts": 1,
+    "adapter": 3,
+    "latent layer": 4,
+    "decomposed head": 8,
+    "puzzle head": 9,
+    "projection": 11,
+    "restitution": 13,
+    "attention": 14,
+    "generator and judge": 15,
+    "stylist": 17,
+    # of a step
+    "mixed statistics": 1,
+    "adapted statistics": 2,
+    "random convolutions": 5,
+    "mixed styles": 6,
+    "feature noise": 7,
+    "puzzles": 10,
+    "pairs": 12,
+    "generated features": 16,
+    "styled images": 18,
+    "amplitudes": 19,
+    "load": 2**31,
+    "perturb": 2**31 + 1,
+    "latent noise": 2**31 + 2,
+    # of a client's round
+    "privacy": 2**31 + 2,
+    "moments of a round": 2**31 + 3,
+    "mean amplitude": 2**31 + 4,
+    "sent amplitudes": 2**31 + 5,
+    # of an augmented sample or batch
+    "mosaic partners": 2**31 + 5,
+    "mosaic tiles": 2**31 + 6,
+    # of a round's participation
+    "dropout of clients": 2**31,
+    "cohort by size": 2**31 + 1,
+}
+
+
+def stream(key: jax.Array, name: str) -> jax.Array:
+    """Returns the key of a named use of `key`; names are those of `_STREAMS`."""
+    return jax.random.fold_in(key, _STREAMS[name])

@@ -1,0 +1,83 @@
+"""What the sources must not do: reach into other packages, and pick streams of keys by hand."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import runs
+from fedjax_bn.engine import keys
+
+SOURCES = sorted((runs.ROOT / "fedjax_bn").rglob("*.py"))
+ALLOWED = {"os._exit"}  # documented
+
+
+def private(dotted: str) -> bool:
+    return any(part.startswith("_") and not part.endswith("__") for part in dotted.split("."))
+
+
+def reached_into(tree: ast.AST) -> list[str]:
+    """Private modules, names and attributes of other packages that a module uses."""
+    nodes, foreign, found = list(ast.walk(tree)), {}, []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names = [(alias.asname or alias.name.split(".")[0], alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [(a.asname or a.name, f"{node.module}.{a.name}") for a in node.names]
+        else:
+            continue
+        others = [(name, of) for name, of in names if of.split(".")[0] != "fedjax_bn"]
+        foreign |= {name: of if name in of else name for name, of in others}
+        found += [of for _, of in others if private(of)]
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            root, _, rest = ast.unparse(node).partition(".")
+            if root in foreign and private(rest):
+                found.append(f"{root}.{rest}")
+    return sorted(set(found) - ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("from jax._src import distributed", "jax._src.distributed"),
+        ("import jax._src.core", "jax._src.core"),
+        ("import pickle\nclass A(pickle._Unpickler): ...", "pickle._Unpickler"),
+        ("from flax import nnx as n\nn.Module._x", "n.Module._x"),
+        ("from __future__ import annotations\nimport os\nos._exit(os.__doc__)", ""),
+        ("from fedjax_bn import a\na._b", ""),
+    ],
+)
+def test_what_reaches_into_another_package_is_found(text, found):
+    assert reached_into(ast.parse(text)) == [found] * bool(found)
+
+
+def test_no_module_reaches_into_another_package():
+    found = {str(path): reached_into(ast.parse(path.read_text())) for path in SOURCES}
+    assert not {path: names for path, names in found.items() if names}
+
+
+def calls_of(name: str) -> list[tuple[Path, ast.Call]]:
+    """All calls of a function, by the last part of its name."""
+    return [
+        (path, node)
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
+    ]
+
+
+def test_only_the_table_of_streams_picks_constants_for_keys():
+    for path, call in calls_of("fold_in"):
+        number = call.args[1]
+        assert not isinstance(number, ast.Constant | ast.BinOp), path
+        assert not ast.unparse(number).isupper(), path
+
+
+def test_each_stream_of_keys_has_one_use():
+    used = Counter(
+        call.args[1].value for _, call in calls_of("stream") if len(call.args) == 2
+        if isinstance(call.args[1], ast.Constant)
+    )  # fmt: skip
+    assert used == Counter(list(keys._STREAMS))
