@@ -183,6 +183,11 @@ def _faults_named(manager: Folder) -> Iterator[None]:
     except Exception as error:
         for left in folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(left, ignore_errors=True)
+        if jax.process_count() > 1 and re.search("Gloo|heartbeat|coordination", str(error)):
+            raise WorkdirError(
+                f"cannot save a checkpoint in {folder}, because another process is lost: give the "
+                "same command to continue from the last checkpoint"
+            ) from error
         raise WorkdirError(
             f"cannot save a checkpoint in {folder} ({_reason(error)}): make room there or make it "
             "writable and give the same command to go on"
