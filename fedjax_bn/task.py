@@ -39,7 +39,7 @@ class Score(NamedTuple):
           valid: bool[N], the samples that count; None for all.
         """
         if valid is None:
-            valid = np.ones(len(jax.tree.leaves(outputs)[0]), bool)
+            valid = jnp.ones(len(jax.tree.leaves(outputs)[0]), bool)
         kept = self.of_batch(outputs, jax.tree.map(jnp.asarray, label), valid)
         return float(self.of_all(jax.tree.map(lambda leaf: np.asarray(leaf)[None], kept)))
 
