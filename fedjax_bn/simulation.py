@@ -50,7 +50,7 @@ from fedjax_bn.run.training.rounds import open_rounds
 from fedjax_bn.run.training.summary import out_of_patience, samples_a_round, select_round, summarize
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
-from fedjax_bn.task import require_classifier
+from fedjax_bn.task import confusion, require_classifier
 
 Samples = tuple[np.ndarray, np.ndarray]
 # A client's samples, or a dict of them with "train" and perhaps "validation" and "test".
@@ -108,6 +108,24 @@ class Result(NamedTuple):
           ValueError: the client or the adaptation is unknown, or the images have another form.
         """
         return predictor(self.method, self.variables(client), adaptation)(images)
+
+    def confusion(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        client: str | None = None,
+        adaptation: str = "running",
+    ) -> np.ndarray:
+        """Returns how many images of each class (rows) got each answer (columns), i64[C, C].
+
+        Args:
+          images, client, adaptation: as of `predict`.
+          labels: whole numbers [N] from 0.
+
+        Raises:
+          ValueError: as `predict`, or a label is no class of the model.
+        """
+        return confusion(self.predict(images, client, adaptation), labels)
 
     def __str__(self) -> str:
         """Returns the table of accuracies, as the command line prints it."""

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from fedjax_bn.engine.inputs import known_labels
+from fedjax_bn.engine.inputs import class_labels, known_labels
 
 PyTree = Any
 
@@ -28,6 +29,19 @@ class Score(NamedTuple):
     name: str
     of_batch: Callable[[PyTree, PyTree, jax.Array], PyTree]
     of_all: Callable[[PyTree], jax.Array]
+
+    def __call__(self, outputs: PyTree, label: PyTree, valid: jax.Array | None = None) -> float:
+        """Returns the score of all samples, in percent: `task.score(model(images), labels)`.
+
+        Args:
+          outputs: of the model, leaves [N, ...].
+          label: leaves [N, ...].
+          valid: bool[N], the samples that count; None for all.
+        """
+        if valid is None:
+            valid = jnp.ones(len(jax.tree.leaves(outputs)[0]), bool)
+        kept = self.of_batch(outputs, jax.tree.map(jnp.asarray, label), valid)
+        return float(self.of_all(jax.tree.map(lambda leaf: np.asarray(leaf)[None], kept)))
 
 
 class Task(NamedTuple):
@@ -48,6 +62,45 @@ class Task(NamedTuple):
 def classification() -> Task:
     """Mean cross entropy, and accuracy in percent."""
     return Task(cross_entropy, Score("accuracy", _count_right, _share_right), classifies=True)
+
+
+def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the percentage of samples whose greatest output is that of their class.
+
+    Args:
+      outputs: logits or probabilities f[N, C].
+      labels: whole numbers [N] in 0..C-1.
+
+    Returns:
+      0 to 100; 0 without samples.
+
+    Raises:
+      ValueError: the arrays have other shapes, or a label is no class.
+    """
+    return classification().score(*_answers(outputs, labels))
+
+
+def confusion(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Returns how many samples of each class (rows) got each answer (columns), i64[C, C].
+
+    Arguments and errors are those of `accuracy`.
+    """
+    outputs, labels = _answers(outputs, labels)
+    classes = outputs.shape[-1]
+    pairs = labels.astype(np.int64) * classes + outputs.argmax(-1)
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
+def _answers(outputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns both on the host, labels as i32[N]; raises ValueError where they do not fit."""
+    outputs, labels = np.asarray(outputs), np.asarray(labels)
+    if outputs.ndim != 2 or not outputs.shape[1] or labels.shape != outputs.shape[:1]:
+        raise ValueError(
+            f"outputs are {list(outputs.shape)} and labels {list(labels.shape)}; they must be "
+            "[samples, classes] and [samples]: give the outputs of a classifier, and one class a "
+            "sample (one-hot labels: labels.argmax(-1))"
+        )
+    return outputs, class_labels(labels, "labels", outputs.shape[1])
 
 
 def cross_entropy(logits: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:

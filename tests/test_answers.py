@@ -32,11 +32,11 @@ from fedjax_bn.run.evaluation.answers import (
     Kept,
     as_they_lie,
     calibration_error,
-    confusion,
     measure,
 )
 from fedjax_bn.run.evaluation.scoring_data import in_order
 from fedjax_bn.run.training.batch_norm_log import distances, log_batch_norms, read_distances
+from fedjax_bn.task import accuracy, classification, confusion
 
 
 def some_answers(classes, count=60, seed=0):
@@ -53,12 +53,44 @@ def test_measures_are_those_of_scikit_learn(classes):
     told, said = answers.label, answers.logits.argmax(1)
     found = measure(answers)
     area = (told, p[:, 1]) if classes == 2 else (told, p)
-    np.testing.assert_allclose(found["auc"], metrics.roc_auc_score(*area, multi_class="ovr"))
+    expected = metrics.roc_auc_score(*area, multi_class="ovr")
+    np.testing.assert_allclose(found["auc"], expected, rtol=1e-12)
     np.testing.assert_allclose(found["loss"], metrics.log_loss(told, p))
     balanced = 100 * metrics.balanced_accuracy_score(told, said)
-    np.testing.assert_allclose(found["balanced_accuracy"], balanced)
-    np.testing.assert_array_equal(confusion(answers), metrics.confusion_matrix(told, said))
+    np.testing.assert_allclose(found["balanced_accuracy"], balanced, rtol=1e-12)
     np.testing.assert_allclose(answers.accuracy, 100 * metrics.accuracy_score(told, said))
+
+
+def test_public_scores_are_those_of_scikit_learn():
+    logits, labels = some_answers(4)
+    labels = np.where(labels == 2, 1, labels).astype(np.int64)  # a class without samples
+    said, half = logits.argmax(1), np.arange(60) < 30
+    expected = 100 * metrics.accuracy_score(labels, said)
+    np.testing.assert_allclose(accuracy(logits, labels), expected, rtol=1e-12)
+    np.testing.assert_allclose(accuracy(softmax(logits, axis=1), labels), expected, rtol=1e-12)
+    matrix = metrics.confusion_matrix(labels, said, labels=range(4))
+    np.testing.assert_array_equal(confusion(jnp.asarray(logits), labels.astype(float)), matrix)
+    score = classification().score
+    np.testing.assert_allclose(score(logits, labels), expected, rtol=1e-12)
+    expected = 100 * metrics.accuracy_score(labels[half], said[half])
+    np.testing.assert_allclose(score(logits, labels, half), expected, rtol=1e-12)
+    assert accuracy(np.zeros((0, 3)), np.zeros(0, int)) == 0
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "said"),
+    [
+        (np.zeros((2, 3)), np.eye(3)[:2], r"labels \[2, 3\]; .*one-hot labels: labels.argmax"),
+        (np.zeros((2, 3)), np.zeros(1, int), r"outputs are \[2, 3\] and labels \[1\]"),
+        (np.zeros(2), np.zeros(2, int), "the outputs of a classifier"),
+        (np.zeros((2, 3)), np.array([0, 3]), r"label 3 at index 1; .*0\.\.2"),
+        (np.zeros((2, 3)), np.array(["a", "b"]), "convert it with astype"),
+    ],
+)
+@pytest.mark.parametrize("score", [accuracy, confusion])
+def test_public_scores_refuse_what_does_not_fit(score, outputs, labels, said):
+    with pytest.raises(ValueError, match=said):
+        score(outputs, labels)
 
 
 def test_the_area_is_the_mean_over_the_classes_that_have_samples():

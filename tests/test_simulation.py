@@ -66,6 +66,9 @@ def test_a_clients_predictions_are_those_behind_its_accuracy(result):
     np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
     right = 100 * (ours.predict(images).argmax(1) == labels).mean()
     np.testing.assert_allclose(right, ours.accuracy["unseen"]["dog"]["running"], rtol=1e-6)
+    matrix = ours.confusion(images, labels)
+    np.testing.assert_allclose(100 * matrix.trace() / matrix.sum(), right)
+    assert matrix.sum(1).tolist() == np.bincount(labels, minlength=3).tolist()
     assert "dog [running]" in str(ours)
     with pytest.raises(ValueError, match=r"client 'an' is unknown.*ant"):
         ours.predict(images, client="an")

@@ -1,6 +1,11 @@
-"""Batch norm, the subject itself: how far clients lie apart by layer, alphas of the adapter."""
+"""Batch norm, the subject itself: how far clients lie apart by layer, alphas of the adapter.
 
+`fedjax-bn evaluate --alphas` records the alphas.
+"""
+
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -9,6 +14,7 @@ from fedjax_bn.report import html_parts
 from fedjax_bn.report.charts import heat_map
 from fedjax_bn.report.finished_runs import Run
 from fedjax_bn.report.variants import Variant
+from fedjax_bn.run.files.workdir import not_readable, read_arrays
 from fedjax_bn.run.training.batch_norm_log import KINDS, Distances, read_distances
 
 _ABOUT = (
@@ -24,6 +30,8 @@ _TITLES = {
     "bias": "biases",
 }
 _MOMENTS = {"first": "after round 1", "selected": "in the selected round"}
+_ADAPTER = "zero_shot_adapter"
+_QUANTILES = {"10 %": 0.1, "median": 0.5, "90 %": 0.9}
 
 
 def batch_norms(variants: Sequence[Variant]) -> str:
@@ -70,3 +78,30 @@ def _maps(label: str, run: Run, found: dict[str, Distances], is_open: bool) -> s
 def _map(kind: str, name: str, one: Distances, most: float) -> str:
     title = f"{_TITLES[kind]}, {_MOMENTS[name]}"
     return heat_map(title, one.layers, one.clients, one.values[kind], ".2g", most)
+
+
+def alphas(variants: Sequence[Variant]) -> str:
+    """A heat map a file: quantiles over the samples, a column a layer; or how to get it."""
+    parts = []
+    for variant in variants:
+        folder = variant.runs[0].folder
+        files = sorted((folder / "evaluations").glob("*-alphas-*.npz"))
+        parts += [_alpha_map(variant.label, path) for path in files]
+        served = [t for row in variant.runs[0].summary["accuracy"]["unseen"].values() for t in row]
+        if not files and _ADAPTER in served:
+            text = (
+                f"{variant.label}: no alphas by layer were recorded; `fedjax-bn evaluate --workdir "
+                f"{shlex.quote(str(folder))} --alphas` does, and then this report shows them."
+            )
+            parts.append(html_parts.paragraphs([text], "missing"))
+    return "\n".join(["<h3>Alphas of the adapter by layer</h3>", *parts]) if parts else ""
+
+
+def _alpha_map(label: str, path: Path) -> str:
+    values = read_arrays(path)
+    try:
+        rows = [np.quantile(values[layer], [*_QUANTILES.values()]) for layer in values]
+    except (ValueError, IndexError, TypeError) as error:
+        raise not_readable(path, error) from error
+    title = f"{label}, {path.stem}: 0 takes the received statistics, 1 those of each sample"
+    return heat_map(title, list(_QUANTILES), list(values), np.array(rows).T, ".2f", 1.0)

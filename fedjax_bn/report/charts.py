@@ -23,7 +23,7 @@ class Look(NamedTuple):
     """How a line is drawn.
 
     Attributes:
-      style: (colour, dash), see `style_of`.
+      style: (colour, dash), see `_style_of`.
       on: whether it is coloured at first; a reader turns it on and off in the key.
     """
 
@@ -49,7 +49,7 @@ class Line(NamedTuple):
     high: Sequence[float] = ()
 
 
-def style_of(style: tuple[int, int]) -> str:
+def _style_of(style: tuple[int, int]) -> str:
     """The classes of a line's colour and dash; where colours run out, the dash changes."""
     colour, dash = style
     return f"c{colour % COLOURS} d{(dash + colour // COLOURS) % DASHES}"
@@ -104,7 +104,7 @@ def _item(name: str, look: Look) -> str:
     return (
         f'<li><button type="button" aria-pressed="{str(look.on).lower()}" '
         f'data-name="{on_page(name)}"><svg class="swatch" viewBox="0 0 26 8">'
-        f'<path class="line {style_of(look.style)}" d="M0 4H26"/></svg>{on_page(name)}'
+        f'<path class="line {_style_of(look.style)}" d="M0 4H26"/></svg>{on_page(name)}'
         "</button></li>"
     )
 
@@ -165,7 +165,7 @@ class _Scale(NamedTuple):
             high = high if high > low else 2 * low
             return cls(math.log(low), math.log(high), start, end, True, ticks)
         least = 1 if all(value == int(value) for value in values) and end > start else 0
-        ticks = ticks_of(low, high, least) if high > low or end < start else (low,)
+        ticks = _ticks_of(low, high, least) if high > low or end < start else (low,)
         return cls(min(low, ticks[0]), max(high, ticks[-1]), start, end, False, ticks)
 
     def place(self, value: float) -> float:
@@ -174,7 +174,7 @@ class _Scale(NamedTuple):
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def ticks_of(low: float, high: float, least: float = 0, most: int = 5) -> tuple[float, ...]:
+def _ticks_of(low: float, high: float, least: float = 0, most: int = 5) -> tuple[float, ...]:
     """At most so many steps of a round number, at least `least`, that span two ends."""
     if high <= low:
         margin = abs(low) * 0.05 or 1.0
@@ -214,7 +214,7 @@ def _axes(across: _Scale, up: _Scale, unit: str) -> str:
 
 def _drawn(line: Line, across: _Scale, up: _Scale) -> str:
     """A band where there are limits, the line, and points where they are few."""
-    style = style_of(line.look.style)
+    style = _style_of(line.look.style)
     x = [across.place(value) for value in line.x]
     y = [up.place(value) for value in line.y]
     parts = []

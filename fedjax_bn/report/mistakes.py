@@ -31,7 +31,7 @@ def mistakes(variants: Sequence[Variant]) -> str:
     runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].answers]
     if not runs:
         return html_parts.paragraphs([_MISSING], "missing")
-    names = class_names(runs[0][1])
+    names = _class_names(runs[0][1])
     parts = [_by_class(runs, names)]
     for label, run in runs:
         inside = "\n".join(filter(None, (_confusions(run, names), _worst(run, names))))
@@ -42,7 +42,7 @@ def mistakes(variants: Sequence[Variant]) -> str:
     return "\n".join(parts)
 
 
-def class_names(run: Run) -> list[str]:
+def _class_names(run: Run) -> list[str]:
     """The names of the classes, numbers where they have none."""
     known = run.data.get("classes", [])
     seen = [one.confusion.shape[0] for one in run.answers.values() if one.confusion is not None]
@@ -134,12 +134,12 @@ def _pictures(mistakes: Sequence[Mistake], names: Sequence[str]) -> Iterator[str
     for one in mistakes:
         said = f"{names[one.answer]} ({100 * one.confidence:.0f} %)"
         text = f"sample {one.sample} is {names[one.label]}, answered {said}"
-        image = f'<img alt="{on_page(text)}" src="{data_url(one.picture)}">'
+        image = f'<img alt="{on_page(text)}" src="{_data_url(one.picture)}">'
         caption = f"{on_page(said)}<br>is {on_page(names[one.label])}"
         yield f'<figure title="{on_page(text)}">{image}<figcaption>{caption}</figcaption></figure>'
 
 
-def data_url(picture: np.ndarray) -> str:
+def _data_url(picture: np.ndarray) -> str:
     """A picture u8[H, W, 1 or 3] as PNG; a vector f[F] as a strip from its least to its most."""
     if picture.ndim == 1:
         low, high = float(picture.min()), float(picture.max())

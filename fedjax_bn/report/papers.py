@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.report.protocols import PROTOCOLS, UNSTATED, WEIGHTS, Protocol
+from fedjax_bn.report.protocols import PROTOCOLS, UNSTATED, WEIGHTS, PublishedTable
 from fedjax_bn.report.published import Cell, published
 from fedjax_bn.report.results import Row, Table
 from fedjax_bn.report.scores import MEAN
@@ -21,36 +21,14 @@ _OF_ROWS = frozenset(("share", "weigh", "data.perturb", "eval_every", "patience"
 _PLAIN = frozenset(("by_size", "uniform"))  # papers call a method the same with either
 # What the digits' empty keys mean for the originals, of which the papers' numbers are.
 _OF_ORIGINALS = {"data.fraction": 0.1, "data.truncate": True}
-_METHODS = {
-    "copa": "COPA",
-    "csac": "CSAC",
-    "csd": "CSD",
-    "fedadam": "FedAdam",
-    "fedadg": "FedADG",
-    "fedavg": "FedAvg",
-    "fedbn": "FedBN",
+_NAMES = (
+    *("COPA", "CSAC", "CSD", "FedADG", "FedAdam", "FedAvg", "FedBN", "FedDC", "FedDG", "FedIG"),
+    *("FedNova", "FedProx", "FedSAM", "FedSR", "HarmoFL", "JiGen", "L2D", "MOON", "Mixstyle"),
+    *("PerFedAvg", "RSC", "RandConv", "SFA", "SNR", "Scaffold", "SelfReg", "SingleSet"),
+)
+_METHODS = {name.lower(): name for name in _NAMES} | {
     "fedcd": "FedCD-SCI + REA",
-    "feddc": "FedDC",
-    "feddg": "FedDG",
-    "fedig": "FedIG",
     "fediga": "FedIG",
-    "fednova": "FedNova",
-    "fedprox": "FedProx",
-    "fedsam": "FedSAM",
-    "fedsr": "FedSR",
-    "harmofl": "HarmoFL",
-    "jigen": "JiGen",
-    "l2d": "L2D",
-    "mixstyle": "Mixstyle",
-    "moon": "MOON",
-    "perfedavg": "PerFedAvg",
-    "randconv": "RandConv",
-    "rsc": "RSC",
-    "scaffold": "Scaffold",
-    "selfreg": "SelfReg",
-    "sfa": "SFA",
-    "singleset": "SingleSet",
-    "snr": "SNR",
 }
 # (method, key, its word) -> a row that is a method with one other rule. Of any method that keeps
 # its clients' batch norm it is "FedBN + METHOD".
@@ -130,9 +108,9 @@ def beside(table: Table, row: Row, column: str) -> tuple[Printed, ...]:
     return tuple(found)
 
 
-def _sources(table: Table, row: Row) -> Iterator[Protocol]:
+def _sources(table: Table, row: Row) -> Iterator[PublishedTable]:
     """Of each paper, and each set of its columns, the table that is nearest by its protocol."""
-    groups: dict[tuple, list[Protocol]] = {}
+    groups: dict[tuple, list[PublishedTable]] = {}
     for one in PROTOCOLS:
         here = (one.table, one.dataset, one.metric) == (table.name, table.dataset, table.score)
         if here and _cells_of(one, row):
@@ -141,7 +119,7 @@ def _sources(table: Table, row: Row) -> Iterator[Protocol]:
         yield min(group, key=lambda one: len(_differences(one, row)))
 
 
-def _cells_of(protocol: Protocol, row: Row) -> dict[str, Cell]:
+def _cells_of(protocol: PublishedTable, row: Row) -> dict[str, Cell]:
     """Column of a report -> what the paper prints of a row."""
     name, end = _name_of(row), protocol.adapted.get(row.adaptation)
     if name is None or end is None:
@@ -185,7 +163,7 @@ def _other_rules(row: Row) -> Iterator[tuple[str, str]]:
             yield key, str(config[key])
 
 
-def _differences(protocol: Protocol, row: Row) -> list[str]:
+def _differences(protocol: PublishedTable, row: Row) -> list[str]:
     """The keys in which a run differs from a protocol, with both values.
 
     A file of weights that the user has counts only where one of the two starts without.
@@ -209,7 +187,7 @@ def _differences(protocol: Protocol, row: Row) -> list[str]:
     return said
 
 
-def _other_clients(protocol: Protocol, table: Table) -> Iterator[str]:
+def _other_clients(protocol: PublishedTable, table: Table) -> Iterator[str]:
     """Which clients train here and not there, and which there and not here."""
     if protocol.table != "internal":
         return

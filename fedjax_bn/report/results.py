@@ -105,7 +105,7 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
     Raises:
       ConfigError: no variant has that label.
     """
-    chosen = choose_baseline(variants, baseline)
+    chosen = _choose_baseline(variants, baseline)
     inside = {(variant.label, ""): internal_scores(variant.runs) for variant in variants}
     outside = {
         (variant.label, adaptation): scores
@@ -120,7 +120,7 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
     return found
 
 
-def choose_baseline(variants: Sequence[Variant], name: str = "") -> str:
+def _choose_baseline(variants: Sequence[Variant], name: str = "") -> str:
     """The label of the variant that others are compared with, see `tables_of`."""
     methods = {variant.label: variant.method for variant in variants}
     wanted = name or "fedavg"
@@ -182,10 +182,10 @@ def _tied(table: Table, seeds: Mapping[str, Seeds], proportions: bool) -> tuple[
     Args:
       table: with its rows.
       seeds: label -> scores of the first column.
-      proportions: see `difference`.
+      proportions: see `_difference`.
     """
     labels = [row.label for row in ranked(table, table.columns[0])]
-    gaps = {one: difference(seeds[labels[0]], seeds[one], proportions) for one in labels[1:]}
+    gaps = {one: _difference(seeds[labels[0]], seeds[one], proportions) for one in labels[1:]}
     return tuple(label for label, gap in gaps.items() if gap.known and not gap.sign)
 
 
@@ -197,11 +197,11 @@ def _cell(seeds: Seeds, other: Seeds | None, proportions: bool) -> Cell:
     value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
     if len(seeds) == 1 and proportions and first.parts:
         value = mean_of_parts(first.parts)._replace(mean=value.mean)
-    versus = difference(seeds, other, proportions) if other else None
+    versus = _difference(seeds, other, proportions) if other else None
     return Cell(value, len(seeds), samples, versus)
 
 
-def difference(seeds: Seeds, other: Seeds, proportions: bool = True) -> Interval:
+def _difference(seeds: Seeds, other: Seeds, proportions: bool = True) -> Interval:
     """What a row has more than another, in points: over the seeds that both have, else over all.
 
     Args:

@@ -40,7 +40,7 @@ def internal_scores(runs: Sequence[Run]) -> Scores:
     """
     targets = list(dict.fromkeys(run.target for run in runs))
     if len(targets) > 1:
-        return with_mean(
+        return _with_mean(
             {
                 f"mean without {target or 'none'}": {
                     run.summary["seed"]: _mean_inside(run) for run in runs if run.target == target
@@ -70,11 +70,11 @@ def unseen_scores(runs: Sequence[Run]) -> dict[str, Scores]:
                 seeds = found.setdefault(adaptation, {}).setdefault(domain, {})
                 seeds[run.summary["seed"]] = _score(run, value, {domain: value}, adaptation)
     return {
-        name: with_mean(scores) if len(scores) > 1 else scores for name, scores in found.items()
+        name: _with_mean(scores) if len(scores) > 1 else scores for name, scores in found.items()
     }
 
 
-def with_mean(scores: Scores) -> Scores:
+def _with_mean(scores: Scores) -> Scores:
     """Scores with their mean in front, over the seeds that have them all."""
     complete = set.intersection(*(set(seeds) for seeds in scores.values()))
     mean = {}

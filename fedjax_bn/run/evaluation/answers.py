@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 from fedjax_bn.data.domain import Split
 from fedjax_bn.run.evaluation.groups import by_client
 from fedjax_bn.run.evaluation.scoring_data import places_in_order
-from fedjax_bn.task import Score, Task
+from fedjax_bn.task import Score, Task, confusion
 
 PyTree = Any
 BINS = 15  # of confidences, for the calibration error
@@ -105,13 +105,15 @@ def measure(answers: Answers) -> dict[str, float]:
     classes of one against all others; ece the expected calibration error (Guo et al. 2017, Eq. 3)
     over 15 bins of confidence.
     """
+    # scikit-learn gives the same numbers (tests/test_answers.py) in some 15 times the time, which
+    # every client would take at every evaluation: 25 ms in place of 1.7 for 200 samples, 7 classes.
     label, count = answers.label, len(answers.label)
     if not count:
         return dict.fromkeys(MEASURES, np.nan)
     p = answers.probabilities
     logits = answers.logits.astype(np.float64)
     loss = (logsumexp(logits, axis=-1) - logits[np.arange(count), label]).mean()
-    matrix = confusion(answers)
+    matrix = confusion(answers.logits, label)
     there = matrix.sum(1) > 0
     recall = (matrix.diagonal()[there] / matrix.sum(1)[there]).mean()
     return {
@@ -120,13 +122,6 @@ def measure(answers: Answers) -> dict[str, float]:
         "auc": area(p, label),
         "ece": 100 * calibration_error(p.max(-1), answers.right),
     }
-
-
-def confusion(answers: Answers) -> np.ndarray:
-    """i64[C, C]: samples by their class (rows) and the class answered (columns)."""
-    classes = answers.logits.shape[-1]
-    pairs = answers.label.astype(np.int64) * classes + answers.logits.argmax(-1)
-    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
 
 def area(probabilities: np.ndarray, label: np.ndarray) -> float:

@@ -17,8 +17,9 @@ from PIL import Image
 
 from fedjax_bn.data.domain import Split
 from fedjax_bn.engine.names import cell
-from fedjax_bn.run.evaluation.answers import Keep, Kept, confusion
+from fedjax_bn.run.evaluation.answers import Keep, Kept
 from fedjax_bn.run.files.workdir import not_readable, read_arrays, write_atomically
+from fedjax_bn.task import confusion
 
 FOLDER = "answers"
 MISTAKES = 6  # of a row
@@ -113,7 +114,7 @@ def _packed(keep: Keep) -> bytes:
     for i, (answers, split) in enumerate(keep.values()):
         arrays[f"right{i}"], arrays[f"samples{i}"] = np.packbits(answers.right), len(answers.label)
         if answers.logits.shape[-1] <= _MOST_CLASSES:
-            arrays[f"confusion{i}"] = confusion(answers).astype(np.int32)
+            arrays[f"confusion{i}"] = confusion(answers.logits, answers.label).astype(np.int32)
         wrong = np.flatnonzero(~answers.right)
         sure = answers.probabilities[wrong].max(-1)
         worst = wrong[np.argsort(-sure, kind="stable")[:MISTAKES]]

@@ -10,7 +10,7 @@ from fedjax_bn.adaptation import running
 from fedjax_bn.data.domain import select
 from fedjax_bn.federation import FederatedState, client_variables
 from fedjax_bn.models.masks import COLLECTION, FEATURES, take
-from fedjax_bn.report.features import masked_features
+from fedjax_bn.report.plots import masked_features
 from fedjax_bn.run.evaluation.groups import by_client
 from fedjax_bn.run.evaluation.per_sample import features_of
 from fedjax_bn.run.experiment.build import Experiment
