@@ -157,6 +157,24 @@ def test_a_classifier_that_two_layers_could_be_is_refused_until_it_is_named(name
     begin(models.with_classifier(Scaled(), "head"), variables)
 
 
+def test_a_method_classify_that_returns_several_arrays_is_refused():
+    class Pair(nn.Module):
+        def setup(self):
+            self.head = nn.Dense(CLASSES)
+
+        def features(self, x):
+            return x
+
+        def classify(self, x):
+            return self.head(x), x
+
+        def __call__(self, x):
+            return self.classify(x)
+
+    with pytest.raises(ValueError, match=r"^the method classify of Pair returns several arrays"):
+        sizes_of(Pair(), Pair().init(KEY, jnp.zeros((2, 6))))
+
+
 def test_a_name_that_is_no_dense_layer_is_refused_with_those_that_are():
     with pytest.raises(ValueError, match=r"no dense layer 'top' .*are head, scale, trunk"):
         sizes_of(models.with_classifier(Scaled(), "top"), start("named"))

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 
 import numpy as np
@@ -158,7 +159,34 @@ def test_a_folder_in_the_place_of_a_file_is_told_in_a_sentence(folder):
         (folder / name).mkdir()
     said = read_all(folder)
     assert len(said) == 4
-    assert all("Is a directory" in text for text in said)
+    assert all("it is a folder" in text for text in said)
+
+
+@pytest.mark.parametrize("kind", ["a named pipe", "a device", "bytes, and at most"])
+@pytest.mark.parametrize("name", [*FILES, "data.json", "answers/internal.npz", "plots/samples.png"])
+def test_a_file_that_never_ends_is_told_in_a_sentence(folder, name, kind):
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if kind == "a device":
+        path.symlink_to("/dev/zero")
+    elif kind == "a named pipe":
+        os.mkfifo(path)
+    else:
+        with open(path, "wb") as file:
+            file.truncate(2**40)  # which takes no space
+    said = read_all(folder)
+    limited = kind != "bytes, and at most" or not name.endswith("npz")  # whose end is looked at
+    assert any(name in text and (kind in text or not limited) for text in said), said
+    assert all("\n" not in text and len(text) < 600 for text in said)
+
+
+def test_a_pipe_in_a_checkpoint_is_told_in_a_sentence(straight, tmp_path):
+    folder = shutil.copytree(straight[0], tmp_path / "run")
+    (step,) = (folder / "checkpoints" / "selected").glob("[0-9]*")
+    os.mkfifo(step / "_sharding_of_elsewhere")
+    (said, *_) = [text for text in read_all(folder) if "no regular file" in text]
+    assert str(step) in said
 
 
 @pytest.mark.parametrize(

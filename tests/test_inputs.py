@@ -142,6 +142,13 @@ def test_padding_may_hold_any_label():
     assert_equal(of_round(batches | {"label": label}), of_round(batches))
 
 
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_valid_that_is_not_bool_is_refused_by_one_sentence(dtype):
+    batches = host()
+    with pytest.raises(ValueError, match=rf"^batches\['valid'\] is {dtype}; it must be bool"):
+        of_round(batches | {"valid": batches["valid"].astype(dtype)})
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint32", "float32", "float64"])
 def test_labels_of_any_width_train_the_same_bits(dtype):
     batches = host()

@@ -78,7 +78,8 @@ def test_stored_pixels_are_what_torchvision_reads(tmp_path, kind):
         with Image.open(file) as image:
             expected = image.convert("RGB").resize((16, 16), Image.Resampling.BILINEAR)
         np.testing.assert_array_equal(pixels, np.asarray(expected))
-    assert notes == ("images left as stored, against their EXIF orientation: 7",)
+    left = ("images left as stored, against their EXIF orientation: 7",)
+    assert notes == (() if kind == ".tif" else left)  # Pillow has turned TIFF
 
 
 def test_a_tag_behind_the_pixels_of_a_png_is_read(tmp_path):

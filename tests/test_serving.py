@@ -20,6 +20,7 @@ import runs
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.data.domain import Dataset, Domain, Split, whole
 from fedjax_bn.data.pixels.images import standardize
+from fedjax_bn.engine.names import cell
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP, SmallCNN
@@ -85,6 +86,8 @@ def files(tmp_path_factory):
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(image).save(path)
     (place / "notes.txt").write_text("no image")
+    (place / ".ipynb_checkpoints").mkdir()
+    Image.fromarray(DOG.images[0]).save(place / ".ipynb_checkpoints" / "000-checkpoint.png")
     return place
 
 
@@ -321,7 +324,7 @@ def test_the_csv_of_predict_is_that_of_evaluate(workdir, served, tmp_path, monke
         _, rows, found = table(Path("found.csv").read_text())
         theirs = [row for row in evaluated if row[1] == text]
         np.testing.assert_allclose(found, np.array([row[5:] for row in theirs], float), atol=2e-6)
-        names = [row[2].partition("/")[2] for row in theirs]
+        names = [cell(row[2].partition("/")[2]) for row in theirs]
         if form == "npz":
             names = [str(int(name)) for name in names]
         assert [row[0] for row in rows] == names  # in the order of the files

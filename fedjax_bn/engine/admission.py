@@ -62,7 +62,13 @@ class Admission:
                         f"batches['{name}'] holds a {type(leaf).__name__} in place of an array: "
                         "make an array of it, such as by numpy.asarray"
                     )
-        image, label, valid = (batches.get(name) for name in REQUIRED)
+        given: list[Any] = [batches.get(name) for name in REQUIRED]
+        image, label, valid = given
+        if hasattr(valid, "dtype") and valid.dtype != bool:
+            raise ValueError(
+                f"batches['valid'] is {valid.dtype}; it must be bool, True for each sample that "
+                "counts: convert it with astype(bool)"
+            )
         if isinstance(image, np.ndarray) and not np.issubdtype(image.dtype, np.number):
             check_image_dtype(image.dtype, "batches['image']")
         if not (hasattr(image, "dtype") and hasattr(label, "dtype") and hasattr(valid, "dtype")):
@@ -106,7 +112,8 @@ def _readable(array: Any, known: bool) -> bool:
         return True
     if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
         return False
-    return array.is_fully_addressable and (not known or array.is_ready())
+    ready = array.is_ready()  # type: ignore[attr-defined]
+    return array.is_fully_addressable and (not known or ready)
 
 
 def check_state(state: Any) -> None:

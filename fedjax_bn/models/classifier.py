@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedjax_bn.models.features import classify, features_read, last_dense, shows_features
 from fedjax_bn.models.masks import take
 from fedjax_bn.models.sources import sources_of
+from fedjax_bn.normalization.calls import name_of
 from fedjax_bn.sharing import Variables
 
 
@@ -46,6 +47,11 @@ def sizes_of(model: Any, variables: Variables) -> Sizes:
         return Sizes(features, classes, dtype, path)
     found = jax.ShapeDtypeStruct((2, features_read(model, plain)), dtype)
     sources = sources_of(model, plain, found, classify)
+    if sources.shape is None:
+        raise ValueError(
+            f"the method classify of {name_of(model)} returns several arrays: let it return logits "
+            "f[B, classes] alone"
+        )
     ((path, _), *others) = sources.called
     return Sizes(found.shape[1], sources.shape[-1], dtype, () if others else path)
 

@@ -177,8 +177,8 @@ def last_dense(
     if named or (images is None and len(dense) == 1):
         found = named or dense[0]
     else:
-        images = readable_images(model, variables) if images is None else images
-        found = _only(model, sources_of(model, variables, images), dense)
+        form = readable_images(model, variables) if images is None else images
+        found = _only(model, sources_of(model, variables, form), dense)
     if found not in dense:
         raise ValueError(
             f"{name_of(model)} has no dense layer {'/'.join(found)!r}{_listed(dense)}: name one of "

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from fedjax_bn.data.regular_files import Refused, read_regular
 from fedjax_bn.engine.names import on_page
+from fedjax_bn.run.files.workdir import not_readable
 
 _MANY = 12  # rows, of which more scroll within the table's box
 _PAGE = """<!doctype html>
@@ -89,10 +91,17 @@ def paragraphs(texts: Sequence[str], kind: str = "") -> str:
 
 
 def picture(path: Path, text: str) -> str:
-    """A PNG file inside the page, with its heading; empty where it is not there."""
+    """A PNG file inside the page, with its heading; empty where it is not there.
+
+    Raises:
+      WorkdirError: it cannot be read.
+    """
     if not path.exists():
         return ""
-    data = base64.b64encode(path.read_bytes()).decode()
+    try:
+        data = base64.b64encode(read_regular(path)).decode()
+    except (OSError, Refused) as error:
+        raise not_readable(path, error) from error
     name = on_page(text)
     return f'<h3>{name}</h3>\n<img alt="{name}" src="data:image/png;base64,{data}">'
 

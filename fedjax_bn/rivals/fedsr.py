@@ -103,6 +103,7 @@ def simple_representation(
         squares = jnp.square(z).sum(-1)
         value = loss + l2r * masked_mean(squares if squared else _root(squares), valid)
         if cmi:
+            assert deviation is not None  # there is noise, or `fedsr` has refused
             gaps = divergence(mean, deviation, batch["label"], variables[REFERENCE])
             value += cmi * masked_mean(gaps, valid)
         return value, (loss, out.moved)

@@ -34,7 +34,8 @@ def open_samples(
     """The samples of a path: an image, a folder of images (and folders of them), or a `.npz`.
 
     Image files are stretched to the model's square, as the readers of image folders do it in
-    training. An archive has one array `images`, or `NAME__images`.
+    training. Hidden files and folders are left out, as `evaluate` does it. An archive has one array
+    `images`, or `NAME__images`.
 
     Args:
       path: what the user gave.
@@ -50,7 +51,7 @@ def open_samples(
         return _of_archive(path, shape, resize)
     if not path.exists():
         raise FileNotFoundError(f"--data {path} is not there: give images, a folder, or a .npz")
-    files = sorted(one for one in path.rglob("*") if one.is_file() and is_image(one.name))
+    files = sorted(one for one in path.rglob("*") if one.is_file() and _is_shown(one, path))
     files = files if path.is_dir() else [path]
     if not files:
         raise ValueError(f"--data {path} holds no image file: give another folder, or a .npz")
@@ -79,6 +80,12 @@ def file_reader(
         )
     how = {"root": root, "progress": False, "orientation": orientation}
     return lambda files: decode(files, shape[0], **how)[0]
+
+
+def _is_shown(file: Path, root: Path) -> bool:
+    """Whether it is an image, and no folder on its way from the root is hidden."""
+    folders = file.relative_to(root).parts[:-1]
+    return is_image(file.name) and not any(name.startswith(".") for name in folders)
 
 
 def _of_archive(path: Path, shape: Sequence[int], resize: bool) -> Samples:

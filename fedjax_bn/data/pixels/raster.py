@@ -58,6 +58,8 @@ def open_image(
 ) -> tuple[Any, str, int]:
     """Returns an RGB image of Pillow, its mode in the file, and the tag of its EXIF, 1 to 8.
 
+    The tag is 1 where Pillow has turned an image that was to stay as stored.
+
     Args:
       content: of the file.
       max_megapixels: as in `open_raster`.
@@ -70,7 +72,9 @@ def open_image(
     image = open_raster(content, max_megapixels)
     mode, tag, is_upright = image.mode, orientation_of(image), turned_by_pillow(image)
     image = to_rgb(image)
-    return image if is_upright or orientation != UPRIGHT else turn(image, tag), mode, tag
+    if orientation != UPRIGHT:
+        return image, mode, 1 if is_upright else tag
+    return image if is_upright else turn(image, tag), mode, tag
 
 
 def read_image(path: Path, max_megapixels: float = MEGAPIXELS) -> bytes:

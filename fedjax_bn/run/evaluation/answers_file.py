@@ -132,7 +132,10 @@ def _packed(keep: Keep) -> bytes:
 def _unpacked(stored: dict[str, np.ndarray]) -> dict[tuple[str, str], Answered]:
     found = {}
     for i, (name, adaptation) in enumerate(json.loads(str(stored["names"]))):
-        right = np.unpackbits(stored[f"right{i}"], count=int(stored[f"samples{i}"])).astype(bool)
+        count, bits = int(stored[f"samples{i}"]), np.unpackbits(stored[f"right{i}"])
+        if not 0 <= count <= len(bits):
+            raise ValueError(f"it holds {len(bits)} answers of {count} samples")
+        right = bits[:count].astype(bool)
         rows = zip(stored[f"mistakes{i}"].tolist(), stored[f"confidence{i}"].tolist(), strict=True)
         mistakes = [
             Mistake(*row, confidence, stored[f"picture{i}.{j}"])

@@ -18,6 +18,7 @@ from fedjax_bn.data.sets.folders import list_classes, match_folders, subfolders
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.sets.published import Published, spelled, to_source
 from fedjax_bn.data.source import Source
+from fedjax_bn.run.config.keys import choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.readers import DATASETS, decoding
 from fedjax_bn.run.training.records import Record
@@ -35,19 +36,21 @@ def read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Data
       form: of the run's samples, as `domain.form_of` makes it.
 
     Raises:
-      ConfigError: the folder holds no class of the run, or no domain that `data.domains` names.
+      ConfigError: there is no such dataset; the folder holds no class of the run, or no domain that
+        `data.domains` names.
       ValueError, OSError: as the readers.
     """
     name, path = config.data.name, Path(config.data.path)
+    read = choose(DATASETS, name, "data.name")
     moved = config.data.path and config.data.path != own.data.path
     if not moved or not (name == own.data.name or name in _OWN):
-        return DATASETS[name](config)
+        return read(config)
     if path.suffix == ".npz":
         classes = form.get("classes") or _numbers(form)
         return npz.load(path, domains=config.data.domains, classes=classes)
     if (name in IMAGE_FOLDERS and not _as_published(path, name)) or name == "folders":
         return _read_tree(config, path, _classes(config, own, form))
-    return DATASETS[name](config)
+    return read(config)
 
 
 def _as_published(path: Path, name: str) -> bool:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.data.regular_files import Refused, read_regular
 from fedjax_bn.engine.ranges import brief
 from fedjax_bn.run.errors import ConfigError, UserError
 from fedjax_bn.run.files import checkpoint
@@ -69,8 +70,8 @@ def starting_record(config: ConfigDict) -> Record:
         return {}
     try:
         folder = _checkpoint_of(Path(config.start_from))
-        sums = (folder / checkpoint.CHECKSUMS).read_bytes()
-    except (UserError, OSError) as error:
+        sums = read_regular(folder / checkpoint.CHECKSUMS)
+    except (UserError, OSError, Refused) as error:
         raise ConfigError(f"config.start_from={brief(config.start_from)}: {error}") from error
     digest = hashlib.sha256(sums).hexdigest()
     return {"start_from": {"round": int(folder.name), "sha256": digest}}

@@ -5,6 +5,7 @@ notice a flipped bit, and whose parallel readers print tracebacks of what they d
 """
 
 import hashlib
+import os
 import re
 import shutil
 import textwrap
@@ -20,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
+from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.engine.backend import on_cpu
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.files.workdir import sync
@@ -43,6 +45,7 @@ def open_folder(folder: Path, keep: int) -> Folder:
       CheckpointError: a checkpoint in it is damaged so that the folder cannot be listed.
     """
     folder = folder.absolute()
+    _check_regular(folder)
     options = ocp.Context()
     # Weights hardly shrink by compression, which takes longer than all else that a save does.
     options.array.saving.use_compression = False
@@ -61,6 +64,17 @@ def open_folder(folder: Path, keep: int) -> Folder:
             f"a checkpoint in {folder} is damaged ({textwrap.shorten(str(error), 120)}): delete "
             "the newest folder there and run again, or give another --workdir"
         ) from error
+
+
+def _check_regular(folder: Path) -> None:
+    """Raises CheckpointError for a named pipe or a device, on which Orbax would wait for ever."""
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            if path.exists() and not path.is_file():
+                raise CheckpointError(
+                    f"{path} is no regular file, as every file of a checkpoint is: delete the "
+                    "checkpoint it lies in, or give another --workdir"
+                )
 
 
 @contextmanager
@@ -347,7 +361,7 @@ def is_whole(folder: Path) -> bool:
 
 def _read_checksums(folder: Path) -> tuple[str, str]:
     """The form in the first line, and the checksums below it."""
-    form, _, sums = (folder / CHECKSUMS).read_text().partition("\n")
+    form, _, sums = read_text(folder / CHECKSUMS).partition("\n")
     return form, sums
 
 

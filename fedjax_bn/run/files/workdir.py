@@ -5,12 +5,9 @@ metrics.jsonl are appended, and waited for before a checkpoint counts them (`syn
 goes on from after a power cut is whole, and what is behind it is dropped.
 """
 
-import io
 import json
 import os
 import textwrap
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,9 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_bn.data.regular_files import Refused, read_regular, read_text
+from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.files.forms import OBJECT, RECORD, Form, misfit, other_names
 
+_MOST_LINES = 2**30  # bytes of metrics.jsonl
 _WRITING = RLock()  # held while a file is written, so that a process can end between two writes
 
 
@@ -101,16 +101,16 @@ def read_json(path: Path, form: Form = OBJECT) -> dict[str, Any]:
     """Reads a JSON file of a run, by default any object.
 
     Raises:
-      WorkdirError: it is not there, damaged, or of another form.
+      WorkdirError: it is not there, no regular file, damaged, or of another form.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_text(path))
         if wrong := misfit(content, form):
             raise ValueError(wrong)
         return content
     except (OSError, ValueError, RecursionError) as error:
         raise WorkdirError(
-            f"cannot read {path} ({textwrap.shorten(str(error), 120)}): move that folder away or "
+            f"cannot read {path} ({_reason(error)}): move that folder away or "
             "give another --workdir"
         ) from error
 
@@ -122,9 +122,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
       WorkdirError: it is damaged.
     """
     try:
-        with np.load(io.BytesIO(path.read_bytes())) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        return read_npz(path, names_in_npz(path))
+    except (OSError, ValueError) as error:
         raise not_readable(path, error) from error
 
 
@@ -135,10 +134,13 @@ def not_readable(path: Path, why: Exception) -> WorkdirError:
       path: of the file.
       why: of its text the first 120 characters are told.
     """
-    reason = textwrap.shorten(str(why), 120)
     return WorkdirError(
-        f"cannot read {path} ({reason}): move it away, and the report goes without it"
+        f"cannot read {path} ({_reason(why)}): move it away, and the report goes without it"
     )
+
+
+def _reason(error: Exception) -> str:
+    return textwrap.shorten(getattr(error, "strerror", None) or str(error), 120)
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
@@ -224,6 +226,6 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
 
 def _lines_of(path: Path) -> list[bytes]:
     try:
-        return path.read_bytes().splitlines() if path.exists() else []
-    except OSError as error:
+        return read_regular(path, _MOST_LINES).splitlines() if path.exists() else []
+    except (OSError, Refused) as error:
         raise WorkdirError(f"cannot read {path} ({error.strerror}): move it away") from error

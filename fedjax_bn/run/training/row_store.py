@@ -9,6 +9,7 @@ is room for new rows.
 
 import errno
 import io
+import math
 import os
 import zlib
 from collections import deque
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
+from fedjax_bn.data.regular_files import Refused, open_regular
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.files.workdir import faults_named, sync
 
@@ -90,10 +92,13 @@ class RowStore:
                     f"{path} is gone, which holds the rows that the checkpoints in "
                     f"{path.parents[1]} name: put it back, or give another --workdir"
                 )
-            with faults_named(path), open(path, "rb") as file:
-                for row in have:
-                    file.seek(self._place(part, slots[client[row]], client[row]))
-                    file.readinto(_bytes_of(rows[row : row + 1]))
+            try:
+                with faults_named(path), open_regular(path, math.inf) as file:
+                    for row in have:
+                        file.seek(self._place(part, slots[client[row]], client[row]))
+                        file.readinto(_bytes_of(rows[row : row + 1]))
+            except Refused as error:
+                raise CheckpointError(str(error)) from error
         _check(rows[have], client[have], path)
         return _unpacked(rows, like)
 
