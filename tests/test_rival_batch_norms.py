@@ -9,8 +9,7 @@ import pytest
 from federations import MapNet, NormNet, assert_close, assert_equal, batches_of, run_rounds
 from federations import variables_of as start_of
 from fedjax_bn.federation import global_variables
-from fedjax_bn.methods import fedavg
-from fedjax_bn.rivals import fixbn, hbn
+from fedjax_bn.methods import fedavg, fixbn, hbn
 from fedjax_bn.sharing import all_but_statistics
 
 SIZES, KEY = (9, 4, 6), jax.random.key(1)

@@ -24,9 +24,8 @@ from fedjax_bn.aggregation import by_divergence
 from fedjax_bn.engine.divergence import distances
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.local_step import differentiate
-from fedjax_bn.methods import fedavg
+from fedjax_bn.methods import csac, fedadg, fedavg
 from fedjax_bn.methods.learning import learning
-from fedjax_bn.rivals import csac, fedadg
 from fedjax_bn.rivals.csac import RATIOS, brought, calibrated, stage_gaps
 from fedjax_bn.rivals.discrepancy import discrepancy
 from fedjax_bn.rivals.fedadg import generated, judged, pulled

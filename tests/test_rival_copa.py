@@ -8,8 +8,7 @@ import optax
 from federations import CLASSES, NormNet, assert_close, batches_of, run_rounds
 from federations import variables_of as start_of
 from fedjax_bn.federation import client_variables, global_variables
-from fedjax_bn.methods import fedavg
-from fedjax_bn.rivals import copa
+from fedjax_bn.methods import copa, fedavg
 
 KEY, SIZES = jax.random.key(1), (9, 4, 6)
 SGD, NET = optax.sgd(0.1), NormNet()

@@ -17,11 +17,10 @@ from federations import (
     run_rounds,
     variables_of,
 )
-from fedjax_bn.methods import fedavg
+from fedjax_bn.methods import fedavg, mixstyle, rsc
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP, ResNet18
 from fedjax_bn.models.forward import forward
-from fedjax_bn.rivals import mixstyle, rsc
 from fedjax_bn.rivals.mixstyle import chosen_maps, mixing_styles, with_styles
 from fedjax_bn.rivals.rsc import challenge, self_challenging
 from fedjax_bn.run.config.file import read

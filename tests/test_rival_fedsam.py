@@ -18,8 +18,7 @@ from federations import (
     variables_of,
 )
 from fedjax_bn.federation import global_variables
-from fedjax_bn.methods import fedavg, scaffold
-from fedjax_bn.rivals import fedsam
+from fedjax_bn.methods import fedavg, fedsam, scaffold
 from fedjax_bn.rivals.fedsam import ascend, sharpness_aware
 
 SIZES = (9, 4, 6)

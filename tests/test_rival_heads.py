@@ -9,11 +9,10 @@ import pytest
 from federations import CLASSES, assert_close, batches_of, client, run_rounds, variables_of
 from fedjax_bn import adaptation
 from fedjax_bn.federation import client_variables, global_variables
-from fedjax_bn.methods import fedavg
+from fedjax_bn.methods import csd, fedavg, jigen, selfreg, sfa
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP
 from fedjax_bn.models.forward import forward
-from fedjax_bn.rivals import csd, jigen, selfreg, sfa
 from fedjax_bn.rivals.csd import decomposed, gram_penalty
 from fedjax_bn.rivals.jigen import draw_orders, orders, shuffle
 from fedjax_bn.rivals.selfreg import alike, project, self_regularized

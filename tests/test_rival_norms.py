@@ -9,9 +9,8 @@ import pytest
 from federations import CLASSES, PlainNet, assert_close, batches_of, run_rounds, variables_of
 from fedjax_bn import models
 from fedjax_bn.federation import global_variables
-from fedjax_bn.methods import fedavg
+from fedjax_bn.methods import fedavg, fedwon
 from fedjax_bn.models.layers import GroupNorm, norm_of, standardized, standardized_convolve
-from fedjax_bn.rivals import fedwon
 
 KEY = jax.random.key(0)
 NETS = {

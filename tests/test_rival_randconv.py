@@ -9,7 +9,7 @@ import pytest
 from federations import ON_MAPS, MapNet, assert_equal, batches_of, run_rounds, variables_of
 from fedjax_bn.engine.perturb import randconv, random_kernel
 from fedjax_bn.methods import fedavg
-from fedjax_bn.rivals import randconv as method_of
+from fedjax_bn.methods import randconv as method_of
 from fedjax_bn.rivals.randconv import disagreement
 
 KEY, VALID = jax.random.key(0), jnp.ones(4, bool)

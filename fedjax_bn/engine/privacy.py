@@ -38,7 +38,7 @@ from fedjax_bn.state import Received
 
 PyTree = Any
 _NOISE = 2**31 + 2  # what a client's key is folded with for its noise
-_AMPLITUDE = "amplitude"  # the collection of `models.amplitude`, which the engine does not import
+_AMPLITUDE = "amplitude"  # the collection of `rivals.amplitude`, which the engine does not import
 
 
 class Privacy(NamedTuple):
@@ -163,8 +163,7 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
     """The server that adds noise to the mean before its own step, where clients do not.
 
     Raises:
-      ValueError: at `init`, where running statistics, an amplitude that is never to change, or
-        leaves that are no floats, are shared.
+      ValueError: at `init`, where running statistics or leaves that are no floats are shared.
     """
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
@@ -251,12 +250,6 @@ def _check_shared(shared: PyTree) -> None:
                 "privacy does not go with a sharing rule that shares running statistics, whose "
                 "variances noise would make negative: use share=all_but_statistics or "
                 "all_but_batch_norm, such as of fedbn and silobn"
-            )
-        if path_names(path)[0] == _AMPLITUDE:
-            raise ValueError(
-                "privacy does not go with harmofl, whose mean amplitude is measured once and kept, "
-                "but would be moved by the noise of every round: choose another method, such as "
-                "fedbn or fedprox"
             )
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(
