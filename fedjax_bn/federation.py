@@ -24,7 +24,7 @@ from fedjax_bn.aggregation import (
     normalize,
 )
 from fedjax_bn.client import Client, take_part
-from fedjax_bn.engine.admission import Admission, Classes, asking, check_choices, check_state
+from fedjax_bn.engine.admission import Admission, Classes, check_choices, check_state
 from fedjax_bn.engine.batches import Batches, check_batches, rows_of
 from fedjax_bn.engine.devices import (
     Meeting,
@@ -190,11 +190,24 @@ def federate(
 
     return FederatedMethod(
         init=functools.partial(_init, plan),
-        round=asking(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
-        client=asking(jax.jit(functools.partial(_take_part, plan)), check_client),
+        round=_checked(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
+        client=_checked(jax.jit(functools.partial(_take_part, plan)), check_client),
         server=jax.jit(functools.partial(serve, plan.server, plan.weigh)),
         statistics=statistics,
     )
+
+
+def _checked(program: Any, check: Callable[..., None]) -> Any:
+    """Returns the jitted program as a function that checks its arguments first."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        # Outside of the program: values of labels can be read here, and not within.
+        check(*args, **kwargs)
+        return program(*args, **kwargs)
+
+    for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
+        setattr(called, name, getattr(program, name))
+    return called
 
 
 def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:
@@ -254,9 +267,8 @@ def _round(
     early, old, batches = pad_rows((early, before, batches), total)
     given = early, old, split_batches(batches, plan.mesh)
     common = (state._replace(personal=(), memory=()), key)
-    (sums, weighing, told), own = on_each_device(
-        functools.partial(_train_all, plan), plan.mesh, common, given
-    )
+    train_all = on_each_device(functools.partial(_train_all, plan), plan.mesh)
+    (sums, weighing, told), own = train_all(common, given)
     own = jax.tree.map(lambda new, old: new[: old.shape[0]], own, before)
     told = jax.tree.map(lambda leaf: leaf[:rows], told)
     everybody = rows if population is None else population

@@ -120,18 +120,6 @@ def check_state(state: Any) -> None:
         )
 
 
-def asking(program: Any, check: Callable[..., None]) -> Any:
-    """Returns the jitted program as a function that checks its arguments first."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        check(*args, **kwargs)
-        return program(*args, **kwargs)
-
-    for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
-        setattr(called, name, getattr(program, name))
-    return called
-
-
 def check_choices(
     *,
     share: Any = everything,

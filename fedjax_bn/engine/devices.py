@@ -9,6 +9,7 @@ samples of a client's batches lie. There XLA keeps to the meaning of one device:
 is taken over samples, statistics of batch norms, losses and gradients of any order.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -99,34 +100,32 @@ def place(tree: PyTree, mesh: Mesh | None, *, by_client: bool) -> PyTree:
 def on_each_device(
     function: Callable[[Meeting, PyTree, PyTree], tuple[PyTree, PyTree]],
     mesh: Mesh | None,
-    common: PyTree,
-    rows: PyTree,
-) -> tuple[PyTree, PyTree]:
-    """Calls a function once for every place of the mesh's clients axis, with its clients' rows.
+) -> Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]:
+    """Returns a function that runs on each device of the clients axis with its clients' rows.
 
     Args:
-      function: `function(meeting, common, rows) -> (everywhere, rows)`, where `everywhere` is what
-        has met, and so is the same on all devices.
+      function: `function(meeting, common, rows) -> (everywhere, rows)`; `everywhere` is the same
+        on all devices, because the devices have met for it.
       mesh: None for one device.
-      common: a tree that every device gets whole.
-      rows: a tree of arrays [P, ...], P a multiple of the axis.
 
     Returns:
-      What the function returns, rows [P, ...] of all clients.
+      A function (common, rows) -> (everywhere, rows). Every device gets the tree `common` whole;
+      `rows` are arrays [P, ...], P a multiple of the axis, of all clients.
     """
     if mesh is None:
-        return function(_ALONE, common, rows)
-    total = jax.tree.leaves(rows)[0].shape[0]
-    each = total // mesh.shape[CLIENTS]
+        return functools.partial(function, _ALONE)
+    devices = mesh.shape[CLIENTS]
 
     def mine(tree: PyTree) -> PyTree:
+        each = jax.tree.leaves(tree)[0].shape[0] // devices
         start = jax.lax.axis_index(CLIENTS) * each
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, each), tree)
 
     def spread(leaf: jax.Array) -> jax.Array:
         # Truth values as floats: a sum of another type would be a reduction of its own.
         dtype = jnp.result_type(float) if leaf.dtype == bool else leaf.dtype
-        empty = jnp.zeros((total, *leaf.shape[1:]), dtype)
+        each = leaf.shape[0]
+        empty = jnp.zeros((each * devices, *leaf.shape[1:]), dtype)
         start = jax.lax.axis_index(CLIENTS) * each
         return jax.lax.dynamic_update_slice_in_dim(empty, leaf.astype(dtype), start, 0)
 
@@ -137,13 +136,13 @@ def on_each_device(
     by_client = PartitionSpec(CLIENTS)
     # Nothing is differentiated through the reduction, so that check_vma has nothing to find.
     return jax.shard_map(
-        lambda common, rows: function(Meeting(together, mine), common, rows),
+        functools.partial(function, Meeting(together, mine)),
         mesh=mesh,
         in_specs=(PartitionSpec(), by_client),
         out_specs=(PartitionSpec(), by_client),
         axis_names={CLIENTS},
         check_vma=False,
-    )(common, rows)
+    )
 
 
 def apart(
