@@ -101,6 +101,7 @@ def gradient_step(
         gradients, (loss, moved) = gradient(variables, batch, received, key)
         # For rates over rounds: an optimizer that starts afresh each round cannot count them.
         trained, state = descend(optimizer, gradients, state, variables, received.round, loss)
+        # The pass moves collections of its own, such as batch_stats, and the optimizer the others.
         return {**variables, **moved, **trained}, state, loss
 
     def trained_of(variables: Variables) -> Variables:
