@@ -36,7 +36,7 @@ def by_divergence() -> Weighing:
 
 
 def distances(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """Returns weights f[C] of each leaf [C, ...], which sum as `weights` do; 0 where these are 0."""
+    """Returns weights f[C] of each leaf [C, ...], with the same sum as `weights`, and its zeros."""
     counts = weights > 0
     number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
 
