@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.stylist import start, stylize
+from fedjax_bn.rivals.stylist import start, stylize
 
 SHARE = 0.6  # of the new style, the default of `methods.l2d`
 

@@ -1,7 +1,7 @@
 """What one client does in a round, as a pure function: a scan over its local steps.
 
 A *client* makes local steps over the round's batches by default (`train_locally`). It is the widest
-of the seams that `fedjax_bn.local_step` begins; `take_part` is what a round does with it.
+of the four seams that `fedjax_bn.local_step` lists. A round calls `take_part` for each client.
 """
 
 import functools
@@ -26,7 +26,7 @@ Load = Callable[[PyTree, Batch, jax.Array], Batch]
 
 
 class Trained(NamedTuple):
-    """What local training returns.
+    """The result of local training.
 
     Attributes:
       variables: the trained collections.
@@ -44,7 +44,7 @@ class Trained(NamedTuple):
 
     @property
     def steps(self) -> jax.Array:
-        """tau_k i32[], the real number of steps behind `variables`: those with a valid sample."""
+        """Returns tau_k i32[], the number of steps with a valid sample that made `variables`."""
         real = self.counts > 0
         if self.chosen is not None:
             real &= jnp.arange(len(real)) < self.chosen
@@ -52,11 +52,11 @@ class Trained(NamedTuple):
 
 
 class LocalUpdate(NamedTuple):
-    """A client's round.
+    """The result of a client's round.
 
     Attributes:
       variables: the leaves that it keeps and uploads.
-      memory: what it remembers.
+      memory: what it keeps for its next round.
       message: what it uploads besides its shared leaves, a tree of arrays.
       losses: f[S], the loss of each step; 0 for a step without valid samples.
       counts: i32[S], valid samples of each step.
@@ -70,7 +70,7 @@ class LocalUpdate(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What a client remembers and does, as a pair of pure functions.
+    """A client's memory and its training, as a pair of pure functions.
 
     Attributes:
       init: `init(shared, personal) -> memory`, before the first round, from the common start.
@@ -85,11 +85,11 @@ class Client(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a client of `train_locally` remembers.
+    """The memory of a client of `train_locally`.
 
     Attributes:
       method: the method's own.
-      step: the state of the local step, () where it starts afresh each round.
+      step: the state of the local step; () if it starts afresh each round.
     """
 
     method: PyTree
@@ -101,13 +101,13 @@ Train = Callable[..., Trained]
 
 
 def no_memory(shared: PyTree, personal: PyTree) -> PyTree:
-    """A client remembers nothing but its personal leaves."""
+    """Returns an empty memory: the client keeps nothing but its personal leaves."""
     del shared, personal
     return ()
 
 
 def plain_finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-    """A client uploads its trained leaves and nothing else; its memory stays as it was."""
+    """Returns the trained leaves, the memory of before, and no message."""
     return trained.variables, received.memory, ()
 
 
@@ -121,25 +121,24 @@ def train_locally(
     load: Load | None = None,
     train: Train | None = None,
 ) -> Client:
-    """The usual client: it trains for S steps, and then decides what it keeps and uploads.
+    """Returns the usual client, which trains for S steps and then makes its upload.
 
     Args:
       step: the local step, usually a `gradient_step`.
-      memory: `memory(shared, personal)` -> what the method remembers of a client before the first
-        round, from the common start.
+      memory: `memory(shared, personal)` -> the method's memory of a client before the first round,
+        from the common start.
       finish: `finish(received, trained) -> (variables, memory, message)`, a client's last act of a
         round: the leaves that it keeps and uploads, its new memory, and a message to the server
         (a tree of arrays).
       local_epochs: S steps are this many equal epochs; at least 1.
       keep_optimizer: whether clients keep the local step's state between rounds.
-      load: `load(source, batch, key) -> batch`, what every step does to its batch before all else:
-        it finds samples in the client's source, augments, and may move labels. By default
-        `look_up`.
+      load: `load(source, batch, key) -> batch`, with which every step begins: it looks samples up
+        in the client's source, augments them, and may change labels. By default `look_up`.
       train: local training over a round's steps, such as `selection.best_of_round(...)`.
 
     Raises:
-      ValueError: `local_epochs` is below 1; at `init` or `run`, where the step cannot work over
-        the rounds (`LocalStep.check`).
+      ValueError: `local_epochs` is below 1; at `init` or `run`, the step cannot work over the
+        rounds (`LocalStep.check`).
     """
     if local_epochs < 1:
         raise ValueError(f"local_epochs={local_epochs} must be at least 1")
@@ -165,13 +164,13 @@ def train_locally(
 
 
 def look_up(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
-    """The batch; where there is a source [N, ...], its images are those of the batch's numbers."""
+    """Returns the batch; if there is a source [N, ...], its image numbers become those images."""
     del key
     return batch if source is None else batch | {"image": source[batch["image"]]}
 
 
 def augmenting(augment: Callable[[jax.Array, jax.Array], jax.Array] | None) -> Load:
-    """The `load` that looks samples up and changes their images by `augment(key, images)`."""
+    """Returns the `load` that looks samples up and changes images by `augment(key, images)`."""
 
     def load(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
         batch = look_up(source, batch, key)
@@ -181,7 +180,7 @@ def augmenting(augment: Callable[[jax.Array, jax.Array], jax.Array] | None) -> L
 
 
 def changing(change: Callable[[jax.Array, Batch], Batch]) -> Load:
-    """The `load` that looks samples up and changes the batch by `change(key, batch)`."""
+    """Returns the `load` that looks samples up and changes the batch by `change(key, batch)`."""
 
     def load(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
         return change(key, look_up(source, batch, key))
@@ -218,10 +217,12 @@ def run_steps(
 
     def scanned(carry: tuple, inputs: tuple) -> tuple[tuple, tuple[jax.Array, jax.Array]]:
         batch, key = inputs
+        # Padding is blanked after `load`, because its numbers point anywhere in the source.
         batch = blank_padding(load(source, batch, stream(key, "load")))
         variables, state = carry
         *new, loss = step.update(variables, state, batch, received, key)
         count = batch["valid"].sum(dtype=jnp.int32)
+        # A step of padding must not move an optimizer's momentum or a running statistic either.
         return where_tree(count > 0, tuple(new), carry), (jnp.where(count > 0, loss, 0), count)
 
     (variables, state), (losses, counts) = jax.lax.scan(scanned, (variables, state), (steps, keys))
@@ -229,7 +230,8 @@ def run_steps(
 
 
 def where_tree(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
-    """`yes` where the condition bool[] holds, else `no`, leaf by leaf."""
+    """Returns `yes` if the condition bool[] holds, else `no`, leaf by leaf."""
+    # Else XLA:CPU computes the condition anew for each leaf.
     condition = computed_once(condition)
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
@@ -242,20 +244,24 @@ def take_part(
     key: jax.Array,
     divided: bool = False,
 ) -> tuple[Own, Upload, jax.Array]:
-    """One client's part of a round; who sits out costs nothing where clients are mapped in turn.
+    """Trains one client and makes its upload.
+
+    A client that sits out costs no time if clients are mapped one after another.
 
     Args:
-      client: what it does.
+      client: its functions.
       broadcast: what the server sent.
-      own: what stays with the client.
+      own: the client's personal leaves and memory.
       batches: a round's, without the axis K, with "client" i32[].
       key: the run's.
-      divided: whether its samples lie over several devices and other clients on others. Then who
-        sits out trains too, in vain: a branch that some devices alone take must not wait for all.
+      divided: whether several devices share the client's samples while others have other clients.
+        Then a client that sits out trains too, and the result is dropped: in a branch that only
+        some devices take, a reduction would wait for the others forever.
 
     Returns:
-      What stays with it now, its upload, and the loss of each step f[S].
+      The client's new personal leaves and memory, its upload, and the loss of each step f[S].
     """
+    # The client's number, not its row, so that a cohort draws what the whole federation would.
     who, size = batches["client"], owned_samples(batches, client.epochs)
     key = jax.random.fold_in(jax.random.fold_in(key, broadcast.round), who)
     validation = batches.get("validation", ())
@@ -311,5 +317,5 @@ def take_part(
 
 
 def _told(update: LocalUpdate) -> LocalUpdate:
-    """What is told of a client's round: all but what it keeps."""
+    """Drops the leaves and the memory, which `train` returns already as shared and own."""
     return update._replace(variables={}, memory=())

@@ -1,11 +1,10 @@
-"""The heart: a federated method is a client and a server, and `federate` makes one of the two.
+"""Rounds: a federated method is a client and a server, and `federate` joins the two.
 
 A federation is K clients. The variables of their models are split by a sharing rule into shared
 leaves (one copy) and personal leaves (stacked, leading axis K). One call of `round` broadcasts the
-shared leaves, trains every client, averages what is shared and leaves what is personal. A round is
-over the clients that its batches name, all of them or a cohort: rows of the state are rows of the
-batches (see `fedjax_bn.engine.batches`; `take_rows` and `put_rows` gather and scatter those of the
-state).
+shared leaves, trains every client, averages the shared leaves and keeps the personal ones. The rows
+of the state are the rows of the batches: all clients, or a cohort. `take_rows` and `put_rows`
+gather and scatter rows of the state (see `fedjax_bn.engine.batches`).
 """
 
 import functools
@@ -24,7 +23,7 @@ from fedjax_bn.aggregation import (
     normalize,
 )
 from fedjax_bn.client import Client, take_part
-from fedjax_bn.engine.admission import Admission, Classes, asking, check_choices, check_state
+from fedjax_bn.engine.admission import Admission, Classes, check_choices, check_state
 from fedjax_bn.engine.batches import Batches, check_batches, rows_of
 from fedjax_bn.engine.devices import (
     Meeting,
@@ -102,9 +101,8 @@ class FederatedMethod(NamedTuple):
         own part of the state stays as it is.
       statistics: how its own clients predict, the `normalization.StatisticsRule` of their batch
         norms; None for their running statistics.
-      learned: what it has learned, the model and the preprocessing of its images
-        (`methods.learning.Learning`), with which `fedjax_bn.serving` predicts; None where nobody
-        said.
+      learned: the model, its task and the preprocessing of its images
+        (`methods.learning.Learning`), with which `fedjax_bn.serving` predicts; None if unknown.
     """
 
     init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
@@ -141,11 +139,11 @@ def federate(
 ) -> FederatedMethod:
     """Composes a federated method from independent choices.
 
-    A client that sits out, and one whose update is not finite, keeps its personal leaves and memory
-    and has weight 0; where nobody counts the shared leaves stay as they are; so it is where `weigh`
-    gives NaN, and the metrics' weights are NaN then; and where the server's step, what it would
-    share and keep, is not finite, and server_finite is False then. A client that makes fewer local
-    epochs has valid=False in the others. Random keys are `fold_in(fold_in(key, round), client)`.
+    A client that sits out, or whose update is not finite, has weight 0 and keeps its personal
+    leaves and memory. The shared leaves keep their values if no client counts, if `weigh` returns
+    NaN (then the metrics' weights are NaN), or if the server's step is not finite (then
+    server_finite is False). A client with fewer local epochs has valid=False in the missing ones.
+    The random key of a client in a round is `fold_in(fold_in(key, round), client)`.
 
     A round's metrics are loss f[K] (mean over valid samples; NaN for a client that sits out),
     step_loss f[K, S], risk f[K] (mean loss of the last local epoch), weights f[K], finite
@@ -159,19 +157,20 @@ def federate(
         where there is privacy.
       privacy: a mechanism that clips and noises what is shared, see `fedjax_bn.engine.privacy`.
       clients: how clients are mapped, see `fedjax_bn.engine.mapping`; with a mesh, those of each
-      device. mesh: devices with an axis "clients", over which the rows of a round are shared out,
-        and perhaps "batch", over which the samples of a batch are; None for one device. The numbers
-        are those of one device up to the order of sums.
+        device.
+      mesh: devices with an axis "clients", which divides the rows of a round, and perhaps "batch",
+        which divides the samples of a batch; None for one device. Results equal those of one device
+        up to the order of sums.
       statistics: how the method's own clients predict, see `FederatedMethod`.
-      classes: `classes(variables, batches) -> C`, how many classes the labels of one client's
-        batches have, from shapes alone; None where labels are no classes. A label outside [0, C)
-        is refused where its array can be read, and makes its sample invalid inside a program.
+      classes: `classes(variables, batches) -> C`, the number of classes of one client's labels,
+        from shapes alone; None if labels are not classes. A label outside [0, C) raises ValueError
+        if its array can be read, and makes its sample invalid inside a program.
 
     Raises:
-      ValueError: a choice is none, such as a name in place of a function; the mesh has no axis
-        "clients", or `weigh` does not go with privacy; at `init`, where `share` needs a batch norm
+      ValueError: a choice has the wrong type, such as a name in place of a function; the mesh has
+        no axis "clients"; `weigh` does not go with privacy; at `init`, `share` needs a batch norm
         and the model has none, or shares statistics in spite of privacy, or `clients` does not suit
-        K; at `round`, where batches do not fit.
+        K; at `round`, batches do not fit.
     """
     check_choices(share=share, weigh=weigh, server=server, privacy=privacy, clients=clients)
     client, server, weigh = guarded(privacy, client, server or averaging(), weigh)
@@ -190,15 +189,28 @@ def federate(
 
     return FederatedMethod(
         init=functools.partial(_init, plan),
-        round=asking(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
-        client=asking(jax.jit(functools.partial(_take_part, plan)), check_client),
+        round=_checked(jax.jit(functools.partial(_round, plan), donate_argnums=0), check_round),
+        client=_checked(jax.jit(functools.partial(_take_part, plan)), check_client),
         server=jax.jit(functools.partial(serve, plan.server, plan.weigh)),
         statistics=statistics,
     )
 
 
+def _checked(program: Any, check: Callable[..., None]) -> Any:
+    """Returns the jitted program as a function that checks its arguments first."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        # Outside of the program: values of labels can be read here, and not within.
+        check(*args, **kwargs)
+        return program(*args, **kwargs)
+
+    for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
+        setattr(called, name, getattr(program, name))
+    return called
+
+
 def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:
-    """The state before the first round: all clients start from `variables`."""
+    """Returns the state before the first round, in which all clients start from `variables`."""
     del key  # nothing random here; methods with random state of their own use it
     if num_clients < 1:
         raise ValueError(f"a federation needs at least one client, not {num_clients}")
@@ -228,7 +240,7 @@ def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -
 def _take_part(
     plan: _Plan, broadcast: Broadcast, own: Own, batches: Batches, key: jax.Array
 ) -> tuple[Own, Upload]:
-    """One client's part of a round."""
+    """Trains one client as a round would, for `FederatedMethod.client`."""
     batches = plan.admission.admitted(broadcast.shared, own.personal, batches)
     return take_part(plan.client, broadcast, own, batches, random_key(key))[:2]
 
@@ -236,15 +248,17 @@ def _take_part(
 def _round(
     plan: _Plan, state: FederatedState, batches: Batches, key: jax.Array
 ) -> tuple[FederatedState, Metrics]:
-    """One round: broadcast, local training, aggregation."""
+    """Makes one round: broadcast, local training, aggregation."""
     rows = state.weights.shape[0]
     total = padded(rows, plan.mesh)
+    # A caller on a mesh may have padded the batches already, to place them on its devices.
     there = total if rows_of(batches) == total else rows
     check_batches(batches, there, plan.client.epochs)
     batches, key = plan.admission.admitted(state.shared, state.personal, batches), random_key(key)
     batches = {"client": jnp.arange(there, dtype=jnp.int32)} | batches
     population = batches.pop("population", None)
     if total > rows:
+        # Rows of padding train like clients that sit out, and so count nowhere.
         present = jnp.arange(there) < rows
         batches["participates"] = batches.get("participates", present) & present
     # Weights known before training spare holding all trained models at once.
@@ -253,15 +267,17 @@ def _round(
     before = Own(state.personal, state.memory)
     early, old, batches = pad_rows((early, before, batches), total)
     given = early, old, split_batches(batches, plan.mesh)
+    # Every device gets the common part whole, so that stacked rows must not be in it.
     common = (state._replace(personal=(), memory=()), key)
-    (sums, weighing, told), own = on_each_device(
-        functools.partial(_train_all, plan), plan.mesh, common, given
-    )
+    train_all = on_each_device(functools.partial(_train_all, plan), plan.mesh)
+    (sums, weighing, told), own = train_all(common, given)
     own = jax.tree.map(lambda new, old: new[: old.shape[0]], own, before)
     told = jax.tree.map(lambda leaf: leaf[:rows], told)
     everybody = rows if population is None else population
+    # Once for all devices: the sums are the same everywhere.
     after, finite = conclude(plan.server, state, sums, told["counts"], everybody)
     weights = normalize(told["weights"])
+    # A round in which nobody counts keeps the last weights; > is False for NaN too.
     after = after._replace(
         weights=jnp.where(weights.sum() > 0, weights, state.weights),
         weighing=weighing,
@@ -281,7 +297,7 @@ def _round(
 def _train_all(
     plan: _Plan, meeting: Meeting, common: tuple, rows: tuple
 ) -> tuple[tuple[Sums, PyTree, Metrics], Own]:
-    """The clients of one device: their part of a round up to the sums over all clients."""
+    """Trains the clients of one device, and sums their uploads over the clients of all devices."""
     (state, key), (early, old, batches) = common, rows
     broadcast, divided = broadcast_of(state), divides_clients(plan.mesh)
 
@@ -290,14 +306,17 @@ def _train_all(
         if weight is None:
             return (), own, (upload, losses)
         part = part_of(plan.server, weight, upload)
+        # The upload's leaves are in the sum already: stacked they would fill the memory.
         return part, own, (upload._replace(shared=(), message=()), losses)
 
     sums, own, (uploads, losses) = map_and_sum(one, plan.clients, old, early, batches)
     weights, weighing = early, state.weighing
     if early is None:
+        # Risks and messages are known only now, and a rule sees those of all devices' clients.
         needed = uploads if weighs_leaves(plan.weigh) else uploads._replace(shared=())
         _, everybody = meeting.together((), needed)
         num_clients = state.weights.shape[0]
+        # Without rows of padding: a rule's state has a row for each real client alone.
         known = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
         weights, weighing = weigh_uploads(plan.weigh, weighing, known)
         both = weights, leaf_weights(plan.weigh, weights, known)

@@ -9,12 +9,12 @@ Four seams, each a plain function or a pair of them, from the narrowest to the w
 
 An *objective* is what a client minimizes: it returns the value to differentiate, the loss to report
 (both f[], means over valid samples) and the collections that the pass moved, such as `batch_stats`.
-A *gradient* is that of an objective by default (`differentiate`), with respect to `params` and
-perhaps other collections, and may be corrected or replaced. A *local step* is one descent along it
-by default (`gradient_step`), and may be several.
+A *gradient* is by default that of an objective (`differentiate`), with respect to `params` and
+perhaps other collections; a method may correct or replace it. A *local step* is by default one
+descent along the gradient (`gradient_step`), and may be several.
 
 `batch` is {"image": [B, ...], "label": i32[B] or a tree, "valid": bool[B], "last_epoch": bool[]};
-the last says whether the step belongs to the client's last local epoch.
+"last_epoch" is True in the steps of the client's last local epoch.
 """
 
 from collections.abc import Callable
@@ -44,9 +44,9 @@ class LocalStep(NamedTuple):
     Attributes:
       init: `init(variables) -> state`, before the first step.
       update: `update(variables, state, batch, received, key) -> (variables, state, loss f[])`.
-      check: `check(variables, keep, steps)` raises ValueError where the step cannot work over
-        rounds of `steps` steps (None where that is not known yet); `keep` says whether its state
-        stays from round to round.
+      check: `check(variables, keep, steps)` raises ValueError if the step cannot work over rounds
+        of `steps` steps (None if not known yet); with `keep` a client keeps the step's state
+        between rounds.
     """
 
     init: Callable[[Variables], PyTree]
@@ -57,10 +57,10 @@ class LocalStep(NamedTuple):
 
 
 def differentiate(objective: Objective, collections: tuple[str, ...] = ("params",)) -> Gradient:
-    """The gradient of an objective with respect to whole collections, {collection: tree}.
+    """Returns the gradient of an objective with respect to whole collections, {collection: tree}.
 
-    It waits for all of itself here, before a method corrects it, so that a correction is computed
-    within the optimizer's pass through the weights and not in one of its own.
+    No part of it is used before all of it is computed (see `backend.wait_for_all`), so that XLA
+    computes a method's correction in the optimizer's pass through the weights.
     """
 
     def gradient(
@@ -81,16 +81,16 @@ def gradient_step(
     optimizer: optax.GradientTransformation,
     collections: tuple[str, ...] = ("params",),
 ) -> LocalStep:
-    """The step of FedAvg: the optimizer moves whole collections along their gradient.
+    """Returns the step of FedAvg: the optimizer moves whole collections along their gradient.
 
     Args:
       gradient: usually `differentiate(objective, collections)`, perhaps corrected.
       optimizer: an optax transformation of {collection: tree}, see `fedjax_bn.local_optimizer`;
-        where `params` are the one collection, its masks and labels may be over them alone.
+        if `params` is the only collection, masks and labels may have the form of the parameters.
       collections: those that the gradient is of.
 
     Raises:
-      ValueError: `optimizer` is no optax transformation, or needs an argument that no step has.
+      ValueError: `optimizer` is not an optax transformation, or needs an argument that no step has.
     """
     check_optimizer(optimizer)
     check_arguments(optimizer)
@@ -99,7 +99,9 @@ def gradient_step(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, PyTree, jax.Array]:
         gradients, (loss, moved) = gradient(variables, batch, received, key)
+        # For rates over rounds: an optimizer that starts afresh each round cannot count them.
         trained, state = descend(optimizer, gradients, state, variables, received.round, loss)
+        # The pass moves collections of its own, such as batch_stats, and the optimizer the others.
         return {**variables, **moved, **trained}, state, loss
 
     def trained_of(variables: Variables) -> Variables:
@@ -122,7 +124,7 @@ def check_optimizer(optimizer: object) -> None:
 
 
 def in_turn(*steps: LocalStep) -> LocalStep:
-    """One step of each on the same batch, one after another; the loss is the first one's."""
+    """Returns the step that makes one of each on the same batch; its loss is the first one's."""
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
@@ -149,7 +151,7 @@ def descend(
     round: jax.Array | int,
     loss: jax.Array,
 ) -> tuple[Variables, PyTree]:
-    """One step of an optimizer: the moved collections of `gradients`, and its new state."""
+    """Makes one step of an optimizer; returns the moved collections, and its new state."""
     trained = {name: variables[name] for name in gradients}
     updates, state = updates_of(optimizer, gradients, state, trained, round, loss)
     return optax.apply_updates(trained, updates), state

@@ -19,8 +19,9 @@ from fedjax_bn import adaptation
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedavg, fedsr
 from fedjax_bn.methods.learning import learning
-from fedjax_bn.models import MLP, latent
+from fedjax_bn.models import MLP
 from fedjax_bn.models.forward import forward
+from fedjax_bn.rivals import latent
 from fedjax_bn.rivals.fedsr import divergence, simple_representation
 from fedjax_bn.state import Received
 

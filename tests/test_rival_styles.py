@@ -14,12 +14,12 @@ from fedjax_bn import models
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import csac, fedavg, feddg, l2d, snr
 from fedjax_bn.methods.learning import learning
-from fedjax_bn.models.restitution import Restored, layer, restore
-from fedjax_bn.models.spectra import amplitudes, with_amplitudes
-from fedjax_bn.models.stages import stages_of
-from fedjax_bn.models.stylist import start, stylize
 from fedjax_bn.rivals.l2d import by_class, diversified, leaked, supervised_contrast
+from fedjax_bn.rivals.restitution import Restored, layer, restore
 from fedjax_bn.rivals.snr import told_of
+from fedjax_bn.rivals.spectra import amplitudes, with_amplitudes
+from fedjax_bn.rivals.stages import stages_of
+from fedjax_bn.rivals.stylist import start, stylize
 from fedjax_bn.run.experiment.method import shown_notes
 from fedjax_bn.state import Received
 

@@ -1,4 +1,4 @@
-"""What a round refuses before its program runs, and what it counts as invalid within it."""
+"""Checks a round's inputs before its program runs, and marks invalid samples inside it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +22,10 @@ class Admission:
     """Checks the labels of batches against the number of classes, found once for each form.
 
     Args:
-      classes: how many classes a model's outputs have; None where labels are no classes.
+      classes: the number of classes of a model's outputs; None if labels are not classes.
     """
 
+    # The one object with a state here: without it every round would trace the model anew.
     def __init__(self, classes: Classes | None):
         self._classes = classes
         self._found: dict[tuple, int | None] = {}
@@ -34,8 +35,8 @@ class Admission:
 
         Args:
           shared: the shared leaves.
-          personal: those of all clients, or of one.
-          batches: those of all clients, or of one, alike.
+          personal: the personal leaves, of all clients or of one.
+          batches: of all clients or of one, likewise.
         """
         read = batches["image"], batches.get("source")
         form = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(read))
@@ -50,10 +51,10 @@ class Admission:
         return self._found[form], known
 
     def check(self, shared: PyTree, personal: PyTree, batches: Batches) -> None:
-        """Raises ValueError for an image dtype or a label that no model is trained on.
+        """Raises ValueError for an image dtype or a label that a model cannot be trained on.
 
-        It reads labels that are on the host, and those on a device where that needs no waiting or
-        a program is to be compiled anyway.
+        It reads labels on the host. It reads labels on a device only if they are ready, or if a
+        program has to be compiled anyway.
         """
         for name in set(REQUIRED) & set(batches):
             for leaf in jax.tree.leaves(batches[name]):
@@ -84,7 +85,7 @@ class Admission:
             class_labels(label, "batches['label']", classes, valid=valid)
 
     def admitted(self, shared: PyTree, personal: PyTree, batches: Batches) -> Batches:
-        """Returns the batches, in which samples whose label is no class are invalid."""
+        """Returns the batches; a sample with a label outside the classes is made invalid."""
         classes, _ = self.number(shared, personal, batches)
         if classes is None:
             return batches
@@ -102,12 +103,12 @@ _READ = (*REQUIRED, "source")
 
 
 def _shapes(tree: PyTree, axes: int = 0) -> PyTree:
-    """The shapes of arrays, without their first axes."""
+    """Returns the shapes of arrays without their first axes."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), tree)
 
 
 def _readable(array: Any, known: bool) -> bool:
-    """Whether an array is on the host, or can be had there without slowing down a round."""
+    """Returns whether an array can be read on the host without delaying a round."""
     if isinstance(array, np.ndarray):
         return True
     if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
@@ -117,7 +118,7 @@ def _readable(array: Any, known: bool) -> bool:
 
 
 def check_state(state: Any) -> None:
-    """Raises ValueError for a state that an earlier round has used up."""
+    """Raises ValueError for a state whose arrays were donated to an earlier round."""
     count = state.round
     gone = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
     if gone and count.is_deleted():
@@ -125,18 +126,6 @@ def check_state(state: Any) -> None:
             "this state was given to an earlier round, which used up its arrays: go on with the "
             "state that the round returned, as in `state, metrics = method.round(state, ...)`"
         )
-
-
-def asking(program: Any, check: Callable[..., None]) -> Any:
-    """Returns the jitted program as a function that checks its arguments first."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        check(*args, **kwargs)
-        return program(*args, **kwargs)
-
-    for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
-        setattr(called, name, getattr(program, name))
-    return called
 
 
 def check_choices(
@@ -149,12 +138,12 @@ def check_choices(
     load: Any = None,
     **others: Any,
 ) -> None:
-    """Raises ValueError where an option is none, such as a name where a function is needed.
+    """Raises ValueError for an option of a wrong type, such as a name in place of a function.
 
     Args:
       share, weigh, server, privacy, clients: as in `federation.federate`.
       load: as in `client.train_locally`.
-      **others: options that are not looked at.
+      **others: options that are not checked here.
     """
     del others
     check_strategy(clients, 2**31)  # how many clients there are is known at `init`

@@ -1,8 +1,8 @@
-"""The one place that asks which machine a program is traced for.
+"""The one place that asks for which platform a program is traced.
 
 Code made for CPU (`models.cpu`, `normalization.per_sample`, `wait_for_all`) and the mapping `auto`
-ask here, and are plain XLA on any other backend. The answer is given while a program is traced,
-before JAX knows for which platform it will be lowered: `traced_for` says so where it is another.
+ask here; on any other backend they are plain XLA. The question comes while a program is traced,
+before JAX knows the platform of its lowering: `traced_for` sets another one.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from fedjax_bn.engine.dtypes import promote
 PyTree = Any
 
 
-# Part of the keys by which JAX remembers traces: none is taken for another platform's.
+# Part of the keys of JAX's trace cache, so that a trace never serves another platform.
 _traced_for = jax.make_user_context(None)
 
 
@@ -38,7 +38,7 @@ def traced_for(platform: str) -> AbstractContextManager[None]:
 
 
 def on_cpu() -> bool:
-    """Whether programs are traced for CPU, where XLA needs other forms of some operations.
+    """Returns whether programs are traced for CPU, where XLA needs other forms of some operations.
 
     The platform is that of `traced_for`, else of `jax.default_device`, else JAX's default backend.
     """
@@ -95,7 +95,7 @@ def compile_quickly(program: jax.stages.Lowered) -> jax.stages.Compiled:
 
 
 def _less_optimized() -> dict[str, Any]:
-    """Options of XLA for its backend on CPU; none elsewhere, and where nothing is optimized."""
+    """Returns options of XLA for CPU; {} elsewhere, and if JAX optimizes nothing."""
     if on_cpu() and not jax.config.read("jax_disable_most_optimizations"):
         return {"xla_backend_optimization_level": 1}
     return {}

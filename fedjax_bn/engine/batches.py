@@ -1,18 +1,17 @@
-"""A round's batches: their form, their padding, and what follows from who is valid.
+"""A round's batches: their form, their padding, and what `valid` implies.
 
     {"image": f|u8[C, S, B, ...] (or i32[C, S, B], numbers of samples in "source"),
      "label": classes [C, S, B], whole numbers of any dtype, or a tree of arrays [C, S, B, ...],
      "valid": bool[C, S, B],
-     "source": a tree of arrays [C, N, ...], what `load` finds samples in (optional),
+     "source": a tree of arrays [C, N, ...], in which `load` finds samples (optional),
      "participates": bool[C] (optional; all),
      "size": i32[C], samples that a client owns (optional; its valid samples of one epoch),
      "validation": a tree of arrays [C, ...], a client's own (optional),
-     "client": i32[C], who the rows are, and "population": i32[], how many clients there are in all
+     "client": i32[C], the client of each row, and "population": i32[], the number of all clients
          (optional; the rows are all clients, in order)}
 
 S steps are E equal local epochs. On a mesh of devices rows of padding may follow, up to a multiple
-of its clients axis: they count nowhere. `fedjax_bn.engine.inputs` says which images and labels are
-taken.
+of its clients axis: they count nowhere. For images and labels see `fedjax_bn.engine.inputs`.
 """
 
 from typing import Any
@@ -29,7 +28,7 @@ _BY_CLIENT = ("participates", "size", "client")
 
 
 def rows_of(batches: Batches) -> int:
-    """How many rows batches have; 0 where they lack `valid`."""
+    """Returns the number of rows of batches; 0 if they lack `valid`."""
     shape = getattr(batches.get("valid"), "shape", ())
     return shape[0] if shape else 0
 
@@ -83,9 +82,9 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
 
 
 def blank_padding(batch: Batches) -> Batches:
-    """The batch with zeros in image and label where `valid` bool[...] is False.
+    """Returns the batch with zeros in image and label where `valid` bool[...] is False.
 
-    Whatever padding holds, NaN included, cannot reach a gradient: 0 times NaN would be NaN there.
+    A weight of 0 in the loss is not enough: 0 times a NaN of the padding is NaN in the gradient.
     """
     valid = batch["valid"]
 
@@ -97,7 +96,7 @@ def blank_padding(batch: Batches) -> Batches:
 
 
 def owned_samples(batches: Batches, epochs: int) -> jax.Array:
-    """i32[]: samples that one client owns, by default the valid ones of its largest epoch.
+    """Returns i32[], the samples of one client, by default the valid ones of its largest epoch.
 
     Args:
       batches: one client's, "valid" bool[S, B], perhaps with "size" i32[].
@@ -109,7 +108,7 @@ def owned_samples(batches: Batches, epochs: int) -> jax.Array:
 
 
 def last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
-    """bool[S]: the steps of a client's last local epoch, the last one with a valid sample.
+    """Returns bool[S], the steps of a client's last local epoch with a valid sample.
 
     A client that makes fewer local epochs than others has epochs without valid samples.
 

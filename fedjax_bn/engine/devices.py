@@ -1,14 +1,15 @@
-"""Clients over a mesh of devices: each trains its own, and one reduction ends the round.
+"""Clients over a mesh of devices: each device trains its own, and one reduction ends the round.
 
 The mesh has an axis "clients"; rows are padded to a multiple of its length. The local mapping of
 `fedjax_bn.engine.mapping` runs inside `jax.shard_map`: `vmap` over a sharded axis would gather
 arrays, and `map` would train every client on every device.
 
-Where there are more devices than clients the mesh has a second axis, "batch", over which the
-samples of a client's batches lie. There XLA keeps to the meaning of one device: it reduces whatever
-is taken over samples, statistics of batch norms, losses and gradients of any order.
+If there are more devices than clients the mesh has a second axis, "batch", which divides the
+samples of a client's batches. XLA inserts the reductions over that axis, for statistics of batch
+norms, losses and gradients of any order, so that results are those of one device.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,12 +22,12 @@ CLIENTS, BATCH = "clients", "batch"
 
 
 class Meeting(NamedTuple):
-    """How the devices of a round meet; one device alone keeps what it has.
+    """How the devices of a round exchange arrays; on one device nothing changes.
 
     Attributes:
       together: `together(sums, rows) -> (sums, rows)`, in one reduction: sums over devices, and
-        the rows [P, ...] of all clients from those of this device's.
-      mine: the rows of this device's clients, from those of all.
+        the rows [P, ...] of all clients from those of this device.
+      mine: takes the rows of this device's clients from those of all.
     """
 
     together: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
@@ -37,10 +38,10 @@ _ALONE = Meeting(together=lambda sums, rows: (sums, rows), mine=lambda rows: row
 
 
 def checked_mesh(mesh: Mesh | None) -> Mesh | None:
-    """The mesh, with axes whose shardings XLA propagates (`jax.make_mesh` makes typed ones).
+    """Returns the mesh with axes whose shardings XLA propagates (`jax.make_mesh` has typed ones).
 
     Raises:
-      ValueError: it has no axis "clients".
+      ValueError: the mesh has no axis "clients".
     """
     if mesh is None:
         return None
@@ -53,13 +54,13 @@ def checked_mesh(mesh: Mesh | None) -> Mesh | None:
 
 
 def padded(rows: int, mesh: Mesh | None) -> int:
-    """How many rows so many clients take: the next multiple of the mesh's clients axis."""
+    """Returns the number of rows for some clients: the next multiple of the mesh's clients axis."""
     devices = 1 if mesh is None else mesh.shape[CLIENTS]
     return -(-rows // devices) * devices
 
 
 def pad_rows(tree: PyTree, rows: int, axis: int = 0) -> PyTree:
-    """The tree [K, ...] with zeros (False) up to so many rows, or so long along another axis."""
+    """Pads the arrays [K, ...] of a tree with zeros (False) to `rows` along an axis."""
 
     def pad(leaf: jax.Array) -> jax.Array:
         missing = max(0, rows - leaf.shape[axis])
@@ -70,7 +71,7 @@ def pad_rows(tree: PyTree, rows: int, axis: int = 0) -> PyTree:
 
 
 def split_batches(batches: dict[str, PyTree], mesh: Mesh | None) -> dict[str, PyTree]:
-    """Batches [P, S, B, ...] whose samples lie over the axis "batch", if the mesh has one.
+    """Divides the samples of batches [P, S, B, ...] over the axis "batch", if the mesh has one.
 
     B is padded to a multiple of that axis, with valid=False.
     """
@@ -84,13 +85,13 @@ def split_batches(batches: dict[str, PyTree], mesh: Mesh | None) -> dict[str, Py
 
 
 def divides_clients(mesh: Mesh | None) -> bool:
-    """Whether each client has several devices of the mesh, and different clients different ones."""
+    """Returns whether each client has several devices, and different clients different ones."""
     sizes = {} if mesh is None else mesh.shape
     return min(sizes.get(CLIENTS, 1), sizes.get(BATCH, 1)) > 1
 
 
 def place(tree: PyTree, mesh: Mesh | None, *, by_client: bool) -> PyTree:
-    """The tree on the mesh's devices: rows [P, ...] shared out by client, or a copy on each."""
+    """Places a tree on the mesh's devices: rows [P, ...] divided by client, or a copy on each."""
     if mesh is None:
         return tree
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*[CLIENTS] * by_client)))
@@ -99,34 +100,33 @@ def place(tree: PyTree, mesh: Mesh | None, *, by_client: bool) -> PyTree:
 def on_each_device(
     function: Callable[[Meeting, PyTree, PyTree], tuple[PyTree, PyTree]],
     mesh: Mesh | None,
-    common: PyTree,
-    rows: PyTree,
-) -> tuple[PyTree, PyTree]:
-    """Calls a function once for every place of the mesh's clients axis, with its clients' rows.
+) -> Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]:
+    """Returns a function that runs on each device of the clients axis with its clients' rows.
 
     Args:
-      function: `function(meeting, common, rows) -> (everywhere, rows)`, where `everywhere` is what
-        has met, and so is the same on all devices.
+      function: `function(meeting, common, rows) -> (everywhere, rows)`; `everywhere` is the same
+        on all devices, because the devices have met for it.
       mesh: None for one device.
-      common: a tree that every device gets whole.
-      rows: a tree of arrays [P, ...], P a multiple of the axis.
 
     Returns:
-      What the function returns, rows [P, ...] of all clients.
+      A function (common, rows) -> (everywhere, rows). Every device gets the tree `common` whole;
+      `rows` are arrays [P, ...], P a multiple of the axis, of all clients.
     """
     if mesh is None:
-        return function(_ALONE, common, rows)
-    total = jax.tree.leaves(rows)[0].shape[0]
-    each = total // mesh.shape[CLIENTS]
+        return functools.partial(function, _ALONE)
+    devices = mesh.shape[CLIENTS]
 
     def mine(tree: PyTree) -> PyTree:
+        each = jax.tree.leaves(tree)[0].shape[0] // devices
         start = jax.lax.axis_index(CLIENTS) * each
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, each), tree)
 
+    # One psum of sums and rows together: a gather besides would be a second reduction.
     def spread(leaf: jax.Array) -> jax.Array:
         # Truth values as floats: a sum of another type would be a reduction of its own.
         dtype = jnp.result_type(float) if leaf.dtype == bool else leaf.dtype
-        empty = jnp.zeros((total, *leaf.shape[1:]), dtype)
+        each = leaf.shape[0]
+        empty = jnp.zeros((each * devices, *leaf.shape[1:]), dtype)
         start = jax.lax.axis_index(CLIENTS) * each
         return jax.lax.dynamic_update_slice_in_dim(empty, leaf.astype(dtype), start, 0)
 
@@ -137,13 +137,13 @@ def on_each_device(
     by_client = PartitionSpec(CLIENTS)
     # Nothing is differentiated through the reduction, so that check_vma has nothing to find.
     return jax.shard_map(
-        lambda common, rows: function(Meeting(together, mine), common, rows),
+        functools.partial(function, Meeting(together, mine)),
         mesh=mesh,
         in_specs=(PartitionSpec(), by_client),
         out_specs=(PartitionSpec(), by_client),
         axis_names={CLIENTS},
         check_vma=False,
-    )(common, rows)
+    )
 
 
 def apart(
@@ -153,18 +153,18 @@ def apart(
     rows: PyTree,
     parts: PyTree = None,
 ) -> PyTree:
-    """Calls a function once on every device with what lies there; nothing meets.
+    """Calls a function once on every device with that device's rows, without a reduction.
 
     Args:
       function: `function(common, rows, parts) -> tree`, arrays with a leading axis.
       mesh: None for one device.
       common: a tree that every device gets whole.
-      rows: a tree of arrays [P, ...], shared out by client.
-      parts: a tree of arrays shared out over all devices by their leading axis.
+      rows: a tree of arrays [P, ...], divided by client.
+      parts: a tree of arrays, divided over all devices by their leading axis.
 
     Returns:
-      What the function returns, one device's behind another's: of all where there are parts, else
-      of those of the clients axis.
+      The function's results, concatenated over the devices: all devices if there are parts, else
+      those of the clients axis.
     """
     if mesh is None:
         return function(common, rows, parts)

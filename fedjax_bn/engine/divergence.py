@@ -19,10 +19,10 @@ PyTree = Any
 
 
 def by_divergence() -> Weighing:
-    """The weighing rule of CSAC, for any method: semantic aggregation, leaf by leaf.
+    """Returns the weighing rule of CSAC, for any method: semantic aggregation, leaf by leaf.
 
-    The mean m is over the clients that count, unweighted, as in the authors' code; where all of
-    them have the same leaf they count alike. The weights that a round reports are 1 / K.
+    The mean m is over the clients that count, unweighted, as in the authors' code; clients with
+    equal leaves have equal weights. The weights that a round reports are 1 / K.
     """
 
     def weigh(
@@ -36,7 +36,7 @@ def by_divergence() -> Weighing:
 
 
 def distances(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """Weights f[C] of each leaf [C, ...], of the sum of `weights`; 0 where these are 0."""
+    """Returns weights f[C] of each leaf [C, ...], with the same sum as `weights`, and its zeros."""
     counts = weights > 0
     number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
 
@@ -51,6 +51,7 @@ def distances(stacked: PyTree, weights: jax.Array) -> PyTree:
             return jnp.where(counts, jnp.linalg.norm((counted(row, counts) - mean).ravel()), 0)
 
         mean = sum_over(counted, leaf, counts) / number.astype(dtype)
+        # One client after another, so that no second copy of all uploads is held.
         far = jax.lax.map(distance, (leaf, counts))
         total = far.sum()
         alike = counts.astype(dtype) / number.astype(dtype)

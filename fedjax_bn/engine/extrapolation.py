@@ -1,7 +1,7 @@
 """Risk extrapolation aggregation, REA of FedCD (Ma et al., ACM MM 2024, Section 3.4).
 
-A client's risk R_e is its mean training loss over its last local epoch. REA asks for weights that
-make the weighed risks of all clients equal:
+A client's risk R_e is its mean training loss over its last local epoch. REA chooses weights with
+which the weighted risks of all clients are equal:
 
     w = argmin Var(w_1 R_1, ..., w_K R_K)  with  sum_e w_e = 1,  w_e > 0          (Eq. 17)
     c_e = exp(eta w_e + p_e) / sum_k exp(eta w_k + p_k)                            (Eq. 18)
@@ -35,10 +35,10 @@ def risk_extrapolation(
         same weights to about 1e-6 and calls the host.
 
     Returns:
-      A rule (sizes i32[K], risks f[K]) -> f[K] that sums to 1; all 0 if every size is 0. A risk of
-      a client with samples that is not positive and finite is a ValueError that names the client;
-      under `jit`, where no value is known, its weight is NaN, so that a round changes nothing and
-      `fedjax_bn.run.training.train` stops with that sentence.
+      A rule (sizes i32[K], risks f[K]) -> f[K] that sums to 1; all 0 if every size is 0. If a
+      client with samples has a risk that is not positive and finite, the rule raises a ValueError
+      that names the client. Under `jit`, where values are unknown, it returns NaN for that client:
+      the round then changes nothing, and `fedjax_bn.run.training.train` stops with the same error.
 
     Raises:
       ValueError: `eta` is negative or not finite, or there is no such solver.
@@ -52,6 +52,7 @@ def risk_extrapolation(
         dtype = jnp.result_type(float)
         counts, risks = sizes > 0, risks.astype(dtype)
         wrong = counts & ~((risks > 0) & (risks < jnp.inf))
+        # 1 in place of a wrong risk, so that the other clients' weights stay finite.
         w = solve(jnp.where(counts & ~wrong, risks, 1), counts)
         shares = sizes.astype(dtype) / jnp.maximum(sizes.sum(), 1).astype(dtype)
         weights = jax.nn.softmax(eta * w + shares, where=counts)
@@ -61,7 +62,7 @@ def risk_extrapolation(
 
 
 def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = None) -> None:
-    """Raises ValueError where a client with samples has a risk that is not positive and finite.
+    """Raises ValueError if a client with samples has a risk that is not positive and finite.
 
     Args:
       sizes: i32[K].

@@ -32,13 +32,13 @@ def generalization_adjustment(
     step: AtLeast0 = 0.2,
     rounds: Rounds = 40,
 ) -> Weighing:
-    """The weighing rule of FedDG-GA, for any method.
+    """Returns the weighing rule of FedDG-GA, for any method.
 
-    At the end of a round a client uploads two numbers besides: the metric of the model that it has
-    received and that of the one that it has trained, both on its validation samples. The server
-    keeps the second one until the client's next round. So the weights of a round are those that the
-    authors' code computes after the round before; the first round is plainly averaged, as with
-    step 0 all are. A client that sits out keeps its weight; where nobody has a gap all do.
+    At the end of a round a client also uploads two numbers: the metric of the received model and
+    that of the trained one, both on its validation samples. The server keeps the second one until
+    the client's next round. So the weights of a round are those that the authors' code computes
+    after the previous round; the first round is a plain average, as every round with step 0. A
+    client that sits out keeps its weight; if no client has a gap, all do.
 
     Differs from the authors' code, which knows neither sitting out nor cohorts: the sum of the
     weights of those present stays what it was, the mean of these stands for 1/K, and r counts a
@@ -47,7 +47,7 @@ def generalization_adjustment(
     Args:
       measure: `selection.validation_loss(...)`, or `selection.validation_score(...)` for accuracy,
         of the batches' "validation". The configuration gives it; None serves no federation.
-      metric: what it measures, which says whether less or more is better.
+      metric: what it measures; less loss or more accuracy is better.
       step: s, at least 0; 0.2 in the authors' code.
       rounds: R, over which the step goes to about 0, at least 1; 40 in the authors' code.
 
@@ -95,7 +95,7 @@ def generalization_adjustment(
 def adjust(
     weights: jax.Array, gaps: jax.Array, steps: jax.Array | float, present: jax.Array
 ) -> jax.Array:
-    """The weights f[C] after one adjustment; those present keep their sum.
+    """Returns the weights f[C] after one adjustment; the clients present keep their sum.
 
     Args:
       weights: f[C], in [0, 1].

@@ -1,11 +1,11 @@
-"""What every way in takes as images, as labels and as a random key, and refuses by one sentence.
+"""Checks images, labels and random keys, with the same error messages for every caller.
 
     images   bytes (uint8), which methods standardize, or floats of any width, read as they are
     labels   one class a sample, counted from 0: integers, or floats that are whole numbers
     key      a random key of JAX, `jax.random.key(0)` or the older `jax.random.PRNGKey(0)`
 
-Values are checked on the host where arrays are there to be read. Inside a program, a label that is
-no class makes its sample invalid.
+Values are checked on the host if arrays can be read there. Inside a program, a label outside the
+classes makes its sample invalid.
 """
 
 from typing import Any
@@ -109,16 +109,16 @@ def _check_form(labels: Any, place: str, allowed: str, shape: tuple[int, ...] | 
 def known_labels(
     labels: jax.Array, classes: int, place: str = "label", shape: tuple[int, ...] | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns labels as i32, 0 where one is no class, and whether each is one, bool.
+    """Returns labels as i32 (0 for a label outside the classes), and which ones are classes, bool.
 
     Args:
       labels: numbers, perhaps traced.
       classes: C; a class is a whole number in [0, C).
-      place: what they are called, to begin a sentence with.
-      shape: theirs; None for [N].
+      place: their name, with which an error message begins.
+      shape: of the labels; None for [N].
 
     Raises:
-      ValueError: they are no numbers, or of another shape.
+      ValueError: the labels are not numbers, or have another shape.
     """
     _check_form(labels, place, f"whole numbers in 0..{classes - 1}", shape)
     floating = _is_float(labels.dtype)
@@ -131,10 +131,10 @@ def known_labels(
 
 
 def random_key(key: Any) -> jax.Array:
-    """Returns a random key; a legacy one, uint32 words as of `jax.random.PRNGKey`, is wrapped.
+    """Returns a random key; wraps a legacy key, uint32 words as of `jax.random.PRNGKey`.
 
     Raises:
-      ValueError: it is no random key, or more than one.
+      ValueError: `key` is not a random key, or holds more than one.
     """
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ():

@@ -1,6 +1,6 @@
-"""How a function of one client becomes a function of all: one after another, at once, n at a time.
+"""Maps a function of one client over all clients: one after another, at once, or n at a time.
 
-The strategy changes speed and memory, never results (beyond float reassociation). On CPU `vmap`
+The strategy changes speed and memory, but no result beyond the order of sums. On CPU `vmap`
 over per-client kernels makes grouped convolutions, which XLA runs at a tenth of the speed, so
 `auto` is `map` there and `vmap` elsewhere.
 """
@@ -23,10 +23,9 @@ def map_and_sum(
     rows: PyTree,
     *stacked: PyTree,
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """Applies `function` to every client, sums a part of its results and renews the clients' rows.
+    """Applies `function` to every client, sums a part of its results and updates the clients' rows.
 
-    However many clients there are, no more of these parts are held than clients run at once, and a
-    client's new row takes the place of its old one.
+    It holds only as many parts as clients run at once, and writes each new row over the old one.
 
     Args:
       function: a pure function of one client's row and its other trees that returns (part, row,
@@ -54,6 +53,7 @@ def map_and_sum(
     if size == num_clients > 1:
         return at_once(rows, stacked)
 
+    # A scan whose carry holds the sum and all rows, so that memory does not grow with the clients.
     def step(carry: tuple[PyTree, PyTree], inputs: tuple) -> tuple[tuple[PyTree, PyTree], PyTree]:
         (total, rows), (start, group) = carry, inputs
         count = jax.tree.leaves(group)[0].shape[0]
@@ -117,7 +117,7 @@ def check_strategy(clients: str, num_clients: int) -> None:
 
 
 def group_size(clients: str, num_clients: int) -> int:
-    """How many of a device's clients the strategy trains at once, from 1 to all of them.
+    """Returns how many of a device's clients the strategy trains at once, from 1 to all of them.
 
     Raises:
       ValueError: an unknown strategy.
@@ -126,7 +126,7 @@ def group_size(clients: str, num_clients: int) -> int:
 
 
 def _at_once(clients: str) -> int | None:
-    """How many clients the strategy trains at once, None for all."""
+    """Returns how many clients the strategy trains at once; None for all."""
     if clients == "auto":
         clients = "map" if on_cpu() else "vmap"
     if clients in ("map", "vmap"):

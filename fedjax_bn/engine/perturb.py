@@ -1,6 +1,6 @@
-"""Perturbations: what training does to the images that a model reads, `(key, x, valid) -> x`.
+"""Perturbations of the images that a model reads in training, `(key, x, valid) -> x`.
 
-They act on standardized floats, between `prepare` and the model, so that nothing is rounded to
+They change standardized floats, between `prepare` and the model, so that nothing is rounded to
 bytes; any method takes one as `perturb=`.
 """
 
@@ -102,12 +102,12 @@ def random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.A
 
 
 def mix_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array) -> jax.Array:
-    """The images with amplitudes mixed and their own phases.
+    """Returns the images with mixed amplitudes and their own phases.
 
     Args:
       x: f[B, H, W, C].
-      other: f[B, H, W, C], whose amplitudes enter.
-      share: f[B, 1, 1, 1], how much, in [0, 1].
+      other: f[B, H, W, C], the images that give the other amplitudes.
+      share: f[B, 1, 1, 1], of the other amplitudes, in [0, 1].
     """
     own, theirs = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, other))
     amplitude = (1 - share) * jnp.abs(own) + share * jnp.abs(theirs)
@@ -116,12 +116,13 @@ def mix_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array) -> jax.Arra
 
 
 def partners(key: jax.Array, valid: jax.Array) -> jax.Array:
-    """Another valid sample for each, i32[B], by a permutation of the valid ones.
+    """Returns another valid sample for each, i32[B], by a permutation of the valid ones.
 
     A padding sample, and the only valid one, are their own partners.
     """
     size = len(valid)
     place = jnp.arange(size, dtype=jnp.int32)
+    # Uniform numbers are below 1, so that 2 sorts padding behind all valid samples.
     order = jnp.argsort(jnp.where(valid, jax.random.uniform(key, (size,)), 2)).astype(jnp.int32)
     count = jnp.maximum(valid.sum(dtype=jnp.int32), 1)
     following = order[jnp.where(place < count, (place + 1) % count, place)]

@@ -1,4 +1,4 @@
-"""Differential privacy of clients: what each adds is clipped, and noise covers the rest.
+"""Differential privacy of clients: updates are clipped, and the sum gets noise.
 
     Delta_k <- Delta_k min(1, C / ||Delta_k||),   Delta_k = y_k - x over all shared leaves
     x' = x + (sum_k Delta_k + z C N(0, I)) / n
@@ -8,10 +8,10 @@
 takes it as an option, `fedbn(model, optimizer, privacy=gaussian(clip=1.0, noise=1.0))`, and so do a
 deployment's client and server, which are the method's.
 
-What it covers is what a method shares each round, for as many rounds as `accounting.epsilon` is
-told. It does not cover what else is reported: sizes, losses, accuracies, which round was selected
-by them, and personal leaves that are handed on (`global_variables` averages the clients' batch
-norms for an unseen one). The noise is of JAX's generator: who knows its key takes the noise away.
+It covers what a method shares each round, for the number of rounds given to `accounting.epsilon`.
+It does not cover other reports: sizes, losses, accuracies, the round selected by them, and personal
+leaves that are passed on (`global_variables` averages the clients' batch norms for an unseen one).
+The noise comes from JAX's generator: with its key anyone can subtract the noise.
 """
 
 import math
@@ -38,7 +38,7 @@ from fedjax_bn.sharing import STATISTICS, join, path_names, split_like
 from fedjax_bn.state import Received
 
 PyTree = Any
-_AMPLITUDE = "amplitude"  # the collection of `models.amplitude`, which the engine does not import
+_AMPLITUDE = "amplitude"  # the collection of `rivals.amplitude`, which the engine does not import
 
 
 class Privacy(NamedTuple):
@@ -111,7 +111,7 @@ def guarded(
     server: ServerUpdate,
     weigh: WeighingRule | Weighing | None,
 ) -> tuple[Client, ServerUpdate, WeighingRule | Weighing]:
-    """A method's client, server and weighing rule under a mechanism; as they are for None.
+    """Returns a method's client, server and weighing rule with a mechanism; unchanged for None.
 
     Args:
       privacy: the mechanism.
@@ -133,9 +133,9 @@ def guarded(
 
 
 def clipping(client: Client, privacy: Privacy) -> Client:
-    """The client whose upload is clipped to a norm, and noised where clients do it themselves.
+    """Returns the client with its upload clipped, and noised if clients add the noise.
 
-    It keeps its own leaves as it trained them.
+    Its personal leaves stay as trained.
 
     Raises:
       ValueError: at `run`, where it sends a message besides.
@@ -160,11 +160,10 @@ def clipping(client: Client, privacy: Privacy) -> Client:
 
 
 def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
-    """The server that adds noise to the mean before its own step, where clients do not.
+    """Returns the server that adds noise to the mean before its own step, if clients add none.
 
     Raises:
-      ValueError: at `init`, where running statistics, an amplitude that is never to change, or
-        leaves that are no floats, are shared.
+      ValueError: at `init`, where running statistics or leaves that are no floats are shared.
     """
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
@@ -179,6 +178,7 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
         noise, mean = state.kept, aggregate.mean
         if privacy.at == "server" and not _is(privacy.noise, 0):
             key = jax.random.fold_in(jax.random.wrap_key_data(noise.key), noise.rounds)
+            # The mean is the sum over n: noise z C on the sum is z C / n on the mean.
             count = cast(jax.Array, aggregate.count)
             mean = with_noise(mean, key, privacy.noise * privacy.clip / count)
         state = state._replace(kept=noise.inner)
@@ -209,6 +209,7 @@ def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
 
     def shorten(y: jax.Array, x: jax.Array, d: jax.Array) -> jax.Array:
         short = (_wide(x) + scale.astype(d.dtype) * d).astype(y.dtype)
+        # The leaf itself and not x + (y - x), which rounds.
         return jnp.where(length <= norm, y, short)
 
     return jax.tree.map(shorten, leaves, start, delta)
@@ -235,12 +236,12 @@ def with_noise(leaves: PyTree, key: jax.Array, scale: float | jax.Array) -> PyTr
 
 
 def _is(given: float | jax.Array, number: float) -> bool:
-    """Whether a number that is known before anything is compiled is this one."""
+    """Returns whether a number is known before compilation and equals this one."""
     return isinstance(given, float | int) and given == number
 
 
 def _wide(leaf: jax.Array) -> jax.Array:
-    """A leaf in at least float32, in which norms and noise are computed."""
+    """Returns a leaf in at least float32, the dtype of norms and noise."""
     return leaf.astype(promote(leaf.dtype, jnp.float32))
 
 
@@ -251,12 +252,6 @@ def _check_shared(shared: PyTree) -> None:
                 "privacy does not go with a sharing rule that shares running statistics, whose "
                 "variances noise would make negative: use share=all_but_statistics or "
                 "all_but_batch_norm, such as of fedbn and silobn"
-            )
-        if path_names(path)[0] == _AMPLITUDE:
-            raise ValueError(
-                "privacy does not go with harmofl, whose mean amplitude is measured once and kept, "
-                "but would be moved by the noise of every round: choose another method, such as "
-                "fedbn or fedprox"
             )
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(

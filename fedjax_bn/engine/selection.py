@@ -22,11 +22,11 @@ Score = Callable[[Variables, Received], jax.Array]
 
 
 def best_of_round(score: Score, every: int = 20) -> Train:
-    """Local training that keeps the variables with the best score, in place of `client.run_steps`.
+    """Returns a local training that keeps the variables with the best score of the round.
 
-    The score is taken after every `every` steps and after the last one; the first of equals wins.
-    The steps are those of `run_steps`; the local step's state, losses and counts are those of the
-    whole round, `Trained.chosen` are the steps behind the variables.
+    It makes the steps of `client.run_steps` and scores after every `every` steps and after the last
+    one; of equal scores the first wins. State, losses and counts are those of the whole round;
+    `Trained.chosen` is the number of steps that made the variables.
 
     Args:
       score: usually `validation_score`.
@@ -64,6 +64,7 @@ def best_of_round(score: Score, every: int = 20) -> Train:
             return (done.variables, done.state, best, passed), (done.losses, done.counts)
 
         carry = (variables, state, best, jnp.zeros((), jnp.int32))
+        # Keys are split once for all steps, so that they are those of a round without scores.
         each = (inputs, jax.random.split(key, steps))
         whole = jax.tree.map(
             lambda x: x[: chunks * every].reshape(chunks, every, *x.shape[1:]), each
@@ -85,7 +86,7 @@ def validation_score(
     task: Task | None = None,
     statistics: StatisticsRule | None = None,
 ) -> Score:
-    """The client's score f[] on its own validation samples, by its own model.
+    """Returns the score f[] of a client's model on its own validation samples.
 
     `received.validation` is {"image": [V, B, ...], "label": i32[V, B] or a tree, "valid":
     bool[V, B]}, as `data.sampling.validation_batches` makes it for all clients.
@@ -107,7 +108,7 @@ def validation_loss(
     task: Task | None = None,
     statistics: StatisticsRule | None = None,
 ) -> Score:
-    """The mean loss f[] of a model on the client's own validation samples, the less the better.
+    """Returns the mean loss f[] of a model on a client's own validation samples; less is better.
 
     Arguments are those of `validation_score`.
     """
@@ -126,7 +127,7 @@ def _over_validation(
     statistics: StatisticsRule | None,
     of_batch: Callable[[PyTree, PyTree, jax.Array], PyTree],
 ) -> Callable[[Variables, Received], PyTree]:
-    """What `of_batch(outputs, label, valid)` gives of each batch of validation samples, stacked."""
+    """Returns `of_batch(outputs, label, valid)` of each validation batch, stacked."""
     adaptation = of_clients(model, statistics)
 
     def passed(variables: Variables, received: Received) -> PyTree:
@@ -135,6 +136,7 @@ def _over_validation(
             outputs, _ = adaptation.predict(variables, (), images, batch["valid"])
             return of_batch(outputs, batch["label"], batch["valid"])
 
+        # One batch after another: the samples of all at once might not fit in memory.
         return jax.lax.map(one, received.validation)
 
     return passed

@@ -1,4 +1,4 @@
-"""A client that tells the weighing rule something beside the message of its method."""
+"""Sends a value for the weighing rule beside the message of a method (`Weighing.tell`)."""
 
 import jax
 
@@ -12,10 +12,10 @@ from fedjax_bn.state import Received
 def telling(
     client: Client, server: ServerUpdate, weigh: WeighingRule | Weighing
 ) -> tuple[Client, ServerUpdate, WeighingRule | Weighing]:
-    """Client, server and rule where the rule is told something; as they were where it is not.
+    """Returns client, server and rule, with an upload for the rule if it has `tell`.
 
-    An upload's message is then the pair of the method's and of what `weigh.tell` gives, of which
-    the method's server sees the first and the rule the second.
+    The message of an upload is then a pair: the method's message, which the server reads, and the
+    result of `weigh.tell`, which the rule reads.
 
     Args:
       client: of any method.

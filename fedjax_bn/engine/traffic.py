@@ -13,7 +13,7 @@ PyTree = Any
 
 
 def traffic(method: FederatedMethod, state: FederatedState, batches: Batches) -> dict[str, int]:
-    """{"down": bytes of a broadcast, "up": bytes of an upload}, of one client and round.
+    """Returns {"down": bytes of a broadcast, "up": bytes of an upload} of one client and round.
 
     Args:
       method: the method.

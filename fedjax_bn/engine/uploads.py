@@ -1,4 +1,4 @@
-"""Uploads weighed and summed: what a round reduces to, whatever the number of clients."""
+"""Weighs and sums uploads; a round keeps these sums, whatever the number of clients."""
 
 import functools
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ OF_WEIGHTS = ("valid", "size", "participates")  # what `early_weights` reads of 
 
 
 class Sums(NamedTuple):
-    """What one reduction over clients gives: sums of w_k y_k, w_k, v_k m_k and v_k."""
+    """Sums over clients of w_k y_k (leaves), w_k, v_k m_k (messages) and v_k."""
 
     leaves: PyTree
     weight: jax.Array
@@ -33,14 +33,21 @@ class Sums(NamedTuple):
 
 
 def counting(upload: Upload) -> jax.Array:
-    """Whether a client counts, bool[...]: it takes part and its update is finite."""
+    """Returns which clients count, bool[...]: they take part and their update is finite."""
     return upload.participates & upload.finite
 
 
 def part_of(
     server: ServerUpdate, weight: jax.Array, upload: Upload, by_leaf: PyTree = None
 ) -> Sums:
-    """One client's part of the sums, with a weight f[], or one for each leaf, a tree of f[]."""
+    """Returns one client's part of the sums.
+
+    Args:
+      server: weighs the message.
+      weight: w_k f[].
+      upload: of the client.
+      by_leaf: a weight f[] for each shared leaf, in place of `weight`; None for the same one.
+    """
     counts = counting(upload)
     weight = jnp.where(counts, weight, 0).astype(jnp.result_type(float))
     share = server.message_weight(weight, upload.size, counts)
@@ -55,26 +62,29 @@ def part_of(
 def sum_uploads(
     server: ServerUpdate, weights: jax.Array, uploads: Upload, by_leaf: PyTree = None
 ) -> Sums:
-    """The sums over uploads stacked [C, ...], with weights f[C], or a tree of f[C] for leaves."""
+    """Sums uploads stacked [C, ...] with weights f[C], or with a tree of f[C] for the leaves."""
     return sum_over(functools.partial(part_of, server), weights, uploads, by_leaf)
 
 
 def weighs_leaves(rule: WeighingRule | Weighing) -> bool:
-    """Whether a rule weighs each leaf on its own, for which it needs all uploads at once."""
+    """Returns whether a rule weighs each leaf on its own, which takes all uploads at once."""
     return isinstance(rule, Weighing) and rule.by_leaf is not None
 
 
 def leaf_weights(
     rule: WeighingRule | Weighing, weights: jax.Array, uploads: Upload
 ) -> PyTree | None:
-    """The weights f[C] of each leaf of uploads stacked [C, ...]; None where it has none."""
+    """Returns weights f[C] for each leaf of uploads stacked [C, ...]; None if leaves have none."""
     if not isinstance(rule, Weighing) or rule.by_leaf is None:
         return None
     return rule.by_leaf(uploads.shared, weights)
 
 
 def early_weights(rule: WeighingRule | Weighing, batches: Batches, epochs: int) -> jax.Array | None:
-    """Weights f[K] before it is known whose update is finite; None where they need uploads."""
+    """Returns weights f[K] from the batches alone; None if the rule needs uploads.
+
+    A client whose update turns out not to be finite is left out of the sums later.
+    """
     rows = batches["valid"].shape[0]
     if isinstance(rule, Weighing) or needs_risks(rule, rows):
         return None
@@ -89,7 +99,7 @@ def early_weights(rule: WeighingRule | Weighing, batches: Batches, epochs: int) 
 def weigh_uploads(
     rule: WeighingRule | Weighing, state: PyTree, uploads: Upload
 ) -> tuple[jax.Array, PyTree]:
-    """Weights f[C] of the clients that count, 0 elsewhere, and what the rule remembers."""
+    """Returns weights f[C], 0 for clients that do not count, and the rule's new state."""
     counts, rows = counting(uploads), uploads.size.shape[0]
     if isinstance(rule, Weighing):
         sizes, risks = (jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk))
@@ -97,13 +107,14 @@ def weigh_uploads(
     elif needs_risks(rule, rows):
         weights = rule(*(jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk)))
     else:
+        # As in `early_weights`: a client that failed has its share, and is left out below.
         sizes = jnp.where(uploads.participates, uploads.size, 0)
         weights = rule(sizes, jnp.zeros(rows))
     return jnp.where(counts, weights, 0), state
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """Whether all floating numbers of a tree are finite, bool[]."""
+    """Returns whether all floating numbers of a tree are finite, bool[]."""
     leaves = [x for x in jax.tree.leaves(tree) if x.size]
     floating = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
     ask = _finite_on_cpu if on_cpu() else lambda leaf: jnp.isfinite(leaf).all()
@@ -114,9 +125,9 @@ def all_finite(tree: PyTree) -> jax.Array:
 
 
 def _finite_on_cpu(leaf: jax.Array) -> jax.Array:
-    """By a product with zeros, which is NaN for a row with a number that is not finite.
+    """Multiplies by zeros: the product of a row with a number that is not finite is NaN.
 
-    It takes a fifth of the time in which XLA:CPU answers for each number and reads the answers.
+    It takes a fifth of the time of `isfinite` for each number on XLA:CPU.
     """
     rows = leaf.reshape(-1, leaf.shape[-1] if leaf.ndim else 1)
     return (rows @ jnp.zeros(rows.shape[1], leaf.dtype) == 0).all()

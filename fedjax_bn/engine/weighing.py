@@ -1,4 +1,4 @@
-"""What a weighing rule is that remembers, or to which clients tell something of their own."""
+"""Weighing rules with a state, or with an upload of their own."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,15 +16,15 @@ class Weighing(NamedTuple):
     Attributes:
       init: `init(num_clients) -> state`, a tree of arrays [K, ...], a row a client.
       weigh: `weigh(state, sizes, risks, messages) -> (weights f[C], state)`, where rows are the C
-        clients of the round and messages their stacked `LocalUpdate.message`, or what `tell` gave;
-        who does not count has size and risk 0, and messages that mean nothing.
+        clients of the round and messages their stacked `LocalUpdate.message`, or the results of
+        `tell`. A client that does not count has size and risk 0, and its message is meaningless.
       tell: `tell(received, variables) -> tree of arrays`, what a client uploads for the rule alone
-        at the end of a round, beside the message of its method: of its `state.Received` and of
-        the variables that it has trained. None: nothing.
-      by_leaf: `by_leaf(stacked, weights f[C]) -> tree of f[C]`, weights of each shared leaf
-        [C, ...] on its own, nonnegative and of the sum of `weights`, from the uploaded leaves;
-        those of who has weight 0 mean nothing. On a mesh every device then holds all uploads.
-        None: one weight a client for all leaves.
+        at the end of a round, computed from its `state.Received` and its trained variables; None
+        for nothing.
+      by_leaf: `by_leaf(stacked, weights f[C]) -> tree of f[C]`, nonnegative weights for each
+        uploaded leaf [C, ...], which sum to the sum of `weights`; the leaves of a client of weight
+        0 are meaningless. On a mesh every device then holds all uploads. None for one weight a
+        client for all leaves.
     """
 
     init: Callable[[int], PyTree]

@@ -6,11 +6,12 @@ here.
 """
 
 from collections.abc import Collection
+from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
 
 import jax
 
-from fedjax_bn.models import amplitude, latent, masks, restitution
+from fedjax_bn.models import hooks, masks
 from fedjax_bn.models.features import ClassifiedBy, FeaturesOf, features_method
 from fedjax_bn.models.layers import require_floats
 from fedjax_bn.normalization import StatisticsRule, normalize_with
@@ -54,8 +55,8 @@ def forward(
     Args:
       model: images f[B, ...] -> outputs; a linen module, or what `from_nnx` makes; or one of these
         as `FeaturesOf` or `ClassifiedBy` it.
-      variables: its collections, perhaps with `mask`, `latent`, `amplitude` or `restitution` (see
-        the modules of `models` of these names).
+      variables: its collections, perhaps with `mask` (see `models.masks`) or some that have hooks
+        (see `models.hooks`).
       images: f[B, ...] as the model reads them.
       train: whether running statistics move and the model is told that it trains.
       statistics: the rule of all batch norms; by default the batch's own in training and the
@@ -72,10 +73,9 @@ def forward(
     """
     require_floats(images)
     plain, own = masks.take(variables)
-    plain, layers = restitution.take(plain)
-    plain, images = amplitude.take(plain, images)
-    plain, drawn = latent.take(plain, key if train else None)
-    model, around = model if isinstance(model, ClassifiedBy) else (model, drawn)
+    plain, hooked = hooks.take(plain, images, key if train else None)
+    images = hooked.images
+    model, around = model if isinstance(model, ClassifiedBy) else (model, hooked.around)
     if instead := isinstance(model, FeaturesOf):
         model, wanted = model.model, (*wanted, "features")
         own = {name: mask for name, mask in own.items() if name != masks.FEATURES}
@@ -91,11 +91,10 @@ def forward(
         options["mutable"] = mutable
     if train and key is not None:
         options["rngs"] = {"dropout": key}
-    with (
-        masks.multiply(own),
-        restitution.restoring(layers),
-        normalize_with(statistics, valid, owners=owners),
-    ):
+    rule = normalize_with(statistics, valid, owners=owners)
+    with ExitStack() as around_layers:
+        for context in (masks.multiply(own), *hooked.contexts, rule):
+            around_layers.enter_context(context)
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})
     found, outputs = out if method else (None, out)

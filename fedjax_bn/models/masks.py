@@ -3,8 +3,8 @@
 They are a collection of their own, `mask`, beside a model's: name -> f[C]. The name "features" is
 what the classifier reads (see `fedjax_bn.models.features`), or of a detector the maps that its
 prediction layers read; any other is the path of a module, such as "layer4_1", whose output is
-multiplied. The model needs no change: `models.forward.forward`,
-through which all methods and adaptations pass, applies them wherever the variables hold any.
+multiplied. The model needs no change: `models.forward.forward` applies them in every pass whose
+variables hold any.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -56,21 +56,30 @@ class Call(NamedTuple):
 
 Handler = Callable[[Callable[..., Any], Call, tuple, dict[str, Any]], Any]
 
-_handlers: ContextVar[tuple[Handler, ...]] = ContextVar("handlers", default=())
+Concerns = Callable[[Call], bool]
+
+_handlers: ContextVar[tuple[tuple[Handler, Concerns], ...]] = ContextVar("handlers", default=())
 
 
 @contextmanager
-def intercepting(handler: Handler) -> Iterator[None]:
-    """A context in which the handler stands around every call of a module.
+def intercepting(handler: Handler, concerns: Concerns = lambda call: True) -> Iterator[None]:
+    """A context in which the handler stands around calls of modules.
 
     It acts while a model is traced, so it works under `jit`, `vmap`, `scan` and `shard_map` and
     costs nothing at run time.
+
+    Args:
+      handler: see above.
+      concerns: whether it stands around a call; by default around every one.
     """
 
-    def linen(call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
-        return handler(call, _linen_call(context.module, context.method_name), args, kwargs)
+    def linen(function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
+        call = _linen_call(context.module, context.method_name)
+        return (
+            handler(function, call, args, kwargs) if concerns(call) else function(*args, **kwargs)
+        )
 
-    token = _handlers.set((*_handlers.get(), handler))
+    token = _handlers.set((*_handlers.get(), (handler, concerns)))
     try:
         with nn.intercept_methods(linen):
             yield
@@ -80,8 +89,9 @@ def intercepting(handler: Handler) -> Iterator[None]:
 
 def through_handlers(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
     """Calls a module that no framework intercepts, through the handlers of now."""
-    for handler in _handlers.get():
-        function = partial(_handled, handler, function, call)
+    for handler, concerns in _handlers.get():
+        if concerns(call):
+            function = partial(_handled, handler, function, call)
     return function(*args, **kwargs)
 
 
@@ -111,18 +121,21 @@ def normalize_with(
       ValueError: while tracing, where a rule does not reach an owner.
     """
 
-    def hand_over(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        if call.normalize and call.method == "__call__":
-            return call.normalize(function, args, kwargs, statistics, valid)
-        if statistics is not None and call.path in owners and not call.normalize:
-            raise ValueError(
-                f"the module {'/'.join(call.path) or 'at the root'!r} has running statistics of "
-                f"its own, which no statistics rule reaches: use {SERVED} there, or a method and "
-                "an adaptation that hand over no rule, such as fedbn and running"
-            )
-        return function(*args, **kwargs)
+    def concerns(call: Call) -> bool:
+        if call.normalize:
+            return call.method == "__call__"
+        return statistics is not None and call.path in owners
 
-    return intercepting(hand_over)
+    def hand_over(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        if call.normalize:
+            return call.normalize(function, args, kwargs, statistics, valid)
+        raise ValueError(
+            f"the module {'/'.join(call.path) or 'at the root'!r} has running statistics of "
+            f"its own, which no statistics rule reaches: use {SERVED} there, or a method and "
+            "an adaptation that hand over no rule, such as fedbn and running"
+        )
+
+    return intercepting(hand_over, concerns)
 
 
 def spatial_layers(model: Any, variables: dict, images: jax.Array) -> dict[str, int]:

@@ -16,8 +16,8 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
 from fedjax_bn.models.forward import forward
-from fedjax_bn.models.stages import behind, stages_of
 from fedjax_bn.rivals.discrepancy import by_distances, discrepancy, squared_distances
+from fedjax_bn.rivals.stages import behind, stages_of
 from fedjax_bn.sharing import Variables, join
 from fedjax_bn.state import Received
 from fedjax_bn.task import require_classifier
@@ -73,7 +73,7 @@ def csac(
       optimizer: the local optimizer.
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
       stages: whether stages are compared besides logits.
-      names: modules whose outputs are the stages, see `models.stages.stages_of`; "" for the ends of
+      names: modules whose outputs are the stages, see `rivals.stages.stages_of`; "" for the ends of
         the stages layer2 to layer4, as in the authors' code, a DenseNet's last two transitions and
         its last batch norm, or all batch norms.
       **options: those of `fedavg`; `weigh` is `by_divergence()` by default.

@@ -24,7 +24,7 @@ from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of
 from fedjax_bn.models.cpu.choice import differentiated_twice
 from fedjax_bn.models.forward import forward
-from fedjax_bn.models.spectra import amplitudes, with_amplitudes
+from fedjax_bn.rivals.spectra import amplitudes, with_amplitudes
 from fedjax_bn.sharing import Variables, join
 from fedjax_bn.state import Received
 
@@ -46,7 +46,7 @@ def feddg(
 ) -> FederatedMethod:
     """Clients minimize F(w; x) + F(w - inner_rate clip(grad F(w; x)); x'), through both (MAML).
 
-        x' = `models.spectra.with_amplitudes`(x, A, l),   A of an image of another client
+        x' = `rivals.spectra.with_amplitudes`(x, A, l),   A of an image of another client
 
     **It shows parts of images.** In its first round every client sends the amplitudes of the
     (2 half + 1)^2 lowest frequencies of each channel of its first `spectra` images to the server,

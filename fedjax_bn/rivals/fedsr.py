@@ -11,10 +11,10 @@ from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of
-from fedjax_bn.models import latent
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.features import ClassifiedBy, Classify
 from fedjax_bn.models.forward import forward
+from fedjax_bn.rivals import latent
 from fedjax_bn.sharing import Variables, everything, keeping
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean, require_classifier
@@ -38,7 +38,7 @@ def fedsr(
 
         z = mu + s e,   p(z|x) = N(C mu, (C s)^2),   r(z|y) = N(m_y, softplus(v_y)^2)
 
-    z is the latent of `models.latent`, which `init` adds between features and classifier and
+    z is the latent of `rivals.latent`, which `init` adds between features and classifier and
     which predicts by the mean probabilities of 20 draws. Its layers travel with the model; m, v and
     C, the collection `reference`, stay with each client whatever `share` says, as in the authors'
     code. FedL2R is `noise=False, cmi=0`, FedCMI is `l2r=0`. The reported loss is CE.

@@ -22,7 +22,7 @@ from fedjax_bn.engine.ranges import AtLeast0, Channels, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
-from fedjax_bn.models import amplitude
+from fedjax_bn.rivals import amplitude
 from fedjax_bn.rivals.fedsam import sharpness_aware
 from fedjax_bn.sharing import Variables, everything
 from fedjax_bn.state import Received
@@ -63,8 +63,15 @@ def harmofl(
       **options: those of `fedavg`; `weigh` is `uniform` by default.
 
     Raises:
-      ValueError: an argument is out of its range; at `round`, where images have other channels.
+      ValueError: an argument is out of its range, or there is privacy; at `round`, where images
+        have other channels.
     """
+    if options.get("privacy") is not None:
+        raise ValueError(
+            "privacy does not go with harmofl, whose mean amplitude is measured once and kept, "
+            "but would be moved by the noise of every round: choose another method, such as "
+            "fedbn or fedprox"
+        )
     load = options.get("load")
     learned, options = learning(model, **options)
     gradient = sharpness_aware(differentiate(supervised(learned)), rho)

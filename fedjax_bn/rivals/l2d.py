@@ -14,8 +14,8 @@ from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step,
 from fedjax_bn.methods.learning import Learning, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.forward import Output, forward
-from fedjax_bn.models.stylist import start, stylize
 from fedjax_bn.rivals.discrepancy import kernel, squared_distances
+from fedjax_bn.rivals.stylist import start, stylize
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean, require_classifier
@@ -45,7 +45,7 @@ def l2d(
         stylist: MMD(z, z' | y) + leak CLUB(mu(z), v(z), z')
         surprise(mu, v, z') = mean over samples and features of (z' - mu)^2 / v + log v
 
-    z and z' are the features of x and x' = `models.stylist.stylize`. SupCon is the supervised
+    z and z' are the features of x and x' = `rivals.stylist.stylize`. SupCon is the supervised
     contrast (Khosla et al. 2020) of temperature 0.07. Two dense layers compute mu (leaky ReLU) and
     log v (ReLU) from z; the surprise is -2 / F times the log-likelihood of z' under N(mu, v),
     without its constant. CLUB bounds the information that z has of z' (Cheng et al. 2020). MMD is

@@ -15,8 +15,8 @@ from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.forward import forward
-from fedjax_bn.models.restitution import COLLECTION, Restored, layer, restoring
-from fedjax_bn.models.stages import stages_of
+from fedjax_bn.rivals.restitution import COLLECTION, Restored, layer, restoring
+from fedjax_bn.rivals.stages import stages_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 from fedjax_bn.task import cross_entropy, masked_mean, require_classifier
@@ -34,7 +34,7 @@ def snr(
     names: str = "",
     **options: Any,
 ) -> FederatedMethod:
-    """FedAvg of a network with `models.restitution` behind some modules (SNR).
+    """FedAvg of a network with `rivals.restitution` behind some modules (SNR).
 
     Clients minimize
 
@@ -54,7 +54,7 @@ def snr(
       model: images -> logits, with batch norms or named modules that give maps f[B, ..., C].
       optimizer: the local optimizer.
       weight: of what the heads tell, at least 0; 0.01 in the authors' code.
-      names: behind which modules, see `models.stages.stages_of`; "" for the ends of the stages
+      names: behind which modules, see `rivals.stages.stages_of`; "" for the ends of the stages
         layer1 to layer3, as in the authors' code, a DenseNet's transitions, or all batch norms
         that see maps.
       **options: those of `fedavg`.

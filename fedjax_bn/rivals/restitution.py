@@ -7,22 +7,22 @@ these modules a map x f[B, ..., C] loses its style, and of what is lost a gate a
 
 pool is the mean over positions. n is a sample's s x + t, and its mean the instance norm's bias: so
 the gate needs no more of the map than its mean, and x+ is a sample's affine map of x.
-`models.forward.forward`, through which all methods and adaptations pass, applies it wherever the
-variables hold one. x- = n + (1 - a) r, what the gate leaves out, is for the loss alone.
+`models.hooks` applies it in every pass whose variables hold one. x- = n + (1 - a) r, what the gate
+leaves out, is for the loss alone.
 """
 
 from collections.abc import Mapping, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.models.stages import behind
+from fedjax_bn.models.hooks import Hooked
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
-from fedjax_bn.sharing import Variables
+from fedjax_bn.rivals.stages import behind
 
 PyTree = Any
 
@@ -43,10 +43,10 @@ class Restored(NamedTuple):
     means: jax.Array
 
 
-def take(variables: Variables) -> tuple[Variables, Mapping[str, PyTree]]:
-    """The variables without their restitution, and its layers; {} where there are none."""
-    plain = {name: tree for name, tree in variables.items() if name != COLLECTION}
-    return plain, variables.get(COLLECTION, {})
+def hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -> Hooked:
+    """Restores the maps behind the modules that the tree names, see `models.hooks`."""
+    del key
+    return Hooked(images, contexts=(restoring(tree),))
 
 
 def restoring(
@@ -67,7 +67,7 @@ def restoring(
             seen[name] = parts
         return parts.kept.astype(x.dtype)
 
-    return behind(layers, restored) if layers else nullcontext()
+    return behind(layers, restored)
 
 
 def restore(layer: PyTree, x: jax.Array) -> Restored:

@@ -4,10 +4,9 @@ It is a collection of its own, `latent`, beside a model's, and serves any model:
 
     mu = f A + a,   s = softplus(f B + b),   z = mu + s e,   e ~ N(0, I),   logits = classify(z)
 
-`models.forward.forward`, through which all methods and adaptations pass, applies it wherever the
-variables hold one: with one draw a sample in training, and else with the mean of the class
-probabilities over some fixed draws, whose logarithm are the outputs. z has as many entries as the
-features, so that the classifier is the model's own.
+`models.hooks` applies it in every pass whose variables hold one. Training takes one draw a sample;
+at test the outputs are the logarithm of the mean class probabilities over some fixed draws. z has
+as many entries as the features, so that the classifier is the model's own.
 """
 
 from functools import partial
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.models.classifier import Sizes, sizes_of
 from fedjax_bn.models.features import Around, Classify
+from fedjax_bn.models.hooks import Hooked
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
@@ -28,17 +28,9 @@ SAMPLES = 20  # draws of a prediction, as in the authors' code
 _TESTING = 20221128  # seed of the draws of predictions
 
 
-def take(variables: Variables, key: jax.Array | None) -> tuple[Variables, Around | None]:
-    """The variables without their latent, and what it does around the classifier; None for nothing.
-
-    Args:
-      variables: a model's, perhaps with `latent`.
-      key: random key of a training pass; None at test.
-    """
-    if COLLECTION not in variables:
-        return variables, None
-    plain = {name: tree for name, tree in variables.items() if name != COLLECTION}
-    return plain, _around(variables[COLLECTION], key)
+def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
+    """Puts the latent between features and classifier, see `models.hooks`."""
+    return Hooked(images, _around(tree, key))
 
 
 def _around(latent: PyTree, key: jax.Array | None) -> Around:

@@ -5,29 +5,22 @@ of its spectrum but the amplitude of its means, in whose place the federation's 
 
     x' = x - mean(x) + m,      for each channel
 
-`models.forward.forward`, through which all methods and adaptations pass, applies it wherever the
-variables hold one.
+`models.hooks` applies it in every pass whose variables hold one.
 """
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.models.hooks import Hooked
 from fedjax_bn.sharing import Variables
 
 COLLECTION = "amplitude"
 
 
-def take(variables: Variables, images: jax.Array) -> tuple[Variables, jax.Array]:
-    """The variables without their amplitude, and the images with it; as they are for none.
-
-    Args:
-      variables: a model's, perhaps with `amplitude`.
-      images: f[B, H, W, C].
-    """
-    if COLLECTION not in variables:
-        return variables, images
-    plain = {name: tree for name, tree in variables.items() if name != COLLECTION}
-    return plain, harmonize(images, variables[COLLECTION]["mean"])
+def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
+    """Returns the images f[B, H, W, C] with the federation's means, see `models.hooks`."""
+    del key
+    return Hooked(harmonize(images, tree["mean"]))
 
 
 def harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:

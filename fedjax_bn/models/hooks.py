@@ -1,0 +1,55 @@
+"""What collections beside a model's own do in each of its passes.
+
+A method may add a collection that the network itself does not read, such as a latent between
+features and classifier. Its module has a function `hook(tree, images, key) -> Hooked`, which
+`models.forward.forward` calls in training and at test where the variables hold the collection.
+"""
+
+import importlib
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import jax
+
+from fedjax_bn.models.features import Around
+from fedjax_bn.sharing import Variables
+
+# Collection -> module with its `hook`. Modules are named and not imported, because they lie above
+# this room, and because variables read from a file must find a hook that nobody has imported yet.
+HOOKS = {
+    "restitution": "fedjax_bn.rivals.restitution",
+    "amplitude": "fedjax_bn.rivals.amplitude",
+    "latent": "fedjax_bn.rivals.latent",
+}
+
+
+class Hooked(NamedTuple):
+    """What a hook makes of a pass.
+
+    Attributes:
+      images: f[B, ...], what the model reads.
+      around: what takes the classifier's place; None for the classifier alone.
+      contexts: in which the model is applied.
+    """
+
+    images: jax.Array
+    around: Around | None = None
+    contexts: tuple[AbstractContextManager, ...] = ()
+
+
+def take(
+    variables: Variables, images: jax.Array, key: jax.Array | None
+) -> tuple[Variables, Hooked]:
+    """Returns the variables without the collections that have hooks, and what the hooks do.
+
+    Args:
+      variables: a model's collections, perhaps with some of `HOOKS`.
+      images: f[B, ...] as the model reads them.
+      key: random key of a training pass; None at test.
+    """
+    plain, done = {n: tree for n, tree in variables.items() if n not in HOOKS}, Hooked(images)
+    for name, module in HOOKS.items():
+        if name in variables:
+            new = importlib.import_module(module).hook(variables[name], done.images, key)
+            done = Hooked(new.images, new.around or done.around, done.contexts + new.contexts)
+    return plain, done
