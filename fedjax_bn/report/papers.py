@@ -21,14 +21,36 @@ _OF_ROWS = frozenset(("share", "weigh", "data.perturb", "eval_every", "patience"
 _PLAIN = frozenset(("by_size", "uniform"))  # papers call a method the same with either
 # What the digits' empty keys mean for the originals, of which the papers' numbers are.
 _OF_ORIGINALS = {"data.fraction": 0.1, "data.truncate": True}
-_NAMES = (
-    *("COPA", "CSAC", "CSD", "FedADG", "FedAdam", "FedAvg", "FedBN", "FedDC", "FedDG", "FedIG"),
-    *("FedNova", "FedProx", "FedSAM", "FedSR", "HarmoFL", "JiGen", "L2D", "MOON", "Mixstyle"),
-    *("PerFedAvg", "RSC", "RandConv", "SFA", "SNR", "Scaffold", "SelfReg", "SingleSet"),
-)
-_METHODS = {name.lower(): name for name in _NAMES} | {
+_METHODS = {
+    "copa": "COPA",
+    "csac": "CSAC",
+    "csd": "CSD",
+    "fedadam": "FedAdam",
+    "fedadg": "FedADG",
+    "fedavg": "FedAvg",
+    "fedbn": "FedBN",
     "fedcd": "FedCD-SCI + REA",
+    "feddc": "FedDC",
+    "feddg": "FedDG",
+    "fedig": "FedIG",
     "fediga": "FedIG",
+    "fednova": "FedNova",
+    "fedprox": "FedProx",
+    "fedsam": "FedSAM",
+    "fedsr": "FedSR",
+    "harmofl": "HarmoFL",
+    "jigen": "JiGen",
+    "l2d": "L2D",
+    "mixstyle": "Mixstyle",
+    "moon": "MOON",
+    "perfedavg": "PerFedAvg",
+    "randconv": "RandConv",
+    "rsc": "RSC",
+    "scaffold": "Scaffold",
+    "selfreg": "SelfReg",
+    "sfa": "SFA",
+    "singleset": "SingleSet",
+    "snr": "SNR",
 }
 # (method, key, its word) -> a row that is a method with one other rule. Of any method that keeps
 # its clients' batch norm it is "FedBN + METHOD".
