@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.report.protocols import PROTOCOLS, UNSTATED, WEIGHTS, PublishedTable
+from fedjax_bn.report.protocols import PROTOCOLS, UNSTATED, WEIGHTS, Protocol
 from fedjax_bn.report.published import Cell, published
 from fedjax_bn.report.results import Row, Table
 from fedjax_bn.report.scores import MEAN
@@ -130,9 +130,9 @@ def beside(table: Table, row: Row, column: str) -> tuple[Printed, ...]:
     return tuple(found)
 
 
-def _sources(table: Table, row: Row) -> Iterator[PublishedTable]:
+def _sources(table: Table, row: Row) -> Iterator[Protocol]:
     """Of each paper, and each set of its columns, the table that is nearest by its protocol."""
-    groups: dict[tuple, list[PublishedTable]] = {}
+    groups: dict[tuple, list[Protocol]] = {}
     for one in PROTOCOLS:
         here = (one.table, one.dataset, one.metric) == (table.name, table.dataset, table.score)
         if here and _cells_of(one, row):
@@ -141,7 +141,7 @@ def _sources(table: Table, row: Row) -> Iterator[PublishedTable]:
         yield min(group, key=lambda one: len(_differences(one, row)))
 
 
-def _cells_of(protocol: PublishedTable, row: Row) -> dict[str, Cell]:
+def _cells_of(protocol: Protocol, row: Row) -> dict[str, Cell]:
     """Column of a report -> what the paper prints of a row."""
     name, end = _name_of(row), protocol.adapted.get(row.adaptation)
     if name is None or end is None:
@@ -185,7 +185,7 @@ def _other_rules(row: Row) -> Iterator[tuple[str, str]]:
             yield key, str(config[key])
 
 
-def _differences(protocol: PublishedTable, row: Row) -> list[str]:
+def _differences(protocol: Protocol, row: Row) -> list[str]:
     """The keys in which a run differs from a protocol, with both values.
 
     A file of weights that the user has counts only where one of the two starts without.
@@ -209,7 +209,7 @@ def _differences(protocol: PublishedTable, row: Row) -> list[str]:
     return said
 
 
-def _other_clients(protocol: PublishedTable, table: Table) -> Iterator[str]:
+def _other_clients(protocol: Protocol, table: Table) -> Iterator[str]:
     """Which clients train here and not there, and which there and not here."""
     if protocol.table != "internal":
         return

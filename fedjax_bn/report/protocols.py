@@ -1,22 +1,18 @@
-"""What the papers' tables are of: domains, settings, and the packaged configs that state them.
-
-Reports find here what stands beside a run; `launch/sweeps` makes the runs of the same tables.
-"""
+"""The published tables whose protocols packaged configs state."""
 
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fedjax_bn.data.corruptions import EXTRA, TYPES
-from fedjax_bn.report.published import DOMAINS, LETTERS
+from fedjax_bn.data.corruptions import EXTRA, INTERNAL, TYPES
 from fedjax_bn.report.scores import MEAN, RUNNING
 
 WEIGHTS = "weights of ImageNet"
 UNSTATED = "unstated"
 
 
-class PublishedTable(NamedTuple):
-    """A published table, or one setting of a table, with its protocol.
+class Protocol(NamedTuple):
+    """A published table, or one setting of a table.
 
     Attributes:
       table: "internal" or "unseen", the table of a report that it stands beside.
@@ -57,106 +53,90 @@ class PublishedTable(NamedTuple):
         return "mAP50" if self.dataset in ("driving", "bdd100k") else "accuracy"
 
 
-# FedBN's Tables 13 to 16
-BATCHES = {"10": 10, "50": 50, "full": 743}
-PERCENTS = (100, 60, 40, 20, 10, 5, 1)
-STEPS = {10: 1223, 100: 12224}  # of 32 samples in an epoch of SynthDigits, the largest
-OWN = "+client-specific BN"  # behind a method's name in UniFed's tables
-UNIFED = ("FedAvg", "Scaffold", "FedProx", "FedAdam", "FedNova", "MOON", "FedDC", "PerFedAvg")
-NEVER_UPDATED = {  # rows of UniFed's Table 3 whose global batch norms are never updated
-    "FedBN": "initial:affine=False",
-    f"FedBN{OWN}": "tsmobn:affine=False",
+_DIGITS = {
+    **{"svhn": "SVHN", "usps": "USPS", "synth_digits": "SynthDigits", "mnist_m": "MNIST-M"},
+    "mnist": "MNIST",
 }
-INFERENCE = {  # rows of FedIG's Table 3c -> adaptation
-    "FedIG + ensemble BNs": "ensemble",
-    "FedIG + IABN": "iabn",
-    "FedIG + MixNorm": "mixnorm",
-    "FedIG + random alpha": "random_alpha",
-    "FedIG + fixed alpha 0.5": "fixed_alpha",
+_DOMAINNET = {
+    **{"clipart": "C", "infograph": "I", "painting": "P", "quickdraw": "Q", "real": "R"},
+    "sketch": "S",
 }
+_PACS = {"photo": "P", "art_painting": "A", "cartoon": "C", "sketch": "S", MEAN: "Avg"}
+_CORRUPTIONS = (
+    *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog"),
+    *("bright", "contrast", "elastic", "pixelate", "jpeg"),
+)
+_LETTERS = dict(zip(INTERNAL, "ABCDEFGHIJKLMNO", strict=True))
+_HEADINGS = dict(zip(INTERNAL, _CORRUPTIONS, strict=True))
+_SCENES = ("ClearHighway", "RainyHighway", "CityStreet", "Residential")
+_OWN = "+client-specific BN"
 _PLAIN = {"": "", RUNNING: ""}
 _ADAPTER = _PLAIN | {"zero_shot_adapter": "-A"}
 _TSMOBN = _PLAIN | {"tsmobn": "+TsmoBN"}
-_INFERENCE = _PLAIN | {text: row.removeprefix("FedIG") for row, text in INFERENCE.items()}
-
-
-def epochs(count: int) -> dict[str, int]:
-    """Returns the keys of FedBN's E local epochs: 300 epochs in all, the rounds rounded up."""
-    return {"local_epochs": count, "rounds": math.ceil(300 / count)}
-
-
-def _columns(dataset: str, average: bool = False) -> dict[str, str]:
-    """Returns domain here -> heading, and the heading of the mean where tables print one."""
-    found = {domain: heading for heading, domain in DOMAINS[dataset].items()}
-    return found | ({MEAN: "Avg"} if average else {})
+_INFERENCE = _PLAIN | {
+    "ensemble": " + ensemble BNs",
+    "iabn": " + IABN",
+    "mixnorm": " + MixNorm",
+    "random_alpha": " + random alpha",
+    "fixed_alpha": " + fixed alpha 0.5",
+}
+_UNIFED = ("FedAvg", "Scaffold", "FedProx", "FedAdam", "FedNova", "MOON", "FedDC", "PerFedAvg")
 
 
 def _of(paper: str, table: str, dataset: str, setting: str = "") -> dict[str, str]:
-    where = {"paper": paper, "table": table, "dataset": dataset, "setting": setting}
-    return {field: value for field, value in where.items() if value}
+    return {"paper": paper, "table": table, "dataset": dataset} | (
+        {"setting": setting} if setting else {}
+    )
 
 
-def _fedbn(
-    table: str,
-    setting: str = "",
-    changes: str = "",
-    dataset: str = "digits",
-    printed: str = "Digits-Five",
-) -> PublishedTable:
-    """A table of FedBN's, whose clients all train."""
-    where, config = _of("FedBN", table, printed, setting), f"{dataset}:{changes}".rstrip(":")
-    columns = _columns(dataset)
-    return PublishedTable("internal", dataset, config, where, columns, _PLAIN, target="")
+def _digits(table: str, setting: str = "", changes: str = "") -> Protocol:
+    """A table of FedBN's digits, all five of which are clients."""
+    where = _of("FedBN", table, "Digits-Five", setting)
+    config = f"digits:{changes}" if changes else "digits"
+    return Protocol("internal", "digits", config, where, _DIGITS, _PLAIN, target="")
 
 
-def _fedbn_of_digits() -> list[PublishedTable]:
+def _fedbn_of_digits() -> list[Protocol]:
     """Tables 11 and 13 to 16."""
+    batches = {"10": 10, "50": 50, "full": 743}
     by_batch = [
-        _fedbn(
+        _digits(
             "13",
-            f"B={name}, E={count}",
-            ",".join(f"{key}={n}" for key, n in {"batch_size": size, **epochs(count)}.items()),
+            f"B={name}, E={epochs}",
+            f"batch_size={size},local_epochs={epochs},rounds={math.ceil(300 / epochs)}",
         )
-        for name, size in BATCHES.items()
-        for count in (1, 4, 16)
+        for name, size in batches.items()
+        for epochs in (1, 4, 16)
     ]
     by_percent = [
-        _fedbn("14", f"data fraction {percent}%", f"data.fraction={percent / 100}")
-        for percent in PERCENTS
-        if percent != 10  # of which Table 11 has the numbers
+        _digits("14", f"data fraction {percent}%", f"data.fraction={percent / 100}")
+        for percent in (100, 60, 40, 20, 5, 1)  # Table 11 has the numbers of 10 %
     ]
     unequal = [
-        _fedbn(
+        _digits(
             table,
             f"unequal sizes, {percent}%",
-            f"data.truncate=False,data.fraction={percent / 100},local_steps={STEPS[percent]}",
+            f"data.truncate=False,data.fraction={percent / 100},local_steps={steps}",
         )
-        for table, percent in (("15", 10), ("16", 100))
+        for table, percent, steps in (("15", 10, 1223), ("16", 100, 12224))
     ]
-    return [_fedbn("11"), *by_batch, *by_percent, *unequal]
+    return [_digits("11"), *by_batch, *by_percent, *unequal]
 
 
-def _fedbn_of_all_digits() -> list[PublishedTable]:
+def _fedbn_of_all_digits() -> list[Protocol]:
     """Tables 12 and 17: one client with all samples, and two unseen kinds of MNIST.
 
     In Table 17 FedBN has statistics of test batches, the others the running ones.
     """
     pooled = "digits:data.partition=pooled"
-    columns = _columns("digits_morpho")
+    columns = {"morpho_global": "Morpho-global", "morpho_local": "Morpho-local"}
     target = ",".join(columns)
     morpho = f"digits:data.name=digits_morpho,target='{target}'"
     adapted = {"FedBN": {"batch:batch_size=1000": ""}, "FedAvg": _PLAIN, "FedProx": _PLAIN}
     return [
-        PublishedTable(
-            "unseen",
-            "digits",
-            pooled,
-            _of("FedBN", "12", "Digits-Five"),
-            _columns("digits"),
-            _PLAIN,
-        ),
+        Protocol("unseen", "digits", pooled, _of("FedBN", "12", "Digits-Five"), _DIGITS, _PLAIN),
         *(
-            PublishedTable(
+            Protocol(
                 *("unseen", "digits_morpho", morpho),
                 _of("FedBN", "17", "Morpho-MNIST") | {"method": name},
                 *(columns, ends),
@@ -167,14 +147,22 @@ def _fedbn_of_all_digits() -> list[PublishedTable]:
     ]
 
 
-def _tsmobn(table: str, dataset: str, printed: str, changes: str = "") -> PublishedTable:
+def _fedbn(dataset: str, printed: str, columns: Mapping[str, str]) -> Protocol:
+    """A part of FedBN's Table 1."""
+    where = _of("FedBN", "1", printed)
+    return Protocol("internal", dataset, dataset, where, columns, _PLAIN, target="")
+
+
+def _tsmobn(
+    table: str, dataset: str, printed: str, columns: Mapping[str, str], changes: str = ""
+) -> Protocol:
     """A table of TsmoBN's."""
-    where, config = _of("TsmoBN", table, printed), f"{dataset}:{changes}".rstrip(":")
+    where, config = _of("TsmoBN", table, printed), f"{dataset}:{changes}" if changes else dataset
     start = WEIGHTS if dataset == "cifar10_c" else ""
-    return PublishedTable("unseen", dataset, config, where, _columns(dataset), _TSMOBN, start=start)
+    return Protocol("unseen", dataset, config, where, columns, _TSMOBN, start=start)
 
 
-def _tsmobn_of_extras() -> list[PublishedTable]:
+def _tsmobn_of_extras() -> list[Protocol]:
     """Tables E.11 to E.13: four more corruptions, tested where one type was left out."""
     printed, columns = (
         "CIFAR-10-C (severity 1), four extra corruptions",
@@ -183,7 +171,7 @@ def _tsmobn_of_extras() -> list[PublishedTable]:
     first = {"noise": "E.11", "blur": "E.11", "weather": "E.12", "digital": "E.12"}
     config = "cifar10_c:data.corruptions="
     return [
-        PublishedTable(
+        Protocol(
             *("unseen", "cifar10_c", config),
             _of("TsmoBN", table, printed, f"trained with {kind} left out"),
             *(columns, _TSMOBN),
@@ -196,46 +184,47 @@ def _tsmobn_of_extras() -> list[PublishedTable]:
     ]
 
 
-def _unifed() -> list[PublishedTable]:
+def _unifed() -> list[Protocol]:
     """Tables 2 and 3: with and without batch norm of the client's own, inside and outside.
 
     Table 3's FedBN has a global model whose batch norms are not updated (section 4.1.3).
     """
     where = _of("UniFed", "3", "CIFAR-10-C")
-    served, columns = _PLAIN | {"tsmobn": OWN}, _columns("cifar10_c")
-    kept = {"FedBN": f"FedAvg{OWN}"} | {f"FedBN + {name}": f"{name}{OWN}" for name in UNIFED}
-    inside_columns = {domain: letter for letter, domain in LETTERS.items()}
+    served = _PLAIN | {"tsmobn": _OWN}
+    never = {"": "initial:affine=False", _OWN: "tsmobn:affine=False"}
+    kept = {"FedBN": f"FedAvg{_OWN}"} | {f"FedBN + {name}": f"{name}{_OWN}" for name in _UNIFED}
     inside = "cifar10_c:target=,data.validation=0.1,data.test=0.2,patience=0"
     return [
-        PublishedTable(
+        Protocol(
             *("internal", "cifar10_c", inside, _of("UniFed", "2", "CIFAR-10-C")),
-            *(inside_columns, _PLAIN, kept, WEIGHTS, ""),
+            *(_LETTERS, _PLAIN, kept, WEIGHTS, ""),
         ),
-        PublishedTable(
+        Protocol(
             *("unseen", "cifar10_c", "cifar10_c:patience=0", where),
-            *(columns, served, {"FedBN": "its mean batch norm: no row"}, WEIGHTS),
+            *(_HEADINGS, served, {"FedBN": "its mean batch norm: no row"}, WEIGHTS),
         ),
         *(
-            PublishedTable(
-                *("unseen", "cifar10_c", "cifar10_c:patience=0", where | {"method": row}),
-                *(columns, {adaptation: row.removeprefix("FedBN")}, {}, WEIGHTS),
+            Protocol(
+                *("unseen", "cifar10_c", "cifar10_c:patience=0", where | {"method": f"FedBN{end}"}),
+                *(_HEADINGS, {adaptation: end}, {}, WEIGHTS),
             )
-            for row, adaptation in NEVER_UPDATED.items()
+            for end, adaptation in never.items()
         ),
     ]
 
 
-def _fedig() -> list[PublishedTable]:
+def _fedig() -> list[Protocol]:
     """Tables 1 to 3 and 5 to 11; of Table 12 no client's mean over targets is in a report."""
     many = {
         "9": ("iid labels", ""),
         "10": ("Dirichlet 0.5", ":data.partition=dirichlet,data.alpha=0.5"),
         "11": ("Dirichlet 0.1", ":data.partition=dirichlet,data.alpha=0.1"),
     }
-    pacs, vlcs, home = (_columns(name, True) for name in ("pacs", "vlcs", "officehome"))
+    vlcs = {"VOC2007": "V", "LabelMe": "L", "Caltech101": "C", "SUN09": "S", MEAN: "Avg"}
+    home = {"Art": "A", "Clipart": "C", "Product": "P", "Real World": "R", MEAN: "Avg"}
     tables = [
-        ("pacs", "pacs", _of("FedIG-A", "5", "PACS"), pacs, _ADAPTER),
-        ("pacs", "pacs", _of("FedIG-A", "3", "PACS"), pacs, _INFERENCE),
+        ("pacs", "pacs", _of("FedIG-A", "5", "PACS"), _PACS, _ADAPTER),
+        ("pacs", "pacs", _of("FedIG-A", "3", "PACS"), _PACS, _INFERENCE),
         ("vlcs", "vlcs", _of("FedIG-A", "7", "VLCS"), vlcs, _ADAPTER),
         ("officehome", "officehome", _of("FedIG-A", "8", "OfficeHome"), home, _ADAPTER),
     ]
@@ -243,46 +232,57 @@ def _fedig() -> list[PublishedTable]:
     uniform = {"FedIG": "FedIG-A, u ~ U(0, 1)"} | {name: f"FedIG-A, {name}" for name in ranges}
     for number in ("1", "2"):
         tables.append(("pacs", "pacs", _of("FedIG-A", number, "PACS"), average, _PLAIN))
-    for dataset, printed, columns in (("pacs", "PACS", pacs), ("vlcs", "VLCS", average)):
+    for dataset, printed, columns in (("pacs", "PACS", _PACS), ("vlcs", "VLCS", average)):
         where = _of("FedIG-A", "6", printed)
         adapted = {"zero_shot_adapter": ""}
         tables.append((dataset, dataset, where, columns, adapted, uniform))
     for number, (setting, changes) in many.items():
         where = _of("FedIG-A", number, "PACS", f"30 clients, {setting}")
-        tables.append(("pacs", f"pacs_30_clients{changes}", where, pacs, _ADAPTER))
-    return [PublishedTable("unseen", *table, start=WEIGHTS) for table in tables]
+        tables.append(("pacs", f"pacs_30_clients{changes}", where, _PACS, _ADAPTER))
+    return [Protocol("unseen", *table, start=WEIGHTS) for table in tables]
 
 
-def _fedcd() -> list[PublishedTable]:
+def _fedcd() -> list[Protocol]:
     """Tables 1 to 3, which name no weights to start from."""
+    driving = {"cityscapes": "Cityscapes", "vistas": "Mapillary", "bdd100k": "BDD100K"}
+    scenes = {name: name for name in _SCENES}
     tables = [
-        ("pacs", "pacs:protocol=fedcd", _of("FedCD", "1", "PACS")),
-        ("driving", "driving", _of("FedCD", "2", "driving (dataset generalization)")),
-        ("bdd100k", "bdd100k", _of("FedCD", "3", "BDD100K (scene generalization)")),
+        ("pacs", "pacs:protocol=fedcd", _of("FedCD", "1", "PACS"), _PACS),
+        (
+            *("driving", "driving", _of("FedCD", "2", "driving (dataset generalization)")),
+            driving | {MEAN: "Avg"},
+        ),
+        (
+            *("bdd100k", "bdd100k", _of("FedCD", "3", "BDD100K (scene generalization)")),
+            scenes | {MEAN: "Avg"},
+        ),
     ]
-    return [
-        PublishedTable("unseen", *table, _columns(table[0], True), _PLAIN, start=UNSTATED)
-        for table in tables
-    ]
+    return [Protocol("unseen", *table, _PLAIN, start=UNSTATED) for table in tables]
 
 
+_DIGITS_DG = {"svhn": "SVHN", "mnist_m": "MNIST-M", "mnist": "MNIST", "syn": "SYN"}
+_HOSPITALS = {"center1": "hospital4", "center2": "hospital5"}
 _SEVERITY_1 = "CIFAR-10-C (severity 1)"
 # Of tables whose protocols are as near to a run's, the first one stands beside it.
 PROTOCOLS = (
     *_fedbn_of_digits(),
     *_fedbn_of_all_digits(),
-    _fedbn("1", dataset="office_caltech10", printed="Office-Caltech10"),
-    _fedbn("1", dataset="domainnet", printed="DomainNet"),
-    _fedbn("1", dataset="abide", printed="ABIDE"),
+    _fedbn(
+        "office_caltech10",
+        "Office-Caltech10",
+        {"amazon": "A", "caltech": "C", "dslr": "D", "webcam": "W"},
+    ),
+    _fedbn("domainnet", "DomainNet", _DOMAINNET),
+    _fedbn("abide", "ABIDE", {"NYU": "NYU", "USM": "USM", "UM_1": "UM", "UCLA_1": "UCLA"}),
     *_fedig(),
     *_fedcd(),
-    _tsmobn("E.5", "digits_dg", "Digits-DG"),
-    _tsmobn("E.8", "digits_dg", "Digits-DG"),
-    _tsmobn("E.7", "camelyon17", "Camelyon17"),
-    _tsmobn("E.10", "camelyon17", "Camelyon17"),
-    _tsmobn("E.4", "camelyon17", "Camelyon17", "data.truncate=False"),
-    _tsmobn("1", "cifar10_c", _SEVERITY_1),
-    _tsmobn("E.9", "cifar10_c", _SEVERITY_1),
+    _tsmobn("E.5", "digits_dg", "Digits-DG", _DIGITS_DG),
+    _tsmobn("E.8", "digits_dg", "Digits-DG", _DIGITS_DG),
+    _tsmobn("E.7", "camelyon17", "Camelyon17", _HOSPITALS),
+    _tsmobn("E.10", "camelyon17", "Camelyon17", _HOSPITALS),
+    _tsmobn("E.4", "camelyon17", "Camelyon17", _HOSPITALS, "data.truncate=False"),
+    _tsmobn("1", "cifar10_c", _SEVERITY_1, _HEADINGS),
+    _tsmobn("E.9", "cifar10_c", _SEVERITY_1, _HEADINGS),
     *_tsmobn_of_extras(),
     *_unifed(),
 )

@@ -1,40 +1,10 @@
-"""The numbers that the papers print, `paper_results.csv`, and the domains of their columns."""
+"""The numbers that the papers print, as data: `paper_results.csv`, one cell of a table a row."""
 
 import csv
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from fedjax_bn.data.corruptions import INTERNAL
-
-_CORRUPTIONS = (
-    *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog"),
-    *("bright", "contrast", "elastic", "pixelate", "jpeg"),
-)
-_SCENES = ("ClearHighway", "RainyHighway", "CityStreet", "Residential")
-# data set here -> heading in the papers' tables -> domain here
-DOMAINS = {
-    "digits": {
-        **{"SVHN": "svhn", "USPS": "usps", "SynthDigits": "synth_digits", "MNIST-M": "mnist_m"},
-        "MNIST": "mnist",
-    },
-    "digits_morpho": {"Morpho-global": "morpho_global", "Morpho-local": "morpho_local"},
-    "office_caltech10": {"A": "amazon", "C": "caltech", "D": "dslr", "W": "webcam"},
-    "domainnet": {
-        **{"C": "clipart", "I": "infograph", "P": "painting", "Q": "quickdraw", "R": "real"},
-        "S": "sketch",
-    },
-    "abide": {"NYU": "NYU", "USM": "USM", "UM": "UM_1", "UCLA": "UCLA_1"},
-    "pacs": {"P": "photo", "A": "art_painting", "C": "cartoon", "S": "sketch"},
-    "vlcs": {"V": "VOC2007", "L": "LabelMe", "C": "Caltech101", "S": "SUN09"},
-    "officehome": {"A": "Art", "C": "Clipart", "P": "Product", "R": "Real World"},
-    "digits_dg": {"SVHN": "svhn", "MNIST-M": "mnist_m", "MNIST": "mnist", "SYN": "syn"},
-    "camelyon17": {"hospital4": "center1", "hospital5": "center2"},  # the two that train nobody
-    "cifar10_c": dict(zip(_CORRUPTIONS, INTERNAL, strict=True)),
-    "driving": {"Cityscapes": "cityscapes", "Mapillary": "vistas", "BDD100K": "bdd100k"},
-    "bdd100k": dict(zip(_SCENES, _SCENES, strict=True)),
-}
-LETTERS = dict(zip("ABCDEFGHIJKLMNO", INTERNAL, strict=True))  # headings of UniFed's Table 2
 # FedBN's Table 16 prints its columns in another order than its numbers have, evidently its authors'
 # order of clients:
 # printed heading -> dataset that the numbers belong to.

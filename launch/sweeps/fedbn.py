@@ -21,6 +21,7 @@ their runs take it every round. Table 17 gives FedBN the statistics of test batc
 does, FedAvg and FedProx their running ones, and both of these those of test batches besides.
 """
 
+import math
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -44,12 +45,28 @@ from rows import (
 )
 from sweep import main
 
-from fedjax_bn.report.protocols import BATCHES, PERCENTS, STEPS, epochs
-from fedjax_bn.report.published import DOMAINS, published
+from fedjax_bn.report.published import published
 
-# "fonts" stands in for SynthDigits where those are not at hand
-DIGITS = DOMAINS["digits"] | {"fonts": "fonts"}
-MORPHO = DOMAINS["digits_morpho"]
+# heading in the paper -> domain here; "fonts" stands in for SynthDigits where those are not at hand
+DIGITS = {
+    "SVHN": "svhn",
+    "USPS": "usps",
+    "SynthDigits": "synth_digits",
+    "MNIST-M": "mnist_m",
+    "MNIST": "mnist",
+    "fonts": "fonts",
+}
+MORPHO = {"Morpho-global": "morpho_global", "Morpho-local": "morpho_local"}
+OFFICE = {"A": "amazon", "C": "caltech", "D": "dslr", "W": "webcam"}
+DOMAINNET = {
+    "C": "clipart",
+    "I": "infograph",
+    "P": "painting",
+    "Q": "quickdraw",
+    "R": "real",
+    "S": "sketch",
+}
+ABIDE = {"NYU": "NYU", "USM": "USM", "UM": "UM_1", "UCLA": "UCLA_1"}
 SYNTHETIC = {"identity covariance": "identity", "correlated": "correlated"}
 
 TRAININGS = {
@@ -63,9 +80,13 @@ TRAININGS = {
 }
 TWO = ("FedAvg", "FedBN")
 FEDERATED = ("FedAvg", "FedProx", "FedBN")
+EPOCHS = 300
 OWN_STATISTICS = "batch:batch_size=1000"  # of a tenth of the unseen client's samples
 LOCAL_EPOCHS = (1, 4, 8, 16)
+BATCHES = {"10": 10, "50": 50, "full": 743}
+PERCENTS = (100, 60, 40, 20, 10, 5, 1)
 CLIENTS = tuple(range(1, 11))
+STEPS = {10: 1223, 100: 12224}  # of 32 samples in an epoch of SynthDigits, the largest
 # training samples in Table 15; Table 16 has ten times as many
 UNCUT = {"svhn": 7943, "usps": 743, "synth_digits": 39116, "mnist_m": 5600, "mnist": 5600}
 MUS = (0.001, 0.01, 0.1, 1.0)  # FedProx's own grid
@@ -104,6 +125,11 @@ def digits(
     )
 
 
+def epochs(count: int) -> dict[str, int]:
+    """The keys of E local epochs."""
+    return {"local_epochs": count, "rounds": math.ceil(EPOCHS / count)}
+
+
 CURVES = {"eval_train_loss": True, "eval_every": 1}
 DEFAULT = digits("E1", 5, **CURVES)
 BY_EPOCHS = {e: DEFAULT if e == 1 else digits(f"E{e}", **CURVES, **epochs(e)) for e in LOCAL_EPOCHS}
@@ -137,13 +163,13 @@ UNEQUAL = {
 CENTRALIZED = digits("centralized", 5, {"pooled": 5 * 743}, data__partition="pooled")
 REAL = {
     dataset: Protocol(
-        *(name, f"configs/{config}.py", internal(DOMAINS[config]), 5, {"data.path": name}, {}),
-        dict.fromkeys(DOMAINS[config].values(), count) if count else {},
+        *(name, f"configs/{config}.py", internal(domains), 5, {"data.path": name}, {}),
+        dict.fromkeys(domains.values(), count) if count else {},
     )
-    for dataset, name, config, count in (  # of the authors' code
-        ("Office-Caltech10", "office", "office_caltech10", 62),
-        ("DomainNet", "domainnet", "domainnet", 105),
-        ("ABIDE", "abide", "abide", 0),
+    for dataset, name, config, domains, count in (  # of the authors' code
+        ("Office-Caltech10", "office", "office_caltech10", OFFICE, 62),
+        ("DomainNet", "domainnet", "domainnet", DOMAINNET, 105),
+        ("ABIDE", "abide", "abide", ABIDE, 0),
     )
 }
 UNSEEN_DIGITS = Protocol(

@@ -36,15 +36,16 @@ from rivals import rivals
 from rows import Protocol, Row, Training, left_out, names, runs_of, table
 from sweep import main
 
-from fedjax_bn.report.published import DOMAINS
-
+DOMAINS = {"P": "photo", "A": "art_painting", "C": "cartoon", "S": "sketch"}
+DRIVING = {"Cityscapes": "cityscapes", "Mapillary": "vistas", "BDD100K": "bdd100k"}
+SCENES = {name: name for name in ("ClearHighway", "RainyHighway", "CityStreet", "Residential")}
 LAMBDAS = (0.5, 0.7, 0.8, 0.9, 1.0)
 ETAS = (0.3, 0.5, 0.8)
 
 PACS = Protocol(
     "pacs",
     "configs/pacs.py:protocol=fedcd",
-    left_out(DOMAINS["pacs"]),
+    left_out(DOMAINS),
     1,
     {"data.path": "pacs", "pretrained": "resnet18"},
     {},
@@ -122,7 +123,7 @@ def norms() -> Figure:
     two = {f"lambda = {value}": SCI[value] for value in (0.7, 0.9)}
     panels = {
         heading: {label: names(PACS, domain, training) for label, training in two.items()}
-        for heading, domain in DOMAINS["pacs"].items()
+        for heading, domain in DOMAINS.items()
     }
     draw = partial(curves.norms, panels=panels)
     return Figure("fig3", "Fig. 3: L1 norm of the masks", runs_of(PACS, two.values()), draw)
@@ -142,8 +143,8 @@ def features() -> Figure:
 
 TABLES = (
     table("table1", "Table 1: PACS", PACS, METHODS, {"paper": "FedCD", "table": "1"}, "Avg"),
-    detection(2, "data sets", "driving", DOMAINS["driving"]),
-    detection(3, "scenes", "bdd100k", DOMAINS["bdd100k"]),
+    detection(2, "data sets", "driving", DRIVING),
+    detection(3, "scenes", "bdd100k", SCENES),
     table("grid", "Grid: lambda and eta on PACS", PACS, GRID, None, "Avg"),
 )
 SWEEP = Sweep("fedcd", "FedCD (Ma et al., ACM MM 2024)", TABLES, (norms(), features()))

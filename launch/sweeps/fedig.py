@@ -27,15 +27,22 @@ from plan import MEAN, OWN, Evaluation, Figure, Sweep, Table
 from rows import Column, Protocol, Row, Training, cell, left_out, names, runs_of, table
 from sweep import main
 
-from fedjax_bn.report import published
-from fedjax_bn.report.protocols import INFERENCE as PRINTED_INFERENCE
-
-DOMAINS = {name: published.DOMAINS[name.lower()] for name in ("PACS", "VLCS", "OfficeHome")}
+DOMAINS = {
+    "PACS": {"P": "photo", "A": "art_painting", "C": "cartoon", "S": "sketch"},
+    "VLCS": {"V": "VOC2007", "L": "LabelMe", "C": "Caltech101", "S": "SUN09"},
+    "OfficeHome": {"A": "Art", "C": "Clipart", "P": "Product", "R": "Real World"},
+}
 SEEDS = 4
 SPECTRA = 64  # a batch: images of which FedDG shows their means
 ADAPTER = "zero_shot_adapter"
-# Table 3c, of FedIG-A's own runs
-INFERENCE = PRINTED_INFERENCE | {"FedIG-A (zero-shot adapter)": ADAPTER}
+INFERENCE = {  # Table 3c, of FedIG-A's own runs
+    "FedIG + ensemble BNs": "ensemble",
+    "FedIG + IABN": "iabn",
+    "FedIG + MixNorm": "mixnorm",
+    "FedIG + random alpha": "random_alpha",
+    "FedIG + fixed alpha 0.5": "fixed_alpha",
+    "FedIG-A (zero-shot adapter)": ADAPTER,
+}
 LAMBDA_1 = (0.01, 0.1, 0.3, 0.5, 1.0)
 LAMBDA_2 = (0.5, 1.0, 2.0, 4.0, 5.0, 8.0)
 INSIDE = Evaluation("inside", {}, ("--internal", "--alphas", "--tsne"))

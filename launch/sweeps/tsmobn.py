@@ -39,12 +39,18 @@ from plan import Evaluation, Figure, Sweep, Table
 from rows import Column, Protocol, Row, Training, left_out, names, outside, runs_of, table
 from sweep import main
 
-from fedjax_bn.data.corruptions import EXTRA, TYPES
-from fedjax_bn.report.published import DOMAINS
+from fedjax_bn.data.corruptions import EXTRA, INTERNAL, TYPES
 
+DIGITS = {"SVHN": "svhn", "MNIST-M": "mnist_m", "MNIST": "mnist", "SYN": "syn"}
+HOSPITALS = {"hospital4": "center1", "hospital5": "center2"}
+HEADINGS = (
+    *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog"),
+    *("bright", "contrast", "elastic", "pixelate", "jpeg"),
+)
 TYPE_OF = {corruption: kind for kind, own in TYPES.items() for corruption in own}
 CORRUPTIONS = {
-    heading: Column((TYPE_OF[domain],), domain) for heading, domain in DOMAINS["cifar10_c"].items()
+    heading: Column((TYPE_OF[domain],), domain)
+    for heading, domain in zip(HEADINGS, INTERNAL, strict=True)
 }
 
 METHODS = ("FedAvg", "FedProx", "FedNova", "FedAdam", "FedBN")
@@ -104,18 +110,13 @@ def where(number: str, **more: str) -> dict[str, str]:
 
 def camelyon(name: str, changes: dict[str, object]) -> Protocol:
     """Three hospitals train, two are unseen."""
-    columns = {heading: Column(("",), domain) for heading, domain in DOMAINS["camelyon17"].items()}
+    columns = {heading: Column(("",), domain) for heading, domain in HOSPITALS.items()}
     needs = {"data.path": "camelyon17"}
     return Protocol(name, "configs/camelyon17.py", columns, SEEDS, needs, changes)
 
 
 LEFT_OUT_DIGITS = Protocol(
-    "digits_dg",
-    "configs/digits_dg.py",
-    left_out(DOMAINS["digits_dg"]),
-    SEEDS,
-    {"data.path": "digits_dg"},
-    {},
+    "digits_dg", "configs/digits_dg.py", left_out(DIGITS), SEEDS, {"data.path": "digits_dg"}, {}
 )
 CIFAR = Protocol(
     "cifar10_c",
