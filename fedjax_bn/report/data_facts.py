@@ -1,6 +1,6 @@
 """data.json: how many samples of each class the clients and the unseen domains of a run have."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, Split, splits
@@ -36,6 +36,24 @@ def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> 
         "boxes": label_trees.has_boxes(internal.domains[0].train.labels),
         "number": len(internal.domains),
     }
+
+
+def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
+    """Returns domain -> training samples of a client, where they are not as many as planned.
+
+    Counts that differ by rounding, by one sample or two in a thousand, are alike.
+
+    Args:
+      data: data.json; empty of a run that has none, of which nothing is known.
+      planned: domain -> training samples of each of its clients; of others any number is right.
+    """
+    found: dict[str, int] = {}
+    for client, splits in data.get("clients", {}).items():
+        domain, count = client.partition("/")[0], splits["train"]["samples"]
+        wanted = planned.get(domain, count)
+        if abs(count - wanted) > max(1, wanted // 500):
+            found[domain] = count
+    return found
 
 
 def _counts(parts: Sequence[Split], classes: int) -> Record:
