@@ -9,9 +9,8 @@ import pytest
 import runs
 from federations import OneNorm, assert_close, assert_equal, batches_of, run_rounds, variables_of
 from fedjax_bn.local_optimizer import by_round
-from fedjax_bn.methods import fedavg, feddc, fednova, scaffold
+from fedjax_bn.methods import fedavg, feddc, fednova, fedsam, scaffold
 from fedjax_bn.normalization.batch_instance import keep_gates
-from fedjax_bn.rivals import fedsam
 from fedjax_bn.run.experiment.optimizer import learning_rates
 
 KEY, NET, SIZES = jax.random.key(1), OneNorm(), (9, 4, 6)
