@@ -65,7 +65,11 @@ def test_a_rate_of_the_round_and_of_the_step_in_it_is_optaxs_over_all_steps():
         (optax.chain(optax.apply_every(5), optax.sgd(0.1)), False, "more steps than the 3"),
         (optax.adamw(0.1, weight_decay=optax.linear_schedule(0.1, 0, 9)), False, "a counter"),
         (optax.noisy_sgd(0.1, key=KEY), False, "a counter"),
-        (optax.conditionally_transform(optax.scale(0.0), lambda step: step > 4), False, "a counter"),
+        (
+            optax.conditionally_transform(optax.scale(0.0), lambda step: step > 4),
+            False,
+            "a counter",
+        ),
         (
             optax.multi_transform(
                 {
@@ -160,11 +164,16 @@ def moving_labels(params, names):
     return {module: "sgd" if module in names else "stays" for module in params}
 
 
-@pytest.mark.parametrize("optimizer", [optax.contrib.differentially_private_aggregate(1.0, 1.0, key=KEY), optax.lookahead])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.contrib.differentially_private_aggregate(1.0, 1.0, key=KEY),
+        optax.lookahead(optax.sgd(0.1), 5, 0.5),
+    ],
+)
 def test_an_optimizer_that_no_local_step_serves_is_one_sentence(optimizer):
-    made = optimizer(optax.sgd(0.1), 5, 0.5) if optimizer is optax.lookahead else optimizer
     with pytest.raises(ValueError, match="cannot make a local step"):
-        fedavg(NET, made).init(KEY, variables_of(NET), 3)
+        fedavg(NET, optimizer).init(KEY, variables_of(NET), 3)
 
 
 def test_a_mask_of_another_form_is_one_sentence():

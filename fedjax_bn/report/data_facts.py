@@ -48,8 +48,8 @@ def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
       planned: domain -> training samples of each of its clients; of others any number is right.
     """
     found: dict[str, int] = {}
-    for client, splits in data.get("clients", {}).items():
-        domain, count = client.partition("/")[0], splits["train"]["samples"]
+    for client, parts in data.get("clients", {}).items():
+        domain, count = client.partition("/")[0], parts["train"]["samples"]
         wanted = planned.get(domain, count)
         if abs(count - wanted) > max(1, wanted // 500):
             found[domain] = count

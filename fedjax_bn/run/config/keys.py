@@ -181,8 +181,8 @@ def check(config: ConfigDict) -> None:
     ends_with_run = config.optimizer.schedule == "cosine" and not config.optimizer.decay_rounds
     if ends_with_run and warmup >= rounds:
         raise ConfigError(
-            f"config.optimizer.warmup_rounds={warmup} leaves none of rounds={rounds} to the cosine: "
-            "lower it, or set optimizer.decay_rounds"
+            f"config.optimizer.warmup_rounds={warmup} leaves none of rounds={rounds} to the "
+            "cosine: lower it, or set optimizer.decay_rounds"
         )
 
 
