@@ -42,7 +42,7 @@ docs: $(VENV)/.installed-docs
 benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/round_time.py
 
-# The same of two networks' rounds alone, within five minutes on two free cores.
+# The same of two networks' rounds alone: some two minutes on two free cores, estimated.
 benchmark-short: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/round_time.py --quick
 

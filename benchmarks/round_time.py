@@ -1,7 +1,7 @@
 """Time of a federated round and of evaluation, beside PyTorch eager in the same run.
 
     python benchmarks/round_time.py                          # all parts, a quarter of an hour
-    python benchmarks/round_time.py --quick                  # rounds alone, within five minutes
+    python benchmarks/round_time.py --quick                  # rounds alone, some two minutes
     python benchmarks/round_time.py --only digits --repeats 40 --json
 
 Both programs train the same network on the same batches with the same plain SGD, clients one after

@@ -19,7 +19,15 @@ from fedjax_bn.sharing import Variables
 PyTree = Any
 _BY_PARAMETER = (optax.MaskedState, optax.PartitionState)
 _SCHEDULED = (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState)
-_GATHERING = (optax.MultiStepsState, optax.ApplyEvery)
+# Others that count their own steps; a weight decay's schedule has a state without a public name.
+_COUNTING = (
+    *_SCHEDULED,
+    type(optax.add_decayed_weights(optax.constant_schedule(0.0)).init(0)),
+    optax.AddNoiseState,
+    optax.ConditionallyMaskState,
+    optax.ConditionallyTransformState,
+)
+_GATHERING = (optax.MultiStepsState, optax.ApplyEvery, optax.contrib.ReduceLROnPlateauState)
 
 
 class InRound(NamedTuple):
@@ -53,7 +61,7 @@ def by_round(
         updates: PyTree, state: InRound, params: PyTree = None, *, round: jax.Array, **extra: Any
     ) -> tuple[PyTree, InRound]:
         with jax.numpy_dtype_promotion("standard"):
-            optimizer = optax.with_extra_args_support(make(round))
+            optimizer = _taking_extra(make(round))
             updates, inner = optimizer.update(updates, state.inner, params, round=round, **extra)
         return updates, InRound(inner)
 
@@ -87,8 +95,7 @@ def updates_of(
     grads, params = (gradients["params"], trained["params"]) if alone else (gradients, trained)
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
         extra = {"round": jnp.asarray(round), "value": loss, "grad": grads}
-        update = optax.with_extra_args_support(optimizer).update
-        updates, state = update(grads, state, params, **extra)
+        updates, state = _taking_extra(optimizer).update(grads, state, params, **extra)
     return {"params": updates} if alone else updates, state
 
 
@@ -156,8 +163,9 @@ def check_rounds(
       steps: S of a round; None where it is not known yet.
 
     Raises:
-      ValueError: masks fit neither the parameters nor {collection: tree}; a schedule would start
-        again every round; or gradients are gathered over more steps than a round has.
+      ValueError: masks fit neither the parameters nor {collection: tree}; a step needs what no
+        local step has; a schedule or a counter would start again every round; or the optimizer
+        gathers gradients or losses over more steps than a round has.
     """
     try:
         state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
@@ -168,20 +176,37 @@ def check_rounds(
             "must have the form of the parameters, or of {collection: tree} with "
             f"{', '.join(sorted(trained))}"
         ) from error
+    try:
+        jax.eval_shape(lambda *given: _step(optimizer, *given), _seen_by(optimizer, trained), state)
+    except Exception as error:
+        reason = textwrap.shorten(str(error), 120)
+        raise ValueError(
+            f"the local optimizer cannot make a local step ({reason}): it gets the gradient, the "
+            "parameters, value, grad and round; choose one that needs nothing else"
+        ) from error
     if keep:
         return
-    if _holds(state, _SCHEDULED, (InRound,)):
+    if _holds(state, _COUNTING, (InRound,)):
         raise ValueError(
-            "a schedule inside the local optimizer counts its own steps and starts again every "
-            "round: write it over rounds with fedjax_bn.local_optimizer.by_round, or let clients "
-            "keep its state (keep_optimizer=True)"
+            "a schedule or a counter inside the local optimizer counts its own steps and starts "
+            "again every round: write it over rounds with fedjax_bn.local_optimizer.by_round, or "
+            "let clients keep its state (keep_optimizer=True)"
         )
-    if steps and _holds(state, _GATHERING) and not _moves(optimizer, trained, steps):
+    if steps and _holds(state, _GATHERING) and not _acts(optimizer, trained, steps):
         raise ValueError(
-            f"the local optimizer gathers gradients over more steps than the {steps} of a round "
-            "and starts again every round, so that it would never train: gather over at most "
-            f"{steps}, or let clients keep its state (keep_optimizer=True)"
+            "the local optimizer gathers gradients or losses over more steps than the "
+            f"{steps} of a round and starts again every round, so that it would never act: gather "
+            f"over at most {steps} steps, or let clients keep its state (keep_optimizer=True)"
         )
+
+
+def _taking_extra(
+    optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """The optimizer, whose update takes extra arguments, which optax forgets of MultiSteps."""
+    if isinstance(optimizer, optax.MultiSteps):
+        return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
+    return optax.with_extra_args_support(optimizer)
 
 
 def _seen_by(optimizer: optax.GradientTransformation, trained: Variables) -> PyTree:
@@ -198,18 +223,29 @@ def _holds(state: PyTree, kinds: tuple, but_in: tuple = ()) -> bool:
 def _step(optimizer: optax.GradientTransformation, x: PyTree, state: PyTree) -> tuple:
     with jax.numpy_dtype_promotion("standard"):
         extra = {"round": jnp.zeros((), jnp.int32), "value": jnp.zeros(()), "grad": x}
-        return optax.with_extra_args_support(optimizer).update(x, state, x, **extra)
+        return _taking_extra(optimizer).update(x, state, x, **extra)
 
 
-def _moves(optimizer: optax.GradientTransformation, trained: Variables, steps: int) -> bool:
-    """Whether so many steps along a gradient of 1 move anything, tried on a number for a leaf."""
+def _acts(optimizer: optax.GradientTransformation, trained: Variables, steps: int) -> bool:
+    """Whether each gathering part acts within so many steps, tried on a number for each leaf.
+
+    The gradient is 1 and the loss stays 0, so that it never gets better.
+    """
+    moved = False
     with jax.ensure_compile_time_eval():
         one = jax.tree.map(lambda leaf: jnp.ones((1,) * leaf.ndim, leaf.dtype), trained)
         one = _seen_by(optimizer, one)
-        state, stop = optimizer.init(one), lambda part: isinstance(part, optax.MultiStepsState)
+        state = optimizer.init(one)
         for _ in range(steps):
             updates, state = _step(optimizer, one, state)
-            gathered = [x.gradient_step for x in jax.tree.leaves(state, is_leaf=stop) if stop(x)]
-            if any(bool(jnp.any(x != 0)) for x in (*jax.tree.leaves(updates), *gathered)):
-                return True
-    return False
+            moved = moved or any(bool(jnp.any(x != 0)) for x in jax.tree.leaves(updates))
+        parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, _GATHERING))
+        return all(_acted(part, moved=moved) for part in parts if isinstance(part, _GATHERING))
+
+
+def _acted(part: PyTree, *, moved: bool) -> bool:
+    if isinstance(part, optax.MultiStepsState):
+        return bool(part.gradient_step > 0)
+    if isinstance(part, optax.contrib.ReduceLROnPlateauState):
+        return bool(part.scale < 1)
+    return moved

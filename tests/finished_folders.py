@@ -55,7 +55,9 @@ def finished(
     return place
 
 
-def counted(place: Path, samples: Mapping[str, int], unseen: Mapping[str, int]) -> None:
+def counted(
+    place: Path, samples: Mapping[str, int], unseen: Mapping[str, int], train: int = 7
+) -> None:
     """Writes data.json: how many test samples clients and domains have, all of class 0 of two."""
 
     def split(count: int) -> dict:
@@ -63,7 +65,7 @@ def counted(place: Path, samples: Mapping[str, int], unseen: Mapping[str, int]) 
 
     content = {
         "classes": ["no", "yes"],
-        "clients": {name: {"train": split(7), "test": split(n)} for name, n in samples.items()},
+        "clients": {name: {"train": split(train), "test": split(n)} for name, n in samples.items()},
         "unseen": {name: {"test": split(n)} for name, n in unseen.items()},
         "boxes": False,
         "number": len(samples),

@@ -313,5 +313,8 @@ def test_a_run_with_the_word_of_an_earlier_version_for_a_cache_is_still_read():
 
 def test_every_synonym_stands_for_a_key_and_no_key_has_more_than_three_near():
     assert likely_keys._SYNONYMS.keys() <= KEYS.keys()
+    assert likely_keys.likely_keys("lr_scheduler") == ["optimizer.schedule"]
+    assert likely_keys.likely_keys("optimizer.warmup_epochs") == ["optimizer.warmup_rounds"]
+    assert likely_keys.likely_keys("resume") == ["start_from"]
     names = [word for words in likely_keys._SYNONYMS.values() for word in words.split()]
     assert all(1 <= len(likely_keys.likely_keys(name)) <= 3 for name in names)

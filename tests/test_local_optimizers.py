@@ -63,6 +63,30 @@ def test_a_rate_of_the_round_and_of_the_step_in_it_is_optaxs_over_all_steps():
         ),
         (optax.MultiSteps(optax.sgd(0.1), 5), False, "more steps than the 3 of a round"),
         (optax.chain(optax.apply_every(5), optax.sgd(0.1)), False, "more steps than the 3"),
+        (optax.adamw(0.1, weight_decay=optax.linear_schedule(0.1, 0, 9)), False, "a counter"),
+        (optax.noisy_sgd(0.1, key=KEY), False, "a counter"),
+        (
+            optax.conditionally_transform(optax.scale(0.0), lambda step: step > 4),
+            False,
+            "a counter",
+        ),
+        (
+            optax.multi_transform(
+                {
+                    "a": optax.MultiSteps(optax.sgd(0.1), 5).gradient_transformation(),
+                    "b": optax.sgd(0.1),
+                },
+                lambda params: {name: "a" if name == "a" else "b" for name in params},
+            ),
+            False,
+            "more steps than the 3",
+        ),
+        (
+            optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=3)),
+            False,
+            "losses over more steps than the 3",
+        ),
+        (optax.MultiSteps(by_round(lambda round: optax.sgd(0.1)), 2), False, ""),
         (optax.sgd(optax.linear_schedule(0.1, 0, 9)), True, ""),
         (optax.inject_hyperparams(optax.sgd)(learning_rate=0.1), False, ""),
         (optax.MultiSteps(optax.sgd(0.1), 3), False, ""),
@@ -138,6 +162,18 @@ def test_masks_and_labels_over_parameters_are_those_over_collections(make):
 
 def moving_labels(params, names):
     return {module: "sgd" if module in names else "stays" for module in params}
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.contrib.differentially_private_aggregate(1.0, 1.0, key=KEY),
+        optax.lookahead(optax.sgd(0.1), 5, 0.5),
+    ],
+)
+def test_an_optimizer_that_no_local_step_serves_is_one_sentence(optimizer):
+    with pytest.raises(ValueError, match="cannot make a local step"):
+        fedavg(NET, optimizer).init(KEY, variables_of(NET), 3)
 
 
 def test_a_mask_of_another_form_is_one_sentence():

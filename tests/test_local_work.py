@@ -65,6 +65,10 @@ def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
         ({"optimizer.nesterov": True}, "nesterov=True needs optimizer.momentum above 0"),
         ({"optimizer.name": "adam", "optimizer.momentum": 0.9}, "of no use with optimizer.name"),
         (
+            {"optimizer.schedule": "cosine", "optimizer.warmup_rounds": 6},
+            "warmup_rounds=6 leaves none of rounds=6 to the cosine",
+        ),
+        (
             {"optimizer.keep": True, "optimizer.momentum": 0.9, "method": "fednova"},
             "keep_optimizer=True lets clients keep momentum",
         ),

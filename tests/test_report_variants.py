@@ -17,7 +17,7 @@ from fedjax_bn.report.published import cells, published
 from fedjax_bn.report.results import tables_of
 from fedjax_bn.report.variants import variants_of
 from fedjax_bn.run.experiment.own_rules import own_rules
-from finished_folders import finished
+from finished_folders import counted, finished
 from pages import Page
 
 CORRUPTIONS = (
@@ -206,6 +206,28 @@ def test_of_a_papers_tables_the_nearest_to_the_run_stands_beside_it(tmp_path, ke
     finished(tmp_path, "fedbn", 0, {"svhn": 1.0}, None, "digits", **digits)
     (said,) = printed(tmp_path, "internal", "fedbn", "svhn").values()
     assert said == table_of(paper="FedBN", **where)[row, "SVHN"]
+
+
+@pytest.mark.parametrize(
+    ("train", "fraction", "table", "differs"),
+    [
+        (743, 1.0, "Table 11", "nothing that its config states"),  # a file of 743 images a domain
+        (74, 0.1, "Table 14 (data fraction 1%)", "nothing that its config states"),
+        (743, 0.6, "Table 11", "nothing that its config states"),
+        (1000, 1.0, "Table 11", "training samples of a client: svhn 1000 (743 there)"),
+    ],
+)
+def test_a_paper_stands_beside_a_run_by_its_training_samples_whatever_their_share_is_called(
+    tmp_path, train, fraction, table, differs
+):
+    keys = {"rounds": 300, "eval_every": 10, "weigh": "uniform", "data__fraction": fraction}
+    place = finished(tmp_path, "fedbn", 0, {"svhn": 1.0}, None, "digits", **keys)
+    counted(place, {"svhn": 10}, {}, train)
+    (made,) = tables_of(variants(tmp_path)[0])
+    (said,) = beside(made, made.rows[0], "svhn")
+    others = "no mnist, mnist_m, synth_digits, usps here"
+    assert said.source == f"FedBN, {table}"
+    assert said.differs == (others if differs.startswith("nothing") else f"{differs}; {others}")
 
 
 def test_one_client_with_all_digits_and_unseen_kinds_of_mnist_have_fedbns_numbers(tmp_path):

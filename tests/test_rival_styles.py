@@ -171,7 +171,9 @@ def test_feddg_shows_nothing_unless_it_is_named():
 
 def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some(x64):
     """The first round is FedAvg's of twice the loss; the second by hand, of two clients."""
-    batches, options = batches_of((4, 3)), {"prepare": as_maps}
+    one_step, options = batches_of((4, 3)), {"prepare": as_maps}
+    padded = lambda leaf: jnp.concatenate([leaf, jnp.zeros_like(leaf)], 1)  # noqa: E731
+    batches = jax.tree.map(padded, one_step)
     method = feddg(Flat(), SGD, spectra=1, channels=1, inner_rate=0.5, clip=0.05, **options)
     state, _ = run_rounds(method, variables_of(), batches, key=KEY)
     x = [np.asarray(batches["image"][k, 0, :n]) for k, n in enumerate((4, 3))]
@@ -197,6 +199,13 @@ def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some
                                 expected, state.shared["params"], g)  # fmt: skip
     assert_close(after.shared["params"], expected, rtol=1e-10, atol=1e-12)
     np.testing.assert_array_equal(after.server.sent["amplitudes"], state.server.sent["amplitudes"])
+
+    # A client whose first batch is empty shows its images when it has some.
+    late = jax.tree.map(lambda leaf: leaf.at[1].set(leaf[1, ::-1]), batches)
+    begun, _ = run_rounds(method, variables_of(), late, key=KEY)
+    np.testing.assert_array_equal(begun.server.sent["known"], [[1], [0]])
+    begun, _ = method.round(begun, batches, KEY)
+    np.testing.assert_allclose(begun.server.sent["amplitudes"].reshape(2), bank, rtol=1e-12)
 
 
 @pytest.mark.slow

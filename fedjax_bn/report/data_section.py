@@ -4,14 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_bn.data import label_trees
-from fedjax_bn.data.domain import Dataset, Domain, Split, splits
 from fedjax_bn.report import html_parts
 from fedjax_bn.report.charts import heat_map
 from fedjax_bn.report.finished_runs import Run
 from fedjax_bn.report.variants import Variant
-from fedjax_bn.run.evaluation.groups import some_of
-from fedjax_bn.run.training.records import Record
 
 _MOST_CLASSES = 40  # named in the table of counts
 _PICTURES = {
@@ -61,43 +57,3 @@ def _table(title: str, rows: dict[str, dict], classes: Sequence[str]) -> str:
         heads = [f"least of {len(classes)} classes", "median", "most"]
         return heat_map(title, list(rows), heads, ends, ".0f")
     return heat_map(title, list(rows), list(classes), counts, ".0f")
-
-
-def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> Record:
-    """What a report tells of the data, as JSON.
-
-    Args:
-      internal: the clients.
-      unseen: the domains that train nobody; all of their samples are tested.
-      most: of more clients some are told of, evenly spaced.
-
-    Returns:
-      {"classes": names, "clients": {client: {split: counts}}, "unseen": {domain: {"test": counts}},
-      "boxes": whether classes are of boxes, "number": of clients}, where counts are {"samples": n,
-      "classes": how many of each}.
-    """
-    number = internal.num_classes
-    shown = [internal.domains[k] for k in some_of(len(internal.domains), most)]
-    return {
-        "classes": list(internal.classes or map(str, range(number))),
-        "clients": {
-            domain.name: {name: _counts([split], number) for name, split in splits(domain)}
-            for domain in shown
-        },
-        "unseen": {
-            domain.name: {"test": _counts([split for _, split in splits(domain)], number)}
-            for domain in unseen
-        },
-        "boxes": label_trees.has_boxes(internal.domains[0].train.labels),
-        "number": len(internal.domains),
-    }
-
-
-def _counts(parts: Sequence[Split], classes: int) -> Record:
-    """Of splits together; one that is there twice, as of an unseen domain, counts once."""
-    parts = {id(part): part for part in parts}.values()
-    counts = sum(label_trees.class_counts(part.labels, classes) for part in parts)
-    return {
-        "samples": sum(len(part.images) for part in parts),
-        "classes": [int(count) for count in counts],
-    }

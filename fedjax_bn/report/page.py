@@ -10,7 +10,8 @@ from fedjax_bn.report import html_parts, plots, text_tables
 from fedjax_bn.report.about_runs import about_runs
 from fedjax_bn.report.batch_norms import alphas, batch_norms
 from fedjax_bn.report.convergence import convergence
-from fedjax_bn.report.data_section import data_facts, data_section
+from fedjax_bn.report.data_facts import data_facts
+from fedjax_bn.report.data_section import data_section
 from fedjax_bn.report.finished_runs import Run, find_runs
 from fedjax_bn.report.first_screen import first_screen
 from fedjax_bn.report.measured import measured

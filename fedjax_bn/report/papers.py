@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_bn.report.data_facts import other_samples
 from fedjax_bn.report.protocols import PROTOCOLS, UNSTATED, WEIGHTS, Protocol
 from fedjax_bn.report.published import Cell, published
 from fedjax_bn.report.results import Row, Table
@@ -186,13 +187,15 @@ def _other_rules(row: Row) -> Iterator[tuple[str, str]]:
 
 
 def _differences(protocol: Protocol, row: Row) -> list[str]:
-    """The keys in which a run differs from a protocol, with both values.
+    """The keys and the training samples in which a run differs from a protocol, with both values.
 
     A file of weights that the user has counts only where one of the two starts without.
     """
     config, planned = row.config, _planned(protocol.config, protocol.start)
     keys = config.keys() & planned.keys() - APART - _OF_ROWS - {"pretrained"}
     keys -= {key for key, _ in _other_rules(row)}
+    if protocol.samples and any(row.data):  # the numbers are known that these make
+        keys -= {"data.fraction", "data.truncate"}
     if protocol.dataset in ("digits", "digits_morpho"):
         same = _OF_ORIGINALS.items()
         keys -= {key for key, own in same if planned[key] is None and config[key] == own}
@@ -206,6 +209,10 @@ def _differences(protocol: Protocol, row: Row) -> list[str]:
         said.append(f"pretrained={spell(config['pretrained'])} ({start} there)")
     if protocol.target is not None and config["target"] != protocol.target:
         said.append(f"target={spell(config['target'])} ({spell(protocol.target)} there)")
+    counts = {d: n for data in row.data for d, n in other_samples(data, protocol.samples).items()}
+    if counts:
+        each = ", ".join(f"{d} {n} ({protocol.samples[d]} there)" for d, n in counts.items())
+        said.append(f"training samples of a client: {each}")
     return said
 
 

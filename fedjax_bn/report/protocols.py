@@ -24,6 +24,8 @@ class Protocol(NamedTuple):
       renamed: what rows are called there, where it is not what most papers call them.
       start: from what it trains: empty for random weights, WEIGHTS, or UNSTATED.
       target: the domains left out there; None where each is in turn.
+      samples: domain here -> training samples of each of its clients, where the paper or its
+        authors' code gives the number.
     """
 
     table: str
@@ -35,6 +37,7 @@ class Protocol(NamedTuple):
     renamed: Mapping[str, str] = {}
     start: str = ""
     target: str | None = None
+    samples: Mapping[str, int] = {}
 
     @property
     def paper(self) -> str:
@@ -57,6 +60,8 @@ _DIGITS = {
     **{"svhn": "SVHN", "usps": "USPS", "synth_digits": "SynthDigits", "mnist_m": "MNIST-M"},
     "mnist": "MNIST",
 }
+# Training images in FedBN's Table 15; Table 16 has ten times as many.
+_UNCUT = {"svhn": 7943, "usps": 743, "synth_digits": 39116, "mnist_m": 5600, "mnist": 5600}
 _DOMAINNET = {
     **{"clipart": "C", "infograph": "I", "painting": "P", "quickdraw": "Q", "real": "R"},
     "sketch": "S",
@@ -89,11 +94,19 @@ def _of(paper: str, table: str, dataset: str, setting: str = "") -> dict[str, st
     )
 
 
-def _digits(table: str, setting: str = "", changes: str = "") -> Protocol:
-    """A table of FedBN's digits, all five of which are clients."""
+def _each(domains: Mapping[str, str], count: int) -> dict[str, int]:
+    return dict.fromkeys(domains, count)
+
+
+def _digits(
+    table: str, setting: str = "", changes: str = "", samples: Mapping[str, int] | None = None
+) -> Protocol:
+    """A table of FedBN's digits, all five of which are clients, by default of 743 images."""
+    samples = _each(_DIGITS, 743) if samples is None else samples
     where = _of("FedBN", table, "Digits-Five", setting)
     config = f"digits:{changes}" if changes else "digits"
-    return Protocol("internal", "digits", config, where, _DIGITS, _PLAIN, target="")
+    ends = {"target": "", "samples": samples}
+    return Protocol("internal", "digits", config, where, _DIGITS, _PLAIN, **ends)
 
 
 def _fedbn_of_digits() -> list[Protocol]:
@@ -109,7 +122,10 @@ def _fedbn_of_digits() -> list[Protocol]:
         for epochs in (1, 4, 16)
     ]
     by_percent = [
-        _digits("14", f"data fraction {percent}%", f"data.fraction={percent / 100}")
+        _digits(
+            *("14", f"data fraction {percent}%", f"data.fraction={percent / 100}"),
+            _each(_DIGITS, 7438 * percent // 100),
+        )
         for percent in (100, 60, 40, 20, 5, 1)  # Table 11 has the numbers of 10 %
     ]
     unequal = [
@@ -117,6 +133,7 @@ def _fedbn_of_digits() -> list[Protocol]:
             table,
             f"unequal sizes, {percent}%",
             f"data.truncate=False,data.fraction={percent / 100},local_steps={steps}",
+            {name: count * percent // 10 for name, count in _UNCUT.items()},
         )
         for table, percent, steps in (("15", 10, 1223), ("16", 100, 12224))
     ]
@@ -134,23 +151,28 @@ def _fedbn_of_all_digits() -> list[Protocol]:
     morpho = f"digits:data.name=digits_morpho,target='{target}'"
     adapted = {"FedBN": {"batch:batch_size=1000": ""}, "FedAvg": _PLAIN, "FedProx": _PLAIN}
     return [
-        Protocol("unseen", "digits", pooled, _of("FedBN", "12", "Digits-Five"), _DIGITS, _PLAIN),
+        Protocol(
+            *("unseen", "digits", pooled, _of("FedBN", "12", "Digits-Five"), _DIGITS, _PLAIN),
+            samples={"pooled": 5 * 743},
+        ),
         *(
             Protocol(
                 *("unseen", "digits_morpho", morpho),
                 _of("FedBN", "17", "Morpho-MNIST") | {"method": name},
                 *(columns, ends),
                 target=target,
+                samples=_each(_DIGITS, 743),
             )
             for name, ends in adapted.items()
         ),
     ]
 
 
-def _fedbn(dataset: str, printed: str, columns: Mapping[str, str]) -> Protocol:
-    """A part of FedBN's Table 1."""
+def _fedbn(dataset: str, printed: str, columns: Mapping[str, str], count: int = 0) -> Protocol:
+    """A part of FedBN's Table 1, whose clients have so many images in the authors' code."""
     where = _of("FedBN", "1", printed)
-    return Protocol("internal", dataset, dataset, where, columns, _PLAIN, target="")
+    ends = {"target": "", "samples": _each(columns, count) if count else {}}
+    return Protocol("internal", dataset, dataset, where, columns, _PLAIN, **ends)
 
 
 def _tsmobn(
@@ -271,8 +293,9 @@ PROTOCOLS = (
         "office_caltech10",
         "Office-Caltech10",
         {"amazon": "A", "caltech": "C", "dslr": "D", "webcam": "W"},
+        62,
     ),
-    _fedbn("domainnet", "DomainNet", _DOMAINNET),
+    _fedbn("domainnet", "DomainNet", _DOMAINNET, 105),
     _fedbn("abide", "ABIDE", {"NYU": "NYU", "USM": "USM", "UM_1": "UM", "UCLA_1": "UCLA"}),
     *_fedig(),
     *_fedcd(),

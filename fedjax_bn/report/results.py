@@ -30,6 +30,7 @@ from fedjax_bn.report.scores import (
 )
 from fedjax_bn.report.variants import Variant, relevant
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.training.records import Record
 
 _MANY = 8  # rows, of which more are sorted
 
@@ -59,6 +60,7 @@ class Row(NamedTuple):
       adaptation: of unseen domains; else empty.
       cells: column -> cell.
       config: the target, and the keys on which numbers depend, of the variant's first run.
+      data: data.json of each of the variant's runs, see `data_facts`.
     """
 
     method: str
@@ -66,6 +68,7 @@ class Row(NamedTuple):
     adaptation: str
     cells: dict[str, Cell]
     config: Mapping[str, Any] = {}
+    data: tuple[Record, ...] = ()
 
     @property
     def label(self) -> str:
@@ -143,7 +146,8 @@ def _table(
     baseline: tuple[str, str],
 ) -> Table:
     """A table of rows (variant, adaptation) -> scores."""
-    first = {variant.label: variant.runs[0] for variant in variants}
+    runs = {variant.label: variant.runs for variant in variants}
+    first = {label: of[0] for label, of in runs.items()}
     score, dataset = variants[0].runs[0].score, variants[0].runs[0].summary["dataset"]
     proportions = score == "accuracy"
     columns = dict.fromkeys(column for scores in rows.values() for column in scores)
@@ -157,7 +161,8 @@ def _table(
             if seeds
         }
         config = relevant(first[label]) | {"target": first[label].target}
-        made.append(Row(first[label].summary["method"], label, adaptation, cells, config))
+        data = tuple(run.data for run in runs[label])
+        made.append(Row(first[label].summary["method"], label, adaptation, cells, config, data))
     table = Table(name, dataset, score, columns, tuple(made), _label(*baseline))
     seeds = {_label(*key): scores.get(columns[0], {}) for key, scores in rows.items()}
     return _sorted(table)._replace(tied=_tied(table, seeds, proportions))

@@ -48,7 +48,7 @@ def feddg(
 
         x' = `rivals.spectra.with_amplitudes`(x, A, l),   A of an image of another client
 
-    **It shows parts of images.** In its first round every client sends the amplitudes of the
+    **It shows parts of images.** When a client first takes part, it sends the amplitudes of the
     (2 half + 1)^2 lowest frequencies of each channel of its first `spectra` images to the server,
     which sends those of all clients to every client: data, though not the images. So how many
     there are has to be named. FedIG counts FedDG among the methods that harm privacy. With half 0
@@ -157,7 +157,7 @@ def _in_other_styles(
 
 
 def _showing(client: Client, learned: Learning, load: Load, count: int, half: int) -> Client:
-    """The client, which in its first round sends amplitudes of its first images."""
+    """The client, which sends amplitudes of its first images when it first takes part."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         steps = {name: leaf for name, leaf in batches.items() if name != "source"}
@@ -171,7 +171,7 @@ def _showing(client: Client, learned: Learning, load: Load, count: int, half: in
         known = valid[order] & ~received.memory.method
         update = client.run(received, batches, key)
         message = _placed(received, jnp.where(known[:, None, None, None], found, 0), known)
-        memory = update.memory._replace(method=jnp.ones((), bool))
+        memory = update.memory._replace(method=received.memory.method | known.any())
         return update._replace(memory=memory, message=message)
 
     return client._replace(run=run)

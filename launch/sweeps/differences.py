@@ -45,13 +45,11 @@ def differences(workdir: Path, run: Run) -> tuple[str, ...]:
                 said.append(f"{key} is empty (planned: --data.{run.needs[key]})")
         elif _plain(ours) != _plain(given):
             said.append(f"{key} is {_show(given)} (planned: {_show(ours)})")
-    return (*said, *other_samples(path.parent, run.samples))
+    return (*said, *_other_samples(path.parent, run.samples))
 
 
-def other_samples(folder: Path, planned: Mapping[str, int]) -> tuple[str, ...]:
+def _other_samples(folder: Path, planned: Mapping[str, int]) -> tuple[str, ...]:
     """A sentence on the domains whose clients trained on other numbers of samples than planned.
-
-    Counts that differ by rounding, by one sample or two in a thousand, are alike.
 
     Args:
       folder: of a finished run.
@@ -60,12 +58,9 @@ def other_samples(folder: Path, planned: Mapping[str, int]) -> tuple[str, ...]:
     path = folder / "data.json"
     if not planned or not path.exists():
         return ()
-    found: dict[str, int] = {}
-    for client, splits in json.loads(path.read_text())["clients"].items():
-        domain, count = client.partition("/")[0], splits["train"]["samples"]
-        wanted = planned.get(domain, count)
-        if abs(count - wanted) > max(1, wanted // 500):
-            found[domain] = count
+    from fedjax_bn.report.data_facts import other_samples  # imports JAX, see `_planned`
+
+    found = other_samples(json.loads(path.read_text()), planned)
     said = ", ".join(f"{name} {count} (planned: {planned[name]})" for name, count in found.items())
     return (f"training samples of a client: {said}",) if said else ()
 

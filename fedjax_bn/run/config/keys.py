@@ -177,6 +177,13 @@ def check(config: ConfigDict) -> None:
             f"{brief(config.pretrained)} exclude each other: a run starts from one model"
         )
     _check_optimizer(config.optimizer)
+    rounds, warmup = config.rounds, config.optimizer.warmup_rounds
+    ends_with_run = config.optimizer.schedule == "cosine" and not config.optimizer.decay_rounds
+    if ends_with_run and warmup >= rounds:
+        raise ConfigError(
+            f"config.optimizer.warmup_rounds={warmup} leaves none of rounds={rounds} to the "
+            "cosine: lower it, or set optimizer.decay_rounds"
+        )
 
 
 def _check_optimizer(optimizer: ConfigDict) -> None:

@@ -79,6 +79,8 @@ def starting_record(config: ConfigDict) -> Record:
 
 def _checkpoint_of(workdir: Path) -> Path:
     """The folder of a finished run's selected checkpoint, or of its latest one."""
+    if not (workdir / "config.json").exists():
+        raise ConfigError(f"{workdir} is no workdir of a run: give one that has finished")
     read_json(workdir / "config.json", CLAIM)
     if not (workdir / "summary.json").exists():
         raise ConfigError(f"{workdir} holds no finished run: train it to its end first")
