@@ -131,6 +131,23 @@ def finished(folder: Path, **changes: object) -> Path:
     return folder
 
 
+class Killed(BaseException):
+    """Stands for kill -9 inside this process: nothing catches it."""
+
+
+def unfinished(folder: Path, of: ConfigDict) -> Path:
+    """The folder of a run that was killed after its last round, before it deleted checkpoints."""
+
+    def die(place: Path) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "delete_earlier", die)
+        with pytest.raises(Killed):
+            train.run(of, folder, say=lambda text: None)
+    return folder
+
+
 def saved(folder: Path, like: object, kind: str = "latest", round: int | None = None) -> object:
     """The leaves of a checkpoint as NumPy arrays."""
     with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:

@@ -110,8 +110,10 @@ def test_a_workdir_below_a_file_is_one_sentence(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """A run that had room."""
-    return runs.finished(tmp_path_factory.mktemp("room") / "run")
+    """A run that had room for all rounds; its summary is still to be written."""
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch)
+        return runs.unfinished(tmp_path_factory.mktemp("room") / "run", runs.config())
 
 
 def left_over(folder):
@@ -126,7 +128,6 @@ def test_a_run_whose_disk_is_full_says_so_leaves_no_parts_and_goes_on_when_there
     """600 bytes hold no line of round 3; 2000 bytes hold them, and no array of a checkpoint."""
     runs.install(monkeypatch)
     folder = shutil.copytree(straight, tmp_path / "run")
-    (folder / "summary.json").unlink()
     shutil.rmtree(folder / "checkpoints" / "latest" / "6")
     lines = runs.lines_written(folder)[:4]
     (folder / "metrics.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))

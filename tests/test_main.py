@@ -129,9 +129,7 @@ def test_tensorboard_reads_every_round_once(outcome):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("torn", [True, False])
 def test_tensorboard_reads_every_round_once_after_a_run_went_on(tmp_path, outcome, torn):
-    folder = tmp_path / "again"
-    shutil.copytree(outcome[0], folder)
-    (folder / "summary.json").unlink()
+    folder = runs.unfinished(tmp_path / "again", config())
     shutil.rmtree(folder / "checkpoints" / "latest" / "5")
     for file in (folder / "events").iterdir():
         file.write_bytes(file.read_bytes()[: -30 if torn else None])

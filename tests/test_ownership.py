@@ -102,9 +102,8 @@ def write_twice(folder) -> list[bytes]:
     return once
 
 
-def test_rounds_written_twice_are_repaired_when_the_run_goes_on(tmp_path, finished):
-    folder = shutil.copytree(finished, tmp_path / "twice")
-    (folder / "summary.json").unlink()
+def test_rounds_written_twice_are_repaired_when_the_run_goes_on(tmp_path):
+    folder = runs.unfinished(tmp_path / "twice", runs.config())
     shutil.rmtree(folder / "checkpoints" / "latest" / "6")
     once, said = write_twice(folder), []
     runs.train.run(runs.config(), folder, say=said.append)

@@ -27,10 +27,6 @@ from fedjax_bn.run.training import logs, train
 from fedjax_bn.run.training.summary import select_round
 
 
-class Killed(BaseException):
-    """Stands for kill -9 inside this process: nothing catches it."""
-
-
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     runs.install(monkeypatch)
@@ -135,7 +131,7 @@ def kill_at(monkeypatch, module, name: str, count: int) -> None:
     def dying(*args, **kwargs):
         calls.append(args)
         if len(calls) == count:
-            raise Killed
+            raise runs.Killed
         return real(*args, **kwargs)
 
     monkeypatch.setattr(module, name, dying)
@@ -157,18 +153,22 @@ def test_killed_inside_any_step_of_a_round_it_ends_the_same(
 ):
     with monkeypatch.context() as patch:
         kill_at(patch, module, name, count)
-        with pytest.raises(Killed):
+        with pytest.raises(runs.Killed):
             runs.run(tmp_path / "killed")
     runs.run(tmp_path / "killed")
     assert_same_end(tmp_path / "killed", straight, runs.config())
 
 
+def test_a_finished_run_keeps_its_newest_checkpoint_and_the_selected_one(straight):
+    assert runs.steps(straight) == [6]
+    selected = workdir.read_json(straight / "summary.json")["selected_round"]
+    assert runs.steps(straight, "selected") == [selected]
+
+
 def test_going_on_from_an_older_checkpoint_ends_the_same(tmp_path, straight):
-    folder = tmp_path / "older"
-    shutil.copytree(straight, folder)
+    folder = runs.unfinished(tmp_path / "older", runs.config())
     assert runs.steps(folder) == [4, 6]
     shutil.rmtree(folder / "checkpoints" / "latest" / "6")
-    (folder / "summary.json").unlink()
     said = []
     train.run(runs.config(), folder, say=said.append)
     assert any("going on from round 4 of 6" in text for text in said)
@@ -334,9 +334,8 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
 def test_after_deleting_a_damaged_checkpoint_the_run_goes_on_from_the_one_before(
     tmp_path, straight
 ):
-    folder = tmp_path / "repaired"
-    shutil.copytree(straight, folder)
-    newest = unfinished(folder)
+    folder = runs.unfinished(tmp_path / "repaired", runs.config())
+    newest = folder / "checkpoints" / "latest" / "6"
     truncate(newest)
     shutil.rmtree(newest)
     runs.run(folder)

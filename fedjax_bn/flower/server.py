@@ -155,4 +155,5 @@ def _loop(
             workdir.sync(place / "metrics.jsonl")
             checkpoint.save(latest, number, kept)
             checkpoint.settle(latest)
+    checkpoint.delete_earlier(place)
     return kept, records

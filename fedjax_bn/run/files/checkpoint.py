@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -96,12 +96,32 @@ def open_both(folder: Path, rounds_done: int) -> Iterator[tuple[Folder, Folder]]
 
 def _delete_later(folder: Path, rounds_done: int) -> None:
     """Deletes the rounds that a killed run saved and this one will reach, and save, again."""
-    for path in folder.glob("*/*"):
-        if path.name.isdecimal() and int(path.name) > rounds_done:
-            try:
-                shutil.rmtree(path)
-            except OSError as error:
-                raise WorkdirError(f"cannot delete {path} ({error.strerror})") from error
+    _delete(path for path in _checkpoints(folder, "*") if int(path.name) > rounds_done)
+
+
+def delete_earlier(folder: Path) -> None:
+    """Deletes all but the newest of a workdir's latest checkpoints, and keeps the selected one.
+
+    A run calls it before it writes its summary: more rounds start from the newest checkpoint, and
+    the one before it was kept only in case that the newest one is damaged.
+
+    Raises:
+      WorkdirError: a checkpoint cannot be deleted.
+    """
+    _delete(sorted(_checkpoints(folder / "checkpoints", "latest"), key=lambda p: int(p.name))[:-1])
+
+
+def _checkpoints(folder: Path, kind: str) -> Iterator[Path]:
+    """The folders of checkpoints, whose names are the numbers of their rounds."""
+    return (path for path in folder.glob(f"{kind}/*") if path.name.isdecimal())
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise WorkdirError(f"cannot delete {path} ({error.strerror})") from error
 
 
 def steps(manager: Folder) -> list[int]:
@@ -144,8 +164,7 @@ def resume(
 
 def saved(folder: Path) -> str:
     """A part of a sentence on the rounds of a workdir that have a checkpoint."""
-    names = (path.name for path in (folder / "checkpoints" / "latest").glob("*"))
-    last = max((int(name) for name in names if name.isdecimal()), default=0)
+    last = max((int(p.name) for p in _checkpoints(folder / "checkpoints", "latest")), default=0)
     return (
         f"rounds 1 to {last} are saved in {folder}"
         if last

@@ -208,6 +208,7 @@ def _finish(
     # Pictures need models of clients side by side where one process can read them.
     if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
         draw_boxes(experiment, folder, restore_state(folder, form)[0])
+    by_first(lambda: checkpoint.delete_earlier(folder))
     by_first(lambda: workdir.write_json(folder / "summary.json", summary))
     return summary
 
