@@ -105,6 +105,10 @@ class FederatedMethod(NamedTuple):
       learned: what it has learned, the model and the preprocessing of its images
         (`methods.learning.Learning`), with which `fedjax_bn.serving` predicts; None where nobody
         said.
+      serves: the adaptations that need something trained and that this method trains.
+      notes: sentences for the user: what travels besides the model, what the start should be.
+      personalize: (labelled samples, learning rate) with which a client adapts its model before it
+        is tested (`methods.perfedavg.personalize`); None where it does not.
     """
 
     init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
@@ -113,6 +117,9 @@ class FederatedMethod(NamedTuple):
     server: Callable[[FederatedState, Upload], FederatedState]
     statistics: Callable[..., Any] | None = None
     learned: Any = None
+    serves: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    personalize: tuple[int, float] | None = None
 
 
 class _Plan(NamedTuple):
