@@ -84,8 +84,8 @@ def fedcd(  # type: ignore[misc] # its own default
     """
     if weigh is not None and eta != inspect.signature(fedcd).parameters["eta"].default:
         raise ValueError(
-            f"fedcd: eta={eta:g} is of no use beside weigh, which takes its place: give "
-            f"risk_extrapolation its own (weigh=risk_extrapolation:eta={eta:g}), or leave out one"
+            f"fedcd.eta={eta:g} is of no use beside weigh, which takes its place: give it to the rule "
+            f"(weigh=risk_extrapolation:eta={eta:g}), or leave out one of them"
         )
     names, within = mask_names(names), keep_within(bounds)
     check_optimizer(optimizer)
