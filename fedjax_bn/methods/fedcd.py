@@ -84,7 +84,7 @@ def fedcd(  # type: ignore[misc] # its own default
     """
     if weigh is not None and eta != inspect.signature(fedcd).parameters["eta"].default:
         raise ValueError(
-            f"fedcd.eta={eta:g} is of no use beside weigh, which takes its place: give it to the rule "
+            f"fedcd.eta={eta:g} is of no use beside weigh, which replaces it: give it to the rule "
             f"(weigh=risk_extrapolation:eta={eta:g}), or leave out one of them"
         )
     names, within = mask_names(names), keep_within(bounds)
