@@ -4,11 +4,11 @@
 
 PATH is laid out as fedjax_bn/data/sets/image_folders.py says; the decoded images take 2.3 GB in the
 folder config.data.cache. The target, one of Art, Clipart, Product and Real World, is the unseen
-client; the others train a ResNet-18. FedIG's starts from ImageNet's weights: name them with
---config.pretrained=timm/resnet18.tv_in1k, fetched once, or a file of them, and the run is the
-paper's. Without them it starts at random, and CAFL is the mean over features in place of the
-paper's sum, which from random weights diverges or loses the features (docs/results.md); a run says
-so at its start, in config.json and in its report. --config.fedig.cafl=sum or mean insists on one.
+client; the others train a ResNet-18. FedIG's starts from ImageNet's weights, with CAFL
+as a sum over features: the paper's run has --config.pretrained=timm/resnet18.tv_in1k, fetched once,
+or a file of these weights, and --config.fedig.cafl=sum. Without these two keys the run starts at
+random with CAFL as the mean over features: from random weights the sum diverges or loses the
+features (docs/results.md). A run states its CAFL at its start, in config.json and in its report.
 
 A fifth of a domain that trains validates, as DomainBed holds out, whose splits the paper follows. A
 client uploads its best state of a round by its own validation samples; the round is the one whose

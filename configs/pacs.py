@@ -4,11 +4,11 @@
 
 PATH is laid out as fedjax_bn/data/sets/image_folders.py says; the decoded images take 1.5 GB in the
 folder config.data.cache. The target, one of photo, art_painting, cartoon and sketch, is the unseen
-client; the others train a ResNet-18. FedIG's starts from ImageNet's weights: name them with
---config.pretrained=timm/resnet18.tv_in1k, fetched once, or a file of them, and the run is the
-paper's. Without them it starts at random, and CAFL is the mean over features in place of the
-paper's sum, which from random weights diverges or loses the features (docs/results.md); a run says
-so at its start, in config.json and in its report. --config.fedig.cafl=sum or mean insists on one.
+client; the others train a ResNet-18. FedIG's starts from ImageNet's weights, with CAFL
+as a sum over features: the paper's run has --config.pretrained=timm/resnet18.tv_in1k, fetched once,
+or a file of these weights, and --config.fedig.cafl=sum. Without these two keys the run starts at
+random with CAFL as the mean over features: from random weights the sum diverges or loses the
+features (docs/results.md). A run states its CAFL at its start, in config.json and in its report.
 
 A fifth of a domain that trains validates, as DomainBed holds out, whose splits the paper follows. A
 client uploads its best state of a round by its own validation samples; the round is the one whose
@@ -53,19 +53,19 @@ FedCD's Table 1 (40 rounds of 5 epochs, batches of 16, learning rate 0.001):
     FedNova   94.03  79.93         76.39    79.26
     FedCD     94.42  82.58         79.35    84.00
 
-    FedCD, in its own protocol        --config configs/pacs.py:method=fedcd
+    FedCD, in its own protocol        --config configs/pacs.py:protocol=fedcd
     another method in that protocol   --config configs/pacs.py:protocol=fedcd,method=fedavg
-    FedCD in FedIG's protocol         ...:protocol=fedig,method=fedcd,adaptations=running
+    FedCD in FedIG's protocol         --config configs/pacs.py:method=fedcd,adaptations=running
     amplitude mix, its row AM         ...:protocol=fedcd,method=fedavg,data.perturb=amplitude_mix
-    SCI alone, REA alone              ...:method=fedcd,weigh=by_size
+    SCI alone, REA alone              ...:protocol=fedcd,weigh=by_size
                                       ...:protocol=fedcd,method=fedavg,weigh=risk_extrapolation
 
-(Behind the colon, where they choose the protocol: --config.method=fedcd would keep FedIG's.) FedCD
-names no weights to start from, no optimizer and no augmentation: SGD with momentum 0.9 and
-DomainBed's are our choice, and the start is what config.pretrained says, here too: at random unless
-it is given. The numbers of its Table 1 are like those that FedIG prints from ImageNet's weights. It
-names no validation samples and no way to select a round: a tenth validates, as in the lists that
-PACS comes with, each client's by its own model.
+Only protocol= chooses a protocol: method=fedcd after the colon and --config.method=fedcd both keep
+FedIG's. FedCD names no weights to start from, no optimizer and no augmentation: SGD with momentum
+0.9 and DomainBed's are our choice, and the start is what config.pretrained says, here too: at
+random unless it is given. The numbers of its Table 1 are like those that FedIG prints from
+ImageNet's weights. It names no validation samples and no way to select a round: a tenth validates,
+as in the lists that PACS comes with, each client's by its own model.
 
 Small, on a CPU, from random weights:
     --config.model=ResNet10:width=16 --config.data.image_size=64 --config.rounds=10
@@ -75,7 +75,7 @@ Small, on a CPU, from random weights:
 It takes 4.4 CPU minutes and ends at 43.1 % on the clients and 31.3 % on sketches (26.9 without its
 adapter; seed 0), FedAvg at 41.6 and 22.6; one class for everything has 22 and at most 21. Sketches
 with FedAvg go from 9 to 30 % between rounds: docs/results.md has longer runs and all methods.
-FedCD in its own protocol, :protocol=fedcd,method=fedcd with the same keys, local_epochs=1 and no
+FedCD in its own protocol, :protocol=fedcd with the same keys, local_epochs=1 and no
 baselines, takes 1.6 CPU minutes and ends at 41.3 % on the clients and 31.8 % on sketches (seed 0).
 """
 
@@ -87,8 +87,9 @@ from fedjax_bn.run.config import base, choose, override
 
 PROTOCOLS = {
     "fedig": "",
-    "fedcd": "local_steps=0,local_epochs=5,local_selection=0,batch_size=16,adaptations=running,"
-    "optimizer.learning_rate=0.001,optimizer.momentum=0.9,data.validation=0.1,validate_with=own",
+    "fedcd": "method=fedcd,local_steps=0,local_epochs=5,local_selection=0,batch_size=16,"
+    "adaptations=running,optimizer.learning_rate=0.001,optimizer.momentum=0.9,data.validation=0.1,"
+    "validate_with=own",
 }
 
 
@@ -113,7 +114,6 @@ def get_config(changes: str = "") -> ConfigDict:
     config.data.split = "holdout"  # DomainBed's, not the authors' lists
     config.data.validation = 0.2
     config.data.augment = "domainbed"
-    named = dict(re.findall(r"(?:^|,)(protocol|method)=([^,]*)", changes))
-    usual = "fedcd" if named.get("method") == "fedcd" else "fedig"
-    override(config, choose(PROTOCOLS, named.get("protocol", usual), "protocol"))
+    named = re.findall(r"(?:^|,)protocol=([^,]*)", changes) or ["fedig"]
+    override(config, choose(PROTOCOLS, named[-1], "protocol"))
     return override(config, re.sub(r"(^|,)protocol=[^,]*", "", changes))

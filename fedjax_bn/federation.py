@@ -103,6 +103,10 @@ class FederatedMethod(NamedTuple):
         norms; None for their running statistics.
       learned: the model, its task and the preprocessing of its images
         (`methods.learning.Learning`), with which `fedjax_bn.serving` predicts; None if unknown.
+      serves: the adaptations that need something trained and that this method trains.
+      notes: sentences for the user: what travels besides the model, what the start should be.
+      personalize: (labelled samples, learning rate) with which a client adapts its model before it
+        is tested (`methods.perfedavg.personalize`); None where it does not.
     """
 
     init: Callable[[jax.Array, Any, int], FederatedState]  # Any mapping of collections
@@ -111,6 +115,9 @@ class FederatedMethod(NamedTuple):
     server: Callable[[FederatedState, Upload], FederatedState]
     statistics: Callable[..., Any] | None = None
     learned: Any = None
+    serves: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    personalize: tuple[int, float] | None = None
 
 
 class _Plan(NamedTuple):

@@ -84,6 +84,8 @@ def as_squares(images, dtype):
 ON_MAPS = {
     "fedadg": {"hidden": 4, "projection": 3, "judging": 2},
     "feddg": {"prepare": as_maps, "channels": 1, **NAMED["feddg"]},
+    "fedig": {"cafl": "sum"},  # the goldens are older than the default
+    "fediga": {"cafl": "sum"},
     "harmofl": {"prepare": as_maps, "channels": 1, "weigh": by_size},
     "jigen": {"prepare": as_squares},
     "l2d": {"prepare": as_maps, "channels": 1},

@@ -1,6 +1,7 @@
 """How FedIG's CAFL reduces over features: the paper's sum, or the mean from random weights."""
 
 import html
+import inspect
 import json
 import re
 from functools import cache
@@ -13,14 +14,13 @@ import optax
 import pytest
 
 import runs
-from fedjax_bn.methods import fedig
+from fedjax_bn.methods import fedbn, fedig
 from fedjax_bn.methods.fedig import client_agnostic
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.report import write_report
 from fedjax_bn.run import commands
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.experiment.method import resolved, start_notes
 from fedjax_bn.run.training import train
 from fedjax_bn.state import Received
 
@@ -121,46 +121,31 @@ def test_from_random_weights_the_mean_learns_where_the_sum_does_not():
 
 
 def test_a_reading_of_cafl_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match=r"cafl='average' must be sum .* or mean"):
+    with pytest.raises(ValueError, match="cafl='average' is unknown; valid are mean, sum"):
         fedig(Pair(), optax.sgd(0.1), cafl="average")
 
 
 @pytest.mark.parametrize("name", ["pacs", "vlcs", "officehome", "pacs_30_clients"])
-@pytest.mark.parametrize(("pretrained", "cafl"), [("", "mean"), ("weights.safetensors", "sum")])
-def test_the_paper_s_sum_is_for_pretrained_weights(name, pretrained, cafl):
-    config = read(f"configs/{name}.py", [("pretrained", pretrained)])
-    assert config.fedig.cafl == ""
-    assert resolved(config).fedig.cafl == cafl
-    assert resolved(config).fedig.lambda_2 == 4.0
-    (note,) = start_notes(config)
-    assert ("from scratch" in note) == (not pretrained)
-    assert f"as the {cafl} over features" in note
+def test_one_default_of_cafl_holds_in_python_and_in_every_config(name):
+    default = inspect.signature(fedig).parameters["cafl"].default
+    for pretrained in ("", "weights.safetensors"):
+        config = read(f"configs/{name}.py", [("pretrained", pretrained)])
+        assert (config.fedig.cafl, config.fedig.lambda_2) == (default, 4.0) == ("mean", 4.0)
+    assert read(f"configs/{name}.py", [("fedig.cafl", "sum")]).fedig.cafl == "sum"
 
 
-def test_a_chosen_reading_is_kept():
-    for cafl, pretrained in (("sum", ""), ("mean", "weights.safetensors")):
-        changes = [("fedig.cafl", cafl), ("pretrained", pretrained)]
-        assert resolved(read("configs/pacs.py", changes)).fedig.cafl == cafl
+def test_a_note_says_what_cafl_is_and_for_which_start():
+    (mean,) = fedig(Pair(), optax.sgd(0.1)).notes
+    assert "mean over features (fedig.lambda_2=4" in mean
+    assert "trains from random weights" in mean
+    (printed,) = fedig(Pair(), optax.sgd(0.1), cafl="sum").notes
+    assert "sum over features" in printed
+    assert "from random weights the sum diverges" in printed
 
 
-def note_of(**changes):
-    """The one sentence on the start."""
-    (note,) = start_notes(runs.config(**{"method": "fediga"} | changes))
-    return note
-
-
-def test_a_start_note_says_what_cafl_is_and_why():
-    assert "from scratch" in note_of()
-    assert "mean over features (fedig.lambda_2=4" in note_of()
-    assert "because the paper's sum" in note_of()
-    assert "may diverge" in note_of(fedig__cafl="sum")
-    assert "sum over features (fedig.lambda_2=4 of it), as the paper" in note_of(pretrained="w")
-    assert "where the paper prints their sum" in note_of(pretrained="w", fedig__cafl="mean")
-
-
-def test_only_a_method_with_cafl_has_a_start_note():
-    assert start_notes(runs.config(method="fedbn")) == ()
-    assert start_notes(runs.config(method="fedig", fedig__lambda_2=0.0)) == ()
+def test_only_a_method_with_cafl_has_a_note_on_it():
+    assert fedbn(Pair(), optax.sgd(0.1)).notes == ()
+    assert fedig(Pair(), optax.sgd(0.1), lambda_2=0.0).notes == ()
 
 
 def test_a_run_says_at_start_in_config_json_and_in_the_report_what_cafl_is(monkeypatch, tmp_path):
@@ -171,7 +156,7 @@ def test_a_run_says_at_start_in_config_json_and_in_the_report_what_cafl_is(monke
     about = json.loads((tmp_path / "config.json").read_text())
     assert about["config"]["fedig.cafl"] == "mean"
     (note,) = (text for text in said if "CAFL" in text)
-    assert note == note_of(method="fedig")
+    assert (note,) == fedig(Pair(), optax.sgd(0.1)).notes
     assert note in about["notes"]
     assert html.escape(note) in (tmp_path / "report.html").read_text()
 
@@ -186,7 +171,7 @@ def recipe(name):
 def test_the_small_recipe_is_spelled_right_and_starts_from_scratch(name):
     config = read(f"configs/{name}.py", recipe(name).items())
     assert (config.data.image_size, config.model) == (64, "ResNet10:width=16")
-    assert (config.baselines, resolved(config).fedig.cafl) == (("fedavg",), "mean")
+    assert (config.baselines, config.fedig.cafl) == (("fedavg",), "mean")
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ import pytest
 
 import runs
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import check
+from fedjax_bn.run.config.file import packaged_configs, read
+from fedjax_bn.run.config.keys import check, flatten
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build
 from fedjax_bn.run.experiment.readers import DATASETS
@@ -143,10 +143,10 @@ def test_the_protocol_of_tsmobn_is_the_default(name, size):
     ("changes", "steps", "epochs", "batch_size"),
     [
         ("", 200, 1, 64),
-        ("method=fedcd", 0, 5, 16),
+        ("protocol=fedcd", 0, 5, 16),
         ("protocol=fedcd,method=fedavg,weigh=risk_extrapolation", 0, 5, 16),
-        ("protocol=fedig,method=fedcd,adaptations=running", 200, 1, 64),
-        ("rounds=3,method=fedcd,batch_size=8", 0, 5, 8),
+        ("method=fedcd,adaptations=running", 200, 1, 64),
+        ("rounds=3,protocol=fedcd,batch_size=8", 0, 5, 8),
     ],
 )
 def test_pacs_has_the_protocols_of_both_papers(changes, steps, epochs, batch_size):
@@ -157,6 +157,13 @@ def test_pacs_has_the_protocols_of_both_papers(changes, steps, epochs, batch_siz
     assert config.optimizer.learning_rate == (0.001 if epochs == 5 else 0.01)
     share, model = (0.1, "own") if epochs == 5 else (0.2, "global")
     assert (config.data.validation, config.fedprox.mu, config.validate_with) == (share, 0.1, model)
+
+
+@pytest.mark.parametrize("name", sorted(packaged_configs()))
+def test_a_method_after_the_colon_is_the_method_of_a_flag(name):
+    for method in ("fedcd", "fedavg", "fediga"):
+        behind, flag = read(f"{name}:method={method}"), read(name, [("method", method)])
+        assert dict(flatten(behind)) == dict(flatten(flag))
 
 
 def test_fedprox_of_fedigs_table_3a_is_fedbn_with_a_proximal_term():

@@ -14,7 +14,6 @@ from fedjax_bn import main
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.errors import NotFiniteError, WorkdirError
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.experiment.method import resolved
 from fedjax_bn.run.files import claim, workdir
 from fedjax_bn.run.training import train
 
@@ -319,7 +318,7 @@ def test_a_damaged_config_json_is_named(tmp_path, content):
 def test_a_damaged_summary_json_is_named_and_the_workdir_is_left_alone(
     tmp_path, trains, content, monkeypatch
 ):
-    config = resolved(runs.config())
+    config = runs.config()
     experiment_, _, _ = train.prepare(config)
     flat = dict(train.flatten(config))
     claim.claim(tmp_path / "run", flat, {"data": train.data_hash(experiment_)})

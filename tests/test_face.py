@@ -263,7 +263,6 @@ def test_keys_of_methods_are_the_plain_keyword_defaults_of_their_signatures():
     for name in [*expected]:
         if name.partition(".")[2] in ("adapter", *configured_method.GIVEN):
             expected.pop(name)
-    expected["fedig.cafl"] = ""  # chosen by whether there are pretrained weights
     assert {name: key.default for name, key in METHOD_KEYS.items()} == expected
 
 

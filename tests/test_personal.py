@@ -4,12 +4,15 @@ from functools import partial
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import runs
+from fedjax_bn import methods
 from fedjax_bn.data.domain import Split, whole
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods.perfedavg import personalize
+from fedjax_bn.models import SmallCNN
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation import evaluate
 from fedjax_bn.run.evaluation.personalization import (
@@ -65,10 +68,12 @@ def test_perfedavg_is_personalized_unless_told_otherwise_and_others_where_told(
     method, given, samples
 ):
     config = runs.config(method=method, personalize__samples=given)
-    choice = choose_personalization(config)
+    rate = {"inner_rate": 0.3} if method == "perfedavg" else {}
+    own = getattr(methods, method)(SmallCNN(), optax.sgd(0.1), **rate)
+    choice = choose_personalization(config, own)
     assert (choice.samples if choice else 0) == samples
     if choice:
-        assert choice.rate == config.perfedavg.inner_rate
+        assert choice.rate == rate.get("inner_rate", 0.01)
         assert choice.steps == 1
 
 
@@ -80,9 +85,9 @@ def test_too_few_samples_are_a_sentence_that_names_the_client(client):
     internal, unseen = (chosen, ()) if client != "dog" else ((), chosen)
     internal = data._replace(domains=internal)
     most = sum(len(s.labels) for s in chosen[0][1:]) if client == "dog" else sizes[client]
-    check_labelled(runs.config(personalize__samples=most - 1), internal, unseen)
+    check_labelled(HOW._replace(samples=most - 1), internal, unseen)
     with pytest.raises(ConfigError, match=f"samples={most}, but client '{client}' has {most}"):
-        check_labelled(runs.config(personalize__samples=most), internal, unseen)
+        check_labelled(HOW._replace(samples=most), internal, unseen)
 
 
 @pytest.mark.parametrize(

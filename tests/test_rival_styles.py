@@ -7,7 +7,6 @@ import numpy as np
 import optax
 import pytest
 
-import runs
 from federations import CLASSES, OneNorm, as_maps, assert_close, batches_of, run_rounds
 from federations import variables_of as start_of
 from fedjax_bn import models
@@ -20,7 +19,6 @@ from fedjax_bn.rivals.snr import told_of
 from fedjax_bn.rivals.spectra import amplitudes, with_amplitudes
 from fedjax_bn.rivals.stages import stages_of
 from fedjax_bn.rivals.stylist import start, stylize
-from fedjax_bn.run.experiment.method import shown_notes
 from fedjax_bn.state import Received
 
 KEY, SGD = jax.random.key(3), optax.sgd(0.1)
@@ -164,9 +162,9 @@ def test_amplitudes_of_a_window_are_exchanged_and_phases_stay(x64):
 def test_feddg_shows_nothing_unless_it_is_named():
     with pytest.raises(ValueError, match="say of how many"):
         feddg(Flat(), SGD)
-    (said,) = shown_notes(runs.config(method="feddg", feddg__spectra=3))
+    (said,) = feddg(Flat(), SGD, spectra=3).notes
     assert "amplitudes of 1x1 frequencies of 3 images of each client" in said
-    assert shown_notes(runs.config(method="fedavg")) == ()
+    assert fedavg(Flat(), SGD).notes == ()
 
 
 def test_feddg_learns_episodes_in_the_means_of_another_client_who_has_shown_some(x64):

@@ -35,6 +35,11 @@ ADAPTATIONS = {
         mixnorm,
     )
 }
+# Adaptations that need something trained, and what trains it.
+NEEDS = {
+    "zero_shot_adapter": "the zero-shot adapter needs method=fediga",
+    "learned_alpha": "learned gates need method=fedig with fedig.gates=True, or method=copa",
+}
 STREAM = {
     "affine": Argument(bool, True),
     "mask": Argument(bool, True),

@@ -223,6 +223,7 @@ RoundsOr0 = Annotated[int, COUNT_OR_0]
 Channels = Annotated[int, between(1, 4096)]
 SamplesOr0 = Annotated[int, SAMPLES_OR_0]
 Margin = Annotated[int, between(0, 2047)]
+Cafl = Literal["sum", "mean"]
 Puzzles = Annotated[int, between(1, 71)]
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])
@@ -231,10 +232,12 @@ _Made = TypeVar("_Made", bound=Callable[..., Any])
 def bounded(target: _Made) -> _Made:
     """A function that refuses arguments, or a dataclass that refuses fields, out of their ranges.
 
-    Only numbers and texts are looked at: arrays pass.
+    Only numbers and texts are looked at: arrays pass. A function with `**options: Unpack[KEYS]`,
+    where KEYS is a TypedDict, refuses options that KEYS does not have.
 
     Raises:
       ValueError: at the call, naming the function, the argument, its value and what is allowed.
+      TypeError: at the call, an option is unknown; the message names the nearest right one.
     """
     made: Any = target
     signature = inspect.signature(made)
@@ -251,13 +254,30 @@ def bounded(target: _Made) -> _Made:
         made.__post_init__ = __post_init__
         return made
 
+    known = _known(signature)
+
     @functools.wraps(target)
     def called(*args: Any, **kwargs: Any) -> Any:
+        for key in kwargs:
+            if known and key not in known:
+                raise TypeError(
+                    f"{target.__name__} has no option {brief(key)}{nearest(key, known)}"
+                )
         _require(target.__name__, ranges, dict(zip(signature.parameters, args, strict=False)))
         _require(target.__name__, ranges, kwargs)
         return target(*args, **kwargs)
 
     return cast(Any, called)
+
+
+def _known(signature: inspect.Signature) -> set[str]:
+    """The keywords of a function with `**options: Unpack[KEYS]`; none of another."""
+    named = dict(signature.parameters)
+    options = [p for p in named.values() if p.kind is p.VAR_KEYWORD and get_args(p.annotation)]
+    if not options:
+        return set()
+    (keys,) = get_args(named.pop(options[0].name).annotation)
+    return {*named, *keys.__required_keys__, *keys.__optional_keys__}
 
 
 def _require(name: str, ranges: Mapping[str, Range], given: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from fedjax_bn.flower.served import write_served
 from fedjax_bn.flower.settings import Run, config_of, run_of
 from fedjax_bn.flower.site import deployed
 from fedjax_bn.run.config.keys import check, flatten
-from fedjax_bn.run.experiment.method import follows_rounds, method_maker, resolved
+from fedjax_bn.run.experiment.method import follows_rounds, method_maker
 from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.files.claim import claim
@@ -76,7 +76,7 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
       WorkdirError, CheckpointError: the workdir is another federation's, or damaged.
       TooFewError, RiskError: as `rounds.play`.
     """
-    config = resolved(config_of(run.config, run.changes, folder))
+    config = config_of(run.config, run.changes, folder)
     check(config)  # before anybody is waited for
     method_maker(config)
     promised = describe_privacy(deployed(config), run.clients, config.rounds)

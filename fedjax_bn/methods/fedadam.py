@@ -13,7 +13,7 @@ statistics are plainly averaged.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from fedjax_bn.aggregation import server_optimizer
 from fedjax_bn.engine.ranges import Above0, Share, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.methods.learning import OptionsButServer
 
 PyTree = Any
 _SecondMoment = Callable[[jax.Array, jax.Array], jax.Array]
@@ -37,7 +38,7 @@ def fedadam(
     beta1: Share = 0.9,
     beta2: UpTo1 = 0.99,
     tau: Above0 = 1e-3,
-    **options: Any,
+    **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     """FedAvg with Adam at the server. With beta1 = 0, beta2 = 1 and eta = 2 tau it is FedAvg.
 
@@ -66,7 +67,7 @@ def fedyogi(
     beta1: Share = 0.9,
     beta2: UpTo1 = 0.99,
     tau: Above0 = 1e-3,
-    **options: Any,
+    **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     """FedAvg with Yogi at the server, whose v moves by (1 - beta2) Delta^2, up or down.
 
@@ -88,7 +89,7 @@ def fedadagrad(
     eta: Above0 = 0.01,
     beta1: Share = 0.0,
     tau: Above0 = 1e-3,
-    **options: Any,
+    **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     """FedAvg with Adagrad at the server, whose v only grows.
 

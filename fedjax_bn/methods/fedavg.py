@@ -1,15 +1,19 @@
 """FedAvg (McMahan et al. 2017): local SGD, then the weighted mean of whole models."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import optax
 
+from fedjax_bn.engine.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import differentiate, gradient_step
-from fedjax_bn.methods.learning import learning, method_of, supervised
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 
 
-def fedavg(model: Any, optimizer: optax.GradientTransformation, **options: Any) -> FederatedMethod:
+@bounded
+def fedavg(
+    model: Any, optimizer: optax.GradientTransformation, **options: Unpack[Options]
+) -> FederatedMethod:
     """x' = sum_k p_k y_k over all leaves, running statistics included.
 
     Args:
@@ -20,5 +24,5 @@ def fedavg(model: Any, optimizer: optax.GradientTransformation, **options: Any) 
         `train`, see `client.train_locally`. The federation: `share`, `weigh`, `privacy`,
         `server`, `clients`, `statistics`, see `federation.federate`.
     """
-    learned, options = learning(model, **options)
-    return method_of(gradient_step(differentiate(supervised(learned)), optimizer), **options)
+    learned, rest = learning(model, **options)
+    return method_of(gradient_step(differentiate(supervised(learned)), optimizer), **rest)

@@ -1,6 +1,6 @@
 """FedAvgM (Hsu, Qi & Brown 2019): momentum at the server."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import optax
 
@@ -8,6 +8,7 @@ from fedjax_bn.aggregation import server_optimizer
 from fedjax_bn.engine.ranges import Above0, Share, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.methods.learning import OptionsButServer
 
 
 @bounded
@@ -17,7 +18,7 @@ def fedavgm(
     *,
     eta: Above0 = 1.0,
     beta: Share = 0.9,
-    **options: Any,
+    **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     """v = beta v + (x - sum_k p_k y_k), x' = x - eta v. With beta = 0 and eta = 1 it is FedAvg.
 

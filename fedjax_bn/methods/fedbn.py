@@ -1,20 +1,23 @@
 """FedBN (Li et al., ICLR 2021): batch norm stays with its client. FedAvg in all else."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import optax
 
+from fedjax_bn.engine.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.methods.learning import Options
 from fedjax_bn.sharing import SharingRule, all_but_batch_norm
 
 
-def fedbn(
+@bounded
+def fedbn(  # type: ignore[misc] # its own default
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
     share: SharingRule = all_but_batch_norm,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """FedAvg over all leaves but scale, bias, mean and variance of batch norms (Algorithm 1).
 

@@ -1,7 +1,8 @@
 """FedCD (Ma et al., ACM MM 2024): SCI's feature masks at the clients, REA at the server."""
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from fedjax_bn.aggregation import (
     Aggregate,
     ServerState,
     ServerUpdate,
+    Weighing,
     WeighingRule,
     averaging,
     cast_like,
@@ -22,7 +24,7 @@ from fedjax_bn.engine.ranges import AtLeast0, Bounds, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_optimizer import check_rounds, start
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, check_optimizer, descend, differentiate
-from fedjax_bn.methods.learning import learning, method_of
+from fedjax_bn.methods.learning import OptionsButServer, learning, method_of
 from fedjax_bn.methods.mask_training import keep_within, mask_names, mask_optimizer_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.masks import COLLECTION, keep_masks, with_masks
@@ -33,7 +35,7 @@ PyTree = Any
 
 
 @bounded
-def fedcd(
+def fedcd(  # type: ignore[misc] # its own default
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
@@ -42,8 +44,8 @@ def fedcd(
     names: str | Sequence[str] = "features",
     bounds: Bounds | Sequence[float] = "",
     mask_optimizer: optax.GradientTransformation | str = "",
-    weigh: WeighingRule | None = None,
-    **options: Any,
+    weigh: Annotated[WeighingRule | Weighing | None, risk_extrapolation] = None,
+    **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     """Clients minimize L_e = L + lambda ||g_e - g_g||^2 (SCI, Eq. 15), averaged by their risks.
 
@@ -76,26 +78,32 @@ def fedcd(
       **options: those of `fedavg` but `server`; `share` is `everything` by default.
 
     Raises:
-      ValueError: an argument is out of its range, or nothing is named; at `init`, where the model
+      ValueError: an argument is out of its range, nothing is named, or both `weigh` and another
+        `eta` are given; at `init`, where the model
         has no intermediate of a name.
     """
+    if weigh is not None and eta != inspect.signature(fedcd).parameters["eta"].default:
+        raise ValueError(
+            f"fedcd.eta={eta:g} is of no use beside weigh, which replaces it: give it to the rule "
+            f"(weigh=risk_extrapolation:eta={eta:g}), or leave out one of them"
+        )
     names, within = mask_names(names), keep_within(bounds)
     check_optimizer(optimizer)
     of_masks = mask_optimizer or optimizer
     if isinstance(of_masks, str):
         of_masks = mask_optimizer_of(of_masks)
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     trained = ("params", COLLECTION)
     gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
     optimizers = {"params": optimizer, COLLECTION: of_masks}
     each = optax.multi_transform(optimizers, {name: name for name in trained})
     method = method_of(
         masked_step(gradient, each, within),
-        share=keep_masks(options.pop("share", everything)),
+        share=keep_masks(rest.pop("share", everything)),
         weigh=weigh or risk_extrapolation(eta),
         server=_averaging_gradients(),
         finish=_send_gradient,
-        **options,
+        **rest,
     )
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:

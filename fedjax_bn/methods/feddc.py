@@ -1,6 +1,6 @@
 """FedDC (Gao et al., CVPR 2022): local drift, decoupled and corrected."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from fedjax_bn.engine.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step
 from fedjax_bn.methods.fedprox import proximal
-from fedjax_bn.methods.learning import learning, method_of, supervised
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, check_rate
 from fedjax_bn.methods.scaffold import averaging_with_variate, new_variate
 from fedjax_bn.sharing import Variables, join, split_like
@@ -40,7 +40,7 @@ def feddc(
     alpha: AtLeast0 = 0.1,
     correction: bool = True,
     learning_rate: Above0 | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients minimize F_k(w) + alpha/2 ||w + h_k - x||^2 + <w, c - c_k> and send their drift.
 
@@ -74,18 +74,18 @@ def feddc(
     check_rate("feddc", optimizer, learning_rate)
     if correction and learning_rate is None:
         check_fresh("feddc", optimizer, options)
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     objective = supervised(learned)
     if not correction:
         gradient = differentiate(proximal(objective, alpha))
-        return method_of(gradient_step(gradient, optimizer), **options)
-    options["train"] = _pulled(alpha, options.get("train") or run_steps)
+        return method_of(gradient_step(gradient, optimizer), **rest)
+    rest["train"] = _pulled(alpha, rest.get("train") or run_steps)
     return method_of(
         gradient_step(_penalized(differentiate(objective), alpha), optimizer),
         server=averaging_with_variate(),
         memory=_no_drift,
         finish=_renew_drift(optimizer, learning_rate),
-        **options,
+        **rest,
     )
 
 

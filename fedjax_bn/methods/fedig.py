@@ -1,7 +1,7 @@
 """FedIG and FedIG-A: client-agnostic learning with mixed statistics, and a zero-shot adapter."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,8 @@ import optax
 
 from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, averaging, cast_like
 from fedjax_bn.client import Trained
-from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.ranges import AtLeast0, bounded
+from fedjax_bn.engine.ranges import AtLeast0, Cafl, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import (
     Batch,
@@ -21,20 +20,26 @@ from fedjax_bn.local_step import (
     gradient_step,
     in_turn,
 )
-from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
+from fedjax_bn.methods.learning import (
+    Learning,
+    OptionsButServer,
+    learning,
+    method_of,
+    supervised,
+)
 from fedjax_bn.models.forward import forward
+from fedjax_bn.models.sources import readable_images
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics
-from fedjax_bn.normalization.adapter import init as init_adapter
+from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics, with_adapter
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
 from fedjax_bn.normalization.mixig import mixed_statistics
 from fedjax_bn.normalization.mixing import Mixing, choose_mixing
 from fedjax_bn.sharing import (
     STATISTICS,
+    SharingRule,
     Variables,
     all_but_batch_norm,
     join,
-    path_names,
 )
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean, require_classifier
@@ -45,17 +50,18 @@ Distance = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 @bounded
-def fedig(
+def fedig(  # type: ignore[misc] # its own default
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
     lambda_1: AtLeast0 = 0.1,
     lambda_2: AtLeast0 = 4.0,
-    cafl: Distance | str = "sum",
+    cafl: Distance | Cafl = "mean",
     mixing: Mixing | str = "uniform",
     adapter: bool = False,
     gates: bool = False,
-    **options: Any,
+    share: SharingRule = all_but_batch_norm,
+    **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     """FedBN whose clients minimize L_CE + lambda_1 L_CACL + lambda_2 L_CAFL (Eq. 2 to 6).
 
@@ -67,9 +73,8 @@ def fedig(
 
     With `adapter` it is FedIG-A: after each step of the main network, which is frozen then, a step
     of the zero-shot adapter follows on the same batch (Eq. 8 and 9, Table 13). Its parameters are
-    the collection `adapter`, shared and averaged. `init` makes them for all batch norms where the
-    given variables have none; `normalization.adapter.with_adapter` makes them for the spatial ones
-    only.
+    the collection `adapter`, shared and averaged. Where the given variables have none, `init` makes
+    them for the batch norms with spatial axes, which it finds by tracing the model.
 
     Args:
       model: one with at least one batch norm, images -> logits;
@@ -77,16 +82,17 @@ def fedig(
       optimizer: the local optimizer.
       lambda_1: weight of CACL, at least 0.
       lambda_2: weight of CAFL, at least 0.
-      cafl: how it takes the squared differences of a sample's F features together: "sum", the norm
-        as printed, for a network that starts from ImageNet's weights, or "mean", which is the sum
-        with lambda_2 / F, for one that starts from random ones: there the sum diverges, or the
-        features collapse (docs/results.md). Or `distance(features, mixed) -> f[B]`.
+      cafl: CAFL over a sample's F features: sum, the norm as printed, for a start from ImageNet's
+        weights, or mean, the sum with lambda_2 / F, which also trains from random ones, where the
+        sum diverges or the features collapse (docs/results.md). In Python also a function
+        `distance(features, mixed) -> f[B]`.
       mixing: `mixing(key)` -> the rule of the second pass, or its text: MixIG with u ~ U(0, 1) by
         default, for others see `mixing.choose_mixing` (Tables 1, 3b and 6).
       adapter: whether the zero-shot adapter is trained, by `optimizer` with a state of its own.
       gates: whether the local pass is batch-instance normalization with learned gates, for
         `adaptation.learned_alpha` (BIN with MixIG, Table 3c); `init` adds the gates.
-      **options: those of `fedbn`, `share` included.
+      share: which leaves are averaged.
+      **options: those of `fedavg` but `server`.
 
     Raises:
       ValueError: a lambda is negative, the text of `cafl` or `mixing` is wrong, or there are both
@@ -95,32 +101,56 @@ def fedig(
     """
     if adapter and gates:
         raise ValueError("fedig: adapter and gates exclude each other, both choose alpha: use one")
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("fedig", learned.task)
     mixing = choose_mixing(mixing) if isinstance(mixing, str) else mixing
+    notes = _notes(cafl, lambda_2) if isinstance(cafl, str) and lambda_2 else ()
     if gates:
         optimizer = keep_gates(optimizer)
     rule = gated_statistics if gates else None
-    options = {"statistics": rule} | options
     objective = client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
         step = in_turn(step, adapter_step(learned, optimizer))
-    options.setdefault("share", all_but_batch_norm)
-    method = method_of(step, server=_averaging_statistics(), finish=_send_statistics, **options)
-    return method._replace(init=_start_with(method.init, adapter=adapter, gates=gates))
+    method = method_of(
+        step,
+        share=share,
+        server=_averaging_statistics(),
+        finish=_send_statistics,
+        **{"statistics": rule} | rest,
+    )
+    serves = ("zero_shot_adapter",) * adapter + ("learned_alpha",) * gates
+    init = _start_with(model, method.init, adapter=adapter, gates=gates)
+    return method._replace(init=init, serves=serves, notes=notes)
 
 
-def fediga(model: Any, optimizer: optax.GradientTransformation, **options: Any) -> FederatedMethod:
+class FedIGOptions(OptionsButServer, total=False):
+    """The arguments of `fedig`, which has their defaults."""
+
+    lambda_1: AtLeast0
+    lambda_2: AtLeast0
+    cafl: Distance | Cafl
+    mixing: Mixing | str
+    gates: bool
+
+
+@bounded
+def fediga(  # type: ignore[misc] # its own default
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    share: SharingRule = all_but_batch_norm,
+    **options: Unpack[FedIGOptions],
+) -> FederatedMethod:
     """FedIG-A: `fedig` with the zero-shot adapter, for `adaptation.zero_shot_adapter`.
 
     The main network is trained as if there were no adapter, so that the same federation tested with
     `adaptation.running` is FedIG.
 
     Args:
-      model, optimizer, **options: those of `fedig`.
+      model, optimizer, share, **options: those of `fedig`.
     """
-    return fedig(model, optimizer, adapter=True, **options)
+    return fedig(model, optimizer, adapter=True, share=share, **options)
 
 
 def client_agnostic(
@@ -130,7 +160,7 @@ def client_agnostic(
     mixing: Mixing = mixed_statistics,
     statistics: StatisticsRule | None = None,
     *,
-    cafl: Distance | str = "sum",
+    cafl: Distance | Cafl = "sum",
 ) -> Objective:
     """The objective L_CE + lambda_1 L_CACL + lambda_2 L_CAFL (Eq. 2 to 6); arguments of `fedig`.
 
@@ -199,6 +229,18 @@ def adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> 
     return gradient_step(differentiate(loss, (COLLECTION,)), optimizer, (COLLECTION,))
 
 
+def _notes(cafl: str, weight: float) -> tuple[str]:
+    """A sentence on the start that a reading of CAFL needs."""
+    why = (
+        "as the paper prints it for a start from ImageNet's weights; from random weights the sum "
+        "diverges or loses the features, and fedig.cafl=mean does not"
+        if cafl == "sum"
+        else "which also trains from random weights; the paper prints the sum, for a start from "
+        "ImageNet's weights (fedig.cafl=sum)"
+    )
+    return (f"CAFL is the {cafl} over features (fedig.lambda_2={weight:g} of it), {why}",)
+
+
 def _averaging_statistics() -> ServerUpdate:
     """Averaging that sends the global `batch_stats`, the mean of all that clients sent.
 
@@ -229,16 +271,13 @@ def _send_statistics(received: Received, trained: Trained) -> tuple[Variables, P
     return trained.variables, received.memory, trained.variables[STATISTICS]
 
 
-def _start_with(init: Callable, *, adapter: bool, gates: bool) -> Callable:
+def _start_with(model: Any, init: Callable, *, adapter: bool, gates: bool) -> Callable:
     """A method's `init` that first makes the adapter or the gates where the variables have none."""
 
     def start(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        if adapter and COLLECTION not in variables:
-            norms = jax.tree_util.tree_leaves_with_path(variables.get(STATISTICS, {}))
-            layers = {"/".join(path_names(path[:-1])): leaf.size for path, leaf in norms}
-            dtype = parameter_dtype(variables)
-            made = init_adapter(stream(key, "adapter"), layers, dtype)
-            variables = {**variables, COLLECTION: made}
+        if adapter and STATISTICS in variables and COLLECTION not in variables:
+            images = readable_images(model, variables)
+            variables = with_adapter(stream(key, "adapter"), model, variables, images)
         if gates and STATISTICS in variables:
             variables = with_gates(variables)
         return init(key, variables, num_clients)

@@ -1,6 +1,6 @@
 """FedNova (Wang et al., NeurIPS 2020): clients' ways are normalized by their work."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate
 from fedjax_bn.client import Finish, Trained
 from fedjax_bn.engine.ranges import Share, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.local_step import differentiate, gradient_step
+from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, for_each, response
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
@@ -24,7 +25,7 @@ def fednova(
     optimizer: optax.GradientTransformation,
     *,
     momentum: Share | None = None,
-    **options: Any,
+    **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     """x' = x - tau_eff sum_k p_k (x - y_k) / a_k with tau_eff = sum_k p_k a_k.
 
@@ -46,7 +47,9 @@ def fednova(
     """
     check_fresh("fednova", optimizer, options)
     finish = _upload_direction(optimizer, momentum)
-    return fedavg(model, optimizer, server=_normalized_averaging(), finish=finish, **options)
+    learned, rest = learning(model, **options)
+    step = gradient_step(differentiate(supervised(learned)), optimizer)
+    return method_of(step, server=_normalized_averaging(), finish=finish, **rest)
 
 
 def _upload_direction(optimizer: optax.GradientTransformation, momentum: float | None) -> Finish:

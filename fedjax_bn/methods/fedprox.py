@@ -1,6 +1,6 @@
 """FedProx (Li et al., MLSys 2020): FedAvg with a proximal term in every local step."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,18 @@ import optax
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import learning, method_of, supervised
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.sharing import Variables, split_like
 from fedjax_bn.state import Received
 
 
 @bounded
 def fedprox(
-    model: Any, optimizer: optax.GradientTransformation, *, mu: AtLeast0 = 0.01, **options: Any
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    mu: AtLeast0 = 0.01,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients minimize F_k(w) + mu/2 ||w - w_received||^2 over the shared parameters.
 
@@ -31,9 +35,9 @@ def fedprox(
     Raises:
       ValueError: `mu` is negative.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     gradient = differentiate(proximal(supervised(learned), mu))
-    return method_of(gradient_step(gradient, optimizer), **options)
+    return method_of(gradient_step(gradient, optimizer), **rest)
 
 
 def proximal(objective: Objective, mu: float) -> Objective:

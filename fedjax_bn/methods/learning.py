@@ -7,14 +7,17 @@ method has the options of all of them, and states only its own.
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
+from jax.sharding import Mesh
 
+from fedjax_bn.aggregation import ServerUpdate, Weighing, WeighingRule
 from fedjax_bn.client import (
     Client,
     Finish,
     Load,
+    Train,
     look_up,
     no_memory,
     plain_finish,
@@ -26,15 +29,50 @@ from fedjax_bn.engine.batches import REQUIRED
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import Perturb
+from fedjax_bn.engine.privacy import Privacy
+from fedjax_bn.engine.ranges import bounded
 from fedjax_bn.federation import FederatedMethod, federate
 from fedjax_bn.local_step import Batch, LocalStep, Objective
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import SharingRule, Variables
 from fedjax_bn.state import Received
 from fedjax_bn.task import Task, classification
 
 PyTree = Any
+
+
+class OptionsButServer(TypedDict, total=False):
+    """The options of every method but `server`, for methods that have their own server's step.
+
+    What is learned: `prepare`, `perturb`, `task`, see `learning`. What a client does:
+    `local_epochs`, `keep_optimizer`, `load`, `train`, see `client.train_locally`. The federation:
+    the others, see `federation.federate`.
+    """
+
+    prepare: Prepare | None
+    perturb: Perturb | None
+    task: Task | None
+    local_epochs: int
+    keep_optimizer: bool
+    load: Load | None
+    train: Train | None
+    share: SharingRule
+    weigh: WeighingRule | Weighing | None
+    privacy: Privacy | None
+    clients: str
+    mesh: Mesh | None
+    statistics: StatisticsRule | None
+
+
+class Options(OptionsButServer, total=False):
+    """The options of `fedavg` and of most other methods."""
+
+    server: ServerUpdate | None
+
+
+class _Learned(Options, total=False):
+    learned: "Learning"
 
 
 class Learning(NamedTuple):
@@ -118,13 +156,14 @@ def learning(
     return learned, {"learned": learned} | options
 
 
+@bounded
 def method_of(
     step: LocalStep,
     *,
     memory: Callable[[PyTree, PyTree], PyTree] = no_memory,
     finish: Finish = plain_finish,
     around: Callable[[Client], Client] = lambda client: client,
-    **options: Any,
+    **options: Unpack[_Learned],
 ) -> FederatedMethod:
     """The method whose clients make one kind of local step.
 
@@ -137,13 +176,13 @@ def method_of(
         `federation.federate`; `learned` as `learning` returns it among them.
     """
     names = inspect.signature(train_locally).parameters
-    local = {name: options.pop(name) for name in names if name in options}
+    rest: dict[str, Any] = {**options}
+    local = {name: rest.pop(name) for name in names if name in rest}
     client = train_locally(step, memory=memory, finish=finish, **local)
-    learned = options.pop("learned", None)
+    learned = rest.pop("learned", None)
     if learned is not None:
-        classes = functools.partial(learned.classes, local.get("load") or look_up)
-        options = {"classes": classes} | options
-    return federate(around(client), **options)._replace(learned=learned)
+        rest["classes"] = functools.partial(learned.classes, local.get("load") or look_up)
+    return federate(around(client), **rest)._replace(learned=learned)
 
 
 def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> Objective:

@@ -1,6 +1,6 @@
 """MOON (Li, He & Song, CVPR 2021): model-contrastive federated learning."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from fedjax_bn.client import Trained
 from fedjax_bn.engine.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
@@ -26,7 +26,7 @@ def moon(
     *,
     mu: AtLeast0 = 1.0,
     temperature: Above0 = 0.5,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients minimize cross entropy + mu * contrast, which pulls features to the received model's.
 
@@ -54,14 +54,14 @@ def moon(
       ValueError: `mu` or `temperature` is out of its range, or the task is not classification; at
         `round`, where the model shows no features and does not end in a dense layer.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("moon", learned.task)
     objective = _contrastive(learned, mu, temperature)
     return method_of(
         gradient_step(differentiate(objective), optimizer),
         memory=lambda shared, personal: shared,
         finish=_remember_shared,
-        **options,
+        **rest,
     )
 
 

@@ -1,6 +1,6 @@
 """Per-FedAvg (Fallah, Mokhtari & Ozdaglar, NeurIPS 2020): a start that adapts in one step."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,12 @@ from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import learning, method_of, supervised
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 
 PyTree = Any
+_LABELLED = 16  # half a batch of 32, as in training
 
 
 @bounded
@@ -24,7 +25,7 @@ def perfedavg(
     *,
     inner_rate: AtLeast0 = 0.01,
     second_order: bool = False,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients minimize F_k(w - inner_rate grad F_k(w)), each F_k by a half of the batch.
 
@@ -43,9 +44,10 @@ def perfedavg(
     Raises:
       ValueError: `inner_rate` is negative.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     gradient = meta_gradient(supervised(learned), inner_rate, second_order)
-    return method_of(gradient_step(gradient, optimizer), **options)
+    method = method_of(gradient_step(gradient, optimizer), **rest)
+    return method._replace(personalize=(_LABELLED, inner_rate))
 
 
 @bounded

@@ -14,6 +14,7 @@ has a way of its own. Weight decay counts as part of the gradient. For others (A
 nominal way.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -88,7 +89,9 @@ def check_rate(
         )
 
 
-def check_fresh(method: str, optimizer: optax.GradientTransformation, options: dict) -> None:
+def check_fresh(
+    method: str, optimizer: optax.GradientTransformation, options: Mapping[str, Any]
+) -> None:
     """Raises ValueError where a response would be that of another optimizer's state.
 
     Args:

@@ -1,6 +1,6 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020): control variates against client drift."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from fedjax_bn.client import Finish, Trained
 from fedjax_bn.engine.ranges import Above0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, differentiate, gradient_step
-from fedjax_bn.methods.learning import learning, method_of, supervised
+from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, check_rate, dtype_of, for_each, response
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
@@ -25,7 +25,7 @@ def scaffold(
     optimizer: optax.GradientTransformation,
     *,
     learning_rate: Above0 | None = None,
-    **options: Any,
+    **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     """Every local gradient is corrected, and every client estimates its own anew (option II).
 
@@ -54,10 +54,10 @@ def scaffold(
     check_rate("scaffold", optimizer, learning_rate)
     if learning_rate is None:
         check_fresh("scaffold", optimizer, options)
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     gradient = corrected(differentiate(supervised(learned)))
-    options |= keeping_variates(optimizer, learning_rate)
-    return method_of(gradient_step(gradient, optimizer), **options)
+    rest |= keeping_variates(optimizer, learning_rate)
+    return method_of(gradient_step(gradient, optimizer), **rest)
 
 
 def keeping_variates(

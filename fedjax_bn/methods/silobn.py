@@ -1,20 +1,23 @@
 """SiloBN (Andreux et al. 2020): running statistics stay with their client, the affine is shared."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import optax
 
+from fedjax_bn.engine.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.methods.learning import Options
 from fedjax_bn.sharing import SharingRule, all_but_statistics
 
 
-def silobn(
+@bounded
+def silobn(  # type: ignore[misc] # its own default
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
     share: SharingRule = all_but_statistics,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """FedAvg over all leaves but the mean and variance of batch norms.
 

@@ -57,7 +57,7 @@ def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Ad
 
 
 def with_adapter(
-    key: jax.Array, model: Any, variables: dict[str, Any], images: jax.Array
+    key: jax.Array, model: Any, variables: dict[str, Any], images: jax.Array | jax.ShapeDtypeStruct
 ) -> dict[str, Any]:
     """The variables with the collection `adapter`, an adapter for every spatial batch norm.
 

@@ -138,7 +138,9 @@ def normalize_with(
     return intercepting(hand_over, concerns)
 
 
-def spatial_layers(model: Any, variables: dict, images: jax.Array) -> dict[str, int]:
+def spatial_layers(
+    model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStruct
+) -> dict[str, int]:
     """Name -> channels C of every batch norm that sees spatial axes; nothing is computed.
 
     Args:

@@ -14,7 +14,6 @@ from fedjax_bn.report.scores import MEAN
 from fedjax_bn.report.variants import APART, spell
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
-from fedjax_bn.run.experiment.method import resolved
 from fedjax_bn.run.experiment.own_rules import own_rules
 
 # What rows of a paper's table differ in, or what no number depends on by much.
@@ -228,9 +227,9 @@ def _other_clients(protocol: Protocol, table: Table) -> Iterator[str]:
 
 @cache
 def _planned(config: str, start: str) -> dict[str, object]:
-    """The keys of a packaged config, as JSON has them, with what depends on the start."""
-    changes = [("pretrained", start)] if start == WEIGHTS else []
-    flat = flatten(resolved(read(config, changes)))
+    """The keys of a packaged config, as JSON has them, with what a start from weights changes."""
+    changes = [("pretrained", start), ("fedig.cafl", "sum")] if start == WEIGHTS else []
+    flat = flatten(read(config, changes))
     return {key: list(value) if isinstance(value, tuple) else value for key, value in flat}
 
 

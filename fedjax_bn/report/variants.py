@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_bn.report.finished_runs import Run, defaults
-from fedjax_bn.run.experiment.method import KEYS_OF, METHODS
+from fedjax_bn.run.experiment.method import METHODS, group_of
 from fedjax_bn.run.experiment.own_rules import own_rules
 from fedjax_bn.run.training.records import Record
 
@@ -72,7 +72,7 @@ def relevant(run: Run) -> Record:
     The method's own rules, where `share` and `weigh` are empty, have their names.
     """
     name = str(run.config["method"]).partition(":")[0]
-    others = set(METHODS) - {KEYS_OF.get(name, name)}
+    others = set(METHODS) - {group_of(name)}
     rules = own_rules(name, private=run.config["privacy.clip"] > 0)
     own = {key: rule for key, rule in rules.items() if not run.config[key]}
     return {

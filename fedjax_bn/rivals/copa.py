@@ -1,6 +1,6 @@
 """COPA (Wu & Gong, ICCV 2021): features that all clients' classifiers can read."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from fedjax_bn.client import Finish, Trained
 from fedjax_bn.engine.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.features import require_linear
 from fedjax_bn.models.forward import forward
@@ -36,7 +36,7 @@ def copa(
     optimizer: optax.GradientTransformation,
     *,
     gates: bool = True,
-    **options: Any,
+    **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     """Clients minimize CE(h_k(f)) + sum_j CE(h_j(f)) over the other clients' classifiers h_j.
 
@@ -63,17 +63,17 @@ def copa(
       ValueError: the task is not classification; at `init`, where the classifier cannot be found,
         or there are to be gates and the model has no batch norm.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("copa", learned.task)
     rule = gated_statistics if gates else None
-    inner, share = keep_gates(optimizer) if gates else optimizer, options.pop("share", everything)
-    options = {"statistics": rule} | options
+    inner, share = keep_gates(optimizer) if gates else optimizer, rest.pop("share", everything)
+    rest = {"statistics": rule} | rest
     method = method_of(
         gradient_step(differentiate(_collaborative(learned, rule)), inner),
         finish=_send_classifier(model),
         server=_collecting(),
         share=_keeping_classifier(model, share),
-        **options,
+        **rest,
     )
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
@@ -88,7 +88,7 @@ def copa(
         classifiers = stack(_classifier(model, variables), num_clients)
         return state._replace(server=ServerState(sent=classifiers))
 
-    return method._replace(init=init)
+    return method._replace(init=init, serves=("learned_alpha",) if gates else ())
 
 
 def _collaborative(learned: Learning, rule: Any) -> Objective:

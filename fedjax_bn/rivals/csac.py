@@ -1,20 +1,20 @@
 """CSAC (Yuan et al., TKDE 2023): semantic aggregation and calibration of separated domains."""
 
 import math
-from typing import Any
+from typing import Annotated, Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import by_divergence
+from fedjax_bn.aggregation import Weighing, WeighingRule, by_divergence
 from fedjax_bn.client import Trained, where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.models.forward import forward
 from fedjax_bn.rivals.discrepancy import by_distances, discrepancy, squared_distances
 from fedjax_bn.rivals.stages import behind, stages_of
@@ -35,14 +35,15 @@ RATIOS = tuple(2 * 3.0**k for k in range(-3, 2))  # exp(-d / (2 * 3^k m))
 
 
 @bounded
-def csac(
+def csac(  # type: ignore[misc] # its own default
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
     calibration: AtLeast0 = 0.6,
     stages: bool = True,
     names: str = "",
-    **options: Any,
+    weigh: Annotated[WeighingRule | Weighing | None, by_divergence] = None,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Leaves are fused by divergence; clients keep near what they first learned alone (CSAC).
 
@@ -76,13 +77,14 @@ def csac(
       names: modules whose outputs are the stages, see `rivals.stages.stages_of`; "" for the ends of
         the stages layer2 to layer4, as in the authors' code, a DenseNet's last two transitions and
         its last batch norm, or all batch norms.
-      **options: those of `fedavg`; `weigh` is `by_divergence()` by default.
+      weigh: the weighing rule; `by_divergence()` by default.
+      **options: those of `fedavg`.
 
     Raises:
       ValueError: `calibration` is negative, or the task is not classification; at `init`, where the
         model has no such modules.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("csac", learned.task)
     stages = stages and calibration > 0
     trained = ("params", COLLECTION) if stages else ("params",)
@@ -91,7 +93,8 @@ def csac(
         gradient_step(differentiate(objective, trained), optimizer, trained),
         memory=_start_memory,
         finish=_remember,
-        **{"weigh": by_divergence()} | options,
+        weigh=weigh or by_divergence(),
+        **rest,
     )
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:

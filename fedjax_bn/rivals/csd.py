@@ -1,6 +1,6 @@
 """CSD (Piratla, Netrapalli & Sarawagi, ICML 2020): a classifier that is common to all domains."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, Views, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.features import ClassifiedBy, Classify, require_linear
 from fedjax_bn.models.forward import forward
@@ -30,7 +30,7 @@ def csd(
     directions: Views = 1,
     specific: AtLeast0 = 1.0,
     penalty: AtLeast0 = 1.0,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients minimize CE(f W_0) + specific CE(f W_k) + penalty mean (G - I)^2, each its domain k.
 
@@ -55,12 +55,12 @@ def csd(
       ValueError: an argument is out of its range, or the task is not classification; at `init`,
         where the size of the features cannot be found.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("csd", learned.task)
     trained = ("params", SPECIFIC, OWN)
     objective = decomposed(learned, specific, penalty)
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
-    method = method_of(step, share=keeping(options.pop("share", everything), OWN), **options)
+    method = method_of(step, share=keeping(rest.pop("share", everything), OWN), **rest)
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         if SPECIFIC not in variables:

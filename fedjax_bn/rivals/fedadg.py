@@ -1,6 +1,6 @@
 """FedADG (Zhang et al., IoT-J 2023): features of all clients drawn towards a generator's."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from fedjax_bn.local_step import (
     gradient_step,
     in_turn,
 )
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import Sizes, sizes_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables, everything, keeping
@@ -40,7 +40,7 @@ def fedadg(
     hidden: Units = 4096,
     projection: Units = 1024,
     judging: Units = 1024,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients minimize a CE + (1 - a) (1 - D(f, y))^2, and train a discriminator and a generator.
 
@@ -80,7 +80,7 @@ def fedadg(
       ValueError: an argument is out of its range, or the task is not classification; at `init`,
         where the size of the features cannot be found.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("fedadg", learned.task)
     steps = (
         (pulled(learned, share_of_loss), "params"),
@@ -91,8 +91,8 @@ def fedadg(
     method = method_of(
         in_turn(made[0], *map(_unless_alone, made[1:])),
         around=lambda client: _announcing(client, alone),
-        share=keeping(options.pop("share", everything), DISCRIMINATOR),
-        **options,
+        share=keeping(rest.pop("share", everything), DISCRIMINATOR),
+        **rest,
     )
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:

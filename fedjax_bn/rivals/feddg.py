@@ -1,6 +1,6 @@
 """FedDG, ELCFS (Liu et al., CVPR 2021): episodes in the frequencies of other clients' images."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import Above0, AtLeast0, Channels, Margin, SamplesOr0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
 from fedjax_bn.models.cpu.choice import differentiated_twice
 from fedjax_bn.models.forward import forward
 from fedjax_bn.rivals.spectra import amplitudes, with_amplitudes
@@ -42,7 +42,7 @@ def feddg(
     inner_rate: AtLeast0 = 0.001,
     clip: Above0 = 100.0,
     channels: Channels = 3,
-    **options: Any,
+    **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     """Clients minimize F(w; x) + F(w - inner_rate clip(grad F(w; x)); x'), through both (MAML).
 
@@ -83,14 +83,14 @@ def feddg(
             "how many (feddg.spectra=8), or use a method that shows nothing of them, such as fedavg"
         )
     load = options.get("load")
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     objective = episodic(learned, half, inner_rate, clip, drawn=drawn)
     method = method_of(
         gradient_step(differentiate(objective), optimizer),
         memory=lambda shared, personal: jnp.zeros((), bool),
         around=lambda client: _showing(client, learned, load or look_up, spectra, half),
         server=_collecting(),
-        **options,
+        **rest,
     )
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
@@ -102,7 +102,12 @@ def feddg(
         }
         return state._replace(server=ServerState(sent=bank))
 
-    return method._replace(init=init)
+    side = 2 * half + 1
+    shown = (
+        f"feddg sends the amplitudes of {side}x{side} frequencies of {spectra} images of each "
+        "client to the server and to all other clients (feddg.spectra, feddg.half)"
+    )
+    return method._replace(init=init, notes=(shown,))
 
 
 def episodic(

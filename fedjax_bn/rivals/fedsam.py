@@ -3,7 +3,7 @@
 With SCAFFOLD's variates it is FedGAMMA (Dai et al., TNNLS 2023).
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, differentiate, gradient_step
-from fedjax_bn.methods.learning import learning, method_of, supervised
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, dtype_of
 from fedjax_bn.methods.scaffold import corrected, keeping_variates
 from fedjax_bn.sharing import Variables
@@ -30,7 +30,7 @@ def fedsam(
     rho: AtLeast0 = 0.05,
     eta: AtLeast0 = 0.0,
     variates: bool = False,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Every local step goes along the gradient at the worst point near w, on the same batch.
 
@@ -57,12 +57,12 @@ def fedsam(
     Raises:
       ValueError: `rho` or `eta` is negative, or with `variates` clients keep a momentum.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     gradient = sharpness_aware(differentiate(supervised(learned)), rho, eta)
     if variates:
-        check_fresh("fedsam with variates", optimizer, options)
-        gradient, options = corrected(gradient), options | keeping_variates(optimizer)
-    return method_of(gradient_step(gradient, optimizer), **options)
+        check_fresh("fedsam with variates", optimizer, rest)
+        gradient, rest = corrected(gradient), rest | keeping_variates(optimizer)
+    return method_of(gradient_step(gradient, optimizer), **rest)
 
 
 def sharpness_aware(gradient: Gradient, rho: float, eta: float = 0.0) -> Gradient:

@@ -1,6 +1,6 @@
 """FedSR (Nguyen, Torr & Lim, NeurIPS 2022): a simple representation for domain generalization."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.features import ClassifiedBy, Classify
 from fedjax_bn.models.forward import forward
@@ -32,7 +32,7 @@ def fedsr(
     cmi: AtLeast0 = 0.001,
     squared: bool = False,
     noise: bool = True,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients minimize CE(classify(z)) + l2r mean ||z|| + cmi mean KL(p(z|x) || r(z|y)).
 
@@ -61,13 +61,13 @@ def fedsr(
     """
     if cmi and not noise:
         raise ValueError("fedsr: cmi needs the deviation of z: leave noise=True, or set cmi=0")
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("fedsr", learned.task)
     trained = ("params", latent.COLLECTION, *([REFERENCE] if cmi else []))
     objective = simple_representation(learned, l2r, cmi, squared=squared)
-    share = keeping(options.pop("share", everything), REFERENCE)
+    share = keeping(rest.pop("share", everything), REFERENCE)
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
-    method = method_of(step, share=share, **options)
+    method = method_of(step, share=share, **rest)
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         variables = latent.with_latent(stream(key, "latent layer"), model, variables, noise=noise)

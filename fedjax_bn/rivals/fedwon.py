@@ -1,6 +1,6 @@
 """FedWon (Zhuang & Lyu, ICLR 2024): federated learning without normalization."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import optax
@@ -8,6 +8,7 @@ import optax
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
+from fedjax_bn.methods.learning import Options
 from fedjax_bn.sharing import STATISTICS, Variables
 
 
@@ -17,7 +18,7 @@ def fedwon(
     optimizer: optax.GradientTransformation,
     *,
     clip: AtLeast0 = 0.0,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """FedAvg of a network without batch norm, perhaps with adaptive gradient clipping.
 

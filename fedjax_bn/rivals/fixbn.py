@@ -1,6 +1,6 @@
 """FixBN (Zhong, Chen & Chao, 2023): from a round on batch norms keep the federation's moments."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import optax
 from fedjax_bn.engine.ranges import RoundsOr0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, statistics_of
 from fedjax_bn.sharing import STATISTICS, Variables
 from fedjax_bn.state import Received
@@ -21,7 +21,7 @@ def fixbn(
     optimizer: optax.GradientTransformation,
     *,
     from_round: RoundsOr0 = 10,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """FedAvg whose batch norms normalize by the received running statistics from a round on.
 
@@ -41,9 +41,9 @@ def fixbn(
     Raises:
       ValueError: `from_round` is negative; at `init`, where the model has no batch norm.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     step = gradient_step(differentiate(_fixing(learned, from_round)), optimizer)
-    method = method_of(step, **options)
+    method = method_of(step, **rest)
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         if STATISTICS not in variables:

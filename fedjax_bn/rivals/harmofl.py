@@ -1,6 +1,6 @@
 """HarmoFL (Jiang, Wang & Dou, AAAI 2022): images harmonized, and flat minima at the clients."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ from fedjax_bn.aggregation import (
     Aggregate,
     ServerState,
     ServerUpdate,
+    Weighing,
+    WeighingRule,
     averaging,
     equal_messages,
     uniform,
@@ -21,7 +23,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, Channels, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.rivals import amplitude
 from fedjax_bn.rivals.fedsam import sharpness_aware
 from fedjax_bn.sharing import Variables, everything
@@ -31,13 +33,14 @@ PyTree = Any
 
 
 @bounded
-def harmofl(
+def harmofl(  # type: ignore[misc] # its own default
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
     rho: AtLeast0 = 0.05,
     channels: Channels = 3,
-    **options: Any,
+    weigh: WeighingRule | Weighing | None = uniform,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """FedSAM on images whose means are the federation's, in training and at test.
 
@@ -60,7 +63,8 @@ def harmofl(
       optimizer: the local optimizer.
       rho: of the weights' perturbation, at least 0; 0.05 as in the authors' code.
       channels: of the images that the model reads, C.
-      **options: those of `fedavg`; `weigh` is `uniform` by default.
+      weigh: the weighing rule.
+      **options: those of `fedavg`.
 
     Raises:
       ValueError: an argument is out of its range, or there is privacy; at `round`, where images
@@ -73,19 +77,20 @@ def harmofl(
             "fedbn or fedprox"
         )
     load = options.get("load")
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     gradient = sharpness_aware(differentiate(supervised(learned)), rho)
-    share = options.pop("share", everything)
+    share = rest.pop("share", everything)
     method = method_of(
         gradient_step(gradient, optimizer),
         memory=lambda shared, personal: jnp.zeros((), bool),
-        server=_averaging_means(options.pop("server", None) or averaging()),
+        server=_averaging_means(rest.pop("server", None) or averaging()),
         around=lambda client: _measuring(client, learned, load or look_up),
         share=lambda variables: {
             **share({name: tree for name, tree in variables.items() if name != _NAME}),
             _NAME: {"mean": True},
         },
-        **{"weigh": uniform} | options,
+        weigh=weigh,
+        **rest,
     )
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:

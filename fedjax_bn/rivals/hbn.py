@@ -1,6 +1,6 @@
 """HBN (Chen, Xu, Wu & Kittler, ICML 2025): hybrid batch normalisation."""
 
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
+from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of, supervised
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.batch_instance import GATE, with_gates
 from fedjax_bn.normalization.layer import Layer, Statistics, moments
@@ -43,7 +43,7 @@ def hbn(
     optimizer: optax.GradientTransformation,
     *,
     momentum: UpTo1 = 0.002,
-    **options: Any,
+    **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
     """FedAvg whose batch norms mix the federation's moments with the batch's, by a learned share.
 
@@ -75,14 +75,14 @@ def hbn(
       ValueError: `momentum` is out of its range; at `init`, where the model has no batch norm.
     """
     load = options.get("load")
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     objective = supervised(learned, hybrid_statistics)
     method = method_of(
         gradient_step(differentiate(objective), optimizer),
         around=lambda client: _measuring(client, learned, load or look_up),
-        share=_keeping_shares(options.pop("share", everything)),
+        share=_keeping_shares(rest.pop("share", everything)),
         server=_moving_statistics(momentum),
-        **options,
+        **rest,
     )
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:

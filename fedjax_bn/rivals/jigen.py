@@ -1,6 +1,6 @@
 """JiGen (Carlucci et al., CVPR 2019): the network also solves jigsaw puzzles."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, Puzzles, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables
@@ -31,7 +31,7 @@ def jigen(
     weight: AtLeast0 = 0.7,
     whole: UpTo1 = 0.9,
     permutations: Puzzles = 30,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients minimize CE(class) + weight CE(order) on images whose 3x3 tiles may be shuffled.
 
@@ -58,12 +58,12 @@ def jigen(
         where the size of the features cannot be found; at `round`, where samples are no images of
         at least 3x3.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("jigen", learned.task)
     trained = ("params", COLLECTION)
     objective = puzzling(learned, weight, whole, orders(permutations))
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
-    method = method_of(step, **options)
+    method = method_of(step, **rest)
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         if COLLECTION not in variables:

@@ -1,6 +1,6 @@
 """L2D (Wang et al., ICCV 2021): learning to diversify, for clients with a single domain each."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, Channels, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step, in_turn
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.forward import Output, forward
 from fedjax_bn.rivals.discrepancy import kernel, squared_distances
@@ -37,7 +37,7 @@ def l2d(
     leak: AtLeast0 = 0.1,
     rate: AtLeast0 = 0.005,
     channels: Channels = 3,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients learn from their images x and from these in styles x' that are to be told apart.
 
@@ -78,14 +78,14 @@ def l2d(
         where the size of the features cannot be found; at `round`, where images have other
         channels.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("l2d", learned.task)
     trained = ("params", LIKELIHOOD)
     goal = diversified(learned, share_of_style, contrast, likelihood)
     first = gradient_step(differentiate(goal, trained), optimizer, trained)
     style = differentiate(_styling(learned, share_of_style, leak), (STYLIST,))
     second = gradient_step(style, optax.sgd(rate), (STYLIST,))
-    method = method_of(in_turn(first, second) if share_of_style else first, **options)
+    method = method_of(in_turn(first, second) if share_of_style else first, **rest)
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         if STYLIST not in variables:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from math import prod
-from typing import Any
+from typing import Any, Unpack
 from zlib import crc32
 
 import jax
@@ -15,7 +15,7 @@ from fedjax_bn.engine.perturb import partners
 from fedjax_bn.engine.ranges import Above0, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of, supervised
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, shapes_of, spatial_layers
 from fedjax_bn.normalization.layer import is_spatial
@@ -35,7 +35,7 @@ def mixstyle(
     names: str = "",
     probability: UpTo1 = 0.5,
     concentration: Above0 = 0.1,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """FedAvg whose clients, in training, mix the styles of feature maps within a batch.
 
@@ -65,11 +65,9 @@ def mixstyle(
     Raises:
       ValueError: an argument is out of its range; at `round`, where no map has such a name.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     mix = mixing_styles(probability, concentration)
-    return method_of(
-        gradient_step(differentiate(_mixed(learned, names, mix)), optimizer), **options
-    )
+    return method_of(gradient_step(differentiate(_mixed(learned, names, mix)), optimizer), **rest)
 
 
 def _mixed(learned: Learning, names: str, mix: Mix) -> Objective:

@@ -1,6 +1,6 @@
 """RandConv (Xu et al., ICLR 2021): one prediction whatever random convolution the images meet."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, OddSide, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
@@ -30,7 +30,7 @@ def randconv(
     mix: bool = True,
     identity: UpTo1 = 0.0,
     largest: OddSide = 7,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients minimize CE(p_1) + c (KL(p_1 | m) + KL(p_2 | m) + KL(p_3 | m)) / 3.
 
@@ -56,11 +56,11 @@ def randconv(
       ValueError: an argument is out of its range, or the task is not classification; at `round`,
         where samples are no images.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("randconv", learned.task)
     convolve = perturb.randconv(mix, identity, largest)
     objective = consistent(learned, convolve, consistency)
-    return method_of(gradient_step(differentiate(objective), optimizer), **options)
+    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
 
 
 def consistent(learned: Learning, change: perturb.Perturb, consistency: float) -> Objective:

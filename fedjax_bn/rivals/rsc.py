@@ -1,6 +1,6 @@
 """RSC (Huang, Wang, Xing & Huang, ECCV 2020): the features that decide most are muted."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import optax
 from fedjax_bn.engine.ranges import Share, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.features import ClassifiedBy
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables
@@ -26,7 +26,7 @@ def rsc(
     *,
     features: Share = 0.3333333333333333,
     batch: Share = 0.3333333333333333,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients minimize CE(classify(f * mask)), representation self-challenging.
 
@@ -52,10 +52,10 @@ def rsc(
       ValueError: a share is out of its range, or the task is not classification; at `round`, where
         the model's features are not to be found.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("rsc", learned.task)
     objective = self_challenging(learned, features, batch)
-    return method_of(gradient_step(differentiate(objective), optimizer), **options)
+    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
 
 
 def self_challenging(learned: Learning, features: float, share: float) -> Objective:

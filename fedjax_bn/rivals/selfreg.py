@@ -1,6 +1,6 @@
 """SelfReg (Kim et al., ICCV 2021): samples of one class are to look alike, without negatives."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.layer import moments
@@ -32,7 +32,7 @@ def selfreg(
     *,
     feature: AtLeast0 = 0.3,
     beta: Above0 = 0.5,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """Clients minimize CE + min(CE, 1) (logits' gap + feature times the features' gap).
 
@@ -58,13 +58,11 @@ def selfreg(
       ValueError: an argument is out of its range, or the task is not classification; at `init`,
         where the size of the features cannot be found.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("selfreg", learned.task)
     trained = ("params", COLLECTION)
     objective = self_regularized(learned, feature, beta)
-    method = method_of(
-        gradient_step(differentiate(objective, trained), optimizer, trained), **options
-    )
+    method = method_of(gradient_step(differentiate(objective, trained), optimizer, trained), **rest)
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         if COLLECTION not in variables:

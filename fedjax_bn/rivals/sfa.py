@@ -1,6 +1,6 @@
 """SFA (Li et al., ICCV 2021): features with random scales and shifts."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import optax
@@ -9,7 +9,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.features import ClassifiedBy
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables
@@ -23,7 +23,7 @@ def sfa(
     *,
     scale: AtLeast0 = 1.0,
     shift: AtLeast0 = 1.0,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """FedAvg whose classifier reads, in training, features with noise: SFA-S.
 
@@ -43,9 +43,9 @@ def sfa(
     Raises:
       ValueError: a deviation is negative; at `round`, where the features are not to be found.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     return method_of(
-        gradient_step(differentiate(_augmented(learned, scale, shift)), optimizer), **options
+        gradient_step(differentiate(_augmented(learned, scale, shift)), optimizer), **rest
     )
 
 

@@ -1,7 +1,7 @@
 """SNR (Jin, Lan, Zeng & Chen, TMM 2021): styles are taken away, and what tells classes restored."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 from zlib import crc32
 
 import jax
@@ -12,7 +12,7 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, learning, method_of
+from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.rivals.restitution import COLLECTION, Restored, layer, restoring
@@ -32,7 +32,7 @@ def snr(
     *,
     weight: AtLeast0 = 0.01,
     names: str = "",
-    **options: Any,
+    **options: Unpack[Options],
 ) -> FederatedMethod:
     """FedAvg of a network with `rivals.restitution` behind some modules (SNR).
 
@@ -63,11 +63,11 @@ def snr(
       ValueError: `weight` is negative, or the task is not classification; at `init`, where the
         model has no such modules; at `round`, where these give no maps.
     """
-    learned, options = learning(model, **options)
+    learned, rest = learning(model, **options)
     require_classifier("snr", learned.task)
     trained = ("params", COLLECTION, HEADS)
     step = gradient_step(differentiate(restituting(learned, weight), trained), optimizer, trained)
-    method = method_of(step, **options)
+    method = method_of(step, **rest)
 
     def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
         if COLLECTION not in variables:

@@ -10,7 +10,7 @@ from fedjax_bn.engine.names import file_name, shown
 from fedjax_bn.report import tables, write_comparison, write_report
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished
 from fedjax_bn.run.experiment.datasets import domain_names
-from fedjax_bn.run.experiment.method import suits
+from fedjax_bn.run.experiment.method import served_of
 from fedjax_bn.run.files import workdir
 from fedjax_bn.run.files.ownership import owned
 from fedjax_bn.run.processes.together import first
@@ -71,7 +71,7 @@ def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
     for method in config.baselines:
         baseline = config.copy_and_resolve_references()
         baseline.update(method=method, share="", baselines=())
-        baseline.adaptations = tuple(text for text in config.adaptations if suits(baseline, text))
+        baseline.adaptations = served_of(baseline, config.adaptations)
         yield baseline, folder / "baselines" / file_name(method)
 
 

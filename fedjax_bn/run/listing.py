@@ -31,10 +31,10 @@ def listing(names: Sequence[str]) -> str:
 
 
 def _methods() -> Iterable[Line]:
-    from fedjax_bn.run.experiment.method import KEYS_OF, METHODS
+    from fedjax_bn.run.experiment.method import METHODS, group_of
 
     for name, method in METHODS.items():
-        group = KEYS_OF.get(name, name)
+        group = group_of(name)
         keys = [key for key in KEYS if key.startswith(f"{group}.")]
         yield name, _first_line(method), " ".join(keys)
 

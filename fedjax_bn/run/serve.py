@@ -108,7 +108,7 @@ def _write(
             "serve writes a model whose outputs are probabilities of classes, and this run has a "
             "detector: use fedjax_bn.detection in Python"
         )
-    if choose_personalization(config):
+    if choose_personalization(config, experiment.method):
         say(
             "evaluate lets unseen clients adapt to labelled samples first (personalize.samples); "
             "the served model is the one before that"

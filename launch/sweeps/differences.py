@@ -67,19 +67,17 @@ def _other_samples(folder: Path, planned: Mapping[str, int]) -> tuple[str, ...]:
 
 def _other_methods(method: str) -> set[str]:
     """The groups of keys that are arguments of other methods."""
-    from fedjax_bn.run.experiment.method import KEYS_OF, METHODS  # imports JAX, see `_planned`
+    from fedjax_bn.run.experiment.method import METHODS, group_of  # imports JAX, see `_planned`
 
-    return set(METHODS) - {KEYS_OF.get(method, method)}
+    return set(METHODS) - {group_of(method)}
 
 
 @cache
 def _planned(config: str, changes: tuple[tuple[str, object], ...]) -> Mapping[str, object]:
     """The planned configuration, dotted key -> value."""
-    from fedjax_bn.run.experiment.method import resolved  # imports JAX, which listing need not
-
     name, colon, inline = config.partition(":")
     spelled = [(key, _show(value) if value != "" else "") for key, value in changes]
-    return dict(flatten(resolved(read(f"{ROOT / name}{colon}{inline}", spelled))))
+    return dict(flatten(read(f"{ROOT / name}{colon}{inline}", spelled)))
 
 
 def _plain(value: object) -> object:

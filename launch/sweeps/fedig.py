@@ -4,8 +4,8 @@
 
 NAMEs of data: pacs, vlcs and officehome, as their config files take data.path; and resnet18, a file
 of ResNet-18's ImageNet weights by torchvision's names, which you supply: --data.resnet18=FILE.
---config.pretrained= starts at random instead, with CAFL as a mean (configs/pacs.py), and the report
-says so. Four seeds (section 4.1). Table 4 is a benchmark, benchmarks/fedig_costs.py.
+--config.pretrained= --config.fedig.cafl=mean starts at random instead (configs/pacs.py), and the
+report says so. Four seeds (section 4.1). Table 4 is a benchmark, benchmarks/fedig_costs.py.
 
 FedIG is a run of FedIG-A tested without its adapter, which does not touch the main network. Each
 domain is left out in turn; averages are over targets, by seed. Table 12 tests FedIG-A's runs on
@@ -79,12 +79,15 @@ BIN = Training("bin", {"method": "fedig", "fedig.gates": True, "adaptations": ("
 COPA = Training("copa", {"method": "copa", "adaptations": ("learned_alpha",)})
 
 
+PRINTED = {"fedig.cafl": "sum"}  # for ImageNet's weights
+
+
 def protocol(dataset: str) -> Protocol:
     """One domain left out after the other."""
     name = dataset.lower()
     needs = {"data.path": name, "pretrained": "resnet18"}
     columns = left_out(DOMAINS[dataset])
-    return Protocol(name, f"configs/{name}.py", columns, SEEDS, needs, {})
+    return Protocol(name, f"configs/{name}.py", columns, SEEDS, needs, PRINTED)
 
 
 def where(number: int, **more: str) -> dict[str, str]:
@@ -157,7 +160,7 @@ CROWDED = {  # folder -> changes of configs/pacs_30_clients.py
 def crowd(folder: str) -> Protocol:
     """30 clients, of which ten train a round."""
     name, config = f"pacs_30_clients/{folder}", "configs/pacs_30_clients.py"
-    return PACS._replace(name=name, config=config, changes=CROWDED[folder])
+    return PACS._replace(name=name, config=config, changes=PRINTED | CROWDED[folder])
 
 
 def crowded(number: int, folder: str) -> Table:

@@ -239,13 +239,13 @@ RUN = {
     "checkpoint_every": Key(5, "rounds between checkpoints; the last one is always kept", COUNT),
     "personalize.samples": Key(
         None,
-        "labelled samples on which a tested client adapts first; empty: 16 for perfedavg, 0 else",
+        "labelled samples on which a tested client adapts first; empty: the method's own, mostly 0",
         SAMPLES_OR_0,
         int,
     ),
     "personalize.steps": Key(1, "gradient steps on them", STEPS),
     "personalize.rate": Key(
-        None, "their learning rate; empty: perfedavg.inner_rate", AT_LEAST_0, float
+        None, "their learning rate; empty: the method's own, else 0.01", AT_LEAST_0, float
     ),
     "compilation_cache": Key(
         "~/.cache/fedjax_bn/compiled",
@@ -338,14 +338,7 @@ DATA = {
 }
 
 # Defaults, meanings and ranges of methods' own arguments are read from the methods.
-METHOD_KEYS = {key: Key(*argument) for key, argument in method_arguments().items()} | {
-    "fedig.cafl": Key(
-        "",
-        "CAFL over features: sum, as the paper prints it, or mean; empty: sum with pretrained "
-        "weights, mean without, where the sum diverges or collapses",
-        one_of("", "sum", "mean"),
-    )
-}
+METHOD_KEYS = {key: Key(*argument) for key, argument in method_arguments().items()}
 KEYS: dict[str, Key] = RUN | DATA | METHOD_KEYS
 
 

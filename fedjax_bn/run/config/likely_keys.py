@@ -49,10 +49,8 @@ _SYNONYMS = {
     "privacy.noise": "dp epsilon sigma noisemultiplier",
     "privacy.clip": "clipping maxgradnorm clipnorm maxnorm gradclip",
     "privacy.delta": "delta",
-    "fedavgm.eta": "serverlr",
-    "fedadam.eta": "serverlr",
-    "fedyogi.eta": "serverlr",
-    "fedprox.mu": "proximal prox",
+    "eta": "serverlr",  # of methods
+    "mu": "proximal prox",
 }
 
 
@@ -65,7 +63,8 @@ def likely_keys(name: str) -> list[str]:
     last = _plain(name.rpartition(".")[2])
     same = [key for key in KEYS if _plain(key.rpartition(".")[2]) == last]
     same.sort(key=lambda key: key.count("."))
-    named = [key for key, words in _SYNONYMS.items() if last in words.split()]
+    meant = [key for key, words in _SYNONYMS.items() if last in words.split()]
+    named = [key for key in KEYS for one in meant if key == one or key.endswith(f".{one}")]
     close = difflib.get_close_matches(name.lower()[:100], KEYS, _MOST, 0.75)
     words = set(name.lower().replace(".", "_").split("_"))
     shared = {key: len(words & set(key.replace(".", "_").split("_"))) for key in KEYS}

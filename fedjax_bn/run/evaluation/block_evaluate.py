@@ -167,7 +167,10 @@ def _scorer(
       adapt: whether they adapt first, where the configuration says so.
     """
     model, prepare, rule = experiment.model, experiment.prepare, experiment.method.statistics
-    how, mesh = choose_personalization(config) if adapt else None, experiment.mesh
+    how, mesh = (
+        choose_personalization(config, experiment.method) if adapt else None,
+        experiment.mesh,
+    )
     steps = adapt_rows(model, prepare, how, rule, mesh) if how else None
     size = _block_size(config, len(splits), mesh)
     score = score_clients(model, prepare, size, task, rule, mesh)

@@ -95,7 +95,7 @@ def internal_evaluator(
     if not once and all(domain.validation is not None for domain in domains):
         splits["validation"] = [domain.validation for domain in domains]
     adapt = dict.fromkeys(splits, unchanged)
-    if how := choose_personalization(config):
+    if how := choose_personalization(config, method):
         for key, parts in splits.items():
             labelled, splits[key] = set_aside_all(parts, how)
             adapt[key] = adapt_clients(

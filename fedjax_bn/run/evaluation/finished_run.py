@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
-from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.adaptation.choice import NEEDS, choose_adaptation
 from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
 from fedjax_bn.data.pixels.resize import resized
@@ -308,7 +308,7 @@ def _draw(
         raise ConfigError("--tsne needs the features of a classifier, and this run has a detector")
     if request.alphas and not adapted:
         raise ConfigError(
-            "--alphas needs a zero-shot adapter, which this run has not: train with method=fediga"
+            f"--alphas needs an adapter, which this run does not have: {NEEDS['zero_shot_adapter']}"
         )
     model, prepare = experiment.model, experiment.prepare
     for domain in tested.domains:

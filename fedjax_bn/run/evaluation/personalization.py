@@ -5,6 +5,7 @@ clients and external ones (sections 4.1.2 and 4.1.3). The labelled samples are d
 the samples that are evaluated and never count in the accuracy.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
 from fedjax_bn.data.label_trees import has_boxes
 from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.engine.devices import apart, padded
-from fedjax_bn.federation import FederatedState
+from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.run.errors import ConfigError
@@ -28,7 +29,6 @@ from fedjax_bn.run.processes.mesh import clients_of, place_rows
 from fedjax_bn.sharing import Variables, join
 
 PyTree = Any
-SAMPLES = {"perfedavg": 16}  # where nothing else is said; half a batch of 32, as in its training
 
 
 class Personalization(NamedTuple):
@@ -51,19 +51,20 @@ PyTree = Any
 _Adapt = Callable[[Variables], Variables]
 
 
-def choose_personalization(config: ConfigDict) -> Personalization | None:
-    """What `config.personalize` says; None where no client adapts."""
+def choose_personalization(config: ConfigDict, method: FederatedMethod) -> Personalization | None:
+    """`config.personalize`, by default as the method says; None where no client adapts."""
     keys = config.personalize
-    samples = keys.samples
-    if samples is None:
-        samples = SAMPLES.get(config.method, 0)
-    rate = config.perfedavg.inner_rate if keys.rate is None else keys.rate
+    usual = inspect.signature(personalize).parameters["inner_rate"].default
+    samples, rate = method.personalize or (0, usual)
+    samples = samples if keys.samples is None else keys.samples
+    rate = rate if keys.rate is None else keys.rate
     return Personalization(samples, keys.steps, rate, config.seed) if samples else None
 
 
-def check_labelled(config: ConfigDict, internal: Dataset, unseen: Sequence[Domain]) -> None:
+def check_labelled(
+    choice: Personalization | None, internal: Dataset, unseen: Sequence[Domain]
+) -> None:
     """Raises ConfigError if a client has too few samples to label some and test the others."""
-    choice = choose_personalization(config)
     if choice is None:
         return
     if any(has_boxes(domain.test.labels) for domain in (*internal.domains, *unseen)):
@@ -206,7 +207,7 @@ def _steps_on(
     labels: PyTree,
     statistics: StatisticsRule | None,
 ) -> _Adapt:
-    """`perfedavg.personalize` on some samples, as a function of the variables."""
+    """`personalize` on some samples, as a function of the variables."""
     return lambda variables: personalize(
         model,
         variables,

@@ -50,7 +50,7 @@ def unseen_evaluator(
         return lambda state, keep=None: {}
     tested = {domain.name: whole(domain) for domain in experiment.unseen}
     adapt = dict.fromkeys(tested, unchanged)
-    if how := choose_personalization(config):
+    if how := choose_personalization(config, experiment.method):
         for name, split in tested.items():
             labelled, tested[name] = set_aside(split, how)
             rule = experiment.method.statistics

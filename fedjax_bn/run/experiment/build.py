@@ -30,7 +30,7 @@ from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.normalization import Layer, Statistics
 from fedjax_bn.run.config.keys import check, choice_of, choose
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.evaluation.personalization import check_labelled
+from fedjax_bn.run.evaluation.personalization import check_labelled, choose_personalization
 from fedjax_bn.run.experiment.augmentation import choose_augmentation, choose_loading
 from fedjax_bn.run.experiment.availability import read_trace
 from fedjax_bn.run.experiment.datasets import check_data_keys, check_image_size, configured_clients
@@ -40,8 +40,6 @@ from fedjax_bn.run.experiment.method import (
     choose_method,
     local_epochs,
     method_maker,
-    shown_notes,
-    start_notes,
 )
 from fedjax_bn.run.experiment.readers import DATASETS
 from fedjax_bn.run.experiment.task import choose_task
@@ -122,9 +120,9 @@ def build(config: ConfigDict) -> Experiment:
     check_image_size(internal, config)
     _check_clients(internal, config)
     check_draws(internal, config)
-    check_labelled(config, internal, unseen)
     _check_validation(internal, config)
     experiment = assemble(config, internal, unseen, notes)
+    check_labelled(choose_personalization(config, experiment.method), internal, unseen)
     trace = read_trace(config.participation.trace, len(internal.domains))
     experiment = experiment._replace(trace=trace)
     with naming(f"config.model={brief(config.model)}"):
@@ -146,9 +144,10 @@ def assemble(
     load, task = choose_loading(config, internal), choose_task(config, model, internal)
     rows = config.clients_per_round or len(internal.domains)
     mesh = choose_mesh(config.mesh, rows, config.batch_size)
+    method = make_method(model, prepare, load, task, mesh)
     return Experiment(
         model=model,
-        method=make_method(model, prepare, load, task, mesh),
+        method=method,
         internal=internal,
         unseen=unseen,
         prepare=prepare,
@@ -156,10 +155,7 @@ def assemble(
             text: choose_adaptation(text, model, config.adapt_batch_size)
             for text in config.adaptations
         },
-        notes=notes
-        + shown_notes(config)
-        + start_notes(config)
-        + repetition_notes(internal, config),
+        notes=notes + method.notes + repetition_notes(internal, config),
         mesh=mesh,
         task=task,
     )

@@ -1,4 +1,4 @@
-"""The method that a configuration names, and what some methods train besides the model."""
+"""The method that a configuration names, and the adaptations that it serves."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -10,28 +10,29 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn import methods, sharing
-from fedjax_bn.client import Load
-from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.adaptation.choice import NEEDS
+from fedjax_bn.client import Load, look_up
+from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.engine.perturb import Perturb, amplitude_mix, randconv
 from fedjax_bn.engine.ranges import brief
 from fedjax_bn.engine.selection import best_of_round, validation_score
 from fedjax_bn.engine.spelling import call_chosen, naming
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.models import SmallCNN
+from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.optimizer import ends_with_run, local_optimizer
 from fedjax_bn.run.experiment.privacy import choose_privacy
 from fedjax_bn.run.experiment.task import option_of
 from fedjax_bn.run.experiment.weighing import (
-    check_extrapolation,
     choose_weighing,
     is_told,
     told_weighing,
 )
 from fedjax_bn.run.experiment.weighing import follows_rounds as weighing_follows_rounds
 from fedjax_bn.sharing import Variables
-from fedjax_bn.task import Task
+from fedjax_bn.task import Task, classification
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__}
 SHARING = {
@@ -43,47 +44,20 @@ SHARING = {
         sharing.all_but_statistics,
     )
 }
-PERTURBATIONS = {"amplitude_mix": amplitude_mix, "randconv": randconv}
+PERTURBATIONS = {make.__name__: make for make in (amplitude_mix, randconv)}
 # What the configuration gives every method by keys of its own.
 GIVEN = ("clients", "keep_optimizer", "local_epochs")
-# Methods whose arguments are another one's keys.
-KEYS_OF = {"fediga": "fedig"}
-# What a method adds to the common start: `add(key, model, variables, images) -> variables`.
-_ADDS = {"fediga": with_adapter}
-# Adaptations that need something trained, and which of them a method's model can serve.
-_NEEDING = ("zero_shot_adapter", "learned_alpha")
-_SERVES = {
-    "fediga": lambda config: ("zero_shot_adapter",),
-    "fedig": lambda config: ("learned_alpha",) if config.fedig.gates else (),
-    "copa": lambda config: ("learned_alpha",) if config.copa.gates else (),
-}
 
 
-def _group_of(method: str) -> str:
-    return KEYS_OF.get(method, method)
+def group_of(method: str) -> str:
+    """The group of keys that are a method's arguments.
 
-
-def resolved(config: ConfigDict) -> ConfigDict:
-    """The configuration with `fedig.cafl` chosen where it is empty.
-
-    It is the paper's sum with `pretrained` weights, and the mean over features without.
+    A method without arguments of its own is a variant of the one that its file is named after, and
+    has that one's.
     """
-    if config.fedig.cafl:
-        return config
-    chosen = config.copy_and_resolve_references()
-    chosen.fedig.cafl = "sum" if config.pretrained else "mean"
-    return chosen
-
-
-def shown_notes(config: ConfigDict) -> tuple[str, ...]:
-    """Sentences on what of their data clients show by the configured method, besides its model."""
-    if config.method != "feddg":
-        return ()
-    side = 2 * config.feddg.half + 1
-    return (
-        f"feddg sends the amplitudes of {side}x{side} frequencies of {config.feddg.spectra} images "
-        "of each client to the server and to all other clients (feddg.spectra, feddg.half)",
-    )
+    if method not in METHODS or any(key.startswith(f"{method}.") for key in KEYS):
+        return method
+    return METHODS[method].__module__.rpartition(".")[2]
 
 
 def follows_rounds(config: ConfigDict) -> str:
@@ -93,48 +67,23 @@ def follows_rounds(config: ConfigDict) -> str:
     return f"weigh={brief(config.weigh)}" if weighing_follows_rounds(config) else ""
 
 
-def start_notes(config: ConfigDict) -> tuple[str, ...]:
-    """Sentences on how the configured method depends on the weights that it starts from."""
-    if _group_of(config.method) != "fedig" or not config.fedig.lambda_2 or config.start_from:
-        return ()
-    cafl, weight = resolved(config).fedig.cafl, f"fedig.lambda_2={config.fedig.lambda_2:g}"
-    if config.pretrained:
-        start = f"{config.method} starts from {config.pretrained}"
-        why = (
-            "as the paper prints it (fedig.cafl=mean where that diverges)"
-            if cafl == "sum"
-            else "where the paper prints their sum"
-        )
-    else:
-        start = f"{config.method} trains from scratch, because pretrained is empty"
-        why = (
-            "because the paper's sum, made for ImageNet's weights, diverges or loses the features "
-            "from random ones; pretrained= gives the paper's"
-            if cafl == "mean"
-            else "which is made for ImageNet's weights and may diverge or lose the features here; "
-            "fedig.cafl=mean does not"
-        )
-    return (f"{start}, with CAFL as the {cafl} over features ({weight} of it), {why}",)
-
-
 def method_maker(
     config: ConfigDict,
 ) -> Callable[..., FederatedMethod]:
     """Returns `make(model, prepare, load, task, mesh=None)` for the configured method.
 
-    A method's own arguments are the configuration's keys under its name, such as `fedprox.mu`;
-    FedIG-A has those of FedIG. A user's own method, `package.module:function:key=value`, is a
-    function `(model, optimizer, *, prepare, load, clients, local_epochs, ...) -> FederatedMethod`;
-    on several devices it is given `mesh` too.
+    A method's own arguments are the configuration's keys of its group, such as `fedprox.mu`, see
+    `group_of`. A user's own method, `package.module:function:key=value`, is a function
+    `(model, optimizer, *, prepare, load, clients, local_epochs, ...) -> FederatedMethod`; on
+    several devices it is given `mesh` too.
 
     Raises:
       ConfigError: an unknown name, module or argument.
     """
     method, options = choose_method("method", config.method)
-    options |= dict(resolved(config).get(_group_of(config.method), {}))
+    options |= dict(config.get(group_of(config.method), {}))
     if config.share:
         options["share"] = _choose_sharing(config.share)
-    check_extrapolation(config)
     if config.weigh:
         options["weigh"] = choose_weighing(config.weigh)
     if mechanism := choose_privacy(config):
@@ -190,7 +139,7 @@ def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], 
         name = text.partition(":")[0]
         raise ConfigError(
             f"config.{key}={brief(text)}: arguments of {name} are keys of their own, "
-            f"config.{KEYS_OF.get(name, name)}.KEY, see `fedjax-bn list keys`"
+            f"config.{group_of(name)}.KEY, see `fedjax-bn list keys`"
         )
     return method, options
 
@@ -235,37 +184,22 @@ def local_epochs(config: ConfigDict) -> tuple[int, ...]:
     return tuple(map(int, config.client_epochs)) or (config.local_epochs,)
 
 
-def with_method_parts(
-    config: ConfigDict, model: nn.Module, variables: Variables, images: jax.Array, key: jax.Array
-) -> Variables:
-    """The common start with what the configured method trains besides: FedIG-A its adapter.
-
-    Args:
-      config: the run's.
-      model: linen module.
-      variables: its collections.
-      images: f[B, ...] as the model reads them; only the shape counts.
-      key: random key.
-
-    Raises:
-      ValueError: the model has no batch norm to adapt.
-    """
-    add = _ADDS.get(config.method)
-    return add(key, model, variables, images) if add else variables
-
-
-def suits(config: ConfigDict, text: str) -> bool:
-    """Whether the configured method trains what an adaptation needs."""
-    name = text.partition(":")[0]
-    return name not in _NEEDING or name in _SERVES.get(config.method, lambda config: ())(config)
-
-
 def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:
     """Raises ConfigError if an adaptation needs what the configured method does not train."""
+    served = set(served_of(config, adaptations))
     for text in adaptations:
-        if not suits(config, text):
+        if text not in served:
             raise ConfigError(
-                f"config.adaptations has {brief(text)}, for which method={config.method!r} trains "
-                "nothing: zero_shot_adapter needs method=fediga, learned_alpha needs method=fedig "
-                "with fedig.gates=True, or method=copa"
+                f"config.adaptations has {brief(text)}, but method={config.method!r} does not "
+                f"train what it needs: {NEEDS[text.partition(':')[0]]}"
             )
+
+
+def served_of(config: ConfigDict, adaptations: Iterable[str]) -> tuple[str, ...]:
+    """Those of the adaptations for which the configured method trains all that they need."""
+    names = {text: text.partition(":")[0] for text in adaptations}
+    if NEEDS.keys().isdisjoint(names.values()):
+        return tuple(names)
+    # What a method serves depends on its arguments alone, not on the model or the data.
+    method = method_maker(config)(SmallCNN(), standardize(), look_up, classification())
+    return tuple(text for text, name in names.items() if name not in NEEDS or name in method.serves)

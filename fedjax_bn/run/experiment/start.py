@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from fedjax_bn import models, sharing
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.engine.backend import for_one_run
-from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import pretrained
@@ -22,9 +21,7 @@ from fedjax_bn.run.experiment.build import (
     Experiment,
     build,
     initial_variables,
-    sample_input,
 )
-from fedjax_bn.run.experiment.method import start_notes, with_method_parts
 from fedjax_bn.run.experiment.shapes import check_shapes
 from fedjax_bn.run.experiment.starting_model import starting_model
 from fedjax_bn.run.processes.mesh import everywhere, place_copies, shardings_of
@@ -102,9 +99,6 @@ def make_start(
         variables = initial_variables(experiment, keys.model)
         if fixed is not None:
             variables = sharing.join(fixed, sharing.split_like(variables, fixed)[1])
-        images = sample_input(experiment.internal, experiment.prepare, 2)
-        key = stream(keys.model, "method parts")
-        variables = with_method_parts(config, experiment.model, variables, images, key)
         whole = experiment.method.init(keys.method, variables, clients)
         if rows == clients:
             return whole
@@ -153,7 +147,7 @@ def _load_pretrained(
         return starting_model(config, like), (note,)
     if not config.pretrained:
         known = (models.AlexNet, models.DenseNet, models.ResNet, models.YOLOv5)
-        could = isinstance(inspect.unwrap(experiment.model), known) and not start_notes(config)
+        could = isinstance(inspect.unwrap(experiment.model), known)
         why = f"{config.model} starts from random weights, because pretrained is empty"
         return None, (why,) * could
     network = inspect.unwrap(experiment.model)

@@ -14,7 +14,6 @@ from fedjax_bn.engine.ranges import brief
 from fedjax_bn.engine.selection import validation_loss, validation_score
 from fedjax_bn.engine.spelling import call_chosen, naming
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.task import Task
@@ -94,13 +93,3 @@ def told_weighing(
     accuracy = options.get("metric") == "accuracy"
     measure = (validation_score if accuracy else validation_loss)(model, prepare, task, statistics)
     return make(measure, **{"rounds": config.rounds} | options)
-
-
-def check_extrapolation(config: ConfigDict) -> None:
-    """Raises ConfigError if `fedcd.eta` is given beside a `weigh` that takes its place."""
-    eta = config.fedcd.eta
-    if config.weigh and eta != KEYS["fedcd.eta"].default:
-        raise ConfigError(
-            f"config.fedcd.eta={eta:g} is of no use with config.weigh={brief(config.weigh)}: write "
-            f"weigh=risk_extrapolation:eta={eta:g}, or leave weigh empty for FedCD's own"
-        )

@@ -94,7 +94,7 @@ def require_finite(record: Record, metrics: dict[str, np.ndarray], on_nonfinite:
     if "server_finite" in record:
         raise NotFiniteError(
             f"round {record['round']}: the server's step is not finite; lower its learning rate "
-            "(eta of fedavgm, fedadam and the like), or set on_nonfinite=drop to leave such steps "
+            "(the method's key eta), or set on_nonfinite=drop to leave such steps "
             "out"
         )
 

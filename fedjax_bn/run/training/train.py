@@ -21,7 +21,7 @@ from fedjax_bn.run.evaluation.box_pictures import draw_boxes, shows_boxes
 from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.evaluation.unseen import unseen_evaluator
 from fedjax_bn.run.experiment.build import Experiment
-from fedjax_bn.run.experiment.method import follows_rounds, resolved
+from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.experiment.start import Keys, data_hash, partition_table, prepare
 from fedjax_bn.run.experiment.starting_model import starting_record
@@ -78,7 +78,6 @@ def run(
       InterruptedRun: Ctrl-C, after the state was saved.
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
-    config = resolved(config)
     experiment, keys, start = prepare(config)
     start = start_held(config, start, folder, len(experiment.internal.domains))
     promised = describe_privacy(config, len(experiment.internal.domains), config.rounds)

@@ -1,0 +1,140 @@
+"""A method means the same on the command line and in Python, and `run/` knows no method's name."""
+
+import ast
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_bn import methods
+from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.methods.learning import Options
+from fedjax_bn.models import DigitCNN, SmallCNN
+from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.experiment import build
+from fedjax_bn.run.experiment.augmentation import choose_loading
+from fedjax_bn.run.experiment.method import PERTURBATIONS
+from fedjax_bn.run.experiment.optimizer import local_optimizer
+from fedjax_bn.run.experiment.start import make_keys, make_start
+
+RUN = Path(build.__file__).parents[1]
+# What a user has to say in either way: how much feddg shows, and that fedwon has no batch norm.
+SAID = {"feddg": {"spectra": 2}}
+OFTEN = ("fedbn", "fediga", "fedcd")
+NETS = {"fedwon": "SmallCNN:norm=none"}
+
+
+def images_of(size: int) -> Split:
+    rng = np.random.default_rng(size)
+    images = rng.integers(256, size=(size, 9, 9, 3), dtype=np.uint8)
+    return Split(images, np.arange(size, dtype=np.int32) % 3)
+
+
+@functools.cache
+def data() -> Dataset:
+    domains = [Domain(n, images_of(6), images_of(3), images_of(3)) for n in ("ant", "bee")]
+    return Dataset("tiny", 3, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def built_both_ways(name, monkeypatch):
+    """The method and its first state of the command line, and the two of Python."""
+    monkeypatch.setitem(build.DATASETS, "tiny", lambda config: data())
+    config = base()
+    changes = {"method": name, "data.name": "tiny", "data.path": "none", "data.image_size": 9}
+    changes |= {"batch_size": 3, "mesh": "1"}
+    changes |= {"model": NETS.get(name, "SmallCNN"), "adaptations": ("running",)}
+    changes |= {f"{name}.{key}": value for key, value in SAID.get(name, {}).items()}
+    config.update_from_flattened_dict(changes)
+    experiment, keys = build.build(config), make_keys(config)
+    load = choose_loading(config, experiment.internal)
+    given = {"prepare": experiment.prepare, "load": load} | SAID.get(name, {})
+    method = getattr(methods, name)(experiment.model, local_optimizer(config), **given)
+
+    def start():
+        variables = build.initial_variables(experiment, keys.model)
+        return method.init(keys.method, variables, len(data().domains))
+
+    return (experiment.method, make_start(config, experiment, keys)), (method, start)
+
+
+def batches():
+    domains = data().domains
+    index = jnp.arange(6, dtype=jnp.int32).reshape(2, 3)
+    return {
+        "image": jnp.stack([index] * 2),
+        "label": jnp.stack([jnp.asarray(d.train.labels)[index] for d in domains]),
+        "valid": jnp.ones((2, 2, 3), bool),
+        "source": jnp.stack([jnp.asarray(d.train.images) for d in domains]),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in methods.__all__],
+)
+def test_the_command_line_and_python_build_the_same_method(name, monkeypatch):
+    """The same program from the same inputs gives the same bits, and needs no compilation."""
+    (theirs, their_start), (ours, our_start) = built_both_ways(name, monkeypatch)
+    programs = []
+    for method, start in ((theirs, their_start), (ours, our_start)):
+        begin = jax.jit(lambda start=start: start())
+        state = jax.eval_shape(begin)
+        text = method.round.lower(state, batches(), jax.random.key(0)).as_text()
+        programs.append((jax.tree.structure(state), begin.lower().as_text(), text))
+        assert {str(x.dtype) for x in jax.tree.leaves(state)} <= {"float32", "int32", "bool"}
+    assert programs[0] == programs[1]
+    fields = ("statistics", "serves", "notes", "personalize")
+    assert [getattr(theirs, f) for f in fields] == [getattr(ours, f) for f in fields]
+
+
+def test_the_zero_shot_adapter_is_of_spatial_batch_norms_alone():
+    """DigitCNN has five batch norms; two of them come after its dense layers."""
+    model, key = DigitCNN(), jax.random.key(0)
+    variables = jax.eval_shape(model.init, key, jnp.zeros((1, 28, 28, 3)))
+    method = methods.fediga(model, optax.sgd(0.1))
+    state = jax.eval_shape(lambda key, given: method.init(key, given, 2), key, variables)
+    adapter = state.shared["adapter"]
+    assert len(adapter) == 3 < len(variables["batch_stats"])
+    assert sum(leaf.size for leaf in jax.tree.leaves(adapter)) == 3126
+
+
+def test_no_file_of_run_names_a_method():
+    """Texts and attributes; docstrings may, and the key `method` has a default."""
+    names, found = {*methods.__all__} - {*PERTURBATIONS}, []
+    for file in sorted(RUN.rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        prose = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if hasattr(node, "body")
+            and isinstance(node.body, list)
+            and node.body
+            and isinstance(node.body[0], ast.Expr)
+        }
+        for node in ast.walk(tree):
+            if id(node) in prose:
+                continue
+            text = getattr(node, "attr", "")
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value
+            words = set("".join(c if c.isalnum() or c == "_" else " " for c in text).split())
+            found += [(file.name, name) for name in sorted(words & names)]
+    assert found == [("defaults.py", "fedbn")]
+
+
+@pytest.mark.parametrize("name", methods.__all__)
+def test_an_unknown_option_is_refused_at_construction_with_the_nearest(name):
+    method = getattr(methods, name)
+    with pytest.raises(TypeError, match=f"{name} has no option 'wiegh'; did you mean 'weigh'"):
+        method(SmallCNN(), optax.sgd(0.1), **SAID.get(name, {}), wiegh=None)
+
+
+def test_the_options_of_every_method_are_fourteen():
+    assert Options.__optional_keys__ == {
+        *("prepare", "perturb", "task", "local_epochs", "keep_optimizer", "load", "train"),
+        *("share", "weigh", "privacy", "server", "clients", "mesh", "statistics"),
+    }
