@@ -9,8 +9,8 @@ import re
 REPLACEMENTS = {
     r"tell|tells|telling|told": "shows, states, predicts, reveals; of a person: is informed",
     r"(?:is|are|be|was) none": "is not one; does not exist",
-    r"(?:is|are|be) no": "is not a; has no",
-    r"behind": "after",
+    r"(?<!there )(?:is|are|be) no(?! better| longer| more| less| one)": "is not a; has no",
+    r"(?<!stays )(?<!% )behind": "after",
     r"spelled|spelling|spells": "specified, written",
     r"lie|lies|lay|lying": "is stored in, is in",
     r"nobody": "no client, no one",
@@ -29,7 +29,6 @@ REPLACEMENTS = {
     r"stands? for": "means",
     r"leans? on": "depends on",
     r"anew": "again",
-    r"beforehand": "before",
     r"in vain": "without success",
 }
 # A sentence begins with its subject, not with "Of X, ...".
