@@ -1,4 +1,4 @@
-"""README is short, its example runs and prints the table that it shows, its links lead somewhere."""
+"""README is short, its example prints the table that it shows, and its links lead somewhere."""
 
 import re
 
@@ -23,7 +23,8 @@ def test_its_example_prints_a_table_of_the_form_that_is_shown(capsys):
     with jax.numpy_dtype_promotion("standard"):  # what a reader's own code has
         exec(compile(EXAMPLE.replace("rounds=20", "rounds=1"), "README.md", "exec"), names)
     printed, shown = capsys.readouterr().out.splitlines(), SHOWN.splitlines()
-    assert printed[:2] == shown[:2] and len(printed) == len(shown) == 3
+    assert printed[:2] == shown[:2]
+    assert len(printed) == len(shown) == 3
     accuracy = names["result"].accuracy
     assert list(accuracy["unseen"]["fax"]) == ["running", "tsmobn"]
     numbers = [*accuracy["internal"].values(), *accuracy["unseen"]["fax"].values()]
@@ -36,7 +37,8 @@ def test_its_example_prints_a_table_of_the_form_that_is_shown(capsys):
 @pytest.mark.parametrize("page", ["docs/index.md", "docs/tutorial.md"])
 def test_the_first_pages_of_the_documentation_show_the_same_example(page):
     text = (runs.ROOT / page).read_text()
-    assert f"```python\n{EXAMPLE}```" in text and f"```\n{SHOWN}```" in text
+    assert f"```python\n{EXAMPLE}```" in text
+    assert f"```\n{SHOWN}```" in text
 
 
 @pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)#]+)\)", README))
