@@ -32,7 +32,7 @@ REPLACEMENTS = {
     r"in vain": "without success",
 }
 # A sentence begins with its subject, not with "Of X, ...".
-FRONTED = r"(?:^|[.;:] |\n- |\| )Of (?:a|an|the|all|what|those|several|many|one)\b"
+FRONTED = r"(?:^|[.;:] |\n- |\| )Of (?:a|an|the|all|what|those|several|many|one|ours)\b"
 
 
 def prose(text: str) -> str:
