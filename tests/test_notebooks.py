@@ -15,7 +15,10 @@ NOTEBOOKS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.g
 NAMES = ("pacs_tpu", "pure_functions", "quickstart", "theory", "unseen_client")
 # What a test makes small: text of a cell -> text.
 SMALLER = {
-    "quickstart": {"--config.rounds=20": "--config.rounds=1 --config.model=MLP"},
+    "quickstart": {
+        "--config.rounds=20": "--config.rounds=1 --config.model=MLP",
+        "rounds=20, batch_size": "rounds=1, batch_size",
+    },
     "unseen_client": {"DigitCNN": "SmallCNN", "range(20)": "range(1)"},
     "pacs_tpu": {
         'PLATFORM = "tpu"': 'PLATFORM = "cpu"',

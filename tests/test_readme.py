@@ -1,45 +1,44 @@
-"""README's Python runs as it stands, and does what the text around it says."""
+"""README is short, its example prints the table that it shows, and its links lead somewhere."""
 
 import re
 
 import jax
-import numpy as np
 import pytest
 
 import runs
 
 README = (runs.ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+SHOWN = re.search(rf"{re.escape(EXAMPLE)}```\n\n```\n(.*?)```", README, re.DOTALL)[1]
 
 
-def run(*blocks):
-    """The names that blocks leave behind, one after another."""
+def test_its_prose_has_600_to_900_words_and_the_example_15_lines():
+    prose = re.sub(r"^```.*?^```", "", README, flags=re.DOTALL | re.MULTILINE)
+    assert 600 <= len(re.findall(r"[A-Za-z][\w'-]*", re.sub(r"\]\([^)]*\)", "]", prose))) <= 900
+    assert len(EXAMPLE.splitlines()) == 15
+
+
+def test_its_example_prints_a_table_of_the_form_that_is_shown(capsys):
     names = {}
     with jax.numpy_dtype_promotion("standard"):  # what a reader's own code has
-        for block in blocks:
-            exec(compile(block, "README.md", "exec"), names)
-    return names
+        exec(compile(EXAMPLE.replace("rounds=20", "rounds=1"), "README.md", "exec"), names)
+    printed, shown = capsys.readouterr().out.splitlines(), SHOWN.splitlines()
+    assert printed[:2] == shown[:2]
+    assert len(printed) == len(shown) == 3
+    accuracy = names["result"].accuracy
+    assert list(accuracy["unseen"]["fax"]) == ["running", "tsmobn"]
+    numbers = [*accuracy["internal"].values(), *accuracy["unseen"]["fax"].values()]
+    assert printed[2].split()[1:] == [f"{number:.1f}" for number in numbers]
+    images, labels = names["clients"]["flatbed"]["test"]
+    right = 100 * (names["result"].predict(images, client="flatbed").argmax(1) == labels).mean()
+    assert right == pytest.approx(accuracy["internal"]["flatbed"])
 
 
-def test_rounds_and_clients_one_by_one_are_shown_as_they_are():
-    # A smaller network in the place of DigitCNN, which compiles and trains for seconds.
-    rounds, one_by_one = (block.replace("DigitCNN", "SmallCNN") for block in BLOCKS[:2])
-    names = run(rounds, one_by_one)
-    assert int(names["state"].round) == 3
-    before = names["own"]["batch_stats"]["norm1"]["mean"]
-    assert np.abs(before[0] - before[1]).max() > 0
-
-
-def test_a_users_own_nnx_model_is_trained_and_serves_an_unseen_client():
-    block = BLOCKS[2]
-    assert len(block.splitlines()) < 30
-    names = run(block)
-    means = names["state"].personal["batch_stats"]["norm"]["mean"]
-    assert means.shape == (3, 16)
-    assert np.abs(np.diff(means, axis=0)).max() > 0
-    assert names["logits"].shape == (8, 10)
-    tracked = names["carry"].statistics["norm"]["mean"]
-    assert np.abs(tracked - names["received"]["batch_stats"]["norm"]["mean"]).max() > 0.1
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/tutorial.md"])
+def test_the_first_pages_of_the_documentation_show_the_same_example(page):
+    text = (runs.ROOT / page).read_text()
+    assert f"```python\n{EXAMPLE}```" in text
+    assert f"```\n{SHOWN}```" in text
 
 
 @pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)#]+)\)", README))
