@@ -190,7 +190,7 @@ def test_the_shared_archive_loads_whole(shared):
     [
         ({"zeta__test_labels": None}, "lacks the array zeta__test_labels"),
         ({"zeta_train": np.zeros(3)}, "has an array 'zeta_train'; allowed are DOMAIN__images"),
-        ({"zeta__train_images": np.zeros((30, 28, 28, 3))}, "zeta__train_images is float64"),
+        ({"zeta__train_images": np.zeros((30, 28, 28, 3))}, "it must be uint8 [N, 28, 28, 3]"),
         (
             {"zeta__train_images": np.zeros((30, 32, 32, 3), np.uint8)},
             "(30, 32, 32, 3); it must be",

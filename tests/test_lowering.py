@@ -32,7 +32,7 @@ KEY = jax.random.key(0)
 CLIENTS, BATCH, CLASSES = 3, 4, 3
 IMAGES = jax.ShapeDtypeStruct((BATCH, 8, 8, 3), jnp.float32)
 # Every operation of a line of these was made for CPU, but for the seam itself, models/cpu/__init__.
-MADE_FOR_CPU = re.compile(r"models/cpu/(?!__init__)\w+\.py|fedjax_bn/backend\.py")
+MADE_FOR_CPU = re.compile(r"models/cpu/(?!__init__)\w+\.py|fedjax_bn/engine/backend\.py")
 
 
 class Network(models.SmallCNN):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedjax_bn.models.alexnet import AlexNet
 from fedjax_bn.models.densenet import DenseNet, DenseNet121
 from fedjax_bn.models.digit_cnn import DigitCNN
-from fedjax_bn.models.features import with_classifier
+from fedjax_bn.models.features import with_classifier as with_classifier
 from fedjax_bn.models.mlp import MLP
 from fedjax_bn.models.resnet import ResNet, ResNet10, ResNet18, ResNet50
 from fedjax_bn.models.small_cnn import SmallCNN
@@ -39,7 +39,6 @@ __all__ = [
     "YOLOv5",
     "YOLOv5n",
     "YOLOv5s",
-    "with_classifier",
 ]
 
 

@@ -5,7 +5,7 @@ import difflib
 from fedjax_bn.run.config.defaults import KEYS
 
 _MOST = 3
-# What other programs and papers call a key: names without capitals and underscores.
+# What other programs and papers call a key, or its last part: without capitals and underscores.
 _SYNONYMS = {
     "optimizer.learning_rate": "lr stepsize clientlr locallr baselr initlr",
     "optimizer.weight_decay": "wd decay l2 weightdecay",
@@ -49,7 +49,7 @@ _SYNONYMS = {
     "privacy.noise": "dp epsilon sigma noisemultiplier",
     "privacy.clip": "clipping maxgradnorm clipnorm maxnorm gradclip",
     "privacy.delta": "delta",
-    "eta": "serverlr",  # of methods
+    "eta": "serverlr",
     "mu": "proximal prox",
 }
 
@@ -64,7 +64,7 @@ def likely_keys(name: str) -> list[str]:
     same = [key for key in KEYS if _plain(key.rpartition(".")[2]) == last]
     same.sort(key=lambda key: key.count("."))
     meant = [key for key, words in _SYNONYMS.items() if last in words.split()]
-    named = [key for key in KEYS for one in meant if key == one or key.endswith(f".{one}")]
+    named = [key for one in meant for key in KEYS if key == one or key.endswith(f".{one}")]
     close = difflib.get_close_matches(name.lower()[:100], KEYS, _MOST, 0.75)
     words = set(name.lower().replace(".", "_").split("_"))
     shared = {key: len(words & set(key.replace(".", "_").split("_"))) for key in KEYS}
