@@ -192,7 +192,7 @@ def test_the_command_prints_a_table_and_what_it_wrote(finished, capsys):
     ("arguments", "part"),
     [
         (["--config.adaptations=tsmobm"], "'tsmobm'"),
-        (["--config.adaptations=learned_alpha"], "learned_alpha needs method=fedig"),
+        (["--config.adaptations=learned_alpha"], "learned gates need method=fedig"),
         (["--config.target=doog"], "did you mean 'dog'?"),
         (["--config.target="], "left no domain out"),
         (["--config.data.path=six", "--config.target="], "shape [8, 8, 3] (uint8) in 3 classes"),
@@ -211,7 +211,7 @@ def test_a_mistake_is_one_sentence(finished, capfd, arguments, part):
 
 def test_a_workdir_without_a_finished_run_is_an_error(finished, tmp_path, capfd):
     assert runs.command("evaluate", "--workdir", str(tmp_path)) == 2
-    assert "config.json" in capfd.readouterr().err
+    assert "holds no run" in capfd.readouterr().err
     assert runs.command("evaluate") == 2
     assert "--workdir DIR" in capfd.readouterr().err
     (tmp_path / "config.json").write_bytes((finished[0] / "config.json").read_bytes())
@@ -245,7 +245,7 @@ def test_flags_of_evaluate_are_refused_in_training(capfd):
 def test_a_run_without_adapter_has_no_alphas(finished, tmp_path, capfd):
     runs.train.run(configuration(method="fedbn", rounds=1), tmp_path / "run", say=str)
     assert runs.command("evaluate", "--workdir", str(tmp_path / "run"), "--alphas") == 2
-    assert "train with method=fediga" in capfd.readouterr().err
+    assert "needs method=fediga" in capfd.readouterr().err
 
 
 def test_each_target_is_left_out_in_turn_by_one_command(tmp_path, monkeypatch, capsys):

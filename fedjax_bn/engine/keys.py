@@ -10,7 +10,6 @@ import jax
 
 _STREAMS = {
     # of a model's first key
-    "method parts": 1,
     "adapter": 3,
     "latent layer": 4,
     "decomposed head": 8,

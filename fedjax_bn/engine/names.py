@@ -66,11 +66,8 @@ def short(text: str, most: int = 200) -> str:
 
 
 def encodable(text: str, encoding: str) -> str:
-    """A text that a file in this encoding takes; bytes that are no text become such as \\xff."""
-    if text.isascii():
-        return text
-    plain = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return plain.encode(encoding, "backslashreplace").decode(encoding)
+    """Returns a text that a file in this encoding takes; what it lacks becomes such as \\u4eac."""
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def on_page(text: str) -> str:

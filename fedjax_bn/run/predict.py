@@ -105,14 +105,15 @@ def _stream(
 def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.ndarray]]) -> None:
     """Writes the table; each row is out before the next is asked for.
 
-    Bytes of names that are no text, or that the file's encoding lacks, are written as \\xff.
+    Bytes of names that are no text are written as \\udcff, as Python reads them, and characters
+    that the file's encoding lacks as \\u4eac.
 
     Raises:
       ValueError: probabilities are not finite.
     """
     encoding = getattr(file, "encoding", None) or "utf-8"
     table = csv.writer(file, lineterminator="\n")
-    head = tuple(cell(encodable(one, encoding)) for one in head)
+    head = tuple(encodable(cell(one), encoding) for one in head)
     table.writerow(head)
     for name, found in rows:
         if not np.isfinite(found).all():
@@ -121,5 +122,5 @@ def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.nda
                 "model, or images like those that it was trained on"
             )
         best = head[2 + int(found.argmax())]
-        table.writerow((cell(encodable(name, encoding)), best, *(f"{p:.6g}" for p in found)))
+        table.writerow((encodable(cell(name), encoding), best, *(f"{p:.6g}" for p in found)))
         file.flush()

@@ -10,6 +10,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -275,7 +276,7 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
     try:
         reason = by_first(lambda: _fault(folder, like))
         if not reason:
-            return manager.load(round, like, checkpointable_name=_ITEM)
+            return _loaded(manager, round, like)
     except Exception as error:  # Orbax raises many kinds.
         reason = _shortened(error)
     raise CheckpointError(
@@ -313,7 +314,23 @@ def all_arrays(folder: Path) -> PyTree:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
             names_and_shapes(manager, int(folder.name)),
         )
-        return manager.load(int(folder.name), like, checkpointable_name=_ITEM)
+        return _loaded(manager, int(folder.name), like)
+
+
+def _loaded(manager: Folder, round: int, like: PyTree) -> PyTree:
+    """The arrays of a checkpoint in the dtypes of `like`.
+
+    Orbax reads in threads of its own, which the context `jax.enable_x64` of this one does not
+    reach: they would make float32 of float64.
+    """
+    here = jax.config.jax_enable_x64
+    with ThreadPoolExecutor(1) as pool:
+        elsewhere = pool.submit(lambda: jax.config.jax_enable_x64).result()
+    jax.config.update("jax_enable_x64", here)
+    try:
+        return manager.load(round, like, checkpointable_name=_ITEM)
+    finally:
+        jax.config.update("jax_enable_x64", elsewhere)
 
 
 def _other_form(manager: Folder, round: int, like: PyTree) -> str:
