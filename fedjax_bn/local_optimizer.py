@@ -22,7 +22,7 @@ _SCHEDULED = (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState)
 # Others that count their own steps; a weight decay's schedule has a state without a public name.
 _COUNTING = (
     *_SCHEDULED,
-    type(optax.add_decayed_weights(optax.constant_schedule(0.0)).init(0)),
+    type(jax.eval_shape(optax.add_decayed_weights(optax.constant_schedule(0.0)).init, 0.0)),
     optax.AddNoiseState,
     optax.ConditionallyMaskState,
     optax.ConditionallyTransformState,

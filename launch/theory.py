@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 from fedjax_bn.data.sets import synthetic  # noqa: E402
-from fedjax_bn.engine.dtypes import in_float64  # noqa: E402
 from fedjax_bn.run.files.workdir import write_atomically  # noqa: E402
 from fedjax_bn.theory import Data, bounds, gram, least_eigenvalue, race, same_client, sampled_gram  # noqa: E402
 from fedjax_bn.theory import figures as draw  # noqa: E402
@@ -36,6 +35,11 @@ from fedjax_bn.theory.data import (  # noqa: E402
     scanner_points,
     shifted_points,
 )
+
+if hasattr(jax, "enable_x64"):
+    enable_x64 = jax.enable_x64
+else:  # until jax 0.8
+    from jax.experimental import enable_x64
 
 SAMPLES = 100_000  # of Monte Carlo
 CLIENTS, EACH, DIMENSION, DELTA = 6, 180, 10, 0.05  # of the bounds
@@ -123,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=2000, help="of gradient descent")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    with in_float64():
+    with enable_x64(True):
         key = jax.random.key(options.seed)
         datasets = {"random points": gaussian_clients(options.seed), "digits": scanner_clients()}
         courses = {

@@ -111,7 +111,10 @@ def test_a_client_that_fails_is_left_out_and_one_that_comes_back_goes_on(folder,
         {"client-1": "it is not connected"},
         {},
     ]
-    assert "round 2: client-1 is left out: the array shared/params/out/bias is not finite" in caplog.text
+    assert (
+        "round 2: client-1 is left out: the array shared/params/out/bias is not finite"
+        in caplog.text
+    )
 
 
 def test_a_server_that_ends_in_the_middle_goes_on_and_no_round_is_lost(folder, tmp_path):

@@ -126,7 +126,7 @@ def test_an_archive_of_few_bytes_or_written_without_compression_is_read(tmp_path
 @pytest.mark.parametrize(
     ("images", "labels", "said"),
     [
-        (np.zeros((4, 2, 2, 3)), np.zeros(4, int), r"a__images is float64 \(4, 2, 2, 3\)"),
+        (np.zeros((4, 2, 2, 3), int), np.zeros(4, int), "a__images have dtype int64"),
         (np.zeros((4, 2, 2, 3), np.uint8), np.zeros(3, int), "4 images but 3 labels"),
         (np.zeros((0, 2, 2, 3), np.uint8), np.zeros(0, int), "a__images is empty"),
     ],

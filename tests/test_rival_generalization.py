@@ -147,7 +147,7 @@ def test_the_loss_on_validation_samples_is_their_mean_cross_entropy(x64):
 def test_a_rule_without_a_measure_says_what_it_needs():
     method = fedavg(PlainNet(), SGD, weigh=generalization_adjustment())
     state = method.init(KEY, variables_of(PlainNet()), 3)
-    with pytest.raises(ValueError, match=r"measure=fedjax_bn\.selection.validation_loss"):
+    with pytest.raises(ValueError, match=r"measure=fedjax_bn\.engine\.selection.validation_loss"):
         method.round(state, batches_of(SIZES), KEY)
 
 

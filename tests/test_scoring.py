@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_bn import adaptation, methods
@@ -95,7 +96,7 @@ def test_batches_hold_one_client_each_and_all_samples_in_order():
 def test_a_fedbn_client_is_scored_with_its_own_batch_norm(x64):
     model = MLP(num_classes=CLASSES, hidden=(4,), param_dtype=jnp.float64)
     variables = model.init(jax.random.key(0), jnp.zeros((2, FEATURES)))
-    state = methods.fedbn(model, optimizer=None).init(jax.random.key(0), variables, 2)
+    state = methods.fedbn(model, optimizer=optax.sgd(0.1)).init(jax.random.key(0), variables, 2)
     rng = np.random.Generator(np.random.PCG64(2))
     personal = jax.tree.map(
         lambda leaf: jnp.asarray(rng.uniform(0.5, 2, leaf.shape)), state.personal
