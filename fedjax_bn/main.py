@@ -105,6 +105,8 @@ def command() -> None:
 
 def _may_name_code(argv: list[str]) -> bool:
     """Whether the user may have named code himself; a folder that is read has no say in it."""
+    if not flags.FLAGS.is_parsed():  # for help and the version
+        return False
     typed = (CONFIG.value, TRUST.value, ":" in "".join((ADAPT.value, *argv)))
     return argv[1:2] == [] or argv[1] not in (*OWNED, "list") or any(typed)
 

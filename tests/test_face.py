@@ -226,6 +226,14 @@ def test_every_spelling_of_version_prints_it_and_exits_with_0(words, capfd):
     assert capfd.readouterr().out == f"fedjax_bn {fb.__version__}\n"
 
 
+@pytest.mark.parametrize("words", [("--version",), ("--help",), ("predict", "--help"), ("help",)])
+def test_help_and_version_work_in_a_process_of_their_own(words):
+    command = [sys.executable, "-m", "fedjax_bn", *words]
+    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "fedjax" in done.stdout
+
+
 @pytest.mark.parametrize("words", [("{}", "--help"), ("{}", "-h"), ("help", "{}")])
 @pytest.mark.parametrize("name", main.TAKES)
 def test_each_command_has_a_help_of_its_own_with_its_flags_alone(name, words, capfd):
