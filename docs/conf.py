@@ -32,7 +32,7 @@ html_css_files = ["site.css"]
 # A heading of a page can be linked to as `page.md#its-words`, and a wrong one is an error.
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
-nb_execution_mode = "off"  # tests/test_notebooks.py executes them
+nb_execution_mode = "off"  # tests/house/test_notebooks.py executes them
 
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

@@ -36,7 +36,8 @@ def parity(options: argparse.Namespace, about: Record) -> list[Job]:
     jobs = []
     for file in files:
         report = options.out / f"parity_{file}.xml"
-        command = ["-m", "pytest", "-q", f"tests/test_{file}.py", "-p", "on_accelerator.only_x64"]
+        (path,) = Path("tests").glob(f"*/test_{file}.py")
+        command = ["-m", "pytest", "-q", str(path), "-p", "on_accelerator.only_x64"]
         command += ["-p", "no:cacheprovider", "-o", "filterwarnings=default"]
         jobs.append(
             Job(

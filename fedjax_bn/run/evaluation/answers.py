@@ -105,8 +105,8 @@ def measure(answers: Answers) -> dict[str, float]:
     classes of one against all others; ece the expected calibration error (Guo et al. 2017, Eq. 3)
     over 15 bins of confidence.
     """
-    # scikit-learn gives the same numbers (tests/test_answers.py) in some 15 times the time, which
-    # every client would take at every evaluation: 25 ms in place of 1.7 for 200 samples, 7 classes.
+    # scikit-learn gives the same numbers (tests/run/test_answers.py) in 15 times the time, which
+    # every client takes at every evaluation: 25 ms instead of 1.7 for 200 samples, 7 classes.
     label, count = answers.label, len(answers.label)
     if not count:
         return dict.fromkeys(MEASURES, np.nan)

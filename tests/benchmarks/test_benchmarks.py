@@ -1,0 +1,152 @@
+"""Benchmarks are run by hand; here that they still fit the library, and how they measure."""
+
+import math
+import runpy
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+HELPERS = ("in_jax", "in_torch", "interleave", "machine", "own_parts", "passes", "tasks")
+FILES = sorted(file for file in FOLDER.glob("*.py") if file.stem not in HELPERS)
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    """Python puts a script's own folder first; benchmarks add to the path."""
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+
+
+@pytest.fixture
+def measure():
+    import interleave
+
+    return interleave
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_benchmark_imports_only_what_is_there(file):
+    assert "main" in runpy.run_path(str(file), run_name="benchmark")
+
+
+def test_pytorchs_side_has_every_setting_of_a_round_and_of_evaluation():
+    pytest.importorskip("torch")
+    import in_torch
+    import machine
+    import tasks
+
+    tiny = tasks.DIGITS._replace(clients=1, samples=2, batch=2)
+    settings = len({1, machine.CORES}) * 2
+    assert len(in_torch.rounds(tiny)) == settings
+    by_batch = in_torch.evaluations(tiny, 4, (2, 4))
+    assert [len(runs) for runs in by_batch.values()] == [settings, settings]
+
+
+def test_interleaving_runs_every_program_once_a_repetition_in_changing_orders(measure):
+    names, ran, prepared = "abcd", [], []
+    runs = {name: lambda name=name: ran.append(name) for name in names}
+    taken = measure.interleave(runs, 20, before=prepared.append)
+    repetitions = [tuple(ran[i : i + 4]) for i in range(0, len(ran), 4)]
+    assert len(repetitions) == 20 + 1  # the first is a warm-up
+    assert all(sorted(block) == list(names) for block in repetitions)
+    assert len(set(repetitions)) > 10
+    assert prepared == ran
+    assert {name: len(samples.wall) for name, samples in taken.items()} == dict.fromkeys(names, 20)
+
+
+def test_sleeping_takes_wall_time_and_work_takes_cpu_time(measure):
+    def work():
+        end = time.process_time() + 0.02
+        while time.process_time() < end:
+            pass
+
+    taken = measure.interleave({"sleep": lambda: time.sleep(0.02), "work": work}, 3)
+    cpu = {name: samples.user + samples.system for name, samples in taken.items()}
+    assert (taken["sleep"].wall >= 0.02).all()
+    assert (cpu["sleep"] < 0.01).all()
+    assert (cpu["work"] >= 0.015).all()
+    assert (taken["work"].wall >= 0.015).all()
+
+
+def test_no_repetition_is_refused(measure):
+    with pytest.raises(ValueError, match="repeats=0 must be at least 1"):
+        measure.interleave({}, 0)
+
+
+def samples_of(measure, wall):
+    wall = np.asarray(wall, float)
+    return measure.Samples(wall, wall, np.zeros_like(wall))
+
+
+@pytest.mark.parametrize("count", [6, 20, 41])
+def test_the_interval_lies_between_the_order_statistics_of_the_sign_test(measure, count):
+    random = np.random.default_rng(count)
+    base, ratios = random.uniform(1, 9, count), random.uniform(1, 1.05, count)
+    ratio = measure.paired_ratio(samples_of(measure, base * ratios), samples_of(measure, base))
+    # The j-th least and greatest hold the median but for 2 P(fewer than j of n coins are heads).
+    coins = [math.comb(count, k) / 2**count for k in range(count)]
+    j = max(j for j in range(1, count) if 2 * sum(coins[:j]) <= 0.05)
+    np.testing.assert_allclose(
+        (ratio.median, ratio.low, ratio.high),
+        (np.median(ratios), np.sort(ratios)[j - 1], np.sort(ratios)[-j]),
+        rtol=1e-12,
+    )
+    assert ratio.of_minima == pytest.approx((base * ratios).min() / base.min(), rel=1e-12)
+
+
+def test_a_slow_repetition_of_both_programs_does_not_move_the_ratio(measure):
+    speed = np.array([1.0, 3.0, 1.0, 2.0, 1.0, 5.0, 1.0])
+    ratio = measure.paired_ratio(samples_of(measure, 1.5 * speed), samples_of(measure, speed))
+    assert ratio.measured
+    assert (ratio.low, ratio.median, ratio.high) == (1.5, 1.5, 1.5)
+
+
+def test_a_ratio_with_a_wide_interval_is_refused_everywhere(measure, capsys):
+    wide = np.linspace(1.23, 1.67, 12)
+    taken = {"slow": samples_of(measure, wide), "ours": samples_of(measure, np.ones(12))}
+    ratio = measure.paired_ratio(taken["slow"], taken["ours"])
+    low, high = np.sort(wide)[[2, 9]]  # 2 P(at most 2 of 12) = 0.039
+    width = (high - low) / np.median(wide)
+    assert 0.1 < width == pytest.approx(ratio.width)
+    assert f"about --repeats {math.ceil(12 * (width / 0.1) ** 2)}" in ratio.refusal
+    measure.show(taken, "ours")
+    measure.conclude("slow / ours", ratio)
+    printed = capsys.readouterr().out
+    assert printed.count("not measured") == 2
+    assert "wide, more than 10%: a quieter machine" in printed
+    assert f"{ratio.median:.3f}" not in printed
+    shown = measure.figures(taken, "ours")["slow"]["ratio to ours"]
+    assert shown == {"not_measured": ratio.refusal}
+
+
+def test_a_ratio_with_a_narrow_interval_is_shown(measure, capsys):
+    taken = {"slow": samples_of(measure, [1.5] * 6), "ours": samples_of(measure, [1.0] * 6)}
+    measure.show(taken, "ours")
+    assert "1.500 [1.500, 1.500], of minima 1.500" in capsys.readouterr().out
+    shown = measure.figures(taken, "ours")["slow"]["ratio to ours"]
+    assert shown["median"] == 1.5
+
+
+def test_too_few_repetitions_are_refused_however_alike(measure):
+    five = measure.paired_ratio(samples_of(measure, [1.0] * 5), samples_of(measure, [1.0] * 5))
+    assert not five.measured
+    assert five.refusal == "5 repetitions give no interval: --repeats 6 or more"
+
+
+def test_the_fastest_has_the_least_median_not_the_least_piece(measure):
+    taken = {"lucky": samples_of(measure, [1, 9, 9]), "steady": samples_of(measure, [2, 2, 2])}
+    assert measure.fastest(taken, taken) == "steady"
+
+
+def test_the_cpu_is_named_from_cpuinfo_or_by_python(tmp_path):
+    import platform
+
+    import machine
+
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nmodel name\t: A CPU: fast\n")
+    assert machine.cpu_model(info) == "A CPU: fast"
+    assert machine.cpu_model(tmp_path / "none") == (platform.processor() or platform.machine())

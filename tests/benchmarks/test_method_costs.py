@@ -1,0 +1,90 @@
+"""That the passes in benchmarks/method_costs.py are those that a round is traced to."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from fedjax_bn import methods
+from fedjax_bn.normalization import BatchNorm
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+BATCH = (2, 2, 16)
+
+
+class Deep(nn.Module):
+    """Equal layers, whose products are nearly all that is counted."""
+
+    def setup(self):
+        self.head = nn.Dense(2)
+
+    @nn.compact
+    def features(self, x):
+        for _ in range(4):
+            x = nn.relu(BatchNorm()(nn.Dense(64)(x)))
+        return x.mean((1, 2))
+
+    def classify(self, features):
+        return self.head(features)
+
+    def __call__(self, x):
+        return self.classify(self.features(x))
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    sys.path.insert(0, str(FOLDER))
+    yield runpy.run_path(str(FOLDER / "method_costs.py"), run_name="benchmark")
+    sys.path.remove(str(FOLDER))
+
+
+def products(name, options):
+    """Operations of matrix products in a round."""
+    from on_accelerator.flops import of_function
+
+    method, key = getattr(methods, name)(Deep(), optax.sgd(0.1), **options), jax.random.key(0)
+    batches = {
+        "image": jnp.zeros((*BATCH, 6, 6, 3)),
+        "label": jnp.zeros(BATCH, jnp.int32),
+        "valid": jnp.ones(BATCH, bool),
+    }
+    variables = jax.eval_shape(Deep().init, key, batches["image"][0, 0])
+    state = jax.eval_shape(lambda v: method.init(key, v, BATCH[0]), variables)
+    return of_function(method.round, state, batches, key)
+
+
+def test_every_method_has_its_passes(benchmark):
+    assert {*benchmark["PASSES"]} == {*methods.__all__}
+
+
+TRACED = [
+    *("feddg", "fediga", "l2d", "scaffold"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("fedcd", "fedig", "fedsam", "hbn", "moon", "perfedavg", "randconv")
+    ),
+]
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_round_is_traced_to_the_passes_that_predict_its_time(benchmark, name):
+    options = benchmark["OPTIONS"].get(name, {})
+    found = products(name, options) / products("fedavg", {})
+    assert found == pytest.approx(benchmark["predicted_of"](name), rel=0.07)
+
+
+def test_a_record_is_read_for_the_same_network_and_size_and_the_last_row_counts(
+    benchmark, tmp_path
+):
+    record, size = tmp_path / "costs.jsonl", benchmark["SIZES"]["ResNet18"]
+    assert benchmark["recorded"](record, "ResNet18", size) == {}
+    for seconds in (2.0, 1.0):
+        benchmark["append"](record, "ResNet18", size, {"moon": {"cpu_seconds": seconds}})
+    benchmark["append"](record, "AlexNet", size, {"fedavg": {}})
+    assert benchmark["recorded"](record, "ResNet18", size) == {"moon": {"cpu_seconds": 1.0}}
+    assert benchmark["recorded"](record, "ResNet18", size._replace(steps=4)) == {}

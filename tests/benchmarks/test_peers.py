@@ -1,0 +1,148 @@
+"""The benchmark beside other programs: the protocol, what is counted, what is refused."""
+
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    """Python puts a script's own folder first."""
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+
+
+def start(tmp_path, program: str):
+    """A peer whose interpreter runs `program` whatever it is told to run."""
+    from peer_programs.process import Peer
+
+    (tmp_path / "program.py").write_text(program)
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\nexec {sys.executable} -S {tmp_path}/program.py\n")
+    interpreter.chmod(interpreter.stat().st_mode | stat.S_IXUSR)
+    return Peer(str(interpreter), "any", "DigitCNN", tmp_path / "task", tmp_path / "log")
+
+
+SERVING = """
+import os, subprocess, sys, time
+print('a library greets')
+print('PEER "ready"', flush=True)
+child = subprocess.Popen([sys.executable, "-S", "-c", '''
+import sys, time
+for line in sys.stdin:
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+    print(flush=True)
+sys.stdin.read()
+'''], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+for number, line in enumerate(sys.stdin):
+    child.stdin.write(line); child.stdin.flush(); child.stdout.readline()
+    print(f'noise\\nPEER [{number}.5, 2.0]', flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_peer_answers_round_by_round_and_its_children_count(tmp_path):
+    from peer_programs import process
+
+    peer = start(tmp_path, SERVING)
+    for _ in range(2):
+        peer.a_round()
+    peer.weigh()
+    everyone = process.tree(peer._process.pid)
+    assert len(everyone) == 2
+    assert peer.losses == [[0.5, 2.0], [1.5, 2.0]]
+    assert all(0.18 <= cpu.user + cpu.system <= 0.5 for cpu in peer.cpu)
+    assert peer.megabytes > 1
+    peer._process.kill()  # it would wait for its patience to end
+    peer.end()
+    time.sleep(0.1)
+    assert not any(Path(f"/proc/{one}/exe").exists() for one in everyone[:1])
+
+
+def test_a_peer_that_cannot_start_says_why(tmp_path):
+    with pytest.raises(RuntimeError, match="no such cluster"):
+        start(tmp_path, "raise OSError('no such cluster')")
+
+
+def test_a_peer_that_ends_in_a_round_says_why(tmp_path):
+    ready = "print('PEER \"ready\"', flush=True); input(); "
+    peer = start(tmp_path, f"{ready}raise OSError('no such cluster')")
+    with pytest.raises(RuntimeError, match="no such cluster"):
+        peer.a_round()
+    peer.end()
+
+
+def test_other_work_is_refused():
+    import peers
+
+    ours = [[2.0, 1.0], [1.5, 0.5]]
+    near = [[2.0001, 1.0], [1.2, 0.5]]  # a later round may drift apart in float32
+    found = peers.check_losses({"ours": ours, "near": near})
+    np.testing.assert_allclose(found["near"], [5e-5, 0.2], rtol=1e-6)
+    for other in ([[2.0, 1.01]], [[2.0, float("nan")]]):
+        with pytest.raises(SystemExit, match="far does other work"):
+            peers.check_losses({"ours": ours[:1], "far": other})
+
+
+def test_cpu_seconds_are_of_the_rounds_that_are_timed():
+    import argparse
+
+    import peers
+    from interleave import Samples
+
+    wall = np.array([1.0, 2.0])
+    cpu = [(9.0, 9.0), (8.0, 8.0), (1.0, 0.1), (2.0, 0.2)]
+    samples = peers.with_cpu(Samples(wall, wall, wall), argparse.Namespace(cpu=cpu))
+    assert samples.user.tolist() == [1.0, 2.0]
+    assert samples.system.tolist() == [0.1, 0.2]
+
+
+def test_a_task_is_read_as_it_was_written(tmp_path):
+    from peer_programs import rounds
+
+    arrays, tensors = {"label": np.arange(6).reshape(1, 2, 3)}, {"fc.weight": np.eye(2)}
+    rounds.write(tmp_path / "task.npz", arrays, tensors)
+    read = rounds.read(tmp_path / "task.npz")
+    for one, other in zip((arrays, tensors), read, strict=True):
+        assert set(one) == set(other)
+        for name, value in one.items():
+            np.testing.assert_array_equal(value, other[name])
+
+
+def test_an_environment_that_cannot_be_made_has_a_reason(tmp_path, monkeypatch):
+    from peer_programs import environments
+
+    program = environments.Program("flower", ("flwr==0",))
+    said = "ERROR: No matching distribution found for flwr==0"
+    answers = iter([(0, ""), (1, f"noise\n{said}\nmore noise")])
+
+    def run(command, **options):
+        status, errors = next(answers)
+        return subprocess.CompletedProcess(command, status, "", errors)
+
+    monkeypatch.setattr(environments.subprocess, "run", run)
+    found, why = environments.prepare(tmp_path, program, "python3", lambda text: None)
+    assert found is None
+    assert why.endswith(said)
+    (tmp_path / "flower").mkdir()
+    (tmp_path / "flower" / "installed").write_text("flwr==0")
+    found, _ = environments.prepare(tmp_path, program, "python3")
+    assert found == str(tmp_path / "flower" / "bin" / "python")
+
+
+def test_every_program_is_there_with_its_packages_pinned():
+    from peer_programs.environments import PROGRAMS
+
+    assert set(PROGRAMS) == {"ours", "PyTorch", "Flower", "pfl-research"}
+    for program in PROGRAMS.values():
+        assert (FOLDER / "peer_programs" / f"{program.module}.py").is_file()
+        assert all("==" in package for package in program.packages)

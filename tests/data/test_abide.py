@@ -1,0 +1,367 @@
+"""Connectomes of ABIDE's time series, and what becomes of files that do not suit."""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parents[2] / "launch"))
+
+import pictures
+
+from fedjax_bn.data.division.clients import make_clients
+from fedjax_bn.data.sets import abide
+from fedjax_bn.data.sets.connectome import connectomes, num_pairs, window_starts
+from fedjax_bn.data.source import check_source
+
+SUBJECTS = {  # FILE_ID -> site, DX_GROUP, frames
+    "NYU_1": ("NYU", 1, 40),
+    "NYU_2": ("NYU", 2, 36),
+    "UM_1_3": ("UM_1", 2, 33),
+    "UM_1_4": ("UM_1", 1, 50),
+}
+REGIONS = 5
+
+
+def series_of(name: str) -> np.ndarray:
+    rng = np.random.Generator(np.random.PCG64(sum(name.encode())))
+    noise = rng.standard_normal((SUBJECTS[name][2], REGIONS)) * 50
+    return np.round(noise @ rng.standard_normal((REGIONS, REGIONS)) + 900, 4)
+
+
+def write_series(path, series) -> None:
+    header = "\t".join(f"#{i + 1}" for i in range(np.shape(series)[1]))
+    rows = ["\t".join(map(str, row)) for row in series]
+    path.write_text("\n".join([header, *rows]) + "\n")
+
+
+def write_table(folder, rows) -> None:
+    with open(folder / "phenotypic.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([("SUB_ID", "SITE_ID", "FILE_ID", "DX_GROUP"), *rows])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Four subjects of two sites."""
+    (tmp_path / "rois_ho").mkdir()
+    for name in SUBJECTS:
+        write_series(tmp_path / "rois_ho" / f"{name}_rois_ho.1D", series_of(name))
+    write_table(tmp_path, [(0, site, name, dx) for name, (site, dx, _) in SUBJECTS.items()])
+    return tmp_path
+
+
+def file_of(folder, name):
+    return folder / "rois_ho" / f"{name}_rois_ho.1D"
+
+
+def reference(window: np.ndarray) -> np.ndarray:
+    """Upper triangle of NumPy's correlation matrix in float64."""
+    return np.corrcoef(window.T)[np.triu_indices(window.shape[1], 1)]
+
+
+def test_every_window_is_the_upper_triangle_of_its_correlation_matrix(folder):
+    source = check_source(abide.load(folder))
+    assert [pool.name for pool in source.pools] == ["NYU", "UM_1"]
+    for pool, names in zip(source.pools, (("NYU_1", "NYU_2"), ("UM_1_3", "UM_1_4")), strict=True):
+        expected = [
+            reference(series_of(name)[start : start + 32])
+            for name in names
+            for start in range(SUBJECTS[name][2] - 31)
+        ]
+        assert pool.images.dtype == np.float32
+        np.testing.assert_allclose(pool.images, expected, atol=2e-6)
+
+
+def test_windows_have_the_subjects_name_and_diagnosis_patient_1_control_0(folder):
+    source = abide.load(folder)
+    nyu, um = source.pools
+    assert nyu.names.tolist() == ["NYU_1"] * 9 + ["NYU_2"] * 5
+    assert nyu.labels.tolist() == [1] * 9 + [0] * 5
+    assert um.labels.tolist() == [0] * 2 + [1] * 19
+    assert nyu.labels.dtype == np.int32
+    assert source.classes == ("control", "patient")
+
+
+def test_a_whole_series_is_one_sample_where_window_is_0(folder):
+    nyu = abide.load(folder, window=0).pools[0]
+    expected = [reference(series_of(name)) for name in ("NYU_1", "NYU_2")]
+    np.testing.assert_allclose(nyu.images, expected, atol=2e-6)
+
+
+def test_fisher_z_is_arctanh_and_finite_where_regions_are_equal(folder):
+    series = series_of("NYU_2")
+    series[:, 3] = series[:, 0]
+    write_series(file_of(folder, "NYU_2"), series)
+    plain, z = (abide.load(folder, fisher_z=flag).pools[0].images for flag in (False, True))
+    np.testing.assert_allclose(z[:9], np.arctanh(plain[:9].astype(np.float64)), rtol=1e-4)
+    assert np.isfinite(z).all()
+    np.testing.assert_allclose(z[9:, 2], np.arctanh(1 - 1e-6), rtol=1e-2)
+
+
+def test_stride_and_windows_per_subject_choose_among_the_same_windows(folder):
+    every = abide.load(folder).pools[0].images
+    strided = abide.load(folder, stride=4).pools[0]
+    np.testing.assert_array_equal(strided.images, every[[0, 4, 8, 9, 13]])
+    few = abide.load(folder, windows_per_subject=3).pools[0]
+    np.testing.assert_array_equal(few.images, every[[0, 4, 8, 9, 11, 13]])
+    assert few.names.tolist() == ["NYU_1"] * 3 + ["NYU_2"] * 3
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e6 / 3])
+def test_a_region_that_does_not_vary_correlates_0_and_is_noted(folder, value):
+    series = series_of("UM_1_4")
+    series[:, 2] = value
+    write_series(file_of(folder, "UM_1_4"), series)
+    source = abide.load(folder)
+    images = source.pools[1].images[2:]
+    pairs = np.array(np.triu_indices(REGIONS, 1))
+    touched = (pairs == 2).any(0)
+    assert (images[:, touched] == 0).all()
+    assert (images[:, ~touched] != 0).all()
+    assert len(source.notes) == 1
+    assert "1 subjects have regions that do not vary" in source.notes[0]
+    assert "UM_1_4 (1)" in source.notes[0]
+
+
+def test_a_region_is_judged_window_by_window(folder):
+    series = series_of("UM_1_3")
+    series[:32, 0] = 7.7
+    write_series(file_of(folder, "UM_1_3"), series)
+    images = abide.load(folder).pools[1].images
+    assert (images[0, :4] == 0).all()
+    np.testing.assert_allclose(images[1], reference(series[1:33]), atol=2e-6)
+
+
+def test_sites_are_taken_in_the_order_given(folder):
+    for sites in (("UM_1", "NYU"), ["UM_1"]):
+        assert [pool.name for pool in abide.load(folder, sites=sites).pools] == list(sites)
+    with pytest.raises(ValueError, match="site UM, UCLA; sites with series are NYU, UM_1"):
+        abide.load(folder, sites=("UM", "UCLA", "NYU"))
+
+
+def test_subjects_of_the_table_without_series_are_counted(folder):
+    rows = [(0, site, name, dx) for name, (site, dx, _) in SUBJECTS.items()]
+    write_table(folder, [*rows, (1, "NYU", "no_filename", 1), (2, "NYU", "NYU_9", 2)])
+    assert abide.load(folder).notes == (
+        "abide: 1 subjects of the phenotypic table have no series here",
+    )
+
+
+def test_a_cache_gives_the_same_samples_and_notes_and_is_reused(folder, tmp_path):
+    series = series_of("NYU_2")
+    series[:, 1] = 3
+    write_series(file_of(folder, "NYU_2"), series)
+    plain, made, again = (abide.load(folder, cache=c) for c in (None, *[tmp_path / "cache"] * 2))
+    kept = sorted((tmp_path / "cache").glob("*.npy"))
+    assert len(kept) == 2
+    for source in (made, again):
+        assert source.notes == plain.notes
+        assert source.key == plain.key
+        for a, b in zip(source.pools, plain.pools, strict=True):
+            assert isinstance(a.images, np.memmap)
+            assert a.images.dtype == np.float32
+            np.testing.assert_array_equal(a.images, b.images)
+    abide.load(folder, cache=tmp_path / "cache", stride=2)
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 4
+
+
+def test_the_key_depends_on_content_and_options_alone(folder):
+    first = abide.load(folder).key
+    file_of(folder, "NYU_1").rename(folder / "NYU_1_rois_ho.1D")
+    assert abide.load(folder).key == first
+    assert abide.load(folder, stride=2).key != first
+    write_series(folder / "NYU_1_rois_ho.1D", series_of("NYU_1") + 1e-4)
+    assert abide.load(folder).key != first
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 1}, "window is 1; it must be 0"),
+        ({"window": -3}, "window is -3"),
+        ({"stride": 0}, "stride is 0"),
+        ({"windows_per_subject": -1}, "windows_per_subject is -1"),
+        ({"window": 37}, r"windows of 37 frames do not fit into NYU_2 \(36\), UM_1_3 \(33\)"),
+    ],
+)
+def test_an_option_out_of_range_is_named(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        abide.load(folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "0 frames of 0 regions"),
+        ("#1\t#2\n", "0 frames of 0 regions"),
+        ("#1\t#2\n1\t2\n", "1 frames of 2 regions"),
+        ("#1\n1\n2\n", "2 frames of 1 regions"),
+        ("1\t2\n3\t4\n5\t6\n", "first line is no header"),
+        ("#1\t#2\n1\t2\n3\n", "rows have 1 to 2 numbers"),
+        ("#1\t#2\n1\t2\n3\tx\n", "no number"),
+        ("#1\t#2\n1\t2\n3\tnan\n", "not finite"),
+    ],
+)
+def test_a_malformed_series_is_named_with_the_reason(folder, content, message):
+    for name in ("NYU_2", "UM_1_3"):
+        file_of(folder, name).write_text(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        abide.load(folder)
+    assert "NYU_2_rois_ho.1D" in str(caught.value)
+    assert "UM_1_3_rois_ho.1D" in str(caught.value)
+
+
+def test_all_subjects_without_a_row_are_named_at_once(folder):
+    write_table(folder, [(0, "NYU", "NYU_1", 1), (0, "NYU", "NYU_2", 2)])
+    with pytest.raises(ValueError, match="no row for UM_1_3, UM_1_4, whose series are there"):
+        abide.load(folder)
+
+
+def test_more_than_ten_culprits_are_counted(folder):
+    write_table(folder, [(0, "NYU", "NYU_1", 1)])
+    for number in range(12):
+        write_series(folder / f"X_{number:02}_rois_ho.1D", series_of("NYU_1"))
+    with pytest.raises(ValueError, match="X_06 and 5 more, whose series"):
+        abide.load(folder)
+
+
+def test_series_of_another_number_of_regions_are_named_at_once(folder):
+    write_series(file_of(folder, "NYU_2"), series_of("NYU_2")[:, :3])
+    write_series(file_of(folder, "UM_1_3"), series_of("UM_1_3")[:, :4])
+    with pytest.raises(ValueError, match=r"the 5 regions .* NYU_2 \(3\), UM_1_3 \(4\)"):
+        abide.load(folder)
+
+
+def test_a_diagnosis_other_than_1_and_2_is_named(folder):
+    rows = [(0, site, name, dx) for name, (site, dx, _) in SUBJECTS.items()]
+    write_table(folder, [*rows[:2], (0, "UM_1", "UM_1_3", 0), (0, "UM_1", "UM_1_4", "")])
+    with pytest.raises(ValueError, match=r"DX_GROUP .* UM_1_3 \('0'\), UM_1_4 \(''\)"):
+        abide.load(folder)
+
+
+def test_a_contradicting_table_is_an_error(folder):
+    rows = [(0, site, name, dx) for name, (site, dx, _) in SUBJECTS.items()]
+    write_table(folder, [*rows, (0, "NYU", "NYU_1", 2)])
+    with pytest.raises(ValueError, match="contradicts itself on NYU_1"):
+        abide.load(folder)
+
+
+def test_a_second_table_atlas_or_pipeline_is_an_error(folder):
+    (folder / "copy.csv").write_text((folder / "phenotypic.csv").read_text())
+    with pytest.raises(ValueError, match=r"several phenotypic tables, copy.csv, phenotypic.csv"):
+        abide.load(folder)
+    (folder / "copy.csv").write_text("a,b\n")
+    (folder / "other").mkdir()
+    write_series(folder / "other" / "NYU_1_rois_ho.1D", series_of("NYU_1"))
+    with pytest.raises(ValueError, match="two series of one subject"):
+        abide.load(folder)
+    write_series(folder / "other" / "NYU_1_rois_cc200.1D", series_of("NYU_1"))
+    with pytest.raises(ValueError, match="several atlases, cc200, ho; say which with atlas"):
+        abide.load(folder)
+    (folder / "other" / "NYU_1_rois_ho.1D").unlink()
+    assert abide.load(folder, atlas="ho").pools[1].name == "UM_1"
+
+
+def test_what_is_missing_is_said_with_where_to_fetch_it(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"is no folder; fetch .* preprocessed-connectomes"):
+        abide.load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"no FILE_ID_rois_ATLAS\.1D in or below it; fetch"):
+        abide.load(tmp_path / "empty")
+    (folder / "phenotypic.csv").write_text("FILE_ID,SITE_ID\n")
+    with pytest.raises(FileNotFoundError, match=r"no \.csv with the columns FILE_ID, SITE_ID, DX"):
+        abide.load(folder)
+
+
+@given(
+    frames=st.integers(2, 60),
+    window=st.integers(2, 60),
+    stride=st.integers(1, 9),
+    most=st.integers(0, 20),
+)
+def test_windows_fit_ascend_and_reach_from_the_first_to_the_last(frames, window, stride, most):
+    window = min(window, frames)
+    starts = window_starts(frames, window, stride)
+    assert starts.tolist() == list(range(0, frames - window + 1, stride))
+    few = window_starts(frames, window, stride, most)
+    assert len(few) == (min(most, len(starts)) if most else len(starts))
+    assert (np.diff(few) > 0).all()
+    assert set(few) <= set(starts)
+    assert few[0] == 0
+    if len(few) > 1:
+        assert few[-1] == starts[-1]
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_correlations_do_not_depend_on_scale_or_offset(scale):
+    rng = np.random.Generator(np.random.PCG64(3))
+    series = rng.standard_normal((40, 6))
+    pairs, flat = connectomes((series + 1000) * scale, np.array([0]), 0)
+    np.testing.assert_allclose(pairs[0], reference(series), atol=2e-6)
+    assert pairs.shape == (1, num_pairs(6))
+    assert not flat.any()
+
+
+def test_real_series_of_four_sites_agree_with_numpy(shared):
+    source = check_source(abide.load(shared / "data" / "abide", windows_per_subject=2))
+    assert [pool.name for pool in source.pools] == ["NYU", "UCLA_1", "UM_1", "USM"]
+    for pool in source.pools:
+        assert pool.images.shape == (40, 19900)
+        assert np.isfinite(pool.images).all()
+        assert pool.labels.sum() == 20
+        subject = pool.names[2]
+        path = shared / "data" / "abide" / "rois_cc200" / f"{subject}_rois_cc200.1D"
+        series = np.loadtxt(path, skiprows=1)
+        with np.errstate(invalid="ignore"):
+            expected = [reference(series[:32]), reference(series[-32:])]
+        np.testing.assert_allclose(pool.images[2:4], np.nan_to_num(expected), atol=5e-6)
+
+
+def test_the_features_of_the_paper_are_those_of_110_regions_and_the_atlas_has_111():
+    assert (num_pairs(110), num_pairs(111)) == (5995, 6105)
+
+
+def test_no_split_separates_the_windows_of_a_subject(shared):
+    source = abide.load(shared / "data" / "abide", windows_per_subject=3, progress=False)
+    clients, _ = make_clients(source, split="stratified", validation=0.1, test=0.2)
+    for domain in clients.domains:
+        train, validation, test = (
+            set(part.names) for part in (domain.train, domain.validation, domain.test)
+        )
+        assert not train & validation
+        assert not train & test
+        assert not validation & test
+        assert (len(train), len(validation), len(test)) == (14, 2, 4)
+        assert domain.test.labels.mean() == 0.5
+
+
+def test_the_command_behind_fedbns_table_10_counts_subjects_and_windows(folder, tmp_path, capsys):
+    """Subjects by diagnosis, and windows, 31 fewer than the frames of each subject."""
+    given = ["--config", "abide", f"--config.data.path={folder}", "--config.abide.sites="]
+    given += [
+        "--config.data.test=0.5",
+        "--config.data.cache=",
+        "--workdir",
+        str(tmp_path / "drawn"),
+    ]
+    for window, counts in ((0, ((1, 1), (1, 1))), (32, ((5, 9), (2, 19)))):
+        assert pictures.main([*given, f"--config.abide.window={window}"]) == 0
+        said = capsys.readouterr().out
+        for site, (controls, patients) in zip(("NYU", "UM_1"), counts, strict=True):
+            total = controls + patients
+            assert f"{site}: {total} samples: control {controls}, patient {patients}\n" in said
+    for name in ("samples", "class_counts"):
+        picture = (tmp_path / "drawn/plots" / f"{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+
+
+def test_pictures_of_no_data_end_in_a_sentence(tmp_path, capsys):
+    given = ["--config", "abide", f"--config.data.path={tmp_path}/none"]
+    assert pictures.main([*given, "--workdir", str(tmp_path / "drawn")]) == 2
+    assert capsys.readouterr().err.startswith("pictures: ")
+    assert not (tmp_path / "drawn").exists()

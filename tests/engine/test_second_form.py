@@ -1,0 +1,148 @@
+"""A method is a client and a server, and a round is over a cohort: the same numbers every way."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cohorts import ALIKE, KEY, NAMES, PRESENT, SGD, method_of, rows_of, unequal_batches
+from federations import (
+    MapNet,
+    assert_close,
+    batches_of,
+    in_float64,
+    variables_of,
+)
+from fedjax_bn import methods
+from fedjax_bn.engine.traffic import traffic
+from fedjax_bn.federation import broadcast_of, own_of, put_rows, take_rows, with_own
+from fedjax_bn.methods import fedavg
+
+
+def after_one_round(method):
+    variables = in_float64(variables_of(MapNet()))
+    state = jax.jit(method.init, static_argnums=2)(KEY, variables, 4)
+    return method.round(state, unequal_batches(), KEY)[0]
+
+
+def uploads_of(method, state, batches):
+    """Every client by itself: the state with their own parts, and their uploads."""
+    state, batches = jax.device_get((state, batches))  # indexing NumPy compiles nothing
+    population, after, uploads = batches.pop("population"), state, []
+    for k in range(4):
+        one = jax.tree.map(lambda x, k=k: x[k], batches) | {"population": population}
+        own, upload = method.client(broadcast_of(state), own_of(state, k), one, KEY)
+        after = put(after, k, own)
+        uploads.append(jax.device_get(upload))
+    return after, uploads
+
+
+put, take, put_back = jax.jit(with_own), jax.jit(take_rows), jax.jit(put_rows)
+
+
+def stacked(uploads):
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *uploads)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in NAMES]
+)
+def test_clients_one_by_one_and_the_server_are_the_round_and_so_is_a_cohort(x64, name):
+    """In the second round a client sits out; the cohort holds the others, and a row of padding."""
+    method = method_of(name)
+    state, some = after_one_round(method), unequal_batches(PRESENT)
+    after, uploads = uploads_of(method, state, some)
+    alone = method.server(after, stacked(uploads))
+
+    client = jnp.asarray([3, 0, 2, 4], jnp.int32)
+    cohort, seen = method.round(take(state, client), rows_of(unequal_batches(), client), KEY)
+    cohort = put_back(state, cohort, client)
+
+    expected, metrics = method.round(state, some, KEY)
+    assert_close(alone, expected, rtol=1e-12, atol=1e-12)
+    assert_close(cohort, expected, rtol=1e-12, atol=1e-12)
+    for key in ("loss", "risk", "weights"):
+        np.testing.assert_allclose(seen[key][:3], metrics[key][client[:3]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedbn, remembering"])
+def test_a_cohort_under_vmap_gives_what_it_gives_one_after_another(x64, name):
+    state = after_one_round(method_of(name))
+    client = jnp.asarray([1, 3, 4, 4], jnp.int32)
+    rows = rows_of(unequal_batches(), client)
+    ways = [
+        method_of(name, clients).round(take(state, client), rows, KEY)
+        for clients in ("map", "vmap")
+    ]
+    assert_close(*ways, rtol=1e-9, atol=1e-12)
+
+
+def test_uploads_may_come_in_any_order_and_from_some_clients_only(x64):
+    method = method_of("fedbn, remembering")
+    state = after_one_round(method)
+    after, uploads = uploads_of(method, state, unequal_batches())
+    in_order = method.server(after, stacked(uploads))
+    turned = method.server(after, stacked(uploads[::-1]))
+    assert_close(turned, in_order, rtol=1e-12, atol=1e-14)
+    some = method.server(after, stacked([uploads[2], uploads[0]]))
+    np.testing.assert_array_equal(some.weights[1::2], 0)
+    np.testing.assert_array_equal(some.weighing["count"], [2, 1, 2, 1])
+
+
+def test_a_variate_moves_by_its_share_of_the_whole_population(x64):
+    """SCAFFOLD: c' = c + 1/N sum (c_k' - c_k), where N counts those who are not in the cohort."""
+    method = method_of("scaffold")
+    state = after_one_round(method)
+    client = jnp.asarray([0, 2, 8, 8], jnp.int32)
+    rows = rows_of(unequal_batches(), client)
+    moves = []
+    for population in (4, 8):
+        who = {"population": jnp.asarray(population, jnp.int32)}
+        cohort, _ = method.round(take(state, client), rows | who, KEY)
+        moves.append(jax.tree.map(jnp.subtract, cohort.server.sent, state.server.sent))
+    assert_close(moves[1], jax.tree.map(lambda move: move / 2, moves[0]), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("clients", ["map", "vmap"])
+def test_who_the_rows_are_need_not_be_said_where_all_are_there(x64, clients):
+    """A cohort of two of four clients, without padding, and all four without names."""
+    method = method_of("fedbn, remembering", clients)
+    state, batches = after_one_round(method), unequal_batches()
+    unsaid = {name: leaf for name, leaf in batches.items() if name in ("image", "label", "valid")}
+    kept = jax.tree.map(jnp.copy, state)
+    expected = method.round(kept, batches, KEY)
+    client = jnp.asarray([2, 1], jnp.int32)
+    small = method.round(take(state, client), rows_of(batches, client), KEY)
+    large = method.round(
+        take(state, jnp.asarray([2, 1, 4, 4])), rows_of(batches, [2, 1, 4, 4]), KEY
+    )
+    assert_close(
+        put_back(state, small[0], client), put_back(state, large[0], jnp.asarray([2, 1, 4, 4]))
+    )
+    assert_close(method.round(state, unsaid, KEY), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_cohort_needs_to_know_how_many_there_are():
+    method = fedavg(MapNet(), SGD)
+    state = method.init(KEY, variables_of(MapNet()), 2)
+    batches = batches_of((4, 4)) | {"client": jnp.asarray([5, 7], jnp.int32)}
+    with pytest.raises(ValueError, match=r"batches\['population'\]"):
+        method.round(state, batches, KEY)
+
+
+def test_traffic_is_what_travels():
+    """FedBN sends no batch norm, SCAFFOLD a variate each way, FedAdam's moments stay."""
+    variables, one = variables_of(MapNet()), {k: v[0] for k, v in batches_of((4,)).items()}
+    sizes = {k: sum(x.nbytes for x in jax.tree.leaves(v)) for k, v in variables.items()}
+    sent = {}
+    for name in ("fedavg", "fedadam", "fedbn", "scaffold", "singleset"):
+        method = getattr(methods, name)(MapNet(), SGD)
+        sent[name] = traffic(method, method.init(KEY, variables, 3), one)
+    number, report = 4, 4 + 4 + 4 + 1 + 1 + 4  # size, risk, loss, two flags, client
+    whole, norm = sum(sizes.values()), sizes["batch_stats"] + 2 * 2 * 4
+    assert sent["fedavg"] == {"down": whole + number, "up": whole + report}
+    assert sent["fedadam"] == sent["fedavg"]
+    assert sent["fedbn"] == {"down": whole - norm + number, "up": whole - norm + report}
+    variate = sizes["params"]
+    assert sent["scaffold"] == {"down": whole + variate + number, "up": whole + variate + report}
+    assert sent["singleset"] == {"down": number, "up": report}

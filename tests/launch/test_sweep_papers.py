@@ -1,0 +1,428 @@
+"""The sweeps of the papers and of their small forms: their runs, and beside which number."""
+
+import importlib.util
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "launch" / "sweeps"))
+
+import fedbn  # noqa: E402
+import fedcd  # noqa: E402
+import fedcd_small  # noqa: E402
+import fedig  # noqa: E402
+import figures  # noqa: E402
+import plan  # noqa: E402
+import signs  # noqa: E402
+import sweep  # noqa: E402
+import tsmobn  # noqa: E402
+import unifed  # noqa: E402
+import unifed_small  # noqa: E402
+import unseen  # noqa: E402
+
+from fedjax_bn.data.boxes import bdd100k, driving  # noqa: E402
+from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of  # noqa: E402
+from fedjax_bn.data.sets import digits  # noqa: E402
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS  # noqa: E402
+from fedjax_bn.report.published import published  # noqa: E402
+from fedjax_bn.run.config.file import read  # noqa: E402
+from fedjax_bn.run.config.keys import check  # noqa: E402
+from fedjax_bn.run.experiment.datasets import configured_clients  # noqa: E402
+from fedjax_bn.run.experiment.method import check_adaptations, method_maker  # noqa: E402
+from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
+
+# By its path: a package of PyPI has the same name.
+spec = importlib.util.spec_from_file_location("of_papers", ROOT / "launch/sweeps/coverage.py")
+coverage = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(coverage)
+
+PAPERS = tuple(coverage.SWEEPS.values())
+ALL = (*PAPERS, fedcd_small.SWEEP, signs.SWEEP, unifed_small.SWEEP, unseen.SWEEP)
+NAMES = [one.name for one in ALL]
+# What internal clients' cells have, and what launch/joining.py writes.
+PERSONAL = ("running", plan.OWN, "received", "joined")
+
+
+def tables_of(one: plan.Sweep) -> dict[str, plan.Table]:
+    return {table.name: table for table in one.tables}
+
+
+@cache
+def patience_of(config: str) -> int:
+    """That of a config file."""
+    return read(str(ROOT / config)).patience
+
+
+@cache
+def adaptations_of(config: str) -> tuple[str, ...]:
+    """Those of a config file."""
+    name, colon, inline = config.partition(":")
+    return read(f"{ROOT / name}{colon}{inline}").adaptations
+
+
+def kinds(runs) -> dict[str, plan.Run]:
+    """One run of each kind: seeds and targets apart, runs of a kind have the same changes."""
+    found = {}
+    for run in runs:
+        changes = {k: v for k, v in run.changes.items() if k not in ("seed", "target")}
+        found.setdefault((run.config, str(sorted(changes.items(), key=str))), run)
+    return {run.name: run for run in found.values()}
+
+
+@pytest.mark.parametrize("one", ALL, ids=NAMES)
+def test_every_command_is_a_configuration_that_the_program_accepts(one):
+    for run in kinds(plan.all_runs(one.parts)).values():
+        name, colon, inline = run.config.partition(":")
+        given = dict.fromkeys(run.needs, "x")
+        changes = [(key, sweep.text(value)) for key, value in {**run.changes, **given}.items()]
+        config = read(f"{ROOT / name}{colon}{inline}", changes)
+        check(config)
+        check_adaptations(config, config.adaptations)
+        method_maker(config)
+
+
+FORMS = ("originals", "with SynthDigits", "with fonts")
+IN_FORM = {form: [*digits._ORIGINALS] for form in FORMS[:2]} | {
+    "with fonts": ["fonts" if name == "synth_digits" else name for name in digits._ORIGINALS]
+}
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory) -> dict[str, Path]:
+    """The digits in each form that they come in, without a pixel."""
+    place = tmp_path_factory.mktemp("forms")
+    found = {"originals": place / "originals"}
+    found["originals"].mkdir()
+    for form in FORMS[1:]:
+        found[form] = place / f"{form}.npz"
+        nothing = np.zeros(0, np.uint8)
+        np.savez(found[form], **{f"{n}__train_images": nothing for n in IN_FORM[form]})
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("one", ALL, ids=NAMES)
+def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(one, form, forms):
+    known = {
+        **{name: {*about.domains} for name, about in IMAGE_FOLDERS.items()},
+        "digits": set(IN_FORM[form]),
+        "digits_morpho": {*digits._ORIGINALS, "morpho_global", "morpho_local"},
+        "cifar10_c": {*CORRUPTIONS, *groups_of(tuple(CORRUPTIONS))},
+        "camelyon17": {f"hospital{n}" for n in range(1, 6)},
+        "cow_on_beach": {"zoo", "beach"},
+        "bdd100k": {*bdd100k.TABLE_3},
+        "driving": {*driving.DOMAINS},
+    }
+    checked = set()
+    for run in plan.all_runs(one.parts):
+        if not run.changes.get("target"):
+            continue
+        data = dict.fromkeys(run.needs.values(), str(forms[form]))
+        command = sweep.train_command(run, Path("runs"), data)
+        (target,) = (a.partition("=")[2] for a in command if a.startswith("--config.target="))
+        place = (run.config, run.changes.get("data.name"), target)
+        if place not in checked:
+            checked.add(place)
+            changes = [(key, sweep.text(value)) for key, value in run.changes.items()]
+            config = read(f"{ROOT}/{run.config}", changes)
+            assert {*target.split(",")} <= known[config.data.name], run.name
+
+
+@pytest.mark.parametrize("one", ALL, ids=NAMES)
+def test_no_plan_takes_a_share_of_the_digits_that_depends_on_their_form(one):
+    for run in kinds(plan.all_runs(one.parts)).values():
+        if run.config.startswith("configs/digits.py"):
+            assert {"data.fraction", "data.truncate"} <= run.changes.keys()
+
+
+def test_percentages_are_shares_of_the_data_that_are_given(tmp_path):
+    arrays = {}
+    for name in IN_FORM["with fonts"]:
+        for part in ("train", "test"):
+            arrays[f"{name}__{part}_images"] = np.zeros((200, 28, 28, 3), np.uint8)
+            arrays[f"{name}__{part}_labels"] = np.arange(200) % 10
+    np.savez(tmp_path / "digits.npz", **arrays)
+
+    def sizes(protocol) -> set[int]:
+        changes = [(key, sweep.text(value)) for key, value in protocol.changes.items()]
+        path = ("data.path", str(tmp_path / "digits.npz"))
+        config = read(f"{ROOT}/{protocol.config}", [*changes, path])
+        internal, _ = configured_clients(DATASETS["digits"](config), config)
+        return {len(domain.train.labels) for domain in internal.domains}
+
+    assert {p: sizes(one) for p, one in fedbn.BY_PERCENT.items()} == {
+        p: {2 * p} for p in fedbn.PERCENTS
+    }
+    assert {n: sizes(one) for n, one in fedbn.BY_CLIENTS.items()} == {n: {20} for n in range(1, 11)}
+    assert {p: sizes(one) for p, one in fedbn.UNEQUAL.items()} == {10: {20}, 100: {200}}
+
+
+@pytest.mark.parametrize("one", ALL, ids=NAMES)
+def test_every_cell_has_runs_that_make_its_adaptation_or_says_why_not(one):
+    runs = {run.name: run for run in plan.all_runs(one.parts)}
+    for table in one.tables:
+        own = {run.name for run in table.runs}
+        for cells in table.rows.values():
+            assert len(cells) == len(table.columns)
+            for cell in cells:
+                assert bool(cell.runs) != bool(cell.missing)
+                assert own >= set(cell.runs)
+                for name in cell.runs:
+                    tests = {test.name: test.changes for test in runs[name].tests}
+                    changes = runs[name].changes | tests.get(cell.test, {})
+                    known = changes.get("adaptations", adaptations_of(runs[name].config))
+                    assert cell.test in ("", *tests)
+                    assert cell.adaptation in (*known, *PERSONAL)
+
+
+@pytest.mark.parametrize("one", ALL, ids=NAMES)
+def test_tables_and_figures_have_names_of_their_own(one):
+    names = [part.name for part in one.parts]
+    assert len(names) == len(set(names))
+    assert all(part.runs for part in one.figures)
+
+
+def test_seeds_are_the_papers():
+    def seeds(one, prefix):
+        runs = [run for run in plan.all_runs(one.parts) if run.name.startswith(prefix)]
+        return {run.changes["seed"] for run in runs}
+
+    assert seeds(fedig.SWEEP, "pacs/") == {0, 1, 2, 3}  # "four runs"
+    assert seeds(tsmobn.SWEEP, "") == {0, 1, 2}  # "random seed 0, 1, 2"
+    assert seeds(fedbn.SWEEP, "office/") == {0, 1, 2, 3, 4}  # "5-trial"
+    assert seeds(unifed.SWEEP, "") == {0, 1, 2}  # "three independent runs"
+
+
+@pytest.fixture(scope="module")
+def covered() -> dict[tuple[str, ...], coverage.Answer]:
+    every = coverage.answers(Path("runs"), {})
+    return {(a.number.paper, a.number.table, a.number.dataset, a.number.setting, a.number.method,
+             a.number.column): a for a in every}  # fmt: skip
+
+
+def test_every_published_number_has_a_command_or_a_reason(capsys):
+    assert coverage.main([]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2037
+    assert json.loads(last) == {
+        "rows": 2037,
+        "with_command": 2027,
+        "without": {
+            "a rival whose formula is not to be had": 10,
+        },
+    }
+
+
+def test_published_rows_are_distinct_and_none_is_lost(covered):
+    assert len(covered) == 2037
+    assert coverage.NO_TABLE not in {answer.reason for answer in covered.values()}
+
+
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [
+        (
+            ("FedIG-A", "2", "PACS", "client-agnostic objectives", "FedIG, CACL", "Avg"),
+            ("configs/pacs.py", "method=fedig", "lambda_2=0.0", "target=photo", "pretrained="),
+        ),
+        (
+            ("FedIG-A", "3", "PACS", "components", "FedBN + FedProx", "A"),
+            ("target=art_painting", "share=all_but_batch_norm", "fedprox.mu=0.1"),
+        ),
+        (
+            ("FedIG-A", "11", "PACS", "30 clients, Dirichlet 0.1", "FedBN", "S"),
+            ("pacs_30_clients.py", "data.alpha=0.1", "method=fedbn", "target=sketch"),
+        ),
+        (
+            ("FedIG-A", "12", "VLCS", "clients inside the federation",
+             "FedIG-A (global statistics)", "L"),
+            ("method=fediga", "target=VOC2007", "evaluate", "--internal"),
+        ),
+        (
+            ("TsmoBN", "E.11", "CIFAR-10-C (severity 1), four extra corruptions",
+             "trained with blur left out", "FedNova+TsmoBN", "spatter"),
+            ("image_size=256", "target=blur", "method=fednova", "evaluate", "target=extra"),
+        ),
+        (
+            ("TsmoBN", "E.4", "Camelyon17", "imbalanced data", "FedAdam", "hospital5"),
+            ("camelyon17.py", "truncate=False", "method=fedadam"),
+        ),
+        (
+            ("UniFed", "3", "CIFAR-10-C", "external clients, leave-one-corruption-type-out",
+             "FedBN+client-specific BN", "fog"),
+            ("method=fedavg", "share=all_but_batch_norm", "target=weather", "weigh=uniform"),
+        ),
+        (
+            ("FedCD", "1", "PACS", "leave-one-domain-out", "Scaffold", "C"),
+            ("pacs.py:protocol=fedcd", "method=scaffold", "target=cartoon"),
+        ),
+        (
+            ("FedBN", "13", "Digits-Five", "B=50, E=16", "FedAvg", "USPS"),
+            ("batch_size=50", "local_epochs=16", "rounds=19", "method=fedavg"),
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_is_that_of_the_experiment(row, parts, covered):
+    command = covered[row].command
+    assert all(part in command for part in parts), command
+
+
+def test_columns_of_table_3_are_the_corruptions_of_their_type(covered):
+    third = tables_of(unifed.SWEEP)["table3"]
+    row = dict(zip(third.columns, third.rows["FedBN+client-specific BN"], strict=True))
+    assert row["bright"].published[0].mean == 96.30
+    assert row["bright"].runs[0] == "external/digital/fedavg/own/0"
+    assert (row["bright"].domain, row["bright"].adaptation) == (
+        *("brightness", "tsmobn:affine=False"),
+    )
+
+
+def test_numbers_of_a_table_that_differ_are_read_from_places_that_differ(covered):
+    places = {}
+    for number, answer in ((a.number, a) for a in covered.values() if a.command):
+        table = (number.paper, number.table, number.dataset, number.setting)
+        places.setdefault((*table, answer.command, answer.place), []).append(number)
+    assert [numbers for numbers in places.values() if len(numbers) > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("row", "place"),
+    [
+        (
+            ("UniFed", "3", "CIFAR-10-C", "external clients, leave-one-corruption-type-out",
+             "MOON+client-specific BN", "fog"),
+            "summary.json: accuracy.unseen.fog.tsmobn",
+        ),
+        (
+            ("UniFed", "2", "CIFAR-10-C", "15 internal clients, one corruption each", "MOON", "A"),
+            "summary.json: accuracy.internal.gaussian_noise",
+        ),
+        (
+            ("FedIG-A", "12", "VLCS", "clients inside the federation",
+             "FedIG (local statistics)", "Avg"),
+            "evaluations/inside.json: internal.own.mean",
+        ),
+        (
+            ("TsmoBN", "E.7", "Camelyon17", "balanced (truncated) data", "FedAvg+TsmoBN",
+             "hospital4"),
+            "summary.json: accuracy.unseen.center1.tsmobn",
+        ),
+    ],
+)  # fmt: skip
+def test_the_place_of_a_number_is_said(row, place, covered):
+    assert covered[row].place == place
+
+
+def test_averages_are_over_targets_and_personal_accuracy_over_the_others():
+    tables = tables_of(fedig.SWEEP)
+    average = tables["table7"].rows["FedIG-A"][-1]
+    assert len(average.parts) == 4
+    assert average.domain == plan.UNSEEN
+    inside = tables["table12-pacs"].rows["FedIG (local statistics)"]
+    assert [part[0][0].split("/")[1] for part in inside[0].parts] == [
+        *("art_painting", "cartoon", "sketch"),
+    ]
+    assert (inside[0].domain, inside[0].adaptation) == ("photo", plan.OWN)
+    assert len(inside[-1].parts) == 4
+
+
+def test_unifeds_mean_over_clients_stands_beside_that_of_the_printed_numbers():
+    import report
+
+    second = tables_of(unifed.SWEEP)["table2"]
+    assert report.printed(second.rows["FedAvg"][-1])[0] == pytest.approx(73.80, abs=0.01)
+
+
+def test_fedcds_rows_take_lambda_and_eta_by_validation_from_the_papers_grid():
+    rows = tables_of(fedcd.SWEEP)["table1"].rows
+    runs = {run.name: run for run in plan.all_runs(fedcd.SWEEP.parts)}
+    both = [runs[group[0]].changes for group in rows["FedCD-SCI + REA"][0].parts[0]]
+    assert len(both) == 15
+    assert {c["fedcd.lambda_sci"] for c in both} == {0.5, 0.7, 0.8, 0.9, 1.0}
+    assert {c["fedcd.eta"] for c in both} == {0.3, 0.5, 0.8}
+    assert all("weigh" not in c for c in both)  # REA is the method's own
+    alone = [runs[group[0]].changes for group in rows["FedCD-SCI"][0].parts[0]]
+    assert {c["weigh"] for c in alone} == {"by_size"}
+
+
+def test_fedcds_rivals_weigh_their_clients_as_their_authors_do():
+    rows = tables_of(fedcd.SWEEP)["table1"].rows
+    runs = {run.name: run for run in plan.all_runs(fedcd.SWEEP.parts)}
+    weights = {
+        label: runs[cells[0].runs[0]].changes.get("weigh")
+        for label, cells in rows.items()
+        if cells[0].runs and not label.startswith("FedCD")
+    }
+    own = {"FedDG-GA": "generalization_adjustment", "REA": "risk_extrapolation:eta=0.3"}
+    alike = ("HarmoFL", "FedADG", "FedSR", "FedCMI", "FedL2R")
+    assert weights == dict.fromkeys(weights, "by_size") | own | dict.fromkeys(alike, "uniform")
+
+
+def test_fedcds_fedprox_has_the_mu_of_the_code_whose_setting_it_takes():
+    runs = [run for run in plan.all_runs(fedcd.SWEEP.parts) if "/fedprox/" in run.name]
+    assert {run.name.partition("/")[0] for run in runs} == {"pacs", "driving", "bdd100k"}
+    assert {run.changes["fedprox.mu"] for run in runs} == {0.1}
+
+
+def test_tsmobns_figures_are_those_of_the_text():
+    drawn = {figure.name: figure.draw for figure in tsmobn.SWEEP.figures}
+    assert drawn["fig4"].keywords["table"].title.startswith("Table E.10")
+    assert drawn["fig3c"].func is figures.boxes
+    assert [*drawn["figE.5-blur"].keywords["spelled"]] == [0, 1, 2, 3, 4]  # E.2.4
+    orders = [
+        text
+        for run in plan.all_runs(tsmobn.SWEEP.parts)
+        if run.name == "cifar10_c/blur/fedavg/0"
+        for test in run.tests
+        for text in test.changes.get("adaptations", ())
+        if "order" in text
+    ]
+    assert orders == [f"tsmobn:order={order}" for order in range(5)]
+
+
+def test_every_number_of_fedcd_has_its_cell():
+    placed = coverage.placed(fedcd.SWEEP)
+    assert set(placed) == set(published(paper="FedCD"))
+
+
+def test_fedbns_table_17_gives_fedbn_the_statistics_of_test_batches_and_the_others_both():
+    rows = tables_of(fedbn.SWEEP)["table17"].rows
+    served = {label: cells[0].adaptation for label, cells in rows.items()}
+    assert served == {
+        "FedBN": fedbn.OWN_STATISTICS,
+        "FedProx": "running",
+        "FedProx, statistics of test batches": fedbn.OWN_STATISTICS,
+        "FedAvg": "running",
+        "FedAvg, statistics of test batches": fedbn.OWN_STATISTICS,
+    }
+    assert all(bool(c.published) == ("," not in label) for label, (c, _) in rows.items())
+
+
+@pytest.mark.parametrize("one", ALL, ids=NAMES)
+def test_a_report_on_nothing_has_every_table_and_figure(one, tmp_path):
+    assert sweep.main(one, ["report", "--workdir", str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert f"0 of {len(plan.all_runs(one.parts))} runs have finished" in text
+    assert all(f"\n## {part.title}\n" in text for part in one.parts)
+    assert not (tmp_path / "figures").exists()
+
+
+def test_fedbns_loss_curves_are_taken_after_aggregation_in_every_round():
+    (third,) = (figure for figure in fedbn.SWEEP.figures if figure.name == "fig3")
+    assert third.draw.keywords["key"] == "train_loss"
+    for run in third.runs:
+        assert (run.changes["eval_train_loss"], run.changes["eval_every"]) == (True, 1)
+
+
+def test_tsmobn_stops_early_and_unifed_does_not():
+    for one, patience in ((tsmobn.SWEEP, 10), (unifed.SWEEP, 0)):
+        for run in plan.all_runs(one.parts):
+            if run.config != "configs/digits_dg.py":
+                assert (
+                    run.changes.get("patience", read(str(ROOT / run.config)).patience) == patience
+                )

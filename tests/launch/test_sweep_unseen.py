@@ -1,0 +1,55 @@
+"""The sweep over unseen clients: its runs, its tables, the mean over targets by seed."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "launch" / "sweeps"))
+
+import plan  # noqa: E402
+import report  # noqa: E402
+import unseen  # noqa: E402
+
+RUNS = plan.all_runs(unseen.SWEEP.parts)
+
+
+def fabricate(workdir, run, unseen_accuracy) -> None:
+    """A finished run whose unseen domain has these accuracies."""
+    folder = workdir / run.name
+    folder.mkdir(parents=True)
+    scores = {"internal": {"mean": 50.0}, "unseen": {run.changes["target"]: unseen_accuracy}}
+    summary = {"rounds": 10, "accuracy": scores}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_published_numbers_stand_beside_what_they_are_of():
+    digits, pacs = unseen.TABLES[:2]
+    row = dict(zip(digits.columns, digits.rows["FedBN + TsmoBN"], strict=True))
+    assert report.printed(row["SVHN"]) == (76.85, 0.25)
+    assert report.printed(row["USPS"]) is None
+    row = dict(zip(pacs.columns, pacs.rows["FedIG-A"], strict=True))
+    assert report.printed(row["S"]) == (83.79, 0.49)
+
+
+def test_the_mean_over_targets_is_taken_by_seed_and_only_of_whole_seeds(tmp_path):
+    chosen = [run for run in RUNS if "/fedavg/" in run.name and run.name.startswith("digits/")]
+    random = np.random.default_rng(0)
+    values = {run.name: float(random.uniform(20, 80)) for run in chosen}
+    missing = chosen[0].name  # one target of seed 0
+    for run in chosen:
+        if run.name != missing:
+            fabricate(tmp_path, run, {"running": values[run.name], "tsmobn": 0.0})
+    report.write_report(unseen.SWEEP, tmp_path)
+    done = {r.name: report.read_results(tmp_path, r) for r in chosen if r.name != missing}
+    cell = unseen.TABLES[0].rows["FedAvg"][-1]
+    means = [
+        np.mean([value for name, value in values.items() if name.endswith(f"/{seed}")])
+        for seed in (1, 2)
+    ]
+    ours = report.measured(cell, done)
+    assert ours == pytest.approx((np.mean(means), np.std(means, ddof=1)))
+    assert (tmp_path / "figures" / "digits-bars.png").exists()

@@ -1,0 +1,440 @@
+"""Clients whose own parts lie on the disk: the same numbers, and safe from kills."""
+
+import io
+import resource
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import test_power_cut as cut
+
+import runs
+from cohorts import KEY, NAMES, method_of, rows_of, unequal_batches
+from federations import MapNet, assert_close, variables_of
+from fedjax_bn.data.domain import Split
+from fedjax_bn.data.sampling import Draw
+from fedjax_bn.federation import global_variables, put_rows, take_rows
+from fedjax_bn.report import write_report
+from fedjax_bn.run.errors import CheckpointError, ConfigError, WorkdirError
+from fedjax_bn.run.evaluation import finished_run as evaluate_finished
+from fedjax_bn.run.experiment import start
+from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.files import checkpoint
+from fedjax_bn.run.processes.mesh import form_on
+from fedjax_bn.run.training import population, row_store, stored_rounds, train
+from fedjax_bn.run.training.rounds import cohort_of
+from fedjax_bn.run.training.row_store import SLOTS, UNTOUCHED, RowStore
+from fedjax_bn.run.training.stream import stream_rounds
+
+take, put_back = jax.jit(take_rows), jax.jit(put_rows)
+EVERYBODY = np.arange(4, dtype=np.int32)
+FAST = ("fedbn", "scaffold", "fedbn, remembering")
+
+
+def form(tree):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype), tree)
+
+
+def held_by(state, folder):
+    """What `population.start_held` makes, of a state with a row a client."""
+    first = {part: jax.tree.map(lambda x: x[0], getattr(state, part)) for part in population.PARTS}
+    store = RowStore(folder, form(first), 4)
+    one = jax.tree.map(lambda x: x[:1], state.personal)
+    common = state._replace(weights=np.ones(1), personal=one, memory=(), weighing=())
+    return population.Held(common, first, EVERYBODY, np.full(4, UNTOUCHED, np.uint8), store)
+
+
+def written(store, slots, client, rows):
+    """The slots of all clients after some have new rows."""
+    slots = store.new_slots(slots, client)
+    store.write(slots, client, rows)
+    return slots
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
+def test_rounds_from_the_store_are_those_of_rows_on_the_device(x64, tmp_path, name):
+    """Two overlapping cohorts; in the second a client sits out."""
+    method = method_of(name)
+    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(MapNet()))
+    init = jax.jit(method.init, static_argnums=2)
+    state = jax.device_get(init(KEY, variables, 4))
+    held = held_by(state, tmp_path)
+    for client, present in (([2, 0], [1, 1, 1, 1]), ([0, 3], [1, 1, 1, 0])):
+        client = np.array(client, np.int32)
+        batches = rows_of(unequal_batches(np.array(present, bool)), client)
+        rows = population.rows_of_clients(held, client)
+        common, rows, told = stored_rounds._round(method, 4, 2, held.state, rows, batches, KEY)
+        trained = np.flatnonzero(np.isfinite(told["loss"]))
+        rows = jax.tree.map(lambda x, trained=trained: np.asarray(x)[trained], rows)
+        slots = written(held.store, held.slots, client[trained], rows)
+        held = population.Held(common, held.first, client, slots, held.store)
+
+        cohort, expected = method.round(take(state, client), batches, KEY)
+        state = jax.device_get(put_back(state, cohort, client))
+        np.testing.assert_array_equal(told["loss"], expected["loss"])
+    ours = population.rows_of_clients(held, EVERYBODY)
+    theirs = {part: getattr(state, part) for part in population.PARTS}
+    assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert_close(held.state.server, state.server, rtol=1e-12, atol=1e-12)
+    assert_close(global_variables(held), global_variables(state), rtol=1e-12, atol=1e-12)
+
+
+KEYS = {"target": "", "clients_per_round": 2}
+
+
+def both_ways(folder: Path, **changes) -> list[list[dict]]:
+    """The records of a run with its rows on the device, and on the disk."""
+    for where in ("device", "disk"):
+        runs.run(folder / where, population=where, **KEYS, **changes)
+    return [
+        [runs.without_times(line) for line in runs.lines(folder / w)] for w in ("device", "disk")
+    ]
+
+
+def assert_same_numbers(told: list[list[dict]]) -> None:
+    for one, other in zip(*told, strict=True):
+        assert sorted(one) == sorted(other)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), one, other)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    runs.install(monkeypatch)
+
+
+def test_a_run_from_the_disk_tells_the_numbers_of_one_on_the_device(tiny, tmp_path):
+    told = both_ways(tmp_path, validate_with="global", eval_train_loss=True, rounds=4)
+    assert_same_numbers(told)
+    assert "train_loss" in told[0][-1]
+    assert (tmp_path / "disk" / "population" / "personal.npy").exists()
+    assert not (tmp_path / "device" / "population").exists()
+
+
+def test_what_the_server_sends_is_of_all_clients_wherever_their_rows_lie(tiny):
+    config = runs.config(method="copa", population="disk", **KEYS)
+    state = jax.eval_shape(prepare(config, traced=False)[2])
+    assert len(state.server.sent["kernel"]) == 4
+    assert {len(leaf) for leaf in jax.tree.leaves(state.personal)} == {1}
+
+
+THREE = {"personalize__samples": 3}
+ODD = {"target": "", "clients_per_round": 3, "population": "disk"}
+
+
+@pytest.mark.parametrize(
+    ("spelled", "changes"),
+    [
+        ("2", {"method": "scaffold", "participation__dropout": 0.3, "eval_clients": 3}),
+        pytest.param("clients:1,batch:2", {}, marks=pytest.mark.slow),
+        pytest.param("2", {"method": "perfedavg"} | THREE, marks=pytest.mark.slow),
+        pytest.param("2", {"local_selection": 2, "weigh": "uniform"}, marks=pytest.mark.slow),
+    ],
+)
+def test_on_several_devices_the_numbers_are_those_of_one(tiny, tmp_path, spelled, changes):
+    """Three of four clients, so that a row is padding."""
+    for mesh in ("1", spelled):
+        runs.run(tmp_path / mesh, mesh=mesh, rounds=3, **ODD, **changes)
+    told = [[runs.without_times(x) for x in runs.lines(tmp_path / m)] for m in ("1", spelled)]
+    assert_same_numbers(told)
+
+
+def test_what_two_devices_trained_goes_on_on_one(tiny, tmp_path):
+    held, losses = None, []
+    for spelled in ("2", "1"):
+        config = runs.config(mesh=spelled, **ODD)
+        experiment, keys, begin = prepare(config, traced=False)
+        start = population.start_held(config, begin, tmp_path, 4)
+        with checkpoint.open_folder(tmp_path / "checkpoints", keep=2) as manager:
+            if held is not None:
+                form = form_on(jax.eval_shape(start), experiment.mesh)
+                held = checkpoint.restore(manager, form)
+            held = held or start()
+            opened = stored_rounds.open_stored_rounds(config, experiment, keys, held)
+            held, told = opened.compile(held)(held)
+            checkpoint.save(manager, 1, held)
+            checkpoint.settle(manager)
+        assert len(held.round.sharding.device_set) == int(spelled)
+        losses.append(told["loss"])
+    assert [np.isfinite(loss).sum() for loss in losses] == [3, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [{"method": "perfedavg"}, {"local_selection": 2}, {"method": "scaffold"}, {"method": "copa"}],
+)
+def test_so_does_what_adapts_selects_or_remembers(tiny, tmp_path, changes):
+    assert_same_numbers(both_ways(tmp_path, personalize__samples=3, **changes))
+
+
+class Slowly(io.FileIO):
+    """A file of the store, each of whose writes is made in two halves; a kill may come between."""
+
+    disk = None
+
+    def write(self, data) -> int:
+        data = memoryview(data)
+        for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+            Slowly.disk.record()
+            super().write(part)
+        return len(data)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A straight run, what a disk may hold at any moment, and all rows behind its checkpoints."""
+    folder, known = tmp_path_factory.mktemp("population") / "run", {}
+    real, disk = checkpoint.save, cut.Disk(folder)
+    Slowly.disk = disk
+
+    def save(manager, number, held):
+        known[number] = everything_of(held)
+        real(manager, number, held)
+        manager.wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch)
+        patch.setattr(cut, "PARTS", (*cut.PARTS, "population"))
+        patch.setattr(checkpoint, "save", save)
+        patch.setattr(row_store, "open", lambda path, mode: Slowly(path, mode), raising=False)
+        cut.watch(patch, disk)
+        runs.run(folder, **KILLED)
+        disk.record()
+    return folder, list(disk.images.values()), known
+
+
+KILLED = KEYS | {
+    "population": "disk",
+    "rounds": 6,
+    "method": "scaffold",
+    "share": "all_but_batch_norm",
+}
+
+
+def everything_of(held):
+    """The common part and the rows of all clients."""
+    return jax.tree.map(np.asarray, (held.state, population.rows_of_clients(held, EVERYBODY)))
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 30])
+def test_killed_or_cut_off_at_any_write_the_rows_are_those_of_the_checkpoint(
+    tiny, recorded, tmp_path, every
+):
+    _, images, known = recorded
+    config, reached = runs.config(**KILLED), set()
+    first = train.prepare(config)[2]
+    assert len(images) > 50
+    images = images[::-every]
+    for number, image in enumerate(images):
+        folder = cut.lay(image, tmp_path / str(number))
+        begin = population.start_held(config, first, folder, 4)
+        held, records = train.resume(folder, begin, lambda text: None)
+        rounds = int(held.round)
+        assert len(records) == rounds
+        if rounds:
+            jax.tree.map(np.testing.assert_array_equal, everything_of(held), known[rounds])
+        reached.add(rounds)
+    assert reached == {0, 2, 4, 6}
+
+
+def test_going_on_from_one_of_them_ends_with_the_same_bits(tiny, recorded, tmp_path):
+    straight, images, known = recorded
+    config = runs.config(**KILLED)
+    image = images[np.random.default_rng(11).integers(len(images) // 2, len(images) - 20)]
+    folder = cut.lay(image, tmp_path / "run")
+    runs.run(folder, **KILLED)
+    one, two = (list(map(runs.without_times, runs.lines(f))) for f in (folder, straight))
+    assert one == two
+    begin = population.start_held(config, train.prepare(config)[2], folder, 4)
+    held, _ = train.resume(folder, begin, lambda text: None)
+    jax.tree.map(np.testing.assert_array_equal, everything_of(held), known[6])
+
+
+def store_of(folder: Path, clients: int = 5) -> tuple[RowStore, dict]:
+    like = {"personal": {"a": np.zeros((2, 3), np.float32), "b": np.zeros((), np.int32)}}
+    return RowStore(folder, form(like) | {"memory": ()}, clients), like["personal"]
+
+
+def rows(value: float, count: int) -> dict:
+    a = np.full((count, 2, 3), value, np.float32)
+    return {"personal": {"a": a, "b": np.full(count, value, np.int32)}, "memory": ()}
+
+
+def test_rows_that_a_checkpoint_names_stay_and_others_give_their_room(tmp_path):
+    store, first = store_of(tmp_path)
+    slots, saved = np.full(5, UNTOUCHED, np.uint8), []
+    client = np.array([1, 3])
+    for value in range(40):
+        slots = written(store, slots, client, rows(value, 2))
+        if value % 4 == 0:
+            kind = "selected" if value % 8 else "latest"
+            store.keep(kind, slots)
+            saved.append((kind, value, slots))
+        for kind, kept in (("latest", 3), ("selected", 2)):
+            for _, known, named in [s for s in saved if s[0] == kind][-kept:]:
+                found = store.read("personal", named, np.array([0, 3]), first)
+                assert found["b"].tolist() == [0, known]
+                np.testing.assert_array_equal(found["a"][1], np.full((2, 3), known, np.float32))
+    again, _ = store_of(tmp_path)  # of a process that goes on from these checkpoints
+    again.going_on({"latest": [s[2] for s in saved if s[0] == "latest"][-3:]})
+    for value in range(90, 99):
+        written(again, slots, client, rows(value, 2))
+        found = again.read("personal", saved[-2][2], np.array([1]), first)
+        assert found["b"].tolist() == [saved[-2][1]]
+    assert slots[[0, 2, 4]].tolist() == [UNTOUCHED] * 3
+    assert slots.max(where=slots != UNTOUCHED, initial=0) < SLOTS
+    shown = np.load(tmp_path / "personal.npy", mmap_mode="r")
+    assert shown.shape == (SLOTS, 5)
+    assert shown["['a']"].shape == (SLOTS, 5, 2, 3)
+    assert not (tmp_path / "memory.npy").exists()
+
+
+def test_a_large_population_takes_the_disk_of_those_who_trained(tmp_path):
+    store, _ = store_of(tmp_path, clients=1_000_000)
+    slots = np.full(1_000_000, UNTOUCHED, np.uint8)
+    written(store, slots, np.array([5, 400_000, 999_999]), rows(1.0, 3))
+    assert (tmp_path / "personal.npy").stat().st_size > 100_000_000
+    assert store.taken_bytes() < 100_000
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short"])
+def test_a_damaged_row_is_named(tmp_path, damage):
+    store, first = store_of(tmp_path)
+    slots = written(store, np.full(5, UNTOUCHED, np.uint8), np.array([2]), rows(3.0, 1))
+    path = tmp_path / "personal.npy"
+    content = bytearray(path.read_bytes())
+    if damage == "short":
+        content = content[: len(content) // 20]
+    else:
+        place = content.index(np.float32(3).tobytes())
+        content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="row of client number 2 "):
+        store.read("personal", slots, np.array([0, 2]), first)
+
+
+def test_more_than_the_disk_has_is_refused_before_anything_is_written(tiny, tmp_path, monkeypatch):
+    usage = population.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(population.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(ConfigError) as error:
+        runs.run(tmp_path / "run", population="disk", method="scaffold", **KEYS)
+    text = str(error.value)
+    for part in (
+        "4 clients of scaffold",
+        "KB each",
+        "1000 bytes free",
+        "--workdir",
+        "remembers no",
+    ):
+        assert part in text
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"draw": "uniform"}, {"draw": "by_size"}, {"dropout": 0.5}, {"trace": "0,2\n1\nall\n"}],
+    ids=str,
+)
+def test_who_will_train_is_known_before_the_first_round(changes, tiny, tmp_path):
+    """As many clients as have a row at the end of a run."""
+    if "trace" in changes:
+        (tmp_path / "trace").write_text(changes["trace"])
+        changes = {"trace": str(tmp_path / "trace")}
+    keys = {f"participation__{key}": value for key, value in changes.items()}
+    config = runs.config(population="disk", **(KEYS | keys | {"rounds": 2}))
+    experiment, streams, start = train.prepare(config)
+    drawn = partial(cohort_of, config, experiment, streams)
+    expected = np.asarray(population.who_trains(drawn, 4, 2))
+    train.run(config, tmp_path / "run", say=lambda text: None)
+    begin = population.start_held(config, start, tmp_path / "run", 4)
+    held, _ = train.resume(tmp_path / "run", begin, lambda text: None)
+    np.testing.assert_array_equal(np.asarray(held.slots) != UNTOUCHED, expected)
+
+
+def test_rows_that_are_gone_and_files_that_are_too_large_are_named(tmp_path, monkeypatch):
+    store, first = store_of(tmp_path / "population")
+    slots = written(store, np.full(5, UNTOUCHED, np.uint8), np.array([2]), rows(3.0, 1))
+    (tmp_path / "population" / "personal.npy").unlink()
+    with pytest.raises(CheckpointError, match=r"personal.npy is gone.*put it back"):
+        store.read("personal", slots, np.array([0, 2]), first)
+    huge, _ = store_of(tmp_path / "huge", clients=1_000_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+    try:
+        with pytest.raises(WorkdirError, match=r"takes no file of [0-9,]+ bytes.*--workdir"):
+            huge.make()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_rows_on_the_disk_need_clients_that_sit_out(tiny, tmp_path):
+    with pytest.raises(ConfigError, match="all 4 take part: lower clients_per_round"):
+        runs.run(tmp_path / "run", population="disk", target="")
+
+
+@pytest.mark.slow
+def test_a_finished_population_is_evaluated_and_drawn(tiny, tmp_path):
+    """A method with masks, whose records and pictures are of a round's cohort."""
+    folder, keys = tmp_path / "run", KEYS | {"target": "dog", "clients_per_round": 2}
+    summary = runs.run(folder, population="disk", method="fedcd", eval_every=3, **keys)
+    request = evaluate_finished.Request(internal=True)
+    result, _ = evaluate_finished.run(folder, request, say=lambda text: None)
+    assert result["internal"]["own"] == pytest.approx(summary["accuracy"]["internal"])
+    assert result["unseen"] == summary["accuracy"]["unseen"]
+    write_report(folder)
+    last = runs.lines(folder)[-1]
+    with np.load(folder / "masks" / "0006.npz") as masks:
+        took_part = [name for name, loss in last["loss"].items() if loss is not None]
+        assert masks["clients"].tolist() == took_part
+        norms = [np.abs(mask).sum() for mask in masks["features"]]
+        np.testing.assert_allclose(last["mask_l1"]["mean"], np.mean(norms), rtol=1e-6)
+        np.testing.assert_allclose(
+            masks["features.mean"],
+            sum(last["weights"][n] * m for n, m in zip(took_part, masks["features"], strict=True)),
+            rtol=1e-5,
+        )
+
+
+def test_all_models_at_once_are_refused_where_they_lie_on_the_disk(tiny, tmp_path):
+    with pytest.raises(ConfigError, match="'ensemble', which holds the models of all clients"):
+        runs.run(
+            tmp_path, population="disk", clients_per_round=2, adaptations=("running", "ensemble")
+        )
+
+
+def test_a_weighing_rule_that_begins_differently_by_client_is_refused(tiny):
+    config = runs.config(population="disk", **KEYS)
+    experiment, keys, _ = train.prepare(config)
+
+    def init(key, variables, num_clients):
+        state = experiment.method.init(key, variables, num_clients)
+        return state._replace(weighing={"number": np.arange(num_clients)})
+
+    method = experiment.method._replace(init=init)
+    with pytest.raises(ConfigError, match="other memory for some clients"):
+        start._check_rows_alike(config, experiment._replace(method=method), keys)
+
+
+def test_while_a_cohort_trains_the_samples_of_the_next_are_read():
+    class Watched(np.ndarray):
+        def __getitem__(self, index):
+            read.add(int(np.asarray(index).ravel()[0]))
+            return np.asarray(super().__getitem__(index))
+
+    def draw(number):
+        index = np.full((1, 1, 2), number, np.int32)
+        return np.zeros(1, np.int32), Draw(index, np.ones(index.shape, bool))
+
+    read, end = set(), time.monotonic() + 30
+    images = np.zeros((50, 3), np.float32).view(Watched)
+    stream = stream_rounds([Split(images, np.zeros(50, np.int32))], draw, 0, 50)
+    next(stream)
+    while 1 not in read and time.monotonic() < end:
+        time.sleep(0.01)
+    assert 1 in read
+    assert 49 not in read  # nor is all of it read ahead

@@ -1,0 +1,210 @@
+"""Several real processes: they train as one, and none is left waiting for one that is lost."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import runs
+from federations import assert_close
+from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.processes import distributed
+from fedjax_bn.run.processes import together as processes
+from fedjax_bn.run.training import population, train
+from trained import TRAINED, WAYS
+
+
+def start(folder, number, rounds, way, port, module, count=2):
+    """One process of several, with one device."""
+    paths = os.pathsep.join(map(str, (runs.ROOT, runs.ROOT / "tests" / "support", folder.parent)))
+    environment = {
+        "PYTHONPATH": paths,
+        "JAX_NUM_CPU_DEVICES": "1",
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_PROCESS_ID": str(number),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", module, "--distributed", str(folder), str(rounds), way],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def both():
+    """Starts two processes, and ends what is left of them."""
+    started = []
+
+    def begin(folder, rounds, way="all", module="trained"):
+        with socket.create_server(("localhost", 0)) as server:
+            port = server.getsockname()[1]
+        started.extend(start(folder, number, rounds, way, port, module) for number in (0, 1))
+        return started
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    runs.install(monkeypatch)
+
+
+def assert_same_records(folder):
+    two, one = (runs.lines(folder / name) for name in ("two", "one"))
+    for ours, theirs in zip(two, one, strict=True):
+        assert ours.keys() == theirs.keys()
+        for key in {"loss", "weights", "accuracy", "validation", "unseen"} & ours.keys():
+            assert_close(ours[key], theirs[key], rtol=1e-4)
+
+
+def assert_ended(pair):
+    said = [process.communicate(timeout=300) for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+    assert "in 2 processes" in said[0][0]
+    assert "clients" not in said[1][0]
+
+
+def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
+    """Each with its own clients' samples and rows; what the first has written is read here."""
+    pair = both(tmp_path / "two", 2)
+    alone = runs.run(tmp_path / "one", **TRAINED)
+    assert_ended(pair)
+
+    assert runs.steps(tmp_path / "two") == runs.steps(tmp_path / "one") == [2]
+    like = jax.eval_shape(train.prepare(runs.config(**TRAINED))[2])
+    states = [runs.saved(tmp_path / name, like) for name in ("two", "one")]
+    assert_close(*states, rtol=1e-4, atol=1e-6)
+    assert_same_records(tmp_path)
+    assert alone["accuracy"].keys() == {"internal", "unseen"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "all"])
+def test_two_processes_train_cohorts_as_one_does_and_one_goes_on(tmp_path, both, way):
+    """Of rows on the disk the first process writes what both read."""
+    changes = TRAINED | WAYS[way] | {"rounds": 3}
+    pair = both(tmp_path / "two", 3, way)
+    runs.run(tmp_path / "one", **changes)
+    assert_ended(pair)
+    assert_same_records(tmp_path)
+    models = [models_in(tmp_path / name, changes) for name in ("two", "one")]
+    assert_close(*models, rtol=1e-4, atol=1e-6)
+
+    for name in ("two", "one"):
+        runs.run(tmp_path / name, **changes | {"rounds": 4})
+    assert_same_records(tmp_path)
+
+
+def models_in(folder, changes):
+    """All that clients have of their own in the newest checkpoint, wherever it lies."""
+    config = runs.config(**changes)
+    state = runs.saved(folder, population.start_held(config, train.prepare(config)[2], folder, 4)())
+    if isinstance(state, population.Held):
+        return population.rows_of_clients(state, np.arange(4))
+    return state.personal, state.memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [1, 0])
+def test_when_a_process_is_lost_the_other_ends_and_the_same_command_continues(tmp_path, both, lost):
+    """By a collective or a save that fails, or by JAX, which aborts the others in the end."""
+    folder = tmp_path / "run"
+    pair = both(folder, 5000)
+    runs.wait_for(pair[0], lambda: (folder / "checkpoints" / "latest" / "1").exists(), 900)
+    pair[lost].send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    said = pair[1 - lost].communicate(timeout=100)[1]
+    assert time.monotonic() - began < 90
+    status = pair[1 - lost].returncode
+    assert status in (1, 2, -signal.SIGABRT), said  # 2: a save that failed for want of the other
+    if status == 1:
+        assert "one that it waited for is lost" in said.splitlines()[-1]
+        assert said.endswith("are saved in " + str(folder) + ": give the same command to go on\n")
+
+    state, records = resumed(folder)
+    assert int(state.round) == len(records) > 0
+
+
+def resumed(folder):
+    """What one device goes on from."""
+    _, _, begin = train.prepare(runs.config(**TRAINED | {"rounds": 5000}))
+    return train.resume(folder, begin, lambda text: None)
+
+
+@pytest.mark.slow
+def test_a_stop_request_to_one_process_stops_both_after_the_same_round(tmp_path, both):
+    pair = both(tmp_path, 5000)
+    runs.wait_for(pair[0], lambda: len(runs.lines_written(tmp_path)) > 1, 900)
+    pair[1].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=200)[1] for process in pair]
+    assert all("stopped after round" in text for text in said), said
+    rounds = {text.split("stopped after round ")[1].split()[0] for text in said}
+    assert rounds == {str(len(runs.lines(tmp_path)))}
+
+
+def test_one_process_alone_decides_and_does_all_by_itself():
+    assert processes.first()
+    assert processes.by_first(lambda: 3) == 3
+    assert [processes.any_asked(asked) for asked in (True, False)] == [True, False]
+    processes.require_same("the data", "x")
+    processes.leave(3)
+
+
+TALKS = """
+import os, sys, time
+from fedjax_bn.run import errors
+from fedjax_bn.run.processes.distributed import join
+from fedjax_bn.run.processes.together import any_asked, by_first, require_same
+
+def refuse():
+    raise errors.WorkdirError("é" * 300)
+
+def words(act, *given):
+    try:
+        return act(*given)
+    except errors.UserError as error:
+        return f"{type(error).__name__}: {error}"
+
+if __name__ == "__main__":
+    join(True, timeout=60)
+    mine = os.environ["JAX_PROCESS_ID"]
+    print([
+        by_first(lambda: {"a": [mine, "ü" * 999]}) == {"a": ["0", "ü" * 999]},
+        words(by_first, refuse) == "WorkdirError: " + "é" * 300,
+        [any_asked(asked) for asked in (False, mine == "1")],
+        require_same("the data", {"b": 1}),
+        words(require_same, "the data", mine)[:61],
+    ], file=open(sys.argv[-3] + mine, "w"))
+"""
+
+
+def test_two_processes_learn_what_the_first_does_its_errors_and_whether_they_agree(tmp_path, both):
+    (tmp_path / "talks.py").write_text(TALKS)
+    pair = both(tmp_path / "said", 0, module="talks")
+    said = [process.communicate(timeout=100) for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+    differs = "ConfigError: the data of process 1 is not that of process 0: "[:61]
+    for number in "01":
+        right = [True, True, [False, True], None, differs]
+        assert (tmp_path / f"said{number}").read_text() == f"{right}\n"
+
+
+def test_processes_with_unequal_numbers_of_devices_are_refused(monkeypatch):
+    devices = [types.SimpleNamespace(process_index=i) for i in (0, 1, 1)]
+    monkeypatch.setattr("jax.devices", lambda: devices)
+    with pytest.raises(ConfigError, match="the processes have 1, 2 devices: give all as many"):
+        distributed._meet()

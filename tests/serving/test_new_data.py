@@ -1,0 +1,143 @@
+"""A finished run is tested on what a new place has: any names, some classes, another size."""
+
+import sys
+
+import numpy as np
+import pytest
+from test_serving import DATA, DOG
+
+import runs
+from fedjax_bn.data.domain import whole
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
+from fedjax_bn.run.config.trust import recorded_code
+from fedjax_bn.run.errors import WorkdirError
+from fedjax_bn.run.evaluation import finished_run as evaluate_finished
+from fedjax_bn.run.evaluation import new_data
+from fedjax_bn.run.files import finished
+from trees import shade_of, write_shade, write_tree
+
+PACS = tuple(IMAGE_FOLDERS["pacs"].classes)
+FORM = {"num_classes": 7, "classes": PACS}
+
+
+def read(path, form=FORM, name="pacs", **changes):
+    keys = {"data__name": "pacs", "data__image_size": 6, "data__cache": "", "target": ""}
+    own = runs.config(**keys, data__path="trained/on")
+    keys |= {"data__name": name, "data__path": str(path)}
+    return new_data.read_new(runs.config(**keys | changes), own, form)
+
+
+def labels_by_shade(pool):
+    """The label of each shade of a pool's images."""
+    return {int(image[0, 0, 0]): int(n) for image, n in zip(pool.images, pool.labels, strict=True)}
+
+
+@pytest.mark.parametrize("name", ["pacs", "folders"])
+def test_a_folder_of_any_domains_is_read_with_the_runs_classes_in_the_runs_order(tmp_path, name):
+    # "person" is missing here, and names of folders sort in another order than the run's.
+    there = ("house", "Dog", "guitar", "elephant", "horse", "giraffe")
+    write_tree(tmp_path, ["hospital9", "ward b"], there, count=1)
+    write_shade(tmp_path / "hospital9" / "unicorn" / "0.png", 250)
+    source = read(tmp_path, name=name)
+    assert [pool.name for pool in source.pools] == ["hospital9", "ward b"]
+    assert source.classes == PACS
+    for d, pool in enumerate(source.pools):
+        expected = {shade_of(d, c): PACS.index(one.lower()) for c, one in enumerate(there)}
+        assert labels_by_shade(pool) == expected
+    assert any("unicorn" in note for note in source.notes)
+    (chosen,) = read(tmp_path, name=name, data__domains=("ward b",)).pools
+    assert chosen.name == "ward b"
+
+
+def test_a_folder_of_classes_is_one_domain_of_its_name(tmp_path):
+    write_tree(tmp_path, ["hospital9"], ["horse", "dog"], count=2)
+    (pool,) = read(tmp_path / "hospital9").pools
+    assert pool.name == "hospital9"
+    assert sorted(pool.labels.tolist()) == [0, 0, 4, 4]
+
+
+def test_classes_without_names_are_folders_of_their_labels(tmp_path):
+    # Of a run on the embedded digits; in order of the names "10" would come before "2".
+    keys = {"data__image_size": 6, "data__cache": ""}
+    own, form = runs.config(**keys, data__name="scanners", target="fax"), {"num_classes": 11}
+    write_tree(tmp_path, ["hospital9"], ["2", "10"], count=1)
+    config = runs.config(**keys, data__name="folders", data__path=str(tmp_path))
+    (pool,) = new_data.read_new(config, own, form).pools
+    assert sorted(pool.labels.tolist()) == [2, 10]
+    write_tree(tmp_path / "words", ["hospital9"], ["two", "ten"], count=1)
+    config.data.path = str(tmp_path / "words")
+    with pytest.raises(ValueError, match=r"CLASS of 0, 1, 2, .*, 10"):
+        new_data.read_new(config, own, form)
+
+
+def test_a_whole_published_copy_is_still_read_as_published(tmp_path):
+    write_tree(tmp_path, IMAGE_FOLDERS["pacs"].domains, PACS, count=1)
+    assert [pool.name for pool in read(tmp_path).pools] == [*IMAGE_FOLDERS["pacs"].domains]
+    assert any("expected 1670" in note for note in read(tmp_path).notes)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "labels"),
+    [
+        ({"classes": np.array(["horse", "dog"])}, [4, 0, 4]),
+        ({}, [1, 0, 1]),
+    ],
+)
+def test_an_archive_of_test_samples_alone_need_not_have_all_classes(tmp_path, arrays, labels):
+    images = np.zeros((3, 6, 6, 3), np.uint8)
+    given = {"h__test_images": images, "h__test_labels": [0, 1, 0] if arrays else [1, 0, 1]}
+    np.savez(tmp_path / "h.npz", **given, **arrays)
+    source = read(tmp_path / "h.npz", name="npz")
+    assert source.classes == PACS
+    assert source.pools[0].labels.tolist() == labels
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"h__labels": np.array([7, 0])}, "has label 7, but there are 7 classes, 0 to 6"),
+        ({"h__labels": np.array([1, 0]), "classes": ["dog", "cow"]}, "has a class 'cow', which is"),
+    ],
+)
+def test_an_archive_with_other_classes_is_refused(tmp_path, arrays, said):
+    np.savez(tmp_path / "h.npz", h__images=np.zeros((2, 6, 6, 3), np.uint8), **arrays)
+    with pytest.raises(ValueError, match=said):
+        read(tmp_path / "h.npz")
+
+
+def test_a_folder_without_any_class_of_the_run_is_refused(tmp_path):
+    write_tree(tmp_path, ["hospital9"], ["ant", "bee"], count=1)
+    with pytest.raises(ValueError, match=r"holds no class of the run: give a folder DOMAIN/CLASS"):
+        read(tmp_path)
+    write_tree(tmp_path, ["hospital8"], ["dog"], count=1)
+    with pytest.raises(ValueError, match=r"'hospital7' is no domain of .*: it has hospital8"):
+        read(tmp_path, data__domains=("hospital7",))
+
+
+def test_a_folder_of_runs_is_refused_with_their_names(tmp_path):
+    for name in ("sketch", "photo"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    with pytest.raises(WorkdirError, match=r"is no run's workdir, but photo, sketch in it are"):
+        finished.read_about(tmp_path)
+
+
+def test_images_of_the_runs_own_size_are_not_touched_by_resize():
+    data = DATA._replace(domains=DATA.domains[3:])
+    (domain,) = evaluate_finished._stretched(data, {"shape": [8, 8, 3]}).domains
+    assert whole(domain).images is DOG.images or (whole(domain).images == DOG.images).all()
+
+
+def test_a_run_remembers_where_its_users_own_data_are_and_at_his_word_his_code(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "data").mkdir()
+    flat = {"data.path": "data", "model": "own_net:Net"}
+    about = {"config": flat, "started_in": str(tmp_path)}
+    monkeypatch.setattr("sys.path", ["elsewhere"])
+    assert finished.remembered(about).data.path == str(tmp_path / "data")
+    assert sys.path == ["elsewhere"]
+    with recorded_code(tmp_path, about, trust=True):
+        assert sys.path == ["elsewhere", str(tmp_path)]
+    gone = about | {"started_in": str(tmp_path / "gone")}
+    assert finished.remembered(gone).data.path == "data"

@@ -1,0 +1,251 @@
+"""Runs so small that a test can afford them, in this process or in one that is killed."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+from ml_collections import ConfigDict
+
+from fedjax_bn import main
+from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.report import plots
+from fedjax_bn.run.config.keys import base
+from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.files import checkpoint
+from fedjax_bn.run.training import logs, train
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("ant", "bee", "cow", "dog")
+
+# A run in a process of its own: rounds long enough to be killed within, validation, unseen client.
+CONFIG_FILE = """
+from fedjax_bn.run.config import base, override
+
+def get_config(changes=""):
+    config = base()
+    config.model = "MLP"
+    config.rounds = 12
+    config.batch_size = 8
+    config.local_epochs = 4
+    config.eval_every = 3
+    config.checkpoint_every = 2
+    config.target = "fax"
+    config.mesh = "1"
+    return override(config, changes)
+"""
+
+
+def split(rng: np.random.Generator, size: int, shift: float) -> Split:
+    """Three classes in R^6 around different centres, all moved by the domain's shift."""
+    labels = rng.permutation(np.arange(size, dtype=np.int32) % 3)
+    centres = np.eye(3, 6, dtype=np.float32)[labels]
+    noise = rng.standard_normal((size, 6), dtype=np.float32)
+    return Split(np.float32(2) * centres + noise + np.float32(shift), labels)
+
+
+def dataset(validation: bool = True) -> Dataset:
+    """Four domains of unequal sizes with features f32[N, 6] in three classes."""
+    rng = np.random.Generator(np.random.PCG64(7))
+    domains = [
+        Domain(
+            name,
+            train=split(rng, train_size, shift),
+            validation=split(rng, 20 - shift, shift) if validation else None,
+            test=split(rng, train_size // 2 + shift, shift),
+        )
+        for shift, (name, train_size) in enumerate(zip(NAMES, (22, 18, 11, 15), strict=True))
+    ]
+    return Dataset("tiny", 3, tuple(domains), mean=(0.5,), std=(0.5,))
+
+
+DATA = dataset()
+
+
+COMPILED: dict[tuple[str, str], object] = {}
+
+
+def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> None:
+    """Makes `data.name=tiny` known for one test.
+
+    To save time, samples are drawn only if `draw`, and equal configurations share what they
+    compile, unless they have data of their own.
+    """
+    data_of = data or DATA
+    monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data_of)
+    if not draw:
+        monkeypatch.setattr(plots, "samples", lambda domains: b"")
+    if data is None:
+        for name in ("prepare", "open_rounds", "evaluator"):
+            monkeypatch.setattr(train, name, once(getattr(train, name)))
+
+
+def once(function: Callable) -> Callable:
+    """The function, called once for each configuration, its first argument."""
+
+    def remembered(config: ConfigDict, *rest: object) -> object:
+        key = (function.__name__, config.to_json_best_effort(sort_keys=True))
+        if key not in COMPILED:
+            COMPILED[key] = function(config, *rest)
+        return COMPILED[key]
+
+    return remembered
+
+
+def config(**changes: object) -> ConfigDict:
+    """The configuration of a tiny run; `__` in a name stands for the dot of a nested key."""
+    config = base()
+    tiny = {
+        "model": "MLP",
+        "rounds": 6,
+        "batch_size": 4,
+        "eval_every": 2,
+        "checkpoint_every": 2,
+        "seed": 2,
+        "mesh": "1",  # of the two devices that tests have
+    }
+    tiny |= {"data.name": "tiny", "data.path": "none", "target": "dog"}
+    tiny |= {key.replace("__", "."): value for key, value in changes.items()}
+    config.update_from_flattened_dict(tiny)
+    return config
+
+
+def run(folder: Path, **changes: object) -> dict:
+    """Trains in this process and returns the summary."""
+    return train.run(config(**changes), folder, say=lambda text: None)
+
+
+def finished(folder: Path, **changes: object) -> Path:
+    """The folder with a finished run on the tiny data, which stay only for that run."""
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        run(folder, **changes)
+    return folder
+
+
+class Killed(BaseException):
+    """Stands for kill -9 inside this process: nothing catches it."""
+
+
+def unfinished(folder: Path, of: ConfigDict) -> Path:
+    """The folder of a run that was killed after its last round, before it deleted checkpoints."""
+
+    def die(place: Path) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "delete_earlier", die)
+        with pytest.raises(Killed):
+            train.run(of, folder, say=lambda text: None)
+    return folder
+
+
+def saved(folder: Path, like: object, kind: str = "latest", round: int | None = None) -> object:
+    """The leaves of a checkpoint as NumPy arrays."""
+    with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
+        return jax.tree.map(np.asarray, checkpoint.restore(manager, like, round))
+
+
+def steps(folder: Path, kind: str = "latest") -> list[int]:
+    """Rounds of which there is a checkpoint."""
+    names = [path.name for path in (folder / "checkpoints" / kind).iterdir()]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def lines(folder: Path) -> list[dict]:
+    """The records of metrics.jsonl."""
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def lines_written(folder: Path) -> list[bytes]:
+    """The lines of metrics.jsonl as they are, perhaps torn."""
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard reads: tag -> (round, value)."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder / "events"), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def expected_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """The same from metrics.jsonl."""
+    tags: dict[str, list] = {}
+    for line in lines(folder):
+        for tag, value in logs.scalars(line):
+            tags.setdefault(tag, []).append((line["round"], float(np.float32(value))))
+    return tags
+
+
+def without_times(record: dict) -> dict:
+    """A record or summary without what the clock says."""
+    clocks = {"seconds", "seconds_per_round", "compile_seconds", "samples_per_second"}
+    return {key: value for key, value in record.items() if key not in clocks}
+
+
+def files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Modification time and content of every file below a folder."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def command(*arguments: str) -> int:
+    """`python -m fedjax_bn.main ARGUMENTS` in this process; returns the exit status."""
+    with flagsaver.flagsaver():
+        flags.FLAGS.unparse_flags()
+        try:
+            main.main(main.parse_flags(["main", *arguments]))
+        except SystemExit as stop:
+            return stop.code
+    return 0
+
+
+ALONE = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(("tensorflow", "tensorflow_datasets")))  # not importable
+runpy.run_module("fedjax_bn.main", run_name="__main__", alter_sys=True)
+"""
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    """The same in a process of its own, from the root of the repository.
+
+    It cannot import TensorFlow, which training must not need.
+    """
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    # Compiling leaves the time in which tests stop it.
+    environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    return subprocess.Popen(
+        [sys.executable, "-c", ALONE, *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(process: subprocess.Popen, moment: Callable[[], bool], seconds: float = 120) -> None:
+    """Returns at once when `moment()` holds; fails if the process ends before."""
+    end = time.monotonic() + seconds
+    while not moment():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end, "the moment never came"
+        time.sleep(0.0005)
