@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_bn.models.alexnet import AlexNet
 from fedjax_bn.models.densenet import DenseNet, DenseNet121
-from fedjax_bn.models.digit_cnn import DigitCNN
+from fedjax_bn.models.digit_cnn import DigitCNN, SmallDigitCNN
 from fedjax_bn.models.features import with_classifier as with_classifier
 from fedjax_bn.models.mlp import MLP
 from fedjax_bn.models.resnet import ResNet, ResNet10, ResNet18, ResNet50
@@ -34,6 +34,7 @@ __all__ = [
     "ResNet18",
     "ResNet50",
     "SmallCNN",
+    "SmallDigitCNN",
     "TinyDetector",
     "TwoLayer",
     "YOLOv5",

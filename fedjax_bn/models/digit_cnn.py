@@ -62,3 +62,8 @@ class DigitCNN(nn.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         """Images f[B, H, W, C] -> logits f[B, num_classes]."""
         return self.classify(self.features(images))
+
+
+def SmallDigitCNN(num_classes: int = 10, **fields: Any) -> DigitCNN:
+    """DigitCNN with dense layers of 256 and 128: 2.0 instead of 14.2 million parameters."""
+    return DigitCNN(**{"num_classes": num_classes, "hidden": (256, 128)} | fields)
