@@ -8,8 +8,8 @@ functions here ask `fedjax_bn.engine.backend.on_cpu` while a program is traced:
     max_pool     comparisons of shifted maps (`pooling`)                    lax.reduce_window
     in_cache     a batch in chunks (`chunks`)                               the batch at once
 
-Batch norm has kernels of its own in `fedjax_bn.normalization.cpu`, and the step of
-`fedjax_bn.client` avoids a copy; each asks the same question in one line.
+Batch norm has kernels of its own in `fedjax_bn.normalization.per_sample` and `few_channels`, and
+the step of `fedjax_bn.client` avoids a copy; each asks the same question in one line.
 """
 
 from collections.abc import Callable, Sequence
