@@ -11,8 +11,8 @@ them the least on the wall.
 
 import argparse
 from collections.abc import Callable
-from contextlib import ExitStack
 from math import prod
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +20,8 @@ import numpy as np
 from jax import lax
 
 from fedjax_bn import models
-from fedjax_bn.models.cpu.algorithms import ALGORITHMS, UNIT_STRIDES
-from fedjax_bn.models.cpu.choice import (
-    Shapes,
-    by_table,
-    choosing,
-    exceeds,
-    few_channels,
-    forward_only,
-    is_usual,
-    windows_of,
-)
+from fedjax_bn.models.cpu import convolution
+from fedjax_bn.models.cpu.convolution import ALGORITHMS, UNIT_STRIDES, Shapes, algorithm_of
 from interleave import interleave
 from machine import announce
 
@@ -53,65 +44,64 @@ def main() -> None:
         "each algorithm (ms on the wall)"
     )
     for shapes, count in layers(options).items():
-        show(shapes, count, options.repeats)
+        show(shapes, count, options.repeats, trained=not options.forward)
 
 
 def layers(options: argparse.Namespace) -> dict[Shapes, int]:
     """The convolutions that have more than one candidate, and how many there are of each."""
     found: dict[Shapes, int] = {}
 
-    def rule(shapes: Shapes) -> str:
+    def noting(shapes: Shapes) -> str:
         found[shapes] = found.get(shapes, 0) + 1
-        return by_table(shapes)
+        return algorithm_of(shapes)
 
     model = getattr(models, options.model)()
     images = jnp.zeros((options.batch, options.side, options.side, 3))
     variables = jax.eval_shape(model.init, jax.random.key(0), images)
-    with ExitStack() as stack:
-        stack.enter_context(choosing(rule))
-        if options.forward:
-            stack.enter_context(forward_only())
+    with mock.patch.object(convolution, "algorithm_of", noting):
         jax.eval_shape(model.apply, variables, images)
     return {shapes: n for shapes, n in found.items() if len(candidates(shapes)) > 1}
 
 
-def show(shapes: Shapes, count: int, repeats: int) -> None:
+def show(shapes: Shapes, count: int, repeats: int, trained: bool) -> None:
     """Times the candidates of a layer and prints them, the fastest first."""
     names = candidates(shapes)
-    runs = {name: timed_loop(name, shapes) for name in names}
+    runs = {name: timed_loop(name, shapes, trained) for name in names}
     taken = {n: own.per(STEPS / 1e3) for n, own in interleave(runs, repeats).items()}
     walls = {name: list(own.wall) for name, own in taken.items()}
     cpu = {name: float((own.user + own.system).min()) for name, own in taken.items()}
     times = "  ".join(f"{n} {cpu[n]:.1f} ({min(walls[n]):.1f})" for n in sorted(cpu, key=cpu.get))
-    print(f"{count} x {shapes}\n    {times}; table {names[0]}", flush=True)
+    images, kernel, strides = ("x".join(map(str, numbers)) for numbers in shapes[:3])
+    sides = ",".join(str(side) for pair in shapes.padding for side in pair)
+    print(f"{count} x {images}*{kernel}/{strides}+{sides}", flush=True)
+    print(f"    {times}; table {names[0]}", flush=True)
 
 
 def candidates(shapes: Shapes) -> tuple[str, ...]:
     """The algorithms that may be the fastest for a convolution, the table's first."""
-    usual = by_table(shapes)
+    usual = algorithm_of(shapes)
     taps, largest = max(shapes.kernel[:2]), max(*shapes.images[1:3], *shapes.outputs)
-    if not is_usual(shapes) or taps == 1:
+    if not shapes.usual or taps == 1:
         return (usual,)
     deep = min(shapes.kernel[2:]) >= 8
     may = {
         usual: True,
-        "direct": not exceeds(shapes),
-        "fast_fourier": few_channels(shapes),
+        "direct": not shapes.exceeds,
+        "fast_fourier": shapes.few_channels,
         "folded": shapes.strides != (1, 1) and shapes.images[3] <= 4,
-        "patches": windows_of(shapes) <= _MOST_VALUES,
+        "patches": shapes.windows <= _MOST_VALUES,
         "taps": deep and largest <= 16,
         "tiled": deep and taps <= 5,
-        "tiled_small": deep and taps <= 5,
         "transformed": deep and largest <= 16,
     }
     unit = shapes.strides == (1, 1)
     return tuple(n for n, so in may.items() if so and (unit or n not in UNIT_STRIDES))
 
 
-def timed_loop(name: str, shapes: Shapes) -> Callable[[], None]:
+def timed_loop(name: str, shapes: Shapes, trained: bool) -> Callable[[], None]:
     """A call of an algorithm's compiled loop of `STEPS` steps, which has run once."""
     algorithm = ALGORITHMS[name]
-    random, dtype = np.random.default_rng(0), shapes.dtype
+    random, dtype = np.random.default_rng(0), jnp.float32
     images = jnp.asarray(random.standard_normal((STEPS, *shapes.images)), dtype)
     kernel = jnp.asarray(random.standard_normal(shapes.kernel) / prod(shapes.kernel[:3]), dtype)
 
@@ -119,7 +109,7 @@ def timed_loop(name: str, shapes: Shapes) -> Callable[[], None]:
         return algorithm(x, kernel, shapes.strides, shapes.padding)
 
     def step(kernel: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if not shapes.trained:
+        if not trained:
             return kernel, forward(kernel, x).max((0, 1, 2))
         # Nobody asks for the gradient of the images themselves, which have few channels.
         wanted = (0,) if shapes.images[3] <= 4 else (0, 1)

@@ -27,8 +27,8 @@ from fedjax_bn.methods.learning import (
     method_of,
     supervised,
 )
+from fedjax_bn.models.classifier import readable_images
 from fedjax_bn.models.forward import forward
-from fedjax_bn.models.sources import readable_images
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.normalization.adapter import COLLECTION, adapted_statistics, with_adapter
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates

@@ -3,22 +3,18 @@
 Detectors map images f[B, H, W, C] to the outputs of their levels, f[B, h, w, A, 5 + classes]. Each
 other one maps images f[B, H, W, C] to logits f[B, num_classes] and shows its features as methods,
 `features(images) -> f[B, F]` and `classify(features) -> f[B, num_classes]`. With `norm="group"` or
-`norm="none"` these have no running statistics (`layers.norm_of`). Any linen module does in their
-place, and by `from_nnx` any nnx module.
+`norm="none"` networks have no running statistics (`layers.norm_of`). Methods take any linen module,
+and by `from_nnx` any nnx module.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from fedjax_bn.models.alexnet import AlexNet
+from fedjax_bn.models.cnn import AlexNet, DigitCNN, SmallCNN, SmallDigitCNN
 from fedjax_bn.models.densenet import DenseNet, DenseNet121
-from fedjax_bn.models.digit_cnn import DigitCNN, SmallDigitCNN
 from fedjax_bn.models.features import with_classifier as with_classifier
-from fedjax_bn.models.mlp import MLP
+from fedjax_bn.models.mlp import MLP, TwoLayer
 from fedjax_bn.models.resnet import ResNet, ResNet10, ResNet18, ResNet50
-from fedjax_bn.models.small_cnn import SmallCNN
-from fedjax_bn.models.tiny_detector import TinyDetector
-from fedjax_bn.models.two_layer import TwoLayer
-from fedjax_bn.models.yolo import YOLOv5, YOLOv5n, YOLOv5s
+from fedjax_bn.models.yolo import TinyDetector, YOLOv5, YOLOv5n, YOLOv5s
 
 if TYPE_CHECKING:
     from fedjax_bn.models.nnx_model import from_nnx as from_nnx

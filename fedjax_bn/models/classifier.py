@@ -1,16 +1,31 @@
-"""How large a network's features and outputs are, read from its variables."""
+"""Which layer of a model classifies, and how large what it reads and gives is.
 
-from functools import reduce
+A model may show it by methods `features(images) -> f[B, F]` and `classify(features) -> f[B,
+classes]`, such that its `__call__` is one after the other. In any other model the classifier is the
+dense layer (`nn.Dense`, `nnx.Linear`) whose output the model's outputs are made of, which a trace
+finds: the output of every dense layer gets a name in the traced program, and a value is made of the
+layers whose named outputs lead to it without passing through another layer. Where several layers
+could be it, the user names one by `models.with_classifier`.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
-from fedjax_bn.models.features import classify, features_read, last_dense, shows_features
-from fedjax_bn.models.masks import take
-from fedjax_bn.models.sources import sources_of
-from fedjax_bn.normalization.calls import name_of
-from fedjax_bn.sharing import Variables
+from fedjax_bn.normalization import normalize_with, running_statistics
+from fedjax_bn.normalization.calls import Call, intercepting, name_of, takes_train
+from fedjax_bn.sharing import Variables, path_names
+
+Source = tuple[tuple[str, ...], int]  # the path of a dense layer, and which of its calls
+_OTHER: Source = ((), 0)  # whatever is not the output of a dense layer
+_CHANGED: Source = ((), 1)  # a computation on the output of a layer
+_MARK = "fedjax_bn dense "
+_MIXING = ("dot_general", "conv_general_dilated")  # in layers that are not dense ones
+_SAME = ("convert_element_type", "copy", "reshape", "squeeze", "optimization_barrier")
+_SIDES = (32, 28, 224, 64, 16, 8, 96, 128, 256)  # of images, those that are common
 
 
 class Sizes(NamedTuple):
@@ -39,22 +54,241 @@ def sizes_of(model: Any, variables: Variables) -> Sizes:
     Raises:
       ValueError: the classifier cannot be found, or several layers could be it.
     """
-    plain, _ = take(variables)
-    dtype = jax.tree.leaves(plain["params"])[0].dtype
+    dtype = jax.tree.leaves(variables["params"])[0].dtype
     if not shows_features(model):
-        path = last_dense(model, plain)
-        features, classes = _leaf(plain["params"], path).shape
-        return Sizes(features, classes, dtype, path)
-    found = jax.ShapeDtypeStruct((2, features_read(model, plain)), dtype)
-    sources = sources_of(model, plain, found, classify)
+        path = last_dense(model, variables)
+        return Sizes(*_kernel(variables, path).shape, dtype, path)
+    form = jax.ShapeDtypeStruct((2, features_read(model, variables)), dtype)
+    sources = _sources_of(model, variables, form, _classify)
     if sources.shape is None:
         raise ValueError(
             f"the method classify of {name_of(model)} returns several arrays: let it return logits "
             "f[B, classes] alone"
         )
     ((path, _), *others) = sources.called
-    return Sizes(found.shape[1], sources.shape[-1], dtype, () if others else path)
+    return Sizes(form.shape[1], sources.shape[-1], dtype, () if others else path)
 
 
-def _leaf(params: Any, path: tuple[str, ...]) -> jax.Array:
-    return reduce(lambda tree, name: tree[name], path, params)["kernel"]
+def features_read(model: Any, variables: Variables, images: jax.Array | None = None) -> int:
+    """Returns how many values of a sample the classifier reads; arguments as of `last_dense`.
+
+    Raises:
+      ValueError: the classifier cannot be found.
+    """
+    if not shows_features(model):
+        return _kernel(variables, last_dense(model, variables, images)).shape[0]
+    found: list[int] = []
+
+    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        if calls_dense(call) and not found:
+            found.append(call.kernel.shape[0])
+            args = (jnp.zeros((1, found[0]), call.kernel.dtype),)  # instead of the guess below
+        return function(*args, **kwargs)
+
+    dtype = jax.tree.leaves(variables["params"])[0].dtype
+    features = jax.ShapeDtypeStruct((1, 1), dtype)
+    with intercepting(note), normalize_with(running_statistics):
+        jax.eval_shape(lambda v, x: model.apply(v, x, method=_classify), variables, features)
+    if not found:
+        raise ValueError(
+            f"the classifier of {name_of(model)} cannot be found: its method classify calls no "
+            "nn.Dense or nnx.Linear"
+        )
+    return found[0]
+
+
+def last_dense(
+    model: Any, variables: Variables, images: jax.Array | None = None
+) -> tuple[str, ...]:
+    """Returns the path of the dense layer whose output the model's outputs are made of.
+
+    Args:
+      model: a linen module, or what `from_nnx` makes.
+      variables: its collections; only shapes count.
+      images: f[B, ...]; only the shape counts. Without them it is the only dense layer, or the one
+        that is found with images of a shape that the model reads.
+
+    Raises:
+      ValueError: no layer or several layers could be it, or another layer is named; the message
+        lists the dense layers.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
+    kernels = [path_names(path) for path, leaf in leaves if leaf.ndim == 2]
+    dense = [path[:-1] for path in kernels if path[-1] == "kernel"]
+    listed = f" (its dense layers are {', '.join(map('/'.join, dense))})" if dense else ""
+    found = tuple(filter(None, str(getattr(model, "classifier_path", "")).split("/")))
+    why = "end in an nn.Dense or nnx.Linear"
+    if not found and images is None and len(dense) == 1:
+        found = dense[0]
+    elif dense and not found:
+        form = readable_images(model, variables) if images is None else images
+        sources = _sources_of(model, variables, form)
+        first, *others = sorted(sources.outputs) or [_OTHER]
+        if not others and first != _OTHER and sources.called[first] == sources.shape:
+            found = first[0]
+        elif others and sources.shape is not None:
+            parts = ["/".join(path) for path, _ in (first, *others)]
+            named = [repr(part) if part else "what no dense layer gives" for part in parts]
+            why = f"show which layer classifies: its outputs are made of {' and '.join(named)}"
+    if not dense or not found:
+        name = "name the classifier by fedjax_bn.models.with_classifier(model, NAME), or "
+        raise ValueError(
+            f"the features before the classifier are needed, but {name_of(model)} does not {why}"
+            f"{listed}: {name * bool(dense)}split its __call__ into methods features(images) -> "
+            "f[B, F] and classify(features) -> f[B, classes], as the networks of fedjax_bn.models "
+            "do"
+        )
+    if found not in dense:
+        raise ValueError(
+            f"{name_of(model)} has no dense layer {'/'.join(found)!r}{listed}: name one of these "
+            "by fedjax_bn.models.with_classifier(model, NAME)"
+        )
+    return found
+
+
+def require_linear(method: str, model: Any, variables: Variables, images: jax.Array) -> None:
+    """Raises ValueError unless the model's outputs are the output of one dense layer, unchanged.
+
+    Args:
+      method: the name of what needs it, with which the error message begins.
+      model, variables, images: as of `last_dense`.
+    """
+    found = _sources_of(model, variables, images)
+    if not found.direct or len(found.outputs) != 1 or _OTHER in found.outputs:
+        raise ValueError(
+            f"{method} needs logits f W + b, but {name_of(model)} changes what its classifier "
+            "gives: let it return the output of its last nn.Dense or nnx.Linear as it is"
+        )
+
+
+def shows_features(model: Any) -> bool:
+    """Whether a model has the methods `features` and `classify`, and names no other classifier."""
+    named = getattr(model, "classifier_path", "")
+    return not named and hasattr(model, "features") and hasattr(model, "classify")
+
+
+def calls_dense(call: Call) -> bool:
+    """Whether a call is that of a dense layer."""
+    return call.kernel is not None and call.method == "__call__"
+
+
+def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
+    """Returns the form of images that a model reads, tried out with traces.
+
+    Args:
+      model: a linen module, or what `from_nnx` makes.
+      variables: its collections; only shapes count.
+
+    Raises:
+      ValueError: the model reads none of the forms that are tried.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(variables["params"]) if leaf.ndim > 1]
+    maps = any(leaf.ndim == 4 for leaf in leaves)
+    channels = dict.fromkeys(leaf.shape[-2] for leaf in leaves if not maps or leaf.ndim == 4)
+    sides = dict.fromkeys((*_SIDES, *range(1, 65)))
+    flat = [(count,) for count in channels]
+    shapes = [(side, side, count) for side in sides for count in channels]
+    for shape in (*shapes, *flat) if maps else (*flat, *shapes):
+        images = jax.ShapeDtypeStruct((2, *shape), leaves[0].dtype)
+        try:
+            _sources_of(model, variables, images)
+        except Exception:  # whatever a user's model raises for images that it does not read
+            continue
+        return images
+    raise ValueError(
+        f"the classifier of {name_of(model)} cannot be found without images: name it by "
+        "fedjax_bn.models.with_classifier(model, NAME), or give the model methods features and "
+        "classify, as the networks of fedjax_bn.models have them"
+    )
+
+
+class _Sources(NamedTuple):
+    """What a model's outputs are made of.
+
+    outputs: the sources of the outputs.
+    direct: whether the outputs are those of their sources, and not computed from them.
+    called: the dense layers' calls in order, with the shapes of their outputs.
+    shape: that of the outputs; None unless they are a single array.
+    """
+
+    outputs: frozenset[Source]
+    direct: bool
+    called: dict[Source, tuple[int, ...]]
+    shape: tuple[int, ...] | None
+
+
+def _sources_of(
+    model: Any, variables: Variables, images: Any, method: Callable[..., Any] | None = None
+) -> _Sources:
+    """Traces a model, or a function `method(model, images)`, in evaluation mode."""
+    called: dict[Source, tuple[int, ...]] = {}
+
+    def mark(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        output = function(*args, **kwargs)
+        if not calls_dense(call):
+            return output
+        source = call.path, sum(path == call.path for path, _ in called)
+        called[source] = output.shape
+        return checkpoint_name(output, f"{_MARK}{len(called) - 1}")
+
+    def outputs(variables: Variables, images: Any) -> Any:
+        return model.apply(
+            variables, images, method=method, **takes_train(method or model.__call__, False)
+        )
+
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (variables, images))
+    with intercepting(mark), normalize_with(running_statistics):
+        program, shapes = jax.make_jaxpr(outputs, return_shape=True)(*like)
+    last = len(program.jaxpr.invars) - 1  # the images; all before them are variables
+    given = [frozenset({_OTHER} if place == last else ()) for place in range(last + 1)]
+    made = frozenset[Source]().union(*_made_of(program.jaxpr, given, list(called)))
+    shape = getattr(shapes, "shape", None)
+    return _Sources(made - {_CHANGED}, _CHANGED not in made, called, shape)
+
+
+def _made_of(
+    jaxpr: Any, given: list[frozenset[Source]], calls: list[Source]
+) -> list[frozenset[Source]]:
+    """The sources of each output of a program, from those of its inputs."""
+    known = dict(zip(jaxpr.invars, given, strict=True))
+
+    def sources(value: Any) -> frozenset[Source]:
+        return frozenset() if hasattr(value, "val") else known.get(value, frozenset())  # a literal
+
+    for equation in jaxpr.eqns:
+        inputs = [sources(value) for value in equation.invars]
+        kind, inner = equation.primitive.name, list(_programs(equation.params))
+        name = str(equation.params.get("name", ""))
+        forms = [(len(program.invars), len(program.outvars)) for program in inner]
+        if kind == "name" and name.startswith(_MARK):
+            made = [frozenset({calls[int(name.removeprefix(_MARK))]})]
+        elif forms == [(len(equation.invars), len(equation.outvars))]:
+            made = _made_of(inner[0], inputs, calls)
+        elif inner or kind in _MIXING:
+            # Loops and branches are not followed: what they give is no dense layer's output.
+            made = [frozenset({_OTHER})] * len(equation.outvars)
+        else:
+            changed = frozenset[Source]() if kind in _SAME else frozenset({_CHANGED})
+            made = [changed.union(*inputs)] * len(equation.outvars)
+        known |= zip(equation.outvars, made, strict=True)
+    return [sources(value) for value in jaxpr.outvars]
+
+
+def _programs(parameters: dict[str, Any]) -> Iterator[Any]:
+    """The programs within an equation."""
+    for value in parameters.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            each = getattr(each, "jaxpr", each)
+            if hasattr(each, "eqns"):
+                yield each
+
+
+def _classify(model: Any, features: jax.Array) -> Any:
+    return model.classify(features)
+
+
+def _kernel(variables: Variables, path: tuple[str, ...]) -> jax.Array:
+    layer = variables["params"]
+    for name in path:
+        layer = layer[name]
+    return layer["kernel"]

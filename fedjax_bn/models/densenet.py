@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.engine.ranges import Units, bounded
 from fedjax_bn.models.layers import (
+    Classifier,
     Norm,
     average_pool,
     conv_of,
@@ -19,13 +20,13 @@ from fedjax_bn.models.layers import (
 )
 
 
-class DenseLayer(nn.Module):
+class _DenseLayer(nn.Module):
     """Appends `growth` channels: norm, ReLU, 1x1 to four times `growth`, norm, ReLU, 3x3.
 
     Attributes:
       growth: number of channels appended.
       param_dtype: dtype in which the variables are created.
-      norm: what stands in the places of batch norms, see `layers.norm_of`.
+      norm: which norm, see `layers.norm_of`.
     """
 
     growth: int
@@ -44,12 +45,12 @@ class DenseLayer(nn.Module):
         return jnp.concatenate([x, new], axis=-1)
 
 
-class Transition(nn.Module):
+class _Transition(nn.Module):
     """Halves the channels and the map: norm, ReLU, 1x1, 2x2 mean.
 
     Attributes:
       param_dtype: dtype in which the variables are created.
-      norm: what stands in the places of batch norms, see `layers.norm_of`.
+      norm: which norm, see `layers.norm_of`.
     """
 
     param_dtype: Any = jnp.float32
@@ -66,7 +67,7 @@ class Transition(nn.Module):
 
 
 @bounded
-class DenseNet(nn.Module):
+class DenseNet(Classifier):
     """Stem, dense blocks with transitions between them, norm, ReLU, mean, classifier.
 
     Attributes:
@@ -75,7 +76,7 @@ class DenseNet(nn.Module):
       growth: channels that each dense layer appends.
       width: channels of the stem.
       param_dtype: dtype in which the variables are created.
-      norm: what stands in the places of batch norms, see `layers.norm_of`.
+      norm: which norm, see `layers.norm_of`.
     """
 
     block_sizes: Sequence[int]
@@ -101,18 +102,10 @@ class DenseNet(nn.Module):
         x = max_pool(nn.relu(norm(name="stem_norm")(x)), 3, 2, 1)
         for block, size in enumerate(self.block_sizes, start=1):
             if block > 1:
-                x = Transition(dtype, self.norm, name=f"transition{block - 1}")(x)
+                x = _Transition(dtype, self.norm, name=f"transition{block - 1}")(x)
             for layer in range(1, size + 1):
-                x = DenseLayer(self.growth, dtype, self.norm, name=f"block{block}_layer{layer}")(x)
+                x = _DenseLayer(self.growth, dtype, self.norm, name=f"block{block}_layer{layer}")(x)
         return nn.relu(norm(name="final_norm")(x)).mean((1, 2))
-
-    def classify(self, features: jax.Array) -> jax.Array:
-        """f[B, F] -> logits f[B, num_classes]."""
-        return self.head(features)
-
-    def __call__(self, images: jax.Array) -> jax.Array:
-        """Images f[B, H, W, C] -> logits f[B, num_classes]."""
-        return self.classify(self.features(images))
 
 
 def DenseNet121(num_classes: int = 10, **fields: Any) -> DenseNet:

@@ -1,11 +1,4 @@
-"""The features of any model: what its classifier reads.
-
-A model shows them as methods, `features(images) -> f[B, F]` and `classify(features) -> f[B,
-classes]`, such that its `__call__` is one after the other. In any other model the classifier is the
-dense layer (`nn.Dense`, `nnx.Linear`) whose output the model's outputs are made of, and the
-features are its input. `models.sources` finds it; where several layers could be it, the user names
-it by `with_classifier`.
-"""
+"""The features of any model: what its classifier reads (see `models.classifier`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,22 +6,19 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from fedjax_bn.models.sources import OTHER, Sources, calls_dense, readable_images, sources_of
-from fedjax_bn.normalization import normalize_with, running_statistics
-from fedjax_bn.normalization.calls import Call, intercepting, name_of, takes_train
-from fedjax_bn.sharing import path_names
+from fedjax_bn.models.classifier import calls_dense, last_dense, shows_features
+from fedjax_bn.normalization.calls import Call, intercepting, takes_train
 
-# method(model, images, train=False) -> (features f[B, F], outputs), in place of `__call__`
+# method(model, images, train=False) -> (features f[B, F], outputs), applied as `__call__` would be
 FeaturesMethod = Callable[..., tuple[jax.Array, Any]]
 Classify = Callable[[jax.Array], Any]
-# around(classify, features) -> outputs, in place of `classify(features)`
+# around(classify, features) -> outputs, called where the model calls `classify(features)`
 Around = Callable[[Classify, jax.Array], Any]
 
 
 class FeaturesOf(NamedTuple):
-    """A model in the place of another one, whose outputs are the other's features f[B, F].
+    """A model whose outputs are the features f[B, F] of another one.
 
     `adaptation.running(FeaturesOf(model))` predicts features where that of the model predicts
     logits. They are those before their own mask.
@@ -37,12 +27,18 @@ class FeaturesOf(NamedTuple):
     model: Any
 
 
+class ClassifiedBy(NamedTuple):
+    """A model whose classifier is called by `around`, once or not at all."""
+
+    model: Any
+    around: Around
+
+
 @dataclass(frozen=True)
-class NamedClassifier:
-    """A model whose classifier the user names; see `with_classifier`."""
+class Wrapped:
+    """A model with a network inside, to which all attributes belong that it lacks itself."""
 
     network: Any
-    classifier_path: str
 
     @property
     def __wrapped__(self) -> Any:
@@ -50,13 +46,20 @@ class NamedClassifier:
         return self.network
 
     def __getattr__(self, name: str) -> Any:
-        """All else is the network's."""
-        if name == "network":  # while it is copied
+        """The network's: `init`, `__call__`, and `features` and `classify` if any."""
+        if name == "network":  # a copy is made, which has no attributes yet
             raise AttributeError(name)
         return getattr(self.network, name)
 
 
-def with_classifier(model: Any, path: str) -> NamedClassifier:
+@dataclass(frozen=True)
+class _NamedClassifier(Wrapped):
+    """A model whose classifier the user names; see `with_classifier`."""
+
+    classifier_path: str
+
+
+def with_classifier(model: Any, path: str) -> Wrapped:
     """Returns the model, whose classifier is the dense layer at a path.
 
         method = copa(with_classifier(Net(), "head"), optax.sgd(0.1))
@@ -67,14 +70,7 @@ def with_classifier(model: Any, path: str) -> NamedClassifier:
       model: a linen module, or what `from_nnx` makes.
       path: names that lead to an `nn.Dense` or `nnx.Linear`, such as "head" or "top/Dense_0".
     """
-    return NamedClassifier(model, path)
-
-
-class ClassifiedBy(NamedTuple):
-    """A model in the place of another one, whose classifier is called by `around`, once or not."""
-
-    model: Any
-    around: Around
+    return _NamedClassifier(model, path)
 
 
 def features_method(
@@ -86,7 +82,7 @@ def features_method(
     mask: jax.Array | None = None,
     around: Around | None = None,
 ) -> FeaturesMethod:
-    """A function to be applied in place of `__call__` that returns (features, outputs).
+    """A function to be applied instead of `__call__` that returns (features, outputs).
 
         method = features_method(model, variables, images)
         features, logits = model.apply(variables, images, method=method)
@@ -97,28 +93,27 @@ def features_method(
       images: f[B, ...]; only the shape counts.
       frozen: whether the gradient of the outputs stops at the features.
       mask: f[F], what multiplies the features; None for nothing.
-      around: what stands in the place of the classifier and may call it, once, with f[..., F].
+      around: what is called instead of the classifier and may call it, once, with f[..., F].
 
     Raises:
       ValueError: the model shows no features and does not end in a dense layer.
     """
 
-    def masked(features: jax.Array) -> jax.Array:
-        return features if mask is None else times(features, mask)
-
-    stop = jax.lax.stop_gradient if frozen else lambda x: x
-    around = around or (lambda classify, features: classify(features))
-
-    def replaced(classify: Classify, features: jax.Array) -> Any:
-        """What is given in place of features is read in their dtype, which may be a half one."""
-        return around(lambda given: classify(given.astype(features.dtype)), features)
+    def pass_on(features: jax.Array, classify: Classify) -> tuple[jax.Array, Any]:
+        """The features after their mask, and what is made of them."""
+        if mask is not None:
+            features = times(features, mask)
+        read = jax.lax.stop_gradient(features) if frozen else features
+        if around is None:
+            return features, classify(read)
+        # What `around` gives is read in the features' dtype, which may be a half one.
+        return features, around(lambda given: classify(given.astype(features.dtype)), read)
 
     if shows_features(model):
 
         def shown(model: Any, images: jax.Array, train: bool = False) -> tuple[jax.Array, Any]:
-            features = masked(model.features(images, **takes_train(model.features, train)))
-            classify = partial(model.classify, **takes_train(model.classify, train))
-            return features, replaced(classify, stop(features))
+            features = model.features(images, **takes_train(model.features, train))
+            return pass_on(features, partial(model.classify, **takes_train(model.classify, train)))
 
         return shown
 
@@ -130,9 +125,9 @@ def features_method(
         def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
             if not calls_dense(call) or call.path != classifier:
                 return function(*args, **kwargs)
-            seen.append(masked(args[0]))
-            classify = lambda x: function(x, *args[1:], **kwargs)  # noqa: E731
-            return replaced(classify, stop(seen[-1]))
+            features, output = pass_on(args[0], lambda x: function(x, *args[1:], **kwargs))
+            seen.append(features)
+            return output
 
         with intercepting(note):
             outputs = model(images, **takes_train(model.__call__, train))
@@ -153,134 +148,3 @@ def times(x: jax.Array, mask: jax.Array) -> jax.Array:
             "masks by fedjax_bn.models.masks.with_masks(model, variables, images=images)"
         )
     return x * mask.astype(x.dtype)
-
-
-def last_dense(
-    model: Any, variables: dict[str, Any], images: jax.Array | None = None
-) -> tuple[str, ...]:
-    """Returns the path of the dense layer whose output the model's outputs are made of.
-
-    Args:
-      model: a linen module, or what `from_nnx` makes.
-      variables: its collections; only shapes count.
-      images: f[B, ...]; only the shape counts. Without them it is the only dense layer, or the one
-        that is found with images of a shape that the model reads.
-
-    Raises:
-      ValueError: there is none, several could be it, or another layer is named; the message lists
-        the dense layers.
-    """
-    dense = _dense_layers(variables)
-    named = tuple(filter(None, str(getattr(model, "classifier_path", "")).split("/")))
-    if not dense:
-        raise _not_found(model, _NO_END, dense)
-    if named or (images is None and len(dense) == 1):
-        found = named or dense[0]
-    else:
-        form = readable_images(model, variables) if images is None else images
-        found = _only(model, sources_of(model, variables, form), dense)
-    if found not in dense:
-        raise ValueError(
-            f"{name_of(model)} has no dense layer {'/'.join(found)!r}{_listed(dense)}: name one of "
-            "these by fedjax_bn.models.with_classifier(model, NAME)"
-        )
-    return found
-
-
-def _only(model: Any, found: Sources, dense: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The one dense layer of which the outputs are made.
-
-    Raises:
-      ValueError: it is none, or not the only one.
-    """
-    first, *others = sorted(found.outputs) or [OTHER]
-    if not others and first != OTHER and found.called[first] == found.shape:
-        return first[0]
-    if found.shape is None or not others:
-        raise _not_found(model, _NO_END, dense)
-    parts = ["/".join(path) for path, _ in (first, *others)]
-    named = [repr(part) if part else "what no dense layer gives" for part in parts]
-    why = f"show which layer classifies: its outputs are made of {' and '.join(named)}"
-    raise _not_found(model, why, dense)
-
-
-_NO_END = "end in an nn.Dense or nnx.Linear"
-
-
-def _not_found(model: Any, why: str, dense: list[tuple[str, ...]]) -> ValueError:
-    name = "name the classifier by fedjax_bn.models.with_classifier(model, NAME), or " * bool(dense)
-    return ValueError(
-        f"the features before the classifier are needed, but {name_of(model)} does not {why}"
-        f"{_listed(dense)}: {name}split its __call__ into methods features(images) -> f[B, F] and "
-        "classify(features) -> f[B, classes], as the networks of fedjax_bn.models do"
-    )
-
-
-def _listed(dense: list[tuple[str, ...]]) -> str:
-    return f" (its dense layers are {', '.join(map('/'.join, dense))})" if dense else ""
-
-
-def _dense_layers(variables: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The paths of what may be dense layers, by their kernels."""
-    leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
-    paths = [(path_names(path), leaf) for path, leaf in leaves]
-    return [path[:-1] for path, leaf in paths if path[-1] == "kernel" and leaf.ndim == 2]
-
-
-def require_linear(method: str, model: Any, variables: dict[str, Any], images: jax.Array) -> None:
-    """Raises ValueError unless the model's outputs are the output of one dense layer, unchanged.
-
-    Args:
-      method: that needs it, to begin a sentence with.
-      model, variables, images: as of `last_dense`.
-    """
-    found = sources_of(model, variables, images)
-    if not found.direct or len(found.outputs) != 1 or OTHER in found.outputs:
-        raise ValueError(
-            f"{method} needs logits f W + b, but {name_of(model)} changes what its classifier "
-            "gives: let it return the output of its last nn.Dense or nnx.Linear as it is"
-        )
-
-
-def shows_features(model: Any) -> bool:
-    """Whether a model has the methods `features` and `classify`, and names no other classifier."""
-    named = getattr(model, "classifier_path", "")
-    return not named and hasattr(model, "features") and hasattr(model, "classify")
-
-
-def features_read(model: Any, variables: dict[str, Any], images: jax.Array | None = None) -> int:
-    """Returns how many values of a sample the classifier reads; arguments as of `last_dense`.
-
-    Raises:
-      ValueError: the classifier cannot be found.
-    """
-    if not shows_features(model):
-        layer = variables["params"]
-        for name in last_dense(model, variables, images):
-            layer = layer[name]
-        return layer["kernel"].shape[0]
-    found: list[int] = []
-
-    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        if calls_dense(call) and not found:
-            found.append(call.kernel.shape[0])
-            args = (jnp.zeros((1, found[0]), call.kernel.dtype),)
-        return function(*args, **kwargs)
-
-    dtype = jax.tree.leaves(variables["params"])[0].dtype
-    features = jax.ShapeDtypeStruct((1, 1), dtype)
-    with intercepting(note), normalize_with(running_statistics):
-        jax.eval_shape(
-            lambda variables, x: model.apply(variables, x, method=classify), variables, features
-        )
-    if not found:
-        raise ValueError(
-            f"the classifier of {name_of(model)} cannot be found: its method classify calls no "
-            "nn.Dense or nnx.Linear"
-        )
-    return found[0]
-
-
-def classify(model: Any, features: jax.Array) -> Any:
-    """Returns what a model's own `classify` makes of features f[B, F]."""
-    return model.classify(features)

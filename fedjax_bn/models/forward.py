@@ -1,8 +1,8 @@
 """One pass of a model: the only place where methods and adaptations meet its framework.
 
 A model is what initializes variables and computes outputs: a linen module, or an nnx module by
-`models.from_nnx`. Whether it shows its features, carries masks or is told that it trains is settled
-here.
+`models.from_nnx`. Whether it shows its features, carries masks or takes an argument `train` is
+settled here.
 """
 
 from collections.abc import Collection
@@ -27,10 +27,10 @@ class Output(NamedTuple):
 
     Attributes:
       outputs: what the model returns, such as logits f[B, classes].
-      features: f[B, F], what the classifier reads, behind their mask; None where not asked for.
+      features: f[B, F], what the classifier reads, after their mask; None unless asked for.
       moved: the collections that the pass moved, {"batch_stats": ...}; {} unless it trains or they
         are asked for.
-      recorded: what the statistics rule recorded, by layer and name; {} where not asked for.
+      recorded: what the statistics rule recorded, by layer and name; {} unless asked for.
     """
 
     outputs: PyTree
@@ -50,21 +50,22 @@ def forward(
     key: jax.Array | None = None,
     wanted: Collection[Literal["features", "frozen features", "moved", "recorded"]] = (),
 ) -> Output:
-    """Passes a batch through a model; what its variables hold besides its own is applied.
+    """Passes a batch through a model, with the masks and hooks that its variables hold.
 
     Args:
       model: images f[B, ...] -> outputs; a linen module, or what `from_nnx` makes; or one of these
         as `FeaturesOf` or `ClassifiedBy` it.
-      variables: its collections, perhaps with `mask` (see `models.masks`) or some that have hooks
-        (see `models.hooks`).
+      variables: its collections, optionally with `mask` (see `models.masks`) or some that have
+        hooks (see `models.hooks`).
       images: f[B, ...] as the model reads them.
-      train: whether running statistics move and the model is told that it trains.
+      train: whether running statistics move, and what a model with an argument `train` gets.
       statistics: the rule of all batch norms; by default the batch's own in training and the
         running ones else.
       valid: bool[B], the samples that count in batch statistics; None for all.
       key: random key of dropout, in training.
-      wanted: what is wanted besides: the features; "frozen features" are these, and the gradient of
-        the outputs stops at them; the running statistics as a rule moves them; what it records.
+      wanted: what the output shows in addition: the features; "frozen features" are these, and the
+        gradient of the outputs stops at them; the running statistics as a rule moves them; what it
+        records.
 
     Raises:
       ValueError: the images are bytes; features are asked for, and the model has none to show; a
@@ -77,10 +78,21 @@ def forward(
     images = hooked.images
     model, around = model if isinstance(model, ClassifiedBy) else (model, hooked.around)
     if instead := isinstance(model, FeaturesOf):
+        # Their mask does not act: these are the features before it.
         model, wanted = model.model, (*wanted, "features")
         own = {name: mask for name, mask in own.items() if name != masks.FEATURES}
+    if not hasattr(model, "apply"):
+        raise ValueError(
+            f"{name_of(model)} has no method apply: a model is a linen module, or "
+            "fedjax_bn.models.from_nnx(net) of an nnx module with its weights"
+        )
     owners = batch_norm_paths(plain) if statistics is not None else frozenset()
-    _check(model, statistics, owners)
+    if statistics is not None and not owners:
+        raise ValueError(
+            f"the statistics of batch norms are to be chosen, but the variables of "
+            f"{name_of(model)} have no batch norm: build the model with {SERVED}, or use a "
+            "method that needs none, such as fedavg, and the adaptation running"
+        )
     method, mask = None, own.get(masks.FEATURES)
     shown, frozen = "features" in wanted, "frozen features" in wanted
     if shown or frozen or mask is not None or around:
@@ -102,18 +114,3 @@ def forward(
     moved = {name: tree for name, tree in moved.items() if name != RECORDED}
     features = found if shown or frozen else None
     return Output(found if instead else outputs, features, moved, recorded)
-
-
-def _check(model: Any, statistics: StatisticsRule | None, owners: frozenset) -> None:
-    """Raises ValueError for what no pass and no statistics rule can serve."""
-    if not hasattr(model, "apply"):
-        raise ValueError(
-            f"{name_of(model)} has no method apply: a model is a linen module, or "
-            "fedjax_bn.models.from_nnx(net) of an nnx module with its weights"
-        )
-    if statistics is not None and not owners:
-        raise ValueError(
-            f"the statistics of batch norms are to be chosen, but the variables of "
-            f"{name_of(model)} have no batch norm: build the model with {SERVED}, or use a "
-            "method that needs none, such as fedavg, and the adaptation running"
-        )

@@ -14,8 +14,8 @@ import jax
 from fedjax_bn.models.features import Around
 from fedjax_bn.sharing import Variables
 
-# Collection -> module with its `hook`. Modules are named and not imported, because they lie above
-# this room, and because variables read from a file must find a hook that nobody has imported yet.
+# Collection -> module with its `hook`. Modules are imported at their first use: their room imports
+# from this one, and variables read from a file must find a hook that is not imported yet.
 HOOKS = {
     "restitution": "fedjax_bn.rivals.restitution",
     "amplitude": "fedjax_bn.rivals.amplitude",
@@ -24,11 +24,11 @@ HOOKS = {
 
 
 class Hooked(NamedTuple):
-    """What a hook makes of a pass.
+    """How a hook changes a pass.
 
     Attributes:
       images: f[B, ...], what the model reads.
-      around: what takes the classifier's place; None for the classifier alone.
+      around: what is called instead of the classifier; None for the classifier alone.
       contexts: in which the model is applied.
     """
 
@@ -43,7 +43,7 @@ def take(
     """Returns the variables without the collections that have hooks, and what the hooks do.
 
     Args:
-      variables: a model's collections, perhaps with some of `HOOKS`.
+      variables: a model's collections, optionally with some of `HOOKS`.
       images: f[B, ...] as the model reads them.
       key: random key of a training pass; None at test.
     """

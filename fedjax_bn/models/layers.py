@@ -1,8 +1,8 @@
-"""The layers that the networks share: the one place where they are built.
+"""The layers that the networks share, and what all classifiers among them have in common.
 
-Functions that make a linen layer inside a compact method and apply it. Padding is explicit, a
-bias is drawn from its layer's fan-in as PyTorch does, and a map that is too small is an error here
-instead of an empty array and NaN later.
+Functions make a linen layer inside a compact method and apply it. Padding is explicit, a bias is
+drawn from its layer's fan-in as PyTorch does, and a map that is too small is an error here instead
+of an empty array and NaN later.
 """
 
 import math
@@ -27,14 +27,25 @@ he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 he_fan_in = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
-def _fan_in_uniform_bias(fan_in: int) -> Callable[..., jax.Array]:
+class Classifier(nn.Module):
+    """A network whose outputs are `classify(features(images))`.
+
+    A subclass makes the layer `head` in `setup` and has a method `features`.
+    """
+
+    def classify(self, features: jax.Array) -> jax.Array:
+        """f[B, F] -> logits f[B, num_classes]."""
+        return self.head(features)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Images, or other inputs, f[B, ...] -> logits f[B, num_classes]."""
+        return self.classify(self.features(images))
+
+
+def _fan_in_uniform_bias(fan_in: int) -> _Initializer:
     """PyTorch's default bias, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), for `fan_in` inputs a unit."""
     bound = fan_in**-0.5
-
-    def initialize(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return initialize
+    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 def conv(
@@ -116,11 +127,11 @@ def standardized(kernel: jax.Array) -> jax.Array:
 
 
 def norm_of(norm: Norm, param_dtype: Any = jnp.float32) -> Callable[..., Any]:
-    """`make(name=...)` of what stands in the place of a batch norm.
+    """`make(name=...)` of a layer that normalizes, or of one that does nothing.
 
     Args:
       norm: "batch"; "group", group norm (Wu & He 2018) with up to 32 groups of at least four
-        channels (one, where channels are no multiple of four), which has no running statistics;
+        channels (one, where four does not divide the channels), which has no running statistics;
         "none", for which `conv_of` standardizes kernels.
       param_dtype: dtype in which the variables are created.
 
@@ -199,7 +210,7 @@ def adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
     """PyTorch's AdaptiveAvgPool2d: f[B, H, W, C] -> f[B, size, size, C] for any H, W >= 1.
 
     Output i is the mean over rows floor(i H / size) to ceil((i + 1) H / size), likewise columns;
-    the bins overlap where H is no multiple of `size`.
+    the bins overlap where `size` does not divide H.
     """
     for axis in (1, 2):
         n = x.shape[axis]

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.models.features import features_method, features_read, times
+from fedjax_bn.models.classifier import features_read
+from fedjax_bn.models.features import features_method, times
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of
 from fedjax_bn.sharing import SharingRule, Variables, path_names
@@ -27,7 +28,7 @@ FEATURES = "features"
 
 
 def take(variables: Variables) -> tuple[Variables, Masks]:
-    """The variables without their masks, and the masks; {} where there are none."""
+    """The variables without their masks, and the masks, which are {} if there are not any."""
     plain = {name: tree for name, tree in variables.items() if name != COLLECTION}
     return plain, variables.get(COLLECTION, {})
 
@@ -38,7 +39,6 @@ def multiply(masks: Masks) -> AbstractContextManager:
     Args:
       masks: name -> f[C]; that of the features is applied by `features_method`.
     """
-
     inside = {name: mask for name, mask in masks.items() if name != FEATURES}
     if not inside:
         return nullcontext()
@@ -67,8 +67,8 @@ def with_masks(
         such as a detector, are all of these.
       images: f[B, ...] as the model reads them, of which only the shape counts. Without them the
         size of a layer's output is that of its own kernel, scale or bias, and the size of the
-        features is found as `features.last_dense` finds the classifier. A size that is wrong is an
-        error where the mask is applied.
+        features is found as `classifier.last_dense` finds the classifier. A size that is wrong is
+        an error where the mask is applied.
 
     Raises:
       ValueError: there is no intermediate of such a name, its size cannot be found, or the
@@ -78,31 +78,32 @@ def with_masks(
     taps = getattr(model, "taps", {})
     named = [each for name in names for each in (taps if name == FEATURES and taps else (name,))]
     wanted = [name for name in named if name not in old]
-    found = _sizes_by_parameters(model, plain) if images is None else channels(model, plain, images)
+    if images is None:
+        found = dict(taps)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(plain["params"]):
+            *module, kind = path_names(path)
+            if kind in ("kernel", "scale", "bias"):
+                found["/".join(module)] = leaf.shape[-1]
+    else:
+        found = _channels(model, plain, images)
     if FEATURES in wanted and FEATURES not in found:
         found[FEATURES] = features_read(model, plain, images)
     for name in wanted:
         if name not in found:
             known = ", ".join(sorted({*found, FEATURES} if images is None else found))
-            said = f"{name_of(model)} has no intermediate {name!r} to mask; valid are {known}"
+            message = f"{name_of(model)} has no intermediate {name!r} to mask; valid are {known}"
             if images is None:
-                said += (
+                message += (
                     ", whose sizes follow from the parameters: for another one add the masks by "
                     "fedjax_bn.models.masks.with_masks(model, variables, names, images=images)"
                 )
-            raise ValueError(said)
+            raise ValueError(message)
     dtype = jax.tree.leaves(plain["params"])[0].dtype
     return {**plain, COLLECTION: {name: jnp.ones(found[name], dtype) for name in wanted} | {**old}}
 
 
-def channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, int]:
-    """Name -> channels of every intermediate that can be masked; nothing is computed.
-
-    Args:
-      model: a linen module, or what `from_nnx` makes.
-      variables: its collections; only shapes count.
-      images: f[B, ...]; only the shape counts.
-    """
+def _channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, int]:
+    """Name -> channels of every intermediate that can be masked; nothing is computed."""
     found = {}
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
@@ -115,25 +116,12 @@ def channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, i
         shapes_of(model, variables, images)
     try:
         method = features_method(model, variables, images)
-    except ValueError:  # no dense layer at the end: other names remain
+    except ValueError:  # without a dense layer at the end, the other names remain
         return found
     features, _ = jax.eval_shape(
         lambda variables, images: model.apply(variables, images, method=method), variables, images
     )
     return found | {FEATURES: features.shape[-1]}
-
-
-def _sizes_by_parameters(model: Any, variables: Variables) -> dict[str, int]:
-    """Name -> outputs of every layer that owns a kernel, a scale or a bias.
-
-    What a model calls its `taps` (name -> channels), such as a detector, counts too.
-    """
-    found: dict[str, int] = dict(getattr(model, "taps", {}))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
-        *module, name = path_names(path)
-        if name in ("kernel", "scale", "bias"):
-            found["/".join(module)] = leaf.shape[-1]
-    return found
 
 
 def keep_masks(share: SharingRule) -> SharingRule:

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.models.features import Wrapped
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
 
 
 @dataclass(frozen=True)
-class InDtype:
+class InDtype(Wrapped):
     """A model whose layers compute in another dtype than that of its parameters; see `in_dtype`.
 
     Attributes:
@@ -21,7 +22,6 @@ class InDtype:
       dtype: a floating dtype, such as bfloat16.
     """
 
-    network: Any
     dtype: Any
 
     def apply(self, variables: Variables, images: jax.Array, **options: Any) -> Any:
@@ -31,18 +31,8 @@ class InDtype:
         result = self.network.apply(rounded, _to(self.dtype, images), **options)
         if not options.get("mutable"):
             return _to(whole, result)
+        # Running statistics are not rounded, so they come back as they are.
         return _to(whole, result[0]), result[1]
-
-    @property
-    def __wrapped__(self) -> Any:
-        """The network, which `inspect.unwrap` finds."""
-        return self.network
-
-    def __getattr__(self, name: str) -> Any:
-        """All else is the network's: `init`, `__call__`, and `features` and `classify` if any."""
-        if name == "network":  # while it is copied
-            raise AttributeError(name)
-        return getattr(self.network, name)
 
 
 def in_dtype(model: Any, dtype: Any) -> InDtype:
@@ -54,7 +44,7 @@ def in_dtype(model: Any, dtype: Any) -> InDtype:
     running statistics and what is averaged; so do outputs and features, and with them the loss.
     Every pass rounds the images and the parameters, and layers compute with these. Batch norms take
     moments and normalize in float32 at least, by running statistics that are not rounded. Bfloat16
-    has the range of float32, so that no loss has to be scaled.
+    has the range of float32, so that no loss needs a scale.
 
     Args:
       model: a linen module or `models.from_nnx` of an nnx module.

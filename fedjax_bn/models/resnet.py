@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.engine.ranges import Units, bounded
-from fedjax_bn.models.layers import Norm, conv_of, dense, he_fan_out, max_pool, norm_of
+from fedjax_bn.models.layers import Classifier, Norm, conv_of, dense, he_fan_out, max_pool, norm_of
 
 
-class ResidualBlock(nn.Module):
+class _ResidualBlock(nn.Module):
     """ReLU of the sum of a shortcut and a branch of convolutions, each followed by batch norm.
 
     The branch is 3x3, 3x3, or as a bottleneck 1x1, 3x3, 1x1 with four times `width` channels out.
@@ -23,7 +23,7 @@ class ResidualBlock(nn.Module):
       strides: stride of the block, 1 or 2.
       bottleneck: which branch.
       param_dtype: dtype in which the variables are created.
-      norm: what stands in the places of batch norms, see `layers.norm_of`.
+      norm: which norm, see `layers.norm_of`.
     """
 
     width: int
@@ -52,11 +52,12 @@ class ResidualBlock(nn.Module):
             x = convolve(x, width, kernel, strides, kernel // 2, name=f"conv{i}")
             x = norm(name=f"norm{i}")(x)
             x = nn.relu(x if i < len(branch) else x + shortcut)
-        return computed_once(x)  # else every later block would compute the sums of all before it
+        # XLA:CPU would compute the sums of all blocks before it in every later block.
+        return computed_once(x)
 
 
 @bounded
-class ResNet(nn.Module):
+class ResNet(Classifier):
     """Stem, stages of residual blocks that halve the map and double the channels, mean, classifier.
 
     The stem is ImageNet's, 7x7 with stride 2 and max-pooling with stride 2, at every image size.
@@ -67,7 +68,7 @@ class ResNet(nn.Module):
       num_classes: number of logits.
       width: channels of the stem and inside the blocks of the first stage.
       param_dtype: dtype in which the variables are created.
-      norm: what stands in the places of batch norms, see `layers.norm_of`.
+      norm: which norm, see `layers.norm_of`.
     """
 
     stage_sizes: Sequence[int]
@@ -95,20 +96,12 @@ class ResNet(nn.Module):
                 strides = 2 if stage > 0 and block == 0 else 1
                 name = f"layer{stage + 1}_{block}"
                 width = self.width * 2**stage
-                x = ResidualBlock(width, strides, self.bottleneck, dtype, self.norm, name=name)(x)
+                x = _ResidualBlock(width, strides, self.bottleneck, dtype, self.norm, name=name)(x)
         return x
 
     def features(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, F], the last map's mean over its pixels."""
         return self.maps(images).mean((1, 2))
-
-    def classify(self, features: jax.Array) -> jax.Array:
-        """f[B, F] -> logits f[B, num_classes]."""
-        return self.head(features)
-
-    def __call__(self, images: jax.Array) -> jax.Array:
-        """Images f[B, H, W, C] -> logits f[B, num_classes]."""
-        return self.classify(self.features(images))
 
 
 def ResNet10(num_classes: int = 10, **fields: Any) -> ResNet:

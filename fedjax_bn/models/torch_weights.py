@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_bn.models.alexnet import AlexNet
+from fedjax_bn.models.cnn import AlexNet, DigitCNN
 from fedjax_bn.models.densenet import DenseNet
-from fedjax_bn.models.digit_cnn import DigitCNN
 from fedjax_bn.models.mlp import MLP
 from fedjax_bn.models.resnet import ResNet
 from fedjax_bn.models.yolo import YOLOv5

@@ -1,12 +1,15 @@
-"""Detectors of YOLOv5's form, of any width and depth.
+"""Detectors with anchors: YOLOv5's form, of any width and depth, and a small one of ours.
 
 Written from a table of layers and formulas, and from the papers of their parts: boxes about anchors
-(YOLOv3, Redmon & Farhadi 2018), CSPNet (Wang et al. 2020), SPP (He et al. 2015), PANet's two ways
-through the levels (Liu et al. 2018). No code or weights of another implementation are in it, and
-none is fetched: `models.pretrained` reads a file that a user has.
+(YOLOv3, Redmon & Farhadi 2018), batch norm after every convolution and no bias (YOLOv2, Redmon &
+Farhadi 2017), bottlenecks between two halves of the channels (CSPNet, Wang et al. 2020), maxima
+over growing windows (SPP, He et al. 2015), PANet's two ways through the levels (Liu et al. 2018).
+No code or weights of another implementation are in it, and none is fetched: `models.pretrained`
+reads a file that a user has, by the names of the layers here (see `models.torch_weights`).
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,18 +17,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.detection.anchors import Anchors
-from fedjax_bn.engine.ranges import Above0, bounded
-from fedjax_bn.models.layers import Norm
-from fedjax_bn.models.yolo_blocks import (
-    ConvNorm,
-    CrossStage,
-    PooledPyramid,
-    Tap,
-    check_sides,
-    doubled,
-    predict,
-)
+from fedjax_bn.detection import Anchors
+from fedjax_bn.engine.ranges import Above0, Channels, bounded
+from fedjax_bn.models import cpu
+from fedjax_bn.models.layers import Norm, conv_of, fan_in_uniform, max_pool, norm_of
 
 # For images of 640 pixels a side.
 ANCHORS = Anchors(
@@ -36,21 +31,23 @@ ANCHORS = Anchors(
     ),
     (8, 16, 32),
 )
+# For images of 96 pixels a side, with objects from a tenth of the side to the whole.
+TINY_ANCHORS = Anchors((((12, 12), (20, 20), (28, 28)), ((36, 36), (48, 48), (72, 72))), (8, 16))
 
 
 @bounded
 class YOLOv5(nn.Module):
     """Five halvings of the map, then two ways through the last three levels; 57 batch norms.
 
-    The map that a prediction layer reads is the output of a module that does nothing, `tap0` to
-    `tap2`, so that FedCD's masks act there.
+    The maps that prediction layers read are outputs of the modules `tap0` to `tap2`, so that
+    FedCD's masks act there.
 
     Attributes:
       num_classes: C.
       width: channels are ceil(nominal * width / 8) * 8.
       depth: bottlenecks are max(round(nominal * depth), 1).
       anchors: three a level.
-      norm: what stands in the places of batch norms, see `layers.norm_of`.
+      norm: which norm, see `layers.norm_of`.
       param_dtype: dtype in which the variables are created.
     """
 
@@ -69,21 +66,8 @@ class YOLOv5(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """Images f[B, H, W, 3] -> three times f[B, H / stride, W / stride, 3, 5 + C]."""
-        check_sides(images, self.anchors.strides[-1], type(self).__name__)
-        outputs = []
-        for i, x in enumerate(self._maps(images)):
-            x = Tap(name=f"tap{i}")(x)
-            outputs.append(
-                predict(
-                    x,
-                    self.anchors.each,
-                    self.num_classes,
-                    self.anchors.strides[i],
-                    name=f"predict{i}",
-                    param_dtype=self.param_dtype,
-                )
-            )
-        return tuple(outputs)
+        _check_sides(images, self.anchors.strides[-1], type(self).__name__)
+        return _read_out(self._maps(images), self.anchors, self.num_classes, self.param_dtype)
 
     def _maps(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """What the prediction layers read: f[B, H / s, W / s, F] for s of 8, 16 and 32."""
@@ -93,12 +77,12 @@ class YOLOv5(nn.Module):
         fine = self._stage(down(x, 3, 256), 4, 256, 6)
         middle = self._stage(down(fine, 5, 512), 6, 512, 9)
         x = self._stage(down(middle, 7, 1024), 8, 1024, 3)
-        x = PooledPyramid(self._channels(1024), self.norm, self.param_dtype, name="layer9")(x)
+        x = _PooledPyramid(self._channels(1024), self.norm, self.param_dtype, name="layer9")(x)
 
         third = self._convolve(x, 10, 512)
-        x = jnp.concatenate([doubled(third), middle], -1)
+        x = jnp.concatenate([_doubled(third), middle], -1)
         second = self._convolve(self._stage(x, 13, 512, 3, False), 14, 256)
-        x = jnp.concatenate([doubled(second), fine], -1)
+        x = jnp.concatenate([_doubled(second), fine], -1)
         fine = self._stage(x, 17, 256, 3, False)
         x = jnp.concatenate([down(fine, 18, 256), second], -1)
         middle = self._stage(x, 20, 512, 3, False)
@@ -110,7 +94,7 @@ class YOLOv5(nn.Module):
 
     def _convolve(self, x: jax.Array, i: int, nominal: int, **fields: Any) -> jax.Array:
         """Layer number i, a convolution."""
-        make = partial(ConvNorm, norm=self.norm, param_dtype=self.param_dtype, name=f"layer{i}")
+        make = partial(_ConvNorm, norm=self.norm, param_dtype=self.param_dtype, name=f"layer{i}")
         return make(self._channels(nominal), **fields)(x)
 
     def _stage(
@@ -118,7 +102,7 @@ class YOLOv5(nn.Module):
     ) -> jax.Array:
         """Layer number i, bottlenecks."""
         repeats = max(round(repeats * self.depth), 1)
-        make = partial(CrossStage, norm=self.norm, param_dtype=self.param_dtype, name=f"layer{i}")
+        make = partial(_CrossStage, norm=self.norm, param_dtype=self.param_dtype, name=f"layer{i}")
         return make(self._channels(nominal), repeats, shortcut)(x)
 
 
@@ -130,3 +114,212 @@ def YOLOv5n(num_classes: int = 80, **fields: Any) -> YOLOv5:
 def YOLOv5s(num_classes: int = 80, **fields: Any) -> YOLOv5:
     """YOLOv5s: 7,235,389 parameters at 80 classes; `fields` of `YOLOv5`."""
     return YOLOv5(**{"num_classes": num_classes, "width": 0.5, "depth": 0.33} | fields)
+
+
+@bounded
+class TinyDetector(nn.Module):
+    """Nine convolutions with batch norm and SiLU, and predictions at strides 8 and 16.
+
+    Ours, from no paper: 382,570 parameters at ten classes, 98,274 with `width=8`, for images of
+    about 100 pixels a side on two CPU cores. The coarse map is joined to the fine one as in feature
+    pyramids (Lin et al. 2017). The maps that are read are outputs of `tap0` and `tap1`.
+
+    Attributes:
+      num_classes: C.
+      width: channels at stride 2; two, four and eight times as many at strides 4, 8 and 16.
+      anchors: of both levels.
+      norm: which norm, see `layers.norm_of`.
+      param_dtype: dtype in which the variables are created.
+    """
+
+    num_classes: int = 10
+    width: Channels = 16
+    anchors: Anchors = TINY_ANCHORS
+    norm: Norm = "batch"
+    param_dtype: Any = jnp.float32
+
+    @property
+    def taps(self) -> dict[str, int]:
+        """Name -> channels of the maps that the prediction layers read."""
+        return {"tap0": 4 * self.width, "tap1": 8 * self.width}
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> tuple[jax.Array, ...]:
+        """Images f[B, H, W, 3] -> twice f[B, H / stride, W / stride, A, 5 + C]."""
+        _check_sides(images, self.anchors.strides[-1], type(self).__name__)
+        first, second, third, fourth = (self.width * times for times in (1, 2, 4, 8))
+        make = partial(_ConvNorm, kernel=3, norm=self.norm, param_dtype=self.param_dtype)
+        x = make(first, strides=2, name="conv1")(images)
+        x = make(second, strides=2, name="conv2")(x)
+        x = make(second, name="conv3")(x)
+        x = make(third, strides=2, name="conv4")(x)
+        fine = make(third, name="conv5")(x)
+        x = make(fourth, strides=2, name="conv6")(fine)
+        coarse = make(fourth, name="conv7")(x)
+        x = _doubled(make(third, kernel=1, name="conv8")(coarse))
+        fine = make(third, name="conv9")(jnp.concatenate([x, fine], -1))
+        return _read_out((fine, coarse), self.anchors, self.num_classes, self.param_dtype)
+
+
+class _ConvNorm(nn.Module):
+    """A convolution without bias, batch norm, SiLU.
+
+    Attributes:
+      features: channels out.
+      kernel: side of the kernel; the padding keeps the map where `strides` is 1.
+      strides: in both directions.
+      padding: zeros on each side; None for half of the kernel.
+      norm: which norm, see `layers.norm_of`; standardized kernels have the gain of a ReLU, 0.96 of
+        SiLU's.
+      param_dtype: dtype in which the variables are created.
+    """
+
+    features: int
+    kernel: int = 1
+    strides: int = 1
+    padding: int | None = None
+    norm: Norm = "batch"
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H / strides, W / strides, features]."""
+        padding = self.kernel // 2 if self.padding is None else self.padding
+        convolve = conv_of(self.norm, param_dtype=self.param_dtype)
+        x = convolve(x, self.features, self.kernel, self.strides, padding, name="conv")
+        options = {"momentum": 0.97, "epsilon": 1e-3} if self.norm == "batch" else {}
+        return nn.silu(norm_of(self.norm, self.param_dtype)(name="norm", **options)(x))
+
+
+class _Bottleneck(nn.Module):
+    """A 1x1 and a 3x3 convolution of as many channels; with `shortcut` the input is added."""
+
+    shortcut: bool = True
+    norm: Norm = "batch"
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H, W, C]."""
+        make = partial(_ConvNorm, x.shape[-1], norm=self.norm, param_dtype=self.param_dtype)
+        y = make(kernel=3, name="cv2")(make(name="cv1")(x))
+        return x + y if self.shortcut else y
+
+
+class _CrossStage(nn.Module):
+    """Half of the channels through bottlenecks, the other half beside them, and both together.
+
+    Attributes:
+      features: channels out.
+      repeats: number of bottlenecks.
+      shortcut: whether they add their input.
+      norm: which norm, see `layers.norm_of`.
+      param_dtype: dtype in which the variables are created.
+    """
+
+    features: int
+    repeats: int = 1
+    shortcut: bool = True
+    norm: Norm = "batch"
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H, W, features]."""
+        make = partial(_ConvNorm, norm=self.norm, param_dtype=self.param_dtype)
+        through = make(self.features // 2, name="cv1")(x)
+        for i in range(self.repeats):
+            block = _Bottleneck(self.shortcut, self.norm, self.param_dtype, name=f"bottleneck{i}")
+            through = block(through)
+        beside = make(self.features // 2, name="cv2")(x)
+        return make(self.features, name="cv3")(jnp.concatenate([through, beside], -1))
+
+
+class _PooledPyramid(nn.Module):
+    """Maxima over 5x5, 9x9 and 13x13 pixels beside the map itself, between 1x1 convolutions."""
+
+    features: int
+    norm: Norm = "batch"
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H, W, features]."""
+        make = partial(_ConvNorm, norm=self.norm, param_dtype=self.param_dtype)
+        maps = [make(x.shape[-1] // 2, name="cv1")(x)]
+        # Windows of 5x5 one after another make windows of 9x9 and of 13x13.
+        for _ in range(3):
+            maps.append(max_pool(maps[-1], 5, 1, 2))
+        return make(self.features, name="cv2")(jnp.concatenate(maps, -1))
+
+
+class Tap(nn.Module):
+    """Returns its input: FedCD's masks act on the output of a module, by the module's name."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H, W, C]."""
+        return x
+
+
+def _read_out(
+    maps: Sequence[jax.Array], anchors: Anchors, num_classes: int, param_dtype: Any
+) -> tuple[jax.Array, ...]:
+    """A 1x1 convolution with bias from each map to 4 + 1 + C numbers for each of A anchors.
+
+    Its biases start such that 8 objects are expected in an image of 640 pixels a side, and each of
+    C classes with a probability of 0.6 / C (as Lin et al. 2017 start from a prior).
+
+    Args:
+      maps: f[B, H, W, F] of each level; level i is seen by masks as the module `tap{i}`.
+      anchors: of the levels.
+      num_classes: C.
+      param_dtype: dtype in which the variables are created.
+
+    Returns:
+      f[B, H, W, A, 5 + C] of each level.
+    """
+    depth, outputs = 5 + num_classes, []
+    for i, (x, stride) in enumerate(zip(maps, anchors.strides, strict=True)):
+        x = Tap(name=f"tap{i}")(x)
+
+        def start(
+            key: jax.Array,
+            shape: tuple[int, ...],
+            dtype: Any,
+            stride: int = stride,
+            bound: float = x.shape[-1] ** -0.5,
+        ) -> jax.Array:
+            drawn = jax.random.uniform(key, shape, dtype, -bound, bound)
+            drawn = drawn.reshape(anchors.each, depth)
+            drawn = drawn.at[:, 4].add(math.log(8 / (640 / stride) ** 2))
+            return drawn.at[:, 5:].add(math.log(0.6 / (num_classes - 0.99999))).reshape(shape)
+
+        layer = nn.Conv(
+            anchors.each * depth,
+            (1, 1),
+            kernel_init=fan_in_uniform,
+            bias_init=start,
+            param_dtype=param_dtype,
+            conv_general_dilated_cls=lambda: cpu.convolve,
+            name=f"predict{i}",
+        )
+        outputs.append(layer(x).reshape(*x.shape[:3], anchors.each, depth))
+    return tuple(outputs)
+
+
+def _doubled(x: jax.Array) -> jax.Array:
+    """Every pixel four times, f[B, H, W, C] -> f[B, 2 H, 2 W, C]."""
+    batch, height, width, channels = x.shape
+    shape = (batch, height, 2, width, 2, channels)
+    x = jnp.broadcast_to(x[:, :, None, :, None], shape)
+    return x.reshape(batch, 2 * height, 2 * width, channels)
+
+
+def _check_sides(images: jax.Array, stride: int, name: str) -> None:
+    """Raises ValueError unless images f[B, H, W, C] have sides that the coarsest stride divides."""
+    if images.ndim != 4 or any(side < stride or side % stride for side in images.shape[1:3]):
+        raise ValueError(
+            f"{name} reads images f[B, H, W, C] whose sides {stride} divides, not samples of shape "
+            f"{images.shape[1:]}: choose another image size"
+        )

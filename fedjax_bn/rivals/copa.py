@@ -19,8 +19,7 @@ from fedjax_bn.engine.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
-from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.features import require_linear
+from fedjax_bn.models.classifier import require_linear, sizes_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.batch_instance import gated_statistics, keep_gates, with_gates
 from fedjax_bn.sharing import STATISTICS, SharingRule, Variables, everything, path_names

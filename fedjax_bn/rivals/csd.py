@@ -11,8 +11,8 @@ from fedjax_bn.engine.ranges import AtLeast0, Views, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
-from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.features import ClassifiedBy, Classify, require_linear
+from fedjax_bn.models.classifier import require_linear, sizes_of
+from fedjax_bn.models.features import ClassifiedBy, Classify
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables, everything, keeping
 from fedjax_bn.state import Received

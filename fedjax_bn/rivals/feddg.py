@@ -22,7 +22,7 @@ from fedjax_bn.engine.ranges import Above0, AtLeast0, Channels, Margin, SamplesO
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
-from fedjax_bn.models.cpu.choice import differentiated_twice
+from fedjax_bn.models.cpu.convolution import differentiated_twice
 from fedjax_bn.models.forward import forward
 from fedjax_bn.rivals.spectra import amplitudes, with_amplitudes
 from fedjax_bn.sharing import Variables, join

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_bn.data.sets import synthetic
 from fedjax_bn.data.source import TEST, TRAIN, check_source
-from fedjax_bn.models.two_layer import TwoLayer
+from fedjax_bn.models import TwoLayer
 
 
 def test_classes_lie_around_minus_one_and_one_with_the_covariance_of_the_client():

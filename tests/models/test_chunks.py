@@ -8,7 +8,8 @@ import pytest
 import norm_nets as nets
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation import with_clients
-from fedjax_bn.models.cpu import chunks, in_cache
+from fedjax_bn.models import cpu
+from fedjax_bn.models.cpu import in_cache
 from fedjax_bn.models.cpu.chunks import in_chunks
 from fedjax_bn.normalization import batch_instance, normalize_with
 from fedjax_bn.normalization.adapter import with_adapter
@@ -29,8 +30,8 @@ PER_SAMPLE = {
 @pytest.fixture
 def small_caches(monkeypatch):
     """A machine whose caches hold three images."""
-    monkeypatch.setattr(chunks, "CHUNK_VALUES", 3 * 6 * 6 * 3)
-    monkeypatch.setattr(chunks, "MIN_CHUNK", 1)
+    monkeypatch.setattr(cpu, "CHUNK_VALUES", 3 * 6 * 6 * 3)
+    monkeypatch.setattr(cpu, "MIN_CHUNK", 1)
 
 
 def variables_for(name, images):

@@ -13,8 +13,7 @@ from flax import nnx
 from federations import NAMED, run_rounds
 from fedjax_bn import methods, models
 from fedjax_bn.federation import global_variables
-from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.features import last_dense
+from fedjax_bn.models.classifier import last_dense, sizes_of
 from fedjax_bn.models.masks import with_masks
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.serving.predictor import predictor

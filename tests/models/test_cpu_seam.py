@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_bn
-from fedjax_bn.models import cpu, layers
-from fedjax_bn.models.small_cnn import SmallCNN
+from fedjax_bn.models import SmallCNN, cpu, layers
 from fedjax_bn.normalization.instance import instance_moments
 
 KEY = jax.random.key(0)

@@ -14,7 +14,8 @@ from fedjax_bn import adaptation
 from fedjax_bn.adaptation.choice import choose_adaptation
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.models import MLP, DenseNet, DigitCNN, ResNet, SmallCNN, TwoLayer, masks
-from fedjax_bn.models.features import FeaturesOf, features_method, last_dense
+from fedjax_bn.models.classifier import last_dense
+from fedjax_bn.models.features import FeaturesOf, features_method
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization import BatchNorm
 from small_oracle import SmallNet

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.detection import Anchors
-from fedjax_bn.models.yolo_blocks import Tap
+from fedjax_bn.models.yolo import Tap
 from fedjax_bn.normalization import BatchNorm
 
 ANCHORS = Anchors((((10, 13), (16, 30)), ((40, 30), (60, 70))), (8, 16))

@@ -1,20 +1,19 @@
-"""Kernels for CPU behind one seam: on any other backend every function here is plain XLA.
+"""Kernels for CPU, reached through this module alone; any other backend gets plain XLA.
 
-XLA:CPU is slow at convolutions and windows inside loops and at maps that leave the caches. What
-goes around that lies in this folder and is reached through these functions only, which ask
-`fedjax_bn.engine.backend.on_cpu` while a program is traced:
+XLA:CPU is slow at convolutions and windows inside loops and at maps that leave the caches. The
+functions here ask `fedjax_bn.engine.backend.on_cpu` while a program is traced:
 
     function     on CPU                                                     elsewhere
     convolve     matrix products, tiles or transforms (`convolution`)       lax.conv_general_dilated
     max_pool     comparisons of shifted maps (`pooling`)                    lax.reduce_window
     in_cache     a batch in chunks (`chunks`)                               the batch at once
 
-Three more places ask the same question, each in a line of its own: normalization by each sample's
-statistics in `fedjax_bn.normalization.per_sample`, batch norm in
-`fedjax_bn.normalization.few_channels`, and the step of `fedjax_bn.client`, which avoids a copy.
+Batch norm has kernels of its own in `fedjax_bn.normalization.per_sample` and `few_channels`, and
+the step of `fedjax_bn.client` avoids a copy; each asks the same question in one line.
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import flax.linen as nn
@@ -22,8 +21,11 @@ import jax
 from jax import lax
 
 from fedjax_bn.engine.backend import on_cpu
-from fedjax_bn.models.cpu import chunks, convolution, pooling
-from fedjax_bn.models.cpu.choice import forward_only
+from fedjax_bn.models.cpu import convolution, pooling
+from fedjax_bn.models.cpu.chunks import in_chunks
+
+CHUNK_VALUES = 2**18  # values of images at a time: 21 of 64 x 64 x 3
+MIN_CHUNK = 8  # images; fewer do not fill the matrix products
 
 
 def convolve(
@@ -35,8 +37,8 @@ def convolve(
 ) -> jax.Array:
     """`lax.conv_general_dilated`, in the order NHWC by default, as `nn.Conv` takes it.
 
-    On CPU a usual convolution is computed by the algorithm that suits its shapes; the arguments are
-    those of `convolution.convolution`.
+    Args:
+      lhs, rhs, window_strides, padding, **options: as of `convolution.convolution`.
     """
     if on_cpu():
         return convolution.convolution(lhs, rhs, window_strides, padding, **options)
@@ -59,13 +61,14 @@ def max_pool(
 def in_cache(function: Callable[[jax.Array], Any], images: jax.Array) -> Any:
     """`function(images)`, on CPU in chunks whose maps stay in the caches, elsewhere at once.
 
-    For inference: convolutions are chosen for programs whose gradients nobody takes.
+    For inference: ResNet-18 takes 0.7 to 0.9 of the time for 64 images of 64 x 64 pixels.
 
     Args:
       function: a network, f[b, H, W, C] -> arrays [b, ...], each sample by itself.
-      images: f[B, ...].
+      images: f[B, ...]. Samples that are not maps pass at once, because their networks read more
+        weights than data.
     """
-    if not on_cpu():
+    if images.ndim != 4 or not on_cpu():
         return function(images)
-    with forward_only():
-        return chunks.in_cache(function, images)
+    size = max(CHUNK_VALUES // max(prod(images.shape[1:]), 1), MIN_CHUNK)
+    return in_chunks(function, images, size)

@@ -1,19 +1,57 @@
 """Convolution that is fast on CPU, where XLA's own is not.
 
 XLA:CPU runs matrix products at full speed on all cores, its convolutions at less than half of that,
-and gradient convolutions inside a loop at a fifteenth. So most layers become matrix products here.
+and gradient convolutions inside a loop at a fifteenth. So most layers become matrix products here:
+`algorithm_of` chooses by the static shapes. Every algorithm has reverse-mode derivatives of any
+order, and forward over reverse.
+
+Forward and backward pass in a `scan`, float32, jax 0.10.2: ms on two shared AVX-512 cores, median
+of 9 in turn, PyTorch 2.13 in channels_last; after a slash, on slower ones (AMD EPYC of family 25,
+model 17), CPU ms of both, the least of 9; * marks what is chosen:
+
+    layer (kernel, images)             direct   patches    taps      tiled  transformed PyTorch
+    5x5       3 ->  64, 32 x 28 x 28  5.8/7.3  5.2/11.6*      -          -        -         3.7
+    5x5      64 ->  64, 32 x 14 x 14  27/41      35/87        -    16.5/24   9.3/15.4*     10.9
+    5x5      64 -> 128, 32 x  7 x  7  11/22     9.8/28        -     5.5/9.5   4.9/7.0*      6.1
+    7x7 / 2   3 ->  64, 16 x 64 x 64  5.5/8.8*  4.7/16.7      -          -        -         3.8
+    3x3      64 ->  64, 16 x 16 x 16  7.8/10.2  6.7/16.1    /18.3   4.6/6.9*  6.1/10.2      4.8
+    3x3     256 -> 256, 16 x  4 x  4  6.4/11.6  3.5/11.9    /9.3*   5.4/8.8   6.5/11.2      5.0
+    3x3     512 -> 512, 16 x  2 x  2  288/      5.3/16.4   /11.8*  21.6/49.9     /28.5     11.0
+    3x3     512 -> 512, 64 x  2 x  2  1098/    14.7/46.4   /23.6*  46.1/105                25.2
+    3x3 / 2 256 -> 512, 16 x  4 x  4  68.5/     2.2/8.3     /8.0*        -        -         6.1
+    3x3 / 2  16 ->  32, 4 x 160 x 160     /13.6*   /29.3    /36.3        -        -        /11.4
+    3x3      16 ->  16, 4 x  80 x  80      /8.4*   /17.2    /23.7        -        -         /4.5
+    3x3      32 ->  32, 4 x  40 x  40      /4.1*    /9.0     /9.7     /6.6        -         /4.5
+    6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7; "folded" /22.4*                            /9.0
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from math import prod
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from scipy.fft import next_fast_len
 
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.models.cpu.choice import chosen, shapes_of
-from fedjax_bn.models.cpu.direct import NHWC
+from fedjax_bn.models.cpu.bilinear import TILE, tiled_convolution, transformed_convolution
+from fedjax_bn.models.cpu.direct import (
+    NHWC,
+    Padding,
+    Strides,
+    direct_convolution,
+    folded_convolution,
+)
+
+_MIN_SAVED = 3000  # multiplications a pair of channels, for which its kernel is transformed
+_FEW_CHANNELS = 16  # of images times those of outputs, such as the three colours of L2D's styles
+_MAX_TWICE = 2**27  # values of all windows: more take gigabytes
+_MAX_PATCH_VALUES = 2 * 2**20  # more no longer stay in the caches
+
+# Part of the keys by which JAX remembers traces: none is used again for another value.
+_twice = jax.make_user_context(False)
 
 
 def convolution(
@@ -30,30 +68,7 @@ def convolution(
     """Drop-in for `jax.lax.conv_general_dilated` on CPU; layers call `models.cpu.convolve`.
 
     A two-dimensional convolution in floating numbers, in the order NHWC and HWIO, without dilation
-    or groups, takes the algorithm that suits its static shapes (`choice.chosen`).
-    Anything else is `lax.conv_general_dilated` itself. Forward and backward pass in a `scan`,
-    float32, jax 0.10.2: ms on two shared AVX-512 cores, median of 9 in turn, PyTorch 2.13 in
-    channels_last; behind a slash, on slower ones (AMD EPYC of family 25, model 17), CPU ms of both,
-    the least of 9; * marks what the table takes:
-
-        layer (kernel, images)             direct   patches    taps      tiled  transformed PyTorch
-        5x5       3 ->  64, 32 x 28 x 28  5.8/7.3  5.2/11.6*      -          -        -         3.7
-        5x5      64 ->  64, 32 x 14 x 14  27/41      35/87        -    16.5/24   9.3/15.4*     10.9
-        5x5      64 -> 128, 32 x  7 x  7  11/22     9.8/28        -     5.5/9.5   4.9/7.0*      6.1
-        7x7 / 2   3 ->  64, 16 x 64 x 64  5.5/8.8*  4.7/16.7      -          -        -         3.8
-        3x3      64 ->  64, 16 x 16 x 16  7.8/10.2  6.7/16.1    /18.3   4.6/6.9*  6.1/10.2      4.8
-        3x3     256 -> 256, 16 x  4 x  4  6.4/11.6  3.5/11.9    /9.3*   5.4/8.8   6.5/11.2      5.0
-        3x3     512 -> 512, 16 x  2 x  2  288/      5.3/16.4   /11.8*  21.6/49.9     /28.5     11.0
-        3x3     512 -> 512, 64 x  2 x  2  1098/    14.7/46.4   /23.6*  46.1/105                25.2
-        3x3 / 2 256 -> 512, 16 x  4 x  4  68.5/     2.2/8.3     /8.0*        -        -         6.1
-        3x3 / 2  16 ->  32, 4 x 160 x 160     /13.6*   /29.3    /36.3        -        -        /11.4
-        3x3      16 ->  16, 4 x  80 x  80      /8.4*   /17.2    /23.7        -        -         /4.5
-        3x3      32 ->  32, 4 x  40 x  40      /4.1*    /9.0     /9.7     /6.6        -         /4.5
-        6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7; "folded" /22.4*                            /9.0
-
-    Of a few channels `fast_fourier` is faster than all of these, see there.
-
-    Reverse-mode derivatives of any order, and forward over reverse.
+    or groups, takes the algorithm that suits its shapes. Any other one is left to lax.
 
     Args:
       lhs: images f[B, H, W, C].
@@ -64,43 +79,211 @@ def convolution(
       rhs_dilation: dilation of the kernel.
       dimension_numbers: as lax takes them; NHWC, HWIO, NHWC by default.
       feature_group_count: number of groups of channels.
-      **options: further arguments of `lax.conv_general_dilated`, `precision` for example.
+      **options: further arguments of `lax.conv_general_dilated`; `precision` changes nothing here.
 
     Returns:
       f[B, H', W', F].
     """
-    plain = {"lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation, **options}
-    plain |= {"dimension_numbers": dimension_numbers, "feature_group_count": feature_group_count}
-    if not _is_usual(lhs, rhs, **plain):
-        return lax.conv_general_dilated(lhs, rhs, window_strides, padding, **plain)
+    usual = (
+        lhs.ndim == 4
+        and lhs.dtype == rhs.dtype
+        and jnp.issubdtype(lhs.dtype, jnp.floating)
+        and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+        == lax.conv_dimension_numbers(lhs.shape, rhs.shape, NHWC)
+        and {1, *(lhs_dilation or ()), *(rhs_dilation or ())} == {1}
+        and feature_group_count == options.get("batch_group_count", 1) == 1
+        and options.get("preferred_element_type") in (None, lhs.dtype)
+    )
+    if not usual:
+        options |= {"lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation}
+        options |= {"dimension_numbers": dimension_numbers}
+        options |= {"feature_group_count": feature_group_count}
+        return lax.conv_general_dilated(lhs, rhs, window_strides, padding, **options)
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(lhs.shape[1:3], rhs.shape[:2], window_strides, padding)
     strides, sides = tuple(window_strides), tuple((low, high) for low, high in padding)
+    algorithm = ALGORITHMS[algorithm_of(Shapes(lhs.shape, rhs.shape, strides, sides))]
     # Half precision has no arithmetic of its own here: products and sums are in float32.
     dtype = promote(lhs.dtype, jnp.float32)
-    algorithm = chosen(shapes_of(lhs.shape, rhs.shape, strides, sides, dtype))
     return algorithm(lhs.astype(dtype), rhs.astype(dtype), strides, sides).astype(lhs.dtype)
 
 
-def _is_usual(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    lhs_dilation: Sequence[int] | None,
-    rhs_dilation: Sequence[int] | None,
-    dimension_numbers: Any,
-    feature_group_count: int,
-    batch_group_count: int = 1,
-    preferred_element_type: Any = None,
-    **options: Any,
-) -> bool:
-    """Whether the algorithms below know this convolution."""
-    del options  # precision and the like change nothing on CPU
-    if lhs.ndim != 4 or lhs.dtype != rhs.dtype or not jnp.issubdtype(lhs.dtype, jnp.floating):
-        return False
-    order = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
-    return (
-        order == lax.conv_dimension_numbers(lhs.shape, rhs.shape, NHWC)
-        and {1, *(lhs_dilation or ()), *(rhs_dilation or ())} == {1}
-        and feature_group_count == batch_group_count == 1
-        and preferred_element_type in (None, lhs.dtype)
+def differentiated_twice() -> AbstractContextManager[None]:
+    """A context in which programs are traced whose gradients are differentiated in turn.
+
+    XLA's convolution has its gradients in forms that XLA:CPU is fast at (`direct`), but not their
+    gradients, so a product of windows is chosen instead where its windows fit in the memory.
+    """
+    return _twice(True)
+
+
+class Shapes(NamedTuple):
+    """What is known of a convolution while it is traced.
+
+    Attributes:
+      images: (B, H, W, C).
+      kernel: (r, s, C, F).
+      strides: (down, across).
+      padding: ((top, bottom), (left, right)).
+    """
+
+    images: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: Strides
+    padding: Padding
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Rows and columns of the result; below 1 where a kernel does not fit."""
+        return tuple(
+            (size + sum(sides) - taps) // stride + 1
+            for size, taps, stride, sides in zip(
+                self.images[1:3], self.kernel, self.strides, self.padding, strict=False
+            )
+        )
+
+    @property
+    def windows(self) -> int:
+        """How many numbers all windows of the images are, side by side."""
+        return prod((self.images[0], *self.outputs, *self.kernel[:3]))
+
+    @property
+    def usual(self) -> bool:
+        """Whether all algorithms can compute it: nothing is empty, nothing cut off."""
+        return min(*self.images, *self.outputs) >= 1 and min(map(min, self.padding)) >= 0
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether a kernel exceeds its map, in the forward pass or in a gradient.
+
+        XLA's convolution is then 50 times slower than it could be.
+        """
+        return any(
+            tap > min(size, n) or n > size
+            for tap, size, n in zip(self.kernel[:2], self.images[1:3], self.outputs, strict=True)
+        )
+
+    @property
+    def few_channels(self) -> bool:
+        """Whether the channels are so few, and the kernel so large, that `fast_fourier` pays."""
+        return min(self.kernel[:2]) >= 5 and prod(self.kernel[2:]) <= _FEW_CHANNELS
+
+
+def algorithm_of(shapes: Shapes) -> str:
+    """The name in `ALGORITHMS` of what was fastest on the CPU of the table above."""
+    images, strides, outputs = shapes.images, shapes.strides, shapes.outputs
+    sizes, taps, channels = images[1:3], shapes.kernel[:2], images[3]
+    direct = "patches" if _twice.value and shapes.windows <= _MAX_TWICE else "direct"
+    if not shapes.usual:
+        return "direct"
+    deep, unit = min(shapes.kernel[2:]) >= 16, strides == (1, 1)
+    if unit and shapes.few_channels:
+        return "fast_fourier"
+    if unit and min(taps) >= 5 and deep and images[0] >= 8 and max(*sizes, *outputs) <= 14:
+        return "transformed"
+    if unit and {*taps} <= {3, 4, 5} and deep and max(outputs) <= 32:
+        tiles = prod(-(-n // TILE) for n in outputs)
+        saved = prod(outputs) * prod(taps) - tiles * prod(TILE + tap - 1 for tap in taps)
+        if images[0] * saved >= _MIN_SAVED:
+            return "tiled"
+    if max(taps) > 1 and max(sizes) <= 4 and min(shapes.kernel[2:]) >= 64:
+        return "taps"
+    if max(taps) > 1 and min(outputs) >= 10 and channels % 8 == 0:
+        return direct  # whose channels fill the processor's vectors
+    few = images[0] * prod(outputs) * prod(taps) * channels <= _MAX_PATCH_VALUES
+    if few or shapes.exceeds or max(taps) == 1:
+        return "patches"
+    whole = all(k % stride == 0 and k > stride > 1 for k, stride in zip(taps, strides, strict=True))
+    return "folded" if whole and channels <= 4 else direct
+
+
+def patches_convolution(
+    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+) -> jax.Array:
+    """Convolution as one matrix product of all windows, f[B * H' * W', r * s * C], with the kernel.
+
+    Arguments and result as in `direct_convolution`.
+    """
+    r, s, channels, features = kernel.shape
+    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    # Across first: the windows down are then few and long, which copies faster than r * s of them.
+    for axis, taps in ((2, s), (1, r)):
+        stride = strides[axis - 1]
+        reach = (x.shape[axis] - taps) // stride * stride + 1
+        windows = [lax.slice_in_dim(x, i, i + reach, stride, axis) for i in range(taps)]
+        x = jnp.concatenate(windows, axis=-1)
+    return (x.reshape(-1, r * s * channels) @ kernel.reshape(-1, features)).reshape(
+        *x.shape[:3], features
     )
+
+
+def taps_convolution(
+    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+) -> jax.Array:
+    """Convolution as a sum of matrix products, one for each tap of the kernel.
+
+    A tap is multiplied with the pixels that it meets and with no padding, which on a map of 2x2 is
+    a product of 16 pairs of pixels instead of 36. Arguments and result as in `direct_convolution`.
+    """
+    r, s, channels, features = kernel.shape
+
+    def meetings(axis: int, taps: int) -> tuple[list[tuple[int, range]], int]:
+        """By tap, the first output that it reaches and its inputs; the number of outputs."""
+        size, stride, (low, high) = x.shape[axis], strides[axis - 1], padding[axis - 1]
+        outputs, found = (size + low + high - taps) // stride + 1, []
+        for tap in range(taps):
+            first = max(0, -((tap - low) // stride))
+            last = min(outputs, (size - 1 - tap + low) // stride + 1)
+            start = stride * first + tap - low
+            found.append((first, range(start, start + stride * max(last - first, 0), stride)))
+        return found, outputs
+
+    (down, high), (across, wide) = meetings(1, r), meetings(2, s)
+    taps = lax.split(kernel.reshape(r * s, channels, features), [1] * (r * s))
+    y = jnp.zeros((len(x), high, wide, features), x.dtype)
+    places = [(*row, *column) for row in down for column in across]
+    for (top, rows, left, columns), tap in zip(places, taps, strict=True):
+        if not (len(rows) and len(columns)):
+            continue
+        met = x[:, rows.start : rows.stop : rows.step, columns.start : columns.stop : columns.step]
+        part = (met.reshape(-1, channels) @ tap[0]).reshape(*met.shape[:3], features)
+        around = ((top, high - top - len(rows)), (left, wide - left - len(columns)))
+        y += jnp.pad(part, ((0, 0), *around, (0, 0)))
+    return y
+
+
+def fast_fourier_convolution(
+    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+) -> jax.Array:
+    """Convolution of large kernels with few channels: XLA's fast Fourier transform.
+
+    A pair of channels costs one product a coefficient, whatever the size of the kernel: for 16
+    images of 64x64 with three channels, a 17x17 kernel takes 1.3 CPU ms instead of 7.7 by
+    `transformed_convolution` and 23 by XLA's convolution (AMD EPYC of family 25, model 17). With
+    many channels the sums over them are nearly all of the work, which matrix products do faster.
+
+    Arguments and result as in `direct_convolution`, strides all 1. The rounding error of every
+    output is that of the largest ones.
+    """
+    del strides
+    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    sizes, taps = x.shape[1:3], kernel.shape[:2]
+    cycle = [next_fast_len(size, real=True) for size in sizes]  # what wraps around is cut off below
+    images = jnp.fft.rfft2(x.transpose(0, 3, 1, 2), cycle)
+    filters = jnp.fft.rfft2(kernel.transpose(2, 3, 0, 1), cycle).conj()
+    y = sum(images[:, c, None] * filters[c] for c in range(x.shape[3]))
+    rows, columns = (size - n + 1 for size, n in zip(sizes, taps, strict=True))
+    return jnp.fft.irfft2(y, cycle)[:, :, :rows, :columns].transpose(0, 2, 3, 1)
+
+
+# All have the arguments (x, kernel, strides, padding); those of `UNIT_STRIDES` take strides of 1.
+ALGORITHMS: dict[str, Callable[[jax.Array, jax.Array, Strides, Padding], jax.Array]] = {
+    "direct": direct_convolution,
+    "fast_fourier": fast_fourier_convolution,
+    "folded": folded_convolution,
+    "patches": patches_convolution,
+    "taps": taps_convolution,
+    "tiled": tiled_convolution,
+    "transformed": transformed_convolution,
+}
+UNIT_STRIDES = ("fast_fourier", "tiled", "transformed")

@@ -34,14 +34,7 @@ def direct_convolution(
     return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC)
 
 
-def _forward(
-    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    y = lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC)
-    return y, (x, kernel)
-
-
-def _backward(
+def _gradients(
     strides: Strides, padding: Padding, saved: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
@@ -51,27 +44,36 @@ def _backward(
     )
 
 
-direct_convolution.defvjp(_forward, _backward)
+# The forward pass is lax's own, so that it can be differentiated forward too.
+direct_convolution.defvjp(
+    lambda x, kernel, strides, padding: (
+        lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=NHWC),
+        (x, kernel),
+    ),
+    _gradients,
+)
 
 
 def _gradient_images(
     g: jax.Array, kernel: jax.Array, sizes: Sequence[int], strides: Strides, padding: Padding
 ) -> jax.Array:
-    """dL/dx f[B, H, W, C]: g f[B, H', W', F] with the turned kernel.
-
-    Strides would dilate g, which is slow. Instead the pixels that lie a stride apart are a
-    convolution of g itself with the taps that meet them, and all such maps are put side by side.
-    """
+    """dL/dx f[B, H, W, C]: g f[B, H', W', F] with the turned kernel."""
+    # Strides would dilate g, which is slow. The pixels that are a stride apart are a convolution of
+    # g itself with the taps that meet them, and all such maps are put side by side.
     gaps = [(0, max(0, stride - k)) for stride, k in zip(strides, kernel.shape, strict=False)]
     kernel = jnp.pad(kernel, (*gaps, (0, 0), (0, 0)))  # a tap at least for every pixel
-    down, across = (
-        [_meeting(start, *along) for start in range(along[0])]
-        for along in zip(strides, sizes, g.shape[1:3], kernel.shape[:2], padding, strict=True)
-    )
+
+    def meeting(axis: int, start: int) -> tuple[int, Pair]:
+        """The first tap that meets the pixels start, start + stride, ..., and the padding of g."""
+        size, stride, outputs = sizes[axis], strides[axis], g.shape[axis + 1]
+        back, first = divmod(start + padding[axis][0], stride)
+        count = len(range(first, kernel.shape[axis], stride))
+        return first, (count - 1 - back, -(-size // stride) + back - outputs)
+
     rows = []
-    for top, high in down:
+    for top, high in (meeting(0, start) for start in range(strides[0])):
         columns = []
-        for left, wide in across:
+        for left, wide in (meeting(1, start) for start in range(strides[1])):
             taps = kernel[top :: strides[0], left :: strides[1]]
             # The barrier keeps XLA from folding the transpose into an unusual dimension order.
             turned = lax.optimization_barrier(jnp.flip(taps, (0, 1)).swapaxes(2, 3))
@@ -86,17 +88,6 @@ def _gradient_images(
     return whole[:, : sizes[0], : sizes[1]]
 
 
-def _meeting(
-    start: int, stride: int, size: int, outputs: int, taps: int, padding: Pair
-) -> tuple[int, Pair]:
-    """Of the pixels start, start + stride, ... of an axis the first tap that meets them, and the
-    padding of g with which its windows are those that they were in.
-    """
-    back, first = divmod(start + padding[0], stride)
-    count = len(range(first, taps, stride))
-    return first, (count - 1 - back, -(-size // stride) + back - outputs)
-
-
 def _gradient_kernel(
     x: jax.Array, g: jax.Array, taps: Sequence[int], strides: Strides, padding: Padding
 ) -> jax.Array:
@@ -109,6 +100,7 @@ def _gradient_kernel(
         g.shape[1:3], x.shape[1:3], taps, strides, padding, strict=True
     ):
         sides.append((low, k + (n - 1) * stride - size - low))
+    # The barriers keep the transposes apart, as above.
     x = lax.optimization_barrier(x.transpose(3, 1, 2, 0))
     g = lax.optimization_barrier(g.transpose(1, 2, 0, 3))
     y = lax.conv_general_dilated(x, g, (1, 1), sides, rhs_dilation=strides, dimension_numbers=NHWC)
@@ -123,23 +115,23 @@ def folded_convolution(
     For images of so few channels that they do not fill a processor's vectors. Arguments and result
     as in `direct_convolution`.
     """
+
+    def blocks(x: jax.Array) -> jax.Array:
+        """f[B, H, W, C] -> f[B, H / down, W / across, down * across * C]."""
+        batch, height, width, channels = x.shape
+        down, across = strides
+        x = x.reshape(batch, height // down, down, width // across, across, channels)
+        return x.swapaxes(2, 3).reshape(batch, height // down, width // across, -1)
+
     cut, filled = [], []
     for size, k, stride, (low, high) in zip(
         x.shape[1:3], kernel.shape[:2], strides, padding, strict=True
     ):
-        blocks = -(-k // stride)
-        filled.append((0, blocks * stride - k))
-        needed = ((size + low + high - k) // stride + blocks) * stride
+        count = -(-k // stride)
+        filled.append((0, count * stride - k))
+        needed = ((size + low + high - k) // stride + count) * stride
         cut.append((low, needed - size - low, 0))  # below 0: what no window meets
     x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *cut, (0, 0, 0)))
     kernel = jnp.pad(kernel, (*filled, (0, 0), (0, 0)))
-    kernel = _blocks(kernel.transpose(3, 0, 1, 2), strides).transpose(1, 2, 3, 0)
-    return direct_convolution(_blocks(x, strides), kernel, (1, 1), ((0, 0), (0, 0)))
-
-
-def _blocks(x: jax.Array, sides: Pair) -> jax.Array:
-    """f[B, H, W, C] -> f[B, H / down, W / across, down * across * C]."""
-    batch, height, width, channels = x.shape
-    down, across = sides
-    x = x.reshape(batch, height // down, down, width // across, across, channels)
-    return x.swapaxes(2, 3).reshape(batch, height // down, width // across, -1)
+    kernel = blocks(kernel.transpose(3, 0, 1, 2)).transpose(1, 2, 3, 0)
+    return direct_convolution(blocks(x), kernel, (1, 1), ((0, 0), (0, 0)))

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Pair = tuple[int, int]
-Padding = tuple[Pair, Pair]
+from fedjax_bn.models.cpu.direct import Padding, Pair
 
 
 def max_pool(
@@ -86,7 +85,11 @@ def _max_pool_backward(
             part = jnp.where(place[rectangle][:, :, None, :, None] == here, part, 0)
             total = part if total is None else total + part
     dx = total.reshape(len(g), rows * strides[0], columns * strides[1], -1)
-    return (_crop(dx, [low for low, _ in padding], like.shape[1:3]),)
+    # The pixels of x alone: the padding is cut off, and rows that no window meets get zeros.
+    top, left, (height, width) = padding[0][0], padding[1][0], like.shape[1:3]
+    ends = max(0, top + height - dx.shape[1]), max(0, left + width - dx.shape[2])
+    dx = jnp.pad(dx, ((0, 0), (0, ends[0]), (0, ends[1]), (0, 0)))
+    return (dx[:, top : top + height, left : left + width],)
 
 
 def _places(window: Pair, strides: Pair, windows_back: Pair) -> np.ndarray:
@@ -94,13 +97,6 @@ def _places(window: Pair, strides: Pair, windows_back: Pair) -> np.ndarray:
     i, j = (d * back + np.arange(d) for d, back in zip(strides, windows_back, strict=True))
     inside = (i < window[0])[:, None] & (j < window[1])
     return np.where(inside, i[:, None] * window[1] + j, -1).astype(np.int32)
-
-
-def _crop(x: jax.Array, start: Sequence[int], size: Sequence[int]) -> jax.Array:
-    """x f[B, H, W, C] from `start` on, `size` rows and columns of it, zeros beyond its end."""
-    ends = [max(0, a + n - m) for a, n, m in zip(start, size, x.shape[1:3], strict=True)]
-    x = jnp.pad(x, ((0, 0), (0, ends[0]), (0, ends[1]), (0, 0)))
-    return x[:, start[0] : start[0] + size[0], start[1] : start[1] + size[1]]
 
 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)

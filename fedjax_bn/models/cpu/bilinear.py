@@ -1,0 +1,261 @@
+"""Convolutions with few multiplications, as plain matrix products: minimal filtering and Fourier.
+
+Both are bilinear algorithms, here for one dimension with inputs x, a filter w and outputs y:
+
+    y = A^T [(G w) * (B^T x)]
+
+In two dimensions the matrices act on rows and on columns, and a sum over channels turns the
+pointwise products into matrix products. Every step, transforms included, is a product of two
+row-major matrices, the one operation that XLA:CPU does at full speed everywhere, also inside `scan`
+and `map`; so is every step of its gradients of any order.
+
+*Minimal filtering* (Winograd 1980; Lavin & Gray 2016) makes m outputs of an r-tap filter at a time.
+A product of polynomials is a pointwise product of their values at n = m + r - 1 points, and a
+correlation is its transpose, so n multiplications do the work of m r, and n^2 that of m^2 r^2.
+
+*Fourier's transform* suits large kernels on small maps. A cyclic convolution of length N is a
+pointwise product of Fourier coefficients. In two dimensions, with P = N // 2 + 1 rows of
+coefficients (the others are their conjugates), that is P N complex products. Each complex product
+is three real ones (Gauss): with X the coefficients of the images and K those of the kernel,
+
+    a = (Kr + Ki) Xi,   b = (Ki - Kr) Xr,   c = Kr (Xr + Xi),   K X = (c - a) + (c + b) i
+
+and the sums belong to the matrices that transform. A 5x5 kernel on 14x14 takes 432 products instead
+of the 1024 of minimal filtering and the 4900 of the definition.
+"""
+
+from fractions import Fraction
+from functools import cache
+from math import prod
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_bn.models.cpu.chunks import in_chunks
+from fedjax_bn.models.cpu.direct import Padding, Strides
+
+TILE = 4  # m, outputs of a tile on each side; 6 would save little more and lose half a digit
+# Evaluation points, after which infinity follows, in the order of use. Small fractions whose
+# differences are far from 0 keep rounding small: with all seven a float32 result is within 1e-5 of
+# the largest.
+_POINTS = tuple(Fraction(p) for p in ("0", "1", "-1", "1/2", "-2", "2", "-1/2"))
+_TILED_IMAGES, _TRANSFORMED_IMAGES = 32, 64  # at a time: more no longer fit in the caches
+
+
+def tiled_convolution(
+    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+) -> jax.Array:
+    """Minimal filtering; arguments and result as of `direct_convolution`, strides all 1.
+
+    The padding must not be negative, and no side of the kernel above 5.
+    """
+    del strides
+    axes = [
+        _tiles(size, taps, sides)
+        for size, taps, sides in zip(x.shape[1:3], kernel.shape[:2], padding, strict=True)
+    ]
+    (down_in, down_out), (across_in, across_out) = axes
+    r, s, channels, features = kernel.shape
+    both = np.kron(transforms(TILE, s)[1], transforms(TILE, r)[1])
+    filters = _constant_product(both, kernel.swapaxes(0, 1).reshape(1, s * r, -1))
+    filters = filters.reshape(-1, channels, features)
+
+    def convolve(images: jax.Array) -> jax.Array:
+        values = _to_points(images, down_in, across_in)
+        products = _batched_product(values.reshape(len(filters), -1, channels), filters)
+        return _from_points(products.reshape(*values.shape[:-1], -1), down_out, across_out)
+
+    return in_chunks(convolve, x, _TILED_IMAGES)
+
+
+@cache
+def transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The matrices A f64[m, n], G f64[n, r] and B f64[n, n], n = m + r - 1, of `F(m, r)`.
+
+    With Vandermonde matrices V_k[i, j] = point_i ** j (infinity: 1 in the last column), A^T = V_m^T
+    and G = V_r evaluate, and B^T = V_n^-T holds the coefficients of Lagrange's polynomials. They
+    are computed in fractions, without rounding.
+
+    Args:
+      outputs: m, outputs a tile; m + r - 2 is at most 7.
+      taps: r, length of the filter.
+    """
+    points = _POINTS[: outputs + taps - 2]
+
+    def vandermonde(columns: int) -> list[list[Fraction]]:
+        infinity = [Fraction(j == columns - 1) for j in range(columns)]
+        return [[p**j for j in range(columns)] for p in points] + [infinity]
+
+    def polynomial(skip: Fraction | None = None) -> list[Fraction]:
+        """Coefficients, lowest first, of the product of (x - point) over all points but `skip`."""
+        coefficients = [Fraction(1)]
+        for root in points:
+            if root != skip:
+                times_x, times_root = [Fraction(0), *coefficients], [*coefficients, Fraction(0)]
+                coefficients = [a - root * b for a, b in zip(times_x, times_root, strict=True)]
+        return coefficients
+
+    lagrange = [
+        [c / prod(p - q for q in points if q != p) for c in polynomial(skip=p)] + [0]
+        for p in points
+    ]
+    matrices = (vandermonde(outputs), vandermonde(taps), [*lagrange, polynomial()])
+    a, g, b = (np.array(matrix, dtype=np.float64) for matrix in matrices)
+    return a.T, g, b
+
+
+def _tiles(size: int, taps: int, padding: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """B and A of every tile along one axis, f64[n, tiles, size] and f64[n, tiles, outputs]."""
+    # Tiles overlap, the padding is zero, and the last tile may be cut off. Matrices of the whole
+    # axis take care of all three, so that nothing is padded, gathered or cut at run time.
+    a, _, b = transforms(TILE, taps)
+    outputs = size + sum(padding) - taps + 1
+    tiles = -(-outputs // TILE)
+    spread = np.zeros((len(b), tiles, sum(padding) + size + TILE))
+    collect = np.zeros((len(b), tiles, tiles * TILE))
+    for t in range(tiles):
+        start = t * TILE
+        spread[:, t, start : start + len(b)] = b
+        collect[:, t, start : start + TILE] = a.T
+    return spread[:, :, padding[0] : padding[0] + size], collect[:, :, :outputs]
+
+
+def _to_points(x: jax.Array, down: np.ndarray, across: np.ndarray) -> jax.Array:
+    """B^T x B of every tile: f[B, H, W, C] -> f[points across, points down, tiles, tiles, B, C]."""
+    batch, height, width, channels = x.shape
+    n, tiles = across.shape[:2]
+    x = _constant_product(across.reshape(n * tiles, width), x.reshape(-1, width, channels))
+    x = x.reshape(batch, height, n, tiles, channels).transpose(2, 1, 3, 0, 4)
+    x = _constant_product(down.reshape(-1, height), x.reshape(n, height, -1))
+    return x.reshape(n, *down.shape[:2], tiles, batch, channels)
+
+
+def _from_points(y: jax.Array, down: np.ndarray, across: np.ndarray) -> jax.Array:
+    """A^T y A of every tile, the way back of `_to_points`, f[B, H', W', F]."""
+    n, m, tiles_down, tiles_across, batch, features = y.shape
+    high, wide = down.shape[2], across.shape[2]
+    y = _constant_product(down.reshape(-1, high).T, y.reshape(n, m * tiles_down, -1))
+    y = y.reshape(n, high, tiles_across, batch, features).transpose(3, 1, 0, 2, 4)
+    y = y.reshape(batch * high, n * tiles_across, features)
+    y = _constant_product(across.reshape(-1, wide).T, y)
+    return y.reshape(batch, high, wide, features)
+
+
+def transformed_convolution(
+    x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
+) -> jax.Array:
+    """Fourier's transform; arguments and result as of `direct_convolution`, strides all 1.
+
+    The padding must not be negative. Its rounding error is that of the definition.
+    """
+    del strides
+    waves = _waves(x.shape[1:3], kernel.shape[:2], padding)
+    r, s, channels, features = kernel.shape
+    filters = _constant_product(waves.kernel, kernel.reshape(1, r * s, -1))
+    filters = filters.reshape(-1, channels, features)
+    rows, wide = len(waves.down) // 2, len(waves.back_across) // 2
+
+    def convolve(images: jax.Array) -> jax.Array:
+        batch, height, width, _ = images.shape
+        y = images.transpose(1, 2, 0, 3).reshape(1, height, -1)
+        y = _constant_product(waves.down, y).reshape(rows, 2 * width, -1)
+        y = _constant_product(waves.across, y)
+        y = _batched_product(y.reshape(-1, batch, channels), filters)
+        y = _constant_product(waves.back_across, y.reshape(rows, len(waves.across), -1))
+        y = _constant_product(waves.back_down, y.reshape(1, 2 * rows, -1))
+        return y.reshape(-1, wide, batch, features).transpose(2, 0, 1, 3)
+
+    return in_chunks(convolve, x, _TRANSFORMED_IMAGES)
+
+
+class _Waves(NamedTuple):
+    """The transforms for one shape; P, Q: coefficients down and across, H', W': outputs.
+
+    down: f64[2 P, H], real and imaginary parts of the coefficients of columns.
+    across: f64[3 Q, 2 W], from (re, im) of a row to Xi, Xr and Xr + Xi.
+    kernel: f64[3 P Q, r s], from the kernel to Kr + Ki, Ki - Kr and Kr.
+    back_across: f64[2 W', 3 Q], from the products a, b, c to (re, im) of a row.
+    back_down: f64[H', 2 P].
+    """
+
+    down: np.ndarray
+    across: np.ndarray
+    kernel: np.ndarray
+    back_across: np.ndarray
+    back_down: np.ndarray
+
+
+@cache
+def _waves(size: tuple[int, int], taps: tuple[int, int], padding: Padding) -> _Waves:
+    """All transforms of a convolution of maps f[H, W] with kernels f[r, s]."""
+
+    def cycle(size: int, taps: int, padding: tuple[int, int]) -> tuple[int, int]:
+        """The length N of a cycle that is so long that only zeros wrap around, and the outputs."""
+        low, high = padding
+        outputs = low + size + high - taps + 1
+        return max(size + low, outputs + taps - 1 - low, size), outputs
+
+    def real_matrix(z: np.ndarray) -> np.ndarray:
+        """c128[a, b] as f64[2 a, 2 b], by which rows (re, im) are multiplied from the right."""
+        return np.block([[z.real, z.imag], [-z.imag, z.real]])
+
+    lengths, outputs = zip(*map(cycle, size, taps, padding), strict=True)
+    rows, columns = np.arange(lengths[0] // 2 + 1), np.arange(lengths[1])
+
+    def wave(frequencies: np.ndarray, axis: int, positions: np.ndarray) -> np.ndarray:
+        return np.exp(-2j * np.pi * np.outer(frequencies, positions) / lengths[axis])
+
+    down = wave(rows, 0, np.arange(size[0]))
+    across = wave(columns, 1, np.arange(size[1]))
+    # A correlation needs the conjugate; its zero position is the top left pixel, not the padding.
+    kernel = np.einsum(
+        "pi,qj->pqij",
+        wave(rows, 0, np.arange(taps[0]) - padding[0][0]).conj(),
+        wave(columns, 1, np.arange(taps[1]) - padding[1][0]).conj(),
+    )
+    real, imaginary = real_matrix(across.T).T.reshape(2, len(columns), -1)
+    factors = [kernel.real + kernel.imag, kernel.imag - kernel.real, kernel.real]
+    back = real_matrix(wave(columns, 1, np.arange(outputs[1])).conj() / lengths[1])
+    back = back.reshape(2, len(columns), 2 * outputs[1])
+    products = [-back[0], back[1], back[0] + back[1]]
+    # Each kept row counts twice, once for its conjugate; the first, and the last of an even
+    # length, are their own conjugates.
+    times = np.where((rows == 0) | (2 * rows == lengths[0]), 1.0, 2.0)
+    back_down = wave(rows, 0, np.arange(outputs[0])).conj() * times[:, None]
+    back_down = np.stack([back_down.real, -back_down.imag], 1) / lengths[0]
+    return _Waves(
+        down=np.stack([down.real, down.imag], 1).reshape(-1, size[0]),
+        across=np.stack([imaginary, real, real + imaginary], 1).reshape(-1, 2 * size[1]),
+        kernel=np.stack(factors, 2).reshape(-1, taps[0] * taps[1]),
+        back_across=np.stack(products, 1).reshape(-1, 2 * outputs[1]).T,
+        back_down=back_down.reshape(-1, outputs[0]).T,
+    )
+
+
+def _constant_product(matrix: np.ndarray, x: jax.Array) -> jax.Array:
+    """A constant f64[a, b] times x f[d, b, c] -> f[d, a, c] in the dtype of x."""
+    return _product(jnp.asarray(matrix, x.dtype), x)
+
+
+def _plain_product(matrix: jax.Array, x: jax.Array) -> jax.Array:
+    if len(x) == 1:
+        return (matrix @ x[0])[None]
+    return jnp.matmul(jnp.broadcast_to(matrix, (len(x), *matrix.shape)), x)
+
+
+# It has its own gradient, because autodiff makes a product of transposed matrices, which XLA:CPU
+# transposes in memory or hands to a slower library. The rules use the plain product, so that they
+# can be differentiated forward too.
+_product = jax.custom_vjp(_plain_product)
+_product.defvjp(
+    lambda matrix, x: (_plain_product(matrix, x), matrix),
+    lambda matrix, g: (None, _plain_product(matrix.T, g)),
+)
+
+
+def _batched_product(values: jax.Array, filters: jax.Array) -> jax.Array:
+    """f[d, N, C] times f[d, C, F] -> f[d, N, F]."""
+    return lax.dot_general(values, filters, (((2,), (1,)), ((0,), (0,))))
