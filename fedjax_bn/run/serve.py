@@ -16,8 +16,8 @@ from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.evaluation.evaluate import served_variables
 from fedjax_bn.run.evaluation.personalization import choose_personalization
-from fedjax_bn.run.evaluation.unseen import served_variables
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished
