@@ -218,7 +218,7 @@ def test_a_model_of_ones_own_is_served_by_its_programs(served, monkeypatch):
     monkeypatch.setattr(folder, "_MODELS", {})
     found = load(served, "tsmobn:batch_size=4")
     np.testing.assert_allclose(found(DOG.images), expected, atol=1e-6)
-    with pytest.raises(ValueError, match=r"'tsmobn' is none of those served.*valid are random_alp"):
+    with pytest.raises(ValueError, match=r"'tsmobn' was not served with.*valid are random_alp"):
         load(served, "tsmobn")
 
 
