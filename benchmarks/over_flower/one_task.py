@@ -43,10 +43,9 @@ def _work(folder: Path, changes: str, end: Callable[[str], None]) -> None:
 
     from fedjax_bn.engine.named_arrays import to_named
     from fedjax_bn.federation import broadcast_of, own_of
-    from fedjax_bn.flower import own_part
     from fedjax_bn.flower.records import Order, packed, recorded
     from fedjax_bn.flower.settings import config_of, node_of
-    from fedjax_bn.flower.site import open_site
+    from fedjax_bn.flower.site import open_site, save_own
 
     config = config_of("config.py", changes, folder)
     site = open_site(config, node_of({"client": 0, "folder": str(folder)}), clients=2)
@@ -58,8 +57,8 @@ def _work(folder: Path, changes: str, end: Callable[[str], None]) -> None:
     for part in ("trace, load the program and train", "train again"):
         kept, upload = jax.device_get(site.train(order, broadcast, own))
         end(part)
-    own_part.save(folder / "own", 1, kept, 0)
-    packed(recorded(to_named(upload)), order)
+    save_own(folder / "own", 1, kept, 0)
+    packed(order, recorded(to_named(upload)))
     end("keep what stays, pack what goes")
 
 

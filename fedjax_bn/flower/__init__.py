@@ -2,10 +2,10 @@
 
     from fedjax_bn.flower import client_app, server_app
 
-`launch/flower` is an app that is ready to run; `docs/deployment.md` says what travels, what stays
+`launch/flower` is an app that is ready to run. `docs/deployment.md` lists what travels, what stays
 with a client, and when a client is left out of a round. The numbers are those of `fedjax-bn` with
-the same configuration and clients. Each app is imported when it is asked for: Flower starts a
-process for every task of a client, which needs nothing of the server's.
+the same configuration and clients. Each app is imported when it is asked for, because Flower starts
+a process for every task of a client, which does not need the server's code.
 """
 
 import importlib
@@ -22,10 +22,9 @@ if find_spec("flwr") is None:
     )
 
 __all__ = ["client_app", "server_app"]
-_MODULES = {"client_app": "client", "server_app": "server"}
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return getattr(importlib.import_module(f"{__name__}.{name.removesuffix('_app')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""The ClientApp: it answers who it is, trains a round, and tests its own model.
+"""The ClientApp: it presents its client, trains a round, and tests its own model.
 
-Flower runs every task in a fresh process: what a client keeps lies in its folder (`own_part`), and
-compiled programs in JAX's cache (`config.compilation_cache`, or JAX_COMPILATION_CACHE_DIR).
+Flower runs every task in a fresh process: what a client keeps is in its folder (`site.save_own`),
+and compiled programs are in JAX's cache (`config.compilation_cache`, or JAX_COMPILATION_CACHE_DIR).
 """
 
 import json
@@ -19,63 +19,60 @@ from fedjax_bn.aggregation import ServerState
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
 from fedjax_bn.engine.names import file_name
 from fedjax_bn.engine.ranges import brief
-from fedjax_bn.federation import Broadcast, FederatedState, Own, Upload, broadcast_of
-from fedjax_bn.flower import own_part
+from fedjax_bn.federation import Broadcast, FederatedState, Own, broadcast_of, own_of
 from fedjax_bn.flower.records import (
     Answer,
     Hello,
     Order,
     arrays_in,
-    order_in,
     packed,
+    record_in,
     recorded,
-    with_hello,
-    with_scores,
 )
 from fedjax_bn.flower.settings import Node, config_of, node_of
-from fedjax_bn.flower.site import Site, check_site, first_own, open_site
+from fedjax_bn.flower.site import Site, load_own, open_site, save_own
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.evaluate import Evaluate, internal_evaluator
+from fedjax_bn.run.experiment.shapes import check_shapes
 from fedjax_bn.run.experiment.start import partition_table
 from fedjax_bn.run.experiment.weighing import is_told
 from fedjax_bn.run.files.ownership import owned
 
-_Names = tuple[str, str, str, Node, int]  # see `_names`
+_Names = tuple[str, str, str, Node, int]  # source, changes, folder, node, clients of a site
 
 
 def client_app(folder: str | Path = ".") -> ClientApp:
-    """A ClientApp of whatever method the run config's `config` names; see `settings` for all keys.
+    """Returns a ClientApp of the method that the run config's `config` names; see `settings`.
 
     A task of it fails with a ConfigError (a key, the data, or what the server asks for does not
     suit), a WorkdirError (its own part is lost, or its folder cannot be written) or a ValueError
-    (the server's message is another method's); the server names the client and goes on without it.
+    (the server's message is another method's); the server names the client and continues without
+    it.
 
     Args:
       folder: of the app, where the config file is looked for first.
     """
     app, folder = ClientApp(), str(folder)
 
+    def names(message: Message, context: Context) -> _Names:
+        # Of the run config only what determines the training.
+        source, changes = (str(context.run_config.get(key, "")) for key in ("config", "changes"))
+        clients = record_in(message.content, Order).population
+        return source, changes, folder, node_of(context.node_config), clients
+
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        return _hello(_names(context, folder, message), message)
+        return _hello(names(message, context), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _train(_names(context, folder, message), message)
+        return _train(names(message, context), message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return _evaluate(_names(context, folder, message), message)
+        return _evaluate(names(message, context), message)
 
     return app
-
-
-def _names(context: Context, folder: str, message: Message) -> _Names:
-    """What a site is made from. Of the run config only what says what is trained."""
-    clients = order_in(message.content).population
-    run = context.run_config
-    texts = (str(run.get(key, "")) for key in ("config", "changes"))
-    return (*texts, folder, node_of(context.node_config), clients)
 
 
 @lru_cache
@@ -91,32 +88,30 @@ def _evaluator(names: _Names) -> Evaluate:
 
 
 def _hello(names: _Names, message: Message) -> Message:
-    """Who this client is, the form of its samples, and how many it has, if it says so."""
-    site, order = _site(*names), order_in(message.content)
-    node = site.node
-    check_site(site)
-    _check_reports(site)
+    """The client's name, the form of its samples, and their number, if it reports it."""
+    site, order = _site(*names), record_in(message.content, Order)
+    config, node = site.config, site.node
+    try:  # traces the client's round and the server's step, before a client joins
+        check_shapes(config, site.experiment, site.start)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if is_told(config) and not node.reports("losses"):
+        raise ConfigError(
+            f"config.weigh={brief(config.weigh)} sends this client's validation losses, which "
+            f"report={brief(node.report)} of its node config keeps to itself: add losses to "
+            "report, or set config.weigh=by_size or uniform"
+        )
     weights = jax.ShapeDtypeStruct((order.population,), site.like.weights.dtype)
-    log(INFO, partition_table(site.config, site.like._replace(weights=weights)))
+    log(INFO, partition_table(config, site.like._replace(weights=weights)))
     log(INFO, _serving_note(site, order))
     size = len(site.domain.train.images) if node.reports("sizes") else 0
     losses, scores = (node.reports(what) for what in ("losses", "accuracies"))
     about = Hello(node.name, size, losses, scores, json.dumps(site.form))
-    return Message(content=with_hello(about, _answer(site, order)), reply_to=message)
-
-
-def _check_reports(site: Site) -> None:
-    """Raises ConfigError where the weighing rule sends losses that this client keeps to itself."""
-    if is_told(site.config) and not site.node.reports("losses"):
-        raise ConfigError(
-            f"config.weigh={brief(site.config.weigh)} sends this client's validation losses, which "
-            f"report={brief(site.node.report)} of its node config keeps to itself: add losses to "
-            "report, or set config.weigh=by_size or uniform"
-        )
+    return Message(content=packed(_answer(site, order), hello=about), reply_to=message)
 
 
 def _serving_note(site: Site, order: Order) -> str:
-    """Which personal leaves leave this client, where any do."""
+    """Which personal leaves leave this client; raises ConfigError where it does not send them."""
     names = names_of({"personal": site.like.personal})
     if not order.serve_unseen or not names:
         return "no personal leaf leaves this client"
@@ -132,23 +127,26 @@ def _serving_note(site: Site, order: Order) -> str:
 
 def _train(names: _Names, message: Message) -> Message:
     """Its part of a round: what it keeps goes to its folder, what it sends into the reply."""
-    site, order = _site(*names), order_in(message.content)
+    site, order = _site(*names), record_in(message.content, Order)
     _serving_note(site, order)
     broadcast = _broadcast_in(message, site)
     place = _place(site, order)
     with owned(place):
         begun = _own_at(site, order, place)
         own, upload = jax.device_get(site.train(order, broadcast, begun))
-        own_part.save(place, int(broadcast.round) + 1, own, order.begin)
-    sent = to_named(_reported(upload, site.node))
+        save_own(place, int(broadcast.round) + 1, own, order.begin)
+    if not site.node.reports("losses"):
+        hidden = {name: np.full_like(getattr(upload, name), np.nan) for name in ("loss", "risk")}
+        upload = upload._replace(**hidden)
+    sent = to_named(upload)
     if order.serve_unseen:
         sent |= to_named({"personal": own.personal})
-    return Message(content=packed(recorded(sent), _answer(site, order)), reply_to=message)
+    return Message(content=packed(_answer(site, order), recorded(sent)), reply_to=message)
 
 
 def _evaluate(names: _Names, message: Message) -> Message:
     """The score of its own model, with what the server broadcasts, on its own samples."""
-    site, order = _site(*names), order_in(message.content)
+    site, order = _site(*names), record_in(message.content, Order)
     if not site.node.reports("accuracies"):
         raise ConfigError(
             "this client does not report its accuracies, see report in its node config"
@@ -157,23 +155,20 @@ def _evaluate(names: _Names, message: Message) -> Message:
     place = _place(site, order)
     with owned(place):
         own = _own_at(site, order, place)
-        told = _evaluator(names)(_alone(site, broadcast, own))
-    scores = {name: told[name]["mean"] for name in ("accuracy", "validation") if name in told}
-    return Message(content=with_scores(scores, _answer(site, order)), reply_to=message)
-
-
-def _alone(site: Site, broadcast: Broadcast, own: Own) -> FederatedState:
-    """A federation of this client alone, as far as its model needs one."""
-    personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], tuple(own))
-    return FederatedState(
-        round=broadcast.round,
-        shared=broadcast.shared,
-        server=ServerState(sent=broadcast.message),
-        weights=np.ones(1, site.like.weights.dtype),
-        weighing=(),
-        personal=personal,
-        memory=memory,
-    )
+        personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], tuple(own))
+        # A federation of this client alone, as far as its model needs one.
+        alone = FederatedState(
+            round=broadcast.round,
+            shared=broadcast.shared,
+            server=ServerState(sent=broadcast.message),
+            weights=np.ones(1, site.like.weights.dtype),
+            weighing=(),
+            personal=personal,
+            memory=memory,
+        )
+        record = _evaluator(names)(alone)
+    scores = {name: record[name]["mean"] for name in ("accuracy", "validation") if name in record}
+    return Message(content=packed(_answer(site, order), scores=scores), reply_to=message)
 
 
 def _broadcast_in(message: Message, site: Site) -> Broadcast:
@@ -182,25 +177,17 @@ def _broadcast_in(message: Message, site: Site) -> Broadcast:
 
 
 def _place(site: Site, order: Order) -> Path:
-    """Where this client keeps what is its own in this federation."""
+    """Where this client keeps its own part in this federation."""
     return Path(site.node.folder).expanduser() / file_name(order.federation)
 
 
 def _own_at(site: Site, order: Order, place: Path) -> Own:
     """What this client begins with; raises WorkdirError where it is lost."""
     if not order.begin:
-        return first_own(site)
+        return jax.device_get(own_of(site.start(), 0))
     rows = Own(site.like.personal, site.like.memory)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
-    return own_part.load(place, order.begin, like)
-
-
-def _reported(upload: Upload, node: Node) -> Upload:
-    """The upload without the losses that this client keeps to itself."""
-    if node.reports("losses"):
-        return upload
-    hidden = {name: np.full_like(getattr(upload, name), np.nan) for name in ("loss", "risk")}
-    return upload._replace(**hidden)
+    return load_own(place, order.begin, like)
 
 
 def _answer(site: Site, order: Order) -> Answer:

@@ -1,4 +1,4 @@
-"""The server's side: what it holds of a federation, and its step, without any data."""
+"""The server's side: what it keeps of a federation, and its step, without any data."""
 
 import json
 import secrets
@@ -16,11 +16,10 @@ from ml_collections import ConfigDict
 from fedjax_bn.aggregation import weighted_mean
 from fedjax_bn.engine.traffic import traffic
 from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of
-from fedjax_bn.flower.accept import Accepted
-from fedjax_bn.flower.members import Member, sizes_known
+from fedjax_bn.flower.accept import Accepted, absent, blank, side_by_side
+from fedjax_bn.flower.members import Member
 from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.settings import Run
-from fedjax_bn.flower.side_by_side import absent, blank, side_by_side
 from fedjax_bn.flower.site import deployed
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.availability import read_trace
@@ -90,9 +89,7 @@ class Host(NamedTuple):
 
 
 def facts_of(workdir: Path, run: Run, method: str) -> tuple[Order, str]:
-    """The order's header and the form of samples as the workdir of a begun federation has them.
-
-    Of a new one the name is drawn here, and the rest is not known yet.
+    """Returns what the workdir holds of a begun federation; of a new one its name, drawn here.
 
     Args:
       workdir: the server's.
@@ -100,7 +97,8 @@ def facts_of(workdir: Path, run: Run, method: str) -> tuple[Order, str]:
       method: the configured method's name.
 
     Returns:
-      The header with begin=0, and the form as JSON, "" where it is not known yet.
+      The header of the server's messages with begin=0, and the form of samples as JSON, "" where
+      it is not known yet.
 
     Raises:
       WorkdirError: its config.json is damaged.
@@ -110,39 +108,32 @@ def facts_of(workdir: Path, run: Run, method: str) -> tuple[Order, str]:
         name = f"{method}-{secrets.token_hex(8)}"
         return Order(name, method, 0, run.clients, 0, 0, run.serve_unseen), ""
     about = read_json(path, _ABOUT)
-    sizes = about["sizes"]
-    order = Order(
-        about["data"], method, 0, run.clients, sizes["longest"], sizes["smallest"], run.serve_unseen
-    )
+    longest, smallest = about["sizes"]["longest"], about["sizes"]["smallest"]
+    order = Order(about["data"], method, 0, run.clients, longest, smallest, run.serve_unseen)
     return order, about["samples"]
 
 
 def known_from(order: Order, form: str, members: Mapping[int, Member]) -> tuple[Order, str]:
-    """The same, where the federation is new with what its first clients say.
+    """Returns the same, for a new federation with what its first clients report.
 
     Args:
       order, form: as `facts_of` gives them.
-      members: who has said who it is, by number; at least one where the form is not known.
+      members: who has presented itself, by number; at least one where the form is not known.
 
     Returns:
-      The header with the sizes of the largest and the smallest client (0 where none tells), and the
-      form of samples that most have; of two as frequent that of the client of the least number.
+      The header with the sizes of the largest and the smallest client (0 where none reports its
+      own), and the form of samples that most have; of two as frequent that of the client of the
+      least number.
     """
     if form:
         return order, form
-    sizes = sizes_known(members.values()) or [0]
+    sizes = [member.size for member in members.values() if member.size] or [0]
     forms = Counter(members[k].form for k in sorted(members))
     return order._replace(longest=max(sizes), smallest=min(sizes)), forms.most_common(1)[0][0]
 
 
-def about_of(order: Order, form: str) -> dict[str, Any]:
-    """What config.json says besides the configuration; arguments as of `known_from`."""
-    sizes = {"longest": order.longest, "smallest": order.smallest}
-    return {"data": order.federation, "sizes": sizes, "samples": form}
-
-
 def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
-    """Builds what the configuration names for samples of a form that clients have told.
+    """Builds what the configuration names for samples of a form.
 
     Args:
       config: the configuration.
@@ -150,18 +141,37 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
       order, form: as `known_from` gives them.
 
     Raises:
-      ConfigError: it does not suit.
+      ConfigError: it does not suit, or a key does not suit the number of clients.
     """
-    _check_clients(config, run)
-    alone = json.loads(form) | {"dataset": "federation", "clients": ["federation"]}
-    blank = dataset_of(alone)
-    config_of_server, count = _of_server(config), run.clients
-    make = partial(assemble, internal=blank, unseen=())
-    experiment, keys, one = prepare(config_of_server, make, clients=count)
-    rows = make_start(config_of_server, experiment, keys, rows=count, clients=count)
-    start = partial(_start, one, rows, run)
+    epochs, count = local_epochs(config), run.clients
+    if len(epochs) > 1 and len(epochs) != count:
+        raise ConfigError(
+            f"config.client_epochs has {len(epochs)} numbers for the {count} clients of the "
+            "run config: give one for each"
+        )
+    if config.clients_per_round > count:
+        raise ConfigError(
+            f"config.clients_per_round={config.clients_per_round} is more than the {count} "
+            "clients of the run config: use 0 for all of them"
+        )
+    alone = deployed(config)
+    alone.target = ""
+    internal = dataset_of(json.loads(form) | {"dataset": "federation", "clients": ["federation"]})
+    make = partial(assemble, internal=internal, unseen=())
+    experiment, keys, one = prepare(alone, make, clients=count)
+    rows = make_start(alone, experiment, keys, rows=count, clients=count)
+
+    def start() -> Kept:
+        state = one()
+        weights, weighing = jax.jit(lambda: (rows().weights, rows().weighing))()
+        served = jax.tree.map(lambda leaf: leaf[0], state.personal) if run.serve_unseen else ()
+        state = state._replace(weights=weights, weighing=weighing, personal=(), memory=())
+        return Kept(state, served, jnp.zeros(count, jnp.int32))
+
     like = jax.eval_shape(one)
-    own = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), _own(like))
+    own = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), Own(like.personal, like.memory)
+    )
     batches = batches_of_one(config, experiment)
     batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
     key = jax.eval_shape(jax.random.key, 0)
@@ -180,43 +190,9 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
         personal=personal,
         table=partition_table(config, jax.eval_shape(rows)),
         traffic=traffic(experiment.method, like, batches),
-        trace=read_trace(config.participation.trace, run.clients),
+        trace=read_trace(config.participation.trace, count),
         step=_step(experiment.method.server, upload, personal),
     )
-
-
-def _own(state: FederatedState) -> Own:
-    return Own(state.personal, state.memory)
-
-
-def _of_server(config: ConfigDict) -> ConfigDict:
-    config = deployed(config)
-    config.target = ""
-    return config
-
-
-def _check_clients(config: ConfigDict, run: Run) -> None:
-    """Raises ConfigError where a key of the configuration does not suit the number of clients."""
-    epochs = local_epochs(config)
-    if len(epochs) > 1 and len(epochs) != run.clients:
-        raise ConfigError(
-            f"config.client_epochs has {len(epochs)} numbers for the {run.clients} clients of the "
-            "run config: give one for each"
-        )
-    if config.clients_per_round > run.clients:
-        raise ConfigError(
-            f"config.clients_per_round={config.clients_per_round} is more than the {run.clients} "
-            "clients of the run config: use 0 for all of them"
-        )
-
-
-def _start(one: Callable, rows: Callable, run: Run) -> Kept:
-    """What is kept before the first round, from the starts of one and of all clients."""
-    state = one()
-    weights, weighing = jax.jit(lambda: (rows().weights, rows().weighing))()
-    served = jax.tree.map(lambda leaf: leaf[0], state.personal) if run.serve_unseen else ()
-    state = state._replace(weights=weights, weighing=weighing, personal=(), memory=())
-    return Kept(state, served, jnp.zeros(run.clients, jnp.int32))
 
 
 def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kept]:

@@ -1,8 +1,8 @@
-"""What travels in a Flower message: one record of named arrays, and a short header."""
+"""What travels in a Flower message: named arrays, or scores, and a short header."""
 
 from collections.abc import Mapping
 from io import BytesIO
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -13,19 +13,20 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+_Kind = TypeVar("_Kind", bound=NamedTuple)
 
 
 class Order(NamedTuple):
     """The header of what the server asks a client for.
 
     Attributes:
-      federation: which one it is; what a client keeps is kept for one federation.
+      federation: which one it is; a client keeps its own part for one federation.
       method: the configured method's name.
-      begin: rounds finished when the server last took an upload of this client, whose own part
-        of then it begins with.
+      begin: rounds finished when the server last took an upload of this client, which begins with
+        its own part of that round.
       population: K, how many clients there are in all.
       longest, smallest: samples of the largest and the smallest client, on which the order of
-        samples depends; 0 where a client keeps them to itself.
+        samples depends; 0 where clients do not report sizes.
       serve_unseen: whether its personal leaves are asked for.
     """
 
@@ -39,107 +40,21 @@ class Order(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The header of a client's reply: to whose order it answers, and who it is."""
+    """The header of a client's reply: whose order it answers, and its number."""
 
     federation: str
     method: str
     client: int
 
 
-def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Arrays in Flower's form, which messages to many clients share: one copy, hashed once.
-
-    Args:
-      arrays: name -> array [...], any dtype that `numpy.save` writes.
-    """
-    return ArrayRecord({name: _written(np.asarray(array)) for name, array in arrays.items()})
-
-
-def _written(array: np.ndarray) -> Array:
-    """The array in Flower's form, byte for byte; `Array(array)` copies large ones several times."""
-    header = BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    order = "F" if array.flags.fnc else "C"  # as the header says
-    data = b"".join((header.getvalue(), array.ravel(order).view(np.uint8).data))
-    return Array(str(array.dtype), array.shape, _NUMPY, data)
-
-
-def _read(array: Array) -> np.ndarray:
-    """A view of a message's bytes, which `array.numpy()` copies; raises as that does."""
-    if array.stype != _NUMPY:
-        raise TypeError(f"its form is {array.stype:.40}, not {_NUMPY}")
-    file = BytesIO(array.data)  # shares the bytes
-    version = np.lib.format.read_magic(file)
-    if version not in _HEADERS:
-        raise ValueError(f"its header is of version {version}")
-    shape, by_columns, dtype = _HEADERS[version](file)
-    if dtype.hasobject:  # whose bytes would be taken for addresses
-        raise ValueError(f"it holds objects, {dtype}")
-    return np.ndarray(shape, dtype, array.data, file.tell(), order="F" if by_columns else "C")
-
-
-def packed(arrays: ArrayRecord, header: Order | Answer) -> RecordDict:
-    """The content of a message.
-
-    Args:
-      arrays: as `recorded` makes them.
-      header: who asks for what, or who answers.
-    """
-    return RecordDict({_ARRAYS: arrays, _HEADER: ConfigRecord(dict(header._asdict()))})
-
-
-def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
-    """The arrays of a message, by name.
-
-    Args:
-      content: as `packed` makes it.
-
-    Returns:
-      name -> array [...], without pickle, a read-only view of the message's bytes.
-
-    Raises:
-      ValueError: the message is none of ours, or an array cannot be read.
-    """
-    if set(content.array_records) != {_ARRAYS}:
-        raise ValueError(
-            f"the message holds records of arrays called {sorted(content.array_records)}, not one "
-            f"called {_ARRAYS!r}: the other side is another app"
-        )
-    found = {}
-    for name, array in content.array_records[_ARRAYS].items():
-        try:
-            found[name] = _read(array)
-        except Exception as error:  # bytes of another's making; NumPy's readers raise many kinds
-            raise ValueError(f"the array {name:.80} cannot be read ({error})") from error
-    return found
-
-
-def order_in(content: RecordDict) -> Order:
-    """The header of the server's message.
-
-    Raises:
-      ValueError: it has none, or one with other entries.
-    """
-    return _record_of(content, _HEADER, Order)
-
-
-def answer_in(content: RecordDict) -> Answer:
-    """The header of a client's reply.
-
-    Raises:
-      ValueError: as `order_in`.
-    """
-    return _record_of(content, _HEADER, Answer)
-
-
 class Hello(NamedTuple):
-    """What a client says of itself.
+    """How a client presents itself.
 
     Attributes:
       name: what it wants to be called; "" for its number.
-      size: of its training samples; 0 where it keeps that to itself.
-      losses: whether it tells the losses of its training.
-      scores: whether it tells the accuracies of its model.
+      size: of its training samples; 0 where it does not report it.
+      losses: whether it reports the losses of its training.
+      scores: whether it reports the accuracies of its model.
       form: of its samples, `domain.form_of` as JSON without names.
     """
 
@@ -150,55 +65,101 @@ class Hello(NamedTuple):
     form: str
 
 
-def asking(header: Order) -> RecordDict:
-    """The content of the server's question who a client is: the header, and no arrays."""
-    return RecordDict({_HEADER: ConfigRecord(dict(header._asdict()))})
+def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
+    """Returns arrays in Flower's form, which messages to many clients share: one copy, one hash.
 
-
-def with_hello(hello: Hello, header: Answer) -> RecordDict:
-    """The content of a client's reply to that: `hello` as a record, and no arrays."""
-    about = ConfigRecord(dict(hello._asdict()))
-    return RecordDict({_ABOUT: about, _HEADER: ConfigRecord(dict(header._asdict()))})
-
-
-def hello_in(content: RecordDict) -> Hello:
-    """What a client says of itself in a reply's content.
-
-    Raises:
-      ValueError: it says nothing, or something of another form.
-    """
-    return _record_of(content, _ABOUT, Hello)
-
-
-def with_scores(scores: Mapping[str, float], header: Answer) -> RecordDict:
-    """The content of a reply that tells scores only.
+    The bytes are those of Flower's own `Array(array)`, which copies large arrays several times.
 
     Args:
-      scores: name -> percent.
-      header: who answers.
+      arrays: name -> array [...], any dtype that `numpy.save` writes.
     """
-    record = MetricRecord({name: float(score) for name, score in scores.items()})
-    return RecordDict({_SCORES: record, _HEADER: ConfigRecord(dict(header._asdict()))})
+    record = {}
+    for name, given in arrays.items():
+        array, file = np.asarray(given), BytesIO()
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        order = "F" if array.flags.fnc else "C"  # as the header says
+        data = b"".join((file.getvalue(), array.ravel(order).view(np.uint8).data))
+        record[name] = Array(str(array.dtype), array.shape, _NUMPY, data)
+    return ArrayRecord(record)
 
 
-def scores_in(content: RecordDict) -> dict[str, float]:
-    """What `with_scores` told, name -> percent; empty where it told none.
+def packed(
+    header: Order | Answer,
+    arrays: ArrayRecord | None = None,
+    hello: Hello | None = None,
+    scores: Mapping[str, float] | None = None,
+) -> RecordDict:
+    """Returns the content of a message.
+
+    Args:
+      header: of the server's order (an order alone asks for a `Hello`), or of a client's reply.
+      arrays: as `recorded` makes them.
+      hello: how the client presents itself.
+      scores: name -> percent.
+    """
+    records = {_HEADER: ConfigRecord(dict(header._asdict()))}
+    if arrays is not None:
+        records[_ARRAYS] = arrays
+    if hello is not None:
+        records[_ABOUT] = ConfigRecord(dict(hello._asdict()))
+    if scores is not None:
+        records[_SCORES] = MetricRecord({name: float(score) for name, score in scores.items()})
+    return RecordDict(records)
+
+
+def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
+    """Returns the arrays of a message: name -> array [...], read-only views of its bytes.
 
     Raises:
-      ValueError: a score is not finite.
+      ValueError: the message has another form, or an array cannot be read; nothing is unpickled.
     """
-    record = content.metric_records.get(_SCORES, {})
-    if not all(isinstance(x, int | float) and np.isfinite(x) for x in record.values()):
-        raise ValueError("a reported score is no finite number")
-    return {name: float(x) for name, x in record.items()}
+    if set(content.array_records) != {_ARRAYS}:
+        raise ValueError(
+            f"the message holds records of arrays called {sorted(content.array_records)}, not one "
+            f"called {_ARRAYS!r}: the other side is another app"
+        )
+    found = {}
+    for name, array in content.array_records[_ARRAYS].items():
+        try:
+            if array.stype != _NUMPY:
+                raise TypeError(f"its form is {array.stype:.40}, not {_NUMPY}")
+            file = BytesIO(array.data)  # shares the bytes, which `array.numpy()` copies
+            version = np.lib.format.read_magic(file)
+            if version not in _HEADERS:
+                raise ValueError(f"its header is of version {version}")
+            shape, by_columns, dtype = _HEADERS[version](file)
+            if dtype.hasobject:  # whose bytes would be taken for addresses
+                raise ValueError(f"it holds objects, {dtype}")
+            order = "F" if by_columns else "C"
+            found[name] = np.ndarray(shape, dtype, array.data, file.tell(), order=order)
+        except Exception as error:  # foreign bytes; NumPy's readers raise many kinds
+            raise ValueError(f"the array {name:.80} cannot be read ({error})") from error
+    return found
 
 
-def _record_of(content: RecordDict, name: str, kind: type) -> NamedTuple:
-    """The record of that name as a NamedTuple; ValueError where it has other entries."""
-    record, types = content.config_records.get(name, {}), kind.__annotations__
+def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
+    """Returns the `Order`, `Answer` or `Hello` of a message.
+
+    Raises:
+      ValueError: it has none, or one with other entries.
+    """
+    name, types = _ABOUT if kind is Hello else _HEADER, kind.__annotations__
+    record = content.config_records.get(name, {})
     if set(record) != set(types) or any(type(record[k]) is not t for k, t in types.items()):
         raise ValueError(
             f"the message's {name} must hold {', '.join(types)}, but it holds "
             f"{', '.join(sorted(record)) or 'nothing'}: the other side has another version"
         )
     return kind(**record)
+
+
+def scores_in(content: RecordDict) -> dict[str, float]:
+    """Returns the scores of a message, name -> percent; {} where it has none.
+
+    Raises:
+      ValueError: a score is not finite.
+    """
+    record = content.metric_records.get(_SCORES, {})
+    if not all(isinstance(x, int | float) and np.isfinite(x) for x in record.values()):
+        raise ValueError("a reported score is not a finite number")
+    return {name: float(x) for name, x in record.items()}

@@ -17,7 +17,7 @@ from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower.accept import Accepted, Expected, accept
 from fedjax_bn.flower.host import Host, Kept
 from fedjax_bn.flower.members import Member, Met, content_of, exchange, meet
-from fedjax_bn.flower.records import Order, arrays_in, packed, recorded, scores_in
+from fedjax_bn.flower.records import arrays_in, packed, recorded, scores_in
 from fedjax_bn.run.errors import ConfigError, RiskError, UserError
 from fedjax_bn.run.evaluation.groups import by_client
 from fedjax_bn.run.experiment.availability import draw_cohort
@@ -31,19 +31,19 @@ class TooFewError(UserError):
 
 
 def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Met]:
-    """The next round; where too few uploads are good, it is begun again.
+    """Plays the next round; where too few uploads are good, it is begun again.
 
     Args:
       grid: Flower's.
       host: the server's side.
       met: who was there in the round before.
-      kept: behind the round before.
+      kept: after the round before.
 
     Returns:
       What is kept, the round's record, and who is there now.
 
     Raises:
-      TooFewError: it was begun as often as the run config says.
+      TooFewError: it was begun as often as the run config allows.
       RiskError, ConfigError: the weighing rule cannot use what clients report.
     """
     number, start = int(kept.round) + 1, time.perf_counter()
@@ -65,15 +65,24 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
                 "left out and why, and start again to go on from the last round"
             )
     after = host.step(kept, accepted, rows)
-    _check_weights(host, members, accepted, np.asarray(after.state.weights), number)
-    record = _record(host, members, accepted, after, time.perf_counter() - start)
+    weights = np.asarray(after.state.weights)
+    if not np.isfinite(weights).all():
+        hidden = [_name(members, k) for k, one in accepted.items() if np.isnan(one.upload.risk)]
+        if hidden:
+            raise ConfigError(
+                f"round {number}: {hidden[0]} keeps its losses to itself, which the weighing rule "
+                f"{host.config.weigh or 'of ' + host.config.method} needs: let it report them, or "
+                "set config.weigh=by_size or uniform"
+            )
+        raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
+    record = _record(host, members, accepted, weights, number, time.perf_counter() - start)
     if left_out:
         record["left_out"] = {_name(members, k): reason for k, reason in left_out.items()}
     return after, record, met
 
 
 def evaluate(grid: Grid, host: Host, members: Members, kept: Kept) -> Record:
-    """{"accuracy": {client: percent, "mean": ...}, "validation": ...}, of those who tell them.
+    """Returns {"accuracy": {client: percent, "mean": ...}, "validation": ...} of those who report.
 
     A client that fails, or does not answer within the run's time limit (seconds), is named in the
     log and has no score.
@@ -82,39 +91,35 @@ def evaluate(grid: Grid, host: Host, members: Members, kept: Kept) -> Record:
       grid: Flower's.
       host: the server's side.
       members: who is there, by number.
-      kept: behind the round that is tested.
+      kept: after the round that is tested.
     """
-    trained = {k: m for k, m in members.items() if m.scores and np.asarray(kept.taken)[k]}
-    arrays = recorded(to_named(broadcast_of(kept.state)))
-    contents = {m.node: packed(arrays, _order(host, kept, k)) for k, m in trained.items()}
-    group = str(int(kept.round))
-    replies = exchange(grid, contents, MessageType.EVALUATE, host.run.time_limit, group)
-    told: dict[str, np.ndarray] = {}
-    for k, member in trained.items():
+    trained = [k for k, m in members.items() if m.scores and np.asarray(kept.taken)[k]]
+    replies = _exchange(grid, host, members, kept, trained, MessageType.EVALUATE, int(kept.round))
+    found: dict[str, np.ndarray] = {}
+    for k in trained:
         try:
-            scores = scores_in(content_of(replies.get(member.node), host.order, k))
+            scores = scores_in(content_of(replies.get(members[k].node), host.order, k))
         except ValueError as error:
-            log(WARNING, "%s is not evaluated: %s", member.name, shown(str(error)))
+            log(WARNING, "%s is not evaluated: %s", members[k].name, shown(str(error)))
             continue
         for name in ("accuracy", "validation"):
             if name in scores:
-                told.setdefault(name, np.full(host.run.clients, np.nan))[k] = scores[name]
-    return {name: _scores(host, members, values) for name, values in told.items()}
-
-
-def _scores(host: Host, members: Members, values: np.ndarray) -> dict[str, float]:
-    """Client -> its score, NaN where it told none, and their mean."""
-    names = [_name(members, k) for k in range(host.run.clients)]
-    limit = host.config.clients_named
-    mean = float(np.nanmean(values))
-    named = dict(zip(names, values.tolist(), strict=True))
-    return named | {"mean": mean} if len(names) <= limit else by_client(names, values, limit)
+                found.setdefault(name, np.full(host.run.clients, np.nan))[k] = scores[name]
+    names, limit = [_name(members, k) for k in range(host.run.clients)], host.config.clients_named
+    record = {}
+    for name, values in found.items():
+        if len(names) <= limit:  # unlike `by_client` NaN, not None, of clients without a score
+            named = dict(zip(names, values.tolist(), strict=True))
+            record[name] = named | {"mean": float(np.nanmean(values))}
+        else:
+            record[name] = by_client(names, values, limit)
+    return record
 
 
 def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
     """i32[C], the clients of a round as the simulation draws them, and who of them takes part.
 
-    By size nobody is drawn whom this server has never met.
+    Draws by size leave out clients that this server has never met.
     """
     config, population = host.config, host.run.clients
     sizes = np.array([met.sizes.get(k, 0) for k in range(population)])
@@ -132,95 +137,80 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
     return rows.astype(np.int32), [int(k) for k in rows[np.asarray(stays)]]
 
 
+def _exchange(
+    grid: Grid,
+    host: Host,
+    members: Members,
+    kept: Kept,
+    clients: list[int],
+    kind: str,
+    number: int,
+) -> dict[int, Any]:
+    """Sends clients the broadcast; returns node -> reply. `number` is the round's."""
+    arrays = recorded(to_named(broadcast_of(kept.state)))  # all messages share these bytes
+    contents: dict[int, RecordDict] = {}
+    for k in clients:
+        order = host.order._replace(begin=int(kept.taken[k]))
+        contents[members[k].node] = packed(order, arrays)
+    return exchange(grid, contents, kind, host.run.time_limit, str(number))
+
+
 def _ask(
     grid: Grid, host: Host, members: Members, kept: Kept, asked: list[int]
 ) -> tuple[dict[int, Accepted], dict[int, str]]:
     """The uploads that are taken, and why others are not, by client."""
-    arrays = recorded(to_named(broadcast_of(kept.state)))
-    contents: dict[int, RecordDict] = {}
-    for k in asked:
-        if k in members and members[k].form == host.form:
-            contents[members[k].node] = packed(arrays, _order(host, kept, k))
-    group = str(int(kept.round) + 1)
-    replies = exchange(grid, contents, MessageType.TRAIN, host.run.time_limit, group)
-    accepted, left_out = {}, {}
-    shared = jax.device_get(kept.state.shared)
+    there = [k for k in asked if k in members and members[k].form == host.form]
+    number = int(kept.round) + 1
+    replies = _exchange(grid, host, members, kept, there, MessageType.TRAIN, number)
+    accepted, left_out, shared = {}, {}, jax.device_get(kept.state.shared)
     for k in asked:
         try:
-            accepted[k] = _accept(host, members, replies, shared, k)
+            if k not in members:
+                raise ValueError("it is not connected")
+            member = members[k]
+            if member.form != host.form:
+                raise ValueError(f"its samples are {member.form}, not {host.form} as others' are")
+            content = content_of(replies.get(member.node), host.order, k)
+            expected = Expected(
+                upload=host.upload,
+                personal=host.personal,
+                shared=shared,
+                client=k,
+                population=host.run.clients,
+                size=member.size,
+                losses=member.losses,
+                norm_bound=host.run.norm_bound,
+            )
+            accepted[k] = accept(arrays_in(content), expected)
         except ValueError as error:
             left_out[k] = shown(str(error))
     return accepted, left_out
-
-
-def _accept(
-    host: Host, members: Members, replies: Mapping[int, Any], shared: Any, client: int
-) -> Accepted:
-    """The upload of a client; ValueError says why it has none that is taken."""
-    member = members.get(client)
-    if member is None:
-        raise ValueError("it is not connected")
-    if member.form != host.form:
-        raise ValueError(f"its samples are {member.form}, not {host.form} as those of others")
-    expected = Expected(
-        upload=host.upload,
-        personal=host.personal,
-        shared=shared,
-        client=client,
-        population=host.run.clients,
-        size=member.size,
-        losses=member.losses,
-        norm_bound=host.run.norm_bound,
-    )
-    content = content_of(replies.get(member.node), host.order, client)
-    return accept(arrays_in(content), expected)
-
-
-def _order(host: Host, kept: Kept, client: int) -> Order:
-    return host.order._replace(begin=int(kept.taken[client]))
 
 
 def _name(members: Members, client: int) -> str:
     return members[client].name if client in members else f"client-{client}"
 
 
-def _check_weights(
+def _record(
     host: Host,
     members: Members,
     accepted: Mapping[int, Accepted],
     weights: np.ndarray,
     number: int,
-) -> None:
-    """Raises where the weighing rule gave none."""
-    if np.isfinite(weights).all():
-        return
-    hidden = [_name(members, k) for k, one in accepted.items() if np.isnan(one.upload.risk)]
-    if hidden:
-        raise ConfigError(
-            f"round {number}: {hidden[0]} keeps its losses to itself, which the weighing rule "
-            f"{host.config.weigh or 'of ' + host.config.method} needs: let it report them, or set "
-            "config.weigh=by_size or uniform"
-        )
-    raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
-
-
-def _record(
-    host: Host, members: Members, accepted: Mapping[int, Accepted], kept: Kept, seconds: float
+    seconds: float,
 ) -> Record:
     """One line of metrics.jsonl, with the norms of the updates that were taken."""
-    population = host.run.clients
-    names = [_name(members, k) for k in range(population)]
-    loss, norm, weights = (np.full(population, x) for x in (np.nan, np.nan, 0.0))
-    for k, one in accepted.items():
-        loss[k], norm[k] = one.upload.loss, one.norm
-        weights[k] = kept.state.weights[k]
+    population, limit = host.run.clients, host.config.clients_named
+    names, taken = [_name(members, k) for k in range(population)], list(accepted)
+    loss, norm = np.full(population, np.nan), np.full(population, np.nan)
+    loss[taken] = [one.upload.loss for one in accepted.values()]
+    norm[taken] = [one.norm for one in accepted.values()]
     metrics = {
         "loss": loss,
-        "weights": weights,
+        "weights": np.where(np.isin(np.arange(population), taken), weights, 0.0),
         "finite": np.ones(population, bool),
         "server_finite": True,
     }
-    limit = host.config.clients_named
-    record = round_record(names, metrics, int(kept.round), seconds, limit)
-    log(INFO, "round %s: %s uploads, %.1f s", int(kept.round), len(accepted), seconds)
+    record = round_record(names, metrics, number, seconds, limit)
+    log(INFO, "round %s: %s uploads, %.1f s", number, len(accepted), seconds)
     return record | {"norm": by_client(names, norm, limit, mean=False)}

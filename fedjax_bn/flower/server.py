@@ -1,23 +1,34 @@
-"""The ServerApp: it meets the clients, plays the rounds, and saves each before the next begins."""
+"""The ServerApp: it meets the clients, plays the rounds, and saves each before the next begins.
 
+For unseen clients it leaves WORKDIR/served, which `fedjax-bn serve` and `evaluate` read: it has the
+form of a finished run of one client, whose personal leaves are the mean of all clients'
+(`global_variables` of the simulation), if they have sent them.
+"""
+
+import json
 import logging
+import secrets
+import shlex
 import time
+from collections.abc import Sequence
 from logging import INFO, WARNING
 from pathlib import Path
+from statistics import median
 
+import jax
+import jax.numpy as jnp
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from ml_collections import ConfigDict
 
 from fedjax_bn.engine.named_arrays import names_of
-from fedjax_bn.flower import noise
-from fedjax_bn.flower.host import Host, Kept, about_of, facts_of, known_from, open_host
+from fedjax_bn.flower.host import Host, Kept, facts_of, known_from, open_host
 from fedjax_bn.flower.members import NOBODY, Met, meet
 from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.rounds import TooFewError, evaluate, play
-from fedjax_bn.flower.served import write_served
 from fedjax_bn.flower.settings import Run, config_of, run_of
-from fedjax_bn.flower.site import deployed
+from fedjax_bn.flower.site import adds_noise, deployed
 from fedjax_bn.run.config.keys import check, flatten
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
 from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
@@ -35,11 +46,11 @@ _POLL = 2.0  # seconds between looks for clients that are not there yet
 
 
 def server_app(folder: str | Path = ".") -> ServerApp:
-    """A ServerApp of whatever method the run config's `config` names; see `settings` for all keys.
+    """Returns a ServerApp of the method that the run config's `config` names; see `settings`.
 
     It talks to Flower's Grid itself, without a Strategy: weights, server optimizers and messages
     are the method's own. Its workdir holds config.json, metrics.jsonl and checkpoints as that of
-    `fedjax-bn`; the same command goes on from the last round.
+    `fedjax-bn`; the same command continues from the last round.
 
     Args:
       folder: of the app, where the config file is looked for first.
@@ -64,7 +75,7 @@ def _say_once() -> None:
 
 
 def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Record]]:
-    """Plays the rounds that are left; returns what is kept behind them, and their records.
+    """Plays the rounds that are left; returns what is kept after them, and their records.
 
     Args:
       grid: Flower's.
@@ -72,12 +83,12 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
       folder: of the app.
 
     Raises:
-      ConfigError: the configuration does not suit, or no client says what its samples are.
+      ConfigError: the configuration does not suit.
       WorkdirError, CheckpointError: the workdir is another federation's, or damaged.
       TooFewError, RiskError: as `rounds.play`.
     """
     config = config_of(run.config, run.changes, folder)
-    check(config)  # before anybody is waited for
+    check(config)  # before clients are waited for
     method_maker(config)
     promised = describe_privacy(deployed(config), run.clients, config.rounds)
     place = Path(run.workdir).expanduser()
@@ -86,14 +97,11 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         finished = form and workdir.rounds_recorded(place / "metrics.jsonl") >= config.rounds
         met = NOBODY if finished else _gather(grid, order, run)
         order, form = known_from(order, form, met.members)
-        host = open_host(noise.of_server(config), run, order, form)._replace(config=config)
+        host = open_host(with_own_noise(config), run, order, form)._replace(config=config)
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
-        claim(
-            place,
-            flat,
-            about_of(order, form) | promised | describe_machine(),
-            follows_rounds(config),
-        )
+        sizes = {"longest": order.longest, "smallest": order.smallest}
+        about = {"data": order.federation, "sizes": sizes, "samples": form}
+        claim(place, flat, about | promised | describe_machine(), follows_rounds(config))
         kept, records = resume(place, host.start, lambda text: log(INFO, text))
         _say_start(host, records, promised)
         kept, records = _loop(grid, host, place, met, kept, records)
@@ -101,17 +109,30 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         return kept, records
 
 
+def with_own_noise(config: ConfigDict) -> ConfigDict:
+    """Returns the configuration of the server's step; with a fresh seed where it adds noise.
+
+    What the server keeps of its noise is in its checkpoints. `config` is not changed, and is what
+    may be written and sent. See `site.adds_noise`.
+    """
+    if not adds_noise(config, "server"):
+        return config
+    config = config.copy_and_resolve_references()
+    config.privacy.seed = secrets.randbits(32)
+    return config
+
+
 def _gather(grid: Grid, order: Order, run: Run) -> Met:
     """Waits for all clients, or, when the time is over, for as many as a round needs."""
     met, start, least = NOBODY, time.monotonic(), run.minimum or run.clients
     while True:
         met = meet(grid, met, order, run.time_limit)
-        there, waited = len(met.members), time.monotonic() - start
-        if there == run.clients or (there >= least and waited > run.time_limit):
+        count, waited = len(met.members), time.monotonic() - start
+        if count == run.clients or (count >= least and waited > run.time_limit):
             return met
         if waited > run.attempts * run.time_limit:
             raise TooFewError(
-                f"{there} of {run.clients} clients are there, fewer than {least} (minimum in the "
+                f"{count} of {run.clients} clients are there, fewer than {least} (minimum in the "
                 "run config): start their SuperNodes, or see the log for why they are left out"
             )
         time.sleep(_POLL)
@@ -121,8 +142,14 @@ def _say_start(host: Host, records: list[Record], promised: Record) -> None:
     """What travels, what stays, what privacy promises, and where the federation stands."""
     for note in (*host.experiment.notes, *privacy_notes(promised), host.table):
         log(INFO, note)
-    if said := noise.warning(host.config):
-        log(WARNING, said)
+    keys = host.config.privacy
+    if keys.clip and keys.noise and keys.seed is not None:
+        log(
+            WARNING,
+            f"privacy.seed={keys.seed} makes noise that can be repeated, as in a simulation: "
+            "whoever knows the run config takes it away, so leave privacy.seed empty where it is "
+            "to protect",
+        )
     log(INFO, "a client and round: {down:,} bytes down, {up:,} bytes up".format(**host.traffic))
     if host.run.serve_unseen:
         names = ", ".join(names_of({"personal": host.personal}))
@@ -132,12 +159,7 @@ def _say_start(host: Host, records: list[Record], promised: Record) -> None:
 
 
 def _loop(
-    grid: Grid,
-    host: Host,
-    place: Path,
-    met: Met,
-    kept: Kept,
-    records: list[Record],
+    grid: Grid, host: Host, place: Path, met: Met, kept: Kept, records: list[Record]
 ) -> tuple[Kept, list[Record]]:
     """The rounds that are left. A round is on the disk before the next is asked for."""
     config = host.config
@@ -157,3 +179,73 @@ def _loop(
             checkpoint.settle(latest)
     checkpoint.delete_earlier(place)
     return kept, records
+
+
+def write_served(
+    host: Host, place: Path, app: str | Path, kept: Kept, records: Sequence[Record]
+) -> str:
+    """Writes WORKDIR/served from the selected round, or the last one; returns a sentence on it.
+
+    Args:
+      host: the server's side.
+      place: the workdir.
+      app: the app's folder, which holds a user's own modules.
+      kept: after the last round.
+      records: of all rounds.
+
+    Raises:
+      CheckpointError, WorkdirError: a checkpoint is damaged, or cannot be written.
+    """
+    personal = jax.eval_shape(host.one).personal
+    if jax.tree.leaves(personal) and not jax.tree.leaves(kept.served):
+        return (
+            "an unseen client cannot be served, because personal leaves stayed with the clients: "
+            "serve-unseen=true in the run config and in each node config would send them"
+        )
+    evaluated = any("accuracy" in record for record in records)
+    number = select_round(list(records)) if evaluated else len(records)
+    with checkpoint.open_folder(place / "checkpoints" / "selected", keep=1) as manager:
+        if number in checkpoint.steps(manager):
+            kept = checkpoint.restore(manager, jax.eval_shape(host.start), number)
+    given, state = kept.state, host.one()
+    personal = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], kept.served)
+    state = state._replace(
+        round=given.round,
+        shared=given.shared,
+        server=given.server,
+        personal=personal if jax.tree.leaves(personal) else state.personal,
+    )
+    config, name = deployed(host.config), host.order.federation
+    config.target = ""
+    about = {
+        "config": dict(flatten(config)),
+        "data": name,
+        "form": {"dataset": name, "clients": ["federation"]} | json.loads(host.form),
+        "started_in": str(Path(app).resolve()),
+    }
+    accuracies = [
+        {"internal": records[n - 1].get("accuracy", {"mean": float("nan")}), "unseen": {}}
+        for n in (number, len(records))
+    ]
+    summary = {
+        "method": config.method,
+        "dataset": name,
+        "seed": config.seed,
+        "rounds": len(records),
+        "selected_round": number,
+        "accuracy": accuracies[0],
+        "last_round": accuracies[1],
+        "seconds_per_round": median(record["seconds"] for record in records),
+        # The server does not know how long clients compile, and how many samples they train on.
+        "compile_seconds": float("nan"),
+        "samples_per_second": float("nan"),
+        **describe_privacy(config, host.run.clients, len(records)),
+    }
+    folder = place / "served"
+    workdir.write_json(folder / "config.json", about)
+    with checkpoint.open_folder(folder / "checkpoints" / "latest", keep=1) as manager:
+        checkpoint.save(manager, number, state)
+        checkpoint.settle(manager)
+    workdir.write_json(folder / "summary.json", summary)
+    command = shlex.join(("fedjax-bn", "serve", "--workdir", str(folder), "--export", "FOLDER"))
+    return f"round {number} can be served: {command}"

@@ -15,9 +15,8 @@ from fedjax_bn.engine.ranges import brief, nearest
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.errors import ConfigError
 
-REPORTS = ("sizes", "losses", "accuracies")
-# Flower's own, in its simulation.
-_OF_FLOWER = {"partition-id", "num-partitions"}
+_REPORTS = ("sizes", "losses", "accuracies")
+_OF_FLOWER = {"partition-id", "num-partitions"}  # in its simulation
 _Settings = TypeVar("_Settings", bound=NamedTuple)
 
 
@@ -28,11 +27,11 @@ class Run(NamedTuple):
       config: a config file of the app's folder or of the machine, or the name of a packaged one.
       changes: of its keys, `key=value,key=value`.
       clients: K, how many there are in all, numbered from 0.
-      minimum: without how many good uploads no round is taken; 0 for all that it asks.
+      minimum: good uploads that a round needs; 0 for all that it asks for.
       workdir: the server's folder.
       time_limit: seconds for which a round waits for its clients.
       attempts: how often a round is begun before the server gives up.
-      norm_bound: of a client's update (and of its message), beyond which it is left out.
+      norm_bound: largest norm of a client's update, and of its message, that is accepted.
       serve_unseen: whether clients send their personal leaves too, so that the server can serve an
         unseen one with their mean.
     """
@@ -54,11 +53,12 @@ class Node(NamedTuple):
     Attributes:
       client: its number, from 0.
       folder: where it keeps what is its own: personal leaves and the memory of its method.
-      data: its file or folder of samples, in place of the config's `data.path`; empty: the
+      data: its file or folder of samples, instead of the config's `data.path`; empty: the
         config's data, of which it is the client of its number.
       domain: its domain, where its own data hold several.
       name: how the server calls it; empty: client-NUMBER.
-      report: what it reports of sizes, losses and accuracies, between commas; "nothing" for none.
+      report: what it reports of sizes, losses and accuracies, separated by commas; "nothing" for
+        none.
       serve_unseen: whether it sends its personal leaves where the run config asks for them.
     """
 
@@ -67,16 +67,16 @@ class Node(NamedTuple):
     data: str = ""
     domain: str = ""
     name: str = ""
-    report: str = ",".join(REPORTS)
+    report: str = ",".join(_REPORTS)
     serve_unseen: bool = False
 
     def reports(self, what: str) -> bool:
-        """Whether it reports one of `REPORTS`."""
+        """Returns whether it reports "sizes", "losses" or "accuracies"."""
         return what in self.report.split(",")
 
 
 def run_of(given: Mapping[str, Any]) -> Run:
-    """The run config, checked.
+    """Returns the run config, checked.
 
     Args:
       given: as Flower hands it over, keys with - for _; a missing one has its default.
@@ -85,42 +85,32 @@ def run_of(given: Mapping[str, Any]) -> Run:
       ConfigError: a key is unknown, or its value is of the wrong type or out of its range.
     """
     run = _read("run config", given, Run())
-    for key, right, allowed in (
-        ("config", bool(run.config), "a file, or the name of a packaged config"),
-        ("clients", run.clients >= 1, "at least 1"),
-        ("minimum", 0 <= run.minimum <= run.clients, f"from 0 to clients={run.clients}"),
-        ("time-limit", run.time_limit > 0, "above 0"),
-        ("attempts", run.attempts >= 1, "at least 1"),
-        ("norm-bound", run.norm_bound > 0, "above 0"),
-    ):
-        _require("run config", key, right, run, allowed)
+    _require("run config", run, "config", run.config, "a file, or the name of a packaged config")
+    _require("run config", run, "clients", run.clients >= 1, "at least 1")
+    allowed = f"from 0 to clients={run.clients}"
+    _require("run config", run, "minimum", 0 <= run.minimum <= run.clients, allowed)
+    _require("run config", run, "time-limit", run.time_limit > 0, "above 0")
+    _require("run config", run, "attempts", run.attempts >= 1, "at least 1")
+    _require("run config", run, "norm-bound", run.norm_bound > 0, "above 0")
     return run
 
 
 def node_of(given: Mapping[str, Any]) -> Node:
-    """The node config, checked.
-
-    Args:
-      given: as of `run_of`; Flower's own keys of its simulation are passed over.
-
-    Raises:
-      ConfigError: as `run_of`.
-    """
+    """Returns the node config, checked; arguments and errors as of `run_of`."""
     node = _read("node config", given, Node())
     report = [part.strip() for part in node.report.split(",") if part.strip()]
-    known = report == ["nothing"] or (report and set(report) <= set(REPORTS))
-    for key, right, allowed in (
-        ("client", node.client >= 0, "at least 0, the number of this client"),
-        ("folder", bool(node.folder), "a folder that outlives the SuperNode"),
-        ("report", known, f"of {', '.join(REPORTS)}, or nothing"),
-        ("domain", not node.domain or node.data, "left out where data is not given"),
-    ):
-        _require("node config", key, bool(right), node, allowed)
+    known = report == ["nothing"] or (report and set(report) <= set(_REPORTS))
+    allowed = "at least 0, the number of this client"
+    _require("node config", node, "client", node.client >= 0, allowed)
+    _require("node config", node, "folder", node.folder, "a folder that outlives the SuperNode")
+    _require("node config", node, "report", known, f"of {', '.join(_REPORTS)}, or nothing")
+    fits = not node.domain or node.data
+    _require("node config", node, "domain", fits, "left out where data is not given")
     return node._replace(report=",".join(report))
 
 
 def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
-    """The configuration that a run config names.
+    """Returns the configuration that a run config names.
 
     Args:
       source: a config file, looked for in `folder` first, or the name of a packaged one.
@@ -128,7 +118,7 @@ def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
       folder: of the app.
 
     Raises:
-      ConfigError: as `config_file.read`.
+      ConfigError: as `config.file.read`.
     """
     beside = Path(folder) / source
     source = str(beside) if beside.is_file() else source
@@ -136,7 +126,7 @@ def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
 
 
 def _read(what: str, given: Mapping[str, Any], default: _Settings) -> _Settings:
-    """The settings with what is given in place of defaults."""
+    """The settings with the given values instead of defaults; raises ConfigError."""
     keys = {name.replace("_", "-"): name for name in default._fields}
     found = {}
     for key, value in given.items():
@@ -155,7 +145,7 @@ def _read(what: str, given: Mapping[str, Any], default: _Settings) -> _Settings:
     return default._replace(**found)
 
 
-def _require(what: str, key: str, right: bool, settings: NamedTuple, allowed: str) -> None:
+def _require(what: str, settings: NamedTuple, key: str, right: Any, allowed: str) -> None:
     """Raises ConfigError unless a value is right."""
     if not right:
         value = getattr(settings, key.replace("-", "_"))

@@ -1,7 +1,20 @@
-"""A client's side of a federation: its own data, and its round as the method's `client`."""
+"""A client's side of a federation: its data, its round as the method's `client`, what it keeps.
 
+What stays with a client, its personal leaves and the memory of its method, is in its own folder:
+
+    FOLDER/FEDERATION/own-00000007.npz     after its round 7, named arrays, each with a checksum
+
+A file is written beside its place and renamed, so that a kill at any moment leaves the one before
+it whole. The one that the client began its last round with is kept beside the new one: where the
+server never got the upload, or did not take it, the client begins there again.
+"""
+
+import io
+import secrets
+import zipfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -9,24 +22,25 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_bn.data.domain import Dataset, Domain, Split, form_of
+from fedjax_bn.data.domain import Domain, form_of
 from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.engine.batches import Batches
+from fedjax_bn.engine.named_arrays import from_named, to_named
 from fedjax_bn.engine.ranges import brief
-from fedjax_bn.federation import FederatedState, Own, Upload, own_of
-from fedjax_bn.flower import noise
+from fedjax_bn.federation import FederatedState, Own, Upload
 from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.settings import Node
-from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build, sampler_of
-from fedjax_bn.run.experiment.shapes import check_shapes
 from fedjax_bn.run.experiment.start import Keys, prepare
 from fedjax_bn.run.experiment.weighing import what_validates
+from fedjax_bn.run.files.workdir import write_atomically
 from fedjax_bn.run.training.stream import megabytes
 from fedjax_bn.state import Broadcast
 
-PyTree = Any
+_OWN = "own-{:08d}.npz"
+_Train = Callable[[Order, Broadcast, Own], tuple[Own, Upload]]
 
 
 class Site(NamedTuple):
@@ -51,7 +65,7 @@ class Site(NamedTuple):
     like: FederatedState
     node: Node
     form: dict[str, Any]
-    train: Callable[[Order, Broadcast, Own], tuple[Own, Upload]]
+    train: _Train
 
     @property
     def domain(self) -> Domain:
@@ -60,12 +74,9 @@ class Site(NamedTuple):
 
 
 def deployed(config: ConfigDict) -> ConfigDict:
-    """The configuration without what only a simulation of all clients has.
+    """Returns a copy of a configuration without what only a simulation of all clients has.
 
-    One device trains; who takes part, and who is tested, the server says.
-
-    Args:
-      config: of a run; it stays as it is.
+    One device trains; the server decides who takes part, and who is tested.
     """
     config = config.copy_and_resolve_references()
     config.mesh, config.population, config.baselines = "1", "device", ()
@@ -74,10 +85,31 @@ def deployed(config: ConfigDict) -> ConfigDict:
     return config
 
 
+def adds_noise(config: ConfigDict, side: str) -> bool:
+    """Returns whether a side, "client" or "server", adds noise that no one can repeat.
+
+    The run config, and with it `config.seed`, is known to the server and to all clients. So the
+    side that `config.privacy.at` names draws its noise from numbers of the operating system, which
+    never leave it. Where `config.privacy.seed` is set the noise is that of the simulation, and
+    protects no one.
+    """
+    keys = config.privacy
+    return bool(keys.clip and keys.noise and keys.at == side and keys.seed is None)
+
+
+def training_keys(config: ConfigDict, keys: Keys) -> Keys:
+    """Returns the keys of one training of a client; with a fresh one where it adds noise.
+
+    No two trainings have the same noise, so that the difference of two answers reveals nothing.
+    """
+    if not adds_noise(config, "client"):
+        return keys
+    key = jax.random.key(secrets.randbits(32))
+    return keys._replace(method=jax.random.fold_in(key, secrets.randbits(32)))
+
+
 def open_site(config: ConfigDict, node: Node, clients: int) -> Site:
     """Reads the client's data and builds what trains on them; nothing is compiled yet.
-
-    Every task of a client begins with it: whether a round works, `check_site` traces once.
 
     Args:
       config: of the run, as `settings.config_of` makes it.
@@ -88,36 +120,39 @@ def open_site(config: ConfigDict, node: Node, clients: int) -> Site:
       ConfigError: the configuration, or the data of this client, do not suit.
     """
     config = deployed(config)
-    make = partial(_of_client, node)
-    experiment, keys, start = prepare(config, make, traced=False, clients=clients)
+    experiment, keys, start = prepare(
+        config, partial(_of_client, node), traced=False, clients=clients
+    )
     train = _trainer(config, experiment, keys, node)
-    form = {
-        k: v for k, v in form_of(experiment.internal).items() if k not in ("dataset", "clients")
-    }
+    form = form_of(experiment.internal)
+    del form["dataset"], form["clients"]
     return Site(config, experiment, keys, start, jax.eval_shape(start), node, form, train)
 
 
-def check_site(site: Site) -> None:
-    """Traces the client's round and the server's step, before a client joins.
-
-    Raises:
-      ConfigError: model, method and data do not suit each other, or do not fit in memory.
-    """
-    try:
-        check_shapes(site.config, site.experiment, site.start)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def first_own(site: Site) -> Own:
-    """What a client has of its own before its first round, NumPy arrays without the axis K."""
-    return jax.device_get(own_of(site.start(), 0))
-
-
 def _of_client(node: Node, config: ConfigDict) -> Experiment:
-    """The experiment of one client."""
-    found = build(_reading(config, node)).internal
-    mine = found._replace(domains=(_domain_of(found, node),))
+    """The experiment of one client, with its domain among the data that are here."""
+    reading = config.copy_and_resolve_references()
+    reading.client_epochs = ()  # of all clients, who are elsewhere
+    if node.data:
+        reading.data.path, reading.target = node.data, ""
+        if reading.data.domains:
+            reading.data.domains = (node.domain,) if node.domain else ()
+    found = build(reading).internal
+    names = [domain.name for domain in found.domains]
+    place = node.client
+    if not node.data and place >= len(names):
+        raise ConfigError(
+            f"the node config's client={place} is not among the {len(names)} clients of "
+            f"{found.name}, which are numbered from 0: choose one, or give data=PATH"
+        )
+    if node.data:
+        if node.domain not in names and (node.domain or len(names) > 1):
+            raise ConfigError(
+                f"the node config's domain={brief(node.domain)} is not among those in {node.data}: "
+                f"choose one of {', '.join(names)}"
+            )
+        place = names.index(node.domain) if node.domain else 0
+    mine = found._replace(domains=(found.domains[place],))
     if what_validates(config) and mine.domains[0].validation is None:
         raise ConfigError(
             f"{what_validates(config)} needs validation samples, but client {node.client} has "
@@ -126,52 +161,27 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
     return assemble(config, mine, ())
 
 
-def _reading(config: ConfigDict, node: Node) -> ConfigDict:
-    """The configuration with which the data that are here are read."""
-    config = config.copy_and_resolve_references()
-    config.client_epochs = ()  # of all clients, who are elsewhere
-    if node.data:
-        config.data.path, config.target = node.data, ""
-        if config.data.domains:
-            config.data.domains = (node.domain,) if node.domain else ()
-    return config
-
-
-def _domain_of(found: Dataset, node: Node) -> Domain:
-    """The client's domain among those that are here."""
-    names = [domain.name for domain in found.domains]
-    if not node.data:
-        if node.client >= len(names):
-            raise ConfigError(
-                f"the node config's client={node.client} is none of the {len(names)} clients of "
-                f"{found.name}, which are numbered from 0: choose one, or give data=PATH"
-            )
-        return found.domains[node.client]
-    if node.domain not in names and (node.domain or len(names) > 1):
-        raise ConfigError(
-            f"the node config's domain={brief(node.domain)} is none of those in {node.data}: "
-            f"choose one of {', '.join(names)}"
-        )
-    return found.domains[names.index(node.domain) if node.domain else 0]
-
-
-def _trainer(
-    config: ConfigDict, experiment: Experiment, keys: Keys, node: Node
-) -> Callable[[Order, Broadcast, Own], tuple[Own, Upload]]:
+def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node) -> _Train:
     """Returns `train(order, broadcast, own) -> (own, upload)`, which compiles once an order's form.
 
     Where the samples fit on the device (`data.device_megabytes`) it is one program; else the host
     gathers a round's batches.
     """
     domain, method = experiment.internal.domains[0], experiment.method
-    split, kept = domain.train, _kept(config, domain)
-    number = jnp.asarray(node.client, jnp.int32)
-    told = {} if node.reports("sizes") else {"size": jnp.ones((), jnp.int32)}
+    split, number = domain.train, jnp.asarray(node.client, jnp.int32)
+    size = {} if node.reports("sizes") else {"size": jnp.ones((), jnp.int32)}
+    draw = partial(_draw, config, len(split.images))
+    kept: Batches = {}
+    if what_validates(config):
+        batches = validation_batches([domain.validation], config.eval_batch_size)
+        kept = {"validation": jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batches)}
 
     def who(order: Order, number: jax.Array) -> Batches:
-        return {"client": number, "population": jnp.asarray(order.population, jnp.int32)} | told
+        return {"client": number, "population": jnp.asarray(order.population, jnp.int32)} | size
 
-    draw = partial(_draw, config, len(split.images))
+    def form_of_order(order: Order) -> Order:
+        return order._replace(federation="", method="", begin=0, serve_unseen=False)
+
     if megabytes([split]) <= config.data.device_megabytes:
         data = stack_clients([split])
 
@@ -186,23 +196,29 @@ def _trainer(
             return method.client(broadcast, own, batches, keys.method)
 
         return lambda order, broadcast, own: resident(
-            _of_form(order), broadcast, own, number, (noise.of_client(config, keys), data, kept)
+            form_of_order(order), broadcast, own, number, (training_keys(config, keys), data, kept)
         )
 
     drawn = jax.jit(draw, static_argnums=2)
 
     def gathered(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
-        order = _of_form(order)
-        batches = _gather(split, jax.device_get(drawn(keys.data, number, order, broadcast.round)))
-        key = noise.of_client(config, keys).method
+        order = form_of_order(order)
+        found = jax.device_get(drawn(keys.data, number, order, broadcast.round))
+        valid = found.valid[0]
+        index = np.where(valid, found.index[0], 0)
+        images = np.asarray(split.images[index.reshape(-1)])
+        batches = {
+            "image": images.reshape(*index.shape, *images.shape[1:]),
+            "label": jax.tree.map(
+                lambda leaf: np.asarray(leaf)[index].astype(stored(leaf)), split.labels
+            ),
+            "valid": valid,
+            "size": np.int32(len(split.images)),
+        }
+        key = training_keys(config, keys).method
         return method.client(broadcast, own, batches | kept | who(order, number), key)
 
     return gathered
-
-
-def _of_form(order: Order) -> Order:
-    """Of an order what a compiled round depends on."""
-    return order._replace(federation="", method="", begin=0, serve_unseen=False)
 
 
 def _draw(
@@ -215,30 +231,50 @@ def _draw(
     draw = sampler(sizes, number[None], longest, jax.random.fold_in(key, round))
     if config.local_steps or config.local_epochs > 1 or config.client_epochs:
         return draw
-    # Of one epoch the steps behind a smaller client's own are empty, and change nothing.
+    # In one epoch the steps after a smaller client's own are empty, and change nothing.
     steps = -(-size // min(config.batch_size, longest))
     return jax.tree.map(lambda leaf: leaf[:, :steps], draw)
 
 
-def _kept(config: ConfigDict, domain: Domain) -> Batches:
-    """{"validation": the client's samples}, where training needs them; else {}."""
-    if not what_validates(config):
-        return {}
-    batches = validation_batches([domain.validation], config.eval_batch_size)
-    return {"validation": jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batches)}
+def load_own(folder: Path, number: int, like: Own) -> Own:
+    """Returns a client's own part after so many rounds.
+
+    Args:
+      folder: of one federation.
+      number: rounds finished, at least 1.
+      like: its form.
+
+    Raises:
+      WorkdirError: it is missing, damaged, or of another form.
+    """
+    path = folder / _OWN.format(number)
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
+            return from_named(dict(arrays), like)
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise WorkdirError(
+            f"the own part of this client after round {number} is not in {path} "
+            f"({getattr(error, 'strerror', None) or error}): give back that folder as it was, or "
+            "begin a new federation in another workdir of the server"
+        ) from error
 
 
-def _gather(split: Split, draw: Draw) -> Batches:
-    """A round's batches on the host, [S, B, ...]."""
-    index, valid = np.where(draw.valid[0], draw.index[0], 0), draw.valid[0]
-    images = np.asarray(split.images[index.reshape(-1)])
+def save_own(folder: Path, number: int, own: Own, began: int) -> None:
+    """Keeps a client's own part after so many rounds, and the one that it began with.
 
-    def chosen(leaf: np.ndarray) -> np.ndarray:
-        return np.asarray(leaf)[index].astype(stored(leaf))
+    Args:
+      folder: of one federation.
+      number: rounds finished.
+      own: what stays with the client.
+      began: the number of the part that it began with; 0 for the common start.
 
-    return {
-        "image": images.reshape(*index.shape, *images.shape[1:]),
-        "label": jax.tree.map(chosen, split.labels),
-        "valid": valid,
-        "size": np.int32(len(split.images)),
-    }
+    Raises:
+      WorkdirError: the folder cannot be written to.
+    """
+    content = io.BytesIO()
+    np.savez(content, **to_named(own))
+    write_atomically(folder / _OWN.format(number), content.getvalue())
+    for path in folder.glob(_OWN.replace("{:08d}", "*")):
+        # Later ones stay: a task that was held up may end after one of a later round.
+        if path.name < _OWN.format(began):
+            path.unlink(missing_ok=True)

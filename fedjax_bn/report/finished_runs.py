@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.evaluation.answers_file import Answered, read_answers
+from fedjax_bn.run.evaluation.answers import Answered, read_answers
 from fedjax_bn.run.files.forms import CLAIM, DATA, SUMMARY
 from fedjax_bn.run.files.workdir import read_json, read_lines
 from fedjax_bn.run.training.records import Record
@@ -24,7 +24,7 @@ class Run(NamedTuple):
       records: of all rounds, in order.
       data: data.json, see `data_facts`; empty of a run by a version that wrote none.
       answers: (client, "") or (unseen domain, adaptation) -> what is known of the answers, see
-        `run.answers_file`; empty of such a run, and of a detector's.
+        `run.evaluation.answers`; empty of such a run, and of a detector's.
     """
 
     folder: Path

@@ -12,7 +12,7 @@ from fedjax_bn.report import html_parts
 from fedjax_bn.report.charts import heat_map
 from fedjax_bn.report.finished_runs import Run
 from fedjax_bn.report.variants import Variant
-from fedjax_bn.run.evaluation.answers_file import Answered, Mistake
+from fedjax_bn.run.evaluation.answers import Answered, Mistake
 
 _WIDE = 20  # classes whose confusions are a matrix; of more the most frequent pairs are told
 _PAIRS = 15

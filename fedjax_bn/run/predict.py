@@ -1,6 +1,6 @@
 """The command `predict`: probabilities of classes by a served model, as CSV.
 
-It imports no training code. Rows are `image,class,PROBABILITIES...`, one column a class.
+It imports no training code. Rows are `image,class,PROBABILITIES...`, one column per class.
 """
 
 import csv
@@ -14,16 +14,20 @@ from typing import NamedTuple, TextIO
 import jax
 import numpy as np
 
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.pixels.decode import decode, relative_names
+from fedjax_bn.data.pixels.orientation import UPRIGHT
+from fedjax_bn.data.pixels.resize import resized
+from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
+from fedjax_bn.data.sets.folders import is_image
 from fedjax_bn.engine.names import cell, encodable
 from fedjax_bn.engine.ranges import brief
 from fedjax_bn.engine.spelling import one_line
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.serving import load
 from fedjax_bn.serving.folder import read_about
-from fedjax_bn.serving.predictor import Predictor
-from fedjax_bn.serving.samples import file_reader, open_samples
 
-STREAM = "-"
+_STREAM, _IMAGES = "-", "images"
 
 
 class Request(NamedTuple):
@@ -45,67 +49,137 @@ class Request(NamedTuple):
     resize: bool = False
 
 
+class Samples(NamedTuple):
+    """Samples of one client.
+
+    Attributes:
+      names: str[N], of the files, or the numbers of an archive's samples.
+      read: `read(index i64[n]) -> images [n, ...]`.
+    """
+
+    names: Sequence[str]
+    read: Callable[[np.ndarray], np.ndarray]
+
+
 def run(request: Request) -> None:
     """Predicts and writes the CSV.
 
     Raises:
-      ConfigError: the model, the images or the adaptation are not as they must be.
+      ConfigError: the model, the images or the adaptation are not as they must be, or the CSV
+        cannot be written.
     """
     try:
         folder = Path(request.model)
         about = read_about(folder)
-        head = ("image", "class", *about.classes)
-        if request.data == STREAM:
-            predict = load(folder, request.adapt, batch_size=1)
-            if isinstance(sys.stdin, TextIOWrapper):  # names of files may be no text
-                sys.stdin.reconfigure(errors="surrogateescape")
-            read = file_reader(about.shape, Path(), about.orientation)
-            rows = _stream(predict, read, map(str.strip, sys.stdin))
+        if request.data == _STREAM:
+            rows = _stream(folder, request.adapt, about.shape, about.orientation)
         else:
-            samples = open_samples(
-                Path(request.data), about.shape, request.resize, about.orientation
-            )
-            predict = load(folder, request.adapt)
-            rows = zip(
-                samples.names, predict.predict(len(samples.names), samples.read), strict=True
-            )
+            data = Path(request.data)
+            samples = open_samples(data, about.shape, request.resize, about.orientation)
+            found = load(folder, request.adapt).predict(len(samples.names), samples.read)
+            rows = zip(samples.names, found, strict=True)
         with _opened(request.out) as file:
-            _write(file, head, rows)
+            _write(file, ("image", "class", *about.classes), rows)
     except (ValueError, OSError, ImportError, MemoryError, jax.errors.JaxRuntimeError) as error:
         raise ConfigError(one_line(error) or "there is too little memory") from error
 
 
 def _opened(out: str) -> AbstractContextManager[TextIO]:
-    """The file to write, or the standard output.
-
-    Raises:
-      ConfigError: it cannot be written.
-    """
+    """The file to write, or the standard output; raises ConfigError if it cannot be written."""
     try:
         return open(out, "w", newline="", encoding="utf-8") if out else nullcontext(sys.stdout)
     except OSError as error:
         raise ConfigError(f"cannot write {out} ({error.strerror}): give another --out") from error
 
 
+def open_samples(
+    path: Path, shape: Sequence[int], resize: bool = False, orientation: str = UPRIGHT
+) -> Samples:
+    """Returns the samples of an image, a folder of images (and folders of them), or a `.npz`.
+
+    Image files are stretched to the model's square, as the readers of image folders do in
+    training. Hidden files and folders are left out, as in `evaluate`. An archive has one array
+    `images`, or `NAME__images`.
+
+    Args:
+      path: what the user gave.
+      shape: of one sample of the model.
+      resize: whether an archive's bytes of another size are stretched too.
+      orientation: of image files, "upright" or "stored", as the model was trained.
+
+    Raises:
+      ValueError: the archive has no such array, the model does not read image files, or there are
+        no images.
+      FileNotFoundError: there is nothing of that name.
+    """
+    if path.suffix == ".npz":
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"--data {path} is not a file: give images, a folder, or a .npz"
+            )
+        names = names_in_npz(path)
+        found = [name for name in names if name == _IMAGES or name.endswith(f"__{_IMAGES}")]
+        if len(found) != 1:
+            raise ValueError(
+                f"{path} has the arrays {first_few(names) or 'none'}: give a .npz with one array "
+                f"{_IMAGES} [N, ...], or NAME__{_IMAGES}"
+            )
+        images = read_npz(path, found)[found[0]]
+        images = resized(images, shape) if resize else images
+        return Samples([str(i) for i in range(len(images))], images.__getitem__)
+    if not path.exists():
+        raise FileNotFoundError(f"--data {path} is not there: give images, a folder, or a .npz")
+
+    def is_shown(file: Path) -> bool:
+        folders = file.relative_to(path).parts[:-1]
+        return is_image(file.name) and not any(name.startswith(".") for name in folders)
+
+    files, root = [path], path.parent
+    if path.is_dir():
+        files, root = (
+            sorted(one for one in path.rglob("*") if one.is_file() and is_shown(one)),
+            path,
+        )
+    if not files:
+        raise ValueError(f"--data {path} holds no image file: give another folder, or a .npz")
+    read = _file_reader(shape, root, orientation)
+    return Samples(relative_names(files, root), lambda index: read([files[i] for i in index]))
+
+
+def _file_reader(
+    shape: Sequence[int], root: Path, orientation: str
+) -> Callable[[Sequence[Path]], np.ndarray]:
+    """Returns `read(files) -> u8[n, H, H, 3]`; names in errors count from `root`."""
+    if len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3:
+        raise ValueError(
+            f"the model reads samples of shape {list(shape)}, which image files do not give: give "
+            "a .npz with an array images"
+        )
+    how = {"root": root, "progress": False, "orientation": orientation}
+    return lambda files: decode(files, shape[0], **how)[0]
+
+
 def _stream(
-    predict: Predictor, read: Callable[[Sequence[Path]], np.ndarray], lines: Iterable[str]
+    folder: Path, adapt: str, shape: Sequence[int], orientation: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The probabilities f[classes] of each image file as soon as it is named."""
-    names = []
+    """The probabilities f[classes] of each image file named on the standard input, at once."""
+    predict, names = load(folder, adapt, batch_size=1), []
+    if isinstance(sys.stdin, TextIOWrapper):  # names of files may not be text
+        sys.stdin.reconfigure(errors="surrogateescape")
+    read = _file_reader(shape, Path(), orientation)
 
     def images() -> Iterator[np.ndarray]:
-        for line in filter(None, lines):
+        for line in filter(None, map(str.strip, sys.stdin)):
             names.append(line)
             yield read([Path(line)])
 
-    for found in predict.stream(images()):
-        yield names.pop(), found[0]
+    return ((names.pop(), found[0]) for found in predict.stream(images()))
 
 
 def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.ndarray]]) -> None:
     """Writes the table; each row is out before the next is asked for.
 
-    Bytes of names that are no text are written as \\udcff, as Python reads them, and characters
+    Bytes of names that are not text are written as \\udcff, as Python reads them, and characters
     that the file's encoding lacks as \\u4eac.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The command `serve`: what a client that took no part receives of a finished run, as a folder."""
+"""The command `serve`: what an unseen client receives of a finished run, as a folder."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -16,16 +16,15 @@ from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.evaluation.evaluate import served_variables
 from fedjax_bn.run.evaluation.personalization import choose_personalization
-from fedjax_bn.run.evaluation.unseen import served_variables
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.method import check_adaptations
 from fedjax_bn.run.files import finished
 from fedjax_bn.run.training.population import Held
 from fedjax_bn.run.training.records import Record
 from fedjax_bn.serving import folder as served
-from fedjax_bn.serving.program import Program, export
-from fedjax_bn.sharing import Variables
+from fedjax_bn.serving.program import export
 
 
 def run(
@@ -40,7 +39,7 @@ def run(
     Args:
       folder: the run's workdir.
       to: the folder that is written.
-      changes: (key, text) pairs, of which only `adaptations` counts: those that are served.
+      changes: (key, text) pairs; the only key is `adaptations`, those that are served.
       say: where messages go.
       trust: whether code is imported that the run's folder names.
 
@@ -78,20 +77,16 @@ def _wanted(own: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:
                 "adaptations alone"
             )
         assign(config, key, text)
-        if _unservable(config.adaptations):
-            raise ConfigError(
-                "config.adaptations has ensemble, which needs the batch norms of every client, and "
-                "those do not leave: choose other adaptations"
-            )
-    config.adaptations = tuple(
-        text for text in config.adaptations if text not in _unservable(config.adaptations)
-    ) or ("running",)
+    names = {text: split_choice(text, ADAPTATIONS)[0] for text in config.adaptations}
+    if changes and ensemble.__name__ in names.values():
+        raise ConfigError(
+            "config.adaptations has ensemble, which needs the batch norms of every client, and "
+            "those do not leave: choose other adaptations"
+        )
+    kept = tuple(text for text, name in names.items() if name != ensemble.__name__)
+    config.adaptations = kept or ("running",)
     check(config)
     return config
-
-
-def _unservable(adaptations: Sequence[str]) -> list[str]:
-    return [text for text in adaptations if split_choice(text, ADAPTATIONS)[0] == ensemble.__name__]
 
 
 def _write(
@@ -120,7 +115,6 @@ def _write(
             "epsilon does not cover it, see docs/privacy.md"
         )
     internal = experiment.internal
-    variables = served_variables(state, ())
     about = served.About(
         form=served.FORM,
         library=__version__,
@@ -139,29 +133,17 @@ def _write(
         batch_size=config.adapt_batch_size,
         orientation=config.data.orientation,
     )
-    programs = _programs(config, experiment, variables, about, say)
-    served.write(to, about, variables, programs)
-
-
-def _programs(
-    config: ConfigDict,
-    experiment: Experiment,
-    variables: Variables,
-    about: served.About,
-    say: Callable[[str], None],
-) -> dict[str, Program]:
-    """Adaptation -> program; none where flatbuffers is missing and the model can be built anew."""
-    found = {}
+    variables, shape, programs = served_variables(state, ()), tuple(about.shape), {}
     for text in config.adaptations:
         choice = choose_adaptation(text, experiment.model, config.adapt_batch_size)
         try:
-            shape = tuple(about.shape)
-            found[text] = export(choice, variables, experiment.prepare, shape, about.dtype)
-        except ImportError as error:
+            programs[text] = export(choice, variables, experiment.prepare, shape, about.dtype)
+        except ImportError as error:  # without flatbuffers
             if not served.is_ours(config.model):
                 raise ConfigError(
                     f"config.model={brief(config.model)} is your own, served as a program: {error}"
                 ) from error
             say(f"served without programs: {error}")
-            return {}
-    return found
+            programs = {}
+            break
+    served.write(to, about, variables, programs)

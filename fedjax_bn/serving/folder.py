@@ -1,13 +1,13 @@
 """What a client receives, as a folder: `fedjax-bn serve` writes it, `predict` and `load` read it.
 
-    model.json      what the model is: its spelling, classes, the form of its samples, how bytes are
-                    standardized, the adaptations it was tested with
+    model.json      what the model is: its name and options, classes, the form of its samples, how
+                    bytes are standardized, the adaptations it was tested with
     variables.npz   its arrays, COLLECTION/MODULE/NAME
     programs/       each adaptation as StableHLO, see `serving.program`
 
-Nothing in it is executed but programs of StableHLO, which can only compute; models and adaptations
-that it names are built only where they are this library's own. So a folder from elsewhere imports
-no code of elsewhere.
+Nothing in the folder is executed but programs of StableHLO, which can only compute. Models and
+adaptations that it names are built only if they belong to this library, so a folder from elsewhere
+imports no code.
 """
 
 import json
@@ -38,19 +38,19 @@ from fedjax_bn.serving.program import Program, open_program, read_served, write_
 from fedjax_bn.sharing import Variables
 
 FORM = 1  # of the folder
-ABOUT, VARIABLES, PROGRAMS = "model.json", "variables.npz", "programs"
+_ABOUT, _VARIABLES, _PROGRAMS = "model.json", "variables.npz", "programs"
 _MODELS = {name: getattr(models, name) for name in models.__all__}
 _MOST_ABOUT = 2**26  # bytes of model.json
 _GIVEN = ("num_classes", "name", "parent")
 
 
 class About(NamedTuple):
-    """What model.json says.
+    """The content of model.json.
 
     Attributes:
       form: the number of the folder's form.
       library: the version of fedjax_bn that wrote it.
-      model: its spelling, such as "ResNet18:width=16".
+      model: its name and options, such as "ResNet18:width=16".
       compute_dtype: in which its layers compute.
       method, dataset, round: what trained it, on what, for how many rounds.
       classes: their names, in the order of the probabilities.
@@ -58,9 +58,9 @@ class About(NamedTuple):
       mean, std: bytes reach the model as (u8/255 - mean)/std.
       adaptations: those with which its run tested unseen clients.
       programs: adaptation -> what `open_program` needs.
-      batch_size: B of the batches on which its run tested them, where they spell no other.
-      orientation: of the image files that trained it, see `pixels.orientation`; a folder of an
-        earlier version, which has no such entry, was trained on stored pixels.
+      batch_size: B of the batches on which its run tested adaptations that set no other.
+      orientation: of the image files that trained it, see `pixels.orientation`; folders of earlier
+        versions have no such entry and were trained on stored pixels.
     """
 
     form: int
@@ -81,19 +81,19 @@ class About(NamedTuple):
     orientation: str = STORED
 
 
-def is_ours(spelled: str) -> bool:
-    """Whether a model's spelling names one of this library, which any reader can build."""
-    return split_choice(spelled, _MODELS)[0] in _MODELS
+def is_ours(model: str) -> bool:
+    """Returns whether a model, such as "ResNet18:width=16", belongs to this library."""
+    return split_choice(model, _MODELS)[0] in _MODELS
 
 
 def write(
     folder: Path, about: About, variables: Variables, programs: Mapping[str, Program]
 ) -> None:
-    """Writes a served model; all of it is there at once, or nothing.
+    """Writes a served model, all of it at once or nothing.
 
     Args:
-      folder: one that is not there yet, or empty.
-      about: what it is, `programs` aside.
+      folder: one that does not exist yet, or is empty.
+      about: what it is, without its programs.
       variables: its collections, dicts in dicts of arrays.
       programs: adaptation -> its program.
 
@@ -107,14 +107,14 @@ def write(
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        np.savez(partial / VARIABLES, **to_named(variables))
-        (partial / PROGRAMS).mkdir()
+        np.savez(partial / _VARIABLES, **to_named(variables))
+        (partial / _PROGRAMS).mkdir()
         written = {
-            text: write_program(partial / PROGRAMS, text, program)
+            text: write_program(partial / _PROGRAMS, text, program)
             for text, program in programs.items()
         }
         content = about._replace(programs=written)._asdict()
-        (partial / ABOUT).write_text(json.dumps(content, indent=2) + "\n")
+        (partial / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")
         partial.chmod(0o755)
         os.replace(partial, folder)
     finally:
@@ -122,13 +122,13 @@ def write(
 
 
 def load(folder: str | Path, adapt: str = "", batch_size: int | None = None) -> Predictor:
-    """What predicts with a served model; no training code, data or network is needed.
+    """Returns a predictor of a served model; it needs no training code, data or network.
 
     Args:
       folder: as `fedjax-bn serve --export` wrote it.
-      adapt: how it predicts, `name:key=value`; empty: the first with which its run tested unseen
-        clients. Of a model that is not this library's, one of those that were served.
-      batch_size: B, where `adapt` spells none; None: that on which the run tested. A model that is
+      adapt: how it predicts, `name:key=value`; empty: the first adaptation with which its run
+        tested unseen clients. A model that is not this library's has only those that were served.
+      batch_size: B, where `adapt` sets none; None: that on which the run tested. A model that is
         not this library's has the one of its program.
 
     Raises:
@@ -137,47 +137,62 @@ def load(folder: str | Path, adapt: str = "", batch_size: int | None = None) -> 
     folder = Path(folder)
     about = read_about(folder)
     typed, adapt = bool(adapt), adapt or about.adaptations[0]
-    named, check = _read_arrays(folder / VARIABLES), _form_check(about)
+    try:
+        named = read_served(folder / _VARIABLES)
+    except (OSError, ValueError) as error:
+        reason = brief(str(error))
+        raise ValueError(f"cannot read {folder / _VARIABLES} ({reason}): serve it again") from error
+
+    def check(images: np.ndarray) -> None:
+        given, needed = (str(images.dtype), list(images.shape[1:])), (about.dtype, about.shape)
+        if given != needed:
+            raise ValueError(
+                f"images are {given[0]} {given[1]}, but the model was trained on {needed[0]} "
+                f"{needed[1]}: give images of that form (--resize stretches bytes to it)"
+            )
+
     name = split_choice(adapt, ADAPTATIONS)[0]
     if not is_ours(about.model) or not (typed or name in ADAPTATIONS):
         # What only the folder names is never imported: it is a program, or nothing.
         if adapt not in about.programs:
             raise ValueError(
-                f"--adapt {brief(adapt)} is none of those served with {folder}, which names code "
-                f"that is not of this library{nearest(adapt, about.programs)}"
+                f"--adapt {brief(adapt)} was not served with {folder}, which names code that is "
+                f"not of this library{nearest(adapt, about.programs)}"
             )
         program = about.programs[adapt]
-        predictor = open_program(folder / PROGRAMS, adapt, program, named, check)
+        predictor = open_program(folder / _PROGRAMS, adapt, program, named, check)
     elif name == "ensemble":
         raise ValueError(
             "--adapt ensemble needs the batch norms of every client, which a served model does not "
             "hold: choose another adaptation"
         )
     else:
-        model = _build(about)
+        what = f"the served model {brief(about.model)}"
+        make, fields = read_choice(what, about.model, _MODELS, given=_GIVEN)
+        model = call_chosen(what, make, num_classes=len(about.classes), **fields)
+        if about.compute_dtype != "float32":
+            model = in_dtype(model, about.compute_dtype)
         variables = _variables_of(folder, about, model, named)
         choice = choose_adaptation(adapt, model, batch_size or about.batch_size)
-        prepare = standardize(about.mean, about.std)
-        predictor = from_choice(choice, variables, prepare, check)
+        predictor = from_choice(choice, variables, standardize(about.mean, about.std), check)
     _check_traced(folder, adapt, about, predictor)
     return predictor
 
 
 def read_about(folder: Path) -> About:
-    """The content of model.json.
+    """Returns the content of model.json.
 
     Raises:
       ValueError: the folder holds no served model, or one that was edited or damaged.
     """
-    path = folder / ABOUT
+    path = folder / _ABOUT
     if not path.exists():
         raise ValueError(
-            f"{folder} holds no served model ({ABOUT} is not there): give a folder that "
+            f"{folder} holds no served model ({_ABOUT} is not there): give a folder that "
             "`fedjax-bn serve --export` has written"
         )
     try:
-        content = json.loads(read_regular(path, _MOST_ABOUT))
-        about = About(**content)
+        about = About(**json.loads(read_regular(path, _MOST_ABOUT)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"cannot read {path} ({brief(str(error))}): serve it again") from error
     if wrong := _fault(about):
@@ -193,60 +208,38 @@ def _fault(about: About) -> str:
             return f"{name} must be of type {kinds[name].__name__}"
     if about.form != FORM:
         return f"it is of form {about.form}, and this version reads form {FORM}"
-    texts = (*about.classes, *about.adaptations, *about.programs)
-    if not all(type(text) is str for text in texts):
+    if not all(type(text) is str for text in (*about.classes, *about.adaptations, *about.programs)):
         return "its classes, adaptations and programs must have names"
     if not all(type(side) is int for side in about.shape):
         return "its shape must have whole numbers"
     if not all(type(number) is float for number in (*about.mean, *about.std)):
         return "its mean and std must have numbers"
+
+    def is_program(entry: Any) -> bool:
+        allowed = {"batch_size": SAMPLES, "order": ORDER}
+        return (
+            isinstance(entry, dict)
+            and entry.keys() == allowed.keys()
+            and all(type(entry[key]) is int and allowed[key].holds(entry[key]) for key in allowed)
+        )
+
     wrong = {
         "classes": not about.classes or len(set(about.classes)) < len(about.classes),
         "adaptations": not about.adaptations,
         "compute_dtype": about.compute_dtype not in ("float32", "bfloat16"),
         "batch_size": not SAMPLES.holds(about.batch_size),
         "orientation": about.orientation not in ORIENTATIONS,
-        "programs": not all(map(_is_program, about.programs.values())),
+        "programs": not all(map(is_program, about.programs.values())),
     }
     impossible = impossible_samples(about.shape, about.dtype, about.mean, about.std)
     what = next((name for name, is_wrong in wrong.items() if is_wrong), impossible)
     return f"its {what} cannot be" if what else ""
 
 
-def _is_program(about: Any) -> bool:
-    """Whether it has the numbers of a program that `open_program` needs."""
-    allowed = {"batch_size": SAMPLES, "order": ORDER}
-    return (
-        isinstance(about, dict)
-        and about.keys() == allowed.keys()
-        and all(type(about[key]) is int and allowed[key].holds(about[key]) for key in allowed)
-    )
-
-
-def _build(about: About) -> Any:
-    """The model of this library that model.json names."""
-    what = f"the served model {brief(about.model)}"
-    make, fields = read_choice(what, about.model, _MODELS, given=_GIVEN)
-    model = call_chosen(what, make, num_classes=len(about.classes), **fields)
-    return model if about.compute_dtype == "float32" else in_dtype(model, about.compute_dtype)
-
-
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a `.npz` by name.
-
-    Raises:
-      ValueError: it is not there, or damaged.
-    """
-    try:
-        return read_served(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path} ({brief(str(error))}): serve it again") from error
-
-
 def _variables_of(
     folder: Path, about: About, model: Any, named: Mapping[str, np.ndarray]
 ) -> Variables:
-    """The arrays as the model's collections, and perhaps what a method adds.
+    """The arrays as the model's collections, with those that a method adds.
 
     Raises:
       ValueError: an array of the model is missing, or has another shape or dtype.
@@ -258,9 +251,9 @@ def _variables_of(
         array = named.get(name)
         if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
             raise ValueError(
-                f"{folder / VARIABLES} holds no {name} as {about.model} has it: serve it again"
+                f"{folder / _VARIABLES} holds no {name} as {about.model} has it: serve it again"
             )
-    with naming(f"the tree of {folder / VARIABLES}"):  # two names may exclude each other
+    with naming(f"the tree of {folder / _VARIABLES}"):  # two names may exclude each other
         return jax.tree.map(jnp.asarray, unflatten_dict(dict(named), sep="/"))
 
 
@@ -280,17 +273,3 @@ def _check_traced(folder: Path, adapt: str, about: About, predictor: Predictor) 
             f"{folder} cannot predict by {brief(adapt)} in batches of {size} ({one_line(error)}): "
             "choose another --adapt, or serve it again"
         ) from error
-
-
-def _form_check(about: About) -> Any:
-    """Returns `check(images)`, which refuses samples of another form than the model's."""
-
-    def check(images: np.ndarray) -> None:
-        given, needed = (str(images.dtype), list(images.shape[1:])), (about.dtype, about.shape)
-        if given != needed:
-            raise ValueError(
-                f"images are {given[0]} {given[1]}, but the model was trained on {needed[0]} "
-                f"{needed[1]}: give images of that form (--resize stretches bytes to it)"
-            )
-
-    return check

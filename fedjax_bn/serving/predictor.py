@@ -15,8 +15,6 @@ from fedjax_bn.engine.inputs import as_images
 from fedjax_bn.sharing import Variables
 
 PyTree = Any
-# step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)
-Step = Callable[[PyTree, np.ndarray, np.ndarray], tuple[jax.Array, PyTree]]
 
 
 class Predictor(NamedTuple):
@@ -25,20 +23,20 @@ class Predictor(NamedTuple):
     Attributes:
       start: `start() -> carry`, before the client's first batch.
       step: `step(carry, images [B, ...], valid bool[B]) -> (probabilities f[B, C], carry)`.
-      check: raises ValueError for images [N, ...] that are none as the model was trained on.
+      check: raises ValueError for images [N, ...] of another form than the model was trained on.
       batch_size: B.
-      order: seed of the random order in which a call passes its images; -1 for theirs, see
+      order: seed of the random order in which a call passes its images; -1 keeps theirs, see
         `adaptation.choice.choose_adaptation`.
     """
 
     start: Callable[[], PyTree]
-    step: Step
+    step: Callable[[PyTree, np.ndarray, np.ndarray], tuple[jax.Array, PyTree]]
     check: Callable[[np.ndarray], None]
     batch_size: int
     order: int
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Probabilities f[N, C] of a client's images [N, ...], bytes if it trained on bytes.
+        """Returns probabilities f[N, C] of a client's images [N, ...], bytes if trained on bytes.
 
         An adaptation sees them in batches, in the random order of `order`, as in `evaluate`.
 
@@ -49,7 +47,7 @@ class Predictor(NamedTuple):
         return self.predict(len(images), images.__getitem__)
 
     def predict(self, count: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """The same for images that are read when their turn comes.
+        """Returns the same for images that are read when their turn comes.
 
         Args:
           count: N.
@@ -65,7 +63,7 @@ class Predictor(NamedTuple):
         return found[np.argsort(order)]
 
     def stream(self, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Probabilities f[b, C] of each batch [b, ...] of one client, b from 1 to B, in order.
+        """Yields probabilities f[b, C] of each batch [b, ...] of one client, b from 1 to B.
 
         Raises:
           ValueError: as `__call__`, or a batch has more than B images.
@@ -87,17 +85,17 @@ class Predictor(NamedTuple):
 def predictor(
     method: Any, variables: Variables, adapt: str = "running", batch_size: int = 32
 ) -> Predictor:
-    """What predicts with the variables of a method, with the preprocessing of its training.
+    """Returns a predictor with the variables of a method and the preprocessing of its training.
 
     Args:
       method: a `FederatedMethod` of `fedjax_bn.methods`, with which the variables were trained.
       variables: one model's, as `global_variables(state)`, or a client's own,
         `client_variables(state, k)`.
       adapt: how it predicts, see `adaptation.choice.choose_adaptation`, such as "tsmobn".
-      batch_size: B, of the batches that an adaptation sees, unless `adapt` says another.
+      batch_size: B, of the batches that an adaptation sees, unless `adapt` sets another.
 
     Raises:
-      ValueError: `adapt` is unknown or does not suit, the method knows no model, or the variables
+      ValueError: `adapt` is unknown or does not suit, the method has no model, or the variables
         are of all clients.
     """
     if method.learned is None:
@@ -105,15 +103,24 @@ def predictor(
             "this method does not say what it has learned: make it by a function of "
             "fedjax_bn.methods, or by `method_of` with what `methods.learning.learning` returns"
         )
-    model, prepare = method.learned.model, method.learned.prepare
-    choice = choose_adaptation(adapt, model, batch_size)
-    return from_choice(choice, variables, prepare, _refuse_floats_of_bytes)
+
+    def check(images: np.ndarray) -> None:
+        if images.ndim != 4 or images.dtype == np.uint8 or not images.size:
+            return
+        if images.max() > 1 and (images == np.round(images)).all():
+            raise ValueError(
+                f"images are {images.dtype} with the numbers of bytes, which would not be "
+                "standardized as in training: give them as uint8"
+            )
+
+    choice = choose_adaptation(adapt, method.learned.model, batch_size)
+    return from_choice(choice, variables, method.learned.prepare, check)
 
 
 def from_choice(
     choice: Choice, variables: Variables, prepare: Prepare, check: Callable[[np.ndarray], None]
 ) -> Predictor:
-    """What predicts by an adaptation; arguments as of `Predictor` and `step_of`."""
+    """Returns a predictor by an adaptation; arguments as of `Predictor` and `step_of`."""
     step = jax.jit(step_of(choice.adaptation, prepare))
     return Predictor(
         start=lambda: choice.adaptation.init(variables),
@@ -127,12 +134,11 @@ def from_choice(
 def step_of(adaptation: Adaptation, prepare: Prepare) -> Callable[..., tuple[jax.Array, PyTree]]:
     """Returns `step(variables, carry, images, valid) -> (probabilities f[B, C], carry)`.
 
+    It raises ValueError where the model's outputs are not logits f[B, C].
+
     Args:
       adaptation: how it predicts.
       prepare: stored images -> what the model reads.
-
-    Raises:
-      ValueError: at the call, where the outputs are no logits f[B, C].
     """
 
     def step(
@@ -142,20 +148,9 @@ def step_of(adaptation: Adaptation, prepare: Prepare) -> Callable[..., tuple[jax
         outputs, carry = adaptation.predict(variables, carry, images, valid)
         if getattr(outputs, "ndim", 0) != 2:
             raise ValueError(
-                "the model's outputs are no logits f[B, classes], of which there would be "
-                "probabilities: pass batches through adaptation.predict itself"
+                "the model's outputs are not logits f[B, classes], which probabilities are made "
+                "of: pass batches through adaptation.predict itself"
             )
         return jax.nn.softmax(outputs), carry
 
     return step
-
-
-def _refuse_floats_of_bytes(images: np.ndarray) -> None:
-    """Raises ValueError for images whose floats are the whole numbers of bytes."""
-    if images.ndim != 4 or images.dtype == np.uint8:
-        return
-    if images.size and images.max() > 1 and (images == np.round(images)).all():
-        raise ValueError(
-            f"images are {images.dtype} with the numbers of bytes, which would not be "
-            "standardized as in training: give them as uint8"
-        )

@@ -8,8 +8,8 @@
     carry = dict(np.load("programs/tsmobn.npz"))           # before a client's first batch
     probabilities, carry = program.call(arrays, carry, images, valid)   # batch after batch
 
-with images [B, ...] as they are stored (bytes are standardized inside), valid bool[B] False behind
-the last image of a short batch, and B as model.json says. Programs are for CPU.
+Images [B, ...] are given as they are stored (bytes are standardized inside), with B of model.json;
+valid bool[B] is False after the last image of a short batch. Programs are for CPU.
 """
 
 import re
@@ -60,7 +60,7 @@ class Program(NamedTuple):
 def export(
     choice: Choice, variables: Variables, prepare: Prepare, shape: tuple[int, ...], dtype: str
 ) -> Program:
-    """An adaptation as a program over named arrays.
+    """Returns an adaptation as a program over named arrays.
 
     Args:
       choice: the adaptation, and the batches of its stream.
@@ -76,8 +76,13 @@ def export(
 
     def run(arrays: Arrays, carry: Arrays, images: jax.Array, valid: jax.Array) -> tuple:
         variables = unflatten_dict(arrays, sep="/")
-        found, carry = step(variables, _from_named(carry, start), images, valid)
-        return found, _to_named(carry)
+        leaves, form = jax.tree.flatten(start)
+        leaves = [
+            jax.random.wrap_key_data(carry[str(i)]) if _is_key(x) else carry[str(i)]
+            for i, x in enumerate(leaves)
+        ]
+        found, after = step(variables, jax.tree.unflatten(form, leaves), images, valid)
+        return found, _to_named(after)
 
     arrays, carry = flatten_dict(variables, sep="/"), _to_named(start)
     images = jax.ShapeDtypeStruct((choice.batch_size, *shape), dtype)
@@ -102,7 +107,7 @@ def open_program(
     arrays: Arrays,
     check: Callable[[np.ndarray], None],
 ) -> Predictor:
-    """What predicts by a program.
+    """Returns a predictor by a program.
 
     Args:
       folder: of the programs.
@@ -112,7 +117,7 @@ def open_program(
       check: as of `Predictor`.
 
     Raises:
-      ValueError: the program is not there, or damaged.
+      ValueError: the program is missing or damaged, or calls more than linear algebra.
       ImportError: flatbuffers is not installed.
     """
     _require_flatbuffers()
@@ -120,7 +125,9 @@ def open_program(
         name = file_name(text)
         content = read_regular(folder / f"{name}.stablehlo", _MOST)
         program = jax_export.deserialize(bytearray(content))
-        _check_computes(program.mlir_module())
+        calls = re.findall(r"custom_call(.{0,80})", program.mlir_module())
+        if wrong := [call for call in calls if not re.match(_COMPUTES, call)]:
+            raise ValueError(f"it calls {wrong[0].strip()}, and may call linear algebra alone")
         start = read_served(folder / f"{name}.npz")
     except Exception as error:  # whatever a damaged program makes of flatbuffers
         raise ValueError(
@@ -137,13 +144,13 @@ def open_program(
 
 
 def read_served(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a served folder's `.npz` by name: finite real numbers.
+    """Returns the arrays of a served folder's `.npz` by name: finite real numbers.
 
     Raises:
-      OSError, ValueError: it is not there, damaged, packed, or holds anything else.
+      OSError, ValueError: it is missing, damaged or compressed, or holds anything else.
     """
     if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError(f"{path} is no regular file")
+        raise ValueError(f"{path} is not a regular file")
     names = names_in_npz(path)
     with ZipFile(path) as archive:
         if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
@@ -158,27 +165,10 @@ def read_served(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _check_computes(text: str) -> None:
-    """Raises ValueError where a program calls what the machine has besides StableHLO."""
-    calls = re.findall(r"custom_call(.{0,80})", text)
-    if wrong := [call for call in calls if not re.match(_COMPUTES, call)]:
-        raise ValueError(f"it calls {wrong[0].strip()}, and may call linear algebra alone")
-
-
 def _to_named(carry: PyTree) -> Arrays:
     """The leaves of a carry by their number; random keys as their words."""
     leaves = enumerate(jax.tree.leaves(carry))
     return {str(i): jax.random.key_data(x) if _is_key(x) else x for i, x in leaves}
-
-
-def _from_named(named: Arrays, like: PyTree) -> PyTree:
-    """Undoes `_to_named`."""
-    leaves, form = jax.tree.flatten(like)
-    found = (
-        jax.random.wrap_key_data(named[str(i)]) if _is_key(x) else named[str(i)]
-        for i, x in enumerate(leaves)
-    )
-    return jax.tree.unflatten(form, found)
 
 
 def _is_key(leaf: Any) -> bool:

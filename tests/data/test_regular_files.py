@@ -18,7 +18,7 @@ from fedjax_bn.data.sets import arrays, cifar10, idx, lists, mat, mnist_m, table
 from fedjax_bn.data.sets.abide_files import read_subjects
 from fedjax_bn.data.sets.npz_archive import read_archive
 from fedjax_bn.run.experiment.availability import read_trace
-from fedjax_bn.serving.samples import open_samples
+from fedjax_bn.run.predict import open_samples
 
 SHORT = 600  # characters of a sentence, paths of tests included
 

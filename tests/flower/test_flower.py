@@ -12,7 +12,7 @@ from fedjax_bn.federation import broadcast_of
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
-from fedjax_bn.flower.records import answer_in, arrays_in, order_in, packed, recorded
+from fedjax_bn.flower.records import Answer, Order, arrays_in, packed, record_in, recorded
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of
@@ -56,7 +56,7 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
     compiled = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling")]
     assert sum("resident" in one for one in compiled) == 2  # once a client, for two rounds
     state, sent = simulated(folder, changes)
-    assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)
+    assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
 
     trained = [pair for pair in grid.sent if pair[0].metadata.message_type == "train"]
     assert len(trained) == 4
@@ -88,9 +88,9 @@ def test_a_client_that_fails_is_left_out_and_one_that_comes_back_goes_on(folder,
     def fails(message):
         reply = second(message)
         if message.metadata.message_type == "train" and in_round(message) == 2:
-            arrays, header = arrays_in(reply.content), answer_in(reply.content)
+            arrays, header = arrays_in(reply.content), record_in(reply.content, Answer)
             arrays["shared/params/out/bias"] = arrays["shared/params/out/bias"] * np.nan
-            reply.content = packed(recorded(arrays), header)
+            reply.content = packed(header, recorded(arrays))
             del grid.nodes[11]
         return reply
 
@@ -104,7 +104,7 @@ def test_a_client_that_fails_is_left_out_and_one_that_comes_back_goes_on(folder,
         kept, records = serve(grid, run_of(config), folder)
     (tmp_path / "trace.txt").write_text("all\n0\n0\nall\n")
     state, _ = simulated(folder, f"{BN},participation.trace={tmp_path / 'trace.txt'}")
-    assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)
+    assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
     assert [record.get("left_out", {}) for record in records] == [
         {},
         {"client-1": "the array shared/params/out/bias is not finite"},
@@ -135,6 +135,6 @@ def test_a_server_that_ends_in_the_middle_goes_on_and_no_round_is_lost(folder, t
     kept, records = serve(grid, run_of(config), folder)
     assert [record["round"] for record in records] == [1, 2, 3, 4]
     state, _ = simulated(folder, BN)
-    assert_same(folder, kept, order_in(grid.sent[-1][0].content).federation, state)
+    assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
     _, again = serve(LocalGrid({}), run_of(config), folder)
     assert again == records  # nobody is needed where nothing is left to do

@@ -82,7 +82,7 @@ def test_a_client_that_hides_its_losses_and_size_tells_none_and_counts_as_one():
     assert accept(to_named(hidden), expected).upload.size == 1
     with pytest.raises(ValueError, match="claims 7 samples, where it said nothing and counts as"):
         accept(to_named(hidden._replace(size=np.int32(7))), expected)
-    with pytest.raises(ValueError, match="it tells a risk, 9, though it said that it tells none"):
+    with pytest.raises(ValueError, match="it sends a risk, 9, though it reports none"):
         accept(to_named(hidden._replace(risk=np.float64(9))), expected)
 
 

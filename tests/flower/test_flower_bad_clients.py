@@ -12,11 +12,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 
 from flwr.app import Array, Message
 
-from fedjax_bn.flower import own_part
 from fedjax_bn.flower.members import NOBODY, meet
-from fedjax_bn.flower.records import Answer, Hello, Order, answer_in, packed, with_hello
+from fedjax_bn.flower.records import Answer, Hello, Order, packed, record_in
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of
+from fedjax_bn.flower.site import load_own, save_own
 from fedjax_bn.state import Own
 from flower_apps import CONFIG, nodes_of, run_config
 from flower_grid import LocalGrid
@@ -34,8 +34,8 @@ def spoilt_arrays(reply):
 
 
 def of_another_method(reply):
-    header = answer_in(reply.content)._replace(method="scaffold")
-    reply.content = packed(reply.content.array_records["arrays"], header)
+    header = record_in(reply.content, Answer)._replace(method="scaffold")
+    reply.content = packed(header, reply.content.array_records["arrays"])
 
 
 WRONG = {
@@ -80,7 +80,7 @@ class Nodes:
 
     def saying(self, client, hello):
         return lambda message: Message(
-            with_hello(hello, Answer("f", "fedavg", client)), reply_to=message
+            packed(Answer("f", "fedavg", client), hello=hello), reply_to=message
         )
 
 
@@ -122,9 +122,9 @@ def test_who_is_gone_keeps_its_size():
 def test_a_task_that_was_held_up_takes_nothing_from_one_of_a_later_round(tmp_path):
     own = Own({"params": {"scale": np.ones(2)}}, ())
     for number in (5, 7, 6):  # both began with 5
-        own_part.save(tmp_path, number, own, 5)
-    assert own_part.load(tmp_path, 7, own)
-    own_part.save(tmp_path, 8, own, 7)
+        save_own(tmp_path, number, own, 5)
+    assert load_own(tmp_path, 7, own)
+    save_own(tmp_path, 8, own, 7)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "own-00000007.npz",
         "own-00000008.npz",

@@ -8,8 +8,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 
 from flwr.app import Array, ArrayRecord
 
+from fedjax_bn.flower.accept import absent, side_by_side
 from fedjax_bn.flower.records import Answer, arrays_in, packed, recorded
-from fedjax_bn.flower.side_by_side import absent, side_by_side
 from fedjax_bn.state import Upload
 
 HEADER = Answer("one", "fedbn", 0)
@@ -34,7 +34,7 @@ def test_arrays_travel_as_the_bytes_that_flower_itself_writes():
 
 def test_arrays_that_arrive_are_those_that_numpy_reads_and_are_not_copied():
     record = ArrayRecord({name: Array(array) for name, array in ARRAYS.items()})
-    for name, array in arrays_in(packed(record, HEADER)).items():
+    for name, array in arrays_in(packed(HEADER, record)).items():
         read = record[name].numpy()
         assert (array.dtype, array.shape) == (read.dtype, read.shape)
         assert array.tobytes() == read.tobytes()
@@ -60,7 +60,7 @@ def data_of(array):
 def test_an_array_that_cannot_be_read_is_named(stype, data, said):
     record = ArrayRecord({"weights": Array("float64", (1,), stype, data)})
     with pytest.raises(ValueError, match=f"the array weights cannot be read .*{said}"):
-        arrays_in(packed(record, HEADER))
+        arrays_in(packed(HEADER, record))
 
 
 def test_uploads_lie_side_by_side_in_the_same_memory_each_round():

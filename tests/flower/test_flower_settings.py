@@ -141,10 +141,10 @@ def test_a_client_reads_its_own_data_in_place_of_the_configured(folder):
     site = open_site(config, node, 2)
     assert site.domain.name == "bee"
     assert site.form["shape"] == [6]
-    with pytest.raises(ConfigError, match=r"domain='' is none of those in .*own\.npz: choose"):
+    with pytest.raises(ConfigError, match=r"domain='' is not among those in .*own\.npz: choose"):
         open_site(config, node._replace(domain=""), 2)
     config.data.name, config.data.path, config.target = "tiny", "none", "cow,dog"
-    with pytest.raises(ConfigError, match="client=2 is none of the 2 clients of tiny"):
+    with pytest.raises(ConfigError, match="client=2 is not among the 2 clients of tiny"):
         open_site(config, node_of(NODE | {"client": 2}), 2)
 
 

@@ -24,8 +24,7 @@ from fedjax_bn.report.intervals import Interval
 from fedjax_bn.report.results import Cell, Row, Table
 from fedjax_bn.report.text_tables import long_csv
 from fedjax_bn.run import predict
-from fedjax_bn.run.evaluation.answers import Answers, Kept
-from fedjax_bn.run.evaluation.answers_file import predictions_of
+from fedjax_bn.run.evaluation.answers import Answers, Kept, predictions_of
 from fedjax_bn.run.training import logs
 
 ODD = (

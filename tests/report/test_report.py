@@ -16,8 +16,7 @@ from fedjax_bn.report import plots, write_comparison
 from fedjax_bn.report.about_runs import command
 from fedjax_bn.report.finished_runs import read_run
 from fedjax_bn.run.errors import ConfigError, WorkdirError
-from fedjax_bn.run.evaluation.answers import Answers, Kept
-from fedjax_bn.run.evaluation.answers_file import write_answers
+from fedjax_bn.run.evaluation.answers import Answers, Kept, write_answers
 from finished_folders import counted, finished
 from pages import CHROMIUM, Page, in_browser
 

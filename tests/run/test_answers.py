@@ -25,14 +25,15 @@ from fedjax_bn.report.intervals import (
     welch,
 )
 from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.evaluation import answers_file
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished
 from fedjax_bn.run.evaluation.answers import (
     Answers,
     Kept,
-    as_they_lie,
     calibration_error,
     measure,
+    read_answers,
+    unshuffled,
+    write_answers,
 )
 from fedjax_bn.run.evaluation.scoring_data import in_order
 from fedjax_bn.run.training.batch_norm_log import distances, log_batch_norms, read_distances
@@ -113,7 +114,7 @@ def test_answers_to_a_shuffled_stream_come_back_as_the_samples_lie():
     answers = some_answers(3, 20)
     split = Split(answers.logits, answers.label)
     shuffled = in_order(split, 5)
-    back = as_they_lie(Answers(shuffled.images, shuffled.labels), 5)
+    back = unshuffled(Answers(shuffled.images, shuffled.labels), 5)
     np.testing.assert_array_equal(back.logits, answers.logits)
     np.testing.assert_array_equal(back.label, answers.label)
 
@@ -193,7 +194,7 @@ def test_a_run_tells_measures_of_its_selected_round_that_its_predictions_have(fo
 
 def test_the_answers_that_a_report_reads_are_those_of_the_summary(folder):
     summary = json.loads((folder / "summary.json").read_text())
-    found = answers_file.read_answers(folder)
+    found = read_answers(folder)
     for name in ("ant", "bee", "cow"):
         one = found[name, ""]
         np.testing.assert_allclose(100 * one.right.mean(), summary["accuracy"]["internal"][name])
@@ -256,9 +257,9 @@ def test_an_evaluation_tells_measures_and_predictions_too(folder):
 def test_a_damaged_file_of_answers_is_told_in_a_sentence(tmp_path):
     split = Split(np.zeros((4, 3, 3, 1), np.uint8), np.zeros(4, np.int32))
     answers = Answers(np.eye(4, dtype=np.float32), np.zeros(4, np.int32))
-    answers_file.write_answers(tmp_path, {("ant", ""): Kept(answers, split)})
+    write_answers(tmp_path, {("ant", ""): Kept(answers, split)})
     path = tmp_path / "answers" / "internal.npz"
-    assert answers_file.read_answers(tmp_path)["ant", ""].right.tolist() == [True] + [False] * 3
+    assert read_answers(tmp_path)["ant", ""].right.tolist() == [True] + [False] * 3
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(WorkdirError, match=r"internal\.npz .*move it away"):
-        answers_file.read_answers(tmp_path)
+        read_answers(tmp_path)

@@ -192,7 +192,7 @@ def test_predict_imports_nothing_from_the_folder_where_it_is_given(served, tmp_p
         text=True,
     )
     (line,) = done.stderr.splitlines()
-    assert "'evil:f' is none of those served with" in line
+    assert "'evil:f' was not served with" in line
     assert not list(served.glob("*-ran"))
 
 

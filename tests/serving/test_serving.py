@@ -26,7 +26,7 @@ from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP, SmallCNN
 from fedjax_bn.run import serve
 from fedjax_bn.run.evaluation.scoring import score_unseen
-from fedjax_bn.run.evaluation.scoring_data import as_stream
+from fedjax_bn.run.evaluation.scoring_data import in_order, stack_batches
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder, load, predictor
 from fedjax_bn.task import Score, classification
@@ -107,7 +107,8 @@ def outputs_of_evaluate(place, text):
     task = classification()._replace(score=keeping._replace(of_all=lambda k: seen.append(k) or 0))
     choice = choose_adaptation(text, built.model, config.adapt_batch_size)
     score = score_unseen(choice.adaptation, built.prepare, task)
-    score(global_variables(state), as_stream(DOG, choice.batch_size, choice.order))
+    batches = stack_batches([in_order(DOG, choice.order)], choice.batch_size)
+    score(global_variables(state), batches)
     outputs, valid = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in seen[0])
     order = np.random.default_rng(choice.order).permutation(len(DOG.images))
     found = np.empty((len(order), 3))
@@ -217,7 +218,7 @@ def test_a_model_of_ones_own_is_served_by_its_programs(served, monkeypatch):
     monkeypatch.setattr(folder, "_MODELS", {})
     found = load(served, "tsmobn:batch_size=4")
     np.testing.assert_allclose(found(DOG.images), expected, atol=1e-6)
-    with pytest.raises(ValueError, match=r"'tsmobn' is none of those served.*valid are random_alp"):
+    with pytest.raises(ValueError, match=r"'tsmobn' was not served with.*valid are random_alp"):
         load(served, "tsmobn")
 
 

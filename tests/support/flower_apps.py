@@ -5,10 +5,12 @@ import numpy as np
 
 from federations import assert_close
 from fedjax_bn.engine.traffic import traffic
-from fedjax_bn.flower import client_app, own_part
+from fedjax_bn.flower import client_app
 from fedjax_bn.flower.settings import config_of
+from fedjax_bn.flower.site import load_own
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.training.rounds import open_rounds
+from fedjax_bn.state import Own
 from flower_grid import node
 
 CONFIG = """
@@ -60,9 +62,9 @@ def nodes_of(folder, config, report=QUIET, **more):
 
 def assert_same(folder, kept, federation, state):
     """The server, and the clients' folders, hold what the simulation's state holds."""
-    like = jax.tree.map(lambda x: x[0], own_part.Own(state.personal, state.memory))
+    like = jax.tree.map(lambda x: x[0], Own(state.personal, state.memory))
     places = [folder / f"client-{k}" / federation for k in range(2)]
-    own = [own_part.load(place, int(kept.taken[k]), like) for k, place in enumerate(places)]
+    own = [load_own(place, int(kept.taken[k]), like) for k, place in enumerate(places)]
     own = jax.tree.map(lambda *leaves: np.stack(leaves), *own)
     for ours, theirs in (
         (kept.state.shared, state.shared),

@@ -1,28 +1,40 @@
-"""What classifiers answered to all samples of a client, and what is measured of it on the host.
+"""The answers of classifiers: what is measured of them, and what a run's folder keeps of them.
 
-Percentages but for the loss (nats) and the area under the curve (0 to 1). Of a client without
-samples, or of one class alone, the area is not defined, and None in records.
+Measures are percentages, except the loss (nats) and the area under the curve (0 to 1).
+
+`answers/internal.npz` has a row per client, `answers/unseen.npz` one per unseen domain and
+adaptation: confusions, which samples were answered right, and the most confident mistakes with
+small pictures. The probabilities of all samples are written on request (`config.predictions`).
 """
 
+import csv
+import io
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from PIL import Image
 from scipy.special import logsumexp
 
 from fedjax_bn.data.domain import Split
+from fedjax_bn.engine.names import cell
 from fedjax_bn.run.evaluation.groups import by_client
 from fedjax_bn.run.evaluation.scoring_data import places_in_order
+from fedjax_bn.run.files.workdir import not_readable, read_arrays, write_atomically
 from fedjax_bn.task import Score, Task, confusion
 
-PyTree = Any
-BINS = 15  # of confidences, for the calibration error
-MEASURES = ("loss", "balanced_accuracy", "auc", "ece")
+_FOLDER = "answers"
+_FILES = ("internal", "unseen")
+_MISTAKES = 6  # of a row
+_MOST_CLASSES = 100  # above it no confusion is kept
+_PIXELS = 64  # the longer side of a picture at most
 
 
 class Answers(NamedTuple):
-    """A classifier's answers to samples, in the order in which they lie.
+    """A classifier's answers to the samples of a split, in the split's order.
 
     Attributes:
       logits: f[N, C].
@@ -60,81 +72,73 @@ Keep = dict[tuple[str, str], Kept]  # (client, "") or (unseen domain, adaptation
 
 
 def answering(task: Task) -> Task:
-    """The task with a score that gives `Answers` where it is accuracy; any other as it is."""
+    """Returns the task with a score that gives `Answers`, if its score is accuracy."""
     if not task.classifies or task.score.name != "accuracy":
         return task
-    return task._replace(score=Score("answers", _keep, _collect))
+
+    def of_batch(logits: jax.Array, label: jax.Array, valid: jax.Array) -> tuple:
+        return logits, label, valid
+
+    def of_all(kept: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Answers:
+        logits, label, valid = kept  # of batches [T, B, ...]
+        return Answers(logits[valid], label[valid])
+
+    return task._replace(score=Score("answers", of_batch, of_all))
 
 
 def keep_answers(
-    keep: Keep | None, told: Mapping[tuple[str, str], tuple[Answers | float, Split]]
+    keep: Keep | None, scores: Mapping[tuple[str, str], tuple[Answers | float, Split]]
 ) -> None:
-    """Puts what was answered to which samples into a dict, if there is one; numbers are left out.
-
-    Args:
-      keep: the dict; None for none.
-      told: (client, "") or (unseen domain, adaptation) -> what was told, to which samples.
-    """
+    """Adds the answers among scores, with the samples they were given to, to a dict, if given."""
     if keep is not None:
-        keep |= {k: Kept(*one) for k, one in told.items() if isinstance(one[0], Answers)}
+        keep |= {key: Kept(*one) for key, one in scores.items() if isinstance(one[0], Answers)}
 
 
-def as_they_lie(told: Answers | float, order: int) -> Answers | float:
-    """What was told of a stream, in the order in which its samples lie.
+def unshuffled(score: Answers | float, order: int) -> Answers | float:
+    """Returns answers to a stream of `scoring_data.in_order` in the split's order.
 
-    Args:
-      told: answers in the order of the stream, or a score, which has no order.
-      order: the seed of that order, from 0; see `scoring_data.places_in_order`.
+    A score that is a number is returned as it is.
     """
-    if not isinstance(told, Answers):
-        return told
-    back = np.argsort(places_in_order(len(told.label), order))
-    return Answers(told.logits[back], told.label[back])
+    if not isinstance(score, Answers):
+        return score
+    back = np.argsort(places_in_order(len(score.label), order))
+    return Answers(score.logits[back], score.label[back])
 
 
-def percent(told: Answers | float) -> float:
-    """The score of a client: the accuracy of answers; a number as it is."""
-    return told.accuracy if isinstance(told, Answers) else told
+def percent(score: Answers | float) -> float:
+    """Returns the accuracy of answers; a number as it is."""
+    return score.accuracy if isinstance(score, Answers) else score
 
 
 def measure(answers: Answers) -> dict[str, float]:
-    """Name -> value of each of MEASURES; NaN where it is not defined.
+    """Returns name -> value of each measure; NaN where it is not defined.
 
     loss is the mean cross entropy; balanced_accuracy the mean share of right answers of each class
-    that occurs (Brodersen et al. 2010); auc that of the second class of two, else the mean over
-    classes of one against all others; ece the expected calibration error (Guo et al. 2017, Eq. 3)
-    over 15 bins of confidence.
+    that occurs (Brodersen et al. 2010); auc the area of the second class of two, else the mean
+    over classes of one against all others; ece the expected calibration error (Guo et al. 2017,
+    Eq. 3) over 15 bins of confidence. Without samples nothing is defined, with samples of one
+    class alone the area is not.
     """
     # scikit-learn gives the same numbers (tests/run/test_answers.py) in 15 times the time, which
     # every client takes at every evaluation: 25 ms instead of 1.7 for 200 samples, 7 classes.
     label, count = answers.label, len(answers.label)
     if not count:
-        return dict.fromkeys(MEASURES, np.nan)
-    p = answers.probabilities
-    logits = answers.logits.astype(np.float64)
+        return dict.fromkeys(("loss", "balanced_accuracy", "auc", "ece"), np.nan)
+    p, logits = answers.probabilities, answers.logits.astype(np.float64)
     loss = (logsumexp(logits, axis=-1) - logits[np.arange(count), label]).mean()
     matrix = confusion(answers.logits, label)
-    there = matrix.sum(1) > 0
-    recall = (matrix.diagonal()[there] / matrix.sum(1)[there]).mean()
+    occurs = matrix.sum(1) > 0
+    recall = (matrix.diagonal()[occurs] / matrix.sum(1)[occurs]).mean()
     return {
         "loss": float(loss),
         "balanced_accuracy": 100 * float(recall),
-        "auc": area(p, label),
+        "auc": _area(p, label),
         "ece": 100 * calibration_error(p.max(-1), answers.right),
     }
 
 
-def area(probabilities: np.ndarray, label: np.ndarray) -> float:
-    """Area under the receiver operating characteristic, by ranks (Mann and Whitney).
-
-    Args:
-      probabilities: f[N, C]; of two classes the second one's counts, of more each against all
-        others that has samples and is not alone, and the mean is taken.
-      label: i32[N].
-
-    Returns:
-      0 to 1; NaN where only one class has samples.
-    """
+def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
+    """Area under the receiver operating characteristic, by ranks (Mann and Whitney)."""
     from scipy.stats import rankdata  # half a second, which a start does not wait for
 
     count, classes = probabilities.shape
@@ -150,13 +154,13 @@ def area(probabilities: np.ndarray, label: np.ndarray) -> float:
     return float((above / (positive * (count - positive))).mean())
 
 
-def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
-    """Mean distance of confidence and share of right answers over equal bins, by their samples.
+def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> float:
+    """Returns the mean distance, 0 to 1, of confidence and share of right answers over bins.
 
     Args:
       confidence: f[N] in [0, 1].
       right: bool[N].
-      bins: (lower, upper], of equal width.
+      bins: (lower, upper], of equal width; each counts by its samples.
     """
     place = np.ceil(confidence * bins).clip(1, bins).astype(int) - 1
     gaps = np.bincount(place, confidence - right, bins)
@@ -164,20 +168,16 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = BIN
 
 
 def measures_by_client(
-    names: Sequence[str], told: Sequence[Answers | float], limit: int
+    names: Sequence[str], scores: Sequence[Answers | float], limit: int
 ) -> dict[str, Any]:
-    """{"measures": {name: {client: value, "mean": ...}}}, means over who has a value; or {}.
+    """Returns {"measures": {name: {client: value, "mean": ...}}}; {} where scores are numbers.
 
-    Args:
-      names: of the clients.
-      told: of each, its answers; of a task that gives none, its score.
-      limit: the configuration's `clients_named`.
+    Means are over the clients that have a value. `limit` is the configuration's `clients_named`.
     """
-    if not all(isinstance(one, Answers) for one in told):
+    if not all(isinstance(one, Answers) for one in scores):
         return {}
-    rows = [measure(one) for one in told]
-    found = {}
-    for name in MEASURES:
+    rows, found = [measure(one) for one in scores], {}
+    for name in rows[0]:
         values = np.array([row[name] for row in rows])
         known = values[np.isfinite(values)]
         mean = {"mean": float(known.mean()) if len(known) else None}
@@ -185,20 +185,163 @@ def measures_by_client(
     return {"measures": found}
 
 
-def measures_of(told: Mapping[str, Answers | float]) -> dict[str, dict[str, float | None]]:
-    """Adaptation -> measures; of a task that gives no answers {}."""
+def measures_of(scores: Mapping[str, Answers | float]) -> dict[str, dict[str, float | None]]:
+    """Returns adaptation -> measures; {} where scores are numbers."""
     return {
         text: {name: v if np.isfinite(v) else None for name, v in measure(answers).items()}
-        for text, answers in told.items()
+        for text, answers in scores.items()
         if isinstance(answers, Answers)
     }
 
 
-def _keep(logits: jax.Array, label: jax.Array, valid: jax.Array) -> tuple:
-    return logits, label, valid
+class Mistake(NamedTuple):
+    """A wrong answer.
+
+    Attributes:
+      sample: its number in the split that was tested.
+      label, answer: classes.
+      confidence: the probability of the answer.
+      picture: u8[H, W, 1 or 3]; f32[F] for samples that are not images.
+    """
+
+    sample: int
+    label: int
+    answer: int
+    confidence: float
+    picture: np.ndarray
 
 
-def _collect(kept: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Answers:
-    """The answers to the valid samples of batches [T, B, ...]."""
-    logits, label, valid = kept
-    return Answers(logits[valid], label[valid])
+class Answered(NamedTuple):
+    """What a folder keeps of the answers of one client, or of one unseen domain and adaptation.
+
+    Attributes:
+      right: bool[N].
+      confusion: i64[C, C], class by answer; None for more than 100 classes.
+      mistakes: the most confident first.
+    """
+
+    right: np.ndarray
+    confusion: np.ndarray | None
+    mistakes: list[Mistake]
+
+
+def write_answers(folder: Path, keep: Keep, predictions: str = "") -> None:
+    """Writes the files of `answers/`, those of internal and of unseen clients if there are any.
+
+    Args:
+      folder: the workdir.
+      keep: the answers.
+      predictions: "csv" or "npz" to write all probabilities too; "" not to.
+
+    Raises:
+      WorkdirError: a file cannot be written.
+    """
+    for name in _FILES:
+        mine = {key: kept for key, kept in keep.items() if bool(key[1]) == (name == "unseen")}
+        if not mine:
+            continue
+        arrays = {"names": np.array(json.dumps(list(mine)))}
+        for i, (answers, split) in enumerate(mine.values()):
+            if answers.logits.shape[-1] <= _MOST_CLASSES:
+                matrix = confusion(answers.logits, answers.label)
+                arrays[f"confusion{i}"] = matrix.astype(np.int32)
+            wrong = np.flatnonzero(~answers.right)
+            sure = answers.probabilities[wrong].max(-1)
+            first = np.argsort(-sure, kind="stable")[:_MISTAKES]
+            worst = wrong[first]
+            columns = worst, answers.label[worst], answers.logits[worst].argmax(-1)
+            arrays |= {
+                f"right{i}": np.packbits(answers.right),
+                f"samples{i}": len(answers.label),
+                f"mistakes{i}": np.stack(columns, axis=1).astype(np.int32),
+                f"confidence{i}": sure[first].astype(np.float32),
+            }
+            for j, sample in enumerate(worst):
+                arrays[f"picture{i}.{j}"] = _picture_of(split, int(sample))
+        write_atomically(folder / _FOLDER / f"{name}.npz", packed(arrays))
+        if predictions:
+            path = folder / _FOLDER / f"{name}-predictions.{predictions}"
+            write_atomically(path, predictions_of(mine, predictions))
+
+
+def read_answers(folder: Path) -> dict[tuple[str, str], Answered]:
+    """Returns what a workdir keeps by (client, "") or (unseen domain, adaptation); may be {}.
+
+    Raises:
+      WorkdirError: a file is damaged.
+    """
+    found = {}
+    for name in _FILES:
+        path = folder / _FOLDER / f"{name}.npz"
+        if not path.exists():
+            continue
+        stored = read_arrays(path)
+        try:
+            for i, key in enumerate(json.loads(str(stored["names"]))):
+                count, bits = int(stored[f"samples{i}"]), np.unpackbits(stored[f"right{i}"])
+                if not 0 <= count <= len(bits):
+                    raise ValueError(f"it holds {len(bits)} answers of {count} samples")
+                confidence = stored[f"confidence{i}"].tolist()
+                mistakes = [
+                    Mistake(*row, confidence[j], stored[f"picture{i}.{j}"])
+                    for j, row in enumerate(stored[f"mistakes{i}"].tolist())
+                ]
+                right, matrix = bits[:count].astype(bool), stored.get(f"confusion{i}")
+                found[tuple(key)] = Answered(right, matrix, mistakes)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise not_readable(path, error) from error
+    return found
+
+
+def predictions_of(keep: Keep, form: str) -> str | bytes:
+    """Returns the probabilities of every sample as the content of a file.
+
+    Args:
+      keep: the answers.
+      form: "csv", a line per sample; or "npz": `names`, the keys of `keep` as JSON, and for row i
+        `label{i}` i32[N] and `probabilities{i}` f32[N, C].
+    """
+    if form == "npz":
+        arrays = {"names": np.array(json.dumps(list(keep)))}
+        for i, (answers, _) in enumerate(keep.values()):
+            arrays[f"label{i}"] = answers.label
+            arrays[f"probabilities{i}"] = answers.probabilities.astype(np.float32)
+        return packed(arrays)
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    classes = max(answers.logits.shape[-1] for answers, _ in keep.values())
+    numbered = (f"probability_{c}" for c in range(classes))
+    writer.writerow(("client", "adaptation", "sample", "label", "answer", *numbered))
+    for (name, adaptation), (answers, split) in keep.items():
+        samples = range(len(answers.label))
+        if split.names is not None:
+            samples = [cell(str(one)) for one in split.names]
+        rows = zip(samples, answers.label.tolist(), answers.probabilities, strict=True)
+        for sample, label, row in rows:
+            start = cell(name), cell(adaptation), sample, label, int(row.argmax())
+            writer.writerow((*start, *map(repr, row.tolist())))
+    return file.getvalue()
+
+
+def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Returns named arrays as the content of a compressed `.npz`."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def _picture_of(split: Split, sample: int) -> np.ndarray:
+    """A sample as a small picture u8[H, W, 1 or 3], or as f32[F] where it is not an image."""
+    stored = np.asarray(split.images[sample : sample + 1])[0]
+    if stored.ndim < 3:
+        return stored.astype(np.float32).reshape(-1)
+    if stored.dtype != np.uint8:
+        low, high = float(stored.min()), float(stored.max())
+        stored = ((stored - low) / ((high - low) or 1) * 255).astype(np.uint8)
+    stored = stored if stored.shape[-1] == 3 else stored[..., :1]
+    most = max(stored.shape[:2])
+    if most <= _PIXELS:
+        return stored
+    size = [max(1, round(side * _PIXELS / most)) for side in stored.shape[1::-1]]
+    small = np.asarray(Image.fromarray(stored.squeeze()).resize(size))
+    return small.reshape(*small.shape[:2], -1)

@@ -1,179 +1,329 @@
-"""What is evaluated, between the rounds of a run and of a finished run alike.
+"""The scores of a federation, between the rounds of a run and of a finished run alike.
 
-Every internal client with its own model, every unseen one by each adaptation. Where the
-configuration says so (`config.personalize`), each adapts to a few labelled samples first.
+Every internal client is tested with its own model, every unseen one by each adaptation. Where
+`config.personalize` asks for it, each adapts to a few labelled samples first.
 
-Internal clients predict as the method says (`FederatedMethod.statistics`). One that has never taken
-part has nothing of its own yet: it is tested with what an unseen client receives. Validation, by
-which a round is selected, is by the clients' own models as well, or by the aggregated one
+Internal clients predict by the method's rule (`FederatedMethod.statistics`). One that has never
+taken part has no leaves of its own yet: it is tested with what an unseen client receives.
+Validation, which selects a round, uses the clients' own models or the aggregated one
 (`config.validate_with`), as FedIG's server does (A.2).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_bn.adaptation import ensemble, with_clients
 from fedjax_bn.aggregation import weighted_mean
-from fedjax_bn.federation import FederatedState, global_variables
+from fedjax_bn.data.domain import Split, whole
+from fedjax_bn.data.seeds import generator
+from fedjax_bn.engine.devices import padded
+from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.run.evaluation.answers import (
+    Answers,
     Keep,
     answering,
     keep_answers,
     measures_by_client,
+    measures_of,
     percent,
+    unshuffled,
 )
-from fedjax_bn.run.evaluation.block_evaluate import block_evaluator, in_blocks
-from fedjax_bn.run.evaluation.blocks import batches_of_tests
-from fedjax_bn.run.evaluation.groups import by_client
+from fedjax_bn.run.evaluation.groups import by_client, some_of
 from fedjax_bn.run.evaluation.personalization import (
-    adapt_clients,
+    Personalization,
+    adapt_rows,
+    adapt_unseen,
     choose_personalization,
+    set_aside,
     set_aside_all,
-    unchanged,
+    stack_labelled,
 )
-from fedjax_bn.run.evaluation.scoring import mean_loss, score_clients
-from fedjax_bn.run.evaluation.unseen import unseen_evaluator
+from fedjax_bn.run.evaluation.scoring import (
+    batches_of_tests,
+    carries,
+    mean_loss,
+    score_clients,
+    score_unseen,
+)
+from fedjax_bn.run.evaluation.scoring_data import TestData, as_stored, blocks_of_tests, in_order
 from fedjax_bn.run.experiment.build import Experiment
+from fedjax_bn.run.processes.mesh import clients_of, copies_on, own_rows, place_own
+from fedjax_bn.run.training.population import Held, on_disk, refuse_ensemble, rows_of_clients
 from fedjax_bn.run.training.records import Record
+from fedjax_bn.run.training.row_store import UNTOUCHED
+from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task
 
-# evaluate(state, trained bool[K], keep) -> record: who has taken part so far, all where nobody
-# says, and a dict that takes what a classifier answered
+# evaluate(state, trained bool[K], keep) -> record. `trained` says who has taken part so far, None
+# for all; `keep` is a dict that takes the answers of a classifier, or None.
 Evaluate = Callable[..., Record]
+_BLOCK = 64  # clients, or batches, at a time where no cohort gives their number
+_SAMPLE = 5  # of the generator's streams
 
 
 def evaluator(config: ConfigDict, experiment: Experiment, task: Task | None = None) -> Evaluate:
-    """Returns `evaluate(state, trained)`: scores in percent, of validation where there is one.
+    """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent.
 
     Test data stay on the device where they fit (`data.device_megabytes`) and are streamed else.
     Unseen clients are left out where the configuration tests them once, when the run has ended.
     """
-    internal = internal_evaluator(config, experiment, task)
-    if config.eval_train_loss and not in_blocks(config, experiment):
-        internal = _both(internal, _train_loss_evaluator(config, experiment, task))
+    internal = internal_evaluator(config, experiment, task, config.eval_train_loss)
     if config.eval_unseen == "once":
         return internal
     unseen = unseen_evaluator(config, experiment, task)
-    return _both(internal, lambda state, trained, keep: unseen(state, keep))
 
-
-def _both(one: Evaluate, other: Evaluate) -> Evaluate:
     def evaluate(
-        state: FederatedState, trained: np.ndarray | None = None, keep: Keep | None = None
+        state: FederatedState | Held, trained: np.ndarray | None = None, keep: Keep | None = None
     ) -> Record:
-        return one(state, trained, keep) | other(state, trained, keep)
+        return internal(state, trained, keep) | unseen(state, keep)
 
     return evaluate
 
 
-def internal_evaluator(
-    config: ConfigDict, experiment: Experiment, task: Task | None = None
-) -> Evaluate:
-    """Returns `evaluate(state, trained, keep)`, each client with its model.
+def clients_tested(config: ConfigDict, num_clients: int) -> np.ndarray:
+    """Returns the numbers of the clients that are evaluated, i[n], ascending.
 
-    The record has "accuracy", "validation" where there is one, and of classifiers "measures", see
-    `run.answers`, of the test samples; `keep` takes what was answered to those.
-
-    `trained` bool[K] says who has taken part in a round so far; None for all. Where clients are
-    evaluated in blocks, the record has train_loss too if `config.eval_train_loss`.
+    Args:
+      config: `eval_clients` of them are drawn from `seed`, the same in every round; 0: all.
+      num_clients: K.
     """
-    if in_blocks(config, experiment):
-        return block_evaluator(config, experiment, task)
-    domains, method, mesh = experiment.internal.domains, experiment.method, experiment.mesh
+    if not config.eval_clients:
+        return np.arange(num_clients)
+    order = generator(config.seed, 0, 0, _SAMPLE).permutation(num_clients)
+    return np.sort(order[: config.eval_clients])
+
+
+class _Part(NamedTuple):
+    """One score of all tested clients.
+
+    Attributes:
+      splits: of each client.
+      labelled: the samples that each adapts to first; None where no client adapts.
+      task: how outputs are judged.
+      own: whether each answers with its own model, or all with the aggregated one.
+    """
+
+    splits: Sequence[Split]
+    labelled: Sequence[Split] | None
+    task: Task
+    own: bool = True
+
+
+def internal_evaluator(
+    config: ConfigDict, experiment: Experiment, task: Task | None = None, train_loss: bool = False
+) -> Evaluate:
+    """Returns `evaluate(state, trained, keep)`, the scores of the internal clients.
+
+    The record has "accuracy", "validation" where there is one, and "measures" of a classifier's
+    answers to the test samples (`answers.measure`), which `keep` takes too.
+
+    A sample of clients (`eval_clients`), and clients whose rows are on the disk, are evaluated in
+    blocks as large as a cohort, so that what is on the device does not grow with their number.
+
+    Args:
+      config: the run's.
+      experiment: what it names.
+      task: how outputs are judged; by default the experiment's.
+      train_loss: whether the record has "train_loss" too, the loss of FedBN's Fig. 3: over a
+        client's training samples, after aggregation, with its own model in evaluation mode.
+        Differs from the authors' code: a mean over samples, not over batches of which the last
+        is smaller.
+    """
+    tested = clients_tested(config, len(experiment.internal.domains))
+    domains = [experiment.internal.domains[k] for k in tested]
+    names, limit = [domain.name for domain in domains], config.clients_named
+    how = choose_personalization(config, experiment.method)
     task = answering(task or experiment.task)
-    score = score_clients(
-        experiment.model, experiment.prepare, len(domains), task, method.statistics, mesh
-    )
-    view = {"validation": _aggregated if config.validate_with == "global" else unchanged}
+
+    def part(splits: Sequence[Split], own: bool = True) -> _Part:
+        labelled, rest = set_aside_all(splits, how) if how else (None, splits)
+        return _Part(rest, labelled, task, own)
+
+    parts = {"accuracy": part([domain.test for domain in domains])}
+    own_validates = config.validate_with == "own"
     # Where a split serves for both, it is evaluated once.
-    once = view["validation"] is unchanged
-    once = once and all(domain.test is domain.validation for domain in domains)
-    splits = {"accuracy": [domain.test for domain in domains]}
+    once = own_validates and all(domain.test is domain.validation for domain in domains)
     if not once and all(domain.validation is not None for domain in domains):
-        splits["validation"] = [domain.validation for domain in domains]
-    adapt = dict.fromkeys(splits, unchanged)
-    if how := choose_personalization(config, method):
-        for key, parts in splits.items():
-            labelled, splits[key] = set_aside_all(parts, how)
-            adapt[key] = adapt_clients(
-                experiment.model, experiment.prepare, how, labelled, method.statistics, mesh
-            )
-    limit, names = config.data.device_megabytes, [domain.name for domain in domains]
-    blocks = {
-        key: batches_of_tests(part, config.eval_batch_size, limit, mesh)
-        for key, part in splits.items()
-    }
+        parts["validation"] = part([domain.validation for domain in domains], own_validates)
+    if train_loss:
+        loss = task._replace(score=mean_loss(task))
+        parts["train_loss"] = _Part([domain.train for domain in domains], None, loss)
+    size = 0
+    if config.eval_clients or on_disk(config, len(experiment.internal.domains)):
+        size = padded(min(config.clients_per_round or _BLOCK, len(tested)), experiment.mesh)
+    score = {key: _scorer(config, experiment, one, how, size) for key, one in parts.items()}
 
     def evaluate(
-        state: FederatedState, trained: np.ndarray | None = None, keep: Keep | None = None
+        state: FederatedState | Held, trained: np.ndarray | None = None, keep: Keep | None = None
     ) -> Record:
-        record, state = {}, _known(state, trained)
-        for key, parts in blocks.items():
-            told = score(adapt[key](view.get(key, unchanged)(state)), parts())
-            record[key] = by_client(names, [*map(percent, told)], config.clients_named)
-            if key == "accuracy":
-                record |= measures_by_client(names, told, config.clients_named)
-                given = zip(names, told, splits[key], strict=True)
-                keep_answers(keep, {(name, ""): (one, split) for name, one, split in given})
+        found = {key: [] for key in parts}
+        step = size or len(tested)
+        for places in np.split(np.arange(len(tested)), range(step, len(tested), step)):
+            # The last block is filled up, for one shape.
+            client = tested[np.resize(places, size)] if size else None
+            models = {
+                own: _models_of(state, client, trained, own, experiment)
+                for own in {one.own for one in parts.values()}
+            }
+            for key, one in parts.items():
+                found[key] += score[key](models[one.own], places)
+        record = {k: by_client(names, [*map(percent, one)], limit) for k, one in found.items()}
+        record |= measures_by_client(names, found["accuracy"], limit)
         if once:
             record["validation"] = record["accuracy"]
+        shown = some_of(len(names), limit) if size else range(len(names))
+        given = zip(names, found["accuracy"], parts["accuracy"].splits, strict=True)
+        given = [((name, ""), (answers, split)) for name, answers, split in given]
+        keep_answers(keep, dict(given[k] for k in shown))
         return record
 
     return evaluate
 
 
-def _train_loss_evaluator(
-    config: ConfigDict, experiment: Experiment, task: Task | None
-) -> Evaluate:
-    """Returns `evaluate(state, trained) -> {"train_loss": {client: mean, "mean": ...}}`.
+def _scorer(
+    config: ConfigDict,
+    experiment: Experiment,
+    part: _Part,
+    how: Personalization | None,
+    size: int,
+) -> Callable[[FederatedState, np.ndarray], list[float | Answers]]:
+    """Returns `score(state, places)`, of the clients at these places, in the rows of the state.
 
-    It is the loss that FedBN's Fig. 3 plots: over a client's training samples, after aggregation,
-    with its own model in evaluation mode. Differs from the authors' code: a mean over samples, not
-    over batches of which the last is smaller.
+    `size` is the number of clients of a block; 0 for all at once.
     """
-    domains = experiment.internal.domains
-    task = task or experiment.task
-    model, prepare, rule = experiment.model, experiment.prepare, experiment.method.statistics
-    task, mesh = task._replace(score=mean_loss(task)), experiment.mesh
-    score = score_clients(model, prepare, len(domains), task, rule, mesh)
-    splits = [domain.train for domain in domains]
-    parts = batches_of_tests(splits, config.eval_batch_size, config.data.device_megabytes, mesh)
-    names = [domain.name for domain in domains]
+    model, prepare, mesh = experiment.model, experiment.prepare, experiment.mesh
+    rule, rows = experiment.method.statistics, size or padded(len(part.splits), mesh)
+    score = score_clients(model, prepare, size or len(part.splits), part.task, rule, mesh)
+    steps = None if part.labelled is None else adapt_rows(model, prepare, how, rule, mesh)
 
-    def evaluate(
-        state: FederatedState, trained: np.ndarray | None = None, keep: Keep | None = None
-    ) -> Record:
-        state = _known(state, trained)
-        values = score(state, parts())
-        return {"train_loss": by_client(names, values, config.clients_named)}
+    def stacked(places: np.ndarray) -> tuple:
+        return stack_labelled([part.labelled[k] for k in np.resize(places, rows)])
+
+    if not size:
+        limit = config.data.device_megabytes
+        tests = batches_of_tests(part.splits, config.eval_batch_size, limit, mesh)
+        given = stacked(np.arange(len(part.splits))) if steps else ()
+        return lambda state, _: score(steps(state, *given) if steps else state, tests())
+    batch = min(config.eval_batch_size, max(len(split.images) for split in part.splits))
+
+    def of_block(state: FederatedState, places: np.ndarray) -> list[float | Answers]:
+        state = steps(state, *stacked(places)) if steps else state
+        splits = [part.splits[k] for k in places]
+        return score(state, blocks_of_tests(splits, batch, _BLOCK, size, mesh))[: len(places)]
+
+    return of_block
+
+
+def _models_of(
+    state: FederatedState | Held,
+    client: np.ndarray | None,
+    trained: np.ndarray | None,
+    own: bool,
+    experiment: Experiment,
+) -> FederatedState:
+    """A state with the models of some clients, or of all (None): their own, or the aggregated one.
+
+    Clients that have never trained have what an unseen client receives.
+    """
+    if isinstance(state, Held):
+        spread = clients_of(experiment.mesh)
+        here = own_rows(len(client), spread)
+        read = rows_of_clients(state, client[here], ("personal",))["personal"]
+        rows = place_own(here, len(client), spread, read)
+        known = np.asarray(state.slots)[client] != UNTOUCHED
+        common = state.state
+    else:
+        common, rows = state, state.personal
+        known = np.ones(len(state.weights), bool) if trained is None else trained
+        if client is not None:
+            rows, known = jax.tree.map(lambda leaf: leaf[client], rows), known[client]
+        elif not jax.tree.leaves(rows) or (own and known.all()):
+            return state
+        else:  # on a mesh the rows are padded
+            known = np.pad(known, (0, len(jax.tree.leaves(rows)[0]) - len(known)))
+    return _with_rows(common._replace(memory=(), weighing=()), rows, known & own)
+
+
+@jax.jit
+def _with_rows(state: FederatedState, rows: Any, known: jax.Array) -> FederatedState:
+    """The state whose clients own these rows where they are known, else the clients' mean."""
+    personal = jax.tree.map(lambda leaf: leaf[: state.weights.shape[0]], state.personal)
+    mean = weighted_mean(personal, state.weights)
+
+    def chosen(rows: jax.Array, mean: jax.Array) -> jax.Array:
+        return jnp.where(known.reshape(-1, *(1,) * mean.ndim), rows, mean)
+
+    return state._replace(personal=jax.tree.map(chosen, rows, mean))
+
+
+def unseen_evaluator(
+    config: ConfigDict, experiment: Experiment, task: Task | None = None
+) -> Callable[..., Record]:
+    """Returns `evaluate(state, keep)`: what unseen domains score by each adaptation.
+
+    The record is {"unseen": {domain: {adaptation: percent}}}, for classifiers with
+    "unseen_measures" too, {domain: {adaptation: {name: value}}}; {} without unseen domains.
+    """
+    if not experiment.unseen:
+        return lambda state, keep=None: {}
+    model, prepare, mesh = experiment.model, experiment.prepare, experiment.mesh
+    choices, task = experiment.adaptations, answering(task or experiment.task)
+    how, tested, adapt = choose_personalization(config, experiment.method), {}, {}
+    for domain in experiment.unseen:
+        split = whole(domain)
+        if how:
+            labelled, split = set_aside(split, how)
+            rule = experiment.method.statistics
+            adapt[domain.name] = adapt_unseen(model, prepare, how, labelled, rule)
+        tested[domain.name] = as_stored(split)
+    score = {
+        text: score_unseen(one.adaptation, prepare, task, mesh) for text, one in choices.items()
+    }
+
+    @cache  # adaptations with the same stream share its batches
+    def batches(name: str, size: int, order: int, where: str) -> Callable[[], Iterable[TestData]]:
+        split = in_order(tested[name], order)
+        return batches_of_tests([split], size, config.data.device_megabytes, mesh, where)
+
+    serve = partial(served_variables, choices=choices)
+    if mesh is not None:
+        serve = jax.jit(serve, out_shardings=copies_on(mesh))
+
+    def evaluate(state: FederatedState, keep: Keep | None = None) -> Record:
+        received, scores, measures = serve(state), {}, {}
+        for name, split in tested.items():
+            variables, found = adapt[name](received) if how else received, {}
+            for text, choice in choices.items():
+                # Where a batch depends on those before it, all devices judge all: a batch is too
+                # small to divide.
+                where = "copies" if carries(choice.adaptation, variables) else "parts"
+                where = where if mesh is not None else ""
+                parts = batches(name, choice.batch_size, choice.order, where)
+                found[text] = unshuffled(score[text](variables, parts()), choice.order)
+            keep_answers(keep, {(name, text): (one, split) for text, one in found.items()})
+            scores[name] = {text: percent(one) for text, one in found.items()}
+            measures[name] = measures_of(found)
+        measured = {"unseen_measures": measures} if any(measures.values()) else {}
+        return {"unseen": scores} | measured
 
     return evaluate
 
 
-@jax.jit
-def _aggregated(state: FederatedState) -> FederatedState:
-    """The state in which every client has the aggregated model and nothing of its own."""
-    nothing = jax.tree.map(lambda leaf: None, state.personal)
-    return state._replace(shared=global_variables(state), personal=nothing)
+def served_variables(state: FederatedState | Held, choices: Iterable[str]) -> Variables:
+    """Returns what an unseen client receives; with the clients' batch norms for `ensemble`.
 
-
-def _known(state: FederatedState, trained: np.ndarray | None) -> FederatedState:
-    """The state with a model for clients that have never trained, see `_with_newcomers`."""
-    return state if trained is None or trained.all() else _with_newcomers(state, trained)
-
-
-@jax.jit
-def _with_newcomers(state: FederatedState, trained: jax.Array) -> FederatedState:
-    """The state in which clients that have never trained own what an unseen client receives."""
-    num_clients = state.weights.shape[0]
-    mine = jax.tree.map(lambda leaf: leaf[:num_clients], state.personal)
-    mean = weighted_mean(mine, state.weights)
-
-    def chosen(rows: jax.Array, mean: jax.Array) -> jax.Array:
-        known = jnp.pad(trained, (0, rows.shape[0] - num_clients))
-        return jnp.where(known.reshape(-1, *(1,) * mean.ndim), rows, mean)
-
-    return state._replace(personal=jax.tree.map(chosen, state.personal, mean))
+    Raises:
+      ConfigError: `ensemble` is chosen, but the clients' rows are on the disk.
+    """
+    if isinstance(state, Held):
+        refuse_ensemble(choices)
+    variables = global_variables(state)
+    if any(text.partition(":")[0] == ensemble.__name__ for text in choices):
+        return with_clients(variables, client_variables(state))
+    return variables

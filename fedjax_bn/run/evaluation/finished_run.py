@@ -1,15 +1,19 @@
-"""The command `evaluate`: a finished run on domains that it may never have heard of, no training.
+"""The command `evaluate`: tests a finished run without training, on domains new to it too.
 
-Its training data are needed only where its internal clients are tested.
+Training data are needed only where the internal clients are tested. A published dataset knows its
+domains by name, and a hospital is not among them. So an archive or a folder of another place is
+read by its own names:
+
+    PATH/DOMAIN/CLASS/*.jpg  or  PATH/CLASS/*.jpg  or  PATH.npz with arrays as in `data.sets.npz`
+
+with the run's classes in the run's order, of which a new domain need not have all.
 """
 
-import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn import adaptation
@@ -18,32 +22,41 @@ from fedjax_bn.adaptation.choice import NEEDS, choose_adaptation
 from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
 from fedjax_bn.data.pixels.resize import resized
+from fedjax_bn.data.sets import npz
+from fedjax_bn.data.sets.folders import list_classes, match_folders, subfolders
+from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
+from fedjax_bn.data.sets.published import Published, spelled, to_source
+from fedjax_bn.data.source import Source
 from fedjax_bn.engine.names import file_name
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.report import unseen
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import assign, check, flatten
+from fedjax_bn.run.config.keys import assign, check, choose, flatten
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import ConfigError, WorkdirError
-from fedjax_bn.run.evaluation.answers import Keep
-from fedjax_bn.run.evaluation.answers_file import predictions_of
-from fedjax_bn.run.evaluation.block_evaluate import clients_tested
-from fedjax_bn.run.evaluation.evaluate import internal_evaluator
+from fedjax_bn.run.evaluation.answers import Keep, packed, predictions_of
+from fedjax_bn.run.evaluation.evaluate import (
+    clients_tested,
+    internal_evaluator,
+    served_variables,
+    unseen_evaluator,
+)
 from fedjax_bn.run.evaluation.groups import by_client
-from fedjax_bn.run.evaluation.new_data import read_new
 from fedjax_bn.run.evaluation.per_sample import alphas_of, features_of
 from fedjax_bn.run.evaluation.scoring_data import as_stored
-from fedjax_bn.run.evaluation.unseen import served_variables, unseen_evaluator
 from fedjax_bn.run.experiment.build import TESTED_ON_VALIDATION, Experiment, build
 from fedjax_bn.run.experiment.datasets import check_data_keys, check_target
 from fedjax_bn.run.experiment.method import check_adaptations
+from fedjax_bn.run.experiment.readers import DATASETS, decoding
 from fedjax_bn.run.experiment.start import data_hash
 from fedjax_bn.run.files import finished, workdir
 from fedjax_bn.run.files.ownership import owned
+from fedjax_bn.run.training.population import Held
 from fedjax_bn.run.training.records import Record, have_trained
 
 _KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
+_OWN = ("folders", "npz")  # datasets that are a user's own
 
 
 class Request(NamedTuple):
@@ -87,21 +100,37 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
     """
     about = finished.read_about(folder)
     own = finished.remembered(about, request.trust)
-    config, typed = _wanted(own, request)
-    # The devices that are here now, and a folder that the user of today names.
+    if request.source:
+        config = read(request.source, request.changes)
+        typed = dict(flatten(config))
+        config.method = own.method
+    else:
+        config, typed = own.copy_and_resolve_references(), dict(request.changes)
+        for key, text in request.changes:
+            assign(config, key, text)
+    check(config)
+    # Today's devices and cache are those of the user, who may have another machine.
     own.update(mesh=config.mesh, compilation_cache=config.compilation_cache)
     if "adaptations" in typed:  # the run's are not tested
         own.adaptations = ()
     check_adaptations(own, config.adaptations)
     with recorded_code(folder, about, typed.values(), request.trust):
-        result, contents = _tested(folder, request, about, own, config, say)
-    place = folder / "evaluations"
+        try:
+            result, contents = _tested(folder, request, about, own, config, say)
+        except (ValueError, OSError, ImportError) as error:
+            raise ConfigError(str(error)) from error
+    # No name may begin as the file of another evaluation does.
+    start = file_name(request.name)
+    for kind in _KINDS:
+        start = start.replace(f"-{kind}", f"%2D{kind}")
+    paths = []
     with owned(folder, wait=True):
-        for name, content in contents.items():
-            workdir.write_atomically(place / name, content)
-        workdir.write_json(place / f"{_start_of_names(request.name)}.json", result)
-    names = (*contents, f"{_start_of_names(request.name)}.json")
-    return result, [place / name for name in names]
+        for end, content in contents.items():
+            paths.append(folder / "evaluations" / f"{start}{end}")
+            workdir.write_atomically(paths[-1], content)
+        paths.append(folder / "evaluations" / f"{start}.json")
+        workdir.write_json(paths[-1], result)
+    return result, paths
 
 
 def _tested(
@@ -112,41 +141,39 @@ def _tested(
     config: ConfigDict,
     say: Callable[[str], None],
 ) -> tuple[Record, dict[str, bytes | str]]:
-    """The content of NAME.json, and name -> content of the files beside it.
-
-    Raises:
-      ConfigError, CheckpointError, WorkdirError: as `run`.
-    """
-    try:
-        experiment, state, number = finished.restore(folder, own, about["form"])
-        tested = _tested_domains(config, own, request, about["form"])
-        _check_form(tested, about["form"])
-        experiment = experiment._replace(
-            unseen=tested.domains,
-            adaptations={
-                text: choose_adaptation(text, experiment.model, config.adapt_batch_size)
-                for text in config.adaptations
-            },
-        )
-        say(f"round {number} of {own.method} in {folder}")
-        answers: Keep = {}
-        told = unseen_evaluator(config, experiment)(state, answers)
-        scores, inside, notes = told.get("unseen", {}), {}, []
-        measures = {"internal": {}, "unseen": told.get("unseen_measures", {})}
-        if request.internal:
-            trained = _trained(folder, own, number, about["form"]["clients"])
-            inside = _internal_scores(config, own, experiment, state, about, trained, answers)
-            measures["internal"] = inside.pop("measures", {})
-            if inside.pop("on_validation"):
-                say(TESTED_ON_VALIDATION)
-                notes = [TESTED_ON_VALIDATION]
-        pictures = dict(_draw(config, experiment, state, tested, request, scores))
-        if config.predictions and answers:
-            end = f"-predictions.{config.predictions}"
-            pictures[end] = predictions_of(answers, config.predictions)
-    except (ValueError, OSError, ImportError) as error:
-        raise ConfigError(str(error)) from error
-    result = {
+    """The content of NAME.json, and what is written beside it by the end of the file's name."""
+    form = about["form"]
+    experiment, state, number = finished.restore(folder, own, form)
+    tested = _tested_domains(config, own, request, form)
+    choices = {
+        text: choose_adaptation(text, experiment.model, config.adapt_batch_size)
+        for text in config.adaptations
+    }
+    experiment = experiment._replace(unseen=tested.domains, adaptations=choices)
+    say(f"round {number} of {own.method} in {folder}")
+    answers: Keep = {}
+    record = unseen_evaluator(config, experiment)(state, answers)
+    scores, inside, notes = record.get("unseen", {}), {}, []
+    measures = {"internal": {}, "unseen": record.get("unseen_measures", {})}
+    if request.internal:
+        keys, trained = own.participation, None
+        if own.clients_per_round or keys.trace or keys.dropout:  # else all train in every round
+            lines = workdir.read_lines(folder / "metrics.jsonl", number)
+            trained = have_trained(lines, form["clients"])
+        built = _training_data(config, own, about)
+        mine = internal_evaluator(own, built)(state, trained, answers)
+        measures["internal"] = mine.get("measures", {})
+        served = _served_scores(config, own, experiment, built, state)
+        inside = {"own": mine["accuracy"]} | served
+        if TESTED_ON_VALIDATION in built.notes:
+            say(TESTED_ON_VALIDATION)
+            notes = [TESTED_ON_VALIDATION]
+    files: dict[str, bytes | str] = dict(_draw(config, experiment, state, tested, request, scores))
+    if config.predictions and answers:
+        end = f"-predictions.{config.predictions}"
+        files[end] = predictions_of(answers, config.predictions)
+    classifies = experiment.task.classifies
+    return {
         "method": own.method,
         "round": number,
         "seed": own.seed,
@@ -155,39 +182,10 @@ def _tested(
         "unseen": scores,
         "internal": inside,
         **({"notes": notes} if notes else {}),
-        **({"measures": measures} if experiment.task.classifies else {}),
+        **({"measures": measures} if classifies else {}),
         "config": dict(flatten(config)),
-    }
-    if not experiment.task.classifies:
-        result["score"] = experiment.task.score.name
-    start = _start_of_names(request.name)
-    return result, {f"{start}{end}": picture for end, picture in pictures.items()}
-
-
-def _start_of_names(name: str) -> str:
-    """What the names of an evaluation's files begin with, none of which another's can have."""
-    start = file_name(name)
-    for kind in _KINDS:
-        start = start.replace(f"-{kind}", f"%2D{kind}")
-    return start
-
-
-def _wanted(own: ConfigDict, request: Request) -> tuple[ConfigDict, dict[str, Any]]:
-    """The configuration of the test, a file's or the run's own with changes; what the user gave.
-
-    Raises:
-      ConfigError: as `config_file.read` and `config.check`.
-    """
-    if request.source:
-        config = read(request.source, request.changes)
-        typed = dict(flatten(config))
-        config.method = own.method
-    else:
-        config, typed = own.copy_and_resolve_references(), dict(request.changes)
-        for key, text in request.changes:
-            assign(config, key, text)
-    check(config)
-    return config, typed
+        **({} if classifies else {"score": experiment.task.score.name}),
+    }, files
 
 
 def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request, form: Record) -> Dataset:
@@ -196,7 +194,7 @@ def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request, form:
     The run's own target counts for its own data only.
 
     Raises:
-      ConfigError: there is nothing to test, or the data are not there.
+      ConfigError: there is nothing to test, or samples have another form than the run's.
     """
     same = all(config.data[key] == own.data[key] for key in ("name", "path"))
     if same and not config.target:
@@ -212,95 +210,139 @@ def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request, form:
     data = read_new(config, own, form)
     check_target(data, config)
     tested = unseen_only(data, target=config.target, seed=config.seed)
-    return _stretched(tested, form) if request.resize else tested
+    if request.resize:
+        tested = stretched(tested, form["shape"])
+    if tested.domains:
+        images = tested.domains[0].test.images
+        given = (list(images.shape[1:]), str(images.dtype), tested.num_classes)
+        needed = (form["shape"], form["dtype"], form["num_classes"])
+        if given != needed:
+            raise ConfigError(
+                "the run was trained on samples of shape {} ({}) in {} classes".format(*needed)
+                + ", but those to test have {} ({}) in {}".format(*given)
+                + ": give data of the same form; --resize brings images to the run's size"
+            )
+    return tested
 
 
-def _stretched(tested: Dataset, form: Record) -> Dataset:
-    """The domains with images of the run's size, see `resize.resized`."""
+def stretched(tested: Dataset, shape: Sequence[int]) -> Dataset:
+    """Returns whole domains with images of a shape [H, W, C], see `resize.resized`."""
 
     def stretch(domain: Domain) -> Domain:
         split = as_stored(whole(domain))
-        images = resized(split.images, form["shape"])
-        return Domain(domain.name, None, None, split._replace(images=images))
+        return Domain(domain.name, None, None, split._replace(images=resized(split.images, shape)))
 
     return tested._replace(domains=tuple(map(stretch, tested.domains)))
 
 
-def _check_form(tested: Dataset, form: Record) -> None:
-    """Raises ConfigError if samples to test have another form than those of the run."""
-    if not tested.domains:
-        return
-    images = next(iter(tested.domains)).test.images
-    given = (list(images.shape[1:]), str(images.dtype), tested.num_classes)
-    needed = (form["shape"], form["dtype"], form["num_classes"])
-    if given != needed:
+def read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Dataset:
+    """Returns the data of a test.
+
+    Args:
+      config: of the test, which names the data.
+      own: the run's.
+      form: of the run's samples, as `domain.form_of` makes it.
+
+    Raises:
+      ConfigError: there is no such dataset; the folder holds no class of the run, or no domain that
+        `data.domains` names.
+      ValueError, OSError: as the readers.
+    """
+    name, path = config.data.name, Path(config.data.path)
+    load = choose(DATASETS, name, "data.name")
+    moved = config.data.path and config.data.path != own.data.path
+    if not moved or not (name == own.data.name or name in _OWN):
+        return load(config)
+    numbers = [str(label) for label in range(form["num_classes"])]  # names of classes without
+    if path.suffix == ".npz":
+        return npz.load(path, domains=config.data.domains, classes=form.get("classes") or numbers)
+    if name in IMAGE_FOLDERS:
+        domains, classes = IMAGE_FOLDERS[name].domains, dict(IMAGE_FOLDERS[name].classes)
+        copies = (match_folders(subfolders(one), domains) for one in (path, *subfolders(path)))
+        if any(len(copy) == len(domains) for copy in copies):
+            return load(config)
+    elif name == "folders":
+        given = config.data.classes or form.get("classes", ())
+        classes = spelled(*(given if given or own.data.name in _OWN else numbers))
+    else:
+        return load(config)
+    if not classes:  # a run of a version that did not write them down
+        return DATASETS["folders"](config)
+    return _read_tree(config, path, classes)
+
+
+def _read_tree(config: ConfigDict, path: Path, classes: Mapping[str, tuple[str, ...]]) -> Source:
+    """The domains of a folder, or the one domain that it is."""
+    inside = subfolders(path)
+    found = {one.name: one for one in inside if match_folders(subfolders(one), classes)}
+    if not found and match_folders(inside, classes):
+        found = {path.resolve().name: path}
+    for name in config.data.domains:
+        if name not in found:
+            raise ConfigError(
+                f"config.data.domains={name!r} is not a domain of {path}: it has "
+                f"{', '.join(found) or 'none'}"
+            )
+    found = {name: found[name] for name in config.data.domains or found}
+    if not found:
         raise ConfigError(
-            "the run was trained on samples of shape {} ({}) in {} classes".format(*needed)
-            + ", but those to test have {} ({}) in {}".format(*given)
-            + ": give data of the same form; --resize brings images to the run's size"
+            f"config.data.path={path} holds no class of the run: give a folder "
+            f"DOMAIN/CLASS/*.jpg, or CLASS/*.jpg of one domain, CLASS of {', '.join(classes)}"
         )
+    listings = [list_classes(name, folder, classes) for name, folder in found.items()]
+    about = Published("new data", "", "", spelled(*found), classes, {}, "", (0.0,), (0.0,))
+    root = path if path not in found.values() else path.parent
+    return to_source(about, root, listings, config.data.image_size, **decoding(config))
 
 
-def _trained(folder: Path, own: ConfigDict, number: int, names: list[str]) -> np.ndarray | None:
-    """Which clients have trained up to a round, bool[K]; None where all do in every round."""
-    keys = own.participation
-    if not (own.clients_per_round or keys.trace or keys.dropout):
-        return None
-    return have_trained(workdir.read_lines(folder / "metrics.jsonl", number), names)
-
-
-def _internal_scores(
-    config: ConfigDict,
-    own: ConfigDict,
-    experiment: Experiment,
-    state: FederatedState,
-    about: Record,
-    trained: np.ndarray | None,
-    answers: Keep,
-) -> Record:
-    """Accuracy of the internal clients with their own and with the global model (Table 12).
-
-    `trained` and `answers` as `run.evaluate.internal_evaluator` takes them. Beside the rows are the
-    "measures" of their own models, and whether the samples are "on_validation".
+def _training_data(config: ConfigDict, own: ConfigDict, about: Record) -> Experiment:
+    """The run's own experiment; its data may have moved to the path that the test names.
 
     Raises:
       WorkdirError: the data are not those that the run was trained on.
     """
     theirs = own.copy_and_resolve_references()
-    for key in ("path", "cache"):
-        theirs.data[key] = config.data[key] if config.data.name == own.data.name else own.data[key]
+    if config.data.name == own.data.name:
+        theirs.data.path, theirs.data.cache = config.data.path, config.data.cache
     built = build(theirs)
     if data_hash(built) != about["data"]:
         raise WorkdirError(
             f"the data in {theirs.data.path or theirs.data.name} are not those of the run (their "
             "hash differs): give --config.data.path of the data it was trained on"
         )
-    domains = [
-        built.internal.domains[k] for k in clients_tested(theirs, len(built.internal.domains))
-    ]
-    mine = internal_evaluator(theirs, built)(state, trained, answers)
-    rows = {"own": mine["accuracy"], "measures": mine.get("measures", {})}
-    rows["on_validation"] = TESTED_ON_VALIDATION in built.notes
+    return built
+
+
+def _served_scores(
+    config: ConfigDict,
+    own: ConfigDict,
+    experiment: Experiment,
+    built: Experiment,
+    state: FederatedState | Held,
+) -> Record:
+    """Adaptation -> accuracy of the internal clients with the global model (FedIG, Table 12)."""
+    domains = built.internal.domains
+    domains = [domains[k] for k in clients_tested(own, len(domains))]
     # Clients of one domain have one test split, and the same global model.
     tests = {id(domain.test): Domain(domain.name, None, None, domain.test) for domain in domains}
-    scores = unseen_evaluator(config, experiment._replace(unseen=tuple(tests.values())))(state)
-    by_split = {name: scores["unseen"][domain.name] for name, domain in tests.items()}
-    names = [domain.name for domain in domains]
+    evaluate = unseen_evaluator(config, experiment._replace(unseen=tuple(tests.values())))
+    scores, names = evaluate(state)["unseen"], [domain.name for domain in domains]
+    rows = {}
     for text in config.adaptations:
-        row = [by_split[id(domain.test)][text] for domain in domains]
-        rows[text] = by_client(names, row, theirs.clients_named)
+        row = [scores[tests[id(domain.test)].name][text] for domain in domains]
+        rows[text] = by_client(names, row, own.clients_named)
     return rows
 
 
 def _draw(
     config: ConfigDict,
     experiment: Experiment,
-    state: FederatedState,
+    state: FederatedState | Held,
     tested: Dataset,
     request: Request,
     scores: Record,
 ) -> Iterator[tuple[str, bytes]]:
-    """(end of the file's name, its bytes) of all that was asked for."""
+    """(end of the file's name, its bytes) of all plots and alphas."""
     yield from unseen.ablations(scores)
     variables = served_variables(state, ())
     adapted = COLLECTION in variables
@@ -311,21 +353,18 @@ def _draw(
             f"--alphas needs an adapter, which this run does not have: {NEEDS['zero_shot_adapter']}"
         )
     model, prepare = experiment.model, experiment.prepare
+    makers, rule = {"running": adaptation.running}, experiment.method.statistics
+    if rule is not None:
+        makers = {"as its clients predict": partial(of_clients, statistics=rule)}
+    if adapted:
+        makers["zero_shot_adapter"] = adaptation.zero_shot_adapter
     for domain in tested.domains:
         split, title = whole(domain), f"{config.data.name}, {domain.name}"
         if request.alphas:
             values = alphas_of(model, prepare, variables, split)
-            file = io.BytesIO()
-            np.savez_compressed(file, **values)
-            yield f"-alphas-{file_name(domain.name)}.npz", file.getvalue()
+            yield f"-alphas-{file_name(domain.name)}.npz", packed(values)
             yield f"-alphas-{file_name(domain.name)}.png", unseen.alphas(values, title)
         if request.tsne:
-            rule = experiment.method.statistics
-            makers = {"running": adaptation.running}
-            if rule is not None:
-                makers = {"as its clients predict": partial(of_clients, statistics=rule)}
-            if adapted:
-                makers["zero_shot_adapter"] = adaptation.zero_shot_adapter
             features = {
                 name: features_of(make, model, prepare, variables, split)
                 for name, make in makers.items()

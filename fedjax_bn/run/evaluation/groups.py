@@ -1,4 +1,4 @@
-"""What is told of clients: each by name where they are few, else quantiles and means by domain."""
+"""How values of clients are recorded: by name for few clients, else by quantiles and domains."""
 
 from collections.abc import Sequence
 
@@ -13,22 +13,22 @@ QUANTILES = {
     "q90": 0.9,
     "max": 1.0,
 }
-_MOST_GROUPS = 20  # of more domains only quantiles are told
+_MOST_GROUPS = 20  # domains
 
 
 def by_client(
     names: Sequence[str], values: Sequence[float], limit: int, mean: bool = True
 ) -> dict[str, float | None]:
-    """Client -> its value, None where that is not finite; of more than `limit` clients a summary.
+    """Returns client -> its value (None where it is not finite), or a summary of many clients.
 
-    A summary is {"mean", "min", "q10", ..., "max"} over the clients with a value, and for each
-    domain with several clients, where there are at most 20, "DOMAIN/*" -> their mean.
+    The summary of more than `limit` clients is {"mean", "min", "q10", ..., "max"} over those with
+    a value, and "DOMAIN/*" -> mean for each domain with several clients, up to 20 domains.
 
     Args:
       names: of the clients, "DOMAIN/NUMBER" where a domain has several.
       values: f[K].
       limit: the configuration's `clients_named`.
-      mean: whether "mean" is told of few clients too; it is their plain mean.
+      mean: whether few clients have an entry "mean" too, their plain mean.
     """
     values = np.asarray(values, float)
     if len(names) <= limit:
@@ -36,26 +36,22 @@ def by_client(
         return named | ({"mean": float(values.mean())} if mean else {})
     known = values[np.isfinite(values)]
     points = np.quantile(known, list(QUANTILES.values())) if len(known) else [np.nan] * 7
-    told = dict(zip(QUANTILES, points, strict=True))
-    return (
-        {"mean": _mean(values)}
-        | {n: _finite(float(x)) for n, x in told.items()}
-        | {f"{domain}/*": _mean(values[rows]) for domain, rows in groups(names).items()}
-    )
+    found = {"mean": _mean(values)}
+    found |= {name: _finite(float(x)) for name, x in zip(QUANTILES, points, strict=True)}
+    return found | {f"{domain}/*": _mean(values[rows]) for domain, rows in groups(names).items()}
 
 
 def groups(names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Domain -> numbers of its clients; {} where each has one client, or there are more than 20."""
-    domains = [name.rpartition("/")[0] for name in names]
-    found = list(dict.fromkeys(filter(None, domains)))
+    """Returns domain -> numbers of its clients; {} for one client per domain, or > 20 domains."""
+    domains = np.array([name.rpartition("/")[0] for name in names])
+    found = list(dict.fromkeys(filter(None, domains.tolist())))
     if len(found) > _MOST_GROUPS:
         return {}
-    of_each = np.array(domains)
-    return {domain: np.flatnonzero(of_each == domain) for domain in found}
+    return {domain: np.flatnonzero(domains == domain) for domain in found}
 
 
 def some_of(count: int, most: int) -> np.ndarray:
-    """Numbers of at most so many of `count` things, evenly spaced, both ends among them."""
+    """Returns at most `most` of the numbers 0..count-1, evenly spaced, both ends among them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 

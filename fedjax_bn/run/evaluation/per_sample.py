@@ -1,26 +1,37 @@
-"""What a model computes of every sample besides its outputs: features, alphas of the adapter."""
+"""What models compute for single samples: features, alphas of the adapter, boxes in pictures."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
 
-from fedjax_bn.adaptation import Adaptation, record_alphas
-from fedjax_bn.data.domain import Split
+from fedjax_bn.adaptation import Adaptation, record_alphas, running
+from fedjax_bn.adaptation.adaptation import of_clients
+from fedjax_bn.data.domain import Split, select, whole
+from fedjax_bn.data.label_trees import BOXES, CLASS, has_boxes
 from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.detection.decode import PREDICTION, detect
 from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.federation import FederatedState, client_variables, global_variables
 from fedjax_bn.models.features import FeaturesOf
 from fedjax_bn.normalization.calls import in_forward_order
+from fedjax_bn.report.found_boxes import Picture, found_boxes
 from fedjax_bn.run.evaluation.scoring_data import stack_batches
+from fedjax_bn.run.experiment.build import Experiment
+from fedjax_bn.run.files.workdir import write_atomically
 from fedjax_bn.sharing import Variables
+
+_IMAGES = 6  # with boxes, of a client
+_CLIENTS = 8  # whose boxes are drawn, and as many unseen ones
 
 
 def alphas_of(
     model: nn.Module, prepare: Prepare, variables: Variables, split: Split, batch_size: int = 256
 ) -> dict[str, np.ndarray]:
-    """Layer name -> alpha f[N] of every sample, in order (FedIG, Fig. 4a and 7 to 9).
+    """Returns layer -> alpha f[N] of every sample, in order (FedIG, Fig. 4a and 7 to 9).
 
     Layers are in the order of the forward pass.
     """
@@ -37,10 +48,10 @@ def features_of(
     split: Split,
     batch_size: int = 256,
 ) -> np.ndarray:
-    """Features f[N, F] before the classifier under an adaptation without carry (FedIG, Fig. 4b).
+    """Returns features f[N, F] before the classifier (FedIG, Fig. 4b).
 
     Args:
-      make: such as `adaptation.running` or `adaptation.zero_shot_adapter`.
+      make: model -> adaptation without carry, such as `adaptation.running`.
       model: linen module.
       prepare: stored images -> what the model reads.
       variables: the collections that the adaptation needs.
@@ -74,3 +85,43 @@ def _over_batches(
         return np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: len(split.images)]
 
     return jax.tree.map(joined, run(variables, data.images))
+
+
+def shows_boxes(experiment: Experiment) -> bool:
+    """Returns whether the labels of a run's images are boxes."""
+    return has_boxes(experiment.internal.domains[0].test.labels)
+
+
+def draw_boxes(experiment: Experiment, folder: Path, state: FederatedState) -> None:
+    """Writes `plots/boxes.png`, the first test images with the boxes that a detector finds.
+
+    Clients are served by their own models, unseen domains by what an unseen client receives, with
+    its running statistics.
+    """
+
+    def finder(adaptation: Adaptation) -> Callable[[Variables, Split], list[Picture]]:
+        @jax.jit
+        def find(variables: Variables, images: jax.Array) -> Any:
+            read = experiment.prepare(images, parameter_dtype(variables))
+            outputs, _ = adaptation.predict(variables, adaptation.init(variables), read)
+            return detect(outputs, experiment.model.anchors, PREDICTION)
+
+        def pictures(variables: Variables, split: Split) -> list[Picture]:
+            first = select(split, np.arange(min(_IMAGES, len(split.images))))
+            images = np.asarray(first.images)
+            found = jax.device_get(find(variables, images))
+            true = first.labels[BOXES], first.labels[CLASS]
+            return [Picture(*one) for one in zip(images, *found, *true, strict=True)]
+
+        return pictures
+
+    rule = experiment.method.statistics
+    own = finder(of_clients(experiment.model, rule))
+    served = own if rule is None else finder(running(experiment.model))
+    rows, received, dataset = {}, global_variables(state), experiment.internal
+    for k, domain in enumerate(dataset.domains[:_CLIENTS]):
+        rows[domain.name] = own(client_variables(state, k), domain.test)
+    for domain in experiment.unseen[:_CLIENTS]:
+        rows[domain.name] = served(received, whole(domain))
+    names = dataset.classes or tuple(map(str, range(dataset.num_classes)))
+    write_atomically(folder / "plots" / "boxes.png", found_boxes(rows, names))

@@ -7,6 +7,7 @@ the samples that are evaluated and never count in the accuracy.
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -20,12 +21,11 @@ from fedjax_bn.data.division.groups import number_groups
 from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
 from fedjax_bn.data.label_trees import has_boxes
 from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.engine.devices import apart, padded
+from fedjax_bn.engine.devices import apart
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.methods.perfedavg import personalize
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.processes.mesh import clients_of, place_rows
 from fedjax_bn.sharing import Variables, join
 
 PyTree = Any
@@ -47,12 +47,8 @@ class Personalization(NamedTuple):
     seed: int
 
 
-PyTree = Any
-_Adapt = Callable[[Variables], Variables]
-
-
 def choose_personalization(config: ConfigDict, method: FederatedMethod) -> Personalization | None:
-    """`config.personalize`, by default as the method says; None where no client adapts."""
+    """Returns `config.personalize`, by default the method's own; None where no client adapts."""
     keys = config.personalize
     usual = inspect.signature(personalize).parameters["inner_rate"].default
     samples, rate = method.personalize or (0, usual)
@@ -91,7 +87,7 @@ def check_labelled(
 
 
 def draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the labelled samples and of those that are tested, i64[n] and i64[m].
+    """Returns the numbers of the labelled samples and of those that are tested, i64[n] and i64[m].
 
     Samples with one name, such as windows of a recording, are never on both sides: where some are
     labelled, the others of that name are not tested.
@@ -103,7 +99,7 @@ def draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np
 
 
 def set_aside(split: Split, choice: Personalization) -> tuple[Split, Split]:
-    """The labelled samples, and those that are tested, in the split's order."""
+    """Returns the labelled samples, and those that are tested, in the split's order."""
     labelled, rest = draw_labelled(split, choice)
     return select(split, labelled), select(split, rest)
 
@@ -117,32 +113,10 @@ def set_aside_all(
     return list(labelled), list(rest)
 
 
-def adapt_clients(
-    model: nn.Module,
-    prepare: Prepare,
-    choice: Personalization,
-    labelled: Sequence[Split],
-    statistics: StatisticsRule | None = None,
-    mesh: Mesh | None = None,
-) -> Callable[[FederatedState], FederatedState]:
-    """Returns `adapt(state)`: all leaves personal, each client's own model after its steps.
-
-    Args:
-      model: linen module, images -> logits.
-      prepare: stored images -> what the model reads.
-      choice: how.
-      labelled: of each client.
-      statistics: the method's `FederatedMethod.statistics`, by which it trains and predicts.
-      mesh: the devices over which the state's clients are shared out; None for one.
-    """
-    adapt = adapt_rows(model, prepare, choice, statistics, mesh)
-
-    def read(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        missing = stop - max(start, len(labelled))
-        return stack_labelled([*labelled[start:stop], *[labelled[0]] * missing])
-
-    images, labels = place_rows(read, padded(len(labelled), mesh), clients_of(mesh))
-    return lambda state: adapt(state, images, labels)
+def stack_labelled(labelled: Sequence[Split]) -> tuple[np.ndarray, PyTree]:
+    """Returns images [K, n, ...] and labels i32[K, n], or a tree of arrays."""
+    images = np.stack([np.asarray(split.images) for split in labelled])
+    return images, jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
 
 
 def adapt_rows(
@@ -151,24 +125,27 @@ def adapt_rows(
     choice: Personalization,
     statistics: StatisticsRule | None = None,
     mesh: Mesh | None = None,
-) -> Callable[[FederatedState, jax.Array, jax.Array], FederatedState]:
-    """Returns jitted `adapt(state, images, labels)`, as `adapt_clients` of the clients' samples.
+) -> Callable[[FederatedState, jax.Array, PyTree], FederatedState]:
+    """Returns jitted `adapt(state, images, labels)`: each client's own model after its steps.
 
-    Images are [C, n, ...] and labels i32[C, n], as `stack_labelled` makes them.
+    All leaves of the state that it returns are personal. Images and labels are as
+    `stack_labelled` makes them, one row per row of the state.
+
+    Args:
+      model: linen module, images -> logits.
+      prepare: stored images -> what the model reads.
+      choice: samples, steps and rate.
+      statistics: the method's `FederatedMethod.statistics`, by which it trains and predicts.
+      mesh: the devices over which the state's clients are shared out; None for one.
     """
+    steps = _steps(model, prepare, choice, statistics)
 
     def on_device(shared: PyTree, rows: tuple, _: None) -> Variables:
-        def one(client: tuple) -> Variables:
-            own, images, labels = client
-            adapt = _steps_on(model, prepare, choice, images, labels, statistics)
-            return adapt(join(shared, own))
-
-        return jax.lax.map(one, rows)
+        return jax.lax.map(lambda row: steps(join(shared, row[0]), *row[1:]), rows)
 
     @jax.jit
-    def adapt(state: FederatedState, images: jax.Array, labels: jax.Array) -> FederatedState:
-        rows = state.personal, images, labels
-        personal = apart(on_device, mesh, state.shared, rows)
+    def adapt(state: FederatedState, images: jax.Array, labels: PyTree) -> FederatedState:
+        personal = apart(on_device, mesh, state.shared, (state.personal, images, labels))
         nothing = jax.tree.map(lambda leaf: None, state.shared)
         return state._replace(shared=nothing, personal=personal)
 
@@ -181,45 +158,28 @@ def adapt_unseen(
     choice: Personalization,
     labelled: Split,
     statistics: StatisticsRule | None = None,
-) -> _Adapt:
-    """Returns jitted `adapt(variables)`: the received model after an unseen client's steps."""
-    images, labels = stack_labelled([labelled])
+) -> Callable[[Variables], Variables]:
+    """Returns jitted `adapt(variables)`: the received model after an unseen client's steps.
 
-    @jax.jit
-    def adapt(variables: Variables) -> Variables:
-        given = jnp.asarray(images[0]), jnp.asarray(labels[0])
-        return _steps_on(model, prepare, choice, *given, statistics)(variables)
-
-    return adapt
+    Arguments are those of `adapt_rows`; `labelled` are the client's samples.
+    """
+    steps = jax.jit(_steps(model, prepare, choice, statistics))
+    images, labels = jax.tree.map(lambda rows: jnp.asarray(rows[0]), stack_labelled([labelled]))
+    return lambda variables: steps(variables, images, labels)
 
 
-def stack_labelled(labelled: Sequence[Split]) -> tuple[np.ndarray, PyTree]:
-    """Images [K, n, ...] and labels i32[K, n], or a tree of arrays."""
-    images = np.stack([np.asarray(split.images) for split in labelled])
-    return images, jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
-
-
-def _steps_on(
+def _steps(
     model: nn.Module,
     prepare: Prepare,
     choice: Personalization,
-    images: jax.Array,
-    labels: PyTree,
     statistics: StatisticsRule | None,
-) -> _Adapt:
-    """`personalize` on some samples, as a function of the variables."""
-    return lambda variables: personalize(
+) -> Callable[[Variables, jax.Array, PyTree], Variables]:
+    """`personalize` as a function of variables, images and labels."""
+    return partial(
+        personalize,
         model,
-        variables,
-        images,
-        labels,
         inner_rate=choice.rate,
         steps=choice.steps,
         prepare=prepare,
         statistics=statistics,
     )
-
-
-def unchanged(received: Any) -> Any:
-    """What a client does with its model where nothing is adapted."""
-    return received

@@ -1,6 +1,6 @@
-"""Test samples of some clients as batches on the device, as `run.scoring` reads them."""
+"""Test samples of clients as batches on the device, and the order in which samples are tested."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +25,7 @@ class TestData(NamedTuple):
       images: u8[U, B, H, W, C] or f32[U, B, F].
       labels: i32[U, B], or a tree of arrays [U, B, ...].
       valid: bool[U, B].
-      client: i32[T], whose batch it is; -1 of padding, which counts for nothing.
+      client: i32[T], whose batch it is; -1 for padding, which counts for nothing.
       batch: i32[T], which of the batches stored on its device it is.
     """
 
@@ -75,17 +75,45 @@ def stack_batches(
     return TestData(images, labels, valid, *place_rows(point, len(parts) * length, over))
 
 
+def blocks_of_tests(
+    splits: Sequence[Split], batch_size: int, length: int, rows: int, mesh: Mesh | None = None
+) -> Iterator[TestData]:
+    """Yields test batches on the device in blocks of one shape, whatever the clients have.
+
+    Args:
+      splits: of the clients.
+      batch_size: B.
+      length: batches of a block, on each device; the last block ends with empty ones.
+      rows: of the state that answers, at least one per client.
+      mesh: the devices over which these rows are shared out; None for one.
+    """
+    parts = shared_out(batch_places(splits, batch_size), rows, mesh, by_client=True)
+    over = None if mesh is None else over_all(mesh)
+    for start in range(0, max(map(len, parts)), length):
+
+        def read(first: int, stop: int, start: int = start) -> TestData:
+            some = parts[first // length][start : start + length]
+            nothing = (0, splits[0], len(splits[0].images))
+            filled = some + [nothing] * (stop - first - len(some))
+            batches = [read_batch(split, place, batch_size) for _, split, place in filled]
+            images, labels, valid = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
+            client = np.array([k for k, _, _ in filled], np.int32)
+            return TestData(images, labels, valid, client, np.arange(length, dtype=np.int32))
+
+        yield place_rows(read, len(parts) * length, over)
+
+
 def shared_out(
     places: Sequence[Place], num_clients: int, mesh: Mesh | None, by_client: bool
 ) -> list[list[Place]]:
-    """The batches of each device.
+    """Returns the batches of each device.
 
     Args:
       places: of all batches.
       num_clients: K.
       mesh: None for one device.
-      by_client: whether a client's batches go where its row of the state lies, in turn where
-        several devices have it; else all devices get as many, in order.
+      by_client: whether a client's batches go to the device with its row of the state, in turn
+        where several devices have it; else all devices get as many, in order.
     """
     if mesh is None:
         return [list(places)]
@@ -101,7 +129,7 @@ def shared_out(
 
 
 def batch_places(splits: Sequence[Split], batch_size: int) -> list[Place]:
-    """(client, its split, number of the first sample) of every batch, client after client."""
+    """Returns (client, its split, number of the first sample) of every batch, by client."""
     return [
         (k, split, start)
         for k, split in enumerate(splits)
@@ -110,32 +138,21 @@ def batch_places(splits: Sequence[Split], batch_size: int) -> list[Place]:
 
 
 def read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, PyTree, np.ndarray]:
-    """Images [B, ...], labels [B, ...] and valid bool[B] from a sample on, zeros behind the last.
+    """Returns images [B, ...], labels [B, ...] and valid bool[B] from a sample on.
 
-    Whole numbers among the labels become i32.
+    Zeros fill the batch after the last sample. Whole numbers among the labels become i32.
     """
     images = np.asarray(split.images[start : start + batch_size])
     count = len(images)
 
-    def padded(rows: np.ndarray) -> np.ndarray:
+    def fill(rows: np.ndarray) -> np.ndarray:
         return np.pad(rows, [(0, batch_size - count)] + [(0, 0)] * (rows.ndim - 1))
 
     def label(rows: np.ndarray) -> np.ndarray:
         part = np.asarray(rows[start : start + batch_size])
-        return padded(part.astype(np.int32) if np.issubdtype(part.dtype, np.integer) else part)
+        return fill(part.astype(np.int32) if np.issubdtype(part.dtype, np.integer) else part)
 
-    return padded(images), jax.tree.map(label, split.labels), np.arange(batch_size) < count
-
-
-def as_stream(split: Split, batch_size: int, order: int = 0) -> TestData:
-    """A client's samples as one stream of batches, the last one padded.
-
-    Args:
-      split: the samples.
-      batch_size: at least 1.
-      order: as in `in_order`.
-    """
-    return stack_batches([in_order(split, order)], batch_size)
+    return fill(images), jax.tree.map(label, split.labels), np.arange(batch_size) < count
 
 
 def as_stored(split: Split) -> Split:
@@ -154,13 +171,10 @@ def as_stored(split: Split) -> Split:
 
 
 def in_order(split: Split, order: int) -> Split:
-    """Returns a split as `as_stored` gives it in the random order of a seed; -1 keeps it.
-
-    See `adaptation.choice.choose_adaptation`.
-    """
+    """Returns a split in the random order of a seed, see `adaptation.choice`; -1 keeps it."""
     return split if order < 0 else select(split, places_in_order(len(split.images), order))
 
 
 def places_in_order(count: int, order: int) -> np.ndarray:
-    """i64[N]: which of so many samples comes when, in the order of `in_order`."""
+    """Returns i64[N]: which of N samples comes when, in the order of `in_order`."""
     return np.arange(count) if order < 0 else np.random.default_rng(order).permutation(count)

@@ -15,11 +15,9 @@ from fedjax_bn.federation import FederatedState
 from fedjax_bn.report import write_data_plots
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import InterruptedRun
-from fedjax_bn.run.evaluation.answers import Keep
-from fedjax_bn.run.evaluation.answers_file import write_answers
-from fedjax_bn.run.evaluation.box_pictures import draw_boxes, shows_boxes
-from fedjax_bn.run.evaluation.evaluate import evaluator
-from fedjax_bn.run.evaluation.unseen import unseen_evaluator
+from fedjax_bn.run.evaluation.answers import Keep, write_answers
+from fedjax_bn.run.evaluation.evaluate import evaluator, unseen_evaluator
+from fedjax_bn.run.evaluation.per_sample import draw_boxes, shows_boxes
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
