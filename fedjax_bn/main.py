@@ -109,7 +109,7 @@ def command() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Dispatches to a command; a user's mistake ends with one sentence."""
+    """Dispatches to a command; a user's mistake ends with its error message."""
     logging.set_verbosity(logging.FATAL)  # Orbax logs the errors that it also raises
     name, arguments = argv[1] if argv[1:] else "", argv[2:]
     if name not in COMMANDS:
@@ -121,7 +121,7 @@ def main(argv: list[str]) -> None:
     except InterruptedRun as stop:
         fail(str(stop), status=130)
     except KeyboardInterrupt:  # where `main` was called without `command`, as in a notebook
-        fail("stopped at once: give the same command to go on from the last checkpoint", 130)
+        fail("stopped at once: give the same command to resume from the last checkpoint", 130)
     except UserError as error:
         fail(str(error))
 
@@ -277,7 +277,7 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
-    """Prints one sentence and exits; of several processes each its own."""
+    """Prints a message in one line and exits; each of several processes prints its own."""
     message = " ".join(message.splitlines())  # names may have line breaks
     if "fedjax_bn.run.processes.together" not in sys.modules:  # JAX was not asked for yet
         print(f"fedjax_bn: {message}", file=sys.stderr)

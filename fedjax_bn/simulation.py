@@ -53,7 +53,7 @@ from fedjax_bn.sharing import Variables
 from fedjax_bn.task import confusion, require_classifier
 
 Samples = tuple[np.ndarray, np.ndarray]
-# A client's samples, or a dict of them with "train" and perhaps "validation" and "test".
+# A client's samples, or a dict of them with "train" and optionally "validation" and "test".
 ClientSamples = Samples | Mapping[str, Samples]
 
 
@@ -123,7 +123,7 @@ class Result(NamedTuple):
           labels: whole numbers [N] from 0.
 
         Raises:
-          ValueError: as `predict`, or a label is no class of the model.
+          ValueError: as `predict`, or a label is outside the model's classes.
         """
         return confusion(self.predict(images, client, adaptation), labels)
 
