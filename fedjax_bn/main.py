@@ -1,6 +1,6 @@
 """fedjax_bn: federated learning under feature shift.
 
-  fedjax-bn --config CONFIG [--config.KEY=VALUE ...] [--workdir DIR]     train, or go on with a run
+  fedjax-bn --config CONFIG [--config.KEY=VALUE ...] [--workdir DIR]     train, or resume a run
   fedjax-bn evaluate --workdir DIR [--config CONFIG] [--config.KEY=VALUE ...]   test a finished run
   fedjax-bn serve --workdir DIR --export FOLDER           write what an unseen client receives
   fedjax-bn predict --model FOLDER --data IMAGES [--adapt tsmobn]   probabilities by it, as CSV
@@ -9,8 +9,8 @@
   fedjax-bn COMMAND --help                                the same of one command
   fedjax-bn --version                                     the version of this library
 
-CONFIG is a file or the name of a packaged config, perhaps with changes behind a colon:
-quickstart, configs/digits.py:method=fedavg,rounds=10. A run that was stopped goes on where it was.
+CONFIG is a file or the name of a packaged config, optionally with changes after a colon:
+quickstart, configs/digits.py:method=fedavg,rounds=10. The same command resumes a stopped run.
 `python -m fedjax_bn` is the same command.
 """
 
@@ -35,96 +35,93 @@ CONFIG = flags.DEFINE_string(
     None,
     "a file or a packaged config, see `fedjax-bn list configs`; --config.KEY=VALUE changes a key",
 )
-WORKDIR = flags.DEFINE_string(
+_WORKDIR = flags.DEFINE_string(
     "workdir",
     None,
     "train: folder of the run, default runs/CONFIG; evaluate, serve: folder of the finished run",
 )
-DISTRIBUTED = flags.DEFINE_bool(
+_DISTRIBUTED = flags.DEFINE_bool(
     "distributed", None, "train: this process is one of several, see launch/README.md"
 )
-NAME = flags.DEFINE_string("name", "evaluation", "evaluate: name of the files it writes")
-INTERNAL = flags.DEFINE_bool("internal", False, "evaluate: test the internal clients too")
-ALPHAS = flags.DEFINE_bool("alphas", False, "evaluate: record and plot the adapter's alphas")
-TSNE = flags.DEFINE_bool("tsne", False, "evaluate: plot t-SNE of features")
-EXPORT = flags.DEFINE_string("export", None, "serve: the folder that is written")
-MODEL = flags.DEFINE_string("model", None, "predict: a folder that serve wrote")
-DATA = flags.DEFINE_string(
+_EXPORT = flags.DEFINE_string("export", None, "serve: the folder that is written")
+_MODEL = flags.DEFINE_string("model", None, "predict: a folder that serve wrote")
+_DATA = flags.DEFINE_string(
     "data",
     None,
     "predict: an image, a folder of them, a .npz, or - for names of files from stdin",
 )
-ADAPT = flags.DEFINE_string("adapt", "", "predict: how; default the first that was served")
-OUT = flags.DEFINE_string(
+_ADAPT = flags.DEFINE_string("adapt", "", "predict: how; default the first that was served")
+_OUT = flags.DEFINE_string(
     "out",
     "",
     "predict: the file to write, default the standard output; report: the page, default "
     "report.html, with its tables beside it as text",
 )
-RESIZE = flags.DEFINE_bool(
+_RESIZE = flags.DEFINE_bool(
     "resize", False, "evaluate, predict: stretch arrays of images of another size to the model's"
 )
-BASELINE = flags.DEFINE_string(
+_BASELINE = flags.DEFINE_string(
     "baseline", "", "report: method that others are compared with; default fedavg"
 )
-TRUST = flags.DEFINE_bool(
+_TRUST = flags.DEFINE_bool(
     "trust", False, "evaluate, serve: import the code that the run's config.json names"
 )
-OF_EVALUATE = (NAME, INTERNAL, ALPHAS, TSNE, RESIZE, TRUST)
-OF_SERVE, OF_PREDICT = (EXPORT, TRUST), (MODEL, DATA, ADAPT, OUT, RESIZE)
-OF_REPORT = (OUT, BASELINE)
+_ONLY_EVALUATE = (
+    flags.DEFINE_string("name", "evaluation", "evaluate: name of the files it writes"),
+    flags.DEFINE_bool("internal", False, "evaluate: test the internal clients too"),
+    flags.DEFINE_bool("alphas", False, "evaluate: record and plot the adapter's alphas"),
+    flags.DEFINE_bool("tsne", False, "evaluate: plot t-SNE of features"),
+)
+# Command -> flags that other commands refuse; in the order of its request's fields.
 OWNED = {
-    "evaluate": OF_EVALUATE,
-    "serve": OF_SERVE,
-    "predict": OF_PREDICT,
-    "report": OF_REPORT,
+    "evaluate": (*_ONLY_EVALUATE, _RESIZE, _TRUST),
+    "serve": (_EXPORT, _TRUST),
+    "predict": (_MODEL, _DATA, _ADAPT, _OUT, _RESIZE),
+    "report": (_OUT, _BASELINE),
 }
-OURS = (CONFIG, WORKDIR, DISTRIBUTED, *OF_EVALUATE[:-2], *OF_SERVE, *OF_PREDICT, BASELINE)
-HELP = ("--help", "-help", "-h", "help")
-VERSION = ("--version", "-version", "-V", "version")
 TAKES = OWNED | {
-    "train": (CONFIG, WORKDIR, DISTRIBUTED),
-    "evaluate": (WORKDIR, CONFIG, *OF_EVALUATE),
-    "serve": (WORKDIR, *OF_SERVE),
+    "train": (CONFIG, _WORKDIR, _DISTRIBUTED),
+    "evaluate": (_WORKDIR, CONFIG, *OWNED["evaluate"]),
+    "serve": (_WORKDIR, *OWNED["serve"]),
     "list": (),
 }
+OURS = (CONFIG, _WORKDIR, _DISTRIBUTED, *_ONLY_EVALUATE, _EXPORT, _TRUST, *OWNED["predict"])
+OURS = (*OURS, _BASELINE)
+_HELP = ("--help", "-help", "-h", "help")
+_VERSION = ("--version", "-version", "-V", "version")
 
 
 def command() -> None:
-    """What `fedjax-bn`, `python -m fedjax_bn` and `python -m fedjax_bn.main` do."""
+    """Runs the command of `fedjax-bn`, `python -m fedjax_bn` and `python -m fedjax_bn.main`."""
     endure()
     listen()
     here, ours = sys.path[0], str(Path(__file__).parents[1])
     if here == os.getcwd() != ours and not sys.flags.safe_path:  # as `python -m` puts it first
         del sys.path[0]
     argv = parse_flags(sys.argv)
-    if _may_name_code(argv):
-        sys.path.append("")  # a user's own modules
+    # The user's own modules are found where the user may have named code on the command line; a
+    # folder that is read may not name any. Flags are not parsed for help and the version.
+    if flags.FLAGS.is_parsed():
+        typed = (CONFIG.value, _TRUST.value, ":" in "".join((_ADAPT.value, *argv)))
+        if argv[1:2] == [] or argv[1] not in (*OWNED, "list") or any(typed):
+            sys.path.append("")
     main(argv)
 
 
-def _may_name_code(argv: list[str]) -> bool:
-    """Whether the user may have named code himself; a folder that is read has no say in it."""
-    if not flags.FLAGS.is_parsed():  # for help and the version
-        return False
-    typed = (CONFIG.value, TRUST.value, ":" in "".join((ADAPT.value, *argv)))
-    return argv[1:2] == [] or argv[1] not in (*OWNED, "list") or any(typed)
-
-
 def main(argv: list[str]) -> None:
-    """Dispatches to a command; a user's mistake ends with one sentence."""
+    """Dispatches to a command; a user's mistake ends with its error message."""
     logging.set_verbosity(logging.FATAL)  # Orbax logs the errors that it also raises
     name, arguments = argv[1] if argv[1:] else "", argv[2:]
     if name not in COMMANDS:
         name, arguments = "train", argv[1:]
     try:
-        if name not in (*HELP, *VERSION, "list"):  # before which flags may not be parsed
+        if name not in (*_HELP, *_VERSION, "list"):  # before which flags may not be parsed
             _refuse_others(name)
         COMMANDS[name](arguments)
     except InterruptedRun as stop:
         fail(str(stop), status=130)
     except KeyboardInterrupt:  # where `main` was called without `command`, as in a notebook
-        fail("stopped at once: give the same command to go on from the last checkpoint", 130)
+        fail("stopped at once: give the same command to resume from the last checkpoint", 130)
     except UserError as error:
         fail(str(error))
 
@@ -138,7 +135,11 @@ def _refuse_others(name: str) -> None:
             raise ConfigError(f"--{flag.name} belongs to {owners}: leave it out to {name}")
 
 
-def train(arguments: list[str]) -> None:
+# Modules that need JAX are imported by the commands, once their flags have been checked: so
+# mistakes in flags are answered without waiting for JAX.
+
+
+def _train(arguments: list[str]) -> None:
     """Trains the configured method and its baselines."""
     changes = changes_of(arguments)
     if not CONFIG.value:
@@ -147,63 +148,62 @@ def train(arguments: list[str]) -> None:
             "names all, `fedjax-bn --help` says what else there is"
         )
     config = read(CONFIG.value, changes)
-    # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
     from fedjax_bn.run.commands import train_all
     from fedjax_bn.run.processes.distributed import join
     from fedjax_bn.run.processes.together import together
 
-    join(DISTRIBUTED.value)
+    join(_DISTRIBUTED.value)
     name = file_name(Path(CONFIG.value.partition(":")[0]).stem)
     with together():
-        train_all(config, Path(WORKDIR.value or f"runs/{name}"))
+        train_all(config, Path(_WORKDIR.value or f"runs/{name}"))
 
 
-def evaluate(arguments: list[str]) -> None:
+def _evaluate(arguments: list[str]) -> None:
     """Tests the finished run in --workdir."""
-    if DISTRIBUTED.value:
+    if _DISTRIBUTED.value:
         raise ConfigError("--distributed belongs to training: leave it out to evaluate")
     changes = changes_of(arguments)
-    if not WORKDIR.value:
+    if not _WORKDIR.value:
         raise ConfigError("evaluate needs the workdir of a finished run: --workdir DIR")
     from fedjax_bn.run import commands
     from fedjax_bn.run.evaluation.finished_run import Request
 
-    request = Request(CONFIG.value or "", changes, *(flag.value for flag in OF_EVALUATE))
-    commands.evaluate(Path(WORKDIR.value), request)
+    request = Request(CONFIG.value or "", changes, *(flag.value for flag in OWNED["evaluate"]))
+    commands.evaluate(Path(_WORKDIR.value), request)
 
 
-def serve(arguments: list[str]) -> None:
+def _serve(arguments: list[str]) -> None:
     """Writes what an unseen client receives of the finished run in --workdir."""
     changes = changes_of(arguments)
-    if not (WORKDIR.value and EXPORT.value):
+    if not (_WORKDIR.value and _EXPORT.value):
         raise ConfigError(
             "serve needs the workdir of a finished run and a folder to write: --workdir DIR "
             "--export FOLDER"
         )
     from fedjax_bn.run.serve import run
 
-    run(Path(WORKDIR.value), Path(EXPORT.value), changes, trust=TRUST.value)
+    run(Path(_WORKDIR.value), Path(_EXPORT.value), changes, trust=_TRUST.value)
 
 
-def predict(arguments: list[str]) -> None:
+def _predict(arguments: list[str]) -> None:
     """Writes probabilities by a served model."""
     if arguments:
         raise ConfigError(
             f"predict takes no argument {brief(arguments[0])}: `fedjax-bn --help` has all"
         )
-    if not (MODEL.value and DATA.value):
+    if not (_MODEL.value and _DATA.value):
         raise ConfigError(
             "predict needs a served model and images: --model FOLDER --data IMAGES; `fedjax-bn "
             "serve` writes such a folder"
         )
     from fedjax_bn.run.predict import Request, run
 
-    run(Request(*(flag.value for flag in OF_PREDICT)))
+    run(Request(*(flag.value for flag in OWNED["predict"])))
 
 
-def report(arguments: list[str]) -> None:
+def _report(arguments: list[str]) -> None:
     """Writes a page that compares the finished runs in folders."""
-    for flag in (CONFIG, WORKDIR, DISTRIBUTED):
+    for flag in (CONFIG, _WORKDIR, _DISTRIBUTED):
         if flag.value != flag.default:
             raise ConfigError(
                 f"--{flag.name} does not belong to `report`, which takes folders: report DIR..."
@@ -216,58 +216,59 @@ def report(arguments: list[str]) -> None:
         raise ConfigError("report needs folders with finished runs: fedjax-bn report DIR...")
     from fedjax_bn.run.commands import report
 
-    report([Path(folder) for folder in arguments], Path(OUT.value or "report.html"), BASELINE.value)
+    out = Path(_OUT.value or "report.html")
+    report([Path(folder) for folder in arguments], out, _BASELINE.value)
 
 
-def list_(arguments: list[str]) -> None:
+def _list(arguments: list[str]) -> None:
     """Prints what there is of a kind."""
     from fedjax_bn.run.listing import listing
 
     print(listing(arguments))
 
 
-def help_(arguments: list[str]) -> None:
+def _help(arguments: list[str]) -> None:
     """Prints what the command line understands, or one command of it."""
-    if not (set(arguments) & TAKES.keys()):
+    name = next((word for word in arguments if word in TAKES), "")
+    if not name:
         ours = (flags.FLAGS[flag.name] for flag in OURS)
         print("\n".join((str(__doc__), *(f"  --{flag.name:12}{flag.help}" for flag in ours))))
         return
-    name = next(word for word in arguments if word in TAKES)
+
+    def of_command(flag: flags.FlagHolder) -> str:
+        """Of a help such as "predict: the file; report: the page" what belongs to the command."""
+        text = str(flags.FLAGS[flag.name].help)
+        parts = (part.partition(": ") for part in re.split("; (?=[a-z, ]+: )", text))
+        return "; ".join(rest for owners, _, rest in parts if name in owners.split(", ")) or text
+
     usage = [line.split("   ")[0] for line in str(__doc__).splitlines() if "  fedjax-bn " in line]
     own = [line for line in usage if f"fedjax-bn {name} " in f"{line} "] or usage[:1]
-    taken = (f"  --{flag.name:12}{_help_for(name, flag)}" for flag in TAKES[name])
+    taken = (f"  --{flag.name:12}{of_command(flag)}" for flag in TAKES[name])
     print("\n".join((*own, "", str(COMMANDS[name].__doc__), *("",) * bool(TAKES[name]), *taken)))
 
 
-def _help_for(name: str, flag: flags.FlagHolder) -> str:
-    """What a flag does for a command, of a help such as "predict: the file; report: the page"."""
-    text = str(flags.FLAGS[flag.name].help)
-    parts = (part.partition(": ") for part in re.split("; (?=[a-z, ]+: )", text))
-    return "; ".join(rest for owners, _, rest in parts if name in owners.split(", ")) or text
-
-
-def version(arguments: list[str]) -> None:
+def _version(arguments: list[str]) -> None:
     """Prints the version of this library."""
     del arguments
     print(f"fedjax_bn {__version__}")
 
 
 COMMANDS = {
-    "train": train,
-    "evaluate": evaluate,
-    "serve": serve,
-    "predict": predict,
-    "report": report,
-    "list": list_,
-} | {**dict.fromkeys(HELP, help_), **dict.fromkeys(VERSION, version)}
+    "train": _train,
+    "evaluate": _evaluate,
+    "serve": _serve,
+    "predict": _predict,
+    "report": _report,
+    "list": _list,
+} | {**dict.fromkeys(_HELP, _help), **dict.fromkeys(_VERSION, _version)}
 
 
 def parse_flags(argv: list[str]) -> list[str]:
     """Parses our flags and returns what is left: the command, and changes of the configuration."""
-    if set(argv) & set(HELP):
-        return [argv[0], HELP[0], *argv[1:]]
-    if argv[1:2] == [VERSION[-1]] or set(argv) & set(VERSION[:-1]):
-        return [argv[0], VERSION[0]]
+    if set(argv) & set(_HELP):
+        return [argv[0], _HELP[0], *argv[1:]]
+    if argv[1:2] == [_VERSION[-1]] or set(argv) & set(_VERSION[:-1]):
+        return [argv[0], _VERSION[0]]
     flags.FLAGS.set_gnu_getopt(True)  # else the value in `--config.KEY VALUE` ends the flags
     try:
         return flags.FLAGS(argv, known_only=True)
@@ -276,7 +277,7 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
-    """Prints one sentence and exits; of several processes each its own."""
+    """Prints a message in one line and exits; each of several processes prints its own."""
     message = " ".join(message.splitlines())  # names may have line breaks
     if "fedjax_bn.run.processes.together" not in sys.modules:  # JAX was not asked for yet
         print(f"fedjax_bn: {message}", file=sys.stderr)

@@ -14,7 +14,7 @@ It runs the program of the command line (`fedjax_bn.run`) and gives its numbers 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ from fedjax_bn.sharing import Variables
 from fedjax_bn.task import confusion, require_classifier
 
 Samples = tuple[np.ndarray, np.ndarray]
-# A client's samples, or a dict of them with "train" and perhaps "validation" and "test".
+# A client's samples, or a dict of them with "train" and optionally "validation" and "test".
 ClientSamples = Samples | Mapping[str, Samples]
 
 
@@ -123,7 +123,7 @@ class Result(NamedTuple):
           labels: whole numbers [N] from 0.
 
         Raises:
-          ValueError: as `predict`, or a label is no class of the model.
+          ValueError: as `predict`, or a label is outside the model's classes.
         """
         return confusion(self.predict(images, client, adaptation), labels)
 
@@ -187,14 +187,30 @@ def simulate(
     experiment = _experiment(config, method, clients, unseen or {})
     keys = make_keys(config)
     state = make_start(config, experiment, keys, variables)()
+    names = [domain.name for domain in experiment.internal.domains]
+    evaluate = evaluator(config, experiment)
+    records: list[Record] = []
     with ExitStack() as stack:
         watchers = [callback] if callback else []
         if show_progress:
             pace = samples_a_round(config, experiment), experiment.task.score.name
             watchers.append(stack.enter_context(progress("round", rounds, 0, *pace)))
-        state, history = _train(config, experiment, keys, state, watchers)
-    names = tuple(domain.name for domain in experiment.internal.domains)
-    return Result(method, state, names, summarize(config, experiment, history, 0.0), history)
+        round = open_rounds(config, experiment, keys, state).compile(state)
+        while len(records) < rounds and not out_of_patience(records, patience):
+            number, start = len(records) + 1, time.perf_counter()
+            state, metrics = round(state)
+            metrics = jax.device_get(metrics)
+            records.append(round_record(names, metrics, number, time.perf_counter() - start))
+            require_finite(records[-1], metrics, config.on_nonfinite)
+            require_weights(names, metrics, number)
+            if number == rounds or number % eval_every == 0:
+                records[-1] |= evaluate(state, have_trained(records, names))
+                if select_round(records) == number:
+                    selected = jax.tree.map(jnp.copy, state)  # the next round donates the state
+            for watch in watchers:
+                watch(records[-1])
+    summary = summarize(config, experiment, records, 0.0)
+    return Result(method, selected, tuple(names), summary, records)
 
 
 def _experiment(
@@ -203,7 +219,7 @@ def _experiment(
     clients: Mapping[str, ClientSamples],
     unseen: Mapping[str, ClientSamples],
 ) -> Experiment:
-    """What a run needs, checked, of a method and arrays; arguments as of `simulate`."""
+    """What a run needs, checked, from a method and arrays; arguments as of `simulate`."""
     if method.learned is None:
         raise ValueError(
             "simulate needs the model of the method: make the method by a function of "
@@ -226,15 +242,10 @@ def _experiment(
 
 
 def _pool(name: str, given: ClientSamples) -> Pool:
-    """A client's samples as readers of data sets give them.
-
-    Raises:
-      ValueError: a part has an unknown name, or its labels are wrong.
-    """
+    """A client's samples in the form in which readers of data sets give them."""
     parts = dict(given) if isinstance(given, Mapping) else {"": given}
     if unknown := [part for part in parts if part and part not in PARTS]:
         raise ValueError(f"client {name!r} has a part {unknown[0]!r}; parts are {', '.join(PARTS)}")
-    images = [np.asarray(images) for images, _ in parts.values()]
     labels = [
         class_labels(labels, f"the labels of client {name!r} ({part or 'all'})")
         for part, (_, labels) in parts.items()
@@ -242,36 +253,8 @@ def _pool(name: str, given: ClientSamples) -> Pool:
     sizes = {part: len(one) for part, one in zip(parts, labels, strict=True)}
     return Pool(
         name,
-        np.concatenate(images),
+        np.concatenate([np.asarray(images) for images, _ in parts.values()]),
         np.concatenate(labels),
         numbered_names(name, sizes),
         parts_of(sizes) if isinstance(given, Mapping) else None,
     )
-
-
-def _train(
-    config: ConfigDict,
-    experiment: Experiment,
-    keys: Any,
-    state: FederatedState,
-    watchers: Sequence[Callable[[Record], None]],
-) -> tuple[FederatedState, list[Record]]:
-    """All rounds; returns the selected round's state and the records of all rounds."""
-    names = [domain.name for domain in experiment.internal.domains]
-    evaluate = evaluator(config, experiment)
-    round = open_rounds(config, experiment, keys, state).compile(state)
-    records: list[Record] = []
-    while len(records) < config.rounds and not out_of_patience(records, config.patience):
-        number, start = len(records) + 1, time.perf_counter()
-        state, metrics = round(state)
-        metrics = jax.device_get(metrics)
-        records.append(round_record(names, metrics, number, time.perf_counter() - start))
-        require_finite(records[-1], metrics, config.on_nonfinite)
-        require_weights(names, metrics, number)
-        if number == config.rounds or number % config.eval_every == 0:
-            records[-1] |= evaluate(state, have_trained(records, names))
-            if select_round(records) == number:
-                selected = jax.tree.map(jnp.copy, state)  # the next round donates the state
-        for watch in watchers:
-            watch(records[-1])
-    return selected, records

@@ -75,7 +75,7 @@ def accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
       0 to 100; 0 without samples.
 
     Raises:
-      ValueError: the arrays have other shapes, or a label is no class.
+      ValueError: the arrays have other shapes, or a label is outside 0..C-1.
     """
     return classification().score(*_answers(outputs, labels))
 

@@ -1,4 +1,4 @@
-"""Which uploads a server takes, a stated rule; and how those of a round lie side by side in memory.
+"""Which uploads a server takes, a stated rule; and the memory that stacks those of a round.
 
 An upload is taken if it has exactly the names, shapes and dtypes of the method's own, comes from
 the client that was asked, with the size that it reported, is marked as finite and is, and is

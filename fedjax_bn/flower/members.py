@@ -126,7 +126,7 @@ def content_of(reply: Message | None, order: Order, client: int | None) -> Recor
       client: who was asked; None where the answer is to give its number.
 
     Raises:
-      ValueError: there is none, it is an error, or it answers something else.
+      ValueError: it did not come, is an error, or answers something else.
     """
     if reply is None:
         raise ValueError("it did not answer in time")
@@ -149,7 +149,7 @@ def _member_of(
     try:
         form = json.loads(hello.form) | {"dataset": "federation", "clients": ["one"]}
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"its form of samples is no JSON object: {hello.form:.80}") from error
+        raise ValueError(f"its form of samples is not a JSON object: {hello.form:.80}") from error
     if wrong := misfit(form, FINISHED["form"], "its form of samples") or impossible(form):
         raise ValueError(f"no samples have the form that it gives for its own ({wrong})")
     if not 0 <= client < order.population:

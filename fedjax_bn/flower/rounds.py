@@ -62,7 +62,7 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
             raise TooFewError(
                 f"round {number} got {len(accepted)} good uploads in each of {attempt} attempts, "
                 f"fewer than {max(least, 1)} (minimum in the run config): see the log for who was "
-                "left out and why, and start again to go on from the last round"
+                "left out and why, and start again to resume from the last round"
             )
     after = host.step(kept, accepted, rows)
     weights = np.asarray(after.state.weights)

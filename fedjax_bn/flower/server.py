@@ -155,7 +155,7 @@ def _say_start(host: Host, records: list[Record], promised: Record) -> None:
         names = ", ".join(names_of({"personal": host.personal}))
         log(INFO, "serve-unseen: clients send their personal leaves too: %s", names or "none")
     if records:
-        log(INFO, "going on from round %s of %s", len(records), host.config.rounds)
+        log(INFO, "continuing from round %s of %s", len(records), host.config.rounds)
 
 
 def _loop(
@@ -184,7 +184,7 @@ def _loop(
 def write_served(
     host: Host, place: Path, app: str | Path, kept: Kept, records: Sequence[Record]
 ) -> str:
-    """Writes WORKDIR/served from the selected round, or the last one; returns a sentence on it.
+    """Writes WORKDIR/served from the selected round, or the last one; returns a note for the log.
 
     Args:
       host: the server's side.

@@ -91,8 +91,8 @@ def hello(name="", form=FORM):
 @pytest.mark.parametrize(
     ("form", "why"),
     [
-        ("nonsense", "is no JSON object"),
-        ("[]", "is no JSON object"),
+        ("nonsense", "is not a JSON object"),
+        ("[]", "is not a JSON object"),
         ("{}", "no samples have the form"),
         (FORM.replace("[6]", "[999999, 999999]"), "(shape)"),
     ],

@@ -4,6 +4,7 @@ import csv
 import json
 from types import SimpleNamespace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +13,11 @@ import pytest
 from scipy.special import softmax
 from sklearn import metrics
 
+import norm_nets as nets
 import runs
 from fedjax_bn import methods
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.pixels.images import standardize
-from fedjax_bn.models import ResNet10
 from fedjax_bn.normalization.calls import spatial_layers
 from fedjax_bn.report.intervals import (
     difference_of_parts,
@@ -226,11 +227,20 @@ def test_a_run_writes_how_far_its_clients_batch_norms_lie_apart(folder):
     assert (first.values["mean"] > 0).all()
 
 
+class Unsorted(nn.Module):
+    """Two batch norms whose order in the forward pass is not that of their names."""
+
+    @nn.compact
+    def __call__(self, images):
+        x = nets.Block(2, name="body")(nets.Block(2, name="stem")(images))
+        return nn.Dense(2, name="out")(x.mean((1, 2)))
+
+
 def test_distances_are_written_in_the_order_of_the_forward_pass(tmp_path):
     split = Split(np.zeros((4, 16, 16, 3), np.uint8), np.arange(4) % 2)
     domains = tuple(Domain(name, split, None, split) for name in "ab")
     internal = Dataset("toy", 2, domains, (0.5,), (0.5,))
-    model, prepare = ResNet10(num_classes=2, width=2), standardize((0.5,), (0.5,))
+    model, prepare = Unsorted(), standardize((0.5,), (0.5,))
     key, images = jax.random.key(0), jnp.zeros((2, 16, 16, 3))
     variables = model.init(key, images)
     state = methods.fedbn(model, optax.sgd(0.1), prepare=prepare).init(key, variables, 2)

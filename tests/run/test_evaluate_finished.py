@@ -11,7 +11,6 @@ import norm_nets as nets
 import runs
 from fedjax_bn import main
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report import unseen
 from fedjax_bn.run import commands
 from fedjax_bn.run.config.keys import flatten
@@ -20,26 +19,12 @@ from fedjax_bn.run.evaluation.finished_run import Request
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.files import finished as reading
 from fedjax_bn.run.files import workdir
+from small_images import dataset_of_images
 
 CLIENTS = ["ant", "bee", "cow"]
 
 
-def dataset_of_images(names=("ant", "bee", "cow", "dog")):
-    """Four domains of bytes [N, 8, 8, 3] in three classes, told by brightness, moved by domain."""
-    random = np.random.default_rng(3)
-    domains = []
-    for shift, name in enumerate(names):
-        parts = []
-        for size in (12, 5, 9):
-            labels = np.arange(size, dtype=np.int32) % 3
-            noise = random.integers(0, 40, (size, 8, 8, 3))
-            images = 60 * labels[:, None, None, None] + 20 * shift + noise
-            parts.append(Split(images.astype(np.uint8), labels))
-        domains.append(Domain(name, *parts))
-    return Dataset("tiny", 3, tuple(domains), mean=(0.5,), std=(0.5,))
-
-
-DATA = dataset_of_images()
+DATA = dataset_of_images(runs.NAMES)
 OTHER = dataset_of_images(("elk",))
 
 
@@ -92,6 +77,15 @@ def finished(tmp_path_factory):
     keys = {"method": "fediga", "adaptations": adaptations, "adapt_batch_size": 8}
     summary = runs.train.run(configuration(**keys), folder, say=lambda text: None)
     return folder, summary
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A finished run of FedAvg on clients without test samples, and what it said."""
+    folder, notes = tmp_path_factory.mktemp("plain") / "run", []
+    keys = {"method": "fedavg", "model": "MLP", "rounds": 1, "data__path": "no test"}
+    runs.train.run(configuration(**keys), folder, say=notes.append)
+    return folder, notes
 
 
 def run(folder, *changes, **options):
@@ -149,14 +143,10 @@ def test_internal_clients_are_tested_with_local_and_global_statistics(finished):
     assert result["internal"]["own"] == pytest.approx(own)
 
 
-def test_clients_without_test_samples_are_said_to_be_tested_on_validation_samples(
-    finished, tmp_path
-):
-    said, notes = [], []
-    keys = {"method": "fedavg", "model": "MLP", "rounds": 1, "data__path": "no test"}
-    runs.train.run(configuration(**keys), tmp_path / "run", say=notes.append)
-    request = Request(internal=True)
-    result, _ = evaluate_finished.run(tmp_path / "run", request, say=said.append)
+def test_clients_without_test_samples_are_said_to_be_tested_on_validation_samples(finished, plain):
+    folder, notes = plain
+    said = []
+    result, _ = evaluate_finished.run(folder, Request(internal=True), say=said.append)
     assert result["notes"] == [experiment.TESTED_ON_VALIDATION]
     assert experiment.TESTED_ON_VALIDATION in said
     assert experiment.TESTED_ON_VALIDATION in notes
@@ -242,9 +232,8 @@ def test_flags_of_evaluate_are_refused_in_training(capfd):
     assert "--alphas belongs to `evaluate`" in capfd.readouterr().err
 
 
-def test_a_run_without_adapter_has_no_alphas(finished, tmp_path, capfd):
-    runs.train.run(configuration(method="fedbn", rounds=1), tmp_path / "run", say=str)
-    assert runs.command("evaluate", "--workdir", str(tmp_path / "run"), "--alphas") == 2
+def test_a_run_without_adapter_has_no_alphas(plain, capfd):
+    assert runs.command("evaluate", "--workdir", str(plain[0]), "--alphas") == 2
     assert "needs method=fediga" in capfd.readouterr().err
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 import runs
 from fedjax_bn.adaptation.choice import choose_adaptation
-from fedjax_bn.data.domain import Dataset, Domain, Split, whole
+from fedjax_bn.data.domain import whole
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.engine.names import cell
 from fedjax_bn.federation import client_variables, global_variables
@@ -30,26 +30,12 @@ from fedjax_bn.run.evaluation.scoring_data import in_order, stack_batches
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder, load, predictor
 from fedjax_bn.task import Score, classification
+from small_images import dataset_of_images
 
 ADAPTATIONS = ("running", "tsmobn:batch_size=4", "random_alpha")
 
 
-def dataset_of_images():
-    """Four domains of bytes [N, 8, 8, 3] in three classes, told by brightness, moved by domain."""
-    random = np.random.default_rng(3)
-    domains = []
-    for shift, name in enumerate(runs.NAMES):
-        parts = []
-        for size in (12, 5, 9):
-            labels = np.arange(size, dtype=np.int32) % 3
-            images = 60 * labels[:, None, None, None] + 20 * shift
-            images = images + random.integers(0, 40, (size, 8, 8, 3))
-            parts.append(Split(images.astype(np.uint8), labels))
-        domains.append(Domain(name, *parts))
-    return Dataset("tiny", 3, tuple(domains), (0.4,), (0.3,), classes=("dark", "grey", "=bright"))
-
-
-DATA = dataset_of_images()
+DATA = dataset_of_images(runs.NAMES, 0.4, 0.3, ("dark", "grey", "=bright"))
 DOG = whole(DATA.domains[3])
 KEYS = {
     "model": "MLP",
