@@ -126,7 +126,7 @@ def content_of(reply: Message | None, order: Order, client: int | None) -> Recor
       client: who was asked; None where the answer is to give its number.
 
     Raises:
-      ValueError: it did not come, is an error, or answers something else.
+      ValueError: it is missing, is an error, or is of another kind.
     """
     if reply is None:
         raise ValueError("it did not answer in time")
