@@ -121,7 +121,7 @@ def main(argv: list[str]) -> None:
     except InterruptedRun as stop:
         fail(str(stop), status=130)
     except KeyboardInterrupt:  # where `main` was called without `command`, as in a notebook
-        fail("stopped at once: give the same command to resume from the last checkpoint", 130)
+        fail("stopped at once: give the same command to continue", 130)
     except UserError as error:
         fail(str(error))
 

@@ -444,4 +444,4 @@ def test_ctrl_c_before_the_first_round_ends_with_one_sentence_and_130(
     monkeypatch.setattr(main, "read", lambda source, changes: runs.config())
     folder = tmp_path / "run"
     text = fails(capfd, "--config=tiny.py", f"--workdir={folder}", status=130)
-    assert "give the same command to go on" in text
+    assert "give the same command to continue" in text
