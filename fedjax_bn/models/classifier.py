@@ -57,7 +57,8 @@ def sizes_of(model: Any, variables: Variables) -> Sizes:
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     if not shows_features(model):
         path = last_dense(model, variables)
-        return Sizes(*_kernel(variables, path).shape, dtype, path)
+        features, classes = _kernel(variables, path).shape
+        return Sizes(features, classes, dtype, path)
     form = jax.ShapeDtypeStruct((2, features_read(model, variables)), dtype)
     sources = _sources_of(model, variables, form, _classify)
     if sources.shape is None:

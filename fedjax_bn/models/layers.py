@@ -42,7 +42,7 @@ class Classifier(nn.Module):
         return self.classify(self.features(images))
 
 
-def _fan_in_uniform_bias(fan_in: int) -> _Initializer:
+def _fan_in_uniform_bias(fan_in: int) -> Callable[..., jax.Array]:
     """PyTorch's default bias, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), for `fan_in` inputs a unit."""
     bound = fan_in**-0.5
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)

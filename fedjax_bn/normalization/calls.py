@@ -184,7 +184,7 @@ def in_forward_order(
     return sorted(names, key=lambda name: found.get(name, len(found)))
 
 
-def shapes_of(model: Any, variables: dict, images: jax.Array) -> Any:
+def shapes_of(model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStruct) -> Any:
     """The shapes of a model's outputs in evaluation mode; nothing is computed."""
 
     def outputs(variables: dict, images: jax.Array) -> Any:
