@@ -58,7 +58,7 @@ def _other_samples(folder: Path, planned: Mapping[str, int]) -> tuple[str, ...]:
     path = folder / "data.json"
     if not planned or not path.exists():
         return ()
-    from fedjax_bn.report.data_facts import other_samples  # imports JAX, see `_planned`
+    from fedjax_bn.report.data import other_samples  # imports JAX, see `_planned`
 
     found = other_samples(json.loads(path.read_text()), planned)
     said = ", ".join(f"{name} {count} (planned: {planned[name]})" for name, count in found.items())
