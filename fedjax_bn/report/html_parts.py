@@ -226,7 +226,7 @@ def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = Fals
     lines = [thin for line in lines if (thin := _thinned(line, most)).x]
     if not lines:
         return ""
-    lines.sort(key=lambda line: line.look.on)  # what is coloured lies above what is grey
+    lines.sort(key=lambda line: line.look.on)  # coloured lines are drawn above grey ones
     if len(lines) > _MOST_BANDS:
         lines = [line._replace(low=[], high=[]) for line in lines]
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM

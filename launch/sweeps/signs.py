@@ -4,9 +4,9 @@
 
 `signs/*` is configs/signs.py, which needs no data: four scenes train, dusk is unseen, with the
 statistics of training and with TsmoBN. `shortcut/*` is its variant, where the colour of the rim
-mostly predicts the digit in the clients' scenes and misleads in dusk: how far a method falls from the
-clients to dusk is how far it has learned the colour, beside how far it falls in `signs/*`, where
-the weather alone differs. lambda and eta are 0.7 and 0.5. mAP50 in percent, 3 seeds.
+mostly predicts the digit in the clients' scenes and misleads in dusk: how far a method falls from
+the clients to dusk is how far it has learned the colour, beside how far it falls in `signs/*`,
+where the weather alone differs. lambda and eta are 0.7 and 0.5. mAP50 in percent, 3 seeds.
 """
 
 import sys

@@ -423,6 +423,4 @@ def test_tsmobn_stops_early_and_unifed_does_not():
     for one, patience in ((tsmobn.SWEEP, 10), (unifed.SWEEP, 0)):
         for run in plan.all_runs(one.parts):
             if run.config != "configs/digits_dg.py":
-                assert (
-                    run.changes.get("patience", read(str(ROOT / run.config)).patience) == patience
-                )
+                assert run.changes.get("patience", patience_of(run.config)) == patience
