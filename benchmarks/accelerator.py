@@ -12,7 +12,7 @@ and images in bfloat16, and PyTorch's loop over clients where PyTorch is there.
 
 Every job is a process of its own, so that its peak memory is its own, and one that runs out of
 memory ends nothing else. What became of it is added to OUT/accelerator.json at once. What did not
-fit the time is "left out"; give the same command again and it goes on there. A part that is
+fit the time is "left out"; give the same command again and it continues there. A part that is
 finished is skipped. The table is OUT/accelerator.md. The status is 1 where a job failed.
 """
 

@@ -30,7 +30,7 @@ TIMED = ("running", "batch", "tsmobn", "fixed_alpha", "iabn", "zero_shot_adapter
 
 
 def main() -> None:
-    """Times, prints a table and perhaps JSON."""
+    """Times, prints a table, and JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="ResNet18", choices=MODELS)
     parser.add_argument("--size", type=int, default=64, help="side of the images, pixels")

@@ -6,8 +6,8 @@ FedIG with lambda_1 = 0.1 and lambda_2 = 4 on PACS, one domain left out, SGD wit
 and momentum 0.5 as in the paper. The readings differ in what the distance of a sample's two passes
 is: the sum or the mean of the squared differences of its features; the sum for features scaled to
 length one; the sum or the mean over the maps before pooling. `--warm` trains so many rounds without
-CAFL first, and all readings go on from there. A row ends where an update is not finite. "features"
-is the standard deviation of the clients' features over images, the mean over features.
+CAFL first, and all readings continue from there. A row ends where an update is not finite.
+"features" is the standard deviation of the clients' features over images, the mean over features.
 """
 
 import argparse
@@ -144,7 +144,7 @@ def scorer(experiment: Experiment) -> Callable[[FederatedState], dict[str, float
     """Returns `score(state)`: percent right on the clients' validation and on 1,000 unseen images.
 
     With running statistics, a client's own and the averaged ones; "batch" is the clients' percent
-    with the statistics of batches of 100, which shows whether running ones lag behind.
+    with the statistics of batches of 100, which shows whether running ones lag.
     """
     model = experiment.model
 

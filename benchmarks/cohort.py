@@ -2,7 +2,7 @@
 
     python benchmarks/cohort.py --method scaffold --repeats 50 --json
 
-C of K clients take part. The state of all K lies in a store; a round gathers the cohort's rows,
+C of K clients take part. The state of all K is in a store; a round gathers the cohort's rows,
 trains on arrays of C rows, and scatters the rows back. Timed are the three apart and as one
 program, for every K and backend; the claim is that the round itself does not grow with K.
 """
@@ -26,7 +26,7 @@ STEPS, BATCH, SIDE = 2, 8, 28
 
 
 def main() -> None:
-    """Times, prints a table for each backend and perhaps JSON."""
+    """Times, prints a table for each backend, and JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--method", default="fedbn", help="scaffold: a model's size a client")

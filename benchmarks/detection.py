@@ -7,8 +7,8 @@ Both programs train the same network (PyTorch's is written from the same table o
 tests/support/torch_yolo.py) by the same loss and plain SGD on the same random images and boxes:
 two clients of two batches of four, one after another, then plain averaging. Ours and PyTorch at
 every one of its settings take turns in short pieces (see `interleave`); a ratio above 1 means that
-ours is faster. Evaluation is ours alone: the forward passes of some images, then decoding and
-suppression, then mean average precision on the host. Needs torch (CPU build) for the round.
+ours is faster. Evaluation is ours alone: the forward passes of some images, then decoding,
+suppression and mean average precision on the host. Needs torch (CPU build) for the round.
 """
 
 import argparse

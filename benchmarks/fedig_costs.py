@@ -4,7 +4,7 @@
     python benchmarks/fedig_costs.py --size 224 --json       # and one JSON object as the last line
 
 A training step is a local step within a round of one client, as the library runs it, FedIG-A's with
-the step of its adapter behind it. Inference is of one batch by the method's own adaptation; MixNorm
+the step of its adapter after it. Inference is of one batch by the method's own adaptation; MixNorm
 has five views of each image. All are timed in turn (see `interleave`), and beside them stand the
 paper's numbers (a single RTX A5000, batches of 64, images of 224x224 by its protocol). Its
 11.31M parameters are not those of a ResNet-18 of 7 classes, which has 11.18M; what compares is what
@@ -59,7 +59,7 @@ ROWS = {
 
 
 def main() -> None:
-    """Times, prints a table and perhaps JSON."""
+    """Times, prints a table, and JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="ResNet18", choices=MODELS)
     parser.add_argument("--size", type=int, default=64, help="side of the images, pixels")

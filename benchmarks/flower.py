@@ -96,7 +96,7 @@ def print_rounds(counts: list[int], rounds: int, changes: str, empty: bool) -> N
 
 
 def print_task(repeats: int, changes: str) -> None:
-    """The parts of a client's task, medians over processes behind one that fills the cache."""
+    """The parts of a client's task, medians over processes after one that fills the cache."""
     from statistics import median
 
     from over_flower.federation import write_config

@@ -11,7 +11,7 @@ import torch
 from machine import CORES
 from tasks import LEARNING_RATE, Task, make_batches, make_test_images
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the networks' definitions lie there
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # which has the networks' definitions
 
 import torch_models
 

@@ -1,7 +1,7 @@
 """Times programs in turn, in many short pieces, and says how much they differ, or refuses to.
 
 A machine that others use too is fast in one minute and slow in the next. So every repetition runs
-each program once, in an order drawn anew, and what is compared are two times of one repetition. A
+each program once, in a new random order, and what is compared are two times of one repetition. A
 ratio that the repetitions leave open is not printed.
 """
 
@@ -89,7 +89,7 @@ class Ratio(NamedTuple):
         return f"{interval}, of minima {self.of_minima:.3f}"
 
     def figures(self) -> dict[str, Any]:
-        """What JSON shows: the numbers, or why there are none."""
+        """What JSON shows: the numbers, or why they are missing."""
         return self._asdict() if self.measured else {"not_measured": self.refusal}
 
 
@@ -148,8 +148,8 @@ def say(text: str) -> None:
 def paired_ratio(samples: Samples, to: Samples) -> Ratio:
     """Wall time over wall time, repetition by repetition.
 
-    The median's interval lies between two of the sorted ratios (order statistics), so it supposes
-    no distribution; it holds for this process, and another one may lie elsewhere.
+    The median's interval is between two of the sorted ratios (order statistics), so it supposes
+    no distribution; it holds for this process, and another one may differ.
     """
     ratios = samples.wall / to.wall
     interval = stats.quantile_test(ratios).confidence_interval(CONFIDENCE)
@@ -175,7 +175,7 @@ def show(samples: Mapping[str, Samples], base: str) -> None:
 
 
 def conclude(claim: str, ratio: Ratio) -> None:
-    """Prints a ratio, or why there is none and what to do."""
+    """Prints a ratio, or why it is missing and what to do."""
     print(f"=> {claim}: {ratio}" + (f" ({ratio.refusal})" if ratio.refusal else ""))
 
 

@@ -111,7 +111,7 @@ def timed_loop(name: str, shapes: Shapes, trained: bool) -> Callable[[], None]:
     def step(kernel: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         if not trained:
             return kernel, forward(kernel, x).max((0, 1, 2))
-        # Nobody asks for the gradient of the images themselves, which have few channels.
+        # No layer needs the gradient of the images themselves, which have few channels.
         wanted = (0,) if shapes.images[3] <= 4 else (0, 1)
         y, pull = jax.vjp(forward, kernel, x)
         pulled = pull(jnp.maximum(y, 0))

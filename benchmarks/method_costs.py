@@ -3,7 +3,7 @@
     python benchmarks/method_costs.py                                # all networks; long
     python benchmarks/method_costs.py --only DigitCNN --json         # one JSON object as last line
     python benchmarks/method_costs.py --only ResNet18 --methods moon fedig
-    python benchmarks/method_costs.py --record costs.jsonl           # goes on after a kill
+    python benchmarks/method_costs.py --record costs.jsonl           # continues after a kill
 
 A training step is three passes through the network that cost about the same: forward, the gradient
 of its maps, the gradient of its weights. The table says how many of each a method's formula needs a
@@ -11,7 +11,7 @@ step; predicted is FedAvg's round times their sum over FedAvg's three. A method 
 steps of half the batch of one is predicted by FedAvg's round of such batches, since a small batch
 moves as many weights. Layers of a method's own (a projection, a latent, a discriminator) are
 predicted by FedAvg's round of two dense layers of the features' size, by their number of weights,
-which on AlexNet with its 4,096 features is up to twice the network's. What one computes besides
+which on AlexNet with its 4,096 features is up to twice the network's. What one computes in addition
 (L2D's stylist, see `own_parts`) is timed as a program of its own, and added. Optimizers,
 corrections by control variates and the server are in no prediction. Methods are timed in turn, a
 few at a time and FedAvg with each few (see `interleave`); the target is that none takes more than
@@ -81,7 +81,7 @@ class Dense(nn.Module):
 
 
 def main() -> None:
-    """Times, prints a table for each network and perhaps JSON."""
+    """Times, prints a table for each network and JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--only", nargs="*", default=list(SIZES), choices=SIZES, help="networks; default: all")
@@ -187,7 +187,7 @@ def started(
 
 
 def own_share(name: str, network: str, batches: dict[str, jax.Array]) -> float:
-    """How many weights a method has besides the network's, over those of `Dense`."""
+    """How many weights a method adds to the network's, over those of `Dense`."""
 
     def weights(name: str, dense: bool = False) -> int:
         state = jax.eval_shape(started(name, network, batches, dense=dense)[1])
@@ -211,7 +211,7 @@ def compiled_round(
     (round,), states = made, [state]
 
     def run() -> None:
-        """One round; as in a run the state is given away, and the next round goes on from it."""
+        """One round; as in a run the state is given away, and the next round continues from it."""
         states[:] = jax.block_until_ready(round(states.pop(), batches, key))[:1]
 
     run()
@@ -221,8 +221,8 @@ def compiled_round(
 def row(name: str, taken: dict[str, Samples], compiling: float, own: float = 0.0) -> dict[str, Any]:
     """A method's figures; `own` as `own_share` gives it.
 
-    A ratio of wall times that is not measured (see `interleave`) is None; beside it stands that of
-    the least CPU seconds, which neighbours on the machine hardly change.
+    A ratio of wall times that is not measured (see `interleave`) becomes None; beside it
+    stands that of the least CPU seconds, which neighbours on the machine hardly change.
     """
     base = taken[BASE.get(name, "fedavg")]
     ratio, cpu = paired_ratio(taken[name], base), least_cpu(taken[name])

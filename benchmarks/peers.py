@@ -5,8 +5,8 @@
 
 Each program has an environment of its own, made with venv and pip, and runs as a process of its
 own: the same network from the same tensors, the same batches in the same order, the same plain SGD,
-clients weighted alike, all of them in every round. They take turns round by round in an order
-drawn anew. Every client's mean training loss must be equal in the first round (float32), else the
+clients weighted alike, all of them in every round. They take turns round by round in a new
+random order. Every client's mean training loss must be equal in the first round (float32), else the
 command fails. CPU seconds and memory are those of a program and all its children. A program that
 cannot be installed or started is named with what pip or it said, and the others are compared; the
 status is 1 then. Ratios are the other's wall time over ours, above 1 ours is faster.
@@ -76,7 +76,7 @@ def parse() -> argparse.Namespace:
 
 
 def prepare_all(options: argparse.Namespace) -> tuple[dict[str, str], dict[str, str]]:
-    """Interpreters by program, and why there is none. PyTorch's draws the tensors for all.
+    """Interpreters by program, and why some are missing. PyTorch's draws the tensors for all.
 
     Raises:
       SystemExit: there is no environment with PyTorch.
@@ -97,7 +97,9 @@ def write_task(options: argparse.Namespace, python: str) -> Path:
     """Batches of whole size and the network's first tensors, in a file for all."""
     task = TASKS[options.network]
     if options.samples % task.batch:
-        raise SystemExit(f"--samples {options.samples} is no multiple of the batch, {task.batch}")
+        raise SystemExit(
+            f"--samples {options.samples} is not a multiple of the batch, {task.batch}"
+        )
     task = task._replace(clients=options.clients, samples=options.samples)
     arrays = {name: array for name, array in make_batches(task).items() if name != "valid"}
     path = (options.environments / "task.npz").resolve()

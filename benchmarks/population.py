@@ -2,7 +2,7 @@
 
     python benchmarks/population.py --json
 
-FedBN on configs/population.py: 64 clients a round, 16 samples each, whose own parts lie on the
+FedBN on configs/population.py: 64 clients a round, 16 samples each, whose own parts are on the
 disk. Each population trains in a process of its own, from the same program as a run, and its rows
 are waited for as before a checkpoint every fifth round. The claim is that time, device and host
 memory do not grow with the population, and the disk with those who have trained.
@@ -38,7 +38,7 @@ FLUSH_EVERY = 5
 
 
 def main() -> None:
-    """Measures every population, prints a table and perhaps JSON."""
+    """Measures every population, prints a table and JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--populations", type=int, nargs="+", default=[100, 1000, 10_000])
@@ -149,7 +149,7 @@ def timed_store() -> Iterator[list[float]]:
 
 @contextmanager
 def device_bytes() -> Iterator[list[int]]:
-    """The bytes of arrays on the device at most, [0] of the list; where it says so, its own count.
+    """The bytes of arrays on the device at most, [0] of the list; or its own count, if it has one.
 
     XLA's temporary memory is in a device's own count only.
     """

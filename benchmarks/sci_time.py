@@ -34,7 +34,7 @@ MODELS = {"ResNet18": (ResNet18, 64), "DigitCNN": (DigitCNN, 28), "SmallCNN": (S
 
 
 def main() -> None:
-    """Times, prints a table and perhaps JSON."""
+    """Times, prints a table, and JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="ResNet18", choices=MODELS)
     parser.add_argument("--batch", type=int, default=16)

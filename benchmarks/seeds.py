@@ -3,7 +3,7 @@
     python benchmarks/seeds.py --seeds 5 --workdir runs/seeds
 
 A seed draws who owns which scan, the scanners' noise, the initial weights and the batches. A run
-that was stopped goes on; finished seeds are read from the workdir.
+that was stopped continues; finished seeds are read from the workdir.
 """
 
 import argparse

@@ -26,7 +26,7 @@ sys.path.append(str(ROOT))
 
 from fedjax_bn.engine.names import shown  # noqa: E402
 from fedjax_bn.report import write_data_plots  # noqa: E402
-from fedjax_bn.report.data_facts import data_facts  # noqa: E402
+from fedjax_bn.report.data import data_facts  # noqa: E402
 from fedjax_bn.run.config.file import changes_of, read  # noqa: E402
 from fedjax_bn.run.errors import UserError  # noqa: E402
 from fedjax_bn.run.experiment.datasets import configured_clients  # noqa: E402

@@ -115,7 +115,7 @@ def ridge(points: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def classes(classifier: jax.Array, points: jax.Array) -> jax.Array:
-    """i[M]: on which side of the classifier points lie."""
+    """i[M]: on which side of the classifier points are."""
     return (points @ classifier[:-1] + classifier[-1] > 0).astype(jnp.int32)
 
 

@@ -13,8 +13,8 @@ import jax
 def count(jaxpr: Any) -> int:
     """Multiplications and additions of all convolutions and matrix products, loops unrolled.
 
-    Zeros that a gradient's dilation puts between values are not counted, padding is. Of a branch
-    the most expensive side counts, of a loop with unknown end one turn.
+    Zeros that a gradient's dilation puts between values are not counted, padding is. The most
+    expensive side of a branch counts, and one turn of a loop with unknown end.
     """
     return sum(_of_equation(equation) for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns)
 

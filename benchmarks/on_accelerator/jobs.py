@@ -15,7 +15,9 @@ ROOT = FOLDER.parent
 OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "OutOfMemoryError")
 
 Record = dict[str, Any]
-Read = Callable[[str], Record]  # what the process printed -> numbers, and perhaps its own "outcome"
+Read = Callable[
+    [str], Record
+]  # what the process printed -> numbers, and optionally its own "outcome"
 
 
 class Job(NamedTuple):
@@ -28,7 +30,7 @@ class Job(NamedTuple):
       seconds: it may take at most.
       environment: (name, value) of variables beside those of this process.
       accepts: statuses with which the output is read.
-      resumes: whether it goes on where it was when it is started again.
+      resumes: whether it continues where it was when it is started again.
       absent: why it cannot be done here; empty where it can.
     """
 
@@ -55,7 +57,7 @@ def perform(job: Job, remaining: float) -> Record:
     code, output, errors = run(job, min(job.seconds, remaining))
     taken = {"seconds": round(time.monotonic() - begin, 1)}
     if code is None and job.resumes:
-        return {"outcome": "left out", "why": "stopped; goes on when started again", **taken}
+        return {"outcome": "left out", "why": "stopped; continues when started again", **taken}
     if code is None and remaining < job.seconds:
         return {"outcome": "left out", "why": "the part's time was over", **taken}
     if code is None:
@@ -80,7 +82,7 @@ def _failure(code: int, said: str) -> Record:
 
 
 def run(job: Job, seconds: float) -> tuple[int | None, str, str]:
-    """Status, output and errors; the status is None where the process and its children were ended.
+    """Status, output and errors; no status where the process and its children were ended.
 
     It is asked to stop first, because a training then writes down where it is.
     """

@@ -1,4 +1,4 @@
-"""The parts: which jobs each has, and where their numbers lie."""
+"""The parts: which jobs each has, and where their numbers are."""
 
 import argparse
 import json
@@ -53,7 +53,7 @@ def parity(options: argparse.Namespace, about: Record) -> list[Job]:
 
 
 def _tests(report: Path) -> Record:
-    """What a report of pytest says; failures and tests that were not run are no success."""
+    """What a report of pytest says; failures and skipped tests do not count as success."""
     found: dict[str, list[str]] = {"failure": [], "error": [], "skipped": []}
     run = list(ElementTree.parse(report).iter("testcase"))
     for test in run:
@@ -103,7 +103,7 @@ def pacs(options: argparse.Namespace, about: Record) -> list[Job]:
 
 
 def _training(name: str, config: str, folder: Path, changes: list[str], about: Record) -> Job:
-    """A run of the program in a workdir, which goes on where it was."""
+    """A run of the program in a workdir, which continues where it was."""
     command = ["-m", "fedjax_bn.main", "--config", f"configs/{config}.py"]
     command += [f"--config.{change}" for change in changes]
     command += ["--workdir", str(folder.resolve())]
@@ -132,7 +132,7 @@ def resnet18(options: argparse.Namespace, about: Record) -> list[Job]:
 
 
 def _timings(part: str, options: argparse.Namespace, about: Record) -> list[Job]:
-    """Our cases; PyTorch's stand behind those of FedAvg in the same dtype."""
+    """Our cases; PyTorch's follow those of FedAvg in the same dtype."""
     ours, jobs = cases(part, options.small), []
     theirs = torch_cases(part, options.small)
     for i, case in enumerate(ours):
@@ -172,7 +172,7 @@ def _without_torch(about: Record) -> str:
 
 
 def _on(about: Record) -> dict[str, str]:
-    """Insists on the backend: without it JAX says so, and does not take the CPU."""
+    """Insists on the backend: without it JAX reports that, and does not take the CPU."""
     where = {"JAX_PLATFORMS": ",".join(dict.fromkeys((about["platform"], "cpu")))}
     if about["sizes"]["small"]:
         where["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # nearly all of the time is compilation

@@ -43,7 +43,7 @@ UNKNOWN = Peak(None, None)
 def peak_of(kind: str) -> Peak:
     """The peak of a device kind; `UNKNOWN` where the table has none.
 
-    A longer word is another chip: an L40S is no L40, and no L4.
+    A longer word is another chip: an L40S is neither an L40 nor an L4.
     """
     fits = [name for name in PEAKS if f"{kind} ".startswith((f"{name} ", f"{name}-"))]
     return PEAKS[max(fits, key=len)] if fits else UNKNOWN

@@ -16,7 +16,7 @@ def open_file(path: Path, about: Record) -> Record:
     """What is written down so far; a new file is one of no parts.
 
     Args:
-      path: the file, perhaps not yet there.
+      path: the file, which may not exist yet.
       about: device, versions and sizes, which must be those of the file; the host's CPU need not.
 
     Raises:

@@ -17,7 +17,7 @@ _HEAD = (
 
 
 def markdown(records: Record) -> str:
-    """All parts that were begun; an outcome that is no number stands with its reason."""
+    """All parts that were begun; an outcome without numbers has its reason."""
     about = records["about"]
     peak = peak_of(about["kind"])
     versions = about["versions"] | {"torch": (about["torch"] or {}).get("version", "none")}

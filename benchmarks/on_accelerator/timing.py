@@ -1,4 +1,4 @@
-"""Repeating a round, and what is said of its times."""
+"""Repeating a round, and figures of its times."""
 
 import statistics
 import time

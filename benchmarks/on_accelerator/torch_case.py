@@ -3,7 +3,7 @@
     python -m on_accelerator.torch_case '["digit_cnn", 5, "float32", false]' 10
 
 FedAvg: every client starts from the server's tensors, makes the same steps of plain SGD on batches
-that lie on the device, and the models are averaged there. Eager and compiled (`torch.compile`),
+that are on the device, and the models are averaged there. Eager and compiled (`torch.compile`),
 each with images channels first and channels last. TF32 is allowed in matrix products too, as JAX
 does. The last line is JSON.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from in_torch import torch_models  # beside its import lies the path to the networks
+from in_torch import torch_models  # which puts the networks on the path
 from on_accelerator.timing import figures, repeat
 from on_accelerator.work import TorchCase, task_of
 from tasks import LEARNING_RATE, Task, make_batches

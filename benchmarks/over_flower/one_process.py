@@ -1,7 +1,7 @@
 """A federation in this process by Flower's own messages, beside the simulation of the same clients.
 
-Nothing is started and nothing goes over a network: what is left is what a round costs besides its
-training. Flower's own share of that is measured by clients that send back what they get.
+Nothing is started and nothing goes over a network: what is left is what a round costs in addition
+to its training. Flower's own share of that is measured by clients that send back what they get.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))  # the Grid in memory lies there
+sys.path.append(str(Path(__file__).parents[2] / "tests"))  # the Grid in memory is there
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
@@ -37,7 +37,7 @@ class Overhead(NamedTuple):
 
     Attributes:
       simulated: all clients in one program.
-      federated: from the server's question to its state behind the round, checkpoint included.
+      federated: from the server's question to its state after the round, checkpoint included.
       flower: the same messages with clients that only read them and send them back.
     """
 
@@ -52,7 +52,7 @@ class Overhead(NamedTuple):
 
 
 def overhead(clients: int, rounds: int, changes: str = "") -> Overhead:
-    """Measures so many rounds behind one that compiles.
+    """Measures so many rounds after one that compiles.
 
     Args:
       clients: how many.
@@ -106,7 +106,7 @@ def _federated(folder: Path, clients: int, changes: str) -> list[float]:
 
 
 def _forgetful(nodes: dict[int, Callable]) -> LocalGrid:
-    """A Grid that keeps no message behind its answer."""
+    """A Grid that keeps no message after its answer."""
     grid = LocalGrid(nodes)
     grid.sent = deque(maxlen=0)
     return grid
@@ -131,6 +131,6 @@ def _echoed(config: Any, clients: int, rounds: int) -> Iterator[float]:
 
 
 def _read_again(message: Message) -> ArrayRecord:
-    """The arrays of a message, read and written anew."""
+    """The arrays of a message, read and written again."""
     found = message.content["arrays"].items()
     return ArrayRecord({name: Array(array.numpy()) for name, array in found})

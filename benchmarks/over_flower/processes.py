@@ -27,7 +27,7 @@ LAUNCH = ROOT / "launch" / "flower"
 SUBREAPER = 36  # of prctl: who becomes the parent of processes whose own has ended
 TICKS = os.sysconf("SC_CLK_TCK")
 # Of the processes of clients so many train at once, so that 32 of them fit into memory; the others
-# wait behind their imports of Flower, whose heartbeat goes on.
+# wait after their imports of Flower, whose heartbeat continues.
 AT_ONCE = 4
 IN_TURN = """
 import fcntl, itertools, time
@@ -48,12 +48,12 @@ while True:
 
 
 class Measured(NamedTuple):
-    """Of a round behind the first, means over rounds.
+    """Figures of a round after the first, means over rounds.
 
     Attributes:
       seconds: of the clock, from record to record.
       cpu: CPU seconds of all processes.
-      memory: GB of all processes behind the last round, shared pages counted once.
+      memory: GB of all processes after the last round, shared pages counted once.
     """
 
     seconds: float
@@ -68,7 +68,7 @@ def federate(clients: int, rounds: int, changes: str, echo: Path | None = None) 
       clients: how many SuperNodes.
       rounds: in all, at least 2.
       changes: of the configuration.
-      echo: an .npz of arrays, which clients send back in place of training.
+      echo: an .npz of arrays, which clients send back instead of training.
     """
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory() as place:
@@ -112,7 +112,7 @@ def _environment(folder: Path) -> dict[str, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # Ports above are those of the SuperNodes; where one is taken, its SuperNode says so and ends.
+    # Ports above are those of the SuperNodes; if one is taken, its SuperNode reports it and ends.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     runs = {"FEDERATION": str(folder / "runs"), "PORT": str(min(port, 60000))}
     return os.environ | runs | {"PATH": path, "PYTHONPATH": str(ROOT)}
@@ -149,7 +149,7 @@ def _below(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name; [] where it has just gone."""
+    """The fields of /proc/PID/stat after the name; [] where it has just gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

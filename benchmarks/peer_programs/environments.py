@@ -34,13 +34,13 @@ def prepare(
     """The interpreter of a program's environment, made where it is not there yet.
 
     Args:
-      folder: where environments lie.
+      folder: where environments are.
       program: whose.
       python: makes new environments.
       say: prints.
 
     Returns:
-      Its path, or None and why there is none, in pip's or venv's last words.
+      Its path, or None and why it could not be made, in pip's or venv's last words.
     """
     home = folder / program.module
     interpreter, mark = home / "bin" / "python", home / "installed"

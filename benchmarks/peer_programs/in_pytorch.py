@@ -9,7 +9,7 @@ import torch
 
 from peer_programs.rounds import LEARNING_RATE, read
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))  # the networks' definitions lie there
+sys.path.append(str(Path(__file__).parents[2] / "tests"))  # which has the networks' definitions
 
 import torch_models
 

@@ -1,30 +1,43 @@
-"""Finished runs read for a report."""
+"""Finished runs read for a report, and which of them are seeds of one variant of a method."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.evaluation.answers import Answered, read_answers
+from fedjax_bn.run.experiment.method import METHODS, group_of
+from fedjax_bn.run.experiment.own_rules import own_rules
 from fedjax_bn.run.files.forms import CLAIM, DATA, SUMMARY
 from fedjax_bn.run.files.workdir import read_json, read_lines
 from fedjax_bn.run.training.records import Record
 
+# Keys on which no number depends, and what a report puts side by side: seeds, targets, tests.
+APART = frozenset(
+    (
+        *("seed", "target", "baselines", "adaptations", "adapt_batch_size", "compilation_cache"),
+        *("data.path", "data.cache", "data.device_megabytes", "data.max_megapixels"),
+        *("mesh", "clients", "population", "checkpoint_every", "clients_named", "predictions"),
+        *("eval_batch_size", "eval_train_loss", "eval_unseen", "method", "wandb"),
+    )
+)
+
 
 class Run(NamedTuple):
-    """A finished run as its workdir has it.
+    """A finished run, as it is in its workdir.
 
     Attributes:
       folder: the workdir.
       about: config.json.
       summary: summary.json.
-      records: of all rounds, in order.
-      data: data.json, see `data_facts`; empty of a run by a version that wrote none.
-      answers: (client, "") or (unseen domain, adaptation) -> what is known of the answers, see
-        `run.evaluation.answers`; empty of such a run, and of a detector's.
+      records: those of all rounds, in order.
+      data: data.json, see `data.data_facts`; empty if the run's version wrote none.
+      answers: (client, "") or (unseen domain, adaptation) -> who was right on what, see
+        `run.evaluation.answers`; empty for a detector and for a version that wrote none.
     """
 
     folder: Path
@@ -36,8 +49,18 @@ class Run(NamedTuple):
 
     @property
     def config(self) -> Record:
-        """Dotted key -> value; of keys that came later the default."""
+        """Dotted key -> value, with the defaults of keys that the run's version did not have."""
         return defaults() | self.about["config"]
+
+    @property
+    def method(self) -> str:
+        """Its name."""
+        return self.summary["method"]
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.summary["seed"]
 
     @property
     def target(self) -> str:
@@ -46,22 +69,48 @@ class Run(NamedTuple):
 
     @property
     def score(self) -> str:
-        """What the percentages are: accuracy, or mAP50 of a detector."""
+        """What the percentages are: accuracy, or mAP50 for a detector."""
         return self.summary.get("score", "accuracy")
 
     def tested(self, name: str, adaptation: str = "") -> int:
-        """Samples that a client or an unseen domain was tested on; 0 where nobody recorded it."""
+        """How many samples a client or an unseen domain was tested on; 0 if that is unknown."""
         if (name, adaptation) in self.answers:
             return len(self.answers[name, adaptation].right)
         known = self.data.get("unseen" if adaptation else "clients", {}).get(name)
         return known["test"]["samples"] if known else 0
 
 
+class Variant(NamedTuple):
+    """Runs that differ in nothing but their seeds and the domains left out.
+
+    Attributes:
+      label: the method, with the keys in which it differs from other variants of the method. It
+        leaves out a method's own rules, and values that more than half of the variants have.
+      runs: in the order in which they were given.
+      keys: those in which the method's variants differ.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+    keys: tuple[str, ...] = ()
+
+    @property
+    def method(self) -> str:
+        """That of its runs."""
+        return self.runs[0].method
+
+
+@cache
+def defaults() -> Record:
+    """Returns dotted key -> default, as JSON has it."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in flatten(base())}
+
+
 def read_run(folder: Path) -> Run:
-    """A finished run.
+    """Returns a finished run.
 
     Raises:
-      WorkdirError: the folder holds none, or a damaged one.
+      WorkdirError: the folder holds no finished run, or a damaged one.
     """
     summary = read_json(folder / "summary.json", SUMMARY)
     records = read_lines(folder / "metrics.jsonl", summary["rounds"])
@@ -71,7 +120,7 @@ def read_run(folder: Path) -> Run:
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """The finished runs in folders, at any depth, and sentences on what was left out.
+    """Returns the finished runs in folders, at any depth, and notes on what was left out.
 
     Raises:
       WorkdirError: there is no finished run, or a damaged one.
@@ -80,7 +129,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     found, notes = [], []
     for folder in folders:
         if not folder.is_dir():
-            raise WorkdirError(f"{folder} is no folder: give workdirs of finished runs")
+            raise WorkdirError(f"{folder} is not a folder: give workdirs of finished runs")
         for place in _workdirs(folder):
             if (place / "summary.json").exists():
                 found.append(read_run(place))
@@ -108,9 +157,66 @@ def _workdirs(folder: Path) -> Iterator[Path]:
             yield from _workdirs(child)
 
 
-@cache
-def defaults() -> Record:
-    """Dotted key -> default, as JSON has it."""
+def relevant(run: Run) -> Record:
+    """Returns the keys of a run on which its numbers depend, those of other methods left out.
+
+    The method's own rules, where `share` and `weigh` are empty, have their names.
+    """
+    name = str(run.config["method"]).partition(":")[0]
+    others = set(METHODS) - {group_of(name)}
+    rules = own_rules(name, private=run.config["privacy.clip"] > 0)
+    own = {key: rule for key, rule in rules.items() if not run.config[key]}
     return {
-        key: list(value) if isinstance(value, tuple) else value for key, value in flatten(base())
+        key: value
+        for key, value in (run.config | own).items()
+        if key not in APART and key.partition(".")[0] not in others
     }
+
+
+def spell(value: Any) -> str:
+    """Returns a value as the command line takes it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value)) or "none"
+    return "empty" if value in ("", None) else str(value)
+
+
+def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
+    """Returns the variants of runs on one data set, and notes on runs that are there twice."""
+    groups: dict[tuple, list[Run]] = {}
+    notes = []
+    for run in runs:
+        keys = tuple(sorted((key, str(value)) for key, value in relevant(run).items()))
+        group = groups.setdefault((run.method, keys), [])
+        twin = [one for one in group if (one.seed, one.target) == (run.seed, run.target)]
+        if twin:
+            notes.append(
+                f"{run.folder} repeats {twin[0].folder} (method, keys, seed and target): it is "
+                "left out."
+            )
+        else:
+            group.append(run)
+    configs: dict[str, list[Record]] = {}
+    for group in groups.values():
+        configs.setdefault(group[0].method, []).append(relevant(group[0]))
+    made = []
+    for group in groups.values():
+        method, own = group[0].method, relevant(group[0])
+        others = configs[method]
+        differ = tuple(key for key in own if any(one.get(key) != own[key] for one in others))
+        shown = []
+        for key in differ:
+            usual = _usual(method, key, [spell(one.get(key)) for one in others])
+            if (text := spell(own[key])) != usual:
+                shown.append(f"{key}={text}")
+        label = f"{method} ({', '.join(shown)})" if shown else method
+        made.append(Variant(label, tuple(group), differ))
+    return made, notes
+
+
+def _usual(method: str, key: str, values: Sequence[str]) -> str | None:
+    """The value of a key that labels leave out; None if they name each value."""
+    own = own_rules(method).get(key, "empty" if defaults().get(key) == "" else None)
+    if own in values:
+        return own
+    value, count = Counter(values).most_common(1)[0]
+    return value if 2 * count > len(values) else None

@@ -36,7 +36,7 @@ class Picture(NamedTuple):
 
 
 def found_boxes(rows: Mapping[str, Sequence[Picture]], names: Sequence[str]) -> bytes:
-    """A row of images for each client, with right, wrong and missed boxes, as PNG bytes.
+    """Returns a row of images for each client, with right, wrong and missed boxes, as PNG bytes.
 
     Args:
       rows: client -> its pictures, equally many.
@@ -66,7 +66,7 @@ def draw_box(
     left: int = 0,
     at_end: bool = False,
 ) -> None:
-    """A box f[4] in [0, 1] on an image u8[H, W, C], shown from column `left`, with a text on it.
+    """Draws a box f[4] in [0, 1] on an image u8[H, W, C] shown from column `left`, with a text.
 
     The text stands above the box, or at its lower edge where there is no room, at its beginning
     or end.
@@ -102,7 +102,7 @@ def _draw(axes: Axes, picture: Picture, names: Sequence[str]) -> None:
 
 
 def judge(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the found boxes are right, bool[D], and which true ones nobody found, bool[M].
+    """Returns which found boxes are right, bool[D], and which true ones were missed, bool[M].
 
     Each true box is found once, by the best.
     """

@@ -1,53 +1,83 @@
-"""The skeleton of a page, with its style and script inside, and tables that sort."""
+"""The parts of a page in HTML: its skeleton, tables that sort, heat maps, curves as inline SVG.
+
+page.css has the colours (c0 to c7) and dashes (d0 to d3) of curves; page.js sorts tables and shows
+the values below the pointer.
+"""
 
 import base64
 import html
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from fedjax_bn.data.regular_files import Refused, read_regular
 from fedjax_bn.engine.names import on_page
+from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.files.workdir import not_readable
 
-_MANY = 12  # rows, of which more scroll within the table's box
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>
-{style}</style></head><body>
-<h1>{title}</h1>
-{body}
-<script>
-{script}</script>
-</body></html>
-"""
+COLOURS = 8
+_DASHES = 4
+_MANY = 12  # rows; a longer table scrolls within its box
+_WIDTH, _HEIGHT = 360, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 34  # margins of a chart
+_MOST_BANDS = 4  # lines of a chart whose limits are drawn
+_MOST = 1e100  # greatest size of a value that is drawn
+# Points of a line and of a whole chart, which keep pages of long runs small.
+_LEAST_POINTS, _MOST_POINTS, _MOST_IN_ALL = 30, 300, 3000
 
 
 def page(title: str, body: str) -> str:
-    """A page that needs no other file.
-
-    Args:
-      title: text.
-      body: HTML.
-    """
+    """Returns a page that needs no other file, from its title (text) and body (HTML)."""
     here = files("fedjax_bn.report")
     style, script = (here.joinpath(f"page.{end}").read_text("utf-8") for end in ("css", "js"))
-    return _PAGE.format(title=on_page(title), body=body, style=style, script=script)
+    title = on_page(title)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title><style>\n{style}</style></head><body>\n<h1>{title}</h1>\n"
+        f"{body}\n<script>\n{script}</script>\n</body></html>\n"
+    )
 
 
-def sortable(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose columns sort, in a box of its own that scrolls.
+class Td(str):
+    """A table's cell as HTML, `<td>...</td>`."""
+
+
+def cell(text: object, notes: Sequence[str] = (), kind: str = "", best: bool = False) -> Td:
+    """Returns a table's cell.
 
     Args:
-      caption: above it, text; empty for none.
+      text: shown, and what its column sorts by: as a number if it is one.
+      notes: small lines below it.
+      kind: CSS class.
+      best: whether it is marked as the best of its column.
+    """
+    inside = f"<strong>{on_page(str(text))}</strong>" if best else on_page(str(text))
+    small = "".join(f"<small>{on_page(note)}</small>" for note in notes)
+    kind = f' class="{kind or "best"}"' if kind or best else ""
+    return Td(f"<td{kind}>{inside}{small}</td>")
+
+
+def sortable(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Returns a table whose columns sort by a click, in a box of its own that scrolls.
+
+    Args:
+      caption: text above it; empty for none.
       heads: texts.
-      rows: of cells, `<td>...</td>`; one with data-value sorts by it.
+      rows: of `Td`s, or of values that are shown as text.
     """
     head = "".join(
         f'<th scope="col"><button type="button">{on_page(text)}</button></th>' for text in heads
     )
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    body = "".join(
+        f"<tr>{''.join(one if isinstance(one, Td) else cell(one) for one in row)}</tr>"
+        for row in rows
+    )
     above = paragraphs([caption], "soft") if caption else ""
     kind = "scroll tall" if len(rows) > _MANY else "scroll"
     return (
@@ -56,42 +86,69 @@ def sortable(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) 
     )
 
 
-def panels(parts: Sequence[tuple[str, str]]) -> str:
-    """Parts of a section of which the page's script shows one at a time, by buttons.
+def heat_map(
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: np.ndarray,
+    form: str = ".2g",
+    most: float = 0,
+) -> str:
+    """Returns a table whose cells are coloured by their values; the cells of NaN are empty.
 
     Args:
-      parts: (heading, HTML); one alone stands as it is.
+      title: above it.
+      rows, columns: names.
+      values: f[R, C], at least 0.
+      form: of a value.
+      most: the value of the full colour; 0 for the greatest.
     """
-    if len(parts) == 1:
-        return parts[0][1]
-    inside = "".join(
-        f'<div class="panel" data-title="{on_page(head)}"><h4>{on_page(head)}</h4>{part}</div>'
-        for head, part in parts
+    most = most or values[np.isfinite(values)].max(initial=0) or 1
+    head = "".join(f"<th>{on_page(column)}</th>" for column in columns)
+    body = []
+    for name, row in zip(rows, values.tolist(), strict=True):
+        cells = "".join(
+            f'<td class="heat" style="--share:{value / most:.3f}">{value:{form}}</td>'
+            if math.isfinite(value)
+            else "<td></td>"
+            for value in row
+        )
+        body.append(f"<tr><td>{on_page(name)}</td>{cells}</tr>")
+    return (
+        f'<p class="soft">{on_page(title)}</p>\n<div class="scroll"><table class="map"><thead><tr>'
+        f"<th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
-    return f'<div class="panels">{inside}</div>'
-
-
-def cell(text: object, value: object = None, kind: str = "") -> str:
-    """A cell of a table.
-
-    Args:
-      text: shown, with markup escaped.
-      value: what it sorts by, a number or a text; empty stays below; None: the text.
-      kind: its CSS class; empty for none.
-    """
-    data = "" if value is None else f' data-value="{on_page(str(value))}"'
-    name = f' class="{kind}"' if kind else ""
-    return f"<td{name}{data}>{on_page(str(text))}</td>"
 
 
 def paragraphs(texts: Sequence[str], kind: str = "") -> str:
-    """Texts as paragraphs of a class."""
+    """Returns texts as paragraphs of a CSS class."""
     name = f' class="{kind}"' if kind else ""
     return "\n".join(f"<p{name}>{on_page(text)}</p>" for text in texts)
 
 
+def joined(*parts: str) -> str:
+    """Returns the parts that are not empty, one below the other."""
+    return "\n".join(filter(None, parts))
+
+
+def folded(summary: str, inside: str, is_open: bool = False) -> str:
+    """Returns HTML that a click on its summary (text) opens."""
+    mark = " open" if is_open else ""
+    return f"<details{mark}><summary>{on_page(summary)}</summary>{inside}</details>"
+
+
+def side_by_side(parts: Sequence[str]) -> str:
+    """Returns the parts that are not empty beside each other, as far as there is room."""
+    return f'<div class="side">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'
+
+
+def preformatted(text: str) -> str:
+    """Returns text as a block that keeps its lines."""
+    return f"<pre>{html.escape(text)}</pre>"
+
+
 def picture(path: Path, text: str) -> str:
-    """A PNG file inside the page, with its heading; empty where it is not there.
+    """Returns a PNG file inside the page, with its heading; empty if there is no such file.
 
     Raises:
       WorkdirError: it cannot be read.
@@ -106,6 +163,154 @@ def picture(path: Path, text: str) -> str:
     return f'<h3>{name}</h3>\n<img alt="{name}" src="data:image/png;base64,{data}">'
 
 
-def preformatted(text: str) -> str:
-    """Text as a block that keeps its lines."""
-    return f"<pre>{html.escape(text)}</pre>"
+class Look(NamedTuple):
+    """How a line is drawn.
+
+    Attributes:
+      colour, dash: numbers; where colours run out, the dash changes.
+      on: whether it is coloured at first; a reader turns it on and off in the key.
+    """
+
+    colour: int
+    dash: int = 0
+    on: bool = True
+
+    @property
+    def style(self) -> str:
+        """Its CSS classes."""
+        return f"c{self.colour % COLOURS} d{(self.dash + self.colour // COLOURS) % _DASHES}"
+
+
+class Line(NamedTuple):
+    """A curve.
+
+    Attributes:
+      name: in the key.
+      look: how it is drawn.
+      x, y: its points, x ascending.
+      low, high: limits of y; empty for none.
+    """
+
+    name: str
+    look: Look
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+def key_of(looks: Mapping[str, Look]) -> str:
+    """Returns the key of charts, name -> look: a list whose names turn colours on and off."""
+    items: dict[bool, list[str]] = {True: [], False: []}
+    for name, look in looks.items():
+        items[look.on].append(
+            f'<li><button type="button" aria-pressed="{str(look.on).lower()}" '
+            f'data-name="{on_page(name)}"><svg class="swatch" viewBox="0 0 26 8">'
+            f'<path class="line {look.style}" d="M0 4H26"/></svg>{on_page(name)}</button></li>'
+        )
+    shown, grey = (f'<ul class="key">{"".join(items[on])}</ul>' for on in (True, False))
+    more = f"{len(items[False])} more, in grey: a click on a name colours its line"
+    return shown + (folded(more, grey) if items[False] else "")
+
+
+def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = False) -> str:
+    """Returns a figure of curves; points that are not finite, or beyond 1e100, are left out.
+
+    Args:
+      title: above it.
+      lines: limits are drawn if there are at most four lines.
+      unit: what x is.
+      logarithmic: whether x is drawn by its logarithm.
+    """
+    most = max(_LEAST_POINTS, min(_MOST_POINTS, _MOST_IN_ALL // max(len(lines), 1)))
+    lines = [thin for line in lines if (thin := _thinned(line, most)).x]
+    if not lines:
+        return ""
+    lines.sort(key=lambda line: line.look.on)  # coloured lines are drawn above grey ones
+    if len(lines) > _MOST_BANDS:
+        lines = [line._replace(low=[], high=[]) for line in lines]
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    xs = sorted({x for line in lines for x in line.x})
+    if logarithmic:
+        across = _Axis([xs[i] for i in some_of(len(xs), 6)], _LEFT, right, True)
+    else:
+        whole = all(x == int(x) for x in xs)
+        across = _Axis(_ticks(xs[0], xs[-1], whole) if len(xs) > 1 else xs, _LEFT, right)
+    ys = [y for line in lines for y in (*line.y, *line.low, *line.high)]
+    up = _Axis(_ticks(min(ys), max(ys)), bottom, _TOP)
+    parts = []
+    for y, tick in zip(up.places(up.ticks), up.ticks, strict=True):
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:g}" y2="{y:g}"/>')
+        parts.append(f'<text x="{_LEFT - 5}" y="{y + 4:g}" text-anchor="end">{tick:g}</text>')
+    for x, tick in zip(across.places(across.ticks), across.ticks, strict=True):
+        parts.append(f'<text x="{x:g}" y="{bottom + 14}" text-anchor="middle">{tick:g}</text>')
+    parts.append(f'<text x="{right}" y="{_HEIGHT - 4}" text-anchor="end">{on_page(unit)}</text>')
+    parts += [_drawn(line, across, up) for line in lines]
+    name = on_page(title)
+    return (
+        f'<figure class="chart"><figcaption>{name}</figcaption>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{name}" '
+        f'data-unit="{on_page(unit)}">{"".join(parts)}'
+        f'<line class="rule" y1="{_TOP}" y2="{bottom}"/></svg><div class="readout"></div></figure>'
+    )
+
+
+class _Axis(NamedTuple):
+    """From values to places: linear between the ends of its ticks, or in their logarithms."""
+
+    ticks: Sequence[float]
+    start: float
+    end: float
+    logarithmic: bool = False
+
+    def places(self, values: Sequence[float]) -> np.ndarray:
+        scale = np.log if self.logarithmic else np.asarray
+        low, high = scale(self.ticks[0]), scale(self.ticks[-1])
+        share = (scale(np.asarray(values, float)) - low) / ((high - low) or 1)
+        return (self.start + share * (self.end - self.start)).round(1)
+
+
+def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """At most six round numbers that span two ends."""
+    if high <= low:
+        margin = abs(low) * 0.05 or 1.0
+        low, high = low - margin, high + margin
+    locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=1)
+    return locator.tick_values(low, high).tolist()
+
+
+def _thinned(line: Line, most: int) -> Line:
+    """The line with at most so many points, all of them drawable."""
+    good = [i for i, y in enumerate(line.y) if abs(y) < _MOST]
+    good = [good[i] for i in some_of(len(good), most)] if good else []
+    return line._replace(
+        **{
+            name: [float(values[i]) for i in good] if len(values) else []
+            for name, values in line._asdict().items()
+            if name in ("x", "y", "low", "high")
+        }
+    )
+
+
+def _drawn(line: Line, across: _Axis, up: _Axis) -> str:
+    """A band where there are limits, the line, and points where they are few."""
+    style, x, y = line.look.style, across.places(line.x), up.places(line.y)
+    parts = []
+    if line.low:
+        ends = np.append(x, x[::-1]), np.append(up.places(line.high), up.places(line.low)[::-1])
+        parts.append(f'<polygon class="band {style}" points="{_points(*ends)}"/>')
+    parts.append(
+        f'<polyline class="line {style}" points="{_points(x, y)}" '
+        f'data-name="{on_page(line.name)}" data-x="{" ".join(f"{v:g}" for v in line.x)}" '
+        f'data-y="{" ".join(f"{v:.4g}" for v in line.y)}"/>'
+    )
+    if len(x) <= _LEAST_POINTS:
+        parts += [
+            f'<circle class="{style}" cx="{a:g}" cy="{b:g}" r="2.5"/>'
+            for a, b in zip(x, y, strict=True)
+        ]
+    return f'<g class="series{"" if line.look.on else " off"}">{"".join(parts)}</g>'
+
+
+def _points(x: np.ndarray, y: np.ndarray) -> str:
+    return " ".join(f"{a:g},{b:g}" for a, b in zip(x, y, strict=True))

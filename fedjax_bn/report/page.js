@@ -1,4 +1,4 @@
-// Columns sort by a click on their heads; curves are read off below the pointer; names in a key turn
+// Columns sort by a click on their heads; curves show their values below the pointer; names in a key turn
 // colours on and off; of panels one is shown.
 for (const table of document.querySelectorAll("table.sortable")) {
   table.querySelectorAll("thead th").forEach((head, column) => {
@@ -6,10 +6,13 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const down = head.getAttribute("aria-sort") !== "descending";
       table.querySelectorAll("th").forEach(other => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const value = row => row.cells[column].dataset.value ?? row.cells[column].textContent;
+      // The cell's text without its notes: "▲ +1.2" and "1,000" are numbers, "-" is missing.
+      const value = row => (row.cells[column].firstChild?.textContent ?? "").trim()
+        .replace(/^[▲▼] /, "").replace(/(?<=\d),(?=\d)/g, "");
+      const missing = text => ["", "-", "?", "baseline"].includes(text);
       const order = (a, b) => {
         const [x, y] = [value(a), value(b)];
-        if (x === "" || y === "") return (x === "") - (y === "");  // what is missing stays below
+        if (missing(x) || missing(y)) return missing(x) - missing(y);  // stays below
         const by = isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
         return down ? -by : by;
       };
@@ -34,9 +37,9 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     const pointer = (event.clientX - box.left) * svg.viewBox.baseVal.width / box.width;
     const nearest = [...places.keys()].reduce((a, b) =>
       Math.abs(b - pointer) < Math.abs(a - pointer) ? b : a);
-    const told = lines.filter(line => !line.series.contains("off") && line.at.includes(nearest))
+    const values = lines.filter(line => !line.series.contains("off") && line.at.includes(nearest))
       .map(line => `${line.name} ${line.y[line.at.indexOf(nearest)]}`);
-    readout.textContent = `${svg.dataset.unit} ${places.get(nearest)}: ${told.join(", ")}`;
+    readout.textContent = `${svg.dataset.unit} ${places.get(nearest)}: ${values.join(", ")}`;
     readout.style.display = "block";
     rule.setAttribute("x1", nearest);
     rule.setAttribute("x2", nearest);

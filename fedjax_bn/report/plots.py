@@ -20,7 +20,7 @@ _MOST_COUNTED = 200  # clients whose labels are shown
 
 
 def curves(records: list[Record], key: str, label: str) -> bytes:
-    """One line a client of `key` (such as "loss") over rounds; the mean in black."""
+    """Returns one line a client of `key` (such as "loss") over rounds; the mean in black."""
     records = [record for record in records if key in record]
     rounds = [record["round"] for record in records]
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -38,7 +38,7 @@ def curves(records: list[Record], key: str, label: str) -> bytes:
 
 
 def methods(summaries: list[Record]) -> bytes:
-    """Bars of test accuracy by client (and unseen domain), one colour a method."""
+    """Returns bars of test accuracy by client (and unseen domain), one colour a method."""
     rows = [columns(summary) for summary in summaries]
     heads = list(rows[0])
     width = 0.8 / len(rows)
@@ -59,7 +59,7 @@ def methods(summaries: list[Record]) -> bytes:
 def samples(domains: list[Domain], count: int = 10, connectomes: bool = False) -> bytes:
     """The first samples of each client, a row each: images, matrices of connectomes, or profiles.
 
-    They are training samples, but of an unseen client, which has none, test samples.
+    They are training samples, or test samples for an unseen client, which has no others.
 
     Args:
       domains: whose.
@@ -137,8 +137,9 @@ def _gap(images: np.ndarray) -> int:
 def class_counts(dataset: Dataset) -> bytes:
     """Training samples of each class (rows) that each client (columns) owns, as FedIG's Fig. 10.
 
-    Of images with boxes these are counted. Clients of one domain stand together; numbers are
-    written in where there is room for them. Of many clients some are shown, evenly spaced.
+    If images have boxes, these are counted. Clients of one domain stand together; numbers are
+    written in where there is room for them. If there are many clients, some are shown, evenly
+    spaced.
     """
     domains = [dataset.domains[k] for k in some_of(len(dataset.domains), _MOST_COUNTED)]
     counts = [label_trees.class_counts(d.train.labels, dataset.num_classes) for d in domains]
@@ -197,7 +198,7 @@ def _name_clients(axes: Axes, names: list[tuple[str, str, str]]) -> None:
 
 
 def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> bytes:
-    """Mean features by channel of some domains, before and behind their masks (FedCD, Fig. 4).
+    """Mean features by channel of some domains, before and after their masks (FedCD, Fig. 4).
 
     Args:
       features: domain -> f[N, F], before the mask.

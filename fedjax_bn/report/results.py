@@ -1,8 +1,8 @@
-"""Who won, by how much, and whether it is real: tables of scores with intervals, from runs.
+"""Tables of scores with intervals, from runs: which variant is best, by how much, how surely.
 
-A score is a mean over seeds. Its interval is over seeds where there are several, else over the test
-samples of the one seed; the same goes for its difference to the baseline, which is taken seed by
-seed where both have the seed, because they share data and start.
+A score is a mean over seeds. Its interval is over seeds if there are several, else over the test
+samples of the one seed. So is that of its difference to the baseline, which is taken seed by seed
+where both have the seed, because such runs share data and start.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,38 +11,46 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_bn.engine.ranges import nearest
-from fedjax_bn.report.intervals import (
-    Interval,
-    difference_of_parts,
-    mean_of_parts,
-    over_seeds,
-    paired_difference,
-    welch,
-)
-from fedjax_bn.report.scores import (
-    MEAN,
-    RUNNING,
-    Score,
-    Scores,
-    Seeds,
-    internal_scores,
-    unseen_scores,
-)
-from fedjax_bn.report.variants import Variant, relevant
+from fedjax_bn.report import intervals
+from fedjax_bn.report.finished_runs import Run, Variant, relevant
+from fedjax_bn.report.intervals import Interval, Part
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.training.records import Record
 
-_MANY = 8  # rows, of which more are sorted
+MEAN = "mean"
+RUNNING = "running"
+_MANY = 8  # rows; a longer table is sorted
+
+
+class _Score(NamedTuple):
+    """A score of one seed.
+
+    Attributes:
+      value: percent.
+      parts: the shares of which it is the plain mean, with their test samples; empty if these are
+        not known.
+      right: for each part bool[n], who was right; empty if that is not known of all.
+      data: the hash of the data: only answers to the same samples are paired.
+    """
+
+    value: float
+    parts: tuple[Part, ...] = ()
+    right: tuple[np.ndarray, ...] = ()
+    data: str = ""
+
+
+_Seeds = dict[int, _Score]
+_Scores = dict[str, _Seeds]  # column -> seed -> score
 
 
 class Cell(NamedTuple):
-    """What a table says of a row and a column.
+    """A row's score in a column.
 
     Attributes:
       value: mean over seeds, with its interval.
       seeds: how many.
-      samples: test samples of a seed; 0 where they are not known.
-      versus: value minus the baseline's; None of the baseline itself and where it has none.
+      samples: test samples of a seed; 0 if that is not known.
+      versus: value minus the baseline's; None for the baseline itself and if it has no value.
     """
 
     value: Interval
@@ -55,12 +63,12 @@ class Row(NamedTuple):
     """A row of a table.
 
     Attributes:
-      method: of the variant.
+      method: that of the variant.
       variant: its label.
-      adaptation: of unseen domains; else empty.
+      adaptation: that of unseen domains; else empty.
       cells: column -> cell.
       config: the target, and the keys on which numbers depend, of the variant's first run.
-      data: data.json of each of the variant's runs, see `data_facts`.
+      data: data.json of each of the variant's runs, see `data.data_facts`.
     """
 
     method: str
@@ -72,8 +80,8 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What stands in front of it."""
-        return f"{self.variant} [{self.adaptation}]" if self.adaptation else self.variant
+        """Its name in a table."""
+        return _label(self.variant, self.adaptation)
 
 
 class Table(NamedTuple):
@@ -81,12 +89,12 @@ class Table(NamedTuple):
 
     Attributes:
       name: internal or unseen.
-      dataset: of the runs.
+      dataset: that of the runs.
       score: what the percentages are.
       columns: the first one is the mean, or the only one.
-      rows: in the order of the runs; of many the best of the first column in front.
-      baseline: label of the row that others are compared with.
-      tied: labels of the rows that the runs do not tell from the best of the first column.
+      rows: in the order of the runs; if there are many, by their scores in the first column.
+      baseline: label of the row with which others are compared.
+      tied: labels of the rows that do not differ from the best of the first column beyond chance.
     """
 
     name: str
@@ -99,17 +107,17 @@ class Table(NamedTuple):
 
 
 def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
-    """The tables of internal clients and of unseen domains, those that there are.
+    """Returns the table of internal clients, and that of unseen domains if there are any.
 
     Args:
       variants: of one data set.
-      baseline: label of a variant, or its method; empty: fedavg where it is there, else the last.
+      baseline: label of a variant, or its method; empty: fedavg if it is there, else the last.
 
     Raises:
-      ConfigError: no variant has that label.
+      ConfigError: no variant has that label or method.
     """
     chosen = _choose_baseline(variants, baseline)
-    inside = {(variant.label, ""): internal_scores(variant.runs) for variant in variants}
+    inside = {(variant.label, ""): _inside(variant.runs) for variant in variants}
     outside = {
         (variant.label, adaptation): scores
         for variant in variants
@@ -123,8 +131,89 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
     return found
 
 
-def _choose_baseline(variants: Sequence[Variant], name: str = "") -> str:
-    """The label of the variant that others are compared with, see `tables_of`."""
+def ranked(table: Table, column: str) -> Iterator[Row]:
+    """Yields the rows that have a column, the greatest mean first, and NaN last."""
+    rows = [row for row in table.rows if column in row.cells]
+    means = {id(row): row.cells[column].value.mean for row in rows}
+    yield from sorted(rows, key=lambda row: (np.isnan(means[id(row)]), -means[id(row)]))
+
+
+def best_in(table: Table, column: str) -> Row | None:
+    """Returns the row with the best score in a column; None if it is the only one."""
+    rows = list(ranked(table, column))
+    return rows[0] if len(rows) > 1 else None
+
+
+def _inside(runs: Sequence[Run]) -> _Scores:
+    """Scores of the internal clients by column: their mean, and each client.
+
+    If the runs leave out different domains, so that their clients differ: the mean over the domains
+    left out, and the mean of the clients without each.
+    """
+    targets = list(dict.fromkeys(run.target for run in runs))
+    if len(targets) > 1:
+        by_target: _Scores = {}
+        for target in targets:
+            for run in (run for run in runs if run.target == target):
+                column = f"mean without {target or 'none'}"
+                by_target.setdefault(column, {})[run.seed] = _mean_inside(run)
+        return _with_mean(by_target)
+    clients = [name for run in runs for name in run.summary["accuracy"]["internal"]]
+    found: _Scores = {column: {} for column in (MEAN, *clients)}
+    for run in runs:
+        found[MEAN][run.seed] = _mean_inside(run)
+        for client, value in run.summary["accuracy"]["internal"].items():
+            if client != MEAN:
+                found[client][run.seed] = _score(run, value, {client: value})
+    return found
+
+
+def unseen_scores(runs: Sequence[Run]) -> dict[str, _Scores]:
+    """Returns adaptation -> unseen domain -> seed -> score, the mean first if there are several."""
+    found: dict[str, _Scores] = {}
+    for run in runs:
+        for domain, row in run.summary["accuracy"]["unseen"].items():
+            for adaptation, value in row.items():
+                seeds = found.setdefault(adaptation, {}).setdefault(domain, {})
+                seeds[run.seed] = _score(run, value, {domain: value}, adaptation)
+    return {
+        name: _with_mean(scores) if len(scores) > 1 else scores for name, scores in found.items()
+    }
+
+
+def _with_mean(scores: _Scores) -> _Scores:
+    """Scores with their mean in front, over the seeds that have them all."""
+    mean: _Seeds = {}
+    for seed in sorted(set.intersection(*map(set, scores.values()))):
+        every = [seeds[seed] for seeds in scores.values()]
+        values, parts, right, data = zip(*every, strict=True)
+        mean[seed] = _Score(
+            float(np.mean(values)),
+            sum(parts, ()) if all(parts) else (),
+            sum(right, ()) if all(right) else (),
+            " ".join(data),
+        )
+    return ({MEAN: mean} if mean else {}) | scores
+
+
+def _mean_inside(run: Run) -> _Score:
+    inside = dict(run.summary["accuracy"]["internal"])
+    return _score(run, inside.pop(MEAN), inside)
+
+
+def _score(run: Run, value: float, parts: Mapping[str, float], adaptation: str = "") -> _Score:
+    """A score that is the mean of those of some clients or domains."""
+    counts = {name: run.tested(name, adaptation) for name in parts}
+    if not all(counts.values()):
+        return _Score(value)
+    known = [run.answers.get((name, adaptation)) for name in parts]
+    right = tuple(one.right for one in known) if all(known) else ()
+    shares = tuple((share, counts[name]) for name, share in parts.items())
+    return _Score(value, shares, right, run.about["data"])
+
+
+def _choose_baseline(variants: Sequence[Variant], name: str) -> str:
+    """The label of the variant with which others are compared, see `tables_of`."""
     methods = {variant.label: variant.method for variant in variants}
     wanted = name or "fedavg"
     if wanted in methods:
@@ -139,17 +228,20 @@ def _choose_baseline(variants: Sequence[Variant], name: str = "") -> str:
     return list(methods)[-1]
 
 
+def _label(variant: str, adaptation: str) -> str:
+    return f"{variant} [{adaptation}]" if adaptation else variant
+
+
 def _table(
     name: str,
     variants: Sequence[Variant],
-    rows: Mapping[tuple[str, str], Scores],
+    rows: Mapping[tuple[str, str], _Scores],
     baseline: tuple[str, str],
 ) -> Table:
     """A table of rows (variant, adaptation) -> scores."""
     runs = {variant.label: variant.runs for variant in variants}
-    first = {label: of[0] for label, of in runs.items()}
     score, dataset = variants[0].runs[0].score, variants[0].runs[0].summary["dataset"]
-    proportions = score == "accuracy"
+    proportions = score == "accuracy"  # which are shares of samples, other scores are not
     columns = dict.fromkeys(column for scores in rows.values() for column in scores)
     columns = tuple(sorted(columns, key=lambda column: column != MEAN))
     made = []
@@ -160,90 +252,46 @@ def _table(
             for column, seeds in scores.items()
             if seeds
         }
-        config = relevant(first[label]) | {"target": first[label].target}
+        first = runs[label][0]
+        config = relevant(first) | {"target": first.target}
         data = tuple(run.data for run in runs[label])
-        made.append(Row(first[label].summary["method"], label, adaptation, cells, config, data))
+        made.append(Row(first.method, label, adaptation, cells, config, data))
     table = Table(name, dataset, score, columns, tuple(made), _label(*baseline))
-    seeds = {_label(*key): scores.get(columns[0], {}) for key, scores in rows.items()}
-    return _sorted(table)._replace(tied=_tied(table, seeds, proportions))
+
+    order = list(ranked(table, columns[0]))
+    seeds = [rows[row.variant, row.adaptation][columns[0]] for row in order]
+    gaps = [_difference(seeds[0], one, proportions) for one in seeds[1:]]
+    pairs = zip(order[1:], gaps, strict=True)
+    tied = [row.label for row, gap in pairs if gap.known and not gap.sign]
+    if len(made) > _MANY:
+        made = [*order, *(row for row in made if columns[0] not in row.cells)]
+    return table._replace(rows=tuple(made), tied=tuple(tied))
 
 
-def _label(variant: str, adaptation: str) -> str:
-    return Row("", variant, adaptation, {}).label
-
-
-def _sorted(table: Table) -> Table:
-    """The table, with the best of the first column in front where there are many rows."""
-    if len(table.rows) <= _MANY:
-        return table
-    column = table.columns[0]
-    rest = (row for row in table.rows if column not in row.cells)
-    return table._replace(rows=(*ranked(table, column), *rest))
-
-
-def _tied(table: Table, seeds: Mapping[str, Seeds], proportions: bool) -> tuple[str, ...]:
-    """Labels of rows whose difference to the best has an interval that holds 0.
-
-    Args:
-      table: with its rows.
-      seeds: label -> scores of the first column.
-      proportions: see `_difference`.
-    """
-    labels = [row.label for row in ranked(table, table.columns[0])]
-    gaps = {one: _difference(seeds[labels[0]], seeds[one], proportions) for one in labels[1:]}
-    return tuple(label for label, gap in gaps.items() if gap.known and not gap.sign)
-
-
-def _cell(seeds: Seeds, other: Seeds | None, proportions: bool) -> Cell:
-    values = [score.value for score in seeds.values()]
+def _cell(seeds: _Seeds, other: _Seeds | None, proportions: bool) -> Cell:
     first = next(iter(seeds.values()))
-    samples = sum(count for _, count in first.parts)
-    value = over_seeds(values)
+    value = intervals.over_seeds([score.value for score in seeds.values()])
     value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
     if len(seeds) == 1 and proportions and first.parts:
-        value = mean_of_parts(first.parts)._replace(mean=value.mean)
+        value = intervals.mean_of_parts(first.parts)._replace(mean=value.mean)
     versus = _difference(seeds, other, proportions) if other else None
-    return Cell(value, len(seeds), samples, versus)
+    return Cell(value, len(seeds), sum(count for _, count in first.parts), versus)
 
 
-def _difference(seeds: Seeds, other: Seeds, proportions: bool = True) -> Interval:
-    """What a row has more than another, in points: over the seeds that both have, else over all.
-
-    Args:
-      seeds, other: their scores.
-      proportions: whether scores are shares of samples, which say something within one seed.
-    """
+def _difference(seeds: _Seeds, other: _Seeds, proportions: bool) -> Interval:
+    """How many points a row has more than another: over the seeds that both have, else over all."""
     both = sorted(set(seeds) & set(other))
     if len(both) > 1:
-        return over_seeds([seeds[seed].value - other[seed].value for seed in both])
+        return intervals.over_seeds([seeds[seed].value - other[seed].value for seed in both])
     if len(both) == 1:
         one, two = seeds[both[0]], other[both[0]]
-        if _same_samples(one, two):
-            return paired_difference(one.right, two.right)
+        shapes = [[part.shape for part in score.right] for score in (one, two)]
+        if one.right and one.data == two.data and shapes[0] == shapes[1]:
+            return intervals.paired_difference(one.right, two.right)
         if proportions and one.parts and two.parts:
-            return difference_of_parts(one.parts, two.parts)
+            return intervals.difference_of_parts(one.parts, two.parts)
         return Interval(one.value - two.value)
     one, two = ([score.value for score in each.values()] for each in (seeds, other))
     if min(len(one), len(two)) > 1:
-        return welch(one, two)
+        return intervals.welch(one, two)
     return Interval(float(np.mean(one) - np.mean(two)))
-
-
-def _same_samples(one: Score, other: Score) -> bool:
-    """Whether two models answered to the same samples, and it is known who was right."""
-    if not one.right or one.data != other.data or len(one.right) != len(other.right):
-        return False
-    return all(a.shape == b.shape for a, b in zip(one.right, other.right, strict=True))
-
-
-def ranked(table: Table, column: str) -> Iterator[Row]:
-    """The rows that have a column, the greatest mean first, and last what is not a number."""
-    rows = [row for row in table.rows if column in row.cells]
-    means = {id(row): row.cells[column].value.mean for row in rows}
-    yield from sorted(rows, key=lambda row: (np.isnan(means[id(row)]), -means[id(row)]))
-
-
-def best_in(table: Table, column: str) -> Row | None:
-    """The row with the best score of a column; None where there is no other to beat."""
-    rows = list(ranked(table, column))
-    return rows[0] if len(rows) > 1 else None

@@ -8,9 +8,9 @@ _MEAN = ("mean", "")
 
 
 def comparison(summaries: list[dict[str, Any]]) -> str:
-    """Test accuracy in percent by client, one row a run, the runs side by side.
+    """Returns test accuracy in percent by client as text, one row a run.
 
-    Internal clients use their own model of the selected round. The columns behind `mean` are unseen
+    Internal clients use their own model of the selected round. The columns after `mean` are unseen
     domains with the adaptation in brackets.
     """
     rows = [columns(summary) for summary in summaries]
@@ -22,12 +22,12 @@ def comparison(summaries: list[dict[str, Any]]) -> str:
 
 
 def score_of(summary: dict[str, Any]) -> str:
-    """What the percentages of a summary are: accuracy, or mAP50 of a detector."""
+    """Returns what the percentages of a summary are: accuracy, or mAP50 for a detector."""
     return summary.get("score", "accuracy")
 
 
 def columns(summary: dict[str, Any]) -> dict[tuple[str, str], float]:
-    """Column -> accuracy of one run: (client, ""), ("mean", ""), then (domain, adaptation)."""
+    """Returns column -> percent: of (client, ""), ("mean", ""), then (domain, adaptation)."""
     internal = {(name, ""): value for name, value in summary["accuracy"]["internal"].items()}
     mean = internal.pop(_MEAN)
     unseen = {
@@ -39,13 +39,13 @@ def columns(summary: dict[str, Any]) -> dict[tuple[str, str], float]:
 
 
 def heading(column: tuple[str, str]) -> str:
-    """What stands above a column of `columns`."""
+    """Returns the heading of a column of `columns`."""
     name, adaptation = column
     return f"{name} [{adaptation}]" if adaptation else name
 
 
 def grid(rows: list[list[str]]) -> str:
-    """Aligned columns: the first one to the left, the others to the right, a rule below row 1."""
+    """Returns rows as text: the first column to the left, the others right, row 1 underlined."""
     rows = [[shown(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
@@ -60,7 +60,7 @@ def grid(rows: list[list[str]]) -> str:
 def by_target(
     summaries: dict[str, list[dict[str, Any]]],
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """(method, adaptation) -> target -> accuracy in percent, and "mean", as the papers' tables.
+    """Returns (method, adaptation) -> target -> percent, and "mean", as the papers' tables have it.
 
     Args:
       summaries: target -> the summaries of the runs that left it out.
@@ -74,13 +74,13 @@ def by_target(
 
 
 def targets(rows: dict[tuple[str, str], dict[str, float]], score: str = "accuracy") -> str:
-    """The rows of `by_target` as text."""
+    """Returns the rows of `by_target` as text."""
     named = {f"{method} [{adaptation}]": row for (method, adaptation), row in rows.items()}
     return accuracies(named, f"unseen, {score} %")
 
 
 def accuracies(rows: dict[str, dict[str, float]], title: str) -> str:
-    """Row name -> column -> percent as text, `title` in the corner."""
+    """Returns row name -> column -> percent as text, `title` in the corner."""
     heads = list(dict.fromkeys(head for row in rows.values() for head in row))
     cells = [
         [name, *(f"{row[head]:.1f}" if head in row else "-" for head in heads)]
@@ -90,7 +90,7 @@ def accuracies(rows: dict[str, dict[str, float]], title: str) -> str:
 
 
 def measures(rows: dict[str, dict[str, float | None]], title: str) -> str:
-    """Row name -> measure of `run.answers` -> value as text; loss and area with three digits."""
+    """Returns row name -> measure -> value as text; loss and area with three digits."""
     heads = list(next(iter(rows.values())))
     forms = {head: ".3f" if head in ("loss", "auc") else ".1f" for head in heads}
     cells = [

@@ -11,7 +11,7 @@ from fedjax_bn.engine.names import file_name, on_plot
 
 
 def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, bytes]]:
-    """A plot for every key that adaptations of one name vary, as (file's name, PNG).
+    """Yields a plot for every key that adaptations of one name vary, as (file's name, PNG).
 
     Args:
       scores: domain -> adaptation -> accuracy in percent, such as a run's "unseen".
@@ -41,7 +41,7 @@ def _settings(
 
 
 def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:
-    """A point for every test sample and layer, the layers' medians marked (FedIG, Fig. 4a).
+    """Returns a point for every test sample and layer, the layers' medians marked (FedIG, Fig. 4a).
 
     Args:
       by_layer: layer name -> alpha f[N] in [0, 1].
@@ -67,7 +67,7 @@ def embeddings(
     classes: Sequence[str] = (),
     most: int = 1000,
 ) -> bytes:
-    """t-SNE of features beside each other, one panel a method, a colour a class (FedIG, Fig. 4b).
+    """Returns t-SNE of features, one panel a method, a colour a class (FedIG, Fig. 4b).
 
     Args:
       features: title -> f[N, F].
@@ -100,7 +100,7 @@ def ablation(
     baseline: Mapping[str, float] | None = None,
     logarithmic: bool = False,
 ) -> bytes:
-    """Accuracy over a setting, a line a method, mean and range over repeats (TsmoBN, Fig. 3).
+    """Returns accuracy over a setting, a line a method: mean and range (TsmoBN, Fig. 3).
 
     Args:
       values: method -> setting -> accuracies of its repeats, percent.

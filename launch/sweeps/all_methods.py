@@ -17,7 +17,7 @@ seeds take it. The round is selected by validation too. The unseen domain decide
 
 All runs share this process and the compiled programs in config.compilation_cache, so that seeds do
 not compile again. Each is a usual run in DIR, which is not made twice, so that the same command
-goes on; `--part I/N` does every Nth row, those that share runs as one, for several processes at
+continues; `--part I/N` does every Nth row, those that share runs as one, for several processes at
 once. `list` prints the commands of all runs. `report`, which `run` ends with, prints and writes
 DIR/DATASET.md: of every row the mean and 95 % interval (Student's t over seeds) on clients and on
 what is unseen, the paired difference to FedAvg by seed, seconds a round, bytes; which rows do not
@@ -29,31 +29,134 @@ data.split=official.
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from benches import (
-    BENCHES,
-    HOLD_OUT,
-    Bench,
-    all_targets,
-    bench_of,
-    check_validation,
-    config_of,
-    runs_of,
-    settings,
-)
 from compared import Measured, measure, read_summary, table
 from entries import Entry, chosen_rows
-from plan import Run
+from plan import Run, config_file, target_in, text
 from report import selected_validation
 from sweep import count, train_command
 
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.errors import ConfigError, InterruptedRun, NotFiniteError, UserError
+from fedjax_bn.run.experiment.datasets import clients_without_validation, domain_names
 from fedjax_bn.run.files.workdir import write_atomically
 
 RATES = (0.02, 0.1)
 SEEDS = 3
+SMALL = {"model": "SmallCNN", "weigh": "", "optimizer.momentum": 0.9, "baselines": ""}
+HOLD_OUT = (
+    "hold some out with --config.data.validation=0.1, for data that come divided with "
+    "--config.data.split=official too"
+)
+
+
+class Bench(NamedTuple):
+    """A data set as methods are compared on it.
+
+    Attributes:
+      config: the config file.
+      targets: left out one after the other; empty: each domain in turn.
+      changes: of the config.
+    """
+
+    config: str
+    targets: tuple[str, ...]
+    changes: Mapping[str, Any]
+
+
+BENCHES = {
+    "scanners": Bench(
+        "configs/quickstart.py", ("fax",), {"rounds": 40, "batch_size": 16, "eval_every": 10}
+    ),
+    "digits": Bench(
+        "configs/digits.py",
+        ("mnist", "svhn", "usps", "fonts", "mnist_m"),
+        {
+            **{"rounds": 20, "eval_every": 10, "data.split": "official"},  # a tenth validates
+            **{"data.fraction": 1.0, "data.truncate": False},  # of an `.npz` of some 700 images
+        },
+    ),
+    "beach": Bench("configs/cow_on_beach.py", ("zoo,beach",), {"rounds": 30, "eval_every": 10}),
+    "pacs": Bench(
+        "configs/pacs.py:protocol=fedcd",
+        ("sketch",),
+        {
+            **{"rounds": 10, "eval_every": 5, "local_epochs": 1, "batch_size": 32},
+            **{"data.image_size": 32, "data.fraction": 0.3, "data.augment": "none"},
+        },
+    ),
+}
+
+
+def bench_of(options: argparse.Namespace, given: Sequence[tuple[str, str]] = ()) -> Bench:
+    """Returns the data set that was chosen; any `data.name` has a bench.
+
+    Without targets each domain of the data is left out.
+    """
+    changes = {"data.name": options.dataset, "rounds": 40, "batch_size": 16, "eval_every": 10}
+    own = Bench("configs/quickstart.py", (), changes)
+    bench = BENCHES.get(options.dataset, own)
+    path = {"data.path": options.path} if options.path else {}
+    bench = bench._replace(changes={**bench.changes, **path})
+    targets = [one.replace("+", ",") for one in options.target.split(",") if one]
+    targets = targets or [target_in(options.path, target) for target in bench.targets]
+    if not targets:
+        texts = [(key, str(value)) for key, value in bench.changes.items()]
+        targets = domain_names(read(config_file(bench.config), [*texts, *given]))
+    return bench._replace(targets=tuple(targets))
+
+
+def runs_of(
+    options: argparse.Namespace, bench: Bench, entry: Entry, rate: float, seed: int
+) -> tuple[Run, ...]:
+    """Returns the runs of a row, one a target."""
+    changes = {**SMALL, **bench.changes, **entry.changes, "adaptations": entry.adaptations}
+    if entry.norm:
+        changes["model"] = f"{changes['model']}:norm={entry.norm}"
+    changes |= {"optimizer.learning_rate": rate, "seed": seed}
+    changes |= {"checkpoint_every": changes["rounds"], "target": ""}
+    found = []
+    for target in bench.targets:
+        folder = target.replace(" ", "_").replace(",", "+")
+        name = f"{options.dataset}/{entry.folder}/rate-{rate:g}/{folder}/{seed}"
+        found.append(Run(name, bench.config, {**changes, "target": target}, {}))
+    return tuple(found)
+
+
+def config_of(run: Run, changes: Sequence[tuple[str, str]]) -> Any:
+    """Returns the configuration of a run with changes of one's own."""
+    own = [(key, text(value)) for key, value in run.changes.items()]
+    return read(config_file(run.config), [*own, *changes])
+
+
+def check_validation(run: Run, changes: Sequence[tuple[str, str]]) -> None:
+    """Reads the data of a run, before hours of training.
+
+    Raises:
+      SystemExit: they cannot be read, or a client has no validation samples to choose a rate by.
+    """
+    config = config_of(run, changes)
+    try:
+        without = clients_without_validation(config)
+    except ConfigError as error:
+        raise SystemExit(f"{run.name}: {error}") from error
+    if without:
+        raise SystemExit(
+            f"client {without[0]!r} of {config.data.name} has no validation samples, by which the "
+            f"learning rate is chosen: {HOLD_OUT}"
+        )
+
+
+def settings(bench: Bench, changes: Sequence[tuple[str, str]]) -> str:
+    """Returns what the runs of a data set have in common."""
+    keys = {key: text(value) for key, value in bench.changes.items()} | dict(changes)
+    each = [f"{k}={v}" for k, v in keys.items() if k not in ("data.path", "compilation_cache")]
+    left_out = " or ".join(target.replace(",", " and ") for target in bench.targets)
+    return f"Made with {bench.config}, {left_out} left out: {', '.join(each)}."
 
 
 def execute(
@@ -70,53 +173,42 @@ def execute(
         done.add(entry.folder)
         print(f"{options.dataset}: {label}", file=sys.stderr, flush=True)
         for seed in range(options.seeds):
-            for rate in _rates(options, bench, entry, seed):
+            best = best_rate(options, bench, entry) if seed else None
+            for rate in options.rates if seed == 0 else filter(None, [best]):
                 for run in runs_of(options, bench, entry, rate, seed):
                     train(run)
 
 
-def _rates(options: argparse.Namespace, bench: Bench, entry: Entry, seed: int) -> tuple[float, ...]:
-    """Those at which a seed is trained: of all seeds but the first the chosen one, if any."""
-    if seed == 0:
-        return options.rates
-    chosen = best_rate(options, bench, entry)
-    return () if chosen is None else (chosen,)
-
-
 def best_rate(options: argparse.Namespace, bench: Bench, entry: Entry) -> float | None:
-    """The rate whose first seed validates best; None where none has finished on all targets."""
-
-    def validation(rate: float) -> float:
-        runs = runs_of(options, bench, entry, rate, 0)
-        return sum(_validation(options.workdir / run.name) for run in runs)
-
-    best = max(options.rates, key=validation)
-    return best if validation(best) > -float("inf") else None
-
-
-def _validation(folder: Path) -> float:
-    """Of the selected round, percent; minus infinity for a run that has not finished.
+    """Returns the rate whose first seed validates best; None if none has finished on all targets.
 
     Raises:
       SystemExit: a run has finished without validation samples.
     """
-    summary = read_summary(folder)
-    if summary is None:
-        return -float("inf")
-    found = selected_validation(folder, summary)
-    if found is None:
-        raise SystemExit(
-            f"{folder} was trained without validation samples, by which a rate is chosen: "
-            f"{HOLD_OUT}, in a new --workdir"
-        )
-    return found
+
+    def validation(rate: float) -> float:
+        total = 0.0
+        for run in runs_of(options, bench, entry, rate, 0):
+            folder = options.workdir / run.name
+            if (summary := read_summary(folder)) is None:
+                return -float("inf")
+            found = selected_validation(folder, summary)
+            if found is None:
+                raise SystemExit(
+                    f"{folder} was trained without validation samples, by which a rate is chosen: "
+                    f"{HOLD_OUT}, in a new --workdir"
+                )
+            total += found
+        return total
+
+    best = max(options.rates, key=validation)
+    return best if validation(best) > -float("inf") else None
 
 
 def trainer(options: argparse.Namespace, changes: Sequence[tuple[str, str]]) -> Callable[..., None]:
     """Returns `train(run)`, which trains in this process what has not finished or failed."""
     import jax
 
-    from fedjax_bn.run.errors import InterruptedRun, NotFiniteError, UserError
     from fedjax_bn.run.training import train
     from fedjax_bn.run.training.compilation_cache import keep_compiled
 
@@ -148,22 +240,19 @@ def _failure(options: argparse.Namespace, run: Run) -> Path:
 
 
 def report(options: argparse.Namespace, bench: Bench, rows: Mapping[str, Entry]) -> str:
-    """The table of a data set from what has finished."""
+    """Returns the table of a data set from what has finished."""
     measured: dict[str, Measured] = {}
     failed: dict[str, str] = {}
     for label, entry in rows.items():
+        of = partial(runs_of, options, bench, entry)
         rate = best_rate(options, bench, entry)
         if rate is None:
-            why = [_failure(options, run) for r in options.rates
-                   for run in runs_of(options, bench, entry, r, 0)]  # fmt: skip
-            said = [path.read_text().strip() for path in why if path.exists()]
-            failed[label] = said[0] if said else "not run"
+            why = [_failure(options, run) for one in options.rates for run in of(one, 0)]
+            words = [path.read_text().strip() for path in why if path.exists()]
+            failed[label] = words[0] if words else "not run"
             continue
         found = {
-            seed: [
-                read_summary(options.workdir / run.name)
-                for run in runs_of(options, bench, entry, rate, seed)
-            ]
+            seed: [read_summary(options.workdir / run.name) for run in of(rate, seed)]
             for seed in range(options.seeds)
         }
         whole = {seed: known for seed, known in found.items() if None not in known}
@@ -171,18 +260,8 @@ def report(options: argparse.Namespace, bench: Bench, rows: Mapping[str, Entry])
     return table(measured, failed)
 
 
-def _listed(
-    options: argparse.Namespace, bench: Bench, rows: Mapping[str, Entry], given: Sequence[str]
-) -> Iterator[str]:
-    for entry in rows.values():
-        for seed in range(options.seeds):
-            for rate in options.rates:
-                for run in runs_of(options, bench, entry, rate, seed):
-                    yield shlex.join(["python", *train_command(run, options.workdir, {}, given)])
-
-
 def part_of(rows: Mapping[str, Entry], index: int, number: int) -> dict[str, Entry]:
-    """Every `number`th row from the `index`th on, those that share their runs counted as one."""
+    """Returns every `number`th row from the `index`th on; rows that share runs count as one."""
     folders = [*dict.fromkeys(entry.folder for entry in rows.values())][index - 1 :: number]
     return {label: entry for label, entry in rows.items() if entry.folder in folders}
 
@@ -190,7 +269,7 @@ def part_of(rows: Mapping[str, Entry], index: int, number: int) -> dict[str, Ent
 def _part(text: str) -> tuple[int, int]:
     index, _, number = text.partition("/")
     if not (index.isdecimal() and number.isdecimal() and 0 < int(index) <= int(number)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no part such as 1/2 or 2/2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 1/2 or 2/2")
     return int(index), int(number)
 
 
@@ -199,7 +278,7 @@ def _rate_list(text: str) -> tuple[float, ...]:
 
 
 def parse(arguments: Iterable[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The options, and the changes of the configuration as they were given."""
+    """Returns the options, and the changes of the configuration as they were given."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -208,7 +287,7 @@ def parse(arguments: Iterable[str] | None) -> tuple[argparse.Namespace, list[str
     parser.add_argument("--dataset", default="scanners", help=f"{', '.join(BENCHES)}, or your own")
     parser.add_argument("--path", default="", help="data.path of the data set")
     parser.add_argument("--target", default="", help="domains left out one after the other")
-    parser.add_argument("--only", default="", help="globs of rows, behind commas")
+    parser.add_argument("--only", default="", help="globs of rows, with commas between them")
     parser.add_argument("--seeds", type=partial(count, 1), default=SEEDS)
     parser.add_argument("--rates", type=_rate_list, default=RATES, help="learning rates to try")
     parser.add_argument("--part", type=_part, default=(1, 1), help="I/N: every Nth row")
@@ -221,14 +300,20 @@ def parse(arguments: Iterable[str] | None) -> tuple[argparse.Namespace, list[str
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     options, given = parse(arguments)
     changes = [tuple(one.removeprefix("--config.").split("=", 1)) for one in given]
-    bench = bench_of(options)
-    bench = bench._replace(targets=all_targets(bench, changes))
+    bench = bench_of(options, changes)
     rows = chosen_rows(options.only)
     if options.action == "list":
-        print("\n".join(dict.fromkeys(_listed(options, bench, rows, given))))
+        lines = [
+            shlex.join(["python", *train_command(run, options.workdir, {}, given)])
+            for entry in rows.values()
+            for seed in range(options.seeds)
+            for rate in options.rates
+            for run in runs_of(options, bench, entry, rate, seed)
+        ]
+        print("\n".join(dict.fromkeys(lines)))
         return 0
     if options.action == "run":
         mine = part_of(rows, *options.part)

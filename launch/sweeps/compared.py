@@ -10,10 +10,10 @@ import numpy as np
 from entries import BASELINE, TSMOBN, Entry
 from plan import UNSEEN
 from report import accuracy
-from scipy import stats
+
+from fedjax_bn.report.intervals import Interval, over_seeds
 
 Summaries = Sequence[Mapping[str, Any]]  # of the targets of one seed
-LEVEL = 0.95
 
 
 class Measured(NamedTuple):
@@ -21,7 +21,7 @@ class Measured(NamedTuple):
 
     Attributes:
       rate: the learning rate that validation chose.
-      internal, unseen, tsmobn: percent by seed, means over clients or over targets; NaN: unknown.
+      internal, unseen, tsmobn: percent by seed, means over clients or over targets.
       seconds: median of a round.
       traffic: bytes down and up, a client and round.
     """
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 
 
 def measure(entry: Entry, rate: float, by_seed: Mapping[int, Summaries]) -> Measured:
-    """What the finished runs of a row say.
+    """Returns what the finished runs of a row have.
 
     Args:
       entry: the row.
@@ -55,85 +55,64 @@ def measure(entry: Entry, rate: float, by_seed: Mapping[int, Summaries]) -> Meas
         for seed, summaries in by_seed.items()
     }
     known = [summary for summaries in by_seed.values() for summary in summaries]
-    return Measured(
-        rate,
-        internal,
-        unseen(entry.adaptation),
-        unseen(TSMOBN),
-        median(summary["seconds_per_round"] for summary in known),
-        known[0]["traffic"],
-    )
+    seconds = median(summary["seconds_per_round"] for summary in known)
+    outside = (unseen(entry.adaptation), unseen(TSMOBN))
+    return Measured(rate, internal, *outside, seconds, known[0]["traffic"])
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half of its 95 % interval by Student's t; NaN for the half of a single value."""
-    values = np.asarray(values, float)
-    mean = float(values.mean()) if len(values) else float("nan")
-    if len(values) < 2:
-        return mean, float("nan")
-    error = values.std(ddof=1) / np.sqrt(len(values))
-    return mean, float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * error)
+def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Interval:
+    """Returns the mean of the differences by seed, of the seeds that both have."""
+    return _over({seed: one[seed] - other[seed] for seed in one if seed in other})
 
 
-def difference(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, float]:
-    """Mean and half interval of the differences by seed, of the seeds that both have."""
-    return interval([one[seed] - other[seed] for seed in one if seed in other])
+def _over(values: Mapping[int, float]) -> Interval:
+    return over_seeds([*values.values()]) if values else Interval(float("nan"))
 
 
 def table(measured: Mapping[str, Measured], failed: Mapping[str, str]) -> str:
-    """A table in Markdown, best first by what is unseen; below it what does not help."""
+    """Returns a table in Markdown, best first by what is unseen; below it what does not help."""
     heads = ("", "rate", "seeds", "internal", "unseen", "against FedAvg", "unseen, TsmoBN",
              "seconds a round", "kB down, up")  # fmt: skip
-    order = sorted(measured, key=lambda label: -interval([*measured[label].unseen.values()])[0])
+    means = {label: _over(row.unseen).mean for label, row in measured.items()}
     lines = [heads, ("---", *("---:",) * (len(heads) - 1))]
-    lines += [_row(label, measured) for label in order]
+    for label in sorted(measured, key=lambda label: -means[label]):
+        row, against = measured[label], ""
+        if label != BASELINE and BASELINE in measured:
+            against = _number(difference(row.unseen, measured[BASELINE].unseen), "+")
+        percents = [_number(_over(one)) for one in (row.internal, row.unseen, row.tsmobn)]
+        sent = f"{row.traffic['down'] / 1000:.0f}, {row.traffic['up'] / 1000:.0f}"
+        start = (label, f"{row.rate:g}", str(len(row.unseen)), *percents[:2], against)
+        lines.append((*start, percents[2], f"{row.seconds:.2f}", sent))
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     missing = [f"{label}: {why}" for label, why in failed.items()]
     return "\n\n".join([text, *verdicts(measured), *missing])
 
 
-def _row(label: str, measured: Mapping[str, Measured]) -> tuple[str, ...]:
-    row = measured[label]
-    against = ""
-    if label != BASELINE and BASELINE in measured:
-        against = _number(difference(row.unseen, measured[BASELINE].unseen), sign="+")
-    return (
-        label,
-        f"{row.rate:g}",
-        str(len(row.unseen)),
-        *(_number(interval([*values.values()])) for values in (row.internal, row.unseen)),
-        against,
-        _number(interval([*row.tsmobn.values()])),
-        f"{row.seconds:.2f}",
-        f"{row.traffic['down'] / 1000:.0f}, {row.traffic['up'] / 1000:.0f}",
-    )
-
-
 def verdicts(measured: Mapping[str, Measured]) -> Iterable[str]:
-    """Sentences on which rows are above FedAvg on what is unseen, below it, or neither."""
+    """Yields which rows are above FedAvg on what is unseen, below it, or neither."""
     if BASELINE not in measured:
         return
-    kinds: dict[str, list[str]] = {"above": [], "below": [], "neither": []}
+    kinds: dict[int, list[str]] = {1: [], -1: [], 0: []}
     for label, row in measured.items():
-        mean, half = difference(row.unseen, measured[BASELINE].unseen)
-        if label != BASELINE and np.isfinite(half):
-            kind = "above" if mean > half else "below" if mean < -half else "neither"
-            kinds[kind].append(label)
+        gap = difference(row.unseen, measured[BASELINE].unseen)
+        if label != BASELINE and gap.known:
+            kinds[gap.sign].append(label)
+    above, below, neither = (", ".join(labels) or "none" for labels in kinds.values())
     what = "interval of the difference by seed"
-    yield f"Above {BASELINE} ({what} above 0): {', '.join(kinds['above']) or 'none'}."
-    yield f"Below it ({what} below 0): {', '.join(kinds['below']) or 'none'}."
-    yield f"No help shown (0 within the {what}): {', '.join(kinds['neither']) or 'none'}."
+    yield f"Above {BASELINE} ({what} above 0): {above}."
+    yield f"Below it ({what} below 0): {below}."
+    yield f"No help shown (0 within the {what}): {neither}."
 
 
-def _number(value: tuple[float, float], sign: str = "") -> str:
+def _number(value: Interval, sign: str = "") -> str:
     """`71.0 ± 1.4`; a dash for what is not known."""
-    mean, half = value
-    if not np.isfinite(mean):
+    if not np.isfinite(value.mean):
         return "-"
-    return f"{mean:{sign}.1f} ± {half:.1f}" if np.isfinite(half) else f"{mean:{sign}.1f}"
+    half = f" ± {value.high - value.mean:.1f}" if value.known else ""
+    return f"{value.mean:{sign}.1f}{half}"
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The summary of a run; None where it has not finished."""
+    """Returns the summary of a run; None if it has not finished."""
     path = folder / "summary.json"
     return json.loads(path.read_text()) if path.exists() else None

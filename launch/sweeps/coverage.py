@@ -2,13 +2,13 @@
 
     python launch/sweeps/coverage.py [--workdir DIR] [--data FOLDER]
 
-A line a number: paper, table, data set, setting, method, column, value, and behind a tab the
-command of the first run that it comes from. Behind a `#` stand the place of the number in a file of
+A line a number: paper, table, data set, setting, method, column, value, and after a tab the
+command of the first run from which it comes. After a `#` stand the place of the number in a file of
 the run's folder, and the command of all runs where there are several: two numbers of one command
 have two places. The last line is a JSON object: `rows`, `with_command`, and `without`, reason ->
 count. All of it is read from the tables of the papers' sweeps.
 
-No rows are what the papers print besides accuracies and mAP50: figures without numbers, which
+The papers print more than accuracies and mAP50, which has no rows: figures without numbers, which
 `--only "Fig. 3"` of a paper's sweep makes; FedIG's Table 4, parameters and times, which
 benchmarks/fedig_costs.py measures; FedBN's Table 10 and the pictures of samples (FedBN's Fig. 6 is
 in its sweep; TsmoBN's E.1, E.2 and E.6, UniFed's Fig. 4), which launch/pictures.py makes.
@@ -29,7 +29,7 @@ import fedcd
 import fedig
 import tsmobn
 import unifed
-from plan import MEAN, ROOT, UNSEEN, Cell, Published, Run, Sweep, all_runs
+from plan import MEAN, UNSEEN, Cell, Published, Run, Sweep, all_runs, config_file
 from sweep import commands, locate
 
 from fedjax_bn.report.published import cells
@@ -50,10 +50,10 @@ class Answer(NamedTuple):
 
     Attributes:
       number: the number.
-      command: of one run, and its test where there is one; empty: there is none.
+      command: of one run, and its test where there is one; empty for none.
       place: of the number, in a file in the run's folder.
       every: the command of all runs, where there are several.
-      reason: why there is none.
+      reason: why there is no command.
     """
 
     number: Published
@@ -127,13 +127,12 @@ def place_of(cell: Cell, run: Run) -> str:
 @cache
 def _target(config: str) -> str:
     """That of a config file."""
-    name, colon, inline = config.partition(":")
-    return read(f"{ROOT / name}{colon}{inline}").target
+    return read(config_file(config)).target
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description="The command behind each published accuracy.")
+    parser = argparse.ArgumentParser(description="The command of each published accuracy.")
     parser.add_argument("--workdir", type=Path, default=Path("runs"))
     parser.add_argument("--data", type=Path, help="folder with the data sets by their names")
     options = parser.parse_args(arguments)
@@ -144,10 +143,10 @@ def main(arguments: list[str] | None = None) -> int:
     for answer in answers(options.workdir, data):
         number, rows = answer.number, rows + 1
         where = (number.paper, number.table, number.dataset, number.setting, number.method)
-        behind = answer.command and f"{answer.command}  # {answer.place}"
-        behind += f", of {answer.every}" if answer.every else ""
+        after = answer.command and f"{answer.command}  # {answer.place}"
+        after += f", of {answer.every}" if answer.every else ""
         print(*where, number.column, number.mean, sep=" | ", end="\t")
-        print(behind or f"none: {answer.reason}")
+        print(after or f"none: {answer.reason}")
         if answer.command:
             with_command += 1
         else:

@@ -1,7 +1,7 @@
-"""Runs of a sweep on this machine: some at a time, failed ones again, and what came of each.
+"""Runs of a sweep on this machine: some at a time, failed ones again, and the outcome of each.
 
-A run is resumed by its workdir, so that nothing is lost where the sweep itself is killed: the same
-command goes on. One that another process trains is left to it.
+A run is resumed from its workdir, so that nothing is lost if the sweep itself is killed: the same
+command continues. A run that another process trains is left to it.
 """
 
 import os
@@ -99,7 +99,7 @@ def _passing_on(processes: Processes) -> Iterator[None]:
 def execute(
     jobs: Sequence[Job], at_once: int = 1, retries: int = 0, logs: Path | None = None
 ) -> list[Outcome]:
-    """Does what is left of every job, and goes on after a failure.
+    """Does what is left of every job, and continues after a failure.
 
     Args:
       jobs: the runs, in the order in which they start.
@@ -122,7 +122,7 @@ def execute(
         began = time.monotonic()
         try:
             outcome = _attempt(job, partial(_call, processes, at_once, log), retries)
-        except OSError as error:  # of its log or its folder: the other runs go on
+        except OSError as error:  # of its log or its folder: the other runs continue
             outcome = Outcome(job.name, FAILED, f"before it could start: {error}")
         if processes.signal:
             return Outcome(job.name, STOPPED)
@@ -154,7 +154,7 @@ def share(cores: Sequence[int], number: int, at_once: int) -> Sequence[int]:
 
 
 def environment(number: int, at_once: int, given: Mapping[str, str]) -> dict[str, str]:
-    """What a run is told besides `given`: its GPU, and to take no more of it than it needs."""
+    """Returns `given` with a run's GPU, and to take no more of it than it needs."""
     devices = [name for name in given.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     own = {"CUDA_VISIBLE_DEVICES": devices[number % len(devices)]} if devices else {}
     shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if at_once > len(devices) else {}
@@ -183,12 +183,12 @@ def _attempt(job: Job, call: Callable[[Sequence[str]], int], retries: int) -> Ou
 def _call(processes: Processes, at_once: int, log: Path | None, step: Sequence[str]) -> int:
     """The exit status of a step, which runs with this Python."""
     command = [sys.executable, *step]
-    told = environment(_place.number, at_once, os.environ)
+    variables = environment(_place.number, at_once, os.environ)
     if log is None:
-        return processes.call(command, env=told)
+        return processes.call(command, env=variables)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
-        return processes.call(command, env=told, stdout=file, stderr=subprocess.STDOUT)
+        return processes.call(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

@@ -18,24 +18,25 @@ is 0.01 on digits and ABIDE, and the authors' code's 0.001 on Office-Caltech10 a
 tables "mu" hold the whole grid, and the one that validation chooses where there is a validation
 set. Fig. 3 and 7 show the loss after aggregation in evaluation mode, as the authors' code takes it;
 their runs take it every round. Table 17 gives FedBN the statistics of test batches, as the paper
-does, FedAvg and FedProx their running ones, and both of these those of test batches besides.
+does, FedAvg and FedProx their running ones, and these two those of test batches too.
 """
 
-import math
 import sys
 from collections.abc import Mapping
 from functools import partial
 
-import curves
 import figures
-import pixels
-from plan import Evaluation, Figure, Sweep, Table
-from rows import (
+from plan import (
     Column,
+    Evaluation,
+    Figure,
     Protocol,
     Row,
+    Sweep,
+    Table,
     Training,
     cell,
+    dotted,
     internal,
     left_out,
     names,
@@ -45,50 +46,29 @@ from rows import (
 )
 from sweep import main
 
-from fedjax_bn.report.published import published
+from fedjax_bn.report.published import (
+    BATCHES,
+    DOMAINS,
+    OF_EACH,
+    PERCENTS,
+    epochs,
+    published,
+    unequal,
+)
 
-# heading in the paper -> domain here; "fonts" stands in for SynthDigits where those are not at hand
-DIGITS = {
-    "SVHN": "svhn",
-    "USPS": "usps",
-    "SynthDigits": "synth_digits",
-    "MNIST-M": "mnist_m",
-    "MNIST": "mnist",
-    "fonts": "fonts",
-}
-MORPHO = {"Morpho-global": "morpho_global", "Morpho-local": "morpho_local"}
-OFFICE = {"A": "amazon", "C": "caltech", "D": "dslr", "W": "webcam"}
-DOMAINNET = {
-    "C": "clipart",
-    "I": "infograph",
-    "P": "painting",
-    "Q": "quickdraw",
-    "R": "real",
-    "S": "sketch",
-}
-ABIDE = {"NYU": "NYU", "USM": "USM", "UM": "UM_1", "UCLA": "UCLA_1"}
+# "fonts" stand in for SynthDigits where those are not at hand
+DIGITS = DOMAINS["digits"] | {"fonts": "fonts"}
 SYNTHETIC = {"identity covariance": "identity", "correlated": "correlated"}
 
 TRAININGS = {
-    label: Training(method, {"method": method})
-    for label, method in {
-        "SingleSet": "singleset",
-        "FedAvg": "fedavg",
-        "FedProx": "fedprox",
-        "FedBN": "fedbn",
-    }.items()
+    label: Training(label.lower(), {"method": label.lower()})
+    for label in ("SingleSet", "FedAvg", "FedProx", "FedBN")
 }
 TWO = ("FedAvg", "FedBN")
 FEDERATED = ("FedAvg", "FedProx", "FedBN")
-EPOCHS = 300
 OWN_STATISTICS = "batch:batch_size=1000"  # of a tenth of the unseen client's samples
 LOCAL_EPOCHS = (1, 4, 8, 16)
-BATCHES = {"10": 10, "50": 50, "full": 743}
-PERCENTS = (100, 60, 40, 20, 10, 5, 1)
 CLIENTS = tuple(range(1, 11))
-STEPS = {10: 1223, 100: 12224}  # of 32 samples in an epoch of SynthDigits, the largest
-# training samples in Table 15; Table 16 has ten times as many
-UNCUT = {"svhn": 7943, "usps": 743, "synth_digits": 39116, "mnist_m": 5600, "mnist": 5600}
 MUS = (0.001, 0.01, 0.1, 1.0)  # FedProx's own grid
 
 
@@ -113,21 +93,9 @@ def digits(
 
     `samples` as of `Protocol`, by default the paper's 743.
     """
-    dotted = TENTH | {key.replace("__", "."): value for key, value in changes.items()}
-    return Protocol(
-        f"digits/{setting}",
-        "configs/digits.py",
-        internal(DIGITS),
-        seeds,
-        NEEDS_DIGITS,
-        dotted,
-        each(743) if samples is None else samples,
-    )
-
-
-def epochs(count: int) -> dict[str, int]:
-    """The keys of E local epochs."""
-    return {"local_epochs": count, "rounds": math.ceil(EPOCHS / count)}
+    samples = each(743) if samples is None else samples
+    ends = (internal(DIGITS), seeds, NEEDS_DIGITS, TENTH | dotted(changes), samples)
+    return Protocol(f"digits/{setting}", "configs/digits.py", *ends)
 
 
 CURVES = {"eval_train_loss": True, "eval_every": 1}
@@ -150,38 +118,30 @@ BY_BATCH = {
     for b, size in BATCHES.items()
     for e in (1, 4, 16)
 }
-UNEQUAL = {
-    p: digits(
-        f"unequal{p}",
-        samples={name: count * p // 10 for name, count in UNCUT.items()},
-        data__truncate=False,
-        data__fraction=p / 100,
-        local_steps=steps,
-    )
-    for p, steps in STEPS.items()
-}
+UNEQUAL = {p: digits(f"unequal{p}", 1, samples, **keys)
+           for p in (10, 100) for keys, samples in [unequal(p)]}  # fmt: skip
 CENTRALIZED = digits("centralized", 5, {"pooled": 5 * 743}, data__partition="pooled")
 REAL = {
-    dataset: Protocol(
-        *(name, f"configs/{config}.py", internal(domains), 5, {"data.path": name}, {}),
-        dict.fromkeys(domains.values(), count) if count else {},
+    printed: Protocol(
+        *(name, f"configs/{config}.py", internal(DOMAINS[config]), 5, {"data.path": name}, {}),
+        dict.fromkeys(DOMAINS[config].values(), OF_EACH[config]) if config in OF_EACH else {},
     )
-    for dataset, name, config, domains, count in (  # of the authors' code
-        ("Office-Caltech10", "office", "office_caltech10", OFFICE, 62),
-        ("DomainNet", "domainnet", "domainnet", DOMAINNET, 105),
-        ("ABIDE", "abide", "abide", ABIDE, 0),
+    for printed, name, config in (
+        ("Office-Caltech10", "office", "office_caltech10"),
+        ("DomainNet", "domainnet", "domainnet"),
+        ("ABIDE", "abide", "abide"),
     )
 }
 UNSEEN_DIGITS = Protocol(
     "morpho",
     "configs/digits.py",
-    {heading: Column(("",), domain) for heading, domain in MORPHO.items()},
+    internal(DOMAINS["digits_morpho"]),
     1,
     {"data.path": "morpho"},
     {
         **TENTH,
         "data.name": "digits_morpho",
-        "target": ",".join(MORPHO.values()),
+        "target": ",".join(DOMAINS["digits_morpho"].values()),
         "adaptations": ("running", OWN_STATISTICS),
     },
     each(743),
@@ -190,7 +150,7 @@ JOINED = Evaluation("joined", {}, program=("launch/joining.py",))
 JOINING = Protocol(
     "join",
     "configs/digits.py",
-    left_out({heading: domain for heading, domain in DIGITS.items() if domain != "fonts"}),
+    left_out(DOMAINS["digits"]),
     1,
     NEEDS_DIGITS,
     TENTH,
@@ -223,7 +183,7 @@ def over(
       name, title: of the table.
       protocols: heading -> protocol.
       methods: the rows of each domain.
-      number: of the published table whose setting is "data fraction HEADING"; empty: there is none.
+      number: of the published table whose setting is "data fraction HEADING"; empty for none.
     """
     found, made = {}, []
     for domain, client in DIGITS.items():
@@ -317,10 +277,10 @@ TABLES = (
 def loss_figure(
     name: str, title: str, protocol: Protocol, domains: dict[str, str], key: str = "train_loss"
 ) -> Figure:
-    """Training losses of both methods, `key` of `curves.losses`."""
+    """Training losses of both methods, `key` of `figures.losses`."""
     methods = {label: names(protocol, "", TRAININGS[label]) for label in TWO}
     runs = runs_of(protocol, [TRAININGS[label] for label in TWO])
-    draw = partial(curves.losses, methods=methods, domains=domains, key=key)
+    draw = partial(figures.losses, methods=methods, domains=domains, key=key)
     return Figure(name, title, runs, draw)
 
 
@@ -355,7 +315,7 @@ FIGURES = (
         "fig6",
         "Fig. 6: what the clients see, and their pixels",
         runs_of(DEFAULT, [TRAININGS["FedBN"]]),
-        partial(pixels.draw, runs=names(DEFAULT, "", TRAININGS["FedBN"])),
+        partial(figures.pixels, runs=names(DEFAULT, "", TRAININGS["FedBN"])),
     ),
     *(
         loss_figure(f"fig7-E{e}", f"Fig. 7: training loss, E = {e}", protocol, DIGITS)

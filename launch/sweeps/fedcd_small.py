@@ -7,18 +7,42 @@ digit domains out, `small/*` one of PACS at 32x32 pixels with three tenths of th
 `beach/*` is the cow on the beach (configs/cow_on_beach.py), which needs no data; all with SmallCNN
 from random weights, so that FedIG-A's CAFL is the mean over features (see configs/pacs.py).
 
+A figure shows what trained masks suppress on the beach. In the zoo the ground's colour and the
+digit are independent, so a channel's variance over its images has a share that the colour explains
+and one that the digit does.
+
 lambda and eta are 0.7 and 0.5 but in `beach/lambda*` and `beach/eta*`.
 """
 
+import json
 import sys
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
-import curves
 import figures
-import suppression
-from plan import MEAN, Figure, Sweep, Table
-from rows import Column, Protocol, Row, Training, left_out, names, runs_of, table
+import numpy as np
+from matplotlib.figure import Figure as Canvas
+from plan import (
+    MEAN,
+    Column,
+    Figure,
+    Protocol,
+    Row,
+    Sweep,
+    Table,
+    Training,
+    finished,
+    left_out,
+    names,
+    runs_of,
+    table,
+)
 from sweep import main
+
+from fedjax_bn.engine.figures import png
+from fedjax_bn.report.published import DOMAINS
 
 ADAPTER = "zero_shot_adapter"
 SIZE = {"weigh": "by_size"}
@@ -38,7 +62,6 @@ METHODS = {
     label: Row((one,), ADAPTER if label == "FedIG-A" else "running")
     for label, one in TRAININGS.items()
 }
-PACS = {"P": "photo", "A": "art_painting", "C": "cartoon", "S": "sketch"}
 DIGITS = ("mnist", "svhn", "usps", "fonts", "mnist_m")
 LAMBDAS = (0.5, 0.7, 0.8, 0.9, 1.0)
 ETAS = (0.3, 0.5, 0.8)
@@ -51,7 +74,7 @@ SMALL = {
 SMALL_PACS = Protocol(
     "small",
     "configs/pacs.py:protocol=fedcd",
-    left_out(PACS),
+    left_out(DOMAINS["pacs"]),
     2,
     {"data.path": "pacs"},
     {
@@ -77,8 +100,8 @@ BEACH = Protocol(
     "configs/cow_on_beach.py",
     {
         "clients": Column(("",), MEAN),
-        "zoo": Column(("",), "zoo"),  # the colour tells nothing
-        "beach": Column(("",), "beach"),  # tells wrong
+        "zoo": Column(("",), "zoo"),  # the colour has no meaning
+        "beach": Column(("",), "beach"),  # it misleads
     },
     3,
     {},
@@ -103,6 +126,84 @@ def beach() -> Table:
     for label in ("FedCD-SCI", "FedCD-SCI + REA"):
         rows[f"{label}, no mask"] = Row((made[label],), "running:mask=False")
     return table("beach", "The cow on the beach", BEACH, rows)
+
+
+class Channels(NamedTuple):
+    """The channels of one run before the classifier.
+
+    Attributes:
+      colour, digit: f[F], shares of a channel's variance in the zoo that each explains, in [0, 1].
+      mask: f[F], the mean mask.
+    """
+
+    colour: np.ndarray
+    digit: np.ndarray
+    mask: np.ndarray
+
+
+def suppressed(workdir: Path, names: Sequence[str]) -> bytes | None:
+    """A point a channel of all finished runs: share by colour and by digit, coloured by its mask.
+
+    Beside it the mean mask of channels by which of the two explains more.
+    """
+    runs = [_channels(workdir / name) for name in names if finished(workdir, name)]
+    if not runs:
+        return None
+    colour, digit, mask = (np.concatenate(parts) for parts in zip(*runs, strict=True))
+    figure = Canvas(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    width = np.abs(mask - 1).max()
+    points = left.scatter(
+        colour, digit, c=mask, s=14, cmap="coolwarm", vmin=1 - width, vmax=1 + width
+    )
+    figure.colorbar(points, ax=left, label="mean mask (it starts at 1)")
+    left.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":")
+    left.set(xlabel="variance explained by the colour", ylabel="variance explained by the digit")
+    lean = colour - digit
+    right.scatter(lean, mask, s=14, color="C0")
+    slope, height = np.polyfit(lean, mask, 1)
+    ends = np.array([lean.min(), lean.max()])
+    correlation = np.corrcoef(lean, mask)[0, 1]
+    right.plot(ends, slope * ends + height, color="black", label=f"correlation {correlation:.2f}")
+    right.axhline(1, color="0.6", linewidth=0.8)
+    right.set(xlabel="explained by colour minus by digit", ylabel="mean mask")
+    right.legend()
+    return png(figure)
+
+
+def _channels(folder: Path) -> Channels:
+    """The channels of a finished run's selected round, with the features of the zoo."""
+    import jax
+
+    from fedjax_bn.adaptation import running
+    from fedjax_bn.data.domain import whole
+    from fedjax_bn.data.sets.cow_on_beach import ground_of
+    from fedjax_bn.federation import global_variables
+    from fedjax_bn.run.evaluation.per_sample import features_of
+    from fedjax_bn.run.files.finished import configuration, restore_state
+    from fedjax_bn.run.training import train
+
+    config = configuration(json.loads((folder / "config.json").read_text())["config"])
+    experiment, _, start = train.prepare(config)
+    state, _ = restore_state(folder, jax.eval_shape(start))
+    variables = global_variables(state)
+    (zoo,) = (whole(domain) for domain in experiment.unseen if domain.name == "zoo")
+    features = features_of(running, experiment.model, experiment.prepare, variables, zoo)
+    return Channels(
+        explained(features, ground_of(np.asarray(zoo.images))),
+        explained(features, zoo.labels),
+        np.asarray(variables["mask"]["features"]),
+    )
+
+
+def explained(features: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """f[F]: the share of each feature's variance over N samples that is between groups i[N]."""
+    mean, total = features.mean(0), features.var(0)
+    between = sum(
+        (groups == g).mean() * np.square(features[groups == g].mean(0) - mean)
+        for g in np.unique(groups)
+    )
+    return np.where(total > 0, between / np.where(total > 0, total, 1), 0)
 
 
 BY_LAMBDA = {
@@ -146,14 +247,14 @@ SWEEP = Sweep(
             "norms",
             "L1 norm of the clients' masks on the cow on the beach",
             runs_of(TWO_SEEDS, BY_LAMBDA.values()),
-            partial(curves.norms, panels={"the cow on the beach": NORMS}),
+            partial(figures.norms, panels={"the cow on the beach": NORMS}),
         ),
         Figure(
             "suppressed",
             "What the masks suppress: channels that follow the colour, and those that follow the "
             "digit",
             runs_of(BEACH, [MASKED]),
-            partial(suppression.draw, names=names(BEACH, "", MASKED)),
+            partial(suppressed, names=names(BEACH, "", MASKED)),
         ),
     ),
 )

@@ -5,7 +5,7 @@
 NAMEs of data: pacs, vlcs and officehome, as their config files take data.path; and resnet18, a file
 of ResNet-18's ImageNet weights by torchvision's names, which you supply: --data.resnet18=FILE.
 --config.pretrained= --config.fedig.cafl=mean starts at random instead (configs/pacs.py), and the
-report says so. Four seeds (section 4.1). Table 4 is a benchmark, benchmarks/fedig_costs.py.
+report states it. Four seeds (section 4.1). Table 4 is a benchmark, benchmarks/fedig_costs.py.
 
 FedIG is a run of FedIG-A tested without its adapter, which does not touch the main network. Each
 domain is left out in turn; averages are over targets, by seed. Table 12 tests FedIG-A's runs on
@@ -23,26 +23,34 @@ import sys
 from functools import partial
 
 import figures
-from plan import MEAN, OWN, Evaluation, Figure, Sweep, Table
-from rows import Column, Protocol, Row, Training, cell, left_out, names, runs_of, table
+from plan import (
+    MEAN,
+    OWN,
+    Column,
+    Evaluation,
+    Figure,
+    Protocol,
+    Row,
+    Sweep,
+    Table,
+    Training,
+    cell,
+    dotted,
+    left_out,
+    names,
+    runs_of,
+    table,
+)
 from sweep import main
 
-DOMAINS = {
-    "PACS": {"P": "photo", "A": "art_painting", "C": "cartoon", "S": "sketch"},
-    "VLCS": {"V": "VOC2007", "L": "LabelMe", "C": "Caltech101", "S": "SUN09"},
-    "OfficeHome": {"A": "Art", "C": "Clipart", "P": "Product", "R": "Real World"},
-}
+from fedjax_bn.report import published
+
+DOMAINS = {name: published.DOMAINS[name.lower()] for name in ("PACS", "VLCS", "OfficeHome")}
 SEEDS = 4
 SPECTRA = 64  # a batch: images of which FedDG shows their means
 ADAPTER = "zero_shot_adapter"
-INFERENCE = {  # Table 3c, of FedIG-A's own runs
-    "FedIG + ensemble BNs": "ensemble",
-    "FedIG + IABN": "iabn",
-    "FedIG + MixNorm": "mixnorm",
-    "FedIG + random alpha": "random_alpha",
-    "FedIG + fixed alpha 0.5": "fixed_alpha",
-    "FedIG-A (zero-shot adapter)": ADAPTER,
-}
+# Table 3c, of FedIG-A's own runs
+INFERENCE = published.INFERENCE | {"FedIG-A (zero-shot adapter)": ADAPTER}
 LAMBDA_1 = (0.01, 0.1, 0.3, 0.5, 1.0)
 LAMBDA_2 = (0.5, 1.0, 2.0, 4.0, 5.0, 8.0)
 INSIDE = Evaluation("inside", {}, ("--internal", "--alphas", "--tsne"))
@@ -55,8 +63,8 @@ RANGES = {
 
 def plain(method: str, folder: str = "", **keys: object) -> Training:
     """A method without adapter; keys of a group as fedig__mixing."""
-    changes = {key.replace("__", "."): value for key, value in keys.items()}
-    return Training(folder or method, {"method": method, "adaptations": ("running",), **changes})
+    changes = {"method": method, "adaptations": ("running",), **dotted(keys)}
+    return Training(folder or method, changes)
 
 
 FEDAVG, FEDPROX, FEDBN = plain("fedavg"), plain("fedprox", fedprox__mu=0.1), plain("fedbn")
@@ -69,16 +77,12 @@ FEDIGA = Training(
 
 def varied(folder: str, **keys: object) -> Training:
     """FedIG-A with other arguments."""
-    changes = {key.replace("__", "."): value for key, value in keys.items()}
-    return Training(folder, {"method": "fediga", "adaptations": ("running", ADAPTER), **changes})
+    changes = {"method": "fediga", "adaptations": ("running", ADAPTER), **dotted(keys)}
+    return Training(folder, changes)
 
 
 BIN = Training("bin", {"method": "fedig", "fedig.gates": True, "adaptations": ("learned_alpha",)})
-
-
 COPA = Training("copa", {"method": "copa", "adaptations": ("learned_alpha",)})
-
-
 PRINTED = {"fedig.cafl": "sum"}  # for ImageNet's weights
 
 

@@ -1,10 +1,13 @@
 """A paper's tables and figures as data: which runs and tests they need, and which cell holds what.
 
-The files of the papers make them from the protocols and rows of `rows`.
+The files of the papers make them from protocols, trainings and rows. A *protocol* is a config file
+with what all rows of a table share, and what its columns are. A *training* is what one row changes.
+Together they name runs, one for each target and seed. A *row* names the test of these, and the row
+of the paper.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from fedjax_bn.report.published import Cell as Published  # noqa: E402
+from fedjax_bn.report.published import published as published_cells  # noqa: E402
 
-UNSEEN = "unseen"  # in place of a domain: the mean over all unseen ones of a run
-MEAN = "mean"  # in place of a domain: the mean over all internal clients
-OWN = "own"  # in place of an adaptation: each internal client's own model, of an evaluation
-# A copy of the digits has one of these domains: computer-rendered fonts stand in for SynthDigits.
+UNSEEN = "unseen"  # instead of a domain: the mean over all unseen ones of a run
+MEAN = "mean"  # instead of a domain: the mean over all internal clients
+OWN = "own"  # instead of an adaptation: each internal client's own model, of an evaluation
+# A copy of the digits has one of these domains: computer-rendered fonts replace SynthDigits.
 STAND_INS = {"synth_digits": "fonts", "fonts": "synth_digits"}
 
 
@@ -37,7 +41,7 @@ class Evaluation(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One call of fedjax_bn.main, and perhaps tests of what it trained.
+    """One call of fedjax_bn.main, and tests of what it trained.
 
     Attributes:
       name: also its folder in the workdir, such as "digits/E1/fedbn/0".
@@ -45,8 +49,8 @@ class Run(NamedTuple):
       changes: dotted key -> value, what differs from the config file.
       needs: dotted key -> NAME of --data.NAME=PATH, what the user must supply.
       tests: that follow.
-      samples: domain -> training samples of each of its clients, where the paper gives the number;
-        a report marks runs that trained on others.
+      samples: domain -> training samples of each of its clients, if the paper gives the number; a
+        report marks runs that trained on others.
     """
 
     name: str
@@ -61,12 +65,12 @@ class Cell(NamedTuple):
     """A number of a table: percent, as mean (std) over seeds.
 
     Attributes:
-      parts: names of runs by target, alternative and seed: the mean is over targets; of several
-        alternatives the one with the best validation accuracy counts, chosen by target.
-      domain: the client, or the unseen domain, that the accuracy is of; or MEAN, or UNSEEN.
-      published: what the paper prints; of several numbers their mean is shown.
+      parts: names of runs by target, alternative and seed: the mean is over targets; if there are
+        several alternatives, the one with the best validation accuracy counts, chosen by target.
+      domain: the client or the unseen domain whose accuracy it is; or MEAN, or UNSEEN.
+      published: what the paper prints; if there are several numbers, their mean is shown.
       adaptation: that of an unseen domain.
-      test: the evaluation that it is read from; empty: the run's summary.json.
+      test: the evaluation from which it is read; empty: the run's summary.json.
       missing: why there are no runs.
     """
 
@@ -107,7 +111,7 @@ class Figure(NamedTuple):
     Attributes:
       name, title: as of a table.
       runs: those that it shows.
-      draw: the workdir -> PNG bytes; None where none of its runs has finished.
+      draw: the workdir -> PNG bytes; None if none of its runs has finished.
     """
 
     name: str
@@ -136,8 +140,164 @@ class Sweep(NamedTuple):
         return (*self.tables, *self.figures)
 
 
+class Training(NamedTuple):
+    """What a row trains: a folder below its protocol's, changes of the config, later tests."""
+
+    folder: str
+    changes: Mapping[str, Any]
+    tests: tuple[Evaluation, ...] = ()
+
+
+class Column(NamedTuple):
+    """A column of a table: the accuracy on a domain in the runs that leave out each of `targets`.
+
+    A target "" changes nothing: the config's own, such as none.
+    """
+
+    targets: tuple[str, ...]
+    domain: str
+
+
+class Protocol(NamedTuple):
+    """What the rows of a table share.
+
+    Attributes:
+      name: the folder of its runs.
+      config: the config file.
+      columns: heading -> column.
+      seeds: how many, from 0 on.
+      needs: see `Run`.
+      changes: of the config, by all rows.
+      samples: see `Run`.
+    """
+
+    name: str
+    config: str
+    columns: Mapping[str, Column]
+    seeds: int
+    needs: Mapping[str, str]
+    changes: Mapping[str, Any]
+    samples: Mapping[str, int] = {}
+
+
+class Row(NamedTuple):
+    """A row of a table.
+
+    Attributes:
+      trainings: one, or several of which validation chooses one.
+      adaptation, test: see `Cell`.
+      published: the method's name in the published table; empty: the row's label.
+    """
+
+    trainings: tuple[Training, ...]
+    adaptation: str = "running"
+    published: str = ""
+    test: str = ""
+
+
+def dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns keys of a configuration that were given as arguments: fedig__mixing=fedig.mixing."""
+    return {key.replace("__", "."): value for key, value in keys.items()}
+
+
+def internal(domains: Mapping[str, str]) -> dict[str, Column]:
+    """Returns columns of clients that train, from heading -> client."""
+    return outside(domains, "")
+
+
+def outside(domains: Mapping[str, str], target: str) -> dict[str, Column]:
+    """Returns columns of domains that are left out together as `target`."""
+    return {heading: Column((target,), domain) for heading, domain in domains.items()}
+
+
+def left_out(domains: Mapping[str, str]) -> dict[str, Column]:
+    """Returns columns of domains that are left out one after the other, from heading -> domain.
+
+    The cell of a domain with a stand-in takes whichever was left out, see `target_in`.
+    """
+    return {
+        heading: Column((domain,), UNSEEN if domain in STAND_INS else domain)
+        for heading, domain in domains.items()
+    }
+
+
+def targets(protocol: Protocol) -> tuple[str, ...]:
+    """Returns all targets of a protocol's columns."""
+    return tuple(dict.fromkeys(t for column in protocol.columns.values() for t in column.targets))
+
+
+def names(protocol: Protocol, target: str, training: Training) -> tuple[str, ...]:
+    """Returns the names of the runs of a target and a training, one a seed."""
+    folder = "/".join(filter(None, (protocol.name, target.replace(" ", "_"), training.folder)))
+    return tuple(f"{folder}/{seed}" for seed in range(protocol.seeds))
+
+
+def runs_of(protocol: Protocol, trainings: Iterable[Training]) -> tuple[Run, ...]:
+    """Returns a run for each training, target and seed."""
+    found = []
+    for training in trainings:
+        for target in targets(protocol):
+            for seed, name in enumerate(names(protocol, target, training)):
+                given = {"target": target} if target else {}
+                changes = {**protocol.changes, **training.changes, **given, "seed": seed}
+                ends = (protocol.needs, training.tests, protocol.samples)
+                found.append(Run(name, protocol.config, changes, *ends))
+    return tuple(found)
+
+
+def cell(protocol: Protocol, row: Row, column: Column, printed: Sequence[Published] = ()) -> Cell:
+    """Returns the cell of a row and a column."""
+    parts = tuple(tuple(names(protocol, t, one) for one in row.trainings) for t in column.targets)
+    return Cell(parts, column.domain, tuple(printed), row.adaptation, row.test)
+
+
+def table(
+    name: str,
+    title: str,
+    protocol: Protocol,
+    rows: Mapping[str, Row | str],
+    where: Mapping[str, str] | None = None,
+    average: str = "",
+) -> Table:
+    """Returns a table whose rows share a protocol, beside the published numbers.
+
+    Args:
+      name, title: see `Table`.
+      protocol: see there.
+      rows: label -> row, or why it has no runs.
+      where: fields of the published cells beside it, such as {"paper": "FedBN", "table": "11"}.
+      average: heading of a column of the mean over all others; empty for none.
+    """
+    printed = published_cells(**where) if where else ()
+    printed = {(one.method, one.column): one for one in printed}
+    columns = dict(protocol.columns)
+    if average:
+        outside = all(c.domain == UNSEEN or c.targets == (c.domain,) for c in columns.values())
+        columns[average] = Column(targets(protocol), UNSEEN if outside else MEAN)
+
+    def cells(label: str, row: Row | str) -> Iterator[Cell]:
+        method = label if isinstance(row, str) else row.published or label
+        for heading, column in columns.items():
+            found = [printed[key] for key in [(method, heading)] if key in printed]
+            if isinstance(row, str):
+                yield Cell((), column.domain, tuple(found), missing=row)
+            else:
+                yield cell(protocol, row, column, found)
+
+    made = [one for row in rows.values() if isinstance(row, Row) for one in row.trainings]
+    found = {label: tuple(cells(label, row)) for label, row in rows.items()}
+    return Table(name, title, tuple(columns), found, runs_of(protocol, made))
+
+
+def stacked(name: str, title: str, parts: Sequence[tuple[str, Table]]) -> Table:
+    """Returns tables of the same columns below each other, each with a prefix for its labels."""
+    rows = {f"{prefix}{label}": row for prefix, part in parts for label, row in part.rows.items()}
+    runs = tuple(run for _, part in parts for run in part.runs)
+    return Table(name, title, parts[0][1].columns, rows, runs)
+
+
 def all_runs(parts: Iterable[Table | Figure]) -> tuple[Run, ...]:
-    """The runs of tables and figures, each once, with the tests that any of them wants.
+    """Returns the runs of tables and figures, each once, with the tests that any of them wants.
 
     Raises:
       ValueError: two different runs have one name.
@@ -145,7 +305,7 @@ def all_runs(parts: Iterable[Table | Figure]) -> tuple[Run, ...]:
     found: dict[str, Run] = {}
     for run in (run for part in parts for run in part.runs):
         known = found.setdefault(run.name, run)
-        if known[1:4] + known[5:] != run[1:4] + run[5:]:
+        if known._replace(tests=()) != run._replace(tests=()):
             raise ValueError(f"two different runs are named {run.name}: give them other folders")
         tests = {test.name: test for test in (*known.tests, *run.tests)}
         found[run.name] = known._replace(tests=tuple(tests.values()))
@@ -153,7 +313,7 @@ def all_runs(parts: Iterable[Table | Figure]) -> tuple[Run, ...]:
 
 
 def target_in(path: str, target: str) -> str:
-    """Returns the domain to leave out: `target`, or its stand-in where the data have that one.
+    """Returns the domain to leave out: `target`, or its stand-in if the data have that one.
 
     Args:
       path: of the digits, a folder of the originals or a `.npz`.
@@ -173,13 +333,24 @@ def target_in(path: str, target: str) -> str:
     return other if target not in domains and other in domains else target
 
 
+def config_file(config: str) -> str:
+    """Returns the path of a `Run`'s config, with the changes after its colon."""
+    name, colon, inline = config.partition(":")
+    return f"{ROOT / name}{colon}{inline}"
+
+
+def text(value: Any) -> str:
+    """Returns a value as the command line writes it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
 def finished(workdir: Path, name: str) -> bool:
-    """Whether a run has ended."""
+    """Returns whether a run has ended."""
     return (workdir / name / "summary.json").exists()
 
 
 def by_folder(names: Iterable[str]) -> str:
-    """Names of runs with what differs last in braces: a/{0,1}, b/{0}."""
+    """Returns names of runs with what differs last in braces: a/{0,1}, b/{0}."""
     found: dict[str, list[str]] = {}
     for name in names:
         folder, _, last = name.rpartition("/")

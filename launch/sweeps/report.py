@@ -2,15 +2,25 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
-from differences import differences, legend, letters
-from plan import UNSEEN, Cell, Run, Sweep, Table, all_runs, by_folder, finished
+from plan import UNSEEN, Cell, Run, Sweep, Table, all_runs, by_folder, config_file, finished, text
 
+from fedjax_bn.report.data import other_samples
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.config.keys import flatten
+from fedjax_bn.run.experiment.method import METHODS, group_of
 from fedjax_bn.run.files.workdir import write_atomically
 
+# Keys of the machine, of what is kept and of what is shown, on which no number depends.
+APART = (
+    *("data.path", "data.cache", "data.device_megabytes", "baselines", "adaptations", "clients"),
+    *("checkpoint_every", "eval_batch_size", "seed"),
+)
 Results = Mapping[str, Mapping[str, Any]]  # of finished runs, see `read_results`
 Apart = Mapping[str, Sequence[str]]  # run -> its differences from the plan
 
@@ -24,7 +34,12 @@ def write_report(sweep: Sweep, workdir: Path) -> Path:
     runs = all_runs(sweep.parts)
     done = {run.name: read_results(workdir, run) for run in runs if finished(workdir, run.name)}
     apart = {run.name: differences(workdir, run) for run in runs if run.name in done}
-    parts = [f"# {sweep.paper}: measured beside published", overview(runs, done)]
+    parts = [
+        f"# {sweep.paper}: measured beside published",
+        f"{len(done)} of {len(runs)} runs have finished. Accuracies in percent, mean (standard "
+        "deviation) over seeds; a dash where nothing is known. A letter marks numbers whose runs "
+        "differ from the plan; the sweep's file states where the plan differs from the paper.",
+    ]
     for table in sweep.tables:
         shown = table_text(table, done, apart)
         parts.append(f"## {table.title}\n\n{shown}\n\n{notes(table, done, apart)}")
@@ -34,27 +49,22 @@ def write_report(sweep: Sweep, workdir: Path) -> Path:
             write_atomically(workdir / "figures" / f"{figure.name}.png", image)
         shown = f"![{figure.title}](figures/{figure.name}.png)" if image is not None else ""
         names = [run.name for run in figure.runs]
-        said = filter(None, (missing(names, done), legend(marks_of(names, apart))))
-        parts.append(f"## {figure.title}\n\n{shown}\n\n" + "\n\n".join(said))
+        ends = filter(None, (missing(names, done), legend(marks_of(names, apart))))
+        parts.append(f"## {figure.title}\n\n{shown}\n\n" + "\n\n".join(ends))
     path = workdir / "report.md"
     write_atomically(path, "\n\n".join(part.strip() for part in parts) + "\n")
     return path
 
 
-def read_summary(workdir: Path, name: str) -> dict[str, Any]:
-    """The summary.json of a finished run."""
-    return json.loads((workdir / name / "summary.json").read_text())
-
-
 def read_results(workdir: Path, run: Run) -> dict[str, Any]:
-    """What a run's summary and evaluations say, and the clients' validation accuracy.
+    """Returns what a run's summary and evaluations have, and the clients' validation accuracy.
 
     Returns:
-      "summary": its content; "validation": percent at the selected round, None where there is
-      none; and name -> content of each evaluation that is there.
+      "summary": its content; "validation": see `selected_validation`; and name -> content of each
+      evaluation that is there.
     """
     folder = workdir / run.name
-    summary = read_summary(workdir, run.name)
+    summary = json.loads((folder / "summary.json").read_text())
     results = {"summary": summary, "validation": selected_validation(folder, summary)}
     for evaluation in run.tests:
         path = folder / "evaluations" / f"{evaluation.name}.json"
@@ -64,7 +74,7 @@ def read_results(workdir: Path, run: Run) -> dict[str, Any]:
 
 
 def selected_validation(folder: Path, summary: Mapping[str, Any]) -> float | None:
-    """The clients' mean validation accuracy in the selected round of a run; None: not known."""
+    """Returns the clients' mean validation accuracy in the selected round; None if not known."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return None
@@ -72,17 +82,8 @@ def selected_validation(folder: Path, summary: Mapping[str, Any]) -> float | Non
     return json.loads(lines[-1]).get("validation", {}).get("mean") if lines else None
 
 
-def overview(runs: Sequence[Run], done: Results) -> str:
-    """How much of the sweep has finished."""
-    return (
-        f"{len(done)} of {len(runs)} runs have finished. Accuracies in percent, mean (standard "
-        "deviation) over seeds; a dash where nothing is known. A letter marks numbers whose runs "
-        "differ from the plan; the sweep's file says where the plan differs from the paper."
-    )
-
-
 def value(results: Mapping[str, Any], cell: Cell) -> float | None:
-    """Accuracy in percent of a cell's domain in one run, None where the run does not know it."""
+    """Returns percent of a cell's domain in one run; None if the run does not have it."""
     if not cell.test:
         return accuracy(results["summary"], cell.domain, cell.adaptation)
     found = results.get(cell.test)
@@ -95,7 +96,7 @@ def value(results: Mapping[str, Any], cell: Cell) -> float | None:
 
 
 def accuracy(summary: Mapping[str, Any], domain: str, adaptation: str) -> float | None:
-    """Accuracy in percent of a domain in a run's selected round, None where it has none.
+    """Returns percent of a domain in a run's selected round; None if it has none.
 
     Args:
       summary: of summary.json.
@@ -121,22 +122,20 @@ def _outside(unseen: Mapping[str, Any], domain: str, adaptation: str) -> float |
 
 
 def chosen(part: tuple[tuple[str, ...], ...], done: Results) -> tuple[str, ...]:
-    """Of a target's alternatives the one with the best mean validation accuracy."""
-    if len(part) == 1:
-        return part[0]
+    """Returns that of a target's alternatives which has the best mean validation accuracy."""
 
     def mean(names: tuple[str, ...]) -> float:
         known = [done[name]["validation"] for name in names if name in done]
         known = [accuracy for accuracy in known if accuracy is not None]
         return float(np.mean(known)) if known else -np.inf
 
-    return max(part, key=mean)
+    return part[0] if len(part) == 1 else max(part, key=mean)
 
 
 def measured(cell: Cell, done: Results) -> tuple[float, float | None] | None:
-    """Mean and standard deviation (of one seed: None) over seeds, each a mean over targets.
+    """Returns mean and standard deviation (None for one seed) over seeds, each a mean over targets.
 
-    Seeds of which a target is missing do not count.
+    Seeds that lack a target do not count.
     """
     by_seed = []
     for names in zip(*(chosen(part, done) for part in cell.parts), strict=True):
@@ -149,27 +148,31 @@ def measured(cell: Cell, done: Results) -> tuple[float, float | None] | None:
 
 
 def printed(cell: Cell) -> tuple[float, float | None] | None:
-    """The published mean and standard deviation; of several numbers their mean."""
+    """Returns the published mean and standard deviation; the mean alone of several numbers."""
     if not cell.published:
         return None
     std = cell.published[0].std if len(cell.published) == 1 else None
     return float(np.mean([number.mean for number in cell.published])), std
 
 
-def marks_of(names: Iterable[str], apart: Apart) -> dict[str, str]:
-    """A letter for each way in which some runs differ from the plan."""
-    return letters(difference for name in names for difference in apart.get(name, ()))
-
-
 def table_text(table: Table, done: Results, apart: Apart) -> str:
-    """The table in Markdown: a row's measured and published numbers, without empty columns."""
+    """Returns the table in Markdown: measured and published numbers, without empty columns."""
     marks, lines = marks_of((run.name for run in table.runs), apart), []
+
+    def ours(cell: Cell | None) -> str:
+        """The measured number, and after it the letters of its runs' differences."""
+        found = cell and measured(cell, done)
+        if not found:
+            return ""
+        used = marks_of((name for name in cell.runs if name in done), apart)
+        letters = "".join(sorted(marks[difference] for difference in used))
+        return number(found) + (f" [{letters}]" if letters else "")
+
     for label, cells in table.rows.items():
         names = {name for cell in cells if cell for name in cell.runs}
         count = f"measured, {len(names & done.keys())} of {len(names)} runs"
         why = next((cell.missing for cell in cells if cell and cell.missing), "")
-        shown = [cell_text(cell, done, apart, marks) if cell else "" for cell in cells]
-        lines.append(([label, f"none: {why}" if why else count], shown))
+        lines.append(([label, f"none: {why}" if why else count], [*map(ours, cells)]))
         theirs = [number(printed(cell)) if cell and cell.published else "" for cell in cells]
         if any(theirs):
             lines.append((["", "published"], theirs))
@@ -180,43 +183,27 @@ def table_text(table: Table, done: Results, apart: Apart) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, rule, *rows))
 
 
-def cell_text(cell: Cell, done: Results, apart: Apart, marks: Mapping[str, str]) -> str:
-    """The measured number, and the letters of its runs' differences behind it."""
-    found = measured(cell, done)
-    if not found:
-        return ""
-    used = sorted(marks_of((name for name in cell.runs if name in done), apart))
-    behind = "".join(sorted(marks[difference] for difference in used))
-    return f"{number(found)} [{behind}]" if behind else number(found)
-
-
-def number(value: tuple[float, float | None] | None) -> str:
-    """`71.04 (0.31)`; a dash for None."""
-    if value is None:
-        return "-"
+def number(value: tuple[float, float | None]) -> str:
+    """Returns `71.04 (0.31)`."""
     mean, std = value
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ({std:.2f})"
 
 
 def notes(table: Table, done: Results, apart: Apart) -> str:
-    """Which runs are missing, which differ, what validation chose, and oddities in print."""
+    """Returns which runs are missing or differ, what validation chose, and oddities in print."""
     names = [run.name for run in table.runs]
-    said = [missing(names, done), legend(marks_of(names, apart)), *choices(table, done)]
-    return "\n\n".join([*filter(None, said), *oddities(table)])
-
-
-def choices(table: Table, done: Results) -> Iterable[str]:
-    """Sentences on which alternatives validation chose."""
+    found = [missing(names, done), legend(marks_of(names, apart))]
     for label, cells in table.rows.items():
         parts = dict.fromkeys(part for cell in cells if cell for part in cell.parts)
         best = [chosen(part, done) for part in parts if len(part) > 1]
         best = [names[0].rpartition("/")[0] for names in best if done.keys() & set(names)]
         if best:
-            yield f"{label}: by validation {', '.join(best)}."
+            found.append(f"{label}: by validation {', '.join(best)}.")
+    return "\n\n".join([*filter(None, found), *oddities(table)])
 
 
 def oddities(table: Table) -> Iterable[str]:
-    """Sentences on published averages that are not those of their row."""
+    """Yields sentences on published averages that are not those of their row."""
     for label, cells in table.rows.items():
         found = [c.published[0] for c in cells if c and len(c.published) == 1]
         averages = [number for number in found if number.column == "Avg"]
@@ -229,6 +216,61 @@ def oddities(table: Table) -> Iterable[str]:
 
 
 def missing(names: Sequence[str], done: Results) -> str:
-    """Which runs have not finished."""
+    """Returns which runs have not finished."""
     left = by_folder(name for name in dict.fromkeys(names) if name not in done)
     return f"Missing: {left}." if left else ""
+
+
+def differences(workdir: Path, run: Run) -> tuple[str, ...]:
+    """Returns in what a finished run differs from the plan: "model is X (planned: Y)".
+
+    If the user must supply a file, such as weights, only whether it was supplied counts.
+    """
+    folder = workdir / run.name
+    if not (folder / "config.json").exists():
+        return ()
+    theirs = json.loads((folder / "config.json").read_text())["config"]
+    changes = {key: value for key, value in run.changes.items() if key != "seed"}
+    supplied = dict.fromkeys(run.needs, "PATH")
+    planned = _planned(run.config, tuple((changes | supplied).items()))
+    others = set(METHODS) - {group_of(theirs.get("method", ""))}  # whose keys do not matter
+    found = []
+    for key in sorted(planned.keys() & theirs.keys() - set(APART)):
+        values = (planned[key], theirs[key])
+        ours, given = (list(one) if isinstance(one, tuple) else one for one in values)
+        if key.partition(".")[0] in others:
+            continue
+        if key in run.needs:
+            if not given:
+                found.append(f"{key} is empty (planned: --data.{run.needs[key]})")
+        elif ours != given:
+            ours, given = ("empty" if one == "" else text(one) for one in (ours, given))
+            found.append(f"{key} is {given} (planned: {ours})")
+    path = folder / "data.json"
+    if run.samples and path.exists():
+        counts = other_samples(json.loads(path.read_text()), run.samples)
+        each = [f"{name} {count} (planned: {run.samples[name]})" for name, count in counts.items()]
+        if each:
+            found.append(f"training samples of a client: {', '.join(each)}")
+    return tuple(found)
+
+
+@cache
+def _planned(config: str, changes: tuple[tuple[str, object], ...]) -> Mapping[str, object]:
+    """The planned configuration, dotted key -> value."""
+    return dict(flatten(read(config_file(config), [(key, text(one)) for key, one in changes])))
+
+
+def marks_of(names: Iterable[str], apart: Apart) -> dict[str, str]:
+    """Returns a letter for each difference of some runs from the plan: a to z, a1 to z1, ..."""
+    found: dict[str, str] = {}
+    for difference in (one for name in names for one in apart.get(name, ())):
+        turn, place = divmod(len(found), len(ascii_lowercase))
+        found.setdefault(difference, ascii_lowercase[place] + (str(turn) if turn else ""))
+    return found
+
+
+def legend(marks: Mapping[str, str]) -> str:
+    """Returns what the letters mean; empty if there is no letter."""
+    each = "; ".join(f"[{letter}] {difference}" for difference, letter in marks.items())
+    return f"Differs from the plan: {each}." if each else ""

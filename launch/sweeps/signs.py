@@ -4,15 +4,14 @@
 
 `signs/*` is configs/signs.py, which needs no data: four scenes train, dusk is unseen, with the
 statistics of training and with TsmoBN. `shortcut/*` is its variant, where the colour of the rim
-tells the digit mostly in the clients' scenes and wrongly in dusk: how far a method falls from the
-clients to dusk is how far it has learned the colour, beside how far it falls in `signs/*`, where
-the weather alone differs. lambda and eta are 0.7 and 0.5. mAP50 in percent, 3 seeds.
+mostly predicts the digit in the clients' scenes and misleads in dusk: how far a method falls from
+the clients to dusk is how far it has learned the colour, beside how far it falls in `signs/*`,
+where the weather alone differs. lambda and eta are 0.7 and 0.5. mAP50 in percent, 3 seeds.
 """
 
 import sys
 
-from plan import MEAN, Sweep, Table
-from rows import Column, Protocol, Row, Training, internal, table
+from plan import MEAN, Column, Protocol, Row, Sweep, Table, Training, internal, table
 from sweep import main
 
 SIZE = {"weigh": "by_size"}
@@ -53,7 +52,7 @@ SWEEP = Sweep(
     "FedCD's detection at a small size",
     (
         scenes("signs", "Signs in the weather", SIGNS),
-        scenes("shortcut", "Signs whose rim tells the digit, but not in dusk", SHORTCUT),
+        scenes("shortcut", "Signs whose rim predicts the digit, but not in dusk", SHORTCUT),
     ),
 )
 

@@ -7,18 +7,19 @@
     python launch/sweeps/PAPER.py report      [--workdir DIR]
 
 `run` executes what has not finished, N at a time, each on its share of the cores; what they print
-is in DIR/logs where N is above 1. A run that was stopped goes on where it was, one that another
-process trains is left to it, and one that fails is tried again as often as --retries says. The last
-lines say what came of all; the exit status is 0 where every run has finished, 1 where one failed, 3
-where one is in use or waits for data, 130 after Ctrl-C. With --dry-run the commands are printed
-instead, all of them. `report` writes report.md and figures from what has finished.
+is in DIR/logs if N is above 1. A run that was stopped continues, one that another process trains is
+left to it, and one that fails is tried again as often as --retries allows. The last lines list the
+outcome of all; the exit status is 0 if every run has finished, 1 if one failed, 3 if one is in use
+or waits for data, 130 after Ctrl-C. With --dry-run the commands are printed instead, all of them.
+`report` writes report.md and figures from what has finished.
 
 --only takes globs of run names ("digits/E1/*") or tables and figures as the paper numbers them
-("Table 3", "Fig. 4"), several behind commas. FOLDER has the data sets and weights by their NAMEs,
-which the file of the paper lists (FOLDER/pacs, or FOLDER/pacs.npz and so on); --data.NAME=PATH
-gives one of them. A copy of the digits holds SynthDigits or the fonts that stand in for it: a run
-that leaves one of them out takes the one that is there. --config.KEY=VALUE changes a key of every
-selected run, as for fedjax_bn.main; the report says of every number in what its runs differ.
+("Table 3", "Fig. 4"), several with commas between them. FOLDER has the data sets and weights by
+their NAMEs, which the file of the paper lists (FOLDER/pacs, or FOLDER/pacs.npz and so on);
+--data.NAME=PATH gives one of them. A copy of the digits holds SynthDigits or the fonts that replace
+it: a run that leaves one of them out takes the one that is there. --config.KEY=VALUE changes a key
+of every selected run, as for fedjax_bn.main; the report lists for every number in what its runs
+differ.
 """
 
 import argparse
@@ -29,10 +30,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from execute import WAITS, Job, Outcome, execute, exit_status, table
-from plan import ROOT, Evaluation, Figure, Run, Sweep, Table, all_runs, finished, target_in
+from plan import ROOT, Evaluation, Figure, Run, Sweep, Table, all_runs, finished, target_in, text
 from report import write_report
 
 
@@ -64,7 +64,7 @@ def test_command(run: Run, evaluation: Evaluation, workdir: Path) -> list[str]:
     return [*program, *folder, *evaluation.flags, *settings]
 
 
-test_command.__test__ = False  # no test of pytest's
+test_command.__test__ = False  # not a test, for pytest
 
 
 def commands(
@@ -73,11 +73,6 @@ def commands(
     """All that a run needs: the training, then its tests."""
     tests = [test_command(run, evaluation, workdir) for evaluation in run.tests]
     return [train_command(run, workdir, data, changes), *tests]
-
-
-def text(value: Any) -> str:
-    """A value as the command line spells it."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
@@ -105,10 +100,9 @@ def select(sweep: Sweep, only: str) -> tuple[Run, ...]:
 
 
 def _why_not(sweep: Sweep, parts: Sequence[Table | Figure]) -> str:
-    """Why parts need no run, or, where there are none, what there is to choose."""
-    cells = [
-        c for part in parts for row in part.rows.values() for c in row
-    ]  # only tables have none
+    """Why parts need no run, or what there is to choose."""
+    # only tables may have no run
+    cells = [c for part in parts for row in part.rows.values() for c in row]
     if cells:
         return f"has no runs: {', '.join(dict.fromkeys(c.missing for c in cells if c))}"
     known = ", ".join(dict.fromkeys(p.title.partition(":")[0] for p in sweep.parts if p.runs))
@@ -137,11 +131,6 @@ def locate(folder: Path, needed: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _without(run: Run, keys: set[str]) -> Run:
-    """A run that waits for nothing that --config.KEY=VALUE gives."""
-    return run._replace(needs={key: n for key, n in run.needs.items() if key not in keys})
-
-
 def left(
     run: Run, workdir: Path, data: Mapping[str, str], changes: Iterable[str] = ()
 ) -> list[list[str]]:
@@ -157,7 +146,7 @@ def left(
 def execute_all(
     chosen: Sequence[Run], options: argparse.Namespace, data: Mapping[str, str], changes: list[str]
 ) -> int:
-    """Runs what is not finished, and says what came of it; returns the exit status."""
+    """Runs what is not finished and prints the outcome; returns the exit status."""
     jobs, outcomes = [], []
     for run in chosen:
         lacks = sorted(set(run.needs.values()) - data.keys())
@@ -188,7 +177,7 @@ def array_lines(
 def count(least: int, text: str) -> int:
     """A whole number of at least `least`, from the command line."""
     if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
 
 
@@ -196,7 +185,7 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
     """The command line of a sweep; returns the exit status."""
     needed = sorted({name for run in all_runs(sweep.parts) for name in run.needs.values()})
     parser = argparse.ArgumentParser(
-        description=f"The runs behind {sweep.paper}.",
+        description=f"The runs of {sweep.paper}.",
         epilog="--data.NAME=PATH and --config.KEY=VALUE may be given any number of times; NAMEs: "
         + (", ".join(needed) or "none"),
         allow_abbrev=False,
@@ -228,7 +217,11 @@ def main(sweep: Sweep, arguments: list[str] | None = None) -> int:
     if options.action == "report":
         print(write_report(sweep, options.workdir))
         return 0
-    chosen = [_without(run, {*_changed(changes)}) for run in select(sweep, options.only)]
+    given = _changed(changes)  # a run need not wait for what --config.KEY=VALUE gives
+    chosen = [
+        run._replace(needs={key: name for key, name in run.needs.items() if key not in given})
+        for run in select(sweep, options.only)
+    ]
     if options.dry_run or options.action == "list":
         for run in chosen:
             for command in commands(run, options.workdir, data, changes):

@@ -5,7 +5,7 @@
 NAMEs of data: digits_dg, cifar10_c (the published folder, or CIFAR-10, from which the corruptions
 are made) and camelyon17, as their config files take data.path; and alexnet, a file of AlexNet's
 ImageNet weights by torchvision's names, which you supply: --data.alexnet=FILE. --config.pretrained=
-starts at random instead, and the report says so.
+starts at random instead, and the report states it.
 
 Three seeds, 0, 1 and 2 (E.2.2); runs on CIFAR-10-C and Camelyon17 stop when ten rounds bring no
 better validation accuracy, images of CIFAR-10-C have 256 pixels a side (E.1). Each of its four
@@ -35,27 +35,35 @@ from collections.abc import Sequence
 from functools import partial
 
 import figures
-from plan import Evaluation, Figure, Sweep, Table
-from rows import Column, Protocol, Row, Training, left_out, names, outside, runs_of, table
+from plan import (
+    Column,
+    Evaluation,
+    Figure,
+    Protocol,
+    Row,
+    Sweep,
+    Table,
+    Training,
+    internal,
+    left_out,
+    names,
+    outside,
+    runs_of,
+    table,
+)
 from sweep import main
 
-from fedjax_bn.data.corruptions import EXTRA, INTERNAL, TYPES
+from fedjax_bn.data.corruptions import EXTRA, TYPES
+from fedjax_bn.report.published import DOMAINS
 
-DIGITS = {"SVHN": "svhn", "MNIST-M": "mnist_m", "MNIST": "mnist", "SYN": "syn"}
-HOSPITALS = {"hospital4": "center1", "hospital5": "center2"}
-HEADINGS = (
-    *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog"),
-    *("bright", "contrast", "elastic", "pixelate", "jpeg"),
-)
 TYPE_OF = {corruption: kind for kind, own in TYPES.items() for corruption in own}
 CORRUPTIONS = {
-    heading: Column((TYPE_OF[domain],), domain)
-    for heading, domain in zip(HEADINGS, INTERNAL, strict=True)
+    heading: Column((TYPE_OF[domain],), domain) for heading, domain in DOMAINS["cifar10_c"].items()
 }
 
 METHODS = ("FedAvg", "FedProx", "FedNova", "FedAdam", "FedBN")
 GENERALIZING = ("JiGen", "CSD", "RandConv")
-TSMOBN = "+TsmoBN"  # behind a method's name in the published tables
+TSMOBN = "+TsmoBN"  # after a method's name in the published tables
 SEEDS = 3
 BATCH_SIZES = tuple(2**k for k in range(1, 10))
 MOMENTA = tuple(k / 10 for k in range(10))
@@ -110,13 +118,13 @@ def where(number: str, **more: str) -> dict[str, str]:
 
 def camelyon(name: str, changes: dict[str, object]) -> Protocol:
     """Three hospitals train, two are unseen."""
-    columns = {heading: Column(("",), domain) for heading, domain in HOSPITALS.items()}
-    needs = {"data.path": "camelyon17"}
+    needs, columns = {"data.path": "camelyon17"}, internal(DOMAINS["camelyon17"])
     return Protocol(name, "configs/camelyon17.py", columns, SEEDS, needs, changes)
 
 
 LEFT_OUT_DIGITS = Protocol(
-    "digits_dg", "configs/digits_dg.py", left_out(DIGITS), SEEDS, {"data.path": "digits_dg"}, {}
+    *("digits_dg", "configs/digits_dg.py", left_out(DOMAINS["digits_dg"]), SEEDS),
+    *({"data.path": "digits_dg"}, {}),
 )
 CIFAR = Protocol(
     "cifar10_c",
@@ -207,14 +215,14 @@ VARIED = {  # a figure's title, axis, adaptation, settings, and how it is drawn
 
 def ablation(name: str, protocol: Protocol, kind: str, columns: dict[str, Column]) -> Figure:
     """FedAvg's models of a protocol with another `kind` of statistics, a key of `VARIED`."""
-    what, label, spelled, settings, drawn = VARIED[kind]
+    what, label, texts, settings, drawn = VARIED[kind]
     training = (CIFAR_ROWS if protocol is CIFAR else CAMELYON_ROWS)["FedAvg"].trainings[0]
     runs = {c.domain: names(protocol, c.targets[0], training) for c in columns.values()}
     draw = partial(
         drawn,
         runs=runs,
         label=label,
-        spelled={setting: spelled.format(setting) for setting in settings},
+        texts={setting: texts.format(setting) for setting in settings},
         test="ablations",
     )
     wanted = {name for group in runs.values() for name in group}

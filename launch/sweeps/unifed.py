@@ -6,7 +6,7 @@ NAMEs of data: cifar10_c (the published folder, or CIFAR-10, from which the corr
 and camelyon17, as their config files take data.path; and alexnet, a file of AlexNet's ImageNet
 weights by torchvision's names, which you supply: --data.alexnet=FILE. Images of CIFAR-10-C have 256
 pixels a side (section 4.1.1). --config.pretrained= starts at random, --config.data.image_size=64
-makes them small, and the report says so.
+makes them small, and the report states it.
 
 Eight algorithms, each with batch norm averaged and kept by the clients ("own"), three seeds
 (section 4: "three independent runs"), all clients of the same weight, 1/N (Eq. 2, Algorithm 1), in
@@ -35,46 +35,38 @@ is a cut: Camelyon17's hospitals keep their sizes (TsmoBN cuts them to the small
 import sys
 from functools import partial
 
-import curves
 import figures
-from plan import MEAN, Evaluation, Figure, Sweep, Table
-from rows import Column, Protocol, Row, Training, internal, names, runs_of, table
+from plan import (
+    MEAN,
+    Column,
+    Evaluation,
+    Figure,
+    Protocol,
+    Row,
+    Sweep,
+    Table,
+    Training,
+    internal,
+    names,
+    runs_of,
+    table,
+)
 from sweep import main
 
-from fedjax_bn.data.corruptions import INTERNAL, TYPES
+from fedjax_bn.data.corruptions import TYPES
+from fedjax_bn.report.published import DOMAINS, LETTERS, NEVER_UPDATED, OWN_BN, UNIFED
 
-METHODS = {
-    "FedAvg": "fedavg",
-    "Scaffold": "scaffold",
-    "FedProx": "fedprox",
-    "FedAdam": "fedadam",
-    "FedNova": "fednova",
-    "MOON": "moon",
-    "FedDC": "feddc",
-    "PerFedAvg": "perfedavg",
-}
+METHODS = {name: name.lower() for name in UNIFED}
 SHARES = {"averaged": "everything", "own": "all_but_batch_norm"}
 SEEDS = 3
-OURS = "+client-specific BN"  # behind a method's name in the published tables
 TRACKED = "tsmobn"
-FEDBN = {  # rows of Table 3 whose global batch norms are never updated
-    "FedBN": "initial:affine=False",
-    f"FedBN{OURS}": f"{TRACKED}:affine=False",
-}
 EQUAL = {"weigh": "uniform"}  # 1/N
-# headings of Table 3; Table 2 has the letters A to O
-HEADINGS = (
-    *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog"),
-    *("bright", "contrast", "elastic", "pixelate", "jpeg"),
-)
-LETTERS = dict(zip("ABCDEFGHIJKLMNO", INTERNAL, strict=True))
 TYPE_OF = {corruption: kind for kind, own in TYPES.items() for corruption in own}
 EXTERNAL = {
-    heading: Column((TYPE_OF[domain],), domain)
-    for heading, domain in zip(HEADINGS, INTERNAL, strict=True)
+    heading: Column((TYPE_OF[domain],), domain) for heading, domain in DOMAINS["cifar10_c"].items()
 }
 HOSPITALS = {"hospital1": "center0", "hospital2": "center3", "hospital3": "center4"}
-OUTSIDE = {"hospital4": "center1", "hospital5": "center2"}
+OUTSIDE = DOMAINS["camelyon17"]
 BATCHES = tuple(2**k for k in range(1, 10))
 MOMENTA = tuple(k / 10 for k in range(10))
 ORDERS = tuple(range(10))
@@ -120,11 +112,11 @@ def protocols(
 
 
 def table2(protocol: Protocol) -> Table:
-    """Internal clients, each with its own model; the mean over them behind the paper's columns."""
+    """Internal clients, each with its own model; the mean over them after the paper's columns."""
     rows = {
         label + ours: Row((training(label, way),))
         for label in METHODS
-        for way, ours in (("averaged", ""), ("own", OURS))
+        for way, ours in (("averaged", ""), ("own", OWN_BN))
     }
     title = "Table 2: internal clients A to O (gaussian_noise to jpeg_compression)"
     made = table("table2", title, protocol, rows, {"paper": "UniFed", "table": "2"})
@@ -139,14 +131,14 @@ def table3(protocol: Protocol) -> Table:
     """External clients: both ways of training, both statistics at the test."""
     rows = {}
     fedbn = training("FedAvg", "own")
-    served = ("running", TRACKED, *FEDBN.values())
+    served = ("running", TRACKED, *NEVER_UPDATED.values())
     fedbn = fedbn._replace(changes={**fedbn.changes, "adaptations": served})
     for label in METHODS:
         for way in SHARES:
             one = fedbn if (label, way) == ("FedAvg", "own") else training(label, way)
-            for ours, adaptation in (("", "running"), (OURS, TRACKED)):
+            for ours, adaptation in (("", "running"), (OWN_BN, TRACKED)):
                 rows[external_name(label, way, ours)] = Row((one,), adaptation)
-    rows |= {label: Row((fedbn,), adaptation) for label, adaptation in FEDBN.items()}
+    rows |= {label: Row((fedbn,), adaptation) for label, adaptation in NEVER_UPDATED.items()}
     title = "Table 3: external clients, one type of corruption left out"
     return table("table3", title, protocol, rows, {"paper": "UniFed", "table": "3"})
 
@@ -181,9 +173,9 @@ def fig5_tables() -> tuple[Table, Table]:
     """Camelyon17: internal hospitals with their own models, external ones both ways."""
     inside, outside = {}, {}
     for label in METHODS:
-        for way, ours in (("averaged", ""), ("own", OURS)):
+        for way, ours in (("averaged", ""), ("own", OWN_BN)):
             inside[label + ours] = Row((training(label, way),))
-        for ours, adaptation in (("", "running"), (OURS, TRACKED)):
+        for ours, adaptation in (("", "running"), (OWN_BN, TRACKED)):
             outside[label + ours] = Row((training(label, "averaged"),), adaptation)
     return (
         table("fig5a-numbers", "Fig. 5a: internal hospitals", CAMELYON, inside),
@@ -199,18 +191,18 @@ def convergence(protocol: Protocol) -> Figure:
         for label, ways in made.items()
     }
     runs = runs_of(protocol, [one for ways in made.values() for one in ways.values()])
-    draw = partial(curves.convergence, panels=panels)
+    draw = partial(figures.convergence, panels=panels)
     return Figure("fig3", "Fig. 3: convergence on internal clients", runs, draw)
 
 
-def ablation(name: str, what: str, label: str, spelled: str, settings: tuple) -> Figure:
+def ablation(name: str, what: str, label: str, texts: str, settings: tuple) -> Figure:
     """A part of Fig. 6, on both external hospitals, of models trained with averaged batch norm."""
     drawn = {"fig6a": partial(figures.adaptations, logarithmic=True), "fig6c": figures.boxes}
     draw = partial(
         drawn.get(name, figures.adaptations),
         runs={domain: names(CAMELYON, "", TESTED) for domain in OUTSIDE.values()},
         label=label,
-        spelled={setting: spelled.format(setting) for setting in settings},
+        texts={setting: texts.format(setting) for setting in settings},
         test=ABLATIONS.name,
     )
     title = f"Fig. {name.removeprefix('fig')}: {what}"

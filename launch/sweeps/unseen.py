@@ -21,8 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 import figures
-from plan import Figure, Sweep, Table
-from rows import Protocol, Row, Training, left_out, table
+from plan import Figure, Protocol, Row, Sweep, Table, Training, left_out, table
 from sweep import main
 
 

@@ -8,7 +8,7 @@ from fedjax_bn.data.division.by_class import split_clients
 from fedjax_bn.data.division.partition import share_out_domains
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.report import plots, write_report
-from fedjax_bn.report.data_facts import data_facts
+from fedjax_bn.report.data import data_facts
 from fedjax_bn.run.evaluation.evaluate import clients_tested, evaluator
 from fedjax_bn.run.evaluation.groups import QUANTILES, by_client, groups, some_of
 from fedjax_bn.run.training.records import have_trained, round_record

@@ -20,9 +20,9 @@ from fedjax_bn.engine import names
 from fedjax_bn.engine.figures import png
 from fedjax_bn.engine.names import cell, file_name, in_lines, on_page, on_plot, shown
 from fedjax_bn.report import page, plots, tables
+from fedjax_bn.report.comparison import long_csv
 from fedjax_bn.report.intervals import Interval
 from fedjax_bn.report.results import Cell, Row, Table
-from fedjax_bn.report.text_tables import long_csv
 from fedjax_bn.run import predict
 from fedjax_bn.run.evaluation.answers import Answers, Kept, predictions_of
 from fedjax_bn.run.training import logs

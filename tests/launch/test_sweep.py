@@ -11,16 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "launch" / "sweeps"))
 
-import curves  # noqa: E402
-import differences  # noqa: E402
 import execute  # noqa: E402
 import fedbn  # noqa: E402
 import fedcd  # noqa: E402
 import figures  # noqa: E402
-import pixels  # noqa: E402
 import plan  # noqa: E402
 import report  # noqa: E402
-import rows  # noqa: E402
 import sweep  # noqa: E402
 
 from fedjax_bn.run.config.file import read  # noqa: E402
@@ -95,7 +91,7 @@ def test_a_folder_holds_the_data_sets_by_their_names(tmp_path, capsys):
 
 
 def test_a_table_that_nothing_here_can_make_says_why():
-    made = rows.table("none", "Table 9: none", fedcd.PACS, {"A": "too far away"})
+    made = plan.table("none", "Table 9: none", fedcd.PACS, {"A": "too far away"})
     with pytest.raises(SystemExit, match=r"^--only=Table 9 has no runs: too far away$"):
         sweep.main(plan.Sweep("toy", "toy", (made,), ()), ["--only", "Table 9"])
 
@@ -269,14 +265,14 @@ def test_a_run_without_the_weights_that_the_plan_needs_says_so(tmp_path):
     assert "[a] pretrained is empty (planned: --data.resnet18)." in table
 
 
-def test_letters_go_on_behind_z():
-    found = differences.letters(str(n) for n in range(28))
+def test_letters_continue_after_z():
+    found = report.marks_of(["run"], {"run": [str(n) for n in range(28)]})
     assert list(found.values())[24:] == ["y", "z", "a1", "b1"]
 
 
 def test_curves_of_runs_of_unequal_length_are_means_of_those_that_have_the_round(tmp_path):
     runs = [[{"loss": {"a": 4.0}}, {"loss": {"a": 2.0}}], [{"loss": {"a": 2.0}}]]
-    mean = curves.mean_over(runs, lambda record: record["loss"]["a"])
+    mean = figures.mean_over(runs, lambda record: record["loss"]["a"])
     np.testing.assert_array_equal(mean, [3.0, 2.0])
     for seed, rounds in enumerate((4, 2, 3)):
         name = f"x/{seed}"
@@ -285,17 +281,17 @@ def test_curves_of_runs_of_unequal_length_are_means_of_those_that_have_the_round
         made = [json.dumps(json.loads(line) | {"mask_l1": {"mean": 1.0}}) for line in lines]
         (tmp_path / name / "metrics.jsonl").write_text("\n".join(made))
     names = tuple(f"x/{seed}" for seed in range(3))
-    assert curves.norms(tmp_path, {"panel": {"line": names}})
-    assert curves.losses(tmp_path, {"line": names}, {"A": "a"})
-    assert curves.convergence(tmp_path, {"panel": {"way": names}})
-    assert curves.norms(tmp_path, {"panel": {"line": ("absent",)}}) is None
+    assert figures.norms(tmp_path, {"panel": {"line": names}})
+    assert figures.losses(tmp_path, {"line": names}, {"A": "a"})
+    assert figures.convergence(tmp_path, {"panel": {"way": names}})
+    assert figures.norms(tmp_path, {"panel": {"line": ("absent",)}}) is None
 
 
 def test_of_several_trainings_the_one_with_the_best_validation_counts_by_target(tmp_path):
-    trainings = [rows.Training(name, {"method": "fedavg"}) for name in ("one", "two")]
-    columns = rows.left_out({"A": "a", "B": "b"})
-    protocol = rows.Protocol("p", "configs/digits.py", columns, 1, {}, {})
-    table = rows.table("t", "T", protocol, {"best": rows.Row(tuple(trainings))}, average="mean")
+    trainings = [plan.Training(name, {"method": "fedavg"}) for name in ("one", "two")]
+    columns = plan.left_out({"A": "a", "B": "b"})
+    protocol = plan.Protocol("p", "configs/digits.py", columns, 1, {}, {})
+    table = plan.table("t", "T", protocol, {"best": plan.Row(tuple(trainings))}, average="mean")
     for target, name, validation, score in (
         *(("a", "one", 80.0, 10.0), ("a", "two", 70.0, 99.0)),
         *(("b", "one", 60.0, 99.0), ("b", "two", 61.0, 30.0)),
@@ -336,13 +332,13 @@ def test_two_different_runs_of_one_name_are_refused():
 def test_fig_6_shows_the_clients_of_the_first_run_that_has_finished(tmp_path):
     config = {"data__name": "scanners", "model": "DigitCNN"}
     fabricate(tmp_path, "x/0", {"flatbed": 1.0}, **config)
-    assert pixels.draw(tmp_path, ("absent", "x/0")).startswith(b"\x89PNG")
-    assert pixels.draw(tmp_path, ("absent",)) is None
+    assert figures.pixels(tmp_path, ("absent", "x/0")).startswith(b"\x89PNG")
+    assert figures.pixels(tmp_path, ("absent",)) is None
 
 
 def test_data_that_are_gone_leave_fig_6_out_with_a_sentence(tmp_path, capsys):
     fabricate(tmp_path, "x/0", {"a": 1.0}, data__name="digits", data__path=str(tmp_path / "gone"))
-    assert pixels.draw(tmp_path, ("x/0",)) is None
+    assert figures.pixels(tmp_path, ("x/0",)) is None
     assert "Fig. 6 is left out: " in capsys.readouterr().err
 
 
@@ -353,11 +349,11 @@ def test_a_loss_that_only_evaluated_rounds_have_is_drawn_there(tmp_path, monkeyp
         lines[number - 1]["train_loss"] = {"a": 1 / number}
     (tmp_path / "x/0/metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     drawn = []
-    monkeypatch.setattr(curves, "png", lambda figure: drawn.append(figure) or b"")
-    assert curves.losses(tmp_path, {"m": ("x/0",)}, {"A": "a"}, "train_loss") == b""
+    monkeypatch.setattr(figures, "png", lambda figure: drawn.append(figure) or b"")
+    assert figures.losses(tmp_path, {"m": ("x/0",)}, {"A": "a"}, "train_loss") == b""
     (line,) = drawn[0].axes[0].lines
     np.testing.assert_array_equal(line.get_xydata(), [[2, 0.5], [4, 0.25]])
-    assert curves.losses(tmp_path, {"m": ("x/0",)}, {"A": "a"}, "other") is None
+    assert figures.losses(tmp_path, {"m": ("x/0",)}, {"A": "a"}, "other") is None
 
 
 def test_a_report_marks_runs_that_trained_on_other_numbers_of_samples(tmp_path):
@@ -372,7 +368,7 @@ def test_a_report_marks_runs_that_trained_on_other_numbers_of_samples(tmp_path):
         facts = {name: {"train": {"samples": count}} for name, count in clients.items()}
         (folder / "data.json").write_text(json.dumps({"clients": facts}))
     runs = {run.name: run for run in RUNS}
-    assert differences.differences(tmp_path, runs["digits/data100/fedavg/0"]) == ()
+    assert report.differences(tmp_path, runs["digits/data100/fedavg/0"]) == ()
     give("report", "--workdir", str(tmp_path))
     text = (tmp_path / "report.md").read_text()
     said = "[a] training samples of a client: svhn 743 (planned: 7438)"

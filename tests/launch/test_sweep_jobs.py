@@ -215,4 +215,4 @@ def test_a_line_of_an_array_is_one_run_of_the_sweep(tmp_path, running, capsys):
 def test_a_number_that_is_none_is_named(wrong, tmp_path, capsys):
     with pytest.raises(SystemExit):
         give(tmp_path, f"{wrong[0]}={wrong[1]}")
-    assert f"'{wrong[1]}' is no whole number of at least" in capsys.readouterr().err
+    assert f"'{wrong[1]}' is not a whole number of at least" in capsys.readouterr().err

@@ -373,7 +373,7 @@ def test_tsmobns_figures_are_those_of_the_text():
     drawn = {figure.name: figure.draw for figure in tsmobn.SWEEP.figures}
     assert drawn["fig4"].keywords["table"].title.startswith("Table E.10")
     assert drawn["fig3c"].func is figures.boxes
-    assert [*drawn["figE.5-blur"].keywords["spelled"]] == [0, 1, 2, 3, 4]  # E.2.4
+    assert [*drawn["figE.5-blur"].keywords["texts"]] == [0, 1, 2, 3, 4]  # E.2.4
     orders = [
         text
         for run in plan.all_runs(tsmobn.SWEEP.parts)
@@ -423,6 +423,4 @@ def test_tsmobn_stops_early_and_unifed_does_not():
     for one, patience in ((tsmobn.SWEEP, 10), (unifed.SWEEP, 0)):
         for run in plan.all_runs(one.parts):
             if run.config != "configs/digits_dg.py":
-                assert (
-                    run.changes.get("patience", read(str(ROOT / run.config)).patience) == patience
-                )
+                assert run.changes.get("patience", patience_of(run.config)) == patience

@@ -13,7 +13,6 @@ sys.path.append(str(ROOT / "launch" / "sweeps"))
 import execute  # noqa: E402
 import plan  # noqa: E402
 import report  # noqa: E402
-import rows  # noqa: E402
 import sweep  # noqa: E402
 
 CONFIG = """
@@ -36,20 +35,20 @@ def made(tmp_path_factory):
     """A sweep of one method, every step of which was run in this process, and its workdir."""
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "tiny.py").write_text(CONFIG)
-    protocol = rows.Protocol(
-        "tiny", str(folder / "tiny.py"), rows.left_out({"D": "dog"}), 1, {"data.path": "tiny"}, {}
+    protocol = plan.Protocol(
+        "tiny", str(folder / "tiny.py"), plan.left_out({"D": "dog"}), 1, {"data.path": "tiny"}, {}
     )
-    training = rows.Training("fedbn", {"method": "fedbn"}, (INSIDE,))
-    outside = {"FedBN": rows.Row((training,))}
-    inside = {"own": rows.Row((training,), plan.OWN, test=INSIDE.name)}
-    clients = {"A": rows.Column(("dog",), "ant"), "mean": rows.Column(("dog",), plan.MEAN)}
+    training = plan.Training("fedbn", {"method": "fedbn"}, (INSIDE,))
+    outside = {"FedBN": plan.Row((training,))}
+    inside = {"own": plan.Row((training,), plan.OWN, test=INSIDE.name)}
+    clients = {"A": plan.Column(("dog",), "ant"), "mean": plan.Column(("dog",), plan.MEAN)}
     within = protocol._replace(columns=clients)
     one = plan.Sweep(
         "tiny",
         "Tiny",
         (
-            rows.table("outside", "Table 1: outside", protocol, outside),
-            rows.table("inside", "Table 2: inside", within, inside),
+            plan.table("outside", "Table 1: outside", protocol, outside),
+            plan.table("inside", "Table 2: inside", within, inside),
         ),
     )
 

@@ -82,7 +82,7 @@ def test_columns_of_fedbns_table_16_are_those_its_numbers_belong_to():
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ({"papers": "FedBN"}, "'papers' is no field of a cell"),
+        ({"papers": "FedBN"}, "'papers' is not a field of a cell"),
         ({"paper": "FedBM"}, "no published paper is 'FedBM'; there are FedBN, FedCD"),
     ],
 )

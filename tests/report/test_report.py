@@ -246,7 +246,7 @@ def test_the_command_writes_the_page_and_says_where(tmp_path, monkeypatch, capsy
         assert runs.command(*arguments) == 2
     said = capsys.readouterr().err
     assert "report needs folders with finished runs" in said
-    assert "nowhere is no folder" in said
+    assert "nowhere is not a folder" in said
     assert "--workdir does not belong to `report`" in said
     for wrong in (("report", "runs", "--out", "x.csv"), ("--config", "quickstart", "--out", "x")):
         assert runs.command(*wrong) == 2

@@ -94,14 +94,14 @@ def test_of_many_variants_the_best_stands_first(many):
     assert [row[0] for row in table[1:]] == [*METHODS[::-1]]
 
 
-def test_who_won_is_told_with_those_that_are_not_told_apart(tmp_path):
+def test_the_best_is_named_with_those_that_differ_by_chance(tmp_path):
     scores = {"fedavg": (50, 52, 51), "fedbn": (80, 82, 84), "fedprox": (79, 84, 82)}
     for method, row in scores.items():
         for seed, value in enumerate(row):
             finished(tmp_path / "runs", method, seed, {"ant": value})
     said = Page(written(tmp_path)).paragraphs[0]
     assert said.startswith("Internal clients, each with its own model: fedbn has 82.0 %")
-    assert said.endswith("the difference is real. Not told apart from it: fedprox.")
+    assert said.endswith("the difference is real. Not distinguishable from it: fedprox.")
 
 
 def test_one_round_makes_no_curve(tmp_path):

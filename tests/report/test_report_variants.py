@@ -10,12 +10,10 @@ from fedjax_bn import methods, sharing
 from fedjax_bn.methods import learning
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.report import write_comparison
-from fedjax_bn.report.finished_runs import find_runs
+from fedjax_bn.report.finished_runs import find_runs, variants_of
 from fedjax_bn.report.papers import beside
-from fedjax_bn.report.protocols import PROTOCOLS
-from fedjax_bn.report.published import cells, published
+from fedjax_bn.report.published import PAPER_TABLES, cells, published
 from fedjax_bn.report.results import tables_of
-from fedjax_bn.report.variants import variants_of
 from fedjax_bn.run.experiment.own_rules import own_rules
 from finished_folders import counted, finished
 from pages import Page
@@ -109,7 +107,7 @@ def test_own_rules_are_those_with_which_methods_build_their_federation(monkeypat
 
 
 def test_every_protocols_config_reads_and_its_table_is_printed():
-    for one in PROTOCOLS:
+    for one in PAPER_TABLES:
         found = published(**one.where)
         headings = {cell.column for cell in found}
         assert headings >= set(one.columns.values()), one.name

@@ -1,0 +1,216 @@
+"""What a report shows of the answers as HTML: measures beyond accuracy, and what is confused."""
+
+import base64
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+from PIL import Image
+
+from fedjax_bn.engine.names import on_page
+from fedjax_bn.report.finished_runs import Run, Variant
+from fedjax_bn.report.html_parts import (
+    cell,
+    folded,
+    heat_map,
+    joined,
+    paragraphs,
+    side_by_side,
+    sortable,
+)
+from fedjax_bn.report.results import MEAN
+from fedjax_bn.run.evaluation.answers import Mistake
+
+# name in a summary -> head, form, whether more is better
+MEASURES = {
+    "balanced_accuracy": ("balanced accuracy %", ".1f", True),
+    "auc": ("AUC", ".3f", True),
+    "loss": ("cross entropy", ".3f", False),
+    "ece": ("calibration error %", ".1f", False),
+}
+_ABOUT = (
+    "Measures of test samples in the selected round, means over seeds, best bold. Balanced "
+    "accuracy is the mean over classes. AUC is the area under the ROC curve, for more than two "
+    "classes the mean of each against all others. The calibration error (ECE) has 15 bins."
+)
+_NO_MEASURES = (
+    "These runs wrote no measures beyond accuracy, as versions before 0.2 did not: train again "
+    "with this version to have them."
+)
+_NO_ANSWERS = (
+    "These runs wrote no answers (answers/internal.npz), as versions before 0.2 did not: train "
+    "again with this version to see confusions, accuracies by class and the worst mistakes."
+)
+_WIDE = 20  # classes whose confusions are a matrix; for more the most frequent pairs are listed
+_PAIRS = 15
+_ROWS = 12  # clients, or domains and adaptations, whose mistakes are shown
+_Values = dict[str, dict[str, list[float]]]  # measure -> column -> values of the seeds
+
+
+def measured(variants: Sequence[Variant]) -> str:
+    """Returns a table of all measures, and one for each measure by client and by unseen domain."""
+    if variants[0].runs[0].score != "accuracy":
+        return ""
+    inside: dict[str, _Values] = {}
+    outside: dict[str, _Values] = {}
+    for variant in variants:
+        for run in variant.runs:
+            known = run.summary.get("measures", {})
+            for name, values in known.get("internal", {}).items():
+                for column in sorted(values, key=lambda column: column != MEAN):
+                    _add(inside, variant.label, name, column, values[column])
+            for domain, rows in known.get("unseen", {}).items():
+                for text, values in rows.items():
+                    for name, value in values.items():
+                        _add(outside, f"{variant.label} [{text}]", name, domain, value)
+    if not inside and not outside:
+        return paragraphs([_NO_MEASURES], "missing")
+    parts, details = [paragraphs([_ABOUT], "soft")], []
+    for whom, rows in (("Internal clients, their mean", inside), ("Unseen domains", outside)):
+        means = {  # over clients if there is a mean, else over all domains
+            label: {n: c.get(MEAN) or [*chain(*c.values())] for n, c in measures.items()}
+            for label, measures in rows.items()
+        }
+        parts.append(_table(whom, means, MEASURES) if means else "")
+    for name, (head, form, more) in MEASURES.items():
+        for whom, rows in (("internal clients", inside), ("unseen domains", outside)):
+            own = {label: values[name] for label, values in rows.items() if name in values}
+            forms = {column: (column, form, more) for values in own.values() for column in values}
+            title = f"{head[:1].upper()}{head[1:]}, {whom}"
+            details.append(_table(title, own, forms) if own else "")
+    return joined(*parts, folded("By client and domain", joined(*details)))
+
+
+def _add(rows: dict[str, _Values], label: str, name: str, column: str, value: float | None) -> None:
+    if value is not None and np.isfinite(value):
+        columns = rows.setdefault(label, {}).setdefault(name, {})
+        columns.setdefault(column, []).append(value)
+
+
+def _table(
+    caption: str,
+    rows: Mapping[str, Mapping[str, list[float]]],
+    columns: Mapping[str, tuple[str, str, bool]],
+) -> str:
+    """A table of means over seeds, the best of each column bold.
+
+    Args:
+      caption: above it.
+      rows: label -> column -> values.
+      columns: column -> (head, form, whether more is better).
+    """
+    means = {
+        label: {column: float(np.mean(values)) for column, values in row.items()}
+        for label, row in rows.items()
+    }
+    best = {}
+    for column, (_, _, more) in columns.items():
+        known = [row[column] for row in means.values() if column in row]
+        best[column] = (max if more else min)(known) if len(known) > 1 else None
+    body = [
+        [
+            label,
+            *(
+                cell(f"{row[column]:{form}}", best=row[column] == best[column])
+                if column in row
+                else ""
+                for column, (_, form, _) in columns.items()
+            ),
+        ]
+        for label, row in means.items()
+    ]
+    return sortable(caption, ["", *(head for head, _, _ in columns.values())], body)
+
+
+def mistakes(variants: Sequence[Variant]) -> str:
+    """Returns accuracy by class of all variants; confusions and mistakes of each first seed."""
+    if variants[0].runs[0].score != "accuracy":
+        return ""
+    runs = [(variant.label, variant.runs[0]) for variant in variants if variant.runs[0].answers]
+    if not runs:
+        return paragraphs([_NO_ANSWERS], "missing")
+    names = _class_names(runs[0][1])
+    recall = {}
+    for label, run in runs:
+        for adaptation in dict.fromkeys(adaptation for _, adaptation in run.answers):
+            whom = f"unseen [{adaptation}]" if adaptation else "internal"
+            if (matrix := _together(run, adaptation)) is not None:
+                count = matrix.sum(1)
+                percent = 100 * matrix.diagonal() / np.maximum(count, 1)
+                recall[f"{label}, {whom}"] = np.where(count > 0, percent, np.nan)
+    parts = []
+    if recall:
+        title = "Accuracy by class in percent, the samples of all clients or domains together"
+        parts = [heat_map(title, list(recall), names, np.stack([*recall.values()]), ".0f")]
+    for label, run in runs:
+        title = f"{label}, seed {run.seed}: classes (rows) by answers (columns), worst mistakes"
+        matrices = [_matrix("internal clients together", _together(run, ""), names)]
+        unseen = [(key, one) for key, one in run.answers.items() if key[1]][:_ROWS]
+        matrices += [_matrix(f"{name} [{text}]", one.confusion, names)
+                     for (name, text), one in unseen]  # fmt: skip
+        inside = joined(side_by_side(matrices), _worst(run, names))
+        parts.append(folded(title, inside, is_open=run is runs[0][1]))
+    return "\n".join(parts)
+
+
+def _class_names(run: Run) -> list[str]:
+    """The names of the classes, numbers where they have none."""
+    known = run.data.get("classes", [])
+    seen = [one.confusion.shape[0] for one in run.answers.values() if one.confusion is not None]
+    seen += [1 + max(m.label, m.answer) for one in run.answers.values() for m in one.mistakes]
+    return [*known, *map(str, range(len(known), max(seen, default=0)))]
+
+
+def _together(run: Run, adaptation: str) -> np.ndarray | None:
+    """Confusions i64[C, C] of all clients, or of all unseen domains; None if they are not known."""
+    rows = [one for key, one in run.answers.items() if key[1] == adaptation]
+    known = [one.confusion for one in rows if one.confusion is not None]
+    return np.sum(known, axis=0) if known else None
+
+
+def _matrix(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> str:
+    if matrix is None:
+        return ""
+    if len(names) <= _WIDE:
+        shown = np.where(matrix > 0, matrix, np.nan).astype(float)
+        np.fill_diagonal(shown, matrix.diagonal())
+        return heat_map(title, names, names, shown, ".0f")
+    wrong = matrix.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:_PAIRS]
+    pairs = (np.unravel_index(place, wrong.shape) for place in order)
+    rows = [(names[own], names[answer], wrong[own, answer])
+            for own, answer in pairs if wrong[own, answer]]  # fmt: skip
+    return sortable(f"{title}: most frequent confusions", ["is", "answer", "n"], rows)
+
+
+def _worst(run: Run, names: Sequence[str]) -> str:
+    """The most confident mistakes of some clients and domains, in a row each."""
+    rows = []
+    for (name, adaptation), one in list(run.answers.items())[:_ROWS]:
+        if one.mistakes:
+            title = paragraphs([f"{name} [{adaptation}]" if adaptation else name], "soft")
+            pictures = "".join(_pictures(one.mistakes, names))
+            rows.append(f'{title}<div class="mistakes">{pictures}</div>')
+    return "<h3>Most confident mistakes</h3>" + "\n".join(rows) if rows else ""
+
+
+def _pictures(mistakes: Sequence[Mistake], names: Sequence[str]) -> Iterator[str]:
+    for one in mistakes:
+        answer = f"{names[one.answer]} ({100 * one.confidence:.0f} %)"
+        text = on_page(f"sample {one.sample} is {names[one.label]}, answered {answer}")
+        image = f'<img alt="{text}" src="{_data_url(one.picture)}">'
+        caption = f"{on_page(answer)}<br>is {on_page(names[one.label])}"
+        yield f'<figure title="{text}">{image}<figcaption>{caption}</figcaption></figure>'
+
+
+def _data_url(picture: np.ndarray) -> str:
+    """A picture u8[H, W, 1 or 3] as PNG; a vector f[F] as a strip from its least to its most."""
+    if picture.ndim == 1:
+        low, high = float(picture.min()), float(picture.max())
+        picture = ((picture - low) / ((high - low) or 1) * 255).astype(np.uint8)[None, :, None]
+        picture = np.repeat(picture, max(1, picture.shape[1] // 8), axis=0)
+    file = io.BytesIO()
+    Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,0 +1,278 @@
+"""The tables of scores as HTML, Markdown, LaTeX and CSV, with sentences on who is best."""
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+
+from fedjax_bn.engine import names
+from fedjax_bn.report.finished_runs import Variant, relevant, spell
+from fedjax_bn.report.html_parts import cell, joined, paragraphs, sortable
+from fedjax_bn.report.intervals import Interval
+from fedjax_bn.report.papers import beside
+from fedjax_bn.report.results import MEAN, Cell, Table, best_in, ranked
+from fedjax_bn.run.experiment.own_rules import has_own_weighing
+
+_MARKS = {1: ("▲ ", "up"), -1: ("▼ ", "down"), 0: ("", "soft")}
+_MANY = 4  # rows; the best of more is not a fair comparison
+_IN_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{one: f"\\{one}" for one in "&%$#_{}"},
+}
+_FIELDS = (
+    *("dataset", "table", "variant", "adaptation", "column", "score", "low", "high"),
+    *("seeds", "test_samples", "baseline", "difference", "difference_low", "difference_high"),
+    *("published", "published_std", "published_in"),
+)
+
+
+def first_screen(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
+    """Returns who is best in each table, the tables, and what limits their meaning, as HTML.
+
+    Args:
+      variants: of one data set.
+      tables: theirs, at least one.
+    """
+    about = (
+        f"Test {tables[0].score} in percent, of the selected round. Best bold; below it the 95 % "
+        "interval, and what papers print. vs: points more than that row. n: test samples of a seed."
+    )
+    return joined(
+        paragraphs([*map(_verdict, tables)], "verdict"),
+        *(sortable("", *_parts(table, _html_score, _html_versus)) for table in tables),
+        paragraphs([about], "soft"),
+        paragraphs([*_cautions(variants, tables)], "missing"),
+        paragraphs([*_paper_notes(tables)], "soft"),
+    )
+
+
+def markdown(title: str, tables: Sequence[Table]) -> str:
+    """Returns the tables of a data set as Markdown: best bold, limits in brackets."""
+
+    def escape(text: str) -> str:
+        return names.shown(text).replace("|", "\\|")
+
+    parts = [f"## {escape(title)}"]
+    for table in tables:
+        rows = _texts(table, escape, "**{}**", " [{}]")
+        head, *rest = (f"| {' | '.join(row)} |" for row in rows)
+        rule = f"|{' --- |' * len(rows[0])}"
+        parts += [escape(_caption(table)), "\n".join((head, rule, *rest))]
+    return "\n\n".join(parts) + "\n"
+
+
+def latex(title: str, tables: Sequence[Table]) -> str:
+    """Returns the tables of a data set as LaTeX tabulars (booktabs): limits as subscripts."""
+
+    def escape(text: str) -> str:
+        return "".join(_IN_LATEX.get(one, one) for one in names.shown(text))
+
+    parts = [f"% {names.shown(title)}"]
+    for table in tables:
+        rows = _texts(table, escape, "\\textbf{{{}}}", "$_{{[{}]}}$")
+        head, *rest = (" & ".join(row) + r" \\" for row in rows)
+        body = "\n".join((r"\toprule", head, r"\midrule", *rest, r"\bottomrule"))
+        columns = "l" + "r" * (len(rows[0]) - 1)
+        tabular = f"\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}"
+        parts.append(f"% {names.shown(_caption(table))}\n{tabular}")
+    return "\n\n".join(parts) + "\n"
+
+
+def long_csv(named: Sequence[tuple[str, Sequence[Table]]]) -> str:
+    """Returns all cells of (data set, tables) pairs with all digits, a line a published number."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(_FIELDS)
+    for dataset, table in ((dataset, table) for dataset, tables in named for table in tables):
+        for row in table.rows:
+            for column, one in row.cells.items():
+                start = (dataset, table.name, row.variant, row.adaptation, column)
+                counts = (one.seeds, one.samples or "", names.cell(table.baseline))
+                versus = one.versus or Interval(float("nan"))
+                numbers = [["" if x != x else repr(float(x)) for x in ends]
+                           for ends in (one.value, versus)]  # fmt: skip
+                line = [*map(names.cell, start), *numbers[0], *counts, *numbers[1]]
+                printed = [(p.mean, "" if p.std is None else p.std, p.source)
+                           for p in beside(table, row, column)]  # fmt: skip
+                writer.writerows([*line, *end] for end in printed or [("", "", "")])
+    return file.getvalue()
+
+
+def _caption(table: Table) -> str:
+    whose = {"internal": "internal clients, each with its own model", "unseen": "unseen domains"}
+    return (
+        f"Test {table.score} in percent, {whose[table.name]}; best bold; 95 % intervals in "
+        f"brackets; differences are to {table.baseline}."
+    )
+
+
+def _parts(
+    table: Table, score: Callable[..., str], versus: Callable[..., str]
+) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of a table; the difference to the baseline follows the mean.
+
+    Args:
+      table: a report's.
+      score: cell, its papers' numbers, whether it is the best -> text.
+      versus: cell of the first column or None, whether it is the baseline's -> text.
+    """
+    first, *others = table.columns
+    best = {column: best_in(table, column) for column in table.columns}
+    rows = []
+    for row in table.rows:
+        one = row.cells.get(first)
+        scores = [
+            score(row.cells[column], beside(table, row, column), row is best[column])
+            if column in row.cells
+            else "-"
+            for column in table.columns
+        ]
+        compared = versus(one, row.label == table.baseline)
+        counts = [str(one.seeds), f"{one.samples:,}" if one.samples else "?"] if one else ["-", "-"]
+        rows.append([row.label, scores[0], compared, *scores[1:], *counts])
+    return [table.name, first, f"vs {table.baseline}", *others, "seeds", "n"], rows
+
+
+def _html_score(one: Cell, printed: Sequence, best: bool) -> str:
+    value = one.value
+    notes = [f"{value.low:.1f} to {value.high:.1f}"] if value.known else []
+    notes += [f"{paper.paper}: {paper.mean:.1f}" for paper in printed]
+    return cell(f"{value.mean:.1f}", notes, best=best)
+
+
+def _html_versus(one: Cell | None, is_baseline: bool) -> str:
+    """The difference to the baseline, with an arrow if its interval leaves 0 out."""
+    if one is None or one.versus is None:
+        return cell("baseline" if is_baseline else "", kind="soft")
+    gap = one.versus
+    mark, kind = _MARKS[gap.sign]
+    notes = [f"{gap.low:+.1f} to {gap.high:+.1f}"] if gap.known else []
+    return cell(f"{mark}{gap.mean:+.1f}", notes, kind)
+
+
+def _texts(table: Table, escape: Callable[[str], str], bold: str, brackets: str) -> list[list[str]]:
+    """The heads and rows of a table in a language: how it writes bold text and limits."""
+
+    def limits(interval: Interval, form: str) -> str:
+        text = f"{interval.low:{form}}, {interval.high:{form}}"
+        return brackets.format(text) if interval.known else ""
+
+    def score(one: Cell, printed: Sequence, best: bool) -> str:
+        text = f"{one.value.mean:.1f}"
+        papers = "".join(f" ({paper.paper}: {paper.mean:.1f})" for paper in printed)
+        return (bold.format(text) if best else text) + limits(one.value, ".1f") + papers
+
+    def versus(one: Cell | None, is_baseline: bool) -> str:
+        gap = one and one.versus
+        return f"{gap.mean:+.1f}{limits(gap, '+.1f')}" if gap else "-"
+
+    heads, rows = _parts(table, score, versus)
+    return [[*map(escape, heads)], *([escape(row[0]), *row[1:]] for row in rows)]
+
+
+def _verdict(table: Table) -> str:
+    """Who is best by the first column, by how much, and whether the interval leaves 0 out."""
+    column = table.columns[0]
+    first, *others = ranked(table, column)
+    best = first.cells[column]
+    if table.name == "internal":
+        whom = "Internal clients, each with its own model"
+    else:
+        whom = "Unseen domains" if column == MEAN else f"Unseen domain {column}"
+    start = f"{whom}: {first.label} has {best.value.mean:.1f} %"
+    basis = f", {best.seeds} seed{'s' * (best.seeds > 1)}"
+    basis += f", {best.samples:,} test samples" if best.samples else ""
+    if not others:
+        limits = f" ({best.value.low:.1f} to {best.value.high:.1f})" if best.value.known else ""
+        return f"{start}{limits}{basis}. There is nothing to compare it with."
+    if first.label == table.baseline:
+        second, gap = others[0].label, others[0].cells[column].versus
+        gap, named = gap and Interval(-gap.mean, -gap.high, -gap.low), f"the next best, {second}"
+    else:
+        second, gap, named = table.baseline, best.versus, f"the baseline {table.baseline}"
+    tied = [label for label in table.tied if label != second]
+    more = f" Not distinguishable from it: {_named(tied, 3)}." if tied else ""
+    if gap is None:
+        return f"{start}{basis}, the best here; the baseline has no number to compare.{more}"
+    start += f", the best here: {gap.mean:+.1f} points to {named}"
+    if not gap.known:
+        return (
+            f"{start}{basis}. Whether that is more than chance is unknown: run other seeds.{more}"
+        )
+    start += f" (95 % interval {gap.low:+.1f} to {gap.high:+.1f}{basis})."
+    if gap.sign == 0:
+        return f"{start} The interval holds 0: the difference may be chance.{more}"
+    sure = ", as far as one seed can show" if best.seeds == 1 else ""
+    return f"{start} The interval leaves 0 out: the difference is real{sure}.{more}"
+
+
+def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[str]:
+    """What a reader must know before believing the tables."""
+    cells = [one for table in tables for row in table.rows for one in row.cells.values()]
+    runs = [run for variant in variants for run in variant.runs]
+    counted = any(one.samples for one in cells)
+    yield from _other_keys(variants)
+    if {one.seeds for one in cells} == {1}:
+        what = "Intervals are over test samples" if counted else "There are no intervals"
+        yield (
+            f"Every number is of one seed. {what}; how much another seed changes a number is "
+            "unknown: give the workdirs of several seeds."
+        )
+        if len(seeds := sorted({run.seed for run in runs})) > 1:
+            yield (
+                f"The rows are of different seeds ({', '.join(map(str, seeds))}), which may cause "
+                "a difference. Give runs of the same seeds."
+            )
+    elif min(one.seeds for one in cells) < 3:
+        yield (
+            "Intervals over two seeds are wide, because two numbers show little of how much seeds "
+            "vary: a third makes them a third as wide, or narrower."
+        )
+    if not counted and tables[0].score == "accuracy":
+        yield (
+            "The number of test samples is not known: these runs wrote no data.json, as versions "
+            "before 0.2 did not. Trained again with this version they do."
+        )
+    if (most := max(len(table.rows) for table in tables)) > _MANY:
+        yield (
+            f"The best of {most} rows is chosen by the numbers that are compared, which flatters "
+            "it; an interval is for one comparison that was planned before."
+        )
+    settings = {(run.seed, run.target, spell(run.config["data.fraction"])) for run in runs}
+    if len({run.about["data"] for run in runs}) > len(settings):
+        yield "Runs of one seed and target have different data (their hash differs)."
+
+
+def _other_keys(variants: Sequence[Variant]) -> Iterator[str]:
+    """Sentences on keys that differ, except those that labels name, and a method's own rules."""
+    configs = [relevant(variant.runs[0]) for variant in variants]
+    known = {"share"} | {key for variant in variants for key in variant.keys}
+    for key in sorted(set.intersection(*map(set, configs)) - known):
+        labels: dict[str, list[str]] = {}
+        for variant, config in zip(variants, configs, strict=True):
+            own = has_own_weighing(variant.method) and not variant.runs[0].config["weigh"]
+            if key != "weigh" or not own:
+                labels.setdefault(spell(config[key]), []).append(variant.label)
+        if len(labels) > 1:
+            each = ", ".join(f"{value} ({_named(who)})" for value, who in labels.items())
+            yield f"These runs differ in more than their method: {key} is {each}."
+
+
+def _paper_notes(tables: Sequence[Table]) -> Iterator[str]:
+    """In what runs differ from the protocols of the papers whose numbers stand beside them."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for table in tables:
+        for row in table.rows:
+            for column in row.cells:
+                for one in beside(table, row, column):
+                    found.setdefault((one.table, one.differs), {})[row.variant] = None
+    for (table, differs), labels in found.items():
+        verb = "differs" if len(labels) == 1 else "differ"
+        yield f"Beside {table}, {_named(list(labels))} {verb} in {differs}."
+
+
+def _named(labels: Sequence[str], most: int = 6) -> str:
+    """At most so many labels, and how many more there are."""
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return ", ".join(labels[:most]) + more
