@@ -26,7 +26,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from fedjax_bn import models
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.data.pixels.images import impossible_samples, standardize
-from fedjax_bn.data.pixels.orientation import ORIENTATIONS, STORED
+from fedjax_bn.data.pixels.raster import ORIENTATIONS, STORED
 from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.data.sets.arrays import check_memory
 from fedjax_bn.engine.named_arrays import to_named
@@ -59,7 +59,7 @@ class About(NamedTuple):
       adaptations: those with which its run tested unseen clients.
       programs: adaptation -> what `open_program` needs.
       batch_size: B of the batches on which its run tested them, where they spell no other.
-      orientation: of the image files that trained it, see `pixels.orientation`; a folder of an
+      orientation: of the image files that trained it, see `pixels.raster`; a folder of an
         earlier version, which has no such entry, was trained on stored pixels.
     """
 

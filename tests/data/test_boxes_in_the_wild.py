@@ -9,7 +9,6 @@ from PIL import Image
 
 from fedjax_bn.data.boxes import bdd100k, cityscapes, instances, own, vistas
 from fedjax_bn.data.boxes.bdd100k import CLASSES
-from fedjax_bn.data.boxes.labelled import Labelled, Slips
 from fedjax_bn.data.label_trees import CLASS, crowd
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 
@@ -176,16 +175,6 @@ def test_instances_left_out_crowds_and_sizes_that_differ_are_said(tmp_path, monk
         assert "1 crowds" in notes
         assert "1 instances left out, the smallest of images with more than 2" in notes
         assert "1 images of another size than their labels say" in notes
-
-
-def test_an_image_says_how_many_instances_it_has(tmp_path):
-    found = instances.Instances([0], [(0, 0, 1, 1)], (4, 3), 3)
-    slips = Slips()
-    one = instances.with_instances(Labelled(tmp_path, "here", (), (), ()), found, slips)
-    assert (one.size, one.rows) == ((4, 3), range(1, 2))
-    assert slips.notes() == [
-        "2 instances left out, the smallest of images with more than 512, such as here"
-    ]
 
 
 def test_a_config_of_vistas_without_known_classes_is_refused(tmp_path):

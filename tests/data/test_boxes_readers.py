@@ -10,7 +10,7 @@ from PIL import Image
 from fedjax_bn.data.boxes import bdd100k, cityscapes, driving, own, vistas
 from fedjax_bn.data.boxes.instances import boxes_of
 from fedjax_bn.data.label_trees import BOXES, CLASS, crowd
-from fedjax_bn.data.pixels.letterbox import GREY
+from fedjax_bn.data.pixels.resize import GREY
 from fedjax_bn.data.source import TRAIN, VALIDATION, Source
 
 SIDE = 32

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.pixels.box_augment import Move, of_boxes, put_together, tile_moves
-from fedjax_bn.data.pixels.letterbox import GREY
+from fedjax_bn.data.pixels.resize import GREY
 
 SIZE, COUNT = 16, 6
 

@@ -14,7 +14,7 @@ import runs
 from fedjax_bn.data.boxes import own
 from fedjax_bn.data.label_trees import BOXES
 from fedjax_bn.data.pixels.decode import decode, decode_image, hash_of_files
-from fedjax_bn.data.pixels.orientation import ORIENTATION
+from fedjax_bn.data.pixels.raster import ORIENTATION
 from fedjax_bn.data.sets.digits import mnist_m
 from fedjax_bn.models import MLP
 from fedjax_bn.run.experiment.readers import DATASETS, decoding

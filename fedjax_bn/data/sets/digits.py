@@ -25,7 +25,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, select
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels import decode
-from fedjax_bn.data.pixels.cached_blocks import array_of_blocks
+from fedjax_bn.data.pixels.cache import array_of_blocks
 from fedjax_bn.data.pools import as_source, numbered_names, parts_of
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.digits_npz import from_npz
