@@ -85,26 +85,24 @@ def select(split: Split, index: np.ndarray) -> Split:
 
 
 def whole(domain: Domain) -> Split:
-    """All samples of a domain: how an unseen domain is tested when none of them train."""
+    """Returns all samples of a domain, on which an unseen domain is tested: none of them train."""
     parts = [split for _, split in splits(domain)]
     if domain.test is domain.validation:
         parts.pop()
-    if len(parts) == 1:
-        return parts[0]
+    return parts[0] if len(parts) == 1 else join_splits(parts)
+
+
+def join_splits(parts: Sequence[Split]) -> Split:
+    """Returns splits one after the other; rows of one array stay ungathered."""
+    images = [part.images for part in parts]
+    first = images[0]
+    if all(isinstance(rows, Rows) and rows.array is first.array for rows in images):
+        joined = Rows(first.array, np.concatenate([rows.index for rows in images]))
+    else:
+        joined = np.concatenate([np.asarray(array) for array in images])
     named = all(part.names is not None for part in parts)
-    return Split(
-        _join([part.images for part in parts]),
-        join([part.labels for part in parts]),
-        np.concatenate([part.names for part in parts]) if named else None,
-    )
-
-
-def _join(arrays: list[np.ndarray | Rows]) -> np.ndarray | Rows:
-    """One after the other; rows of one array stay ungathered."""
-    first = arrays[0]
-    if all(isinstance(rows, Rows) and rows.array is first.array for rows in arrays):
-        return Rows(first.array, np.concatenate([rows.index for rows in arrays]))
-    return np.concatenate([np.asarray(array) for array in arrays])
+    names = np.concatenate([part.names for part in parts]) if named else None
+    return Split(joined, join([part.labels for part in parts]), names)
 
 
 def form_of(dataset: Dataset) -> dict[str, Any]:

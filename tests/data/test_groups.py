@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.data.division.by_class import split_clients
-from fedjax_bn.data.division.partition import share_out_domains
+from fedjax_bn.data.division.partition import share_out_domains, split_clients
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.report import plots, write_report
 from fedjax_bn.report.data_facts import data_facts

@@ -10,9 +10,8 @@ import pytest
 
 import boxed
 from fedjax_bn.data import label_trees
-from fedjax_bn.data.division.clients import make_clients
+from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.division.partition import fingerprint
-from fedjax_bn.data.division.pooled import pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, splits, whole
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.sampling import (

@@ -162,8 +162,11 @@ def test_a_split_is_this_one_on_any_machine(options, digest):
         ),
         ({"validation": 0.7, "test": 0.3}, "data.validation is 0.7 and data.test is 0.3; they are"),
         ({"validation": -0.1}, "data.validation is -0.1 and"),
-        ({"target": "d"}, "target 'd' is no domain of toy; choose from a, b, c, or a group: noise"),
-        ({"target": "noise,d"}, "target 'd' is no domain of toy"),
+        (
+            {"target": "d"},
+            "target 'd' is not a domain of toy; choose from a, b, c, or a group: noise",
+        ),
+        ({"target": "noise,d"}, "target 'd' is not a domain of toy"),
         ({"target": "noise,c"}, "target noise,c leaves out every domain of toy; none would train"),
         ({"partition": "skewed"}, "data.partition is 'skewed'; it must be one of iid, dirichlet"),
         ({"partition": "dirichlet"}, "set data.num_clients or data.clients_per_domain"),

@@ -8,18 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_bn.data.division.by_class import (
-    split_clients,
+    apportion,
+    fraction_size,
+    quantize,
     stratified_sample,
     stratified_split,
-    take_fraction,
 )
-from fedjax_bn.data.division.integer_shares import apportion, fraction_size, quantize
-from fedjax_bn.data.division.label_and_size_skew import (
-    _raise_smallest,
-    client_sizes,
-    dirichlet_counts,
-)
-from fedjax_bn.data.division.partition import fingerprint, share_out_domains
+from fedjax_bn.data.division.partition import fingerprint, share_out_domains, split_clients
+from fedjax_bn.data.division.skew import _raise_smallest, client_sizes, dirichlet_counts
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.seeds import generator
 
@@ -77,9 +73,9 @@ def test_stratified_split_is_disjoint_exact_in_size_and_proportional(labels, cut
 
 @settings(deadline=None, max_examples=60)
 @given(labels=label_lists, fraction=st.floats(0.01, 1), seed=seeds)
-def test_take_fraction_keeps_every_class_where_it_can(labels, fraction, seed):
+def test_a_fraction_keeps_every_class_where_it_can(labels, fraction, seed):
     split = numbered(labels)
-    taken = take_fraction(split, fraction, generator(seed))
+    taken = stratified_sample(split, fraction_size(len(labels), fraction), generator(seed))
     assert len(taken.labels) == fraction_size(len(labels), fraction)
     assert set(numbers(taken)) <= set(range(len(labels)))
     np.testing.assert_array_equal(taken.labels, split.labels[taken.images[:, 0].astype(int)])

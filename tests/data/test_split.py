@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_bn.data.division.by_class import first_samples, number_groups, samples_of
 from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.division.groups import first_samples, number_groups, samples_of
 from fedjax_bn.data.division.split import choose_parts
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source

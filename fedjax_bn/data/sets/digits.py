@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import stratified_sample, stratified_split
-from fedjax_bn.data.division.integer_shares import fraction_size
+from fedjax_bn.data.division.by_class import fraction_size, stratified_sample, stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, select
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import progress_bar
