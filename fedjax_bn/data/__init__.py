@@ -3,8 +3,8 @@
     source, domain   what a reader gives (pools of named samples), and what a run has (domains with
                      training, validation and test samples); both check themselves
     rows, pools      chosen rows of an array larger than memory; divided datasets as a source
-    seeds, hashes, messages    random numbers and digests that are the same on any machine; what the
-                     user is told
+    seeds, hashes, messages    random numbers and digests that are the same on any machine; messages
+                     for the user
     pixels/          image files decoded and kept, changed at random in training, normalized
     corruptions/     those of CIFAR-10-C
     division/        splits, partitions, sizes: `clients.make_clients` makes of a source the clients

@@ -92,7 +92,7 @@ class Rows:
 
 
 def _read_in_order(array: np.memmap, chosen: np.ndarray) -> np.ndarray:
-    """array[chosen], read from the first byte to the last, as disks like it; no second copy."""
+    """Returns array[chosen], read from the first byte to the last, as disks like it."""
     plain, flat = array.view(np.ndarray), chosen.ravel()
     gathered = np.empty((len(flat), *array.shape[1:]), array.dtype)
     for place in np.argsort(flat, kind="stable"):
@@ -101,5 +101,5 @@ def _read_in_order(array: np.memmap, chosen: np.ndarray) -> np.ndarray:
 
 
 def blocks(array: np.ndarray | Rows, size: int = 1024) -> Iterator[np.ndarray]:
-    """The rows of an array in order, at most `size` of them in memory at a time."""
+    """Yields the rows of an array in order, at most `size` of them in memory at a time."""
     return (array[start : start + size] for start in range(0, len(array), size))

@@ -7,7 +7,7 @@ import pytest
 from scipy import ndimage
 
 from fedjax_bn.data import corruptions
-from fedjax_bn.data.corruptions import CORRUPTIONS, EXTRA, INTERNAL, blur, digital, noise, weather
+from fedjax_bn.data.corruptions import CORRUPTIONS, EXTRA, INTERNAL, blur, digital, weather
 from fedjax_bn.data.seeds import generator
 
 EXTRA_PACKAGE = {"frost": "imagecorruptions", "spatter": "cv2"}
@@ -66,12 +66,12 @@ def test_an_unknown_corruption_or_severity_is_refused_naming_the_allowed_ones():
 def test_noises_have_their_published_moments():
     grey = np.full((20, 32, 32, 3), 0.5)
     rng = generator(1)
-    assert noise.gaussian_noise(grey, rng, 0.04).std() == pytest.approx(0.04, rel=0.01)
-    assert noise.speckle_noise(grey, rng, 0.2).std() == pytest.approx(0.1, rel=0.01)
-    shot = noise.shot_noise(grey, rng, 50)
+    assert digital.gaussian_noise(grey, rng, 0.04).std() == pytest.approx(0.04, rel=0.01)
+    assert digital.speckle_noise(grey, rng, 0.2).std() == pytest.approx(0.1, rel=0.01)
+    shot = digital.shot_noise(grey, rng, 50)
     assert shot.mean() == pytest.approx(0.5, rel=0.01)
     assert shot.var() == pytest.approx(0.5 / 50, rel=0.03)
-    salted = noise.impulse_noise(grey, rng, 0.07)
+    salted = digital.impulse_noise(grey, rng, 0.07)
     for value in (0, 1):
         assert (salted == value).mean() == pytest.approx(0.035, rel=0.05)
 

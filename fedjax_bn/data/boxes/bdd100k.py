@@ -58,19 +58,13 @@ def load(
 ) -> Source:
     """Reads frames as u8[N, image_size, image_size, 3] with their boxes; train and val are parts.
 
+    Frames that are in no domain are left out, and counted.
+
     Args:
-      path: the folder of images and labels.
-      image_size: pixels a side of the squares.
       domains: ("scene",), ("weather",), ("timeofday",) or two of these for all their pairs; or some
         of Table 3's, which are the default; or ("all",) for one domain.
       classes: of the ten; by default the eight that driving datasets share.
-      **how: as in `own.load`.
-
-    Returns:
-      Source "bdd100k"; frames that are in no domain are left out, and counted.
-
-    Raises:
-      FileNotFoundError, ValueError, OSError: as `own.load`.
+      path, image_size, **how: as in `own.load`, with its errors.
     """
     slips, squares, classes = Slips(), Squares(image_size, **how), tuple(classes) or COMMON
     frames = list_scenes(path, domains, classes, slips, squares)

@@ -45,17 +45,9 @@ def load(
     """Reads scenes as u8[N, image_size, image_size, 3] with their boxes; train and val are parts.
 
     Args:
-      path: the folder of images and labels.
-      image_size: pixels a side of the squares.
       domains: "cityscapes", "foggy" (at attenuation 0.02) or both; empty for those that are there.
       classes: of the eight; empty for all.
-      **how: as in `own.load`.
-
-    Returns:
-      Source "cityscapes".
-
-    Raises:
-      FileNotFoundError, ValueError, OSError: as `own.load`.
+      path, image_size, **how: as in `own.load`, with its errors.
     """
     slips, squares, classes = Slips(), Squares(image_size, **how), tuple(classes) or COMMON
     scenes = list_scenes(path, domains, classes, slips, squares)

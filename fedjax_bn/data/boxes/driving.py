@@ -36,16 +36,9 @@ def load(
 
     Args:
       path: the folder that holds theirs.
-      image_size: pixels a side of the squares.
       domains: some of "cityscapes", "vistas" and "bdd100k"; empty for all.
       classes: of the eight; empty for all.
-      **how: as in `own.load`.
-
-    Returns:
-      Source "driving".
-
-    Raises:
-      FileNotFoundError, ValueError, OSError: as `own.load`.
+      image_size, **how: as in `own.load`, with its errors.
     """
     unknown = [name for name in domains if name not in _READERS]
     if unknown:

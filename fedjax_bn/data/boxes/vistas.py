@@ -49,16 +49,8 @@ def load(
     """Reads scenes as u8[N, image_size, image_size, 3] with their boxes: one domain, two parts.
 
     Args:
-      path: the folder.
-      image_size: pixels a side of the squares.
       classes: of the eight; empty for all.
-      **how: as in `own.load`.
-
-    Returns:
-      Source "vistas".
-
-    Raises:
-      FileNotFoundError, ValueError, OSError: as `own.load`.
+      path, image_size, **how: as in `own.load`, with its errors.
     """
     slips, squares, classes = Slips(), Squares(image_size, **how), tuple(classes) or COMMON
     scenes = list_scenes(path, (), classes, slips, squares)

@@ -7,16 +7,16 @@ import scipy  # loads ndimage where it is used
 
 
 def gaussian_blur(images: np.ndarray, rng: np.random.Generator, sigma: float) -> np.ndarray:
-    """Images f64[N, H, W, 3] through a Gaussian of sigma pixels; edges are repeated outwards."""
+    """Blurs images f64[N, H, W, 3] by a Gaussian of sigma pixels; edges are repeated outwards."""
     return scipy.ndimage.gaussian_filter(images, (0, sigma, sigma, 0), mode="nearest")
 
 
 def glass_blur(
     images: np.ndarray, rng: np.random.Generator, sigma: float, reach: int, passes: int
 ) -> np.ndarray:
-    """Blurred, then every pixel takes the colour of a near one (one after the other), then blurred.
+    """Blurs, lets every pixel take the colour of a near one (one after the other), and blurs again.
 
-    The code behind the published files means to swap the two pixels, but its swap of NumPy views
+    The code that made the published files means to swap the two pixels, but its swap of NumPy views
     copies one onto the other; so does this.
 
     Args:
@@ -40,13 +40,13 @@ def glass_blur(
 def defocus_blur(
     images: np.ndarray, rng: np.random.Generator, radius: float, smooth: float
 ) -> np.ndarray:
-    """A disk of that radius in pixels as point spread, its edge smoothed over 3x3 pixels."""
+    """Spreads each point to a disk of that radius in pixels, its edge smoothed over 3x3 pixels."""
     kernel = _disk(radius, smooth)
     return scipy.ndimage.correlate(images, kernel[None, :, :, None], mode="mirror")
 
 
 def _disk(radius: float, smooth: float) -> np.ndarray:
-    """f64[2r+3, 2r+3], r = floor(radius): a disk through a 3x3 Gaussian of deviation `smooth`."""
+    """Returns f64[2r+3, 2r+3], r = floor(radius): a disk through a 3x3 Gaussian of that sigma."""
     reach = np.arange(-int(radius) - 1, int(radius) + 2)
     inside = (reach[:, None] ** 2 + reach**2 <= radius**2).astype(np.float64)
     bell = np.exp(-np.square([-1, 0, 1]) / (2 * smooth**2))
@@ -57,12 +57,12 @@ def _disk(radius: float, smooth: float) -> np.ndarray:
 def motion_blur(
     images: np.ndarray, rng: np.random.Generator, radius: int, sigma: float
 ) -> np.ndarray:
-    """Dragged along one random direction, at most 45 degrees from the horizontal."""
+    """Drags along one random direction, at most 45 degrees from the horizontal."""
     return drag(images, rng.uniform(-45, 45, len(images)), radius, sigma)
 
 
 def drag(images: np.ndarray, degrees: np.ndarray, radius: int, sigma: float) -> np.ndarray:
-    """ImageMagick's motion blur: half a Gaussian along a ray, in whole pixels.
+    """Applies ImageMagick's motion blur: half a Gaussian along a ray, in whole pixels.
 
     Args:
       images: f64[N, H, W, C].
@@ -89,12 +89,12 @@ def drag(images: np.ndarray, degrees: np.ndarray, radius: int, sigma: float) -> 
 
 
 def zoom_blur(images: np.ndarray, rng: np.random.Generator, factors: Sequence[float]) -> np.ndarray:
-    """The mean of the image and of itself magnified by each of the factors."""
+    """Returns the mean of the image and of itself magnified by each of the factors."""
     return sum((magnify(images, factor) for factor in factors), images) / (len(factors) + 1)
 
 
 def magnify(images: np.ndarray, factor: float) -> np.ndarray:
-    """The middle of images f64[N, S, S, C], enlarged to their size by linear interpolation."""
+    """Returns the middle of images f64[N, S, S, C], enlarged to their size, linear."""
     side = images.shape[1]
     kept = int(np.ceil(side / factor))
     first = (side - kept) // 2

@@ -1,4 +1,4 @@
-"""What cameras and programs do: brightness, contrast, saturation, distortion, loss of detail."""
+"""What cameras and programs do: noise, other colours, less detail, distortion."""
 
 from collections.abc import Callable
 from io import BytesIO
@@ -7,14 +7,35 @@ import numpy as np
 import scipy  # loads ndimage where it is used
 
 
+def gaussian_noise(images: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
+    """Adds normal noise of that standard deviation to images f64[N, H, W, 3]."""
+    return images + rng.normal(scale=scale, size=images.shape)
+
+
+def shot_noise(images: np.ndarray, rng: np.random.Generator, photons: float) -> np.ndarray:
+    """Draws from Poisson: white is that many photons on average."""
+    return rng.poisson(images * photons) / photons
+
+
+def impulse_noise(images: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
+    """Makes that share of the values, each channel for itself, 0 or 1: salt and pepper."""
+    hit, salt = rng.random(images.shape) <= share, rng.random(images.shape) < 0.5
+    return np.where(hit, salt, images)
+
+
+def speckle_noise(images: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
+    """Adds normal noise in proportion to the value."""
+    return images + images * rng.normal(scale=scale, size=images.shape)
+
+
 def contrast(images: np.ndarray, rng: np.random.Generator, keep: float) -> np.ndarray:
-    """Images f64[N, H, W, 3], each channel drawn towards its own mean over the image."""
+    """Moves each channel of images f64[N, H, W, 3] towards its own mean over the image."""
     means = images.mean(axis=(1, 2), keepdims=True)
     return (images - means) * keep + means
 
 
 def brightness(images: np.ndarray, rng: np.random.Generator, more: float) -> np.ndarray:
-    """HSV's value (the largest channel) raised, at most to 1; hue and saturation stay."""
+    """Raises HSV's value (the largest channel), at most to 1; hue and saturation stay."""
     value = images.max(axis=-1, keepdims=True)
     raised = np.minimum(value + more, 1)
     return np.where(value > 0, images * raised / np.where(value > 0, value, 1), raised)
@@ -23,7 +44,7 @@ def brightness(images: np.ndarray, rng: np.random.Generator, more: float) -> np.
 def saturate(
     images: np.ndarray, rng: np.random.Generator, factor: float, more: float
 ) -> np.ndarray:
-    """HSV's saturation s becomes factor * s + more, within [0, 1]; grey has the hue of red."""
+    """Makes HSV's saturation s factor * s + more, within [0, 1]; grey has the hue of red."""
     value = images.max(axis=-1, keepdims=True)
     lack = 1 - images / np.where(value > 0, value, 1)  # of each channel, as a share of the value
     saturation = np.where(value > 0, lack.max(axis=-1, keepdims=True), 0)
@@ -33,7 +54,7 @@ def saturate(
 
 
 def jpeg_compression(images: np.ndarray, rng: np.random.Generator, quality: int) -> np.ndarray:
-    """Saved as JPEG of that quality, 1 to 95, and read again."""
+    """Saves images as JPEG of that quality, 1 to 95, and reads them again."""
     from PIL import Image
 
     def save_and_read(image: Image.Image) -> Image.Image:
@@ -45,7 +66,7 @@ def jpeg_compression(images: np.ndarray, rng: np.random.Generator, quality: int)
 
 
 def pixelate(images: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
-    """Made smaller, to that share of the side, and large again, both by averaging areas."""
+    """Makes images smaller, to that share of the side, and large again, averaging areas."""
     from PIL import Image
 
     height, width = images.shape[1:3]
@@ -64,7 +85,7 @@ def _by_pillow(images: np.ndarray, change: Callable) -> np.ndarray:
 def elastic_transform(
     images: np.ndarray, rng: np.random.Generator, alpha: float, sigma: float, shift: float
 ) -> np.ndarray:
-    """Skewed by a random affine map, then stretched as if printed on rubber.
+    """Skews images by a random affine map, then stretches them as if printed on rubber.
 
     Args:
       images: f64[N, S, S, 3].
@@ -92,12 +113,9 @@ def elastic_transform(
 
 
 def _look_at(images: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
-    """Images f64[N, H, W, C] read at places f64[2, N, H, W] (row, column), linearly interpolated.
+    """Returns images f64[N, H, W, C] at places f64[2, N, H, W] (row, column) in pixels, linear.
 
-    Args:
-      images: to read.
-      places: in pixels.
-      mode: what is beyond the edge, as in scipy.ndimage.
+    `mode` is what is beyond the edge, as in scipy.ndimage.
     """
     every = np.broadcast_to(np.arange(len(images))[:, None, None], places.shape[1:])
     where = np.concatenate([every[None], places])
