@@ -313,12 +313,15 @@ def batch():
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_same_key_same_bits_and_another_key_other_bits(name, batch):
+def test_a_key_decides_every_bit_and_each_sample_has_its_own(name, batch):
     run = RUN[name]
     first = run(jax.random.key(3), batch)
     assert first.dtype == jnp.uint8
     np.testing.assert_array_equal(first, run(jax.random.key(3), batch))
     assert (np.asarray(first) != run(jax.random.key(4), batch)).mean() > 0.3
+    results = np.asarray(run(jax.random.key(0), jnp.repeat(batch[:1], 4, axis=0)))
+    for i, j in zip(*np.triu_indices(4, 1), strict=True):
+        assert (results[i] != results[j]).mean() > 0.3
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
@@ -326,17 +329,11 @@ def test_a_sample_does_not_depend_on_the_others_of_its_batch(name, batch):
     run, key = RUN[name], jax.random.key(0)
     whole = run(key, batch)
     np.testing.assert_array_equal(run(key, batch.at[0].set(7).at[3].set(200))[1:3], whole[1:3])
-    np.testing.assert_array_equal(run(key, batch[:3]), whole[:3])
+    if name == "office":  # as every transform; another shape is another compilation
+        np.testing.assert_array_equal(run(key, batch[:3]), whole[:3])
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_equal_samples_are_changed_differently(name, batch):
-    same = jnp.repeat(batch[:1], 4, axis=0)
-    results = np.asarray(RUN[name](jax.random.key(0), same))
-    for i, j in zip(*np.triu_indices(4, 1), strict=True):
-        assert (results[i] != results[j]).mean() > 0.3
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_clients_under_vmap_and_one_by_one_get_the_same_bits(batch):
     run = augment.compose(augment.random_rotation(20), augment.color_jitter(0.3, 0.3, 0.3, 0.3))

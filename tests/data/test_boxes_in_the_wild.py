@@ -1,12 +1,11 @@
 """Folders of boxes as people have them: other layouts, stray files, and faults that are named."""
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
+import boxed
+from boxed import text
 from fedjax_bn.data.boxes import bdd100k, cityscapes, instances, own, vistas
 from fedjax_bn.data.boxes.bdd100k import CLASSES
 from fedjax_bn.data.label_trees import CLASS, crowd
@@ -20,16 +19,12 @@ XML = (
 )
 
 
-def picture(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(path)
-    return path
+def picture(path: Path) -> None:
+    boxed.picture(path, 16, 16)
 
 
-def text(path: Path, content) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return path
+def ids_of(path: Path, *boxes, side: int = 16) -> None:
+    boxed.instances(path, *boxes, size=(side, side))
 
 
 def notes_of(root: Path, **how) -> str:
@@ -152,14 +147,6 @@ def test_a_polygon_with_nan_behind_its_first_point_is_refused(tmp_path):
     text(tmp_path / "gtFine/train/ulm/ulm_0_0_gtFine_polygons.json", content)
     with pytest.raises(ValueError, match=r"polygons.json, row 1: 'polygon' has .*not finite"):
         cityscapes.load(tmp_path, **HOW)
-
-
-def ids_of(path: Path, *boxes, side: int = 16) -> None:
-    ids = np.zeros((side, side), np.uint16)
-    for value, x1, y1, x2, y2 in boxes:
-        ids[y1:y2, x1:x2] = value
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(ids).save(path)
 
 
 def test_instances_left_out_crowds_and_sizes_that_differ_are_said(tmp_path, monkeypatch):

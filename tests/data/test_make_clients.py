@@ -18,7 +18,7 @@ from sources import CLASSES, numbers, pool, sizes_of, toy
 seeds = st.integers(0, 2**32)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(
     labels=st.lists(st.integers(0, 3), min_size=12, max_size=150),
     alpha=st.floats(0.01, 100),
@@ -85,7 +85,7 @@ def test_listed_sizes_are_the_clients_sizes(sizes, options, expected):
         assert counts.max() - counts.min() <= 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     sizes=st.one_of(
         st.floats(0.01, 4).map(lambda x: f"lognormal:{x}"),

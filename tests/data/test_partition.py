@@ -45,7 +45,7 @@ def toy(names=("a", "b", "c"), size=20) -> Dataset:
     return Dataset("toy", 2, domains, (0.5,), (0.5,))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(counts=st.lists(st.integers(0, 50), min_size=1, max_size=8), share=st.floats(0, 1))
 def test_apportion_is_within_one_of_proportional_and_sums_to_the_total(counts, share):
     counts = np.array(counts)
@@ -57,7 +57,7 @@ def test_apportion_is_within_one_of_proportional_and_sums_to_the_total(counts, s
     assert (np.abs(shares - exact) < 1 + 1e-9).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(labels=label_lists, cuts=st.tuples(st.floats(0, 1), st.floats(0, 1)), seed=seeds)
 def test_stratified_split_is_disjoint_exact_in_size_and_proportional(labels, cuts, seed):
     labels = np.array(labels, np.int32)
@@ -71,7 +71,7 @@ def test_stratified_split_is_disjoint_exact_in_size_and_proportional(labels, cut
     assert (np.abs(np.bincount(labels[parts[0]], minlength=5) - share) < 1 + 1e-9).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(labels=label_lists, fraction=st.floats(0.01, 1), seed=seeds)
 def test_a_fraction_keeps_every_class_where_it_can(labels, fraction, seed):
     split = numbered(labels)
@@ -83,7 +83,7 @@ def test_a_fraction_keeps_every_class_where_it_can(labels, fraction, seed):
         assert set(taken.labels) == set(labels)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(labels=label_lists, n=st.integers(1, 10), seed=seeds)
 def test_clients_of_a_domain_are_disjoint_and_alike(labels, n, seed):
     split = numbered(labels * n)
@@ -115,7 +115,7 @@ def test_clients_dealt_from_a_seed_are_these_on_any_machine():
     ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     counts=st.lists(st.integers(0, 60), min_size=1, max_size=6),
     n=st.integers(1, 20),

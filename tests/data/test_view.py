@@ -35,7 +35,7 @@ def base(request, tmp_path_factory) -> np.ndarray:
     return np.load(path, mmap_mode="r")
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_rows_are_indexed_as_an_array_is(base, data):
     index = np.array(data.draw(st.lists(st.integers(0, 11), max_size=9)), np.int64)
