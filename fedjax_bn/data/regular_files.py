@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-LARGEST_TEXT = 2**28  # bytes of a text file that is read whole
+_LARGEST_TEXT = 2**28  # bytes of a text file that is read whole
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -57,13 +57,13 @@ def open_regular(path: str | Path, most: float) -> BinaryIO:
         raise
 
 
-def read_regular(path: str | Path, most: int = LARGEST_TEXT) -> bytes:
+def read_regular(path: str | Path, most: int = _LARGEST_TEXT) -> bytes:
     """Returns the bytes of a regular file; arguments and errors as of `open_regular`."""
     with open_regular(path, most) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
 
-def read_text(path: str | Path, most: int = LARGEST_TEXT, errors: str = "strict") -> str:
+def read_text(path: str | Path, most: int = _LARGEST_TEXT, errors: str = "strict") -> str:
     """Returns the text of a regular file in UTF-8, with or without a byte order mark.
 
     Raises:

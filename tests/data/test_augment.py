@@ -109,12 +109,6 @@ def test_brightness_contrast_and_saturation_are_within_rounding_of_pillow(which)
             assert np.abs(ours - np.asarray(theirs)).max() <= 1.01 + abs(1 - factor) / 2
 
 
-def test_grey_is_pillows_to_half_a_level():
-    for photograph in PHOTOGRAPHS:
-        theirs = np.asarray(Image.fromarray(photograph).convert("L"), float)
-        assert np.abs(levels(operations.grey(pixels(photograph)))[..., 0] - theirs).max() <= 0.51
-
-
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("turns", [-0.5, -0.3, 0.0, 0.1, 1 / 3, 0.5])
 def test_hue_equals_the_standard_librarys(turns):
@@ -126,17 +120,6 @@ def test_hue_equals_the_standard_librarys(turns):
         theirs = [colorsys.hsv_to_rgb((h + turns) % 1, s, v) for h, s, v in hsv]
         ours = np.asarray(shift_hue(pixels(image), turns)).reshape(-1, 3)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("turns", [-0.3, 0.17, 0.3])
-def test_hue_is_near_pillows_which_rounds_hue_and_saturation_to_bytes(turns):
-    for photograph in PHOTOGRAPHS:
-        hue, *rest = Image.fromarray(photograph).convert("HSV").split()
-        moved = Image.fromarray(np.asarray(hue) + np.int32(turns * 255).astype(np.uint8))
-        theirs = Image.merge("HSV", (moved, *rest)).convert("RGB")
-        distance = np.abs(levels(shift_hue(pixels(photograph), turns)) - np.asarray(theirs))
-        assert distance.mean() < 1.5
-        assert np.quantile(distance, 0.99) < 6
 
 
 @pytest.mark.usefixtures("x64")

@@ -18,8 +18,8 @@ from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.augmentation import choose_loading
 
 SIZE = 32
-move_pixels, gain = jax.jit(box_augment.move_pixels), jax.jit(box_augment.gain)
-move_boxes = jax.jit(box_augment.move_boxes, static_argnums=2)
+move_pixels, gain = jax.jit(box_augment._move_pixels), jax.jit(box_augment._gain)
+move_boxes = jax.jit(box_augment._move_boxes, static_argnums=2)
 
 
 def of(scale, shift) -> Move:

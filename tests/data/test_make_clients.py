@@ -12,7 +12,6 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.source import Source
-from fedjax_bn.report.plots import class_counts
 from sources import CLASSES, numbers, pool, sizes_of, toy
 
 seeds = st.integers(0, 2**32)
@@ -229,10 +228,3 @@ def test_a_dataset_without_validation_samples_holds_some_out_where_official_is_s
                 x.tobytes() for x in np.asarray(old.train.images)
             )
             assert new.test is old.test
-
-
-@pytest.mark.parametrize("options", [{}, {"clients_per_domain": 2}, {"num_clients": 60}])
-def test_class_counts_are_drawn_for_any_number_of_clients(options):
-    options = options | ({"partition": "dirichlet"} if options else {})
-    dataset, _ = make_clients(toy((90, 90, 90)), **options)
-    assert class_counts(dataset).startswith(b"\x89PNG")

@@ -99,6 +99,7 @@ def test_the_same_seed_gives_the_same_samples_and_another_seed_others():
     split = numbered(np.arange(100) % 10)
     draw = [numbers(stratified_sample(split, 30, generator(seed))) for seed in (3, 3, 4)]
     assert draw[0] == draw[1] != draw[2]
+    assert stratified_sample(split, 100, generator(0)) is split
 
 
 def test_samples_drawn_from_a_seed_are_these_on_any_machine():
@@ -178,11 +179,6 @@ def test_a_tenth_of_7438_is_743_as_in_fedbn():
     assert fraction_size(10, 0.01) == 1
 
 
-def test_truncate_leaves_a_smaller_split_alone():
-    split = numbered([0, 1, 0])
-    assert stratified_sample(split, 3, generator(0)) is split
-
-
 def test_clients_share_training_samples_only_and_are_named_after_their_domain():
     dataset = toy()
     clients = share_out_domains(dataset, clients_per_domain=2, fraction=0.5, seed=1)
@@ -228,7 +224,6 @@ def _with_train(dataset: Dataset, train: Split) -> Dataset:
     ("call", "sentence"),
     [
         (lambda d: share_out_domains(d, fraction=0.0), "data.fraction is 0.0; it must be above 0"),
-        (lambda d: share_out_domains(d, fraction=1.5), "data.fraction is 1.5; it must be above 0"),
         (
             lambda d: share_out_domains(d, clients_per_domain=0),
             "clients_per_domain is 0; it must be at",
@@ -236,10 +231,6 @@ def _with_train(dataset: Dataset, train: Split) -> Dataset:
         (
             lambda d: share_out_domains(d, clients_per_domain=11),
             "toy, 'a': cannot share out 10 training samples of class 0 among 11 clients; lower",
-        ),
-        (
-            lambda d: share_out_domains(d, seed=-1),
-            "seed is -1; it must be an integer of at least 0",
         ),
         (lambda d: stratified_sample(d.domains[0].train, 0, generator(0)), "keep at least 1"),
         (
@@ -290,10 +281,7 @@ def _images(dataset, images):
     ],
 )
 def test_check_names_what_is_wrong_with_a_dataset_and_where(spoil, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        check_dataset(spoil(toy()))
-
-
-def test_check_returns_a_sound_dataset():
     dataset = toy()
     assert check_dataset(dataset) is dataset
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check_dataset(spoil(dataset))

@@ -238,7 +238,7 @@ def test_culprits_are_cut_and_both_ends_are_shown():
 def test_no_reader_of_data_opens_a_file_by_itself():
     """Metadata is opened in one place; what is left reads caches and files of the package."""
     root = Path(regular_files.__file__).parent
-    own_files = {"regular_files.py", "cache.py", "digital.py", "weather.py", "scanners.py"}
+    own_files = {"regular_files.py", "cache.py", "camera.py", "weather.py", "scanners.py"}
     found = {
         path.name
         for path in root.rglob("*.py")

@@ -7,7 +7,6 @@ these two images, the boxes refer to the other one, and are turned with it.
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ import numpy as np
 from fedjax_bn.data.boxes.labelled import Labelled, Slips
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pixels.cache import Write, cached_array
+from fedjax_bn.data.pixels.cache import cached_numbers
 from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
 from fedjax_bn.data.pixels.raster import (
     MEGAPIXELS,
@@ -216,13 +215,6 @@ def _frames_of(files: Sequence[Path], root: Path, squares: Squares) -> np.ndarra
     def frame(file: Path) -> tuple[int, int, int]:
         return tag_of_other_frame(open_raster(read_image(file, most), most), orientation)
 
-    def make(write: Write) -> tuple[str, ...]:
-        with ThreadPoolExecutor() as threads:
-            frames = np.array(list(threads.map(frame, files)), "<i4").reshape(-1, 3)
-        write(frames.view(np.uint8).reshape(len(files), 12))
-        return ()
-
     form = f"-{STORED}" * (orientation == STORED)
     name = f"{root.resolve().name or 'images'}-sizes{form}-{hash_of_files(files, root, 0)}"
-    rows = cached_array(squares.cache, name, (len(files), 12), make)[0]
-    return np.ascontiguousarray(rows).view("<i4")
+    return cached_numbers(squares.cache, name, files, frame, 3)

@@ -1,8 +1,6 @@
 """Boxes of the objects in a PNG whose every pixel holds the number of its object."""
 
-import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +8,7 @@ import numpy as np
 from fedjax_bn.data.boxes.assemble import Squares
 from fedjax_bn.data.boxes.labelled import CROWDS, Box, Labelled, Slips
 from fedjax_bn.data.label_trees import PADDING
-from fedjax_bn.data.messages import progress_bar
-from fedjax_bn.data.pixels.cache import Write, cached_array
+from fedjax_bn.data.pixels.cache import cached_numbers
 from fedjax_bn.data.pixels.decode import hash_of_files
 from fedjax_bn.data.pixels.raster import open_raster, read_image
 from fedjax_bn.data.sets.files import corruption_named
@@ -46,26 +43,16 @@ def with_instances(
         found = [(class_of(k), box) for k, box in boxes_of(ids).items()]
         found = [(number, box) for number, box in found if number != PADDING]
         found.sort(key=lambda one: (one[1][0] - one[1][2]) * (one[1][3] - one[1][1]))
-        table = np.full((_MOST + 1, _FIELDS), PADDING, "<i4")
+        table = np.full((_MOST + 1, _FIELDS), PADDING, np.int32)
         table[_MOST, 1:4] = (*ids.shape[::-1], len(found))
         for k, (number, box) in enumerate(found[:_MOST]):
             table[k] = (number, *box)
-        return table
+        return table.ravel()
 
-    def make(write: Write) -> tuple[str, ...]:
-        with (
-            ThreadPoolExecutor() as threads,
-            progress_bar(len(files), "instances", squares.progress) as bar,
-        ):
-            for table in threads.map(read, files):
-                write(table.view(np.uint8).reshape(1, -1))
-                bar.update(1)
-        return ()
-
-    shape = (len(files), (_MOST + 1) * _FIELDS * struct.calcsize("<i"))
     key = f"{name}-{hash_of_files(files, root, _MOST + 1)}"
-    rows = cached_array(squares.cache, key, shape, make)[0]
-    tables = np.ascontiguousarray(rows).view("<i4").reshape(len(files), _MOST + 1, _FIELDS)
+    width = (_MOST + 1) * _FIELDS
+    rows = cached_numbers(squares.cache, key, files, read, width, squares.progress)
+    tables = rows.reshape(len(files), _MOST + 1, _FIELDS)
     labelled = []
     for one, table in zip(images, tables, strict=True):
         _, width, height, count, _ = table[_MOST].tolist()

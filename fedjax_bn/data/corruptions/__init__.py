@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_bn.data.corruptions import blur, digital, weather
+from fedjax_bn.data.corruptions import camera, weather
 from fedjax_bn.data.seeds import generator
 
 # the four types that are left out in turn, as TsmoBN's and UniFed's tables head them (brightness is
@@ -38,20 +38,20 @@ def _singles(*values: Any) -> tuple[tuple[Any], ...]:
 
 # each with its arguments at severity 1 to 5
 CORRUPTIONS: dict[str, tuple[Callable[..., np.ndarray], tuple[tuple[Any, ...], ...]]] = {
-    "gaussian_noise": (digital.gaussian_noise, _singles(0.04, 0.06, 0.08, 0.09, 0.10)),
-    "shot_noise": (digital.shot_noise, _singles(500, 250, 100, 75, 50)),
-    "impulse_noise": (digital.impulse_noise, _singles(0.01, 0.02, 0.03, 0.05, 0.07)),
+    "gaussian_noise": (camera.gaussian_noise, _singles(0.04, 0.06, 0.08, 0.09, 0.10)),
+    "shot_noise": (camera.shot_noise, _singles(500, 250, 100, 75, 50)),
+    "impulse_noise": (camera.impulse_noise, _singles(0.01, 0.02, 0.03, 0.05, 0.07)),
     "defocus_blur": (
-        blur.defocus_blur,
+        camera.defocus_blur,
         ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
     ),
     "glass_blur": (
-        blur.glass_blur,
+        camera.glass_blur,
         ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
     ),
-    "motion_blur": (blur.motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
+    "motion_blur": (camera.motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
     "zoom_blur": (
-        blur.zoom_blur,
+        camera.zoom_blur,
         _singles(*(np.arange(1, end, 0.01) for end in (1.06, 1.11, 1.16, 1.21, 1.26))),
     ),
     "snow": (
@@ -66,16 +66,16 @@ CORRUPTIONS: dict[str, tuple[Callable[..., np.ndarray], tuple[tuple[Any, ...], .
     ),
     "frost": (weather.frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))),
     "fog": (weather.fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
-    "brightness": (digital.brightness, _singles(0.05, 0.1, 0.15, 0.2, 0.3)),
-    "contrast": (digital.contrast, _singles(0.75, 0.5, 0.4, 0.3, 0.15)),
+    "brightness": (camera.brightness, _singles(0.05, 0.1, 0.15, 0.2, 0.3)),
+    "contrast": (camera.contrast, _singles(0.75, 0.5, 0.4, 0.3, 0.15)),
     "elastic_transform": (
-        digital.elastic_transform,
+        camera.elastic_transform,
         ((0, 0, 2.56), (1.6, 6.4, 2.24), (2.56, 1.92, 1.92), (3.2, 1.28, 1.6), (3.2, 0.96, 0.96)),
     ),
-    "pixelate": (digital.pixelate, _singles(0.95, 0.9, 0.85, 0.75, 0.65)),
-    "jpeg_compression": (digital.jpeg_compression, _singles(80, 65, 58, 50, 40)),
-    "speckle_noise": (digital.speckle_noise, _singles(0.06, 0.1, 0.12, 0.16, 0.2)),
-    "gaussian_blur": (blur.gaussian_blur, _singles(0.4, 0.6, 0.7, 0.8, 1)),
+    "pixelate": (camera.pixelate, _singles(0.95, 0.9, 0.85, 0.75, 0.65)),
+    "jpeg_compression": (camera.jpeg_compression, _singles(80, 65, 58, 50, 40)),
+    "speckle_noise": (camera.speckle_noise, _singles(0.06, 0.1, 0.12, 0.16, 0.2)),
+    "gaussian_blur": (camera.gaussian_blur, _singles(0.4, 0.6, 0.7, 0.8, 1)),
     "spatter": (
         weather.spatter,
         (
@@ -86,7 +86,7 @@ CORRUPTIONS: dict[str, tuple[Callable[..., np.ndarray], tuple[tuple[Any, ...], .
             (0.65, 0.1, 0.5, 0.68, 0.6, True),
         ),
     ),
-    "saturate": (digital.saturate, ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))),
+    "saturate": (camera.saturate, ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))),
 }
 CHUNK = 1000  # images that are corrupted together: what the draws of the next ones depend on
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import scipy  # loads ndimage where it is used
 
-from fedjax_bn.data.corruptions.blur import drag, magnify
+from fedjax_bn.data.corruptions.camera import drag, magnify
 
 _NEEDS = "install fedjax_bn with its corruptions extra (pip install imagecorruptions-imaug)"
 _GREY = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601

@@ -81,20 +81,20 @@ def of_boxes(
     del size
 
     def of_one(key: jax.Array, images: jax.Array, label: Batch) -> tuple[jax.Array, Batch]:
-        """An image and those that may be put beside it, u8[T, S, S, 3] of T = 1 or 4."""
+        """Changes an image u8[T, S, S, 3] with the T - 1 = 0 or 3 that a mosaic puts beside it."""
         draws = jax.random.uniform(key, (7,))
         spread = 2 * draws - 1
         mirror = jnp.where(draws[0] < flip, -1, 1).astype(draws.dtype)
         size = 1 + scale * spread[1]
         move = Move(jnp.stack([size * mirror, size]), shift * spread[2:4])
         factors = (hue * spread[4], 1 + saturation * spread[5], 1 + value * spread[6])
-        tiles = [gain(image.astype(draws.dtype) / 255, *factors) for image in images]
+        tiles = [_gain(image.astype(draws.dtype) / 255, *factors) for image in images]
         if len(tiles) == 1:
-            moved = move_pixels(tiles[0], move)
-            boxes = move_boxes(jax.tree.map(lambda leaf: leaf[0], label), move, len(images[0]))
+            moved = _move_pixels(tiles[0], move)
+            boxes = _move_boxes(jax.tree.map(lambda leaf: leaf[0], label), move, len(images[0]))
         else:
-            moves, seen = tile_moves(stream(key, "mosaic tiles"), move, mosaic)
-            moved, boxes = put_together(tiles, label, moves, seen)
+            moves, seen = _tile_moves(stream(key, "mosaic tiles"), move, mosaic)
+            moved, boxes = _put_together(tiles, label, moves, seen)
         return jnp.clip(jnp.floor(moved * 255 + 0.5), 0, 255).astype(jnp.uint8), boxes
 
     def change(key: jax.Array, batch: Batch) -> Batch:
@@ -119,7 +119,7 @@ def of_boxes(
     return BoxAugment(change)
 
 
-def tile_moves(key: jax.Array, move: Move, probability: float) -> tuple[list[Move], jax.Array]:
+def _tile_moves(key: jax.Array, move: Move, probability: float) -> tuple[list[Move], jax.Array]:
     """Returns the moves of the four images of a mosaic, and which are seen, bool[4].
 
     Without a mosaic, with 1 - `probability`, the first is moved as an image alone is.
@@ -136,30 +136,23 @@ def tile_moves(key: jax.Array, move: Move, probability: float) -> tuple[list[Mov
     return moves, together | (jnp.arange(4) == 0)
 
 
-def put_together(
+def _put_together(
     tiles: Sequence[jax.Array], label: Batch, moves: Sequence[Move], seen: jax.Array
 ) -> tuple[jax.Array, Batch]:
-    """Moves images f[S, S, 3] in [0, 1] into one, with all their boxes.
+    """Moves T images f[S, S, 3] in [0, 1], those that are seen, into one, with all their boxes.
 
-    Args:
-      tiles: T images.
-      label: their {"boxes": f[T, M, 4], "class": i32[T, M]}.
-      moves: of each.
-      seen: bool[T], which there are.
-
-    Returns:
-      f[S, S, 3], and {"boxes": f[T M, 4], "class": i32[T M]}.
+    Boxes f[T, M, 4] become f[T M, 4], and classes i32[T, M] become i32[T M].
     """
     grey = jnp.asarray(GREY / 255, tiles[0].dtype)
     total, found = jnp.full_like(tiles[0], grey), []
     for t, (image, move) in enumerate(zip(tiles, moves, strict=True)):
-        total += jnp.where(seen[t], move_pixels(image, move) - grey, 0)
-        boxes = move_boxes(jax.tree.map(lambda leaf, t=t: leaf[t], label), move, len(image))
+        total += jnp.where(seen[t], _move_pixels(image, move) - grey, 0)
+        boxes = _move_boxes(jax.tree.map(lambda leaf, t=t: leaf[t], label), move, len(image))
         found.append(_kept(boxes[BOXES], boxes[CLASS], seen[t]))
     return total, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
 
-def move_pixels(image: jax.Array, move: Move) -> jax.Array:
+def _move_pixels(image: jax.Array, move: Move) -> jax.Array:
     """Moves an image f[S, S, C] in [0, 1], bilinear, grey where there was nothing.
 
     Both directions are matrix products, as in `operations.crop_and_resize`.
@@ -179,14 +172,8 @@ def move_pixels(image: jax.Array, move: Move) -> jax.Array:
     return jnp.einsum("pw,owc->opc", across, rows, precision="highest") + grey
 
 
-def move_boxes(label: Batch, move: Move, size: int) -> Batch:
-    """Moves the boxes of one image and cuts them at its border; those that vanish become padding.
-
-    Args:
-      label: {"boxes": f[M, 4], "class": i32[M]}.
-      move: where they go.
-      size: pixels a side of the image.
-    """
+def _move_boxes(label: Batch, move: Move, size: int) -> Batch:
+    """Moves the boxes of an image and cuts them at its border; what vanishes becomes padding."""
     given = label[BOXES]
     corners = given.reshape(-1, 2, 2)  # [M, first or last, across or down]
     scale, shift = (part.astype(given.dtype) for part in move)
@@ -209,14 +196,8 @@ def _kept(boxes: jax.Array, classes: jax.Array, stays: jax.Array) -> Batch:
     }
 
 
-def gain(image: jax.Array, turns: jax.Array, saturation: jax.Array, value: jax.Array) -> jax.Array:
-    """Changes colours f[H, W, 3] in HSV: moves hue, multiplies saturation and value, to 1 at most.
-
-    Args:
-      image: red, green and blue in [0, 1].
-      turns: f[], whole turns of hue.
-      saturation, value: f[], factors of at least 0.
-    """
+def _gain(image: jax.Array, turns: jax.Array, saturation: jax.Array, value: jax.Array) -> jax.Array:
+    """Moves hue by whole turns, multiplies HSV's saturation and value, to 1 at most."""
     high = image.max(-1, keepdims=True)
     chroma = high - image.min(-1, keepdims=True)
     most = high / jnp.where(chroma > 0, chroma, 1)  # where saturation is 1

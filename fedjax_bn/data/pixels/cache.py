@@ -25,11 +25,13 @@ from threading import Lock
 import numpy as np
 from filelock import FileLock, Timeout
 
+from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.engine.names import file_name
 
 Write = Callable[..., None]
 _Make = Callable[[Write], Sequence[str]]
 _PARTIAL = "fedjax_bn-partial"  # the folder of our partial files and locks, in the cache's
+_BLOCK = 64  # files whose numbers are written together
 _LARGE = 2e9  # bytes; checking more takes so long that the user is informed
 
 
@@ -90,6 +92,34 @@ def array_of_blocks(
         return ()
 
     return cached_array(folder, name, shape, make)[0]
+
+
+def cached_numbers(
+    folder: str | Path | None,
+    name: str,
+    files: Sequence[Path],
+    read: Callable[[Path], np.ndarray | Sequence[int]],
+    width: int,
+    progress: bool = False,
+) -> np.ndarray:
+    """Returns i32[N, width], a row for each file that `read(file)` makes in a thread.
+
+    Folder, name and errors are those of `cached_array`; `progress` shows a bar on stderr.
+    """
+
+    def make(write: Write) -> tuple[str, ...]:
+        with (
+            ThreadPoolExecutor() as threads,
+            progress_bar(len(files), name.partition("-")[0], progress) as bar,
+        ):
+            for start in range(0, len(files), _BLOCK):
+                rows = np.array(list(threads.map(read, files[start : start + _BLOCK])), "<i4")
+                write(rows.view(np.uint8).reshape(len(rows), -1))
+                bar.update(len(rows))
+        return ()
+
+    rows = cached_array(folder, name, (len(files), 4 * width), make)[0]
+    return np.ascontiguousarray(rows).view("<i4")
 
 
 def _in_order(put: Callable[[np.ndarray, int], None]) -> Write:
