@@ -67,11 +67,11 @@ def test_the_record_of_many_clients_says_who_took_part():
 @pytest.mark.parametrize("validate_with", [pytest.param("own", marks=pytest.mark.slow), "global"])
 def test_a_sample_is_evaluated_as_all_clients_are(monkeypatch, validate_with):
     runs.install(monkeypatch, runs.dataset())
-    told = []
-    for count in (0, 3):
-        config = runs.config(target="", eval_clients=count, validate_with=validate_with)
-        experiment, _, start = prepare(config)
-        told.append(evaluator(config, experiment)(start(), np.array([True, False, True, True])))
+    config = runs.config(target="", validate_with=validate_with)
+    experiment, _, start = prepare(config)
+    told, state = [], start()
+    for config.eval_clients in (0, 3):
+        told.append(evaluator(config, experiment)(state, np.array([True, False, True, True])))
     names = [runs.NAMES[k] for k in clients_tested(config, 4)]
     assert len(names) == 3
     for key in ("accuracy", "validation"):
