@@ -87,7 +87,7 @@ def select(split: Split, index: np.ndarray) -> Split:
 def whole(domain: Domain) -> Split:
     """Returns all samples of a domain, on which an unseen domain is tested: none of them train."""
     parts = [split for _, split in splits(domain)]
-    if domain.test is domain.validation:
+    if domain.test is domain.validation:  # the same samples, which count once
         parts.pop()
     return parts[0] if len(parts) == 1 else join_splits(parts)
 

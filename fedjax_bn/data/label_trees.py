@@ -110,11 +110,7 @@ def check_labels(labels: PyTree, count: int, num_classes: int, place: str) -> No
             )
     if has_boxes(labels):
         _check_boxes(labels, num_classes, place)
-    else:
-        _check_numbers(labels, num_classes, place)
-
-
-def _check_numbers(labels: np.ndarray, num_classes: int, place: str) -> None:
+        return
     if labels.dtype != np.int32 or labels.ndim != 1:
         raise ValueError(
             f"{place} has labels of dtype {labels.dtype} and shape {labels.shape}; "

@@ -2,9 +2,10 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from fedjax_bn.engine.names import short
 
@@ -26,12 +27,8 @@ def progress_bar(total: int, description: str, progress: bool) -> AbstractContex
     return tqdm(total=total, desc=description, unit="image", disable=not progress)
 
 
-class _Lines(NamedTuple):
-    update: Callable[[int], None]
-
-
 @contextmanager
-def _in_lines(total: int, description: str) -> Iterator[_Lines]:
+def _in_lines(total: int, description: str) -> Iterator[SimpleNamespace]:
     """Prints to stderr how many images are done, every ten seconds and at the end."""
     done, last = 0, time.monotonic()
 
@@ -42,4 +39,4 @@ def _in_lines(total: int, description: str) -> Iterator[_Lines]:
             last = time.monotonic()
             print(f"{description}: {done:,} of {total:,} images", file=sys.stderr, flush=True)
 
-    yield _Lines(update)
+    yield SimpleNamespace(update=update)

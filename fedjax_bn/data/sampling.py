@@ -104,6 +104,7 @@ def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
         steps = math.ceil(longest / batch_size)
         orders = _orders(key, sizes, client, longest, most)
         padding = steps * batch_size - longest
+        # Padding points to sample 0, which is not valid there.
         orders = jnp.pad(orders, ((0, 0), (0, 0), (0, padding)))
         own = jnp.asarray(epochs, jnp.int32)[client if len(epochs) > 1 else jnp.zeros_like(client)]
         valid = jnp.arange(steps * batch_size, dtype=sizes.dtype) < sizes[:, None, None]
@@ -206,7 +207,9 @@ def _orders(
     """Returns i32[C, epochs, N]: random orders in which a client's real samples come first."""
 
     def order(size: jax.Array, client: jax.Array) -> jax.Array:
+        # By the client's number, so that a cohort draws what it would draw among all clients.
         draws = jax.random.uniform(jax.random.fold_in(key, client), (epochs, longest))
+        # Draws are below 1, so samples that do not exist come last.
         return jnp.argsort(
             jnp.where(jnp.arange(longest, dtype=size.dtype) < size, draws, 2), axis=-1
         )

@@ -72,7 +72,7 @@ def check_source(source: Source) -> Source:
     """
     if not source.pools:
         raise ValueError(f"{source.name}: no domains; a dataset needs at least one")
-    names = [pool.name for pool in source.pools]
+    names, kept = [pool.name for pool in source.pools], []
     for pool in source.pools:
         place = f"{source.name}, {pool.name!r}"
         if names.count(pool.name) > 1:
@@ -88,9 +88,6 @@ def check_source(source: Source) -> Source:
             raise ValueError(f"{place} has no samples; give it some or leave the domain out")
         if pool.parts is not None and not np.isin(pool.parts, (TRAIN, VALIDATION, TEST)).all():
             raise ValueError(f"{place}: parts must be 0, 1 or 2 for train, validation and test")
-    kept = []
-    for pool in source.pools:
-        place = f"{source.name}, {pool.name!r}"
         if pool.images.dtype not in (np.uint8, np.float32):
             pool = pool._replace(images=as_images(pool.images, f"{place}: the images"))
         if not has_boxes(pool.labels) and pool.labels.dtype != np.int32:

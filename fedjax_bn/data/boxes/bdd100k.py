@@ -100,6 +100,7 @@ def list_scenes(
                 continue
             image = _read_frame(frame, place, root / "images" / "100k" / part, numbers, slips)
             found.setdefault(domain, []).append(image._replace(part=PARTS[part]))
+    # Rules by attributes make as many domains as there are values; Table 3's all must be there.
     chosen = [d for d in domains if d in TABLE_3] or (sorted(found) if domains else list(TABLE_3))
     empty = [name for name in chosen if name not in found]
     if empty or not chosen:

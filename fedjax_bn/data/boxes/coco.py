@@ -43,6 +43,7 @@ def find(root: Path, folder: Path, slips: Slips) -> _Found:
     """
     del root, slips
     paths = sorted(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*.json"))
+    # COCO's other files (of key points, captions) have the same keys.
     paths = [path for path in paths if path.stem.startswith("instances")] or paths
     contents = ((path, read_json(path)) for path in paths)
     objects = [(path, content) for path, content in contents if isinstance(content, dict)]

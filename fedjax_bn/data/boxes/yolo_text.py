@@ -72,6 +72,7 @@ def read(
       ValueError: a line is not of the form, or its class does not exist.
     """
     named = class_names([root, *folders.values()])
+    # Read once: where no file names the classes, the greatest number says how many there are.
     lines = {
         text: _read_boxes(text, named) for files in found.values() for _, text in files if text
     }

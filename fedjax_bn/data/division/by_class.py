@@ -50,6 +50,7 @@ def apportion(counts: np.ndarray, total: int) -> np.ndarray:
     whole = max(int(counts.sum()), 1)
     shares = counts * total // whole
     left = int(total - shares.sum())
+    # Stable, so that of equal remainders the first is taken on every machine.
     largest = np.argsort(-(counts * total % whole), kind="stable")[:left]
     shares[largest] += 1
     return shares

@@ -79,6 +79,7 @@ def share_out_domains(
             "data.partition 'dirichlet' shares out each domain among several clients; set "
             "data.num_clients or data.clients_per_domain"
         )
+    # One generator a domain, for its fraction and then its clients: hashes of data depend on that.
     rngs = [generator(seed, position) for position in range(len(counts))]
     trains = {}
     for domain, rng in zip(dataset.domains, rngs, strict=True):
@@ -235,6 +236,7 @@ def fingerprint(dataset: Dataset) -> str:
             else:
                 form = (str(split.images.dtype), split.images.shape)
                 digest.update(repr((*place, form, len(split.names))).encode())
+                # Names of files need not be text; Python reads such bytes as lone surrogates.
                 names = "\0".join(split.names.tolist())
                 digest.update(names.encode("utf-8", "surrogatepass"))
             for leaf, array in leaves_of(split.labels):

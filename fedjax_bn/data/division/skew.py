@@ -105,7 +105,7 @@ def client_sizes(
             draws = rng.dirichlet(np.full(total, float(number), np.float64))
         else:
             logs = float(number) * rng.standard_normal(total)
-            draws = np.exp(logs - logs.max())
+            draws = np.exp(logs - logs.max())  # at most 1, whatever SIGMA is
         weights = np.maximum(quantize(draws / draws.max()), 1)
         return _largest_that_fit(np.split(weights, borders), list(available.values()), smallest)
     entries = sizes.split(",") if isinstance(sizes, str) else sizes

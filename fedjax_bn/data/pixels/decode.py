@@ -25,7 +25,7 @@ from fedjax_bn.data.pixels.resize import letterboxed
 
 _BLOCK = 64  # images that a thread decodes at a time
 _FORM = 2  # to be raised when the same files would give other pixels
-_FORM_OF_KEYS = 1  # stays, since a run's data hash depends on it
+_FORM_OF_KEYS = 1
 _MODES = {  # Pillow's words in ours
     "1": "black and white",
     "L": "grey",
@@ -137,6 +137,7 @@ def hash_of_files(files: Sequence[Path], root: Path, size: int, times: bool = Tr
     With `times` they change with the times of change too; without, they are the same on any machine
     that has the same files.
     """
+    # Caches are made again after a change of decoding; the hash of a run's data must stay.
     form = _FORM if times else _FORM_OF_KEYS
     state = hashlib.sha256(f"{form} {size}\n".encode())
     for name, file in zip(relative_names(files, root), files, strict=True):

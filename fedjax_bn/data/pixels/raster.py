@@ -64,6 +64,7 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
     Image.init()
     for name in FORMATS:
         make, accepts = Image.OPEN.get(name, (None, lambda begin: False))  # WEBP may be left out
+        # Some of Pillow's return a text where a decoder is missing, so "true" is not enough.
         if accepts(content[:16].ljust(16, b"\0")) is True:
             break
     else:

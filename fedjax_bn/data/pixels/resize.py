@@ -38,6 +38,7 @@ def letterboxed(image: Any, size: int) -> Any:
 
 def to_square(corners: np.ndarray, width: int, height: int, size: int) -> np.ndarray:
     """Returns boxes f64[n, 4] in shares of an image as shares of its letterboxed square."""
+    # Rounded sides, as of the pixels, so that a box stays on its object.
     left, top, wide, high = _fitted(width, height, size)
     return (corners * (wide, high, wide, high) + (left, top, left, top)) / size
 
