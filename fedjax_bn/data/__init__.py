@@ -3,18 +3,20 @@
     source, domain   what a reader gives (pools of named samples), and what a run has (domains with
                      training, validation and test samples); both check themselves
     rows, pools      chosen rows of an array larger than memory; divided datasets as a source
-    seeds, hashes, messages    random numbers and digests that are the same on any machine; what the
-                     user is told
+    label_trees      labels: a number each, or boxes
+    seeds, hashes, messages, regular_files    random numbers and digests that are the same on any
+                     machine; messages for the user; files from outside, opened with care
     pixels/          image files decoded and kept, changed at random in training, normalized
     corruptions/     those of CIFAR-10-C
-    division/        splits, partitions, sizes: `clients.make_clients` makes of a source the clients
-                     of a federation and the unseen domains
-    sets/            the readers, a `load(path, ...)` each; `image_folders` is a table of those that
-                     are nothing but folders, `own_folders` and `npz` read a user's own data
+    division/        splits, partitions, sizes: `clients.make_clients` makes the clients of a
+                     federation and the unseen domains of a source
+    boxes/           readers of images with boxes, a `load(path, ...)` each
+    sets/            readers of images with classes, likewise; `image_folders` is a table of those
+                     that are only folders, `own_folders` and `npz` read a user's own data
     sampling         the samples of all clients on the device, and what a round draws of them
-    drawing          the same in one call for arrays of one's own
+    drawing          the same in one call for a user's own arrays
 
 Each imports only from those above it, `sampling` from `domain` alone. `run/experiment/readers.py`
-says how a configuration names a dataset; `run/training/stream.py` reads from the host what the
-device cannot hold.
+lists the names of datasets in a configuration; `run/training/stream.py` reads from the host what
+the device cannot hold.
 """

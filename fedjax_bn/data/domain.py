@@ -24,11 +24,11 @@ class Split(NamedTuple):
     """Samples and their labels.
 
     Attributes:
-      images: u8[N, H, W, C], or f32[N, ...] for features, or images that are no bytes; an array, or
-        rows of a larger one that are gathered when they are used.
+      images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; an array, or rows of
+        a larger one that are gathered when they are used.
       labels: i32[N], in [0, num_classes); or a tree of arrays [N, ...], see `label_trees`.
-      names: str[N], where each sample comes from; samples with the same name belong together. None
-        where the source names none.
+      names: str[N], the origin of each sample; samples with the same name belong together. None
+        where the source does not name samples.
     """
 
     images: np.ndarray | Rows
@@ -41,7 +41,7 @@ class Domain(NamedTuple):
 
     Attributes:
       train: None where all samples are held out for testing.
-      validation: None where there is none.
+      validation: None where no samples validate.
       test: the same object as `validation` where a source has too little for both, see `split`.
     """
 
@@ -57,7 +57,7 @@ class Dataset(NamedTuple):
     Attributes:
       mean, std: per channel (or one number for all); images reach a model as (u8/255 - mean)/std.
       classes: their names, in the order of the labels; empty where they have none.
-      key: what the fingerprint of samples with names depends on besides, see `source.Source`.
+      key: on which the fingerprint of samples with names depends too, see `source.Source`.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Dataset(NamedTuple):
 
 
 def splits(domain: Domain) -> Iterator[tuple[str, Split]]:
-    """The domain's splits that exist, by name: train, validation (if any), test."""
+    """Yields the domain's splits that exist, by name: train, validation, test."""
     for name in ("train", "validation", "test"):
         split = getattr(domain, name)
         if split is not None:
@@ -78,37 +78,35 @@ def splits(domain: Domain) -> Iterator[tuple[str, Split]]:
 
 
 def select(split: Split, index: np.ndarray) -> Split:
-    """The samples at index i64[n], in that order; rows of a larger array stay ungathered."""
+    """Returns the samples at index i64[n], in that order; rows of an array stay ungathered."""
     images, labels, names = split
     chosen = Rows(images, index) if isinstance(images, Rows) else images[index]
     return Split(chosen, take(labels, index), None if names is None else names[index])
 
 
 def whole(domain: Domain) -> Split:
-    """All samples of a domain: how an unseen domain is tested when none of them train."""
+    """Returns all samples of a domain, on which an unseen domain is tested: none of them train."""
     parts = [split for _, split in splits(domain)]
-    if domain.test is domain.validation:
+    if domain.test is domain.validation:  # the same samples, which count once
         parts.pop()
-    if len(parts) == 1:
-        return parts[0]
+    return parts[0] if len(parts) == 1 else join_splits(parts)
+
+
+def join_splits(parts: Sequence[Split]) -> Split:
+    """Returns splits one after the other; rows of one array stay ungathered."""
+    images = [part.images for part in parts]
+    first = images[0]
+    if all(isinstance(rows, Rows) and rows.array is first.array for rows in images):
+        joined = Rows(first.array, np.concatenate([rows.index for rows in images]))
+    else:
+        joined = np.concatenate([np.asarray(array) for array in images])
     named = all(part.names is not None for part in parts)
-    return Split(
-        _join([part.images for part in parts]),
-        join([part.labels for part in parts]),
-        np.concatenate([part.names for part in parts]) if named else None,
-    )
-
-
-def _join(arrays: list[np.ndarray | Rows]) -> np.ndarray | Rows:
-    """One after the other; rows of one array stay ungathered."""
-    first = arrays[0]
-    if all(isinstance(rows, Rows) and rows.array is first.array for rows in arrays):
-        return Rows(first.array, np.concatenate([rows.index for rows in arrays]))
-    return np.concatenate([np.asarray(array) for array in arrays])
+    names = np.concatenate([part.names for part in parts]) if named else None
+    return Split(joined, join([part.labels for part in parts]), names)
 
 
 def form_of(dataset: Dataset) -> dict[str, Any]:
-    """What a run remembers of its data, so that its models can be built without them."""
+    """Returns what a run stores of its data, so that its models can be built without them."""
     images, labels, _ = dataset.domains[0].train
     return {
         "dataset": dataset.name,
@@ -138,10 +136,19 @@ def check_dataset(dataset: Dataset) -> Dataset:
     for domain in dataset.domains:
         for name, split in splits(domain):
             place = f"{dataset.name}: the {name} split of {domain.name!r}"
-            _check_counts(split, place)
-            _check_form(split, first, place)
+            if not len(split.images):
+                raise ValueError(f"{place} is empty; give it samples or leave the domain out")
+            _check_form(split.images, first, place)
             check_labels(split.labels, len(split.images), dataset.num_classes, place)
-            _check_same_labels(split.labels, first_labels, place)
+            form, wanted = (  # equal, so that clients can be stacked
+                {name: leaf.shape[1:] for name, leaf in leaves_of(labels)}
+                for labels in (split.labels, first_labels)
+            )
+            if form != wanted:
+                raise ValueError(
+                    f"{place} has labels of form {form}, the first domain's are {wanted}; bring "
+                    "all domains to one form"
+                )
     return dataset
 
 
@@ -152,13 +159,8 @@ def check_names_differ(names: Sequence[str], dataset: str) -> None:
             raise ValueError(f"{dataset}: two domains or clients are called {name!r}; rename one")
 
 
-def _check_counts(split: Split, place: str) -> None:
-    if not len(split.images):
-        raise ValueError(f"{place} is empty; give it samples or leave the domain out")
-
-
-def _check_form(split: Split, first: np.ndarray | Rows, place: str) -> None:
-    images = split.images
+def _check_form(images: np.ndarray | Rows, first: np.ndarray | Rows, place: str) -> None:
+    """Raises ValueError unless images have the first ones' form, and are finite."""
     check_image_dtype(images.dtype, f"{place}: the images")
     bytes_of_images = images.dtype == np.uint8 and images.ndim == 4
     kept = (np.float32, jnp.result_type(float))  # what `inputs.as_images` makes of floats
@@ -172,11 +174,8 @@ def _check_form(split: Split, first: np.ndarray | Rows, place: str) -> None:
             f"{place} has samples of {images.dtype} {images.shape[1:]}, the first domain's are "
             f"{first.dtype} {first.shape[1:]}; bring all domains to one form"
         )
-    if images.dtype != np.uint8:
-        _check_finite(images, place)
-
-
-def _check_finite(images: np.ndarray | Rows, place: str) -> None:
+    if images.dtype == np.uint8:
+        return
     start = 0
     for block in blocks(images):
         if not np.isfinite(block).all():
@@ -186,15 +185,3 @@ def _check_finite(images: np.ndarray | Rows, place: str) -> None:
                 f"{', '.join(map(str, feature))}: {block[row, *feature]}); drop or impute it"
             )
         start += len(block)
-
-
-def _check_same_labels(labels: PyTree, first: PyTree, place: str) -> None:
-    """Raises ValueError unless labels have the first's form, so that clients can be stacked."""
-    form, wanted = (
-        {name: leaf.shape[1:] for name, leaf in leaves_of(one)} for one in (labels, first)
-    )
-    if form != wanted:
-        raise ValueError(
-            f"{place} has labels of form {form}, the first domain's are {wanted}; bring all "
-            "domains to one form"
-        )

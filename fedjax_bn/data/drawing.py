@@ -28,7 +28,7 @@ def drawing(
     """Returns `draw(key) -> batches` of a round of all clients, see `fedjax_bn.engine.batches`.
 
     Every epoch holds each sample of a client once, in a new random order; the last batch is short,
-    and clients with fewer samples have empty ones behind theirs. The samples lie on the device.
+    and empty batches follow those of clients with fewer samples. The samples stay on the device.
 
     Args:
       clients: (images, labels) of each of K: u8[N, H, W, C], which methods standardize by their
@@ -38,7 +38,7 @@ def drawing(
 
     Raises:
       ValueError: there are no clients or samples, the clients' samples have different forms, images
-        and labels differ in number, or labels are none.
+        and labels differ in number, or labels are not classes.
     """
     splits = [
         Split(

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def hash_of(*content: object) -> str:
-    """Twenty hexadecimal digits that change with any array's bytes or other value's `repr`."""
+    """Returns 20 hexadecimal digits that change with an array's bytes or another value's `repr`."""
     state = hashlib.sha256()
     for one in content:
         if isinstance(one, np.ndarray):

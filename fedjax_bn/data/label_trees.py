@@ -4,9 +4,8 @@
     detection       {"boxes": f32[N, M, 4], "class": i32[N, M]}
 
 A box is (x1, y1, x2, y2) in [0, 1] of the image's width and height; M is the greatest number of
-boxes of an image. Behind an image's own boxes there is padding, class -1 and a box of zeros. A
-crowd of class c, a group that is no single object, has class -2 - c: nobody learns it, and no
-detection is wrong there.
+boxes of an image. Padding, class -1 and a box of zeros, follows an image's own boxes. A crowd of
+class c, a group of objects, has class -2 - c: no client learns it, and no detection is wrong there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,21 +16,21 @@ import numpy as np
 
 PyTree = Any
 BOXES, CLASS = "boxes", "class"
-PADDING = -1  # the class of a box that is none
+PADDING = -1  # the class of what is not a box
 
 
 def crowd(number: int) -> int:
-    """The class of a crowd of a class; of a crowd's it is the class itself."""
+    """Returns the class of a crowd of a class; of a crowd's class the class itself."""
     return -2 - number
 
 
 def has_boxes(labels: PyTree) -> bool:
-    """Whether labels are boxes rather than one number a sample."""
+    """Returns whether labels are boxes rather than one number a sample."""
     return isinstance(labels, dict)
 
 
 def no_labels(boxes: int) -> PyTree:
-    """The labels of one sample of which nothing is known: boxes, where it may have some."""
+    """Returns labels of one sample without content: room for so many boxes, or a number for 0."""
     if not boxes:
         return np.zeros(1, np.int32)
     return {
@@ -41,61 +40,57 @@ def no_labels(boxes: int) -> PyTree:
 
 
 def take(labels: PyTree, index: np.ndarray) -> PyTree:
-    """The labels of the samples at index i64[n], or of one alone."""
+    """Returns the labels of the samples at index i64[n], or of one alone."""
     return jax.tree.map(lambda leaf: leaf[index], labels)
 
 
 def join(parts: Sequence[PyTree]) -> PyTree:
-    """Labels one after the other; where some have more boxes an image, the others are padded."""
+    """Returns labels one after the other, all padded to the most boxes an image."""
     if not has_boxes(parts[0]):
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     most = max(part[CLASS].shape[1] for part in parts)
+
+    def widened(leaf: np.ndarray, empty: int) -> np.ndarray:
+        widths = [(0, 0), (0, most - leaf.shape[1])] + [(0, 0)] * (leaf.ndim - 2)
+        return np.pad(leaf, widths, constant_values=empty)
+
     return {
-        name: np.concatenate([_widened(part[name], most, empty) for part in parts])
+        name: np.concatenate([widened(part[name], empty) for part in parts])
         for name, empty in ((BOXES, 0), (CLASS, PADDING))
     }
 
 
-def _widened(leaf: np.ndarray, most: int, empty: int) -> np.ndarray:
-    """[N, m, ...] as [N, most, ...], `empty` behind."""
-    widths = [(0, 0), (0, most - leaf.shape[1])] + [(0, 0)] * (leaf.ndim - 2)
-    return np.pad(leaf, widths, constant_values=empty)
-
-
 def leaves_of(labels: PyTree) -> Iterator[tuple[str, np.ndarray]]:
-    """(name, array) of every array of labels; the name is empty where there is one array only."""
+    """Yields (name, array) of every array of labels; the name of the only array is empty."""
     return iter(sorted(labels.items()) if isinstance(labels, dict) else (("", labels),))
 
 
 def stored(leaf: np.ndarray) -> np.dtype:
-    """The dtype in which an array of labels is trained and tested on: i32 for whole numbers."""
+    """Returns the dtype in which an array of labels is used: i32 for whole numbers."""
     return np.dtype(np.int32) if np.issubdtype(leaf.dtype, np.integer) else leaf.dtype
 
 
 def strata(labels: PyTree) -> np.ndarray:
-    """The number by which a split keeps samples in proportion, i32[N].
+    """Returns the number by which a split keeps samples in proportion, i32[N].
 
     It is the label itself; of an image with boxes the class that most of them have, the first of
     equals, and -1 for an image without boxes.
     """
     if not has_boxes(labels):
         return labels
-    return np.array([_most_frequent(row[row >= 0]) for row in labels[CLASS]], np.int32)
-
-
-def _most_frequent(classes: np.ndarray) -> int:
-    return int(np.bincount(classes).argmax()) if classes.size else PADDING
+    own = [row[row >= 0] for row in labels[CLASS]]
+    return np.array([np.bincount(row).argmax() if row.size else PADDING for row in own], np.int32)
 
 
 def boxes_of(labels: PyTree, sample: int) -> np.ndarray:
-    """The boxes f32[n, 4] of one sample, crowds left out; none where labels are no boxes."""
+    """Returns the boxes f32[n, 4] of one sample, crowds left out; none for labels of numbers."""
     if not has_boxes(labels):
         return np.zeros((0, 4), np.float32)
     return labels[BOXES][sample][labels[CLASS][sample] >= 0]
 
 
 def class_counts(labels: PyTree, num_classes: int) -> np.ndarray:
-    """How many samples, or boxes, each class has, i64[num_classes]."""
+    """Returns how many samples, or boxes, each class has, i64[num_classes]."""
     numbers = labels[CLASS] if has_boxes(labels) else labels
     return np.bincount(numbers[numbers >= 0], minlength=num_classes)
 
@@ -104,7 +99,7 @@ def check_labels(labels: PyTree, count: int, num_classes: int, place: str) -> No
     """Checks form and values of the labels of `count` samples.
 
     Raises:
-      ValueError: a number, dtype or shape is wrong, a class is none of `num_classes`, or a box is
+      ValueError: a number, dtype or shape is wrong, a class is not below `num_classes`, or a box is
         not finite, has no area or reaches out of its image. The message begins with `place`.
     """
     for name, leaf in leaves_of(labels):
@@ -115,11 +110,7 @@ def check_labels(labels: PyTree, count: int, num_classes: int, place: str) -> No
             )
     if has_boxes(labels):
         _check_boxes(labels, num_classes, place)
-    else:
-        _check_numbers(labels, num_classes, place)
-
-
-def _check_numbers(labels: np.ndarray, num_classes: int, place: str) -> None:
+        return
     if labels.dtype != np.int32 or labels.ndim != 1:
         raise ValueError(
             f"{place} has labels of dtype {labels.dtype} and shape {labels.shape}; "
@@ -149,7 +140,7 @@ def _check_boxes(labels: dict[str, np.ndarray], num_classes: int, place: str) ->
         image, row = wrong[0]
         raise ValueError(
             f"{place} has class {classes[image, row]} at image {image}, box {row}; classes must be "
-            f"in 0..{num_classes - 1}, -2 less that of a crowd, or -1 behind an image's last box"
+            f"in 0..{num_classes - 1}, -2 less that of a crowd, or -1 after an image's last box"
         )
     with np.errstate(invalid="ignore"):
         sound = ((boxes >= 0) & (boxes <= 1)).all(-1) & (boxes[..., 2:] > boxes[..., :2]).all(-1)

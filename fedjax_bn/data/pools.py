@@ -1,6 +1,4 @@
-"""Datasets that come divided, as a source whose pools say which part each sample belongs to."""
-
-from collections.abc import Iterator
+"""Datasets that come divided, as a source whose pools have the part of each sample."""
 
 import numpy as np
 
@@ -12,7 +10,7 @@ PARTS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 
 def as_source(dataset: Dataset) -> Source:
-    """The same samples, undivided: a pool a domain, training samples first.
+    """Returns the same samples, undivided: a pool a domain, training samples first.
 
     Names of samples are DOMAIN/PART/NUMBER where the dataset has none; its splits become the
     official parts.
@@ -37,20 +35,19 @@ def as_source(dataset: Dataset) -> Source:
 
 
 def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:
-    """str[N]: names such as "mnist/train/00017" for parts of these sizes, one after the other.
+    """Returns str[N]: names such as "mnist/train/00017" for parts of these sizes in order.
 
     The part "" leaves no trace: "mnist/00017".
     """
-
-    def names() -> Iterator[str]:
-        for part, size in sizes.items():
-            prefix = f"{domain}/{part}/" if part else f"{domain}/"
-            for number in range(size):
-                yield f"{prefix}{number:05}"
-
-    return np.array(list(names()))
+    return np.array(
+        [
+            f"{domain}/{part}/{number:05}" if part else f"{domain}/{number:05}"
+            for part, size in sizes.items()
+            for number in range(size)
+        ]
+    )
 
 
 def parts_of(sizes: dict[str, int]) -> np.ndarray:
-    """i8[N]: TRAIN, VALIDATION or TEST for parts of these sizes, one after the other."""
+    """Returns i8[N]: TRAIN, VALIDATION or TEST for parts of these sizes, one after the other."""
     return np.repeat(np.array([PARTS[part] for part in sizes], np.int8), list(sizes.values()))

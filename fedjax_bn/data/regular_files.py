@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-LARGEST_TEXT = 2**28  # bytes of a text file that is read whole
+_LARGEST_TEXT = 2**28  # bytes of a text file that is read whole
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -20,7 +20,7 @@ _KINDS = {
 
 
 class Refused(ValueError):
-    """A file is not opened; the sentence names it. `strerror` is the reason alone."""
+    """A file is not opened; the message names it. `strerror` is the reason alone."""
 
     def __init__(self, path: Path, reason: str):
         super().__init__(f"{path} is not read: {reason}")
@@ -44,31 +44,30 @@ def open_regular(path: str | Path, most: float) -> BinaryIO:
     try:
         about = os.fstat(number)
         if not stat.S_ISREG(about.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(about.st_mode), "no regular file")
+            kind = _KINDS.get(stat.S_IFMT(about.st_mode), "not a regular file")
             raise Refused(path, f"it is {kind}; put a regular file in its place")
-        _check_size(path, about.st_size, most)
+        if about.st_size > most:
+            raise Refused(
+                path,
+                f"it has {about.st_size:,} bytes, and at most {most:,} of such a file are read",
+            )
         return os.fdopen(number, "rb")
     except BaseException:
         os.close(number)
         raise
 
 
-def read_regular(path: str | Path, most: int = LARGEST_TEXT) -> bytes:
+def read_regular(path: str | Path, most: int = _LARGEST_TEXT) -> bytes:
     """Returns the bytes of a regular file; arguments and errors as of `open_regular`."""
     with open_regular(path, most) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
 
-def read_text(path: str | Path, most: int = LARGEST_TEXT, errors: str = "strict") -> str:
+def read_text(path: str | Path, most: int = _LARGEST_TEXT, errors: str = "strict") -> str:
     """Returns the text of a regular file in UTF-8, with or without a byte order mark.
 
     Raises:
-      ValueError, OSError: as `open_regular`, or it is no such text.
+      ValueError, OSError: as `open_regular`, or it is not such a text.
     """
     text = read_regular(path, most).decode("utf-8-sig", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _check_size(path: Path, size: int, most: float) -> None:
-    if size > most:
-        raise Refused(path, f"it has {size:,} bytes, and at most {most:,} of such a file are read")

@@ -18,27 +18,21 @@ class Rows:
       index: i64[n] in [0, N), which rows and in what order; repeats are allowed.
 
     Raises:
-      ValueError: the index is not a list of whole numbers.
       IndexError: the index has a number outside [0, N).
     """
 
     __slots__ = ("array", "index")
 
     def __init__(self, array: "np.ndarray | Rows", index: np.ndarray):
-        index = np.asarray(index)
-        if index.ndim != 1 or (index.size and not np.issubdtype(index.dtype, np.integer)):
-            raise ValueError(
-                f"an index of dtype {index.dtype} and shape {index.shape} chooses no rows; "
-                "it must be integers [n]"
-            )
+        # Checked here, since rows are read only much later, and a negative row would be found.
         wrong = index[(index < 0) | (index >= len(array))]
         if wrong.size:
             raise IndexError(f"there is no row {wrong[0]}; rows are 0..{len(array) - 1}")
+        index = np.array(index, np.int64)
         if isinstance(array, Rows):
-            array, index = array.array, array.index[index.astype(np.int64)]
-        self.array = array
-        self.index = np.array(index, np.int64)
-        self.index.setflags(write=False)
+            array, index = array.array, array.index[index]
+        self.array, self.index = array, index
+        index.setflags(write=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,59 +41,46 @@ class Rows:
 
     @property
     def dtype(self) -> np.dtype:
-        """That of the array."""
+        """The dtype of the array."""
         return self.array.dtype
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """The number of axes."""
         return self.array.ndim
 
     @property
     def nbytes(self) -> int:
         """Bytes of the chosen rows, had they been gathered."""
-        row = int(np.prod(self.array.shape[1:], dtype=np.int64)) * self.dtype.itemsize
-        return len(self.index) * row
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def __len__(self) -> int:
-        """n."""
+        """Returns n."""
         return len(self.index)
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        """One row after the other."""
-        return (self[row] for row in range(len(self)))
-
     def __getitem__(self, item: Any) -> np.ndarray:
-        """`array[index][item]` for a number, slice or array of numbers or bools."""
+        """Returns `array[index][item]` for a number, slice or array of numbers or bools."""
         if isinstance(item, tuple) or item is None or item is Ellipsis:
             raise TypeError(f"rows[{item}]: index rows alone, then the array that this gives")
         chosen = self.index[item]
         if not np.ndim(chosen):
             return np.array(self.array[chosen])
-        if isinstance(self.array, np.memmap):
-            return _read_in_order(self.array, chosen)
-        return self.array[chosen]
+        if not isinstance(self.array, np.memmap):
+            return self.array[chosen]
+        # Read from the first byte to the last, as disks like it, without a second copy.
+        plain, flat = self.array.view(np.ndarray), chosen.ravel()
+        gathered = np.empty((len(flat), *self.shape[1:]), self.dtype)
+        for place in np.argsort(flat, kind="stable"):
+            gathered[place] = plain[flat[place]]
+        return gathered.reshape(*chosen.shape, *self.shape[1:])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """All rows, for `np.asarray`."""
+        """Returns all rows, for `np.asarray`."""
         if copy is False:
             raise ValueError("the rows must be gathered, which copies them: leave copy at None")
         return self[:].astype(dtype or self.dtype, copy=False)
 
-    def __repr__(self) -> str:
-        """Form, and number of rows to choose from."""
-        return f"Rows({self.dtype}{list(self.shape)} of {len(self.array)})"
-
-
-def _read_in_order(array: np.memmap, chosen: np.ndarray) -> np.ndarray:
-    """array[chosen], read from the first byte to the last, as disks like it; no second copy."""
-    plain, flat = array.view(np.ndarray), chosen.ravel()
-    gathered = np.empty((len(flat), *array.shape[1:]), array.dtype)
-    for place in np.argsort(flat, kind="stable"):
-        gathered[place] = plain[flat[place]]
-    return gathered.reshape(*chosen.shape, *array.shape[1:])
-
 
 def blocks(array: np.ndarray | Rows, size: int = 1024) -> Iterator[np.ndarray]:
-    """The rows of an array in order, at most `size` of them in memory at a time."""
+    """Yields the rows of an array in order, at most `size` of them in memory at a time."""
     return (array[start : start + size] for start in range(0, len(array), size))

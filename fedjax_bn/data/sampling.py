@@ -33,7 +33,7 @@ class ClientData(NamedTuple):
 
 
 def stack_clients(splits: Sequence[Split], longest: int | None = None) -> ClientData:
-    """Puts the clients' splits on the device as one array, zeros behind the shorter ones.
+    """Puts the clients' splits on the device as one array, shorter ones padded with zeros.
 
     Args:
       splits: of the K clients.
@@ -44,13 +44,13 @@ def stack_clients(splits: Sequence[Split], longest: int | None = None) -> Client
 
 
 def client_rows(splits: Sequence[Split], longest: int, start: int, stop: int) -> ClientData:
-    """Some rows of `stack_clients` as NumPy arrays; of the others no sample is read.
+    """Returns some rows of `stack_clients` as NumPy arrays, and reads no sample of the others.
 
     Args:
       splits: of the K clients.
       longest: N.
       start: the first row.
-      stop: the row behind the last; rows from K on are empty.
+      stop: the row after the last; rows from K on are empty.
     """
     chosen = splits[start:stop]
 
@@ -88,11 +88,11 @@ Sampler = Callable[[jax.Array, jax.Array, int, jax.Array], Draw]
 
 
 def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
-    """A sampler of S = max(epochs) * ceil(N / B) steps.
+    """Returns a sampler of S = max(epochs) * ceil(N / B) steps.
 
     Each epoch, reshuffled, holds every sample of a client once; its last batch is short, and
-    clients with fewer samples end it with empty batches (`valid` is False there). A client that
-    makes fewer epochs than others has empty ones behind them.
+    clients with fewer samples end it with empty batches (`valid` is False there). Empty epochs
+    follow those of a client that makes fewer than others.
 
     Args:
       batch_size: B.
@@ -104,6 +104,7 @@ def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
         steps = math.ceil(longest / batch_size)
         orders = _orders(key, sizes, client, longest, most)
         padding = steps * batch_size - longest
+        # Padding points to sample 0, which is not valid there.
         orders = jnp.pad(orders, ((0, 0), (0, 0), (0, padding)))
         own = jnp.asarray(epochs, jnp.int32)[client if len(epochs) > 1 else jnp.zeros_like(client)]
         valid = jnp.arange(steps * batch_size, dtype=sizes.dtype) < sizes[:, None, None]
@@ -116,7 +117,7 @@ def by_epochs(batch_size: int, epochs: Sequence[int]) -> Sampler:
 
 
 def by_steps(batch_size: int, steps: int, smallest: int) -> Sampler:
-    """A sampler of S = steps full batches for every client.
+    """Returns a sampler of S = steps full batches for every client.
 
     A client runs through its reshuffled samples as often as needed (FedBN, Appendix E.6: clients
     with less data repeat sampling).
@@ -140,19 +141,19 @@ def by_steps(batch_size: int, steps: int, smallest: int) -> Sampler:
 
 
 def rows_of(data: PyTree, client: jax.Array | None) -> PyTree:
-    """Arrays [K, ...] of some clients i32[C] only; as they are for None."""
+    """Returns arrays [K, ...] of some clients i32[C] only; as they are for None."""
     return data if client is None else jax.tree.map(lambda leaf: leaf[client], data)
 
 
 def label_forms(split: Split, place: tuple[int, ...]) -> PyTree:
-    """The forms (`jax.ShapeDtypeStruct`) [*place, ...] of labels like the split's."""
+    """Returns the forms (`jax.ShapeDtypeStruct`) [*place, ...] of labels like the split's."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((*place, *leaf.shape[1:]), stored(leaf)), split.labels
     )
 
 
 def point_to(data: ClientData, draw: Draw) -> dict[str, jax.Array]:
-    """Batches whose `image` i32[C, S, B] are numbers among a client's samples, its `source`.
+    """Returns batches whose `image` i32[C, S, B] are numbers among a client's samples, `source`.
 
     So a round holds the images of one step at a time, not of all its steps.
     """
@@ -173,13 +174,13 @@ def validation_batches(
     stop: int | None = None,
     longest: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """The clients' validation samples in order, as batches, zeros behind the last.
+    """Returns the clients' validation samples in order, as batches, zeros after the last.
 
     Args:
       splits: of the K clients.
       batch_size: B at most.
       start: the first row.
-      stop: the row behind the last; rows from K on are empty. By default K.
+      stop: the row after the last; rows from K on are empty. By default K.
       longest: samples for which there is room, by default those of the largest split.
 
     Returns:
@@ -203,10 +204,12 @@ def validation_batches(
 def _orders(
     key: jax.Array, sizes: jax.Array, client: jax.Array, longest: int, epochs: int
 ) -> jax.Array:
-    """i32[C, epochs, N]: random orders in which every client's real samples come first."""
+    """Returns i32[C, epochs, N]: random orders in which a client's real samples come first."""
 
     def order(size: jax.Array, client: jax.Array) -> jax.Array:
+        # By the client's number, so that a cohort draws what it would draw among all clients.
         draws = jax.random.uniform(jax.random.fold_in(key, client), (epochs, longest))
+        # Draws are below 1, so samples that do not exist come last.
         return jnp.argsort(
             jnp.where(jnp.arange(longest, dtype=size.dtype) < size, draws, 2), axis=-1
         )

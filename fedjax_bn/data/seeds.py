@@ -4,7 +4,7 @@ import numpy as np
 
 
 def generator(seed: int, *path: int) -> np.random.Generator:
-    """A PCG64 generator for one use of a seed: other paths give independent streams.
+    """Returns a PCG64 generator for one use of a seed: other paths give independent streams.
 
     Paths are padded with zeros: (1,) and (1, 0) give the same stream.
 

@@ -21,13 +21,13 @@ class Pool(NamedTuple):
 
     Attributes:
       name: of the domain.
-      images: u8[N, H, W, C], or f32[N, ...] for features, or images that are no bytes; may be
+      images: u8[N, H, W, C], or f32[N, ...] for features or images of floats; may be
         memory-mapped, so take rows, not the whole, where few are needed.
       labels: i32[N], indices into the source's classes; or boxes, see `label_trees`.
       names: str[N], where each sample comes from, such as its path in the dataset's folder, with /
         on every system. Samples with the same name (windows of one recording, corruptions of one
         photograph), in this or another domain, belong together: no split separates them.
-      parts: i8[N], the authors' own split (TRAIN, VALIDATION or TEST); None where there is none.
+      parts: i8[N], the authors' own split (TRAIN, VALIDATION or TEST); None without such a split.
     """
 
     name: str
@@ -66,13 +66,13 @@ def check_source(source: Source) -> Source:
     """Returns the source if its pools are sound, with images and labels as they are kept.
 
     Raises:
-      ValueError: images or labels are none, see `fedjax_bn.engine.inputs`; there is no pool, two
-        have one name, one is empty, its arrays differ in length, or a part is none of TRAIN,
-        VALIDATION and TEST.
+      ValueError: images or labels are of another form, see `fedjax_bn.engine.inputs`; there is no
+        pool, two have one name, one is empty, its arrays differ in length, or a part is not TRAIN,
+        VALIDATION or TEST.
     """
     if not source.pools:
         raise ValueError(f"{source.name}: no domains; a dataset needs at least one")
-    names = [pool.name for pool in source.pools]
+    names, kept = [pool.name for pool in source.pools], []
     for pool in source.pools:
         place = f"{source.name}, {pool.name!r}"
         if names.count(pool.name) > 1:
@@ -88,17 +88,11 @@ def check_source(source: Source) -> Source:
             raise ValueError(f"{place} has no samples; give it some or leave the domain out")
         if pool.parts is not None and not np.isin(pool.parts, (TRAIN, VALIDATION, TEST)).all():
             raise ValueError(f"{place}: parts must be 0, 1 or 2 for train, validation and test")
-    pools = tuple(_kept(pool, source) for pool in source.pools)
-    changed = any(new is not old for new, old in zip(pools, source.pools, strict=True))
-    return source._replace(pools=pools) if changed else source
-
-
-def _kept(pool: Pool, source: Source) -> Pool:
-    """The pool with images and labels in the dtypes in which they are kept."""
-    place = f"{source.name}, {pool.name!r}"
-    if pool.images.dtype not in (np.uint8, np.float32):
-        pool = pool._replace(images=as_images(pool.images, f"{place}: the images"))
-    if not has_boxes(pool.labels) and pool.labels.dtype != np.int32:
-        labels = class_labels(pool.labels, f"{place}: the array of labels", len(source.classes))
-        pool = pool._replace(labels=labels)
-    return pool
+        if pool.images.dtype not in (np.uint8, np.float32):
+            pool = pool._replace(images=as_images(pool.images, f"{place}: the images"))
+        if not has_boxes(pool.labels) and pool.labels.dtype != np.int32:
+            labels = class_labels(pool.labels, f"{place}: the array of labels", len(source.classes))
+            pool = pool._replace(labels=labels)
+        kept.append(pool)
+    changed = any(new is not old for new, old in zip(kept, source.pools, strict=True))
+    return source._replace(pools=tuple(kept)) if changed else source

@@ -26,7 +26,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from fedjax_bn import models
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
 from fedjax_bn.data.pixels.images import impossible_samples, standardize
-from fedjax_bn.data.pixels.orientation import ORIENTATIONS, STORED
+from fedjax_bn.data.pixels.raster import ORIENTATIONS, STORED
 from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.data.sets.arrays import check_memory
 from fedjax_bn.engine.named_arrays import to_named
@@ -59,7 +59,7 @@ class About(NamedTuple):
       adaptations: those with which its run tested unseen clients.
       programs: adaptation -> what `open_program` needs.
       batch_size: B of the batches on which its run tested adaptations that set no other.
-      orientation: of the image files that trained it, see `pixels.orientation`; folders of earlier
+      orientation: of the image files that trained it, see `pixels.raster`; folders of earlier
         versions have no such entry and were trained on stored pixels.
     """
 

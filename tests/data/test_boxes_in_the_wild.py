@@ -1,15 +1,13 @@
 """Folders of boxes as people have them: other layouts, stray files, and faults that are named."""
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
+import boxed
+from boxed import text
 from fedjax_bn.data.boxes import bdd100k, cityscapes, instances, own, vistas
 from fedjax_bn.data.boxes.bdd100k import CLASSES
-from fedjax_bn.data.boxes.labelled import Labelled, Slips
 from fedjax_bn.data.label_trees import CLASS, crowd
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 
@@ -21,16 +19,12 @@ XML = (
 )
 
 
-def picture(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(path)
-    return path
+def picture(path: Path) -> None:
+    boxed.picture(path, 16, 16)
 
 
-def text(path: Path, content) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return path
+def ids_of(path: Path, *boxes, side: int = 16) -> None:
+    boxed.instances(path, *boxes, size=(side, side))
 
 
 def notes_of(root: Path, **how) -> str:
@@ -155,14 +149,6 @@ def test_a_polygon_with_nan_behind_its_first_point_is_refused(tmp_path):
         cityscapes.load(tmp_path, **HOW)
 
 
-def ids_of(path: Path, *boxes, side: int = 16) -> None:
-    ids = np.zeros((side, side), np.uint16)
-    for value, x1, y1, x2, y2 in boxes:
-        ids[y1:y2, x1:x2] = value
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(ids).save(path)
-
-
 def test_instances_left_out_crowds_and_sizes_that_differ_are_said(tmp_path, monkeypatch):
     monkeypatch.setattr(instances, "_MOST", 2)
     picture(tmp_path / "leftImg8bit/train/ulm/ulm_0_0_leftImg8bit.png")
@@ -176,16 +162,6 @@ def test_instances_left_out_crowds_and_sizes_that_differ_are_said(tmp_path, monk
         assert "1 crowds" in notes
         assert "1 instances left out, the smallest of images with more than 2" in notes
         assert "1 images of another size than their labels say" in notes
-
-
-def test_an_image_says_how_many_instances_it_has(tmp_path):
-    found = instances.Instances([0], [(0, 0, 1, 1)], (4, 3), 3)
-    slips = Slips()
-    one = instances.with_instances(Labelled(tmp_path, "here", (), (), ()), found, slips)
-    assert (one.size, one.rows) == ((4, 3), range(1, 2))
-    assert slips.notes() == [
-        "2 instances left out, the smallest of images with more than 512, such as here"
-    ]
 
 
 def test_a_config_of_vistas_without_known_classes_is_refused(tmp_path):

@@ -1,37 +1,19 @@
 """Boxes in every published form: two images each, written by the tests."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from boxed import instances, picture, text
 from fedjax_bn.data.boxes import bdd100k, cityscapes, driving, own, vistas
 from fedjax_bn.data.boxes.instances import boxes_of
 from fedjax_bn.data.label_trees import BOXES, CLASS, crowd
-from fedjax_bn.data.pixels.letterbox import GREY
+from fedjax_bn.data.pixels.resize import GREY
 from fedjax_bn.data.source import TRAIN, VALIDATION, Source
 
 SIDE = 32
 HOW = {"image_size": SIDE, "progress": False}
-
-
-def picture(path: Path, width: int = 64, height: int = 32, box=None) -> Path:
-    """A black image, white where the box (x1, y1, x2, y2) is."""
-    pixels = np.zeros((height, width, 3), np.uint8)
-    if box is not None:
-        x1, y1, x2, y2 = box
-        pixels[y1:y2, x1:x2] = 255
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path)
-    return path
-
-
-def text(path: Path, content) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return path
 
 
 def found(source: Source, pool: int = 0):
@@ -212,16 +194,6 @@ def test_both_editions_of_bdd100k_give_table_3s_domains(tmp_path, edition, perso
     lights = bdd100k.load(tmp_path, domains=("all",), classes=("traffic light", "bus"), **HOW)
     assert lights.classes == ("traffic light", "bus")
     assert [name for image in found(lights) for name, _ in image] == ["bus"]
-
-
-def instances(path: Path, *boxes) -> Path:
-    """A PNG of 16 bits; (value, x1, y1, x2, y2) each."""
-    ids = np.zeros((32, 64), np.uint16)
-    for value, x1, y1, x2, y2 in boxes:
-        ids[y1:y2, x1:x2] = value
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(ids).save(path)
-    return path
 
 
 def write_cityscapes(root: Path, clear_end: str) -> Path:

@@ -7,7 +7,7 @@ import pytest
 from scipy import ndimage
 
 from fedjax_bn.data import corruptions
-from fedjax_bn.data.corruptions import CORRUPTIONS, EXTRA, INTERNAL, blur, digital, noise, weather
+from fedjax_bn.data.corruptions import CORRUPTIONS, EXTRA, INTERNAL, camera, weather
 from fedjax_bn.data.seeds import generator
 
 EXTRA_PACKAGE = {"frost": "imagecorruptions", "spatter": "cv2"}
@@ -66,12 +66,12 @@ def test_an_unknown_corruption_or_severity_is_refused_naming_the_allowed_ones():
 def test_noises_have_their_published_moments():
     grey = np.full((20, 32, 32, 3), 0.5)
     rng = generator(1)
-    assert noise.gaussian_noise(grey, rng, 0.04).std() == pytest.approx(0.04, rel=0.01)
-    assert noise.speckle_noise(grey, rng, 0.2).std() == pytest.approx(0.1, rel=0.01)
-    shot = noise.shot_noise(grey, rng, 50)
+    assert camera.gaussian_noise(grey, rng, 0.04).std() == pytest.approx(0.04, rel=0.01)
+    assert camera.speckle_noise(grey, rng, 0.2).std() == pytest.approx(0.1, rel=0.01)
+    shot = camera.shot_noise(grey, rng, 50)
     assert shot.mean() == pytest.approx(0.5, rel=0.01)
     assert shot.var() == pytest.approx(0.5 / 50, rel=0.03)
-    salted = noise.impulse_noise(grey, rng, 0.07)
+    salted = camera.impulse_noise(grey, rng, 0.07)
     for value in (0, 1):
         assert (salted == value).mean() == pytest.approx(0.035, rel=0.05)
 
@@ -83,8 +83,8 @@ def test_brightness_and_saturation_change_one_channel_of_hsv():
     images = np.concatenate([images, np.full((1, 3), 0.4)])[None, None]
     for pixel, brighter, stronger in zip(
         images[0, 0],
-        digital.brightness(images, generator(0), 0.2)[0, 0],
-        digital.saturate(images, generator(0), 2, 0.1)[0, 0],
+        camera.brightness(images, generator(0), 0.2)[0, 0],
+        camera.saturate(images, generator(0), 2, 0.1)[0, 0],
         strict=True,
     ):
         hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
@@ -96,7 +96,7 @@ def test_brightness_and_saturation_change_one_channel_of_hsv():
 
 def test_contrast_keeps_means_and_scales_deviations():
     images = photographs(2) / 255
-    flat = digital.contrast(images, generator(0), 0.3)
+    flat = camera.contrast(images, generator(0), 0.3)
     np.testing.assert_allclose(flat.mean(axis=(1, 2)), images.mean(axis=(1, 2)), atol=1e-12)
     np.testing.assert_allclose(flat.std(axis=(1, 2)), 0.3 * images.std(axis=(1, 2)), atol=1e-12)
 
@@ -104,32 +104,32 @@ def test_contrast_keeps_means_and_scales_deviations():
 def test_a_drag_along_the_columns_is_half_a_gaussian_and_keeps_plain_images():
     images = np.zeros((1, 9, 21, 1))
     images[0, 4, 10] = 1
-    dragged = blur.drag(images, np.zeros(1), radius=3, sigma=2.0)
+    dragged = camera.drag(images, np.zeros(1), radius=3, sigma=2.0)
     weights = np.exp(-(np.arange(7) ** 2) / 8)
     np.testing.assert_allclose(dragged[0, 4, 10:3:-1, 0], weights / weights.sum(), atol=1e-12)
     plain = np.full((2, 9, 9, 3), 0.3)
-    np.testing.assert_allclose(blur.drag(plain, np.array([30.0, -80]), 4, 1.5), plain, atol=1e-12)
+    np.testing.assert_allclose(camera.drag(plain, np.array([30.0, -80]), 4, 1.5), plain, atol=1e-12)
 
 
 def test_a_disk_of_radius_one_is_a_cross_and_all_disks_weigh_one():
-    cross = blur._disk(1, 1e-3)[1:-1, 1:-1] * 5
+    cross = camera._disk(1, 1e-3)[1:-1, 1:-1] * 5
     np.testing.assert_allclose(cross, [[0, 1, 0], [1, 1, 1], [0, 1, 0]], atol=1e-12)
     for radius, smooth in ((0.3, 0.4), (1.5, 0.1), (3, 0.1)):
-        assert blur._disk(radius, smooth).sum() == pytest.approx(1)
+        assert camera._disk(radius, smooth).sum() == pytest.approx(1)
 
 
 def test_magnifying_by_one_changes_nothing_and_keeps_the_middle_otherwise():
     images = photographs(2) / 255
-    np.testing.assert_allclose(blur.magnify(images, 1.0), images, atol=1e-12)
+    np.testing.assert_allclose(camera.magnify(images, 1.0), images, atol=1e-12)
     ramp = np.broadcast_to(np.arange(32.0)[:, None, None], (1, 32, 32, 1))
-    larger = blur.magnify(ramp, 2.0)[0, :, 0, 0]
+    larger = camera.magnify(ramp, 2.0)[0, :, 0, 0]
     np.testing.assert_allclose(np.diff(larger), 15 / 31, atol=1e-12)
     assert larger.mean() == pytest.approx(15.5)
 
 
 def test_glass_takes_every_colour_from_its_neighbourhood():
     images = photographs(2) / 255
-    seen = np.rint(blur.glass_blur(images, generator(0), 0.01, 1, 1) * 255)
+    seen = np.rint(camera.glass_blur(images, generator(0), 0.01, 1, 1) * 255)
     original = np.rint(images * 255)
     # the first pixels to change, in the lower right, have neighbours that nothing has changed yet
     window = original[:, 29:32, 29:32].reshape(2, 9, 3)
@@ -145,14 +145,14 @@ def test_fog_is_a_cloud_from_nought_to_one_that_differs_between_images():
 
 def test_elastic_with_no_strength_at_all_changes_nothing():
     images = photographs(2) / 255
-    still = digital.elastic_transform(images, generator(0), 0, 0, 0)
+    still = camera.elastic_transform(images, generator(0), 0, 0, 0)
     np.testing.assert_allclose(still, images, atol=1e-9)
 
 
 def test_looking_at_shifted_places_moves_the_picture():
     images = photographs(1) / 255
     places = np.stack(np.meshgrid(np.arange(32), np.arange(32), indexing="ij"))[:, None] + 1.0
-    moved = digital._look_at(images, places, "mirror")
+    moved = camera._look_at(images, places, "mirror")
     np.testing.assert_allclose(moved[:, :-1, :-1], images[:, 1:, 1:], atol=1e-12)
 
 

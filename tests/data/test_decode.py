@@ -93,14 +93,6 @@ def test_a_palette_with_transparency_raises_no_warning(tmp_path):
     assert load([tmp_path / "a.png"])[0].shape == (1, 8, 8, 3)
 
 
-def test_sixteen_bit_grey_keeps_its_shades(tmp_path):
-    shades = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    Image.fromarray(shades).save(tmp_path / "a.png")
-    images, notes = load([tmp_path / "a.png"])
-    np.testing.assert_array_equal(images[0, ..., 0], shades >> 8)
-    assert notes == ("images converted to RGB: 1 from 16-bit grey",)
-
-
 def spoil(file: Path, content: bytes) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
@@ -135,12 +127,9 @@ def test_missing_files_are_named_with_the_others(tmp_path, files, cached):
         load(files, cache=tmp_path / "cache" if cached else None)
 
 
-def test_no_files_are_an_error(tmp_path):
+def test_progress_goes_to_stderr_only_if_wanted_and_there_must_be_files(files, capsys):
     with pytest.raises(ValueError, match="cannot decode 0 files"):
-        decode([], 8, root=tmp_path)
-
-
-def test_progress_goes_to_stderr_only_if_wanted(files, capsys):
+        decode([], 8, root=files[0].parent)
     load(files)
     assert capsys.readouterr() == ("", "")
     decode(files, 8, root=files[0].parent)
@@ -227,7 +216,7 @@ def test_a_bit_that_changed_anywhere_in_a_cache_is_noticed(tmp_path, files, caps
     first = np.array(load(files, cache=tmp_path / "cache")[0])
     (path,) = (tmp_path / "cache").glob("*.npy")
     content = path.read_bytes()
-    places = np.random.default_rng(0).choice(len(content), 60, replace=False)
+    places = np.random.default_rng(0).choice(len(content), 30, replace=False)
     for place in (0, 127, 128, 1087, 1088, len(content) - 1, *places.tolist()):
         damaged = bytearray(content)
         damaged[place] ^= 1 << place % 8
@@ -237,20 +226,24 @@ def test_a_bit_that_changed_anywhere_in_a_cache_is_noticed(tmp_path, files, caps
         assert path.read_bytes() == content
 
 
-def test_blocks_written_in_any_order_are_checked_as_they_lie(tmp_path, capsys):
+def test_rows_written_in_order_or_at_their_place_are_kept_and_checked(tmp_path, capsys):
     rows = np.random.default_rng(0).integers(0, 256, (7, 5), np.uint8)
 
-    def make(write):
+    def in_order(write):
+        write(rows[:4])
+        write(rows[4:])
+        return ("a note",)
+
+    def placed(write):
         for start, stop in ((3, 7), (0, 1), (1, 3)):
             write(rows[start:stop][:, ::-1][:, ::-1], start)
         return ("a note",)
 
-    for _ in range(2):
-        array, notes = cache_module.cached_array(tmp_path, "rows/of ../any", rows.shape, make)
+    for name, make in (("a", in_order), ("rows/of ../any", placed)) * 2:
+        array, notes = cache_module.cached_array(tmp_path, name, rows.shape, make)
         np.testing.assert_array_equal(array, rows)
         assert notes == ("a note",)
-    (path,) = tmp_path.glob("*.npy")
-    assert path.parent == tmp_path
+    assert {path.parent for path in tmp_path.rglob("*.npy")} == {tmp_path}
     assert not capsys.readouterr().err
 
 
@@ -403,22 +396,3 @@ def test_what_the_disk_does_not_take_for_certain_gets_no_final_name(tmp_path, fi
     with pytest.raises(OSError, match=r"cannot keep .*Input/output error"):
         load(files, cache=tmp_path / "cache")
     assert kept_in(tmp_path / "cache") == []
-
-
-def test_rows_are_kept_in_order_or_at_their_place(tmp_path):
-    rows = RNG.integers(0, 256, (6, 4), dtype=np.uint8)
-
-    def in_order(write) -> tuple[str, ...]:
-        write(rows[:4])
-        write(rows[4:])
-        return ("a note",)
-
-    def placed(write) -> tuple[str, ...]:
-        write(rows[4:], 4)
-        write(rows[:4], 0)
-        return ()
-
-    for name, make in (("a", in_order), ("b", placed)):
-        kept, notes = cache_module.cached_array(tmp_path, name, (6, 4), make)
-        np.testing.assert_array_equal(kept, rows)
-        assert notes == (("a note",) if name == "a" else ())

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.data.division.by_class import split_clients
-from fedjax_bn.data.division.partition import share_out_domains
+from fedjax_bn.data.division.partition import share_out_domains, split_clients
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.report import plots, write_report
 from fedjax_bn.report.data import data_facts
@@ -67,11 +66,11 @@ def test_the_record_of_many_clients_says_who_took_part():
 @pytest.mark.parametrize("validate_with", [pytest.param("own", marks=pytest.mark.slow), "global"])
 def test_a_sample_is_evaluated_as_all_clients_are(monkeypatch, validate_with):
     runs.install(monkeypatch, runs.dataset())
-    told = []
-    for count in (0, 3):
-        config = runs.config(target="", eval_clients=count, validate_with=validate_with)
-        experiment, _, start = prepare(config)
-        told.append(evaluator(config, experiment)(start(), np.array([True, False, True, True])))
+    config = runs.config(target="", validate_with=validate_with)
+    experiment, _, start = prepare(config)
+    told, state = [], start()
+    for config.eval_clients in (0, 3):
+        told.append(evaluator(config, experiment)(state, np.array([True, False, True, True])))
     names = [runs.NAMES[k] for k in clients_tested(config, 4)]
     assert len(names) == 3
     for key in ("accuracy", "validation"):

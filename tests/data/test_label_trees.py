@@ -10,9 +10,8 @@ import pytest
 
 import boxed
 from fedjax_bn.data import label_trees
-from fedjax_bn.data.division.clients import make_clients
+from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.division.partition import fingerprint
-from fedjax_bn.data.division.pooled import pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, splits, whole
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.sampling import (
@@ -36,38 +35,43 @@ def draw_of(sizes, number):
     return client, by_epochs(2, (1,))(sizes, client, 5, key)
 
 
-def test_a_round_trains_every_image_with_its_own_boxes():
-    parts = [boxed.split(5, 0), boxed.split(3, 1)]
-    data = stack_clients(parts)
-    _, draw = draw_of(data.sizes, 0)
-    batches = point_to(data, draw)
+PARTS = [boxed.split(5, 0), boxed.split(3, 1)]
+
+
+@pytest.fixture(scope="module")
+def resident():
+    """Both clients on the device, and how a round draws from them."""
+    data = stack_clients(PARTS)
+    return data, jax.jit(functools.partial(draw_of, data.sizes))
+
+
+def test_a_round_trains_every_image_with_its_own_boxes(resident):
+    data, draw = resident
+    batches = jax.device_get(jax.jit(point_to)(data, draw(0)[1]))
     check_batches(batches, 2, 1)
     for k, s, b in np.argwhere(batches["valid"]):
         number = int(batches["image"][k, s, b])
-        own = label_trees.take(parts[k].labels, number)
+        own = label_trees.take(PARTS[k].labels, number)
         assert equal(own, jax.tree.map(lambda leaf, at=(k, s, b): leaf[at], batches["label"]))
     forms = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), batches["label"])
-    wanted = label_forms(parts[0], batches["valid"].shape)
+    wanted = label_forms(PARTS[0], batches["valid"].shape)
     assert forms == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), wanted)
 
 
-def test_streamed_boxes_are_those_on_the_device():
+def test_streamed_boxes_are_those_on_the_device(resident):
     pytest.importorskip("grain", reason="the stream needs grain, of the extra [data]")
-    parts = [boxed.split(5, 0), boxed.split(3, 1)]
-    data = stack_clients(parts)
-    draw = jax.jit(functools.partial(draw_of, data.sizes))
-    streamed = next(stream_rounds(parts, draw, 0, 1))
-    resident = point_to(data, draw(0)[1])
-    assert equal(streamed["label"], blank_padding(resident)["label"])
-    block = next(stream_tests(parts, 2, 1000))
-    assert equal(block.labels, jax.tree.map(np.asarray, stack_batches(parts, 2).labels))
+    data, draw = resident
+    streamed = next(stream_rounds(PARTS, draw, 0, 1))
+    kept = jax.jit(lambda: blank_padding(point_to(data, draw(0)[1])))()
+    assert equal(streamed["label"], kept["label"])
+    block = next(stream_tests(PARTS, 2, 1000))
+    assert equal(block.labels, jax.tree.map(np.asarray, stack_batches(PARTS, 2).labels))
 
 
 def test_validation_and_test_batches_hold_the_boxes_in_order():
-    parts = [boxed.split(5, 0), boxed.split(3, 1)]
-    validation = validation_batches(parts, 2)
-    tested = stack_batches(parts, 2)
-    for k, part in enumerate(parts):
+    validation = validation_batches(PARTS, 2)
+    tested = stack_batches(PARTS, 2)
+    for k, part in enumerate(PARTS):
         for name, leaf in part.labels.items():
             count, kept = len(leaf), np.asarray(validation["label"][name])[k]
             flat = kept.reshape(-1, *kept.shape[2:])

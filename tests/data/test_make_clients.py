@@ -12,13 +12,12 @@ from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.source import Source
-from fedjax_bn.report.plots import class_counts
 from sources import CLASSES, numbers, pool, sizes_of, toy
 
 seeds = st.integers(0, 2**32)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(
     labels=st.lists(st.integers(0, 3), min_size=12, max_size=150),
     alpha=st.floats(0.01, 100),
@@ -85,7 +84,7 @@ def test_listed_sizes_are_the_clients_sizes(sizes, options, expected):
         assert counts.max() - counts.min() <= 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     sizes=st.one_of(
         st.floats(0.01, 4).map(lambda x: f"lognormal:{x}"),
@@ -162,8 +161,11 @@ def test_a_split_is_this_one_on_any_machine(options, digest):
         ),
         ({"validation": 0.7, "test": 0.3}, "data.validation is 0.7 and data.test is 0.3; they are"),
         ({"validation": -0.1}, "data.validation is -0.1 and"),
-        ({"target": "d"}, "target 'd' is no domain of toy; choose from a, b, c, or a group: noise"),
-        ({"target": "noise,d"}, "target 'd' is no domain of toy"),
+        (
+            {"target": "d"},
+            "target 'd' is not a domain of toy; choose from a, b, c, or a group: noise",
+        ),
+        ({"target": "noise,d"}, "target 'd' is not a domain of toy"),
         ({"target": "noise,c"}, "target noise,c leaves out every domain of toy; none would train"),
         ({"partition": "skewed"}, "data.partition is 'skewed'; it must be one of iid, dirichlet"),
         ({"partition": "dirichlet"}, "set data.num_clients or data.clients_per_domain"),
@@ -226,10 +228,3 @@ def test_a_dataset_without_validation_samples_holds_some_out_where_official_is_s
                 x.tobytes() for x in np.asarray(old.train.images)
             )
             assert new.test is old.test
-
-
-@pytest.mark.parametrize("options", [{}, {"clients_per_domain": 2}, {"num_clients": 60}])
-def test_class_counts_are_drawn_for_any_number_of_clients(options):
-    options = options | ({"partition": "dirichlet"} if options else {})
-    dataset, _ = make_clients(toy((90, 90, 90)), **options)
-    assert class_counts(dataset).startswith(b"\x89PNG")

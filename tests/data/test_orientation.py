@@ -14,7 +14,7 @@ import runs
 from fedjax_bn.data.boxes import own
 from fedjax_bn.data.label_trees import BOXES
 from fedjax_bn.data.pixels.decode import decode, decode_image, hash_of_files
-from fedjax_bn.data.pixels.orientation import ORIENTATION
+from fedjax_bn.data.pixels.raster import ORIENTATION
 from fedjax_bn.data.sets.digits import mnist_m
 from fedjax_bn.models import MLP
 from fedjax_bn.run.experiment.readers import DATASETS, decoding
@@ -272,9 +272,12 @@ def test_predict_reads_images_as_the_training_of_its_model_did(served, tmp_path,
     pixels = np.random.default_rng(1).integers(0, 256, (12, 8, 3), np.uint8)
     for tag in TAGS:
         store(tmp_path / f"tagged/{tag}.png", tag, pixels)
-        Image.fromarray(np.ascontiguousarray(STORE[tag](pixels))).save(tmp_path / f"{tag}.png")
+        plain = tmp_path / f"plain/{tag}.png"
+        plain.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.ascontiguousarray(STORE[tag](pixels))).save(plain)
     rows = predicted(served, tmp_path / "tagged", capsys)
     assert len({tuple(row[2:]) for row in rows}) == 1
+    plain = [row[2:] for row in predicted(served, tmp_path / "plain", capsys)]
     about = json.loads((served / "model.json").read_text())
     old = tmp_path / "old"
     old.mkdir()
@@ -283,7 +286,6 @@ def test_predict_reads_images_as_the_training_of_its_model_did(served, tmp_path,
         content = {k: v for k, v in about.items() if k != "orientation"} | kept
         (old / "model.json").write_text(json.dumps(content))
         rows = predicted(old, tmp_path / "tagged", capsys)
-        plain = [predicted(served, tmp_path / f"{tag}.png", capsys)[0][2:] for tag in TAGS]
         assert [row[2:] for row in rows] == plain
     (old / "model.json").write_text(json.dumps(about | {"orientation": "sideways"}))
     assert runs.command("predict", "--model", str(old), "--data", str(tmp_path / "tagged")) == 2

@@ -7,8 +7,7 @@ import pytest
 
 import runs
 import tiny_digits
-from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.division.pooled import pool_clients
+from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset
 from fedjax_bn.data.sets import digits, digits_morpho
 from fedjax_bn.run.config import defaults

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedjax_bn.data import regular_files
-from fedjax_bn.data.boxes import coco, json_rows, own, parsing, voc, yolo_text
+from fedjax_bn.data.boxes import coco, own, parsing, voc, yolo_text
 from fedjax_bn.data.boxes.labelled import Slips
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode
@@ -37,14 +37,14 @@ def of_image(path: Path):
 
 
 def of_coco(path: Path):
-    return coco.find(path.parent)
+    return coco.find(path.parent, path.parent, Slips())
 
 
 READERS = {
     "data.yaml": lambda path: yolo_text.class_names([path.parent]),
     "classes.json": of_coco,
     "a.xml": parsing.read_xml,
-    "rows.json": lambda path: list(json_rows.read_rows(path)),
+    "rows.json": lambda path: list(parsing.read_rows(path)),
     "list.txt": lists.read_list,
     "metadata.csv": tables.column_names,
     "data_batch_1": of_cifar,
@@ -214,7 +214,7 @@ def test_names_of_thousands_of_digits_are_one_short_sentence(tmp_path, names):
 def test_a_json_number_of_thousands_of_digits_is_one_short_sentence(tmp_path):
     (tmp_path / "instances.json").write_text('{"images": [{"id": ' + "9" * 5000 + "}]}")
     with pytest.raises(ValueError, match=r"instances\.json cannot be read") as caught:
-        coco.find(tmp_path)
+        coco.find(tmp_path, tmp_path, Slips())
     assert len(str(caught.value)) < SHORT
 
 
@@ -238,7 +238,7 @@ def test_culprits_are_cut_and_both_ends_are_shown():
 def test_no_reader_of_data_opens_a_file_by_itself():
     """Metadata is opened in one place; what is left reads caches and files of the package."""
     root = Path(regular_files.__file__).parent
-    own_files = {"regular_files.py", "cache.py", "digital.py", "weather.py", "scanners.py"}
+    own_files = {"regular_files.py", "cache.py", "camera.py", "weather.py", "scanners.py"}
     found = {
         path.name
         for path in root.rglob("*.py")

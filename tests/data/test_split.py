@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_bn.data.division.by_class import first_samples, number_groups, samples_of
 from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.division.groups import first_samples, number_groups, samples_of
 from fedjax_bn.data.division.split import choose_parts
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
@@ -42,7 +42,7 @@ def sources(draw):
     return Source("any", CLASSES, tuple(pools), (0.5,), (0.5,))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     source=sources(),
     split=st.sampled_from(["holdout", "stratified"]),
@@ -68,7 +68,7 @@ def test_parts_are_disjoint_and_complete_and_never_separate_a_name(source, split
     assert all(len(parts) == 1 for parts in part_of.values())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     labels=st.lists(st.integers(0, 3), min_size=20, max_size=120),
     validation=st.integers(0, 500).map(lambda k: k / 1000),
@@ -133,7 +133,7 @@ def test_windows_of_one_recording_stay_together_down_to_the_client():
         assert sum(sizes_of(dataset)) == 32 * 7
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(names=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=30), data=st.data())
 def test_groups_are_numbered_by_first_appearance_and_listed_whole(names, data):
     group = number_groups(np.array(names), len(names))

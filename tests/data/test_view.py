@@ -35,7 +35,7 @@ def base(request, tmp_path_factory) -> np.ndarray:
     return np.load(path, mmap_mode="r")
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_rows_are_indexed_as_an_array_is(base, data):
     index = np.array(data.draw(st.lists(st.integers(0, 11), max_size=9)), np.int64)
@@ -88,8 +88,6 @@ def test_rows_of_rows_are_rows_of_the_array(base):
     [
         (lambda: Rows(BASE, np.array([12])), IndexError, "no row 12; rows are 0..11"),
         (lambda: Rows(BASE, np.array([-1])), IndexError, "no row -1"),
-        (lambda: Rows(BASE, np.array([0.5])), ValueError, "must be integers"),
-        (lambda: Rows(BASE, np.eye(2, dtype=int)), ValueError, "must be integers"),
         (lambda: Rows(BASE, np.arange(3))[3], IndexError, "out of bounds"),
         (lambda: Rows(BASE, np.arange(3))[:, 0], TypeError, "index rows alone"),
         (lambda: np.array(Rows(BASE, np.arange(3)), copy=False), ValueError, "copies them"),

@@ -1,6 +1,10 @@
-"""Small labels, splits and sources with boxes whose samples can be followed."""
+"""Small labels, splits and sources with boxes whose samples can be followed, and their files."""
+
+import json
+from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.label_trees import BOXES, CLASS
@@ -34,3 +38,31 @@ def source(*sizes: int) -> Source:
         names = np.array([f"{name}/{k}.jpg" for k in range(size)])
         pools.append(Pool(name, images, labels, names))
     return Source("toy", CLASSES, tuple(pools), (0.0,), (1.0,))
+
+
+def picture(path: Path, width: int = 64, height: int = 32, box=None) -> Path:
+    """A black image, white where the box (x1, y1, x2, y2) is."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    if box is not None:
+        x1, y1, x2, y2 = box
+        pixels[y1:y2, x1:x2] = 255
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def text(path: Path, content) -> Path:
+    """A text file, or one of JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def instances(path: Path, *boxes, size: tuple[int, int] = (64, 32)) -> Path:
+    """A PNG of 16 bits; (value, x1, y1, x2, y2) each."""
+    ids = np.zeros(size[::-1], np.uint16)
+    for value, x1, y1, x2, y2 in boxes:
+        ids[y1:y2, x1:x2] = value
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(ids).save(path)
+    return path

@@ -1,14 +1,12 @@
-"""Labelled images as a source: letterboxed pixels, and boxes of one form.
+"""Makes a source of labelled images: letterboxed pixels, and boxes in one form.
 
-Boxes refer to the image as viewers show it, turned upright by its EXIF (or, with the orientation
-"stored", as it lies in its file). Where the labels state a width and height that are those of the
-other of the two, their boxes refer to that one, and are turned with the image.
+Boxes refer to the image as viewers show it, turned upright by its EXIF, or with the orientation
+"stored" to the rows of its file. If the width and height of the labels are those of the other of
+these two images, the boxes refer to the other one, and are turned with it.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +15,18 @@ import numpy as np
 from fedjax_bn.data.boxes.labelled import Labelled, Slips
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pixels.cache import Write, cached_array
+from fedjax_bn.data.pixels.cache import cached_numbers
 from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
-from fedjax_bn.data.pixels.letterbox import to_square
-from fedjax_bn.data.pixels.orientation import STORED, UPRIGHT, tag_of_other_frame, turn_corners
-from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_raster, read_image
+from fedjax_bn.data.pixels.raster import (
+    MEGAPIXELS,
+    STORED,
+    UPRIGHT,
+    open_raster,
+    read_image,
+    tag_of_other_frame,
+    turn_corners,
+)
+from fedjax_bn.data.pixels.resize import to_square
 from fedjax_bn.data.source import Pool, Source, check_source
 
 _NO_AREA = "boxes without area, or outside their image, left out"
@@ -66,7 +71,7 @@ def to_source(
     squares: Squares,
     notes: Sequence[str] = (),
 ) -> Source:
-    """Reads the images of all domains: u8[N, image_size, image_size, 3], see `letterbox`.
+    """Reads the images of all domains: u8[N, image_size, image_size, 3], see `pixels.resize`.
 
     Boxes are cut at the border of their image; what is left out is counted in the notes.
 
@@ -76,64 +81,98 @@ def to_source(
       domains: name -> its images.
       classes: their names.
       slips: what the reader has changed or left out.
-      squares: what becomes of them.
-      notes: further sentences for the user.
+      squares: how images become squares.
+      notes: further notes for the user.
 
     Raises:
       ValueError: a box is not finite, there is no box at all, or an image cannot be read.
       FileNotFoundError: images are missing.
       OSError: the cache cannot be written.
     """
-    image_size, cache = squares.image_size, squares.cache
     everything = [one for owned in domains.values() for one in owned]
     files = [one.file for one in everything]
-    _check_present(files, root)
-    for one in everything:  # before hours of decoding
-        _check_finite(one)
+    _check(everything, root)  # before hours of decoding
     images, converted = decode(
         files,
-        image_size,
+        squares.image_size,
         root=root,
-        cache=cache,
+        cache=squares.cache,
         progress=squares.progress,
         max_megapixels=squares.max_megapixels,
         letterbox=True,
         orientation=squares.orientation,
     )
-    sizes = _image_sizes(files, root, squares)
-    place = partial(_place_boxes, squares=squares, slips=slips)
-    placed = [place(one, *map(int, row)) for one, row in zip(everything, sizes, strict=True)]
-    labels = _padded(placed)
-    if not (labels[CLASS] >= 0).any():
-        said = "; ".join(slips.notes()) or "see its labels"
-        raise ValueError(f"{root} has {len(files)} images, but none with a box: {said}")
+    frames = _frames_of(files, root, squares).tolist()
+    labels = _padded(
+        [_place(one, frame, squares, slips) for one, frame in zip(everything, frames, strict=True)]
+    )
+    counts = (labels[CLASS] >= 0).sum(1)
+    if not counts.any():
+        reason = "; ".join(slips.notes()) or "see its labels"
+        raise ValueError(f"{root} has {len(files)} images, but none with a box: {reason}")
+    names = relative_names(files, root)
     pools, start = [], 0
     for domain, owned in domains.items():
         rows = slice(start, start + len(owned))
         start = rows.stop
-        own = {key: leaf[rows] for key, leaf in labels.items()}
-        pools.append(Pool(domain, images[rows], own, _names(owned, root), _parts(owned)))
-        if pools[-1].parts is None and any(one.part is not None for one in owned):
+        parts = [one.part for one in owned]
+        divided = None not in parts and 0 in parts
+        if not divided and set(parts) != {None}:
             slips.add(_NO_SPLIT, domain)
-    notes = (*notes, *_counts(domains, labels), *slips.notes(), *converted)
-    key = hash_of_files(files, root, image_size, times=False)
-    no_shift, no_scale = (0.0,) * 3, (1.0,) * 3  # YOLO's detectors read u8/255
-    pools = tuple(pools)
+        pools.append(
+            Pool(
+                domain,
+                images[rows],
+                {key: leaf[rows] for key, leaf in labels.items()},
+                np.array([one.name or file for one, file in zip(owned, names[rows], strict=True)]),
+                np.array(parts, np.int8) if divided else None,
+            )
+        )
+    sizes = ", ".join(f"{domain} {len(owned)}" for domain, owned in domains.items())
+    about = (
+        f"{counts.sum()} boxes in {len(files)} images ({sizes}), {(counts == 0).sum()} of them "
+        f"without boxes, at most {counts.max()} in one"
+    )
     return check_source(
-        Source(name, tuple(classes), pools, no_shift, no_scale, notes, key=f"letterbox {key}")
+        Source(
+            name,
+            tuple(classes),
+            tuple(pools),
+            mean=(0.0,) * 3,  # YOLO's detectors read u8/255
+            std=(1.0,) * 3,
+            notes=(*notes, about, *slips.notes(), *converted),
+            key=f"letterbox {hash_of_files(files, root, squares.image_size, times=False)}",
+        )
     )
 
 
-def _place_boxes(
-    one: Labelled, width: int, height: int, tag: int, *, squares: Squares, slips: Slips
-) -> tuple[np.ndarray, np.ndarray]:
-    """The boxes f64[n, 4] of an image in shares of its square, and their classes i32[n].
+def _check(everything: Sequence[Labelled], root: Path) -> None:
+    """Raises FileNotFoundError or ValueError where images are missing or a box is not finite."""
+    if not everything:
+        raise ValueError(f"{root} has no images that are labelled")
+    missing = [one.file for one in everything if not one.file.is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{len(missing)} of {len(everything)} labelled images are not in {root}: "
+            f"{first_few(relative_names(missing, root))}; fetch or unpack them again"
+        )
+    for one in everything:
+        for box in one.boxes:
+            if not all(map(math.isfinite, box.corners)):
+                raise ValueError(
+                    f"{one.place}, row {box.row} has the box {list(map(float, box.corners))}, "
+                    "which is not finite: correct or remove it"
+                )
 
-    Width, height and tag are those that `tag_of_other_frame` returns.
-    """
-    most = squares.max_boxes
-    corners = np.asarray(one.corners, np.float64).reshape(-1, 4)
+
+def _place(
+    one: Labelled, frame: Sequence[int], squares: Squares, slips: Slips
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the boxes f64[n, 4] of an image in shares of its square, and their classes i32[n]."""
+    width, height, tag = frame
+    corners = np.array([box.corners for box in one.boxes], np.float64).reshape(-1, 4)
     image = np.array([width, height] * 2, np.float64)
+    # A size that is the other one's only if width and height are exchanged shows which is meant.
     if tag > 4 and width != height and one.size == (height, width):
         slips.add(_TURNED, one.place)
         corners = turn_corners(corners / image[[1, 0, 1, 0]], tag)
@@ -142,97 +181,40 @@ def _place_boxes(
         if one.size is not None and one.size != (width, height) and min(one.size) > 0:
             slips.add(_OTHER_SIZE, f"{one.place} ({one.size[0]} x {one.size[1]})")
     inside = np.clip(corners, 0, 1)
-    area = (inside[:, 2:] > inside[:, :2]).all(1)
-    out = (np.abs(inside - corners) * image > _BORDER).any(1) & area
-    for row in np.flatnonzero(~area):
-        slips.add(_NO_AREA, f"{one.place}, row {one.rows[row]}")
-    for row in np.flatnonzero(out):
-        slips.add(_CLIPPED, f"{one.place}, row {one.rows[row]}")
-    kept = np.flatnonzero(area)
+    has_area = (inside[:, 2:] > inside[:, :2]).all(1)
+    is_cut = (np.abs(inside - corners) * image > _BORDER).any(1) & has_area
+    for what, rows in ((_NO_AREA, ~has_area), (_CLIPPED, is_cut)):
+        for k in np.flatnonzero(rows):
+            slips.add(what, f"{one.place}, row {one.boxes[k].row}")
+    kept, most = np.flatnonzero(has_area), squares.max_boxes
     if len(kept) > most:
-        extent = np.prod(inside[kept, 2:] - inside[kept, :2], axis=1)
-        largest = np.sort(np.argsort(-extent, kind="stable")[:most])
-        for _ in range(len(kept) - most):
-            slips.add(
-                f"boxes left out, the smallest of images with more than data.max_boxes={most}",
-                str(one.file),
-            )
-        kept = kept[largest]
-    placed = to_square(inside[kept], width, height, squares.image_size)
-    return placed, np.asarray(one.classes, np.int32).reshape(-1)[kept]
-
-
-def _check_finite(one: Labelled) -> None:
-    for row, corners in zip(one.rows, one.corners, strict=True):
-        if not all(map(math.isfinite, corners)):
-            raise ValueError(
-                f"{one.place}, row {row} has the box {list(map(float, corners))}, which is not "
-                "finite: correct or remove it"
-            )
+        left_out = f"boxes left out, the smallest of images with more than data.max_boxes={most}"
+        slips.add(left_out, str(one.file), len(kept) - most)
+        areas = np.prod(inside[kept, 2:] - inside[kept, :2], axis=1)
+        kept = kept[np.sort(np.argsort(-areas, kind="stable")[:most])]
+    numbers = np.array([box.number for box in one.boxes], np.int32)
+    return to_square(inside[kept], width, height, squares.image_size), numbers[kept]
 
 
 def _padded(placed: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Boxes f32[N, M, 4] and classes i32[N, M]; M is at least 1."""
+    """Returns boxes f32[N, M, 4] and classes i32[N, M]; M is at least 1."""
     most = max(1, *(len(classes) for _, classes in placed))
     boxes = np.zeros((len(placed), most, 4), np.float32)
     numbers = np.full((len(placed), most), PADDING, np.int32)
     for k, (corners, classes) in enumerate(placed):
         boxes[k, : len(corners)], numbers[k, : len(corners)] = corners, classes
-    # What rounding to float32 makes of a box of next to no area is none.
+    # Rounded to float32, a box of nearly no area may have none.
     sound = (boxes[..., 2:] > boxes[..., :2]).all(-1)
     return {BOXES: np.where(sound[..., None], boxes, 0), CLASS: np.where(sound, numbers, PADDING)}
 
 
-def _check_present(files: Sequence[Path], root: Path) -> None:
-    if not files:
-        raise ValueError(f"{root} has no images that are labelled")
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        raise FileNotFoundError(
-            f"{len(missing)} of {len(files)} labelled images are not in {root}: "
-            f"{first_few(relative_names(missing, root))}; fetch or unpack them again"
-        )
-
-
-def _image_sizes(files: Sequence[Path], root: Path, squares: Squares) -> np.ndarray:
-    """i64[N, 3] of images that can be read: what `tag_of_other_frame` returns."""
+def _frames_of(files: Sequence[Path], root: Path, squares: Squares) -> np.ndarray:
+    """Returns i32[N, 3], what `tag_of_other_frame` returns of each image, kept in the cache."""
     orientation, most = squares.orientation, squares.max_megapixels
 
-    def size(file: Path) -> tuple[int, int, int]:
+    def frame(file: Path) -> tuple[int, int, int]:
         return tag_of_other_frame(open_raster(read_image(file, most), most), orientation)
-
-    def make(write: Write) -> tuple[str, ...]:
-        with ThreadPoolExecutor() as threads:
-            sizes = np.array(list(threads.map(size, files)), "<i4").reshape(-1, 3)
-        write(sizes.view(np.uint8).reshape(len(files), 12))
-        return ()
 
     form = f"-{STORED}" * (orientation == STORED)
     name = f"{root.resolve().name or 'images'}-sizes{form}-{hash_of_files(files, root, 0)}"
-    folder = None if squares.cache is None else Path(squares.cache)
-    rows = cached_array(folder, name, (len(files), 12), make)[0]
-    return np.ascontiguousarray(rows).view("<i4").astype(np.int64)
-
-
-def _names(owned: Sequence[Labelled], root: Path) -> np.ndarray:
-    files = relative_names([one.file for one in owned], root)
-    return np.array([one.name or file for one, file in zip(owned, files, strict=True)])
-
-
-def _parts(owned: Sequence[Labelled]) -> np.ndarray | None:
-    """i8[N]; None where not all images have a part, or none trains."""
-    parts = [one.part for one in owned]
-    return None if None in parts or 0 not in parts else np.array(parts, np.int8)
-
-
-def _counts(
-    domains: Mapping[str, Sequence[Labelled]], labels: Mapping[str, np.ndarray]
-) -> list[str]:
-    """A sentence on how many images and boxes there are."""
-    boxes = (labels[CLASS] >= 0).sum(1)
-    without = int((boxes == 0).sum())
-    counts = ", ".join(f"{name} {len(owned)}" for name, owned in domains.items())
-    return [
-        f"{boxes.sum()} boxes in {len(boxes)} images ({counts}), {without} of them without boxes, "
-        f"at most {boxes.max()} in one"
-    ]
+    return cached_numbers(squares.cache, name, files, frame, 3)

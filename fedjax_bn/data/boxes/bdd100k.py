@@ -4,9 +4,9 @@
     labels/det_20/det_{train,val}.json  or  labels/bdd100k_labels_images_{train,val}.json
 
 Both editions of the labels are lists of frames {"name", "attributes": {"weather", "scene",
-"timeofday"}, "labels": [{"category", "box2d": {"x1", "y1", "x2", "y2"}}]}; that of 2020 goes first,
-and lanes and areas of that of 2018, which have no "box2d", are skipped. Corners are included, so a
-box ends at x2 + 1. A frame whose labels are missing or null has no boxes.
+"timeofday"}, "labels": [{"category", "box2d": {"x1", "y1", "x2", "y2"}}]}; the edition of 2020 is
+read first, and lanes and areas of the one of 2018, which have no "box2d", are skipped. Corners are
+included, so a box ends at x2 + 1. A frame whose labels are missing or null has no boxes.
 """
 
 import os
@@ -15,20 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_bn.data.boxes.assemble import Squares, to_source
-from fedjax_bn.data.boxes.json_rows import read_rows
-from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
-from fedjax_bn.data.boxes.parsing import entry, number, of_kind
+from fedjax_bn.data.boxes.labelled import (
+    COMMON,
+    OTHER_CLASS,
+    PARTS,
+    Box,
+    Labelled,
+    Slips,
+    numbers_of,
+)
+from fedjax_bn.data.boxes.parsing import entry, number, of_kind, read_rows
 from fedjax_bn.data.source import Source
 from fedjax_bn.engine.names import shown
 
 CLASSES = (*COMMON, "traffic light", "traffic sign")
-_OTHER_NAMES = {
-    "pedestrian": "person",
-    "bike": "bicycle",
-    "motor": "motorcycle",
-    "van": "car",
-    "caravan": "car",
-}
+_OTHER_NAMES = {"pedestrian": "person", "bike": "bicycle", "motor": "motorcycle"}
+_OTHER_NAMES |= {"van": "car", "caravan": "car"}
 _IGNORED = ("other person", "other vehicle", "trailer")
 _ATTRIBUTES = ("weather", "scene", "timeofday")
 _FILES = ("labels/det_20/det_{}.json", "labels/bdd100k_labels_images_{}.json")
@@ -44,7 +46,6 @@ TABLE_3 = {
     "CityStreet": {"scene": "city street"},
     "Residential": {"scene": "residential"},
 }
-_Rule = Callable[[dict[str, str]], str]
 
 
 def load(
@@ -55,34 +56,33 @@ def load(
     classes: Sequence[str] = (),
     **how: Any,
 ) -> Source:
-    """Frames as u8[N, image_size, image_size, 3] with their boxes; train and val are its parts.
+    """Reads frames as u8[N, image_size, image_size, 3] with their boxes; train and val are parts.
+
+    Frames that are in no domain are left out, and counted.
 
     Args:
-      path: the folder of images and labels.
-      image_size: pixels a side of the squares.
       domains: ("scene",), ("weather",), ("timeofday",) or two of these for all their pairs; or some
         of Table 3's, which are the default; or ("all",) for one domain.
       classes: of the ten; by default the eight that driving datasets share.
-      **how: as in `own.load`.
-
-    Returns:
-      Source "bdd100k"; frames that are in no domain are left out, and counted.
-
-    Raises:
-      FileNotFoundError, ValueError, OSError: as `own.load`.
+      path, image_size, **how: as in `own.load`, with its errors.
     """
-    slips, classes = Slips(), tuple(classes) or COMMON
-    images = list_frames(path, domains, classes, slips)
-    return to_source("bdd100k", Path(path), images, classes, slips, Squares(image_size, **how))
+    slips, squares, classes = Slips(), Squares(image_size, **how), tuple(classes) or COMMON
+    frames = list_scenes(path, domains, classes, slips, squares)
+    return to_source("bdd100k", Path(path), frames, classes, slips, squares)
 
 
-def list_frames(
-    path: str | Path | None, domains: Sequence[str], classes: Sequence[str], slips: Slips
+def list_scenes(
+    path: str | Path | None,
+    domains: Sequence[str],
+    classes: Sequence[str],
+    slips: Slips,
+    squares: Squares,
 ) -> dict[str, list[Labelled]]:
-    """Domain -> its frames; arguments as of `load`."""
+    """Returns domain -> its frames; arguments as of `load`."""
+    del squares
     if not path or not Path(path).is_dir():
-        raise FileNotFoundError(f"data.path {path} is no folder of BDD100K: {_WHERE}")
-    root, rule = Path(path), _rule(domains)
+        raise FileNotFoundError(f"data.path {path} is not a folder of BDD100K: {_WHERE}")
+    root, domain_of = Path(path), _rule(domains)
     numbers = numbers_of(CLASSES, classes, "BDD100K")
     found: dict[str, list[Labelled]] = {}
     for part in ("train", "val"):
@@ -91,12 +91,16 @@ def list_frames(
             raise FileNotFoundError(f"{root / _FILES[0].format(part)} is missing: {_WHERE}")
         for row, frame in enumerate(read_rows(label_file), 1):
             place = f"{label_file}, frame {row}"
-            domain = rule(_attributes(frame, place))
+            given = of_kind(frame, dict, place).get("attributes") or {}
+            of_kind(given, dict, f"{place}: 'attributes'")
+            there = [name for name in _ATTRIBUTES if name in given]
+            domain = domain_of({name: entry(given, name, str, place) for name in there})
             if not domain:
                 slips.add("frames that are in no domain left out")
                 continue
             image = _read_frame(frame, place, root / "images" / "100k" / part, numbers, slips)
             found.setdefault(domain, []).append(image._replace(part=PARTS[part]))
+    # Rules by attributes make as many domains as there are values; Table 3's all must be there.
     chosen = [d for d in domains if d in TABLE_3] or (sorted(found) if domains else list(TABLE_3))
     empty = [name for name in chosen if name not in found]
     if empty or not chosen:
@@ -104,8 +108,8 @@ def list_frames(
     return {name: found[name] for name in chosen}
 
 
-def _rule(domains: Sequence[str]) -> _Rule:
-    """Returns `domain(attributes)`; empty for none."""
+def _rule(domains: Sequence[str]) -> Callable[[dict[str, str]], str]:
+    """Returns `domain(attributes)`, which returns "" for a frame that is in no domain."""
     if tuple(domains) == ("all",):
         return lambda attributes: "bdd100k"
     if domains and set(domains) <= set(_ATTRIBUTES) and len(set(domains)) == len(domains) <= 2:
@@ -115,27 +119,19 @@ def _rule(domains: Sequence[str]) -> _Rule:
             return "" if "undefined" in values else " ".join(v.replace("/", " or ") for v in values)
 
         return by_attributes
-    unknown = [name for name in domains if name not in TABLE_3]
-    if unknown:
+    if any(name not in TABLE_3 for name in domains):
         raise ValueError(
-            f"data.domains={tuple(domains)} is none of BDD100K's rules: give one or two of "
+            f"data.domains={tuple(domains)} is not a rule of BDD100K: give one or two of "
             f"{', '.join(_ATTRIBUTES)}, or some of {', '.join(TABLE_3)}, or all"
         )
-    wanted = {name: TABLE_3[name] for name in domains or TABLE_3}
 
-    def of_table(attributes: dict[str, str]) -> str:
-        for name, values in wanted.items():
-            if all(attributes.get(key) == value for key, value in values.items()):
+    def by_table(attributes: dict[str, str]) -> str:
+        for name in domains or TABLE_3:
+            if TABLE_3[name].items() <= attributes.items():
                 return name
         return ""
 
-    return of_table
-
-
-def _attributes(frame: Any, place: str) -> dict[str, str]:
-    given = of_kind(frame, dict, place).get("attributes") or {}
-    of_kind(given, dict, f"{place}: 'attributes'")
-    return {name: entry(given, name, str, place) for name in _ATTRIBUTES if name in given}
+    return by_table
 
 
 def _read_frame(
@@ -143,12 +139,11 @@ def _read_frame(
 ) -> Labelled:
     name = entry(frame, "name", str, place)
     if Path(name).name != name or name in ("", ".", "..") or not 0 < len(os.fsencode(name)) < 256:
-        raise ValueError(f"{place}: 'name' {shown(name[:60])!r} is no file's name")
-    labels = frame.get("labels")
+        raise ValueError(f"{place}: 'name' {shown(name[:60])!r} is not the name of a file")
+    labels, boxes = frame.get("labels"), []
     if labels is None:
         slips.add("frames without labels, which have no boxes")
-    rows, classes, corners = [], [], []
-    labels = [] if labels is None else labels
+        labels = []
     for row, one in enumerate(of_kind(labels, list, f"{place}: 'labels'"), 1):
         here = f"{place}, label {row}"
         box = of_kind(one, dict, here).get("box2d")
@@ -163,16 +158,13 @@ def _read_frame(
                 f"{here} is of category {shown(category[:40])!r}, which BDD100K does not have"
             )
         elif category not in numbers:
-            slips.add("boxes of classes that data.classes does not name left out")
+            slips.add(OTHER_CLASS)
         else:
-            of_kind(box, dict, f"{here}: 'box2d'")
-            if not {"x1", "y1", "x2", "y2"} <= set(box):
+            keys = ("x1", "y1", "x2", "y2")
+            if not set(keys) <= set(of_kind(box, dict, f"{here}: 'box2d'")):
                 raise ValueError(f"{here}: 'box2d' must have x1, y1, x2 and y2")
-            x1, y1, x2, y2 = (
-                number(box[key], f"{here}: {key}") for key in ("x1", "y1", "x2", "y2")
-            )
-            rows.append(row)
-            classes.append(numbers[category])
-            corners.append((x1, y1, x2 + 1, y2 + 1) if x2 >= x1 and y2 >= y1 else (x1, y1, x2, y2))
-    file = folder / name
-    return Labelled(file, f"{place} ({name})", classes, corners, rows, name=f"bdd100k/{name}")
+            x1, y1, x2, y2 = (number(box[key], f"{here}: {key}") for key in keys)
+            if x2 >= x1 and y2 >= y1:  # else it has no area, and to_source counts it
+                x2, y2 = x2 + 1, y2 + 1
+            boxes.append(Box(row, numbers[category], (x1, y1, x2, y2)))
+    return Labelled(folder / name, f"{place} ({name})", boxes, name=f"bdd100k/{name}")

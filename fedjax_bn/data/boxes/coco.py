@@ -9,29 +9,41 @@ are those before EXIF's turn, as it is stored (see `assemble`). Crowds stay such
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedjax_bn.data.boxes.labelled import CROWDS, Labelled, Slips, part_of
+from fedjax_bn.data.boxes.labelled import (
+    CROWDS,
+    OTHER_CLASS,
+    Box,
+    Labelled,
+    Slips,
+    numbers_of,
+    part_of,
+)
 from fedjax_bn.data.boxes.parsing import entry, number, of_kind, read_json
 from fedjax_bn.data.label_trees import crowd
 from fedjax_bn.engine.names import short
 from fedjax_bn.engine.ranges import brief
 
+NAME, SHARES = "COCO's JSON", False  # see `own`
 _LONGEST, _DEEPEST = 255, 1024  # bytes of a file's name, characters of one with its folders
 _KEYS = {"images", "annotations", "categories"}
+_Found = list[tuple[Path, dict[str, Any]]]
 
 
-def find(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The JSON files of a domain that are of this form, with their content.
+def find(root: Path, folder: Path, slips: Slips) -> _Found:
+    """Returns the JSON files of a domain that are of this form, with their content.
 
     Where some are called instances_*, as COCO's own, others (of key points, captions) are left out.
 
     Raises:
-      ValueError: a file is damaged, or none has all that this form needs.
+      ValueError: a file is damaged, or has some of the lists that this form needs, but not all.
     """
+    del root, slips
     paths = sorted(path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}*.json"))
+    # COCO's other files (of key points, captions) have the same keys.
     paths = [path for path in paths if path.stem.startswith("instances")] or paths
     contents = ((path, read_json(path)) for path in paths)
     objects = [(path, content) for path, content in contents if isinstance(content, dict)]
@@ -43,55 +55,52 @@ def find(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     return found
 
 
-def categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
-    """Number -> name, in the order of the file.
-
-    Raises:
-      ValueError: they are not of the form.
-    """
-    rows = entry(content, "categories", list, str(path))
-    named = {}
-    for row, one in enumerate(rows, 1):
-        place = f"{path}, categories, row {row}"
-        identity = entry(one, "id", int, place)
-        if identity in named:
-            raise ValueError(
-                f"{place} has the id {brief(identity)}, as an earlier one: ids must differ"
-            )
-        named[identity] = entry(one, "name", str, place)
-    return named
-
-
-def labelled(
-    path: Path,
-    content: Mapping[str, Any],
-    folder: Path,
-    numbers: Mapping[str, int],
+def read(
+    root: Path,
+    folders: Mapping[str, Path],
+    found: Mapping[str, _Found],
+    classes: Sequence[str],
     slips: Slips,
-) -> list[Labelled]:
-    """The images of one file with their boxes [n, 4] (x1, y1, x2, y2 in pixels).
-
-    Args:
-      path: the JSON file.
-      content: what it holds.
-      folder: of the domain.
-      numbers: name -> number of the classes that are wanted.
-      slips: counts what is left out.
+) -> tuple[list[str], dict[str, list[Labelled]]]:
+    """Returns the names of all classes, and domain -> its images; see `own`.
 
     Raises:
-      ValueError: the file is not of the form, or an annotation is of no image or category.
+      ValueError: a file is not of the form, or an annotation is of no image or category.
     """
-    named, part = categories(path, content), part_of(_words(path, folder))
-    boxes: dict[int, list[tuple[int, int, tuple[float, ...]]]] = {}
-    images = entry(content, "images", list, str(path))
-    for row, one in enumerate(images, 1):
-        place = f"{path}, images, row {row}"
+    every = (content for files in found.values() for content in files)
+    names = list({name: None for content in every for name in _categories(*content).values()})
+    numbers = numbers_of(names, classes, str(root))
+    return names, {
+        name: [one for content in files for one in _images(*content, folders[name], numbers, slips)]
+        for name, files in found.items()
+    }
+
+
+def _by_id(path: Path, content: Mapping[str, Any], key: str) -> dict[int, tuple[str, Any]]:
+    """Returns id -> (its place, the object) of a list of objects, in the order of the file."""
+    found: dict[int, tuple[str, Any]] = {}
+    for row, one in enumerate(entry(content, key, list, str(path)), 1):
+        place = f"{path}, {key}, row {row}"
         identity = entry(one, "id", int, place)
-        if identity in boxes:
+        if identity in found:
             raise ValueError(
                 f"{place} has the id {brief(identity)}, as an earlier one: ids must differ"
             )
-        boxes[identity] = []
+        found[identity] = place, one
+    return found
+
+
+def _categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
+    named = _by_id(path, content, "categories").items()
+    return {identity: entry(one, "name", str, place) for identity, (place, one) in named}
+
+
+def _images(
+    path: Path, content: Mapping[str, Any], folder: Path, numbers: Mapping[str, int], slips: Slips
+) -> list[Labelled]:
+    """Returns the images of one file with their boxes of the classes in `numbers`."""
+    named, images = _categories(path, content), _by_id(path, content, "images")
+    boxes: dict[int, list[Box]] = {identity: [] for identity in images}
     for row, one in enumerate(entry(content, "annotations", list, str(path)), 1):
         place = f"{path}, annotations, row {row}"
         image, category = entry(one, "image_id", int, place), entry(one, "category_id", int, place)
@@ -102,50 +111,31 @@ def labelled(
                 f"{place} is of category {brief(category)}, which `categories` does not name"
             )
         if named[category] not in numbers:
-            slips.add("boxes of classes that data.classes does not name left out")
+            slips.add(OTHER_CLASS)
             continue
         class_ = numbers[named[category]]
         if one.get("iscrowd"):
             slips.add(CROWDS)
             class_ = crowd(class_)
-        boxes[image].append((row, class_, _corners(one, place)))
-    base = _base(path, folder, images)
-    return [_image(one, path, base, boxes[one["id"]], part, k) for k, one in enumerate(images, 1)]
-
-
-def _corners(one: Mapping[str, Any], place: str) -> tuple[float, ...]:
-    box = entry(one, "bbox", list, place)
-    if len(box) != 4:
-        raise ValueError(f"{place}: 'bbox' must be [x, y, width, height]")
-    x, y, w, h = (number(value, f"{place}: 'bbox'") for value in box)
-    return x, y, x + w, y + h
-
-
-def _image(
-    one: Mapping[str, Any],
-    path: Path,
-    base: Path,
-    boxes: Sequence[tuple[int, int, tuple[float, ...]]],
-    part: int | None,
-    row: int,
-) -> Labelled:
-    place = f"{path}, images, row {row}"
-    size = None
-    if "width" in one and "height" in one:
-        size = (entry(one, "width", int, place), entry(one, "height", int, place))
-    return Labelled(
-        file=base / _file_name(one, place),
-        place=f"{path}, annotations",
-        classes=[number for _, number, _ in boxes],
-        corners=[corners for *_, corners in boxes],
-        rows=[row for row, *_ in boxes],
-        size=size,
-        part=part,
-    )
+        box = entry(one, "bbox", list, place)
+        if len(box) != 4:
+            raise ValueError(f"{place}: 'bbox' must be [x, y, width, height]")
+        x, y, w, h = (number(value, f"{place}: 'bbox'") for value in box)
+        boxes[image].append(Box(row, class_, (x, y, x + w, y + h)))
+    # Both the folders of a file and the words of its name may name a part.
+    part = part_of([*path.relative_to(folder).parts[:-1], *path.stem.split("_")])
+    base, labelled = _base(path, folder, images.values()), []
+    for identity, (place, one) in images.items():
+        size = None
+        if "width" in one and "height" in one:
+            size = (entry(one, "width", int, place), entry(one, "height", int, place))
+        file, labels = base / _file_name(one, place), f"{path}, annotations"
+        labelled.append(Labelled(file, labels, boxes[identity], size, part))
+    return labelled
 
 
 def _file_name(one: Mapping[str, Any], place: str) -> PurePosixPath:
-    """The image's file, which lies in the folder of the images."""
+    """Returns the name of an image's file, which stays below the folder of the images."""
     name = PurePosixPath(of_kind(one.get("file_name"), str, f"{place}: 'file_name'"))
     if name.is_absolute() or ".." in name.parts or "\0" in str(name) or not name.parts:
         raise ValueError(f"{place}: 'file_name' {short(str(name))!r} leads out of the folder")
@@ -157,18 +147,13 @@ def _file_name(one: Mapping[str, Any], place: str) -> PurePosixPath:
     return name
 
 
-def _base(path: Path, folder: Path, images: Sequence[Any]) -> Path:
-    """The folder from which the files of images count: the first where the first one lies."""
-    if not images:
+def _base(path: Path, folder: Path, images: Iterable[tuple[str, Any]]) -> Path:
+    """Returns the folder from which files of images count: the first that holds the first image."""
+    first = next(iter(images), None)
+    if first is None:
         return folder
-    words = path.stem.split("_")
+    name = _file_name(first[1], first[0])
     places = [path.parent, path.parent / "images", folder / "images", folder]
-    for word in words:
+    for word in path.stem.split("_"):
         places += [folder / word, folder / "images" / word]
-    name = _file_name(of_kind(images[0], dict, f"{path}, images, row 1"), f"{path}, images, row 1")
     return next((place for place in places if (place / name).is_file()), folder / "images")
-
-
-def _words(path: Path, folder: Path) -> list[str]:
-    """Words of a file's path that may name a part: its folders, and the words of its name."""
-    return [*path.relative_to(folder).parts[:-1], *path.stem.split("_")]

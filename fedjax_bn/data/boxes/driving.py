@@ -11,11 +11,17 @@ from typing import Any
 
 from fedjax_bn.data.boxes import bdd100k, cityscapes, vistas
 from fedjax_bn.data.boxes.assemble import Squares, to_source
-from fedjax_bn.data.boxes.labelled import COMMON, Labelled, Slips
+from fedjax_bn.data.boxes.labelled import COMMON, Slips
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import Source
 
-DOMAINS = ("cityscapes", "vistas", "bdd100k")
+# domain -> its reader, and the domains that are read
+_READERS = {
+    "cityscapes": (cityscapes, ("cityscapes",)),
+    "vistas": (vistas, ()),
+    "bdd100k": (bdd100k, ("all",)),
+}
+DOMAINS = tuple(_READERS)
 
 
 def load(
@@ -26,38 +32,26 @@ def load(
     classes: Sequence[str] = (),
     **how: Any,
 ) -> Source:
-    """The scenes of all three as u8[N, image_size, image_size, 3] with their boxes.
+    """Reads the scenes of all three as u8[N, image_size, image_size, 3] with their boxes.
 
     Args:
       path: the folder that holds theirs.
-      image_size: pixels a side of the squares.
       domains: some of "cityscapes", "vistas" and "bdd100k"; empty for all.
       classes: of the eight; empty for all.
-      **how: as in `own.load`.
-
-    Returns:
-      Source "driving".
-
-    Raises:
-      FileNotFoundError, ValueError, OSError: as `own.load`.
+      image_size, **how: as in `own.load`, with its errors.
     """
-    unknown = [name for name in domains if name not in DOMAINS]
+    unknown = [name for name in domains if name not in _READERS]
     if unknown:
         raise ValueError(f"data.domains names {first_few(unknown)}; there are {', '.join(DOMAINS)}")
     if not path or not Path(path).is_dir():
         raise FileNotFoundError(
-            f"data.path {path} is no folder: it must hold {', '.join(DOMAINS)}, each as its own "
+            f"data.path {path} is not a folder: it must hold {', '.join(DOMAINS)}, each as its own "
             "reader has it"
         )
     root, slips, classes = Path(path), Slips(), tuple(classes) or COMMON
     squares = Squares(image_size, **how)
-    scenes: dict[str, list[Labelled]] = {}
+    scenes = {}
     for name in domains or DOMAINS:
-        if name == "cityscapes":
-            one = cityscapes.list_scenes(root / name, ("cityscapes",), classes, slips, squares)
-            scenes[name] = one["cityscapes"]
-        elif name == "vistas":
-            scenes[name] = vistas.list_scenes(root / name, classes, slips, squares)
-        else:
-            scenes[name] = bdd100k.list_frames(root / name, ("all",), classes, slips)["bdd100k"]
+        reader, inner = _READERS[name]
+        scenes |= reader.list_scenes(root / name, inner, classes, slips, squares)
     return to_source("driving", root, scenes, classes, slips, squares)

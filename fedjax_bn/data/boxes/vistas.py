@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_bn.data.boxes.assemble import Squares, to_source
-from fedjax_bn.data.boxes.instances import read_all, with_instances
+from fedjax_bn.data.boxes.instances import with_instances
 from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
 from fedjax_bn.data.boxes.parsing import entry, read_json
-from fedjax_bn.data.label_trees import crowd
+from fedjax_bn.data.label_trees import PADDING, crowd
 from fedjax_bn.data.sets.folders import list_files
 from fedjax_bn.data.source import Source
 
@@ -44,45 +44,35 @@ _WHERE = (
 
 
 def load(
-    path: str | Path | None,
-    *,
-    image_size: int,
-    classes: Sequence[str] = (),
-    **how: Any,
+    path: str | Path | None, *, image_size: int, classes: Sequence[str] = (), **how: Any
 ) -> Source:
-    """Scenes as u8[N, image_size, image_size, 3] with their boxes, one domain; two parts.
+    """Reads scenes as u8[N, image_size, image_size, 3] with their boxes: one domain, two parts.
 
     Args:
-      path: the folder.
-      image_size: pixels a side of the squares.
       classes: of the eight; empty for all.
-      **how: as in `own.load`.
-
-    Returns:
-      Source "vistas".
-
-    Raises:
-      FileNotFoundError, ValueError, OSError: as `own.load`.
+      path, image_size, **how: as in `own.load`, with its errors.
     """
-    slips, classes = Slips(), tuple(classes) or COMMON
-    squares = Squares(image_size, **how)
-    scenes = {"vistas": list_scenes(path, classes, slips, squares)}
+    slips, squares, classes = Slips(), Squares(image_size, **how), tuple(classes) or COMMON
+    scenes = list_scenes(path, (), classes, slips, squares)
     return to_source("vistas", Path(path), scenes, classes, slips, squares)
 
 
 def list_scenes(
-    path: str | Path | None, classes: Sequence[str], slips: Slips, squares: Squares
-) -> list[Labelled]:
-    """The labelled images; arguments as of `load`."""
+    path: str | Path | None,
+    domains: Sequence[str],
+    classes: Sequence[str],
+    slips: Slips,
+    squares: Squares,
+) -> dict[str, list[Labelled]]:
+    """Returns {"vistas": the labelled images}; arguments as of `load`, there are no domains."""
+    del domains
     if not path or not Path(path).is_dir():
-        raise FileNotFoundError(f"data.path {path} is no folder of Mapillary Vistas: {_WHERE}")
+        raise FileNotFoundError(f"data.path {path} is not a folder of Mapillary Vistas: {_WHERE}")
     root, numbers = Path(path), numbers_of(COMMON, classes, "Mapillary Vistas")
-    config, inner = next(
-        ((root / name, folder) for name, folder in _VERSIONS if (root / name).is_file()),
-        (None, ""),
-    )
-    if config is None:
+    there = [(root / name, inner) for name, inner in _VERSIONS if (root / name).is_file()]
+    if not there:
         raise FileNotFoundError(f"{root / _VERSIONS[0][0]} is missing: {_WHERE}")
+    config, inner = there[0]
     by_value = _classes_of(config, numbers)
     scenes = []
     for part in ("training", "validation"):
@@ -90,19 +80,16 @@ def list_scenes(
             label = root / part / inner / f"{image.stem}.png"
             if not label.is_file():
                 raise FileNotFoundError(f"{label} is missing: {_WHERE}")
-            scenes.append((label, Labelled(image, str(label), (), (), (), part=PARTS[part])))
+            scenes.append(Labelled(image, str(label), part=PARTS[part]))
     if not scenes:
         raise FileNotFoundError(f"{root} has no images: {_WHERE}")
-    digest = f"vistas-{'-'.join(map(str, sorted(by_value.items())))}"
-    files = [label for label, _ in scenes]
-    boxes = read_all(files, lambda k: by_value.get(k // 256, -1), squares, root=root, name=digest)
-    return [
-        with_instances(one, found, slips) for (_, one), found in zip(scenes, boxes, strict=True)
-    ]
+    name = f"vistas-{'-'.join(map(str, sorted(by_value.items())))}"
+    class_of = lambda value: by_value.get(value // 256, PADDING)  # noqa: E731
+    return {"vistas": with_instances(scenes, class_of, squares, slips, root=root, name=name)}
 
 
 def _classes_of(config: Path, numbers: dict[str, int]) -> dict[int, int]:
-    """Value of a pixel's class -> its number, see `label_trees`, of classes that are chosen."""
+    """Returns value of a pixel's class -> its number, see `label_trees`, of the chosen classes."""
     found = {}
     for value, one in enumerate(entry(read_json(config), "labels", list, str(config))):
         label = entry(one, "name", str, f"{config}, labels, row {value + 1}")

@@ -8,27 +8,42 @@ are those that folders name, or ImageSets/Main/{train,val,test}.txt, which list 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import NamedTuple
 
-from fedjax_bn.data.boxes.folders import IMAGES, LABELS, files_in
-from fedjax_bn.data.boxes.labelled import PARTS, Labelled, Slips, part_of
+from fedjax_bn.data.boxes.labelled import (
+    IMAGES,
+    LABELS,
+    OTHER_CLASS,
+    PARTS,
+    Box,
+    Labelled,
+    Slips,
+    files_in,
+    numbers_of,
+    part_of,
+)
 from fedjax_bn.data.boxes.parsing import number_of, read_xml, text_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import is_image
 
-_EDGES = ("xmin", "ymin", "xmax", "ymax")
-OTHER_CLASS = "boxes of classes that data.classes does not name left out"
-
-# (the XML file, its image, and for each box its class and corners)
-Found = tuple[Path, Path, tuple[int, int] | None, list[tuple[str, tuple[float, ...]]]]
+NAME, SHARES = "Pascal VOC's XML", False  # see `own`
 
 
-def find(root: Path, folder: Path, slips: Slips) -> list[Found]:
-    """The annotated images of a domain; none where no file is XML.
+class _Found(NamedTuple):
+    """An XML file, its image, the size that it states, and class and corners of each box."""
+
+    path: Path
+    image: Path
+    size: tuple[int, int] | None
+    boxes: list[tuple[str, tuple[float, ...]]]
+
+
+def find(root: Path, folder: Path, slips: Slips) -> list[_Found]:
+    """Returns the annotated images of a domain; none where no file is XML.
 
     Raises:
       FileNotFoundError: an image is missing.
@@ -42,23 +57,20 @@ def find(root: Path, folder: Path, slips: Slips) -> list[Found]:
     by_name: dict[str, list[Path]] = {}
     for image in images:
         by_name.setdefault(image.stem, []).append(image)
-    found, used = [], set()
-    for path in annotations:
-        content = read_xml(path)
-        said = Path((content.findtext("filename") or "").strip()).stem
-        named = by_name.get(path.stem) or by_name.get(said) or []
-        image = _image_of(path, folder, named)
-        used.add(image)
-        found.append((path, image, *_read(path, content)))
+    found = [_read(path, folder, by_name) for path in annotations]
+    used = {one.image for one in found}
     for image in images:
         if image not in used:
             slips.add("images without an XML file left out", str(image.relative_to(root)))
     return found
 
 
-def _image_of(path: Path, folder: Path, named: list[Path]) -> Path:
-    """The one image; of several of its name that in the folder that goes with the XML file's."""
-    if len(named) > 1:
+def _read(path: Path, folder: Path, by_name: Mapping[str, list[Path]]) -> _Found:
+    """Returns what an XML file holds, with the image of its name or of the name that it states."""
+    root = read_xml(path)
+    stated = Path((root.findtext("filename") or "").strip()).stem
+    named = by_name.get(path.stem) or by_name.get(stated) or []
+    if len(named) > 1:  # the one in the folder that corresponds to the XML file's
         own = _plain(path, folder, LABELS)
         named = [image for image in named if _plain(image, folder, IMAGES) == own]
     if len(named) != 1:
@@ -66,71 +78,58 @@ def _image_of(path: Path, folder: Path, named: list[Path]) -> Path:
         raise FileNotFoundError(
             f"{path} has no image of its name in {folder}{several}: fetch or unpack it again"
         )
-    return named[0]
-
-
-def _plain(file: Path, folder: Path, inside: tuple[str, ...]) -> tuple[str, ...]:
-    """The folders of a file that say which part it is of."""
-    return tuple(p for p in file.relative_to(folder).parts[:-1] if p.lower() not in inside)
-
-
-def _read(
-    path: Path, root: ElementTree.Element
-) -> tuple[tuple[int, int] | None, list[tuple[str, tuple[float, ...]]]]:
-    """The size that the image should have, and its boxes."""
     boxes = []
     for row, one in enumerate(root.findall("object"), 1):
         place = f"{path}, row {row}"
         corners = one.find("bndbox")
         if corners is None:
             raise ValueError(f"{place} has no <bndbox>")
-        x1, y1, x2, y2 = (number_of(corners, edge, place) for edge in _EDGES)
+        edges = ("xmin", "ymin", "xmax", "ymax")
+        x1, y1, x2, y2 = (number_of(corners, edge, place) for edge in edges)
         boxes.append((text_of(one, "name", place), (x1 - 1, y1 - 1, x2, y2)))
     if root.find("size") is None:
-        return None, boxes
-    sides = [number_of(root, f"size/{side}", str(path)) for side in ("width", "height")]
-    if not all(map(math.isfinite, sides)):
-        raise ValueError(f"{path} says that its image has {sides[0]} x {sides[1]} pixels")
-    return (int(sides[0]), int(sides[1])), boxes
+        return _Found(path, named[0], None, boxes)
+    width, height = (number_of(root, f"size/{side}", str(path)) for side in ("width", "height"))
+    if not (math.isfinite(width) and math.isfinite(height)):
+        raise ValueError(f"{path} says that its image has {width} x {height} pixels")
+    return _Found(path, named[0], (int(width), int(height)), boxes)
 
 
-def classes_of(found: Mapping[str, list[Found]]) -> list[str]:
-    """The names of all classes, sorted."""
-    return sorted({name for rows in found.values() for *_, boxes in rows for name, _ in boxes})
+def _plain(file: Path, folder: Path, inside: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the folders of a file without those that only hold images, or labels."""
+    return tuple(p for p in file.relative_to(folder).parts[:-1] if p.lower() not in inside)
 
 
-def labelled(
-    found: list[Found], folder: Path, numbers: Mapping[str, int], slips: Slips
-) -> list[Labelled]:
-    """The images with their boxes [n, 4] (x1, y1, x2, y2 in pixels) of some classes.
-
-    Args:
-      found: as `find` returns it.
-      folder: of the domain.
-      numbers: name -> number of the classes that are wanted.
-      slips: counts the boxes of other classes.
-    """
-    images, listed = [], _listed_parts(folder)
-    for path, image, size, boxes in found:
-        rows = [row for row, (name, _) in enumerate(boxes) if name in numbers]
-        for _ in range(len(boxes) - len(rows)):
-            slips.add(OTHER_CLASS)
-        images.append(
-            Labelled(
-                file=image,
-                place=str(path),
-                classes=[numbers[boxes[row][0]] for row in rows],
-                corners=[boxes[row][1] for row in rows],
-                rows=[row + 1 for row in rows],
-                size=size,
-                part=listed.get(path.stem, part_of(path.relative_to(folder).parts[:-1])),
-            )
-        )
-    return images
+def read(
+    root: Path,
+    folders: Mapping[str, Path],
+    found: Mapping[str, list[_Found]],
+    classes: Sequence[str],
+    slips: Slips,
+) -> tuple[list[str], dict[str, list[Labelled]]]:
+    """Returns the names of all classes, sorted, and domain -> its images; see `own`."""
+    every = [box for files in found.values() for one in files for box in one.boxes]
+    names = sorted({name for name, _ in every})
+    numbers = numbers_of(names, classes, str(root))
+    domains: dict[str, list[Labelled]] = {}
+    for domain, files in found.items():
+        listed = _listed_parts(folders[domain])
+        domains[domain] = []
+        for path, image, size, boxes in files:
+            kept = [
+                Box(row, numbers[name], corners)
+                for row, (name, corners) in enumerate(boxes, 1)
+                if name in numbers
+            ]
+            slips.add(OTHER_CLASS, count=len(boxes) - len(kept))
+            parts = path.relative_to(folders[domain]).parts[:-1]
+            part = listed.get(path.stem, part_of(parts))
+            domains[domain].append(Labelled(image, str(path), kept, size, part))
+    return names, domains
 
 
 def _listed_parts(folder: Path) -> dict[str, int]:
-    """Name of an XML file -> its part, of those that VOC's own lists name."""
+    """Returns name of an XML file -> its part, of those that VOC's own lists name."""
     listed = {}
     for name in ("train", "val", "test"):
         path = folder / "ImageSets" / "Main" / f"{name}.txt"

@@ -4,7 +4,7 @@
 
 A line is "class cx cy w h": the number of the class, the centre, width and height in shares of the
 image; or "class x1 y1 x2 y2 x3 y3 ...", the corners of an outline, whose extent is the box. Images
-may also lie in train/images, or beside their text files. Names of the classes stand in a YAML file
+may also be in train/images, or beside their text files. Names of the classes stand in a YAML file
 under `names`, or in classes.txt, a name a line; without either they are numbers. An image without
 text file has no boxes.
 """
@@ -14,28 +14,100 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.data.boxes.folders import IMAGES, LABELS, counterpart, files_in
-from fedjax_bn.data.boxes.labelled import Labelled, Slips, part_of
+from fedjax_bn.data.boxes.labelled import (
+    IMAGES,
+    LABELS,
+    OTHER_CLASS,
+    Box,
+    Labelled,
+    Slips,
+    files_in,
+    numbers_of,
+    part_of,
+)
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import is_image, subfolders
 from fedjax_bn.engine.names import short, shown
 
+NAME, SHARES = "YOLO's text files", True  # see `own`
 _LARGEST_TEXT = 2**24  # bytes
 _NAMES = ("classes.txt", "obj.names", "_darknet.labels")
-Found = tuple[Path, Path | None]  # an image and its text file
-_MOST_CLASSES = 10_000  # where nobody names them
+_MOST_CLASSES = 10_000  # where no file names them
 _SLACK = 1e-3  # shares of an image by which rounded numbers may pass its border
+_Found = list[tuple[Path, Path | None]]  # images, each with its text file
+
+
+def find(root: Path, folder: Path, slips: Slips) -> _Found:
+    """Returns the images of a domain, each with its text file; none where no image has one."""
+    del root, slips
+    images = [file for file in files_in(folder) if is_image(file.name)]
+    found = [(image, _text_file(image, folder)) for image in images]
+    return found if any(text for _, text in found) else []
+
+
+def _text_file(image: Path, folder: Path) -> Path | None:
+    """Returns images/train/a.jpg -> labels/train/a.txt; a file outside of images has it beside."""
+    parts = list(image.relative_to(folder).with_suffix(".txt").parts)
+    at = max((k for k, name in enumerate(parts[:-1]) if name.lower() in IMAGES), default=None)
+    if at is None:
+        places = [folder.joinpath(*parts)]
+    else:
+        names = ("labels", "Labels")
+        places = [folder.joinpath(*parts[:at], name, *parts[at + 1 :]) for name in names]
+    return next((path for path in places if path.is_file()), None)
+
+
+def read(
+    root: Path,
+    folders: Mapping[str, Path],
+    found: Mapping[str, _Found],
+    classes: Sequence[str],
+    slips: Slips,
+) -> tuple[list[str], dict[str, list[Labelled]]]:
+    """Returns the names of all classes, and domain -> its images, with boxes in shares; see `own`.
+
+    Raises:
+      ValueError: a line is not of the form, or its class does not exist.
+    """
+    named = class_names([root, *folders.values()])
+    # Read once: where no file names the classes, the greatest number says how many there are.
+    lines = {
+        text: _read_boxes(text, named) for files in found.values() for _, text in files if text
+    }
+    used = (box.number for boxes in lines.values() for box in boxes)
+    names = named or [str(number) for number in range(max(used, default=-1) + 1)]
+    chosen = numbers_of(names, classes, str(root))
+    numbers = {k: chosen[name] for k, name in enumerate(names) if name in chosen}
+    domains: dict[str, list[Labelled]] = {}
+    for domain, files in found.items():
+        folder, domains[domain] = folders[domain], []
+        for image, text in files:
+            if text is None:
+                slips.add("images without a text file, which have no boxes")
+            boxes = lines.get(text, [])
+            kept = [
+                box._replace(number=numbers[box.number]) for box in boxes if box.number in numbers
+            ]
+            slips.add(OTHER_CLASS, count=len(boxes) - len(kept))
+            part = part_of(image.relative_to(folder).parts[:-1])
+            domains[domain].append(Labelled(image, str(text or image), kept, part=part))
+        for file in files_in(folder):
+            below = file.relative_to(folder).parts[:-1]
+            is_label = file.suffix == ".txt" and any(part.lower() in LABELS for part in below)
+            if is_label and file not in lines and file.name not in _NAMES:
+                slips.add("text files without an image left out", str(file))
+    return names, domains
 
 
 def class_names(folders: Sequence[Path]) -> list[str]:
-    """The names that the first YAML or text file of names in these folders has; else none.
+    """Returns the names in the first YAML or text file of names in these folders; else none.
 
-    Text files of names may lie among the labels too, where some programs for labelling put them.
+    Text files of names may also be among the labels, where some programs for labelling put them.
 
     Raises:
-      ValueError: the file is damaged, `names` are none, or two are equal.
+      ValueError: the file is damaged, `names` is not a list of names, or two are equal.
     """
     for folder in folders:
         for path in sorted((*folder.glob("*.yaml"), *folder.glob("*.yml"))):
@@ -56,7 +128,7 @@ def _distinct(names: list[str], path: Path) -> list[str]:
 
 
 def _names_in(path: Path) -> list[str] | None:
-    """The entry `names` of a YAML file, a list or a mapping from number to name; None without."""
+    """Returns `names` of a YAML file, a list or a mapping from numbers; None if it has none."""
     import yaml  # which flax reads its own files with
 
     with corruption_named(path):
@@ -74,87 +146,16 @@ def _names_in(path: Path) -> list[str] | None:
         return [str(name) for name in names]
 
 
-def find(folder: Path) -> list[Found]:
-    """The images of a domain, each with its text file; None where it has none."""
-    found = []
-    for image in (file for file in files_in(folder) if is_image(file.name)):
-        texts = [f"{one}.txt" for one in counterpart(image, folder, IMAGES, ("labels", "Labels"))]
-        text = next((path for path in map(Path, texts) if path.is_file()), None)
-        found.append((image, text))
-    return found
-
-
-def labelled(
-    found: Sequence[Found],
-    folder: Path,
-    numbers: Mapping[int, int],
-    names: Sequence[str],
-    slips: Slips,
-) -> list[Labelled]:
-    """The images with their boxes in shares of the image.
-
-    Args:
-      found: of `find`.
-      folder: the domain's.
-      numbers: number in the files -> number of the class, of those that are chosen.
-      names: of all classes of the files; empty where nobody names them.
-      slips: for what is left out.
-
-    Raises:
-      ValueError: a line is not of the form, or its class is none.
-    """
-    images = []
-    for image, text in found:
-        if text is None:
-            slips.add("images without a text file, which have no boxes")
-        rows = [] if text is None else _read(text, names)
-        kept = [row for row in rows if row[1] in numbers]
-        for _ in range(len(rows) - len(kept)):
-            slips.add("boxes of classes that data.classes does not name left out")
-        images.append(
-            Labelled(
-                file=image,
-                place=str(text or image),
-                classes=[numbers[number] for _, number, _ in kept],
-                corners=[corners for *_, corners in kept],
-                rows=[line for line, *_ in kept],
-                part=part_of(image.relative_to(folder).parts[:-1]),
-            )
-        )
-    for text in _without_image(found, folder):
-        slips.add("text files without an image left out", str(text))
-    return images
-
-
-def _without_image(found: Sequence[Found], folder: Path) -> list[Path]:
-    """The text files below a folder of labels that are no image's."""
-    used = {text for _, text in found}
-    return [
-        file
-        for file in files_in(folder)
-        if file.suffix == ".txt"
-        and file not in used
-        and file.name not in _NAMES
-        and any(part.lower() in LABELS for part in file.relative_to(folder).parts[:-1])
-    ]
-
-
-def class_numbers(found: Sequence[Found]) -> list[str]:
-    """Names of classes that nobody names: all numbers from 0 to the greatest that is used."""
-    used = (row[1] for _, text in found if text for row in _read(text, ()))
-    return [str(number) for number in range(max(used, default=-1) + 1)]
-
-
 def _lines(path: Path) -> list[str]:
     with corruption_named(path):
         return read_text(path, _LARGEST_TEXT).splitlines()
 
 
-def _read(path: Path, names: Sequence[str]) -> list[tuple[int, int, tuple[float, ...]]]:
-    """(number of the line, class, corners) of every line that is not empty."""
+def _read_boxes(path: Path, names: Sequence[str]) -> list[Box]:
+    """Returns the box of every line that is not empty; its number is the one in the file."""
     return [
-        (number, *_read_line(line.split(), f"{path}, row {number}", names))
-        for number, line in enumerate(_lines(path), 1)
+        Box(row, *_read_line(line.split(), f"{path}, row {row}", names))
+        for row, line in enumerate(_lines(path), 1)
         if line.strip()
     ]
 
@@ -170,11 +171,9 @@ def _read_line(words: list[str], place: str, names: Sequence[str]) -> tuple[int,
             "outline x1 y1 x2 y2 x3 y3 ..."
         )
     if not first.is_integer() or not 0 <= first < (len(names) or _MOST_CLASSES):
-        known = (
-            f"0..{len(names) - 1} ({first_few(names, 5)})"
-            if names
-            else f"whole, 0..{_MOST_CLASSES - 1}"
-        )
+        known = f"whole, 0..{_MOST_CLASSES - 1}"
+        if names:
+            known = f"0..{len(names) - 1} ({first_few(names, 5)})"
         raise ValueError(f"{place} has class {short(words[0], 60)}; classes are {known}")
     if not all(map(math.isfinite, numbers)):
         raise ValueError(f"{place} has a number that is not finite: correct or remove the line")

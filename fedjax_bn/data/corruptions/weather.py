@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import scipy  # loads ndimage where it is used
 
-from fedjax_bn.data.corruptions.blur import drag, magnify
+from fedjax_bn.data.corruptions.camera import drag, magnify
 
 _NEEDS = "install fedjax_bn with its corruptions extra (pip install imagecorruptions-imaug)"
 _GREY = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601
@@ -23,14 +23,14 @@ def snow(
     blur: tuple[int, float],
     keep: float,
 ) -> np.ndarray:
-    """Flakes that fall steeply before a whitened picture.
+    """Lets flakes fall steeply before a whitened picture.
 
     Args:
       images: f64[N, S, S, 3] in [0, 1].
       rng: draws flakes and the direction of their fall.
       layer: mean and standard deviation of the normal layer from which flakes are cut.
       size: by which the layer is magnified.
-      least: the layer below it is no flake.
+      least: the layer below it has no flake.
       blur: radius and sigma of the motion blur, pixels.
       keep: share of the picture that is not whitened.
     """
@@ -43,11 +43,7 @@ def snow(
 
 
 def frost(images: np.ndarray, rng: np.random.Generator, keep: float, share: float) -> np.ndarray:
-    """keep * image + share * a random crop from one of five photographs of frost.
-
-    Raises:
-      ModuleNotFoundError: the package that has the photographs is not installed.
-    """
+    """Returns keep * image + share * a random crop from one of five photographs of frost."""
     photographs = _frost_photographs()
     frosted = np.empty_like(images)
     height, width = images.shape[1:3]
@@ -61,12 +57,9 @@ def frost(images: np.ndarray, rng: np.random.Generator, keep: float, share: floa
 
 @cache
 def _frost_photographs() -> tuple[np.ndarray, ...]:
-    """Six photographs of frost, f64[h, w, 3] in [0, 1], a fifth of their size a side.
+    """Returns six photographs of frost, f64[h, w, 3] in [0, 1], a fifth of their size a side.
 
     They are files of the package imagecorruptions-imaug, which is not imported.
-
-    Raises:
-      ModuleNotFoundError: it is not installed.
     """
     from PIL import Image
 
@@ -81,20 +74,17 @@ def _frost_photographs() -> tuple[np.ndarray, ...]:
 
 
 def fog(images: np.ndarray, rng: np.random.Generator, share: float, decay: float) -> np.ndarray:
-    """A cloud laid over each image, which then is darkened to its own brightest value again."""
+    """Lays a cloud over each image, which then is darkened to its own brightest value again."""
     brightest = images.max(axis=(1, 2, 3), keepdims=True)
     cloud = _plasma(len(images), images.shape[1], decay, rng)[..., None]
     return (images + share * cloud) * brightest / (brightest + share)
 
 
 def _plasma(count: int, side: int, decay: float, rng: np.random.Generator) -> np.ndarray:
-    """Random clouds f64[count, side, side] in [0, 1] by the diamond-square algorithm, on a torus.
+    """Draws clouds f64[count, side, side] in [0, 1] by the diamond-square algorithm, on a torus.
 
-    Args:
-      count: clouds.
-      side: pixels; the cloud is cut from one whose side is the next power of two.
-      decay: by which the roughness (at first 100) is divided at every halving of the grid.
-      rng: draws every point's offset from the mean of its four neighbours.
+    A cloud is cut from one whose side is the next power of two. Each point differs at random from
+    the mean of its four neighbours, by up to 100, divided by `decay` at every halving of the grid.
     """
     full = 1 << (side - 1).bit_length()
     cloud = np.zeros((count, full, full))
@@ -127,7 +117,7 @@ def spatter(
     strength: float,
     mud: bool,
 ) -> np.ndarray:
-    """Drops of water, which add light, or splashes of mud, which hide the picture.
+    """Adds drops of water, which add light, or splashes of mud, which hide the picture.
 
     Args:
       images: f64[N, H, W, 3] in [0, 1].
@@ -136,10 +126,7 @@ def spatter(
       size: by which the layer is blurred, pixels.
       least: the layer below it stays dry.
       strength: of the water's light; of mud, the blur of its edge in pixels.
-      mud: mud in place of water.
-
-    Raises:
-      ModuleNotFoundError: water needs OpenCV, which is not installed.
+      mud: mud instead of water, which needs OpenCV.
     """
     layer = rng.normal(mean, scale, images.shape[:3])
     layer = scipy.ndimage.gaussian_filter(layer, (0, size, size), mode="nearest")
@@ -154,11 +141,7 @@ def spatter(
 
 
 def _water_light(drops: np.ndarray) -> np.ndarray:
-    """f32[H, W] in [0, 1]: how drops u8[H, W] shine, most on one side of their edges.
-
-    Raises:
-      ModuleNotFoundError: OpenCV is not installed.
-    """
+    """Returns the light f32[H, W] in [0, 1] of drops u8[H, W], most on one side of their edges."""
     try:
         import cv2
     except ImportError as error:

@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_bn.data import domain, source
-from fedjax_bn.data.division.integer_shares import DIVIDING, ORDERING
+from fedjax_bn.data.division.by_class import DIVIDING, ORDERING
 from fedjax_bn.data.division.partition import share_out_domains, truncate_all
 from fedjax_bn.data.division.split import choose_parts, hold_out, internal_domain, unseen_domain
-from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.data.domain import Dataset, Domain, check_dataset, join_splits
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.source import Source
+from fedjax_bn.data.source import Source, check_source
 
 
 def make_clients(
@@ -23,7 +22,7 @@ def make_clients(
     seed: int = 0,
     **shares: Any,
 ) -> tuple[Dataset, tuple[Domain, ...]]:
-    """The clients of a federation and the unseen domains.
+    """Returns the clients of a federation and the unseen domains.
 
     Unseen domains are left out whole; every other domain is divided into training, validation and
     test samples; truncation and fraction reduce the training samples, and what remains is shared
@@ -63,7 +62,7 @@ def make_clients(
 def _own_splits(
     data: Dataset, target: str | Sequence[str], split: str, validation: float, seed: int
 ) -> tuple[Dataset, tuple[Domain, ...]]:
-    """The domains of a dataset with splits of its own: those that train and the unseen ones."""
+    """Returns the domains of a dataset with splits of its own: those that train, the unseen."""
     if split not in ("", "official"):
         raise ValueError(
             f"data.split={split!r} is of no use, because {data.name} comes with splits of its own: "
@@ -84,8 +83,8 @@ def _own_splits(
 def _divide_domains(
     data: Source, target: str | Sequence[str], split: str, validation: float, test: float, seed: int
 ) -> tuple[Dataset, tuple[Domain, ...]]:
-    """The domains that train, each with its splits, and the unseen ones, see `make_clients`."""
-    data = source.check_source(data)
+    """Returns the domains that train, each with its splits, and the unseen ones."""
+    data = check_source(data)
     left = _left_out([pool.name for pool in data.pools], data.groups, target, data.name)
     without = [p.name for p in data.pools if p.parts is None and p.name not in left]
     if split == "official" and without:
@@ -102,7 +101,7 @@ def _divide_domains(
             unseen.append(unseen_domain(pool, rng))
         else:
             internal.append(internal_domain(data, pool, part, rng))
-    domain.check_dataset(_dataset_of(data, [*internal, *unseen]))
+    check_dataset(_dataset_of(data, [*internal, *unseen]))
     return _dataset_of(data, internal), tuple(unseen)
 
 
@@ -112,17 +111,7 @@ def _left_out(
     target: str | Sequence[str],
     data: str,
 ) -> list[str]:
-    """The names of the unseen domains, in the order of `names`.
-
-    Args:
-      names: of all domains.
-      groups: names of several domains together; only those of which a domain is there count.
-      target: see `make_clients`.
-      data: the dataset's name, for errors.
-
-    Raises:
-      ValueError: a target is neither a domain nor a group, or no domain would be left to train on.
-    """
+    """Returns the unseen domains, see `_named`, or raises ValueError if none would train."""
     left = _named(names, groups, target, data)
     if len(left) == len(names):
         raise ValueError(
@@ -138,7 +127,14 @@ def _named(
     target: str | Sequence[str],
     data: str,
 ) -> list[str]:
-    """The domains that a target means, in the order of `names`; see `_left_out`."""
+    """Returns the domains that a target of `make_clients` means, in the order of `names`.
+
+    Args:
+      names: of all domains.
+      groups: names of several domains together; those without any of the domains do not count.
+      target: names of domains or groups.
+      data: the dataset's name, for error messages.
+    """
     meant = {group: set(members) & set(names) for group, members in groups.items()}
     meant = {group: members for group, members in meant.items() if members}
     meant |= {name: {name} for name in names}
@@ -147,7 +143,7 @@ def _named(
         target = [target] if target in meant else parts
     for entry in target:
         if entry not in meant:
-            choice = f"target {entry!r} is no domain of {data}; choose from {', '.join(names)}"
+            choice = f"target {entry!r} is not a domain of {data}; choose from {', '.join(names)}"
             grouped = [group for group in meant if group not in names]
             raise ValueError(choice + (f", or a group: {', '.join(grouped)}" if grouped else ""))
     left = set().union(*(meant[entry] for entry in target))
@@ -157,7 +153,7 @@ def _named(
 def unseen_only(
     data: Source | Dataset, *, target: str | Sequence[str] = (), seed: int = 0
 ) -> Dataset:
-    """Domains that are tested whole and train nobody, each as `make_clients` leaves it out.
+    """Returns domains that are tested whole and train no client, as `make_clients` leaves them out.
 
     Args:
       data: a source, or a dataset with splits of its own.
@@ -170,10 +166,9 @@ def unseen_only(
     if isinstance(data, Dataset):
         names = [d.name for d in data.domains]
         chosen = _named(names, {}, target, data.name) or names
-        return domain.check_dataset(
-            data._replace(domains=tuple(d for d in data.domains if d.name in chosen))
-        )
-    data = source.check_source(data)
+        domains = tuple(d for d in data.domains if d.name in chosen)
+        return check_dataset(data._replace(domains=domains))
+    data = check_source(data)
     names = [pool.name for pool in data.pools]
     chosen = _named(names, data.groups, target, data.name) or names
     domains = [
@@ -181,17 +176,34 @@ def unseen_only(
         for position, pool in enumerate(data.pools)
         if pool.name in chosen
     ]
-    return domain.check_dataset(_dataset_of(data, domains))
+    return check_dataset(_dataset_of(data, domains))
 
 
 def _dataset_of(data: Source, domains: Sequence[Domain]) -> Dataset:
-    """Domains of a source as a dataset."""
-    return Dataset(
-        data.name,
-        len(data.classes),
-        tuple(domains),
-        data.mean,
-        data.std,
-        tuple(data.classes),
-        data.key,
+    """Returns domains of a source as a dataset."""
+    count, classes = len(data.classes), tuple(data.classes)
+    return Dataset(data.name, count, tuple(domains), data.mean, data.std, classes, data.key)
+
+
+def pool_clients(dataset: Dataset) -> tuple[Dataset, tuple[Domain, ...]]:
+    """Returns one client "pooled" with the samples of all clients, and each as a domain to test on.
+
+    This is centralized training (FedBN, E.3 and Table 12). The one model is tested on each domain's
+    own test split, as an unseen domain's, and on all of them together, as the client's.
+
+    Args:
+      dataset: K clients.
+
+    Returns:
+      Dataset of one client, and K domains that train no client.
+    """
+    domains = dataset.domains
+    validations = [domain.validation for domain in domains]
+    client = Domain(
+        "pooled",
+        train=join_splits([domain.train for domain in domains]),
+        validation=None if None in validations else join_splits(validations),
+        test=join_splits([domain.test for domain in domains]),
     )
+    unseen = tuple(Domain(domain.name, None, None, domain.test) for domain in domains)
+    return dataset._replace(domains=(client,)), unseen

@@ -15,9 +15,14 @@ Reference: Gulrajani & Lopez-Paz, "In search of lost domain generalization", ICL
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import stratified_split
-from fedjax_bn.data.division.groups import first_samples, number_groups, samples_of
-from fedjax_bn.data.division.integer_shares import DIVIDING, share_size
+from fedjax_bn.data.division.by_class import (
+    DIVIDING,
+    first_samples,
+    number_groups,
+    samples_of,
+    share_size,
+    stratified_split,
+)
 from fedjax_bn.data.domain import Domain, Split, select
 from fedjax_bn.data.label_trees import strata, take
 from fedjax_bn.data.rows import Rows
@@ -30,7 +35,7 @@ _SPLITS = ("official", "holdout", "stratified")
 def choose_parts(
     source: Source, split: str, validation: float, test: float, seed: int
 ) -> list[np.ndarray]:
-    """Whether each sample trains, validates or tests.
+    """Returns whether each sample trains, validates or tests.
 
     A domain's parts do not depend on which other domain is left out.
 
@@ -50,7 +55,12 @@ def choose_parts(
       ValueError: the split is unknown or a share out of range.
     """
     _check_shares(split, validation, test)
-    official = [_official(pool, split) for pool in source.pools]
+    official = [
+        np.asarray(pool.parts, np.int8)
+        if split == "official" and pool.parts is not None
+        else np.full(len(pool.images), TRAIN, np.int8)
+        for pool in source.pools
+    ]
     names = np.concatenate([np.asarray(pool.names, np.str_) for pool in source.pools])
     borders = np.cumsum([len(parts) for parts in official])[:-1]
     groups = np.split(number_groups(names, len(names)), borders)
@@ -62,56 +72,36 @@ def choose_parts(
         found_in[group[parts == TRAIN], position] = True
         if split != "holdout":
             labels[group[::-1]] = strata(pool.labels)[::-1]  # the first sample of a group wins
-    shares = [_missing_shares(parts, validation, test) for parts in official]
-    drawn = _draw(labels, found_in, shares, seed)
+    # Groups found in the same domains are drawn together: so every domain has its shares, and
+    # domains of the same samples have the same parts.
+    drawn = np.full(count, TRAIN, np.int8)
+    kinds, kind = np.unique(found_in, axis=0, return_inverse=True)
+    for number, where in enumerate(kinds):
+        members, listed = np.flatnonzero(kind == number), official[where.argmax()]
+        sizes = _part_sizes(
+            len(members),
+            0.0 if (listed == VALIDATION).any() else validation,
+            0.0 if (listed == TEST).any() else test,
+        )
+        rng = generator(seed, 0, number, DIVIDING)
+        for part, index in enumerate(stratified_split(labels[members], sizes, rng)):
+            drawn[members[index]] = part
     return [
         np.where(parts == TRAIN, drawn[group], parts)
         for parts, group in zip(official, groups, strict=True)
     ]
 
 
-def _draw(
-    labels: np.ndarray, found_in: np.ndarray, shares: list[tuple[float, float]], seed: int
-) -> np.ndarray:
-    """The part of each group, i8[G]; those found in the same domains are drawn together.
-
-    Thus every domain has its shares, and domains of the same samples have the same parts.
-    """
-    drawn = np.full(len(labels), TRAIN, np.int8)
-    kinds, kind = np.unique(found_in, axis=0, return_inverse=True)
-    for number, where in enumerate(kinds):
-        members = np.flatnonzero(kind == number)
-        sizes = _part_sizes(len(members), *shares[where.argmax()]).tolist()
-        rng = generator(seed, 0, number, DIVIDING)
-        for part, index in enumerate(stratified_split(labels[members], sizes, rng)):
-            drawn[members[index]] = part
-    return drawn
-
-
-def _missing_shares(parts: np.ndarray, validation: float, test: float) -> tuple[float, float]:
-    """The shares, 0 for a part that the official lists have."""
-    return tuple(
-        0.0 if (parts == part).any() else share
-        for part, share in ((VALIDATION, validation), (TEST, test))
-    )
-
-
-def _official(pool: Pool, split: str) -> np.ndarray:
-    if split == "official" and pool.parts is not None:
-        return np.asarray(pool.parts, np.int8)
-    return np.full(len(pool.images), TRAIN, np.int8)
-
-
-def _part_sizes(count: int, validation: float, test: float) -> np.ndarray:
-    """How many of `count` train, validate and test: i64[3]; all train where that leaves none to."""
+def _part_sizes(count: int, validation: float, test: float) -> list[int]:
+    """Returns how many of `count` train, validate and test; all train if none else would."""
     validating = max(1, share_size(count, validation)) if validation else 0
     testing = count - share_size(count, 1 - test)
     training = count - validating - testing
-    return np.array([training, validating, testing] if training > 0 else [count, 0, 0])
+    return [training, validating, testing] if training > 0 else [count, 0, 0]
 
 
 def hold_out(domain: Domain, validation: float, rng: np.random.Generator) -> Domain:
-    """The domain, with a share of its training samples for validation where it has none.
+    """Holds out a share of a domain's training samples for validation, if it has none.
 
     Stratified; samples with the same name stay together, and shares count such groups.
 
@@ -123,7 +113,7 @@ def hold_out(domain: Domain, validation: float, rng: np.random.Generator) -> Dom
         return domain
     train = domain.train
     group = number_groups(train.names, len(train.images))
-    sizes = _part_sizes(group.max() + 1, validation, 0.0)[:2].tolist()
+    sizes = _part_sizes(int(group.max()) + 1, validation, 0.0)[:2]
     parts = stratified_split(strata(train.labels)[first_samples(group)], sizes, rng)
     kept, held = (select(train, samples_of(part, group)) for part in parts)
     return domain._replace(train=kept, validation=held if sizes[1] else None)
@@ -142,7 +132,7 @@ def _check_shares(split: str, validation: float, test: float) -> None:
 def internal_domain(
     source: Source, pool: Pool, parts: np.ndarray, rng: np.random.Generator
 ) -> Domain:
-    """A domain that trains; its samples in random order.
+    """Returns a domain that trains, its samples in random order.
 
     Where no sample is kept for testing, the validation samples serve as test split too (the same
     object): FedIG and DomainBed test on the unseen domain and keep a validation set only.
@@ -169,7 +159,7 @@ def internal_domain(
 
 
 def unseen_domain(pool: Pool, rng: np.random.Generator) -> Domain:
-    """A domain that nobody trains on, tested whole.
+    """Returns a domain that no client trains on, tested whole.
 
     Its samples come in random order: published class after class, they would make batches of one
     class, which an adaptation to the stream (TsmoBN, batch statistics) would take for the domain.

@@ -15,15 +15,19 @@ Differs from torchvision on Pillow images: bytes are rounded once, at the end, n
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.data.pixels import color, geometry
+from fedjax_bn.data.pixels import operations
+from fedjax_bn.engine.ranges import PIXELS, AtLeast0, Range, UpTo1, bounded
 
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
 Transform = Callable[[jax.Array, jax.Array], jax.Array]
 _Interval = tuple[float, float]
+_Degrees = Annotated[float, Range("at least 0 and at most 180", lambda value: 0 <= value <= 180)]
+_HalfTurn = Annotated[float, Range("at least 0 and at most 0.5", lambda value: 0 <= value <= 0.5)]
 
 _ATTEMPTS = 10  # torchvision's, before it takes the middle of the image
 
@@ -53,11 +57,11 @@ def office() -> Augment:
 
 
 def compose(*transforms: Transform) -> Augment:
-    """Transforms one after another on every image of a batch, each sample with its own key.
+    """Applies transforms one after another to every image of a batch, each with its own key.
 
     Returns:
       `augment(key, images u8[B, H, W, C]) -> u8[B, h, w, C]`, pure and jittable; it raises
-      ValueError where images are no bytes of that shape.
+      ValueError if images are not bytes of that shape.
     """
 
     def one(key: jax.Array, image: jax.Array) -> jax.Array:
@@ -70,7 +74,7 @@ def compose(*transforms: Transform) -> Augment:
         if images.dtype != jnp.uint8 or images.ndim != 4:
             raise ValueError(
                 f"augmentation needs images u8[B, H, W, C], not {images.dtype}{images.shape}: "
-                "leave it out for features that are no images"
+                "leave it out for features, which are not images"
             )
         keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
         return jax.vmap(one)(keys, images)
@@ -78,25 +82,20 @@ def compose(*transforms: Transform) -> Augment:
     return augment
 
 
+@bounded
 def random_resized_crop(
-    size: int, scale: _Interval = (0.08, 1.0), ratio: _Interval = (3 / 4, 4 / 3)
+    size: Annotated[int, PIXELS], scale: _Interval = (0.08, 1.0), ratio: _Interval = (3 / 4, 4 / 3)
 ) -> Transform:
-    """A random box resized to `size` pixels a side, see `_crop_box` and `crop_and_resize`.
+    """Resizes a random box to `size` pixels a side, see `operations.crop_and_resize`.
 
-    Raises:
-      ValueError: `size` is below 1, or an interval is empty or not positive.
+    The box is torchvision's: its area is uniform in `scale` times the image's, its width to height
+    log-uniform in `ratio`, its place uniform. The first of ten draws that fits is taken; if none
+    does, the largest box in the middle whose ratio is allowed.
     """
-    if size < 1:
-        raise ValueError(f"random_resized_crop: size={size} must be at least 1")
-    for name, (low, high) in (("scale", scale), ("ratio", ratio)):
-        if not 0 < low <= high:
-            raise ValueError(f"random_resized_crop: {name}={(low, high)} must be 0 < low <= high")
-    if scale[1] > 1:
-        raise ValueError(f"random_resized_crop: scale={scale} must not exceed 1, the whole image")
 
     def transform(key: jax.Array, image: jax.Array) -> jax.Array:
         box = _crop_box(key, *image.shape[:2], scale, ratio)
-        return geometry.crop_and_resize(image, *box, size)
+        return operations.crop_and_resize(image, *box, size)
 
     return transform
 
@@ -104,12 +103,7 @@ def random_resized_crop(
 def _crop_box(
     key: jax.Array, height: int, width: int, scale: _Interval, ratio: _Interval
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """torchvision's random box: top, left, height, width, i32[] each.
-
-    Its area is uniform in `scale` times the image's, its width to height log-uniform in `ratio`,
-    its place uniform. The first of ten draws that fits is taken; if none does, the largest box in
-    the middle whose ratio is allowed.
-    """
+    """Returns the random box: top, left, height, width, i32[] each."""
     draws = jax.random.uniform(key, (2 * _ATTEMPTS + 2,))  # one call, because each takes compiling
     area = height * width * _between(draws[:_ATTEMPTS], *scale)
     aspect = jnp.exp(_between(draws[_ATTEMPTS:-2], math.log(ratio[0]), math.log(ratio[1])))
@@ -126,54 +120,44 @@ def _crop_box(
     return top, left, high, wide
 
 
-def random_flip(probability: float = 0.5) -> Transform:
-    """Left and right exchanged with `probability`.
-
-    Raises:
-      ValueError: it is none.
-    """
-    _check_probability("random_flip", probability)
+@bounded
+def random_flip(probability: UpTo1 = 0.5) -> Transform:
+    """Exchanges left and right with `probability`."""
 
     def transform(key: jax.Array, image: jax.Array) -> jax.Array:
-        return jnp.where(jax.random.bernoulli(key, probability), geometry.mirror(image), image)
+        return jnp.where(jax.random.bernoulli(key, probability), operations.mirror(image), image)
 
     return transform
 
 
-def random_rotation(degrees: float) -> Transform:
-    """Turned about the centre by an angle uniform in [-degrees, degrees], see `rotate`.
-
-    Raises:
-      ValueError: `degrees` is outside [0, 180].
-    """
-    if not 0 <= degrees <= 180:
-        raise ValueError(f"random_rotation: degrees={degrees} must be in [0, 180]")
+@bounded
+def random_rotation(degrees: _Degrees) -> Transform:
+    """Turns about the centre by an angle uniform in [-degrees, degrees], see `rotate`."""
 
     def transform(key: jax.Array, image: jax.Array) -> jax.Array:
         angle = jax.random.uniform(key, minval=-degrees, maxval=degrees)
-        return geometry.rotate(image, angle)
+        return operations.rotate(image, angle)
 
     return transform
 
 
+@bounded
 def color_jitter(
-    brightness: float = 0.0, contrast: float = 0.0, saturation: float = 0.0, hue: float = 0.0
+    brightness: AtLeast0 = 0.0,
+    contrast: AtLeast0 = 0.0,
+    saturation: AtLeast0 = 0.0,
+    hue: _HalfTurn = 0.0,
 ) -> Transform:
-    """Random colours of an RGB image, in random order, see `color.jitter`.
+    """Changes the colours of an RGB image in random order, see `operations.jitter`.
 
     Args:
-      brightness, contrast, saturation: at least 0; factors are uniform in [max(0, 1 - x), 1 + x].
-      hue: in [0, 0.5]; hue moves by a uniform part of a turn in [-hue, hue].
+      brightness, contrast, saturation: factors are uniform in [max(0, 1 - x), 1 + x].
+      hue: hue moves by a uniform part of a turn in [-hue, hue].
 
     Raises:
-      ValueError: an argument is out of range; at use, where the image has not three channels.
+      ValueError: at use, the image does not have three channels.
     """
     spread = (brightness, contrast, saturation)
-    if min(spread) < 0 or not 0 <= hue <= 0.5:
-        raise ValueError(
-            f"color_jitter: brightness, contrast, saturation={spread} must be at least 0, and "
-            f"hue={hue} in [0, 0.5]"
-        )
 
     def transform(key: jax.Array, image: jax.Array) -> jax.Array:
         _check_channels("color_jitter", image)
@@ -182,34 +166,29 @@ def color_jitter(
         high = jnp.array([*(1 + x for x in spread), hue])
         amounts = _between(draws[:4], low, high)
         order = jnp.argsort(draws[4:]).astype(jnp.int32)  # all 24 alike
-        return color.jitter(image, amounts[:3], amounts[3], order)
+        return operations.jitter(image, amounts[:3], amounts[3], order)
 
     return transform
 
 
-def random_grayscale(probability: float = 0.1) -> Transform:
-    """Grey, in three equal channels, with `probability`.
+@bounded
+def random_grayscale(probability: UpTo1 = 0.1) -> Transform:
+    """Makes an RGB image grey, in three equal channels, with `probability`.
 
     Raises:
-      ValueError: it is none; at use, where the image has not three channels.
+      ValueError: at use, the image does not have three channels.
     """
-    _check_probability("random_grayscale", probability)
 
     def transform(key: jax.Array, image: jax.Array) -> jax.Array:
         _check_channels("random_grayscale", image)
-        return jnp.where(jax.random.bernoulli(key, probability), color.grey(image), image)
+        return jnp.where(jax.random.bernoulli(key, probability), operations.grey(image), image)
 
     return transform
 
 
 def _between(draws: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:
-    """Draws from [0, 1) stretched to [low, high)."""
+    """Returns draws from [0, 1) stretched to [low, high)."""
     return low + (high - low) * draws
-
-
-def _check_probability(name: str, probability: float) -> None:
-    if not 0 <= probability <= 1:
-        raise ValueError(f"{name}: probability={probability} must be in [0, 1]")
 
 
 def _check_channels(name: str, image: jax.Array) -> None:

@@ -2,12 +2,12 @@
 
 `change(key, batch) -> batch` of bytes u8[B, S, S, 3] and boxes, see `data.label_trees`; each
 sample has its own key, so that without mosaic its result does not depend on others of the batch. A
-move is a scale s about the middle, a shift t and perhaps a mirror: x' = s (x - 1/2) + 1/2 + t in
+move is a scale s about the middle (negative to mirror) and a shift t: x' = s (x - 1/2) + 1/2 + t in
 shares of the side. What comes from outside is grey, as the bars of a letterbox.
 
-A mosaic (Bochkovskiy et al. 2020, YOLOv4) is moved in place of an image: four images of the batch
-around a point c, each coordinate uniform in [-1/2, 1/2] from the middle, of which as much is seen
-as of one image. It has four times as many boxes, most of them padding.
+A mosaic (Bochkovskiy et al. 2020, YOLOv4) replaces an image: four images of the batch around a
+point c, each coordinate uniform in [-1/2, 1/2] from the middle, of which as much is seen as of one
+image. It has four times as many boxes, most of them padding.
 
 A box stays if it is more than two pixels wide and high and keeps over a tenth of its moved area.
 
@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
-from fedjax_bn.data.pixels.color import shift_hue
-from fedjax_bn.data.pixels.letterbox import GREY
+from fedjax_bn.data.pixels.operations import shift_hue
+from fedjax_bn.data.pixels.resize import GREY
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import Share, UpTo1, bounded
 
@@ -81,20 +81,20 @@ def of_boxes(
     del size
 
     def of_one(key: jax.Array, images: jax.Array, label: Batch) -> tuple[jax.Array, Batch]:
-        """An image and those that may be put beside it, u8[T, S, S, 3] of T = 1 or 4."""
+        """Changes an image u8[T, S, S, 3] with the T - 1 = 0 or 3 that a mosaic puts beside it."""
         draws = jax.random.uniform(key, (7,))
         spread = 2 * draws - 1
         mirror = jnp.where(draws[0] < flip, -1, 1).astype(draws.dtype)
         size = 1 + scale * spread[1]
         move = Move(jnp.stack([size * mirror, size]), shift * spread[2:4])
         factors = (hue * spread[4], 1 + saturation * spread[5], 1 + value * spread[6])
-        tiles = [gain(image.astype(draws.dtype) / 255, *factors) for image in images]
+        tiles = [_gain(image.astype(draws.dtype) / 255, *factors) for image in images]
         if len(tiles) == 1:
-            moved = move_pixels(tiles[0], move)
-            boxes = move_boxes(jax.tree.map(lambda leaf: leaf[0], label), move, len(images[0]))
+            moved = _move_pixels(tiles[0], move)
+            boxes = _move_boxes(jax.tree.map(lambda leaf: leaf[0], label), move, len(images[0]))
         else:
-            moves, seen = tile_moves(stream(key, "mosaic tiles"), move, mosaic)
-            moved, boxes = put_together(tiles, label, moves, seen)
+            moves, seen = _tile_moves(stream(key, "mosaic tiles"), move, mosaic)
+            moved, boxes = _put_together(tiles, label, moves, seen)
         return jnp.clip(jnp.floor(moved * 255 + 0.5), 0, 255).astype(jnp.uint8), boxes
 
     def change(key: jax.Array, batch: Batch) -> Batch:
@@ -107,7 +107,11 @@ def of_boxes(
         keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
         rows = jnp.arange(len(images))[:, None]
         if mosaic:
-            rows = jnp.concatenate([rows, _others(keys, batch["valid"])], 1)
+            # Three valid images of the batch beside each; any three, where none is valid.
+            logits = jnp.where(batch["valid"], 0.0, -1e9)
+            draw = partial(jax.random.categorical, logits=logits, shape=(3,))
+            others = jax.vmap(lambda own: draw(stream(own, "mosaic partners")))(keys)
+            rows = jnp.concatenate([rows, others], 1)
         beside = jax.tree.map(lambda leaf: leaf[rows], (images, label))
         image, label = jax.vmap(of_one)(keys, *beside)
         return batch | {"image": image, "label": label}
@@ -115,20 +119,10 @@ def of_boxes(
     return BoxAugment(change)
 
 
-def _others(keys: jax.Array, valid: jax.Array) -> jax.Array:
-    """For each sample three of the valid ones bool[B], i[B, 3]; any, where none is."""
-    logits = jnp.where(valid, 0.0, -1e9)
+def _tile_moves(key: jax.Array, move: Move, probability: float) -> tuple[list[Move], jax.Array]:
+    """Returns the moves of the four images of a mosaic, and which are seen, bool[4].
 
-    def draw(key: jax.Array) -> jax.Array:
-        return jax.random.categorical(stream(key, "mosaic partners"), logits, shape=(3,))
-
-    return jax.vmap(draw)(keys)
-
-
-def tile_moves(key: jax.Array, move: Move, probability: float) -> tuple[list[Move], jax.Array]:
-    """Where the four images of a mosaic go, and which are seen, bool[4].
-
-    Without mosaic, with 1 - `probability`, the first goes where an image alone does.
+    Without a mosaic, with 1 - `probability`, the first is moved as an image alone is.
     """
     draws = jax.random.uniform(key, (3,), move.scale.dtype)
     together, point = draws[0] < probability, draws[1:]
@@ -142,65 +136,44 @@ def tile_moves(key: jax.Array, move: Move, probability: float) -> tuple[list[Mov
     return moves, together | (jnp.arange(4) == 0)
 
 
-def put_together(
+def _put_together(
     tiles: Sequence[jax.Array], label: Batch, moves: Sequence[Move], seen: jax.Array
 ) -> tuple[jax.Array, Batch]:
-    """Images f[S, S, 3] in [0, 1] moved into one, and all their boxes.
+    """Moves T images f[S, S, 3] in [0, 1], those that are seen, into one, with all their boxes.
 
-    Args:
-      tiles: T images.
-      label: their {"boxes": f[T, M, 4], "class": i32[T, M]}.
-      moves: of each.
-      seen: bool[T], which there are.
-
-    Returns:
-      f[S, S, 3], and {"boxes": f[T M, 4], "class": i32[T M]}.
+    Boxes f[T, M, 4] become f[T M, 4], and classes i32[T, M] become i32[T M].
     """
     grey = jnp.asarray(GREY / 255, tiles[0].dtype)
     total, found = jnp.full_like(tiles[0], grey), []
     for t, (image, move) in enumerate(zip(tiles, moves, strict=True)):
-        total += jnp.where(seen[t], move_pixels(image, move) - grey, 0)
-        boxes = move_boxes(jax.tree.map(lambda leaf, t=t: leaf[t], label), move, len(image))
-        there = boxes[CLASS] != PADDING
-        there &= seen[t]
-        found.append(
-            {
-                BOXES: jnp.where(there[:, None], boxes[BOXES], jnp.zeros((), boxes[BOXES].dtype)),
-                CLASS: jnp.where(there, boxes[CLASS], PADDING),
-            }
-        )
+        total += jnp.where(seen[t], _move_pixels(image, move) - grey, 0)
+        boxes = _move_boxes(jax.tree.map(lambda leaf, t=t: leaf[t], label), move, len(image))
+        found.append(_kept(boxes[BOXES], boxes[CLASS], seen[t]))
     return total, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
 
-def move_pixels(image: jax.Array, move: Move) -> jax.Array:
-    """An image f[S, S, C] in [0, 1] moved, bilinear, grey where there was nothing.
+def _move_pixels(image: jax.Array, move: Move) -> jax.Array:
+    """Moves an image f[S, S, C] in [0, 1], bilinear, grey where there was nothing.
 
-    Both directions are matrix products, as in `geometry.crop_and_resize`.
+    Both directions are matrix products, as in `operations.crop_and_resize`.
     """
     size, dtype = image.shape[0], image.dtype
-    across, down = (_weights(move.scale[i], move.shift[i], size, dtype) for i in (0, 1))
     grey = jnp.asarray(GREY / 255, dtype)
-    # Outside lies nothing but zeros, if grey is taken for zero.
+    pixels = jnp.arange(size, dtype=dtype) + 0.5
+
+    def weights(scale: jax.Array, shift: jax.Array) -> jax.Array:
+        """Returns f[size, size]: what each pixel adds to each of the moved ones."""
+        came_from = ((pixels[:, None] / size - 0.5 - shift) / scale + 0.5) * size
+        return jnp.maximum(1 - jnp.abs(pixels - came_from), 0)
+
+    across, down = (weights(move.scale[i], move.shift[i]) for i in (0, 1))
+    # With grey as zero, nothing but zeros is outside.
     rows = jnp.einsum("oh,hwc->owc", down, image - grey, precision="highest")
     return jnp.einsum("pw,owc->opc", across, rows, precision="highest") + grey
 
 
-def _weights(scale: jax.Array, shift: jax.Array, size: int, dtype: Any) -> jax.Array:
-    """What each of `size` pixels adds to each of the moved ones, f[size, size]."""
-    centres = (jnp.arange(size, dtype=dtype)[:, None] + 0.5) / size
-    came_from = ((centres - 0.5 - shift) / scale + 0.5) * size
-    pixels = jnp.arange(size, dtype=dtype) + 0.5
-    return jnp.maximum(1 - jnp.abs(pixels - came_from), 0)
-
-
-def move_boxes(label: Batch, move: Move, size: int) -> Batch:
-    """The boxes of one image moved and cut at its border; those that vanish become padding.
-
-    Args:
-      label: {"boxes": f[M, 4], "class": i32[M]}.
-      move: where they go.
-      size: pixels a side of the image.
-    """
+def _move_boxes(label: Batch, move: Move, size: int) -> Batch:
+    """Moves the boxes of an image and cuts them at its border; what vanishes becomes padding."""
     given = label[BOXES]
     corners = given.reshape(-1, 2, 2)  # [M, first or last, across or down]
     scale, shift = (part.astype(given.dtype) for part in move)
@@ -210,22 +183,21 @@ def move_boxes(label: Batch, move: Move, size: int) -> Batch:
     sides = inside_last - inside_first
     whole = jnp.prod(last - first, -1)
     stays = (sides * size > _SMALLEST).all(-1) & (jnp.prod(sides, -1) > _LEAST * whole)
-    stays &= label[CLASS] != PADDING
     moved = jnp.concatenate([inside_first, inside_last], -1)
+    return _kept(moved, label[CLASS], stays)
+
+
+def _kept(boxes: jax.Array, classes: jax.Array, stays: jax.Array) -> Batch:
+    """Returns boxes f[M, 4] and classes i32[M] as labels; those that do not stay become padding."""
+    stays &= classes != PADDING
     return {
-        BOXES: jnp.where(stays[:, None], moved, jnp.zeros((), moved.dtype)),
-        CLASS: jnp.where(stays, label[CLASS], PADDING),
+        BOXES: jnp.where(stays[:, None], boxes, jnp.zeros((), boxes.dtype)),
+        CLASS: jnp.where(stays, classes, PADDING),
     }
 
 
-def gain(image: jax.Array, turns: jax.Array, saturation: jax.Array, value: jax.Array) -> jax.Array:
-    """Colours f[H, W, 3] changed in HSV: hue is moved, the others multiplied, to 1 at most.
-
-    Args:
-      image: red, green and blue in [0, 1].
-      turns: f[], whole turns of hue.
-      saturation, value: f[], factors of at least 0.
-    """
+def _gain(image: jax.Array, turns: jax.Array, saturation: jax.Array, value: jax.Array) -> jax.Array:
+    """Moves hue by whole turns, multiplies HSV's saturation and value, to 1 at most."""
     high = image.max(-1, keepdims=True)
     chroma = high - image.min(-1, keepdims=True)
     most = high / jnp.where(chroma > 0, chroma, 1)  # where saturation is 1

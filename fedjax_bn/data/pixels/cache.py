@@ -2,48 +2,51 @@
 
 An array is written to a partial file in a folder of ours and renamed when it is whole, under a lock
 of its name: a second process waits for the first and reads what it made. A killed process leaves a
-partial file, which whoever comes next removes.
+partial file, which the next process removes.
 
-Behind the array stand checksums of the blocks in which it was written. They are compared whenever
-the array is opened; a file that has changed since is made again. CRC-32 is for accidents, and reads
-some 3 GB a second and core, four times as many as BLAKE2b.
+Checksums of the blocks in which the array was written follow it in the file. They are compared
+whenever the array is opened; a file that has changed since is made again. CRC-32 is for accidents,
+and reads some 3 GB a second and core, four times as many as BLAKE2b.
 """
 
 import io
 import json
+import math
 import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO
 
 import numpy as np
 from filelock import FileLock, Timeout
 
+from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.engine.names import file_name
 
 Write = Callable[..., None]
+_Make = Callable[[Write], Sequence[str]]
 _PARTIAL = "fedjax_bn-partial"  # the folder of our partial files and locks, in the cache's
-_LARGE = 2e9  # bytes, of whose check the user is told
+_BLOCK = 64  # files whose numbers are written together
+_LARGE = 2e9  # bytes; checking more takes so long that the user is informed
 
 
 def cached_array(
-    folder: Path | None, name: str, shape: Sequence[int], make: Callable[[Write], Sequence[str]]
+    folder: str | Path | None, name: str, shape: Sequence[int], make: _Make
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The array of that name in the cache, made first if it is not there.
+    """Returns the array of that name in the cache, made first if it is not there.
 
     Args:
       folder: the cache, created if need be; None to keep the array in memory only.
-      name: tells the array from all others, so a digest of what it was made from belongs in it.
+      name: differs from the names of all other arrays, so it has a digest of the array's origin.
       shape: of the whole array of bytes.
       make: `make(write) -> notes`, called only if the array is not there yet; hands all rows to
         `write(u8[n, ...])` in blocks, in order, or to `write(u8[n, ...], start)` in any order and
-        from any thread. Whatever it raises leaves nothing behind.
+        from any thread. If it raises an error, no file is left.
 
     Returns:
       u8[shape], memory-mapped for reading if it is in a folder, and the notes that `make` gave when
@@ -52,6 +55,7 @@ def cached_array(
     Raises:
       OSError: the disk is full, or the folder cannot be written to.
     """
+    shape = tuple(shape)
     if folder is None:
         array = np.empty(shape, np.uint8)
 
@@ -59,20 +63,67 @@ def cached_array(
             array[start : start + len(rows)] = rows
 
         return array, tuple(make(_in_order(put)))
-    path = folder / f"{file_name(name)}.npy"
+    path = Path(folder, f"{file_name(name)}.npy")
     found = _read(path, shape)
     if found is None:
         if path.exists():
             print(f"{path} is damaged or of an earlier version: it is made again", file=sys.stderr)
-        _make(path, tuple(shape), make)
+        _make_file(path, shape, make)
         found = _read(path, shape)
     if found is None:
         raise OSError(f"{path} vanished or changed while it was opened; run again")
     return found
 
 
+def array_of_blocks(
+    folder: str | Path | None,
+    name: str,
+    shape: Sequence[int],
+    blocks: Callable[[], Iterable[np.ndarray]],
+) -> np.ndarray:
+    """Returns the array of blocks u8[n, ...], one after the other, that `blocks()` yields.
+
+    Other arguments, the result and errors are those of `cached_array`; there are no notes.
+    """
+
+    def make(write: Write) -> tuple[str, ...]:
+        for block in blocks():
+            write(block)
+        return ()
+
+    return cached_array(folder, name, shape, make)[0]
+
+
+def cached_numbers(
+    folder: str | Path | None,
+    name: str,
+    files: Sequence[Path],
+    read: Callable[[Path], np.ndarray | Sequence[int]],
+    width: int,
+    progress: bool = False,
+) -> np.ndarray:
+    """Returns i32[N, width], a row for each file that `read(file)` makes in a thread.
+
+    Folder, name and errors are those of `cached_array`; `progress` shows a bar on stderr.
+    """
+
+    def make(write: Write) -> tuple[str, ...]:
+        with (
+            ThreadPoolExecutor() as threads,
+            progress_bar(len(files), name.partition("-")[0], progress) as bar,
+        ):
+            for start in range(0, len(files), _BLOCK):
+                rows = np.array(list(threads.map(read, files[start : start + _BLOCK])), "<i4")
+                write(rows.view(np.uint8).reshape(len(rows), -1))
+                bar.update(len(rows))
+        return ()
+
+    rows = cached_array(folder, name, (len(files), 4 * width), make)[0]
+    return np.ascontiguousarray(rows).view("<i4")
+
+
 def _in_order(put: Callable[[np.ndarray, int], None]) -> Write:
-    """`put(rows, start)` with a start that, if not given, is where the last rows ended."""
+    """Returns `put(rows, start)` with a start that is by default where the last rows ended."""
     after = 0
 
     def write(rows: np.ndarray, start: int | None = None) -> None:
@@ -84,9 +135,17 @@ def _in_order(put: Callable[[np.ndarray, int], None]) -> Write:
     return write
 
 
-def _read(path: Path, shape: Sequence[int]) -> tuple[np.memmap, tuple[str, ...]] | None:
-    """The array and its notes, which stand behind it in the file; None if it is not sound."""
-    header, size = _header(shape), _size(shape)
+def _header(shape: tuple[int, ...]) -> bytes:
+    """Returns the beginning of an array's file, as NumPy writes it."""
+    header = io.BytesIO()
+    about = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, about)
+    return header.getvalue()
+
+
+def _read(path: Path, shape: tuple[int, ...]) -> tuple[np.memmap, tuple[str, ...]] | None:
+    """Returns the array and the notes that follow it in the file; None if it is not sound."""
+    header, size = _header(shape), math.prod(shape)
     try:
         with open(path, "rb") as file:
             sound = file.read(len(header)) == header
@@ -97,47 +156,34 @@ def _read(path: Path, shape: Sequence[int]) -> tuple[np.memmap, tuple[str, ...]]
     if not sound or zlib.crc32(footer).to_bytes(4, "big") != checksum:
         return None
     about = json.loads(footer)
-    array = np.memmap(path, np.uint8, "r", len(header), tuple(shape))
-    if not _unchanged(array.reshape(-1), about["blocks"]):
+    array = np.memmap(path, np.uint8, "r", len(header), shape)
+    flat = array.reshape(-1)
+    starts, stops, checksums = zip(*sorted(about["blocks"]), strict=True)
+    if (*starts, size) != (0, *stops):  # the blocks do not make up the whole
         return None
-    return array, tuple(about["notes"])
+    if size > _LARGE:
+        print(f"checking {size / 1e9:.1f} GB of decoded images", file=sys.stderr)
+    with ThreadPoolExecutor() as threads:  # crc32 runs outside Python's lock
+        found = threads.map(lambda start, stop: zlib.crc32(flat[start:stop]), starts, stops)
+        return (array, tuple(about["notes"])) if checksums == tuple(found) else None
 
 
-def _header(shape: Sequence[int]) -> bytes:
-    """What an array's file begins with, as NumPy writes it."""
-    header = io.BytesIO()
-    about = {"descr": "|u1", "fortran_order": False, "shape": tuple(shape)}
-    np.lib.format.write_array_header_1_0(header, about)
-    return header.getvalue()
-
-
-def _size(shape: Sequence[int]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
-
-
-def _unchanged(array: np.ndarray, blocks: Sequence[Sequence[int]]) -> bool:
-    """Whether blocks [start, stop, checksum] make up all of u8[n], and its bytes are as written."""
-    starts, stops, checksums = zip(*sorted(blocks), strict=True)
-    if (*starts, len(array)) != (0, *stops):
-        return False
-    if len(array) > _LARGE:
-        print(f"checking {len(array) / 1e9:.1f} GB of decoded images", file=sys.stderr)
-
-    def checksum(start: int, stop: int) -> int:
-        return zlib.crc32(array[start:stop])  # outside Python's lock
-
-    with ThreadPoolExecutor() as threads:
-        return checksums == tuple(threads.map(checksum, starts, stops))
-
-
-def _make(path: Path, shape: tuple[int, ...], make: Callable[[Write], Sequence[str]]) -> None:
+def _make_file(path: Path, shape: tuple[int, ...], make: _Make) -> None:
     """Writes the array unless another process has done so in the meantime."""
-    folder, size = path.parent / _PARTIAL, _size(shape)
+    folder, size = path.parent / _PARTIAL, math.prod(shape)
     partial = folder / f"{path.stem}.partial"
     with _faults_named(folder, size):
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_left_over(folder)
-        lock = _locked(partial)
+        for old in folder.glob("*.partial"):
+            # The lock of a file that a living process writes raises Timeout, which is an OSError.
+            with suppress(OSError), _lock_of(old).acquire(blocking=False):
+                old.unlink(missing_ok=True)
+        lock = _lock_of(partial)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            print(f"waiting for another process that writes {partial}", file=sys.stderr)
+            lock.acquire()
     try:
         if _read(path, shape) is None:
             _write_whole(partial, shape, make)
@@ -148,16 +194,20 @@ def _make(path: Path, shape: tuple[int, ...], make: Callable[[Write], Sequence[s
         lock.release()
 
 
-def _write_whole(
-    partial: Path, shape: tuple[int, ...], make: Callable[[Write], Sequence[str]]
-) -> None:
+def _write_whole(partial: Path, shape: tuple[int, ...], make: _Make) -> None:
     """Writes header, array, checksums and notes to a new file, and waits until the disk has it."""
-    header, size, blocks = _header(shape), _size(shape), []
-    folder, row = partial.parent, size // shape[0]
+    header, size, blocks = _header(shape), math.prod(shape), []
+    folder, row, one_at_a_time = partial.parent, size // shape[0], Lock()
     with _faults_named(folder, size):
-        _check_space(folder, size)
+        usage = shutil.disk_usage(folder)
+        if usage.total and usage.free < size:  # before hours of decoding
+            raise OSError(f"its disk is full, with {usage.free / 1e6:.1f} MB left")
         file = open(partial, "wb")  # noqa: SIM115, closed below whatever happens
-    put = _putter(file, folder, size)
+
+    def put(data: np.ndarray | bytes, place: int) -> None:
+        with one_at_a_time, _faults_named(folder, size):
+            file.seek(place)
+            file.write(data)
 
     def put_rows(rows: np.ndarray, start: int) -> None:
         data, first = np.ascontiguousarray(rows), start * row
@@ -173,25 +223,13 @@ def _write_whole(
             file.flush()
             os.fsync(file.fileno())
     finally:
-        with suppress(OSError):  # a fault has been raised already, and is to be seen
+        with suppress(OSError):  # an error has been raised already, and is the one to be seen
             file.close()
-
-
-def _putter(file: BinaryIO, folder: Path, size: int) -> Callable[[np.ndarray | bytes, int], None]:
-    """Returns `put(data, place)`, which any thread may call."""
-    one_at_a_time = Lock()
-
-    def put(data: np.ndarray | bytes, place: int) -> None:
-        with one_at_a_time, _faults_named(folder, size):
-            file.seek(place)
-            file.write(data)
-
-    return put
 
 
 @contextmanager
 def _faults_named(folder: Path, size: int) -> Iterator[None]:
-    """Turns the system's error on writing into a sentence for the user, which names the cache."""
+    """Turns the system's error on writing into an error message that names the cache."""
     try:
         yield
     except OSError as error:
@@ -202,31 +240,5 @@ def _faults_named(folder: Path, size: int) -> Iterator[None]:
         ) from error
 
 
-def _check_space(folder: Path, size: int) -> None:
-    """Raises OSError before hours of decoding, where the disk is too full from the start."""
-    usage = shutil.disk_usage(folder)
-    if usage.total and usage.free < size:
-        raise OSError(f"its disk is full, with {usage.free / 1e6:.1f} MB left")
-
-
 def _lock_of(partial: Path) -> FileLock:
     return FileLock(partial.with_suffix(".lock"))
-
-
-def _locked(partial: Path) -> FileLock:
-    """The lock of an array, held; waits for another process that writes it."""
-    lock = _lock_of(partial)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        print(f"waiting for another process that writes {partial}", file=sys.stderr)
-        lock.acquire()
-    return lock
-
-
-def _remove_left_over(folder: Path) -> None:
-    """Removes partial files that no living process writes to from the folder that has only ours."""
-    for partial in folder.glob("*.partial"):
-        # one that another process holds raises Timeout, which is an OSError
-        with suppress(OSError), _lock_of(partial).acquire(blocking=False):
-            partial.unlink(missing_ok=True)

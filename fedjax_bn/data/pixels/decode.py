@@ -3,24 +3,29 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedjax_bn.data.messages import first_few, progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
-from fedjax_bn.data.pixels.letterbox import letterboxed
-from fedjax_bn.data.pixels.orientation import UPRIGHT, orientation_notes
-from fedjax_bn.data.pixels.raster import MEGAPIXELS, open_image, read_image
+from fedjax_bn.data.pixels.raster import (
+    MEGAPIXELS,
+    UPRIGHT,
+    open_image,
+    orientation_notes,
+    read_image,
+)
+from fedjax_bn.data.pixels.resize import letterboxed
 
 _BLOCK = 64  # images that a thread decodes at a time
 _FORM = 2  # to be raised when the same files would give other pixels
-_FORM_OF_KEYS = 1  # stays, since a run's data hash depends on it
+_FORM_OF_KEYS = 1
 _MODES = {  # Pillow's words in ours
     "1": "black and white",
     "L": "grey",
@@ -31,23 +36,6 @@ _MODES = {  # Pillow's words in ours
     "P": "a palette",
     "RGBA": "RGB with transparency",
 }
-
-_Read = Callable[[Path], tuple[np.ndarray, str, int]]  # see `decode_image`
-
-
-class _Report(NamedTuple):
-    """What a thread says of the files that it decoded.
-
-    count: how many they were.
-    modes: of Pillow -> images that had to be converted from it.
-    tagged: images that EXIF says to be turned.
-    faults: files that cannot be read, each with the reason.
-    """
-
-    count: int
-    modes: Counter
-    tagged: list[Path]
-    faults: list[str]
 
 
 def decode(
@@ -61,7 +49,7 @@ def decode(
     letterbox: bool = False,
     orientation: str = UPRIGHT,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Images as RGB bytes, turned upright and stretched to squares by Pillow's bilinear filter.
+    """Returns images as RGB bytes, turned upright and stretched to squares, bilinear as in Pillow.
 
     That is what `Resize((size, size))` of DomainBed's and FedBN's code does: the filter averages
     where it shrinks, and an image of that size stays as it is. Threads decode, since Pillow works
@@ -76,13 +64,13 @@ def decode(
       progress: show a bar on stderr.
       max_megapixels: millions of pixels that an image may have; a larger one is not read.
       letterbox: whether images keep their shape, in the middle of a grey square.
-      orientation: "upright", as every viewer turns images by their EXIF, or "stored", as they lie
-        in their files (torchvision's readers).
+      orientation: "upright", as every viewer turns images by their EXIF, or "stored", as in the
+        rows of their files (torchvision's readers).
 
     Returns:
       u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and notes: how
       many images had to be converted from grey, palettes, CMYK or transparency, and how many EXIF
-      says to be turned.
+      turns.
 
     Raises:
       ValueError: there are no files, or some cannot be read; the first ten are named.
@@ -92,24 +80,64 @@ def decode(
         raise ValueError(
             f"cannot decode {len(files)} files at size {size}; give at least 1 of each"
         )
-    shape = (len(files), size, size, 3)
-    folder, name = None, ""
+    how = {"max_megapixels": max_megapixels, "boxed": letterbox, "orientation": orientation}
+    read = partial(_read_image, size=size, **how)
+
+    def read_block(start: int, write: Write) -> tuple[Counter, int, list[str]]:
+        """Hands a block to `write`; returns modes, the number of images with a tag, and faults."""
+        block, modes, tagged, faults = files[start : start + _BLOCK], Counter(), 0, []
+        images = np.empty((len(block), size, size, 3), np.uint8)
+        for k, file in enumerate(block):
+            try:
+                images[k], mode, tag = read(file)
+            except MemoryError:
+                raise
+            except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                faults.append(f"{relative_names([file], root)[0]} ({' '.join(reason.split())})")
+                continue
+            modes[mode] += 1
+            tagged += tag != 1
+        write(images, start)
+        return modes, tagged, faults
+
+    def make(write: Write) -> tuple[str, ...]:
+        modes, tagged, faults = Counter(), 0, []
+        # The cores that this process may use, which are not all cores on a shared machine.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        with (
+            progress_bar(len(files), "decoding", progress) as bar,
+            ThreadPoolExecutor(cores) as threads,
+            # Closed on an error, so that no further block begins.
+            closing(threads.map(partial(read_block, write=write), starts)) as reports,
+        ):
+            for start, report in zip(starts, reports, strict=True):
+                modes, tagged, faults = modes + report[0], tagged + report[1], faults + report[2]
+                bar.update(len(files[start : start + _BLOCK]))
+        if faults:
+            raise ValueError(
+                f"{len(faults)} of {len(files)} images in {root} cannot be read: "
+                f"{first_few(faults)}; fetch or unpack them again, or delete them"
+            )
+        del modes["RGB"]
+        counts = [f"{count} from {_MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]
+        converted = (f"images converted to RGB: {', '.join(counts)}",) if counts else ()
+        return (*converted, *orientation_notes(tagged, orientation))
+
+    starts, name = range(0, len(files), _BLOCK), ""
     if cache is not None:
         form = "-letterbox" * letterbox + f"-{orientation}" * (orientation != UPRIGHT)
         name = f"{root.resolve().name or 'images'}-{size}{form}-{hash_of_files(files, root, size)}"
-        folder = Path(cache)
-    how = {"max_megapixels": max_megapixels, "boxed": letterbox, "orientation": orientation}
-    read = partial(_read_image, size=size, **how)
-    make = partial(_decode_all, files, shape[1:], read, root, progress, orientation)
-    return cached_array(folder, name, shape, make)
+    return cached_array(cache, name, (len(files), size, size, 3), make)
 
 
 def hash_of_files(files: Sequence[Path], root: Path, size: int, times: bool = True) -> str:
-    """Hexadecimal digits that change with any file's name or length, and with `size`.
+    """Returns hexadecimal digits that change with any file's name or length, and with `size`.
 
     With `times` they change with the times of change too; without, they are the same on any machine
     that has the same files.
     """
+    # Caches are made again after a change of decoding; the hash of a run's data must stay.
     form = _FORM if times else _FORM_OF_KEYS
     state = hashlib.sha256(f"{form} {size}\n".encode())
     for name, file in zip(relative_names(files, root), files, strict=True):
@@ -123,7 +151,7 @@ def hash_of_files(files: Sequence[Path], root: Path, size: int, times: bool = Tr
 
 
 def relative_names(files: Sequence[Path], root: Path) -> list[str]:
-    """The files' names as seen from `root`, with / on every system."""
+    """Returns the files' names as seen from `root`, with / on every system."""
     prefix = os.path.join(root, "")
     names = map(os.fspath, files)
     inside = (  # there may be half a million files, and relpath is slow
@@ -133,84 +161,10 @@ def relative_names(files: Sequence[Path], root: Path) -> list[str]:
     return [name.replace(os.sep, "/") for name in inside]
 
 
-def _decode_all(
-    files: Sequence[Path],
-    form: tuple[int, ...],
-    read: _Read,
-    root: Path,
-    progress: bool,
-    orientation: str,
-    write: Write,
-) -> tuple[str, ...]:
-    """Hands all images to `write(rows, start)` in blocks; returns the notes."""
-    modes, faults, tagged = Counter(), [], 0
-
-    def work(start: int) -> _Report:
-        block = files[start : start + _BLOCK]
-        images = np.empty((len(block), *form), np.uint8)
-        report = _read_block(block, read, root, images)
-        write(images, start)
-        return report
-
-    starts = range(0, len(files), _BLOCK)
-    with (
-        progress_bar(len(files), "decoding", progress) as bar,
-        ThreadPoolExecutor(_cores()) as threads,
-        closing(threads.map(work, starts)) as reports,  # on an error, what is not begun never is
-    ):
-        for report in reports:
-            modes += report.modes
-            faults += report.faults
-            tagged += len(report.tagged)
-            bar.update(report.count)
-    if faults:
-        raise ValueError(_unreadable(faults, len(files), root))
-    counts = [f"{count} from {_MODES.get(mode, mode)}" for mode, count in sorted(modes.items())]
-    converted = (f"images converted to RGB: {', '.join(counts)}",) if counts else ()
-    return (*converted, *orientation_notes(tagged, orientation))
-
-
-def _unreadable(faults: list[str], total: int, root: Path) -> str:
-    return (
-        f"{len(faults)} of {total} images in {root} cannot be read: {first_few(faults)}; fetch or "
-        "unpack them again, or delete them"
-    )
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _read_block(files: Sequence[Path], read: _Read, root: Path, images: np.ndarray) -> _Report:
-    """Fills u8[n, size, size, 3], but where a file cannot be read; returns what to report."""
-    report = _Report(len(files), Counter(), [], [])
-    for k, file in enumerate(files):
-        try:
-            images[k], mode, tag = read(file)
-        except MemoryError:
-            raise
-        except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            reason = " ".join(reason.split())
-            report.faults.append(f"{relative_names([file], root)[0]} ({reason})")
-            continue
-        if mode != "RGB":
-            report.modes[mode] += 1
-        if tag != 1:
-            report.tagged.append(file)
-    return report
-
-
 def _read_image(
     file: Path, size: int, max_megapixels: float, **how: Any
 ) -> tuple[np.ndarray, str, int]:
-    """`decode_image` of a file.
-
-    It is read as a whole: Pillow's many small reads would hand Python's lock to and fro.
-    """
+    # Read as a whole: Pillow's many small reads would hand Python's lock to and fro.
     return decode_image(read_image(file, max_megapixels), size, max_megapixels, **how)
 
 
@@ -224,11 +178,11 @@ def decode_image(
     """Returns one image as u8[size, size, 3], its mode (Pillow's word) and its EXIF orientation.
 
     It is turned upright unless `orientation` is "stored", and stretched, or with `boxed`
-    letterboxed. Of several frames (GIF, TIFF) it is the first. TIFF is always upright, since Pillow
+    letterboxed. The first frame of a GIF or TIFF counts. TIFF is always upright, since Pillow
     itself turns it.
 
     Raises:
-      ValueError: the file is no image, or one that `raster` does not take.
+      ValueError: the file is not an image, or one that `raster` does not take.
       OSError, and whatever else Pillow raises on a damaged file.
     """
     from PIL import Image

@@ -17,7 +17,7 @@ _LEAST_STD, _MOST = 1e-6, 1e6  # in units of the pixel range; beyond them logits
 def impossible_samples(
     shape: Sequence[int], dtype: str, mean: Sequence[float], std: Sequence[float]
 ) -> str:
-    """What of the stated form of stored samples none can have; empty where some can.
+    """Returns what is impossible in the stated form of stored samples; "" for a possible form.
 
     Args:
       shape, dtype: of one sample.

@@ -11,19 +11,18 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.data.pixels import geometry
 from fedjax_bn.data.pixels.augment import Augment
+from fedjax_bn.data.pixels.operations import rotate
 from fedjax_bn.engine.backend import on_cpu
 from fedjax_bn.engine.ranges import Magnitude, Views, bounded
 
-Operation = Callable[[jax.Array, jax.Array], jax.Array]
 _STRONGEST = 30
 _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # of Pillow's SMOOTH, over 13
 
 
 @bounded
 def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
-    """RandAugment of a whole batch, every image with operations of its own.
+    """Returns RandAugment of a whole batch, every image with operations of its own.
 
     Args:
       ops: operations one after another, each one of the fourteen with the same probability; 2 as
@@ -31,11 +30,8 @@ def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
       magnitude: their strength, 0 to 30; 9 as in torchvision.
 
     Returns:
-      `augment(key, images u8[B, H, W, 3]) -> u8[B, H, W, 3]`; it raises ValueError where images
-      are no such bytes.
-
-    Raises:
-      ValueError: an argument is out of its range.
+      `augment(key, images u8[B, H, W, 3]) -> u8[B, H, W, 3]`; it raises ValueError if images
+      are not such bytes.
     """
     strength = magnitude / _STRONGEST
 
@@ -51,7 +47,7 @@ def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
         if images.dtype != jnp.uint8 or images.ndim != 4 or images.shape[-1] != 3:
             raise ValueError(
                 f"randaug needs images u8[B, H, W, 3], not {images.dtype}{images.shape}: choose an "
-                "augmentation without colours, or none for features that are no images"
+                "augmentation without colours, or none for features, which are not images"
             )
         keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
         # Under `vmap` a switch computes all operations; one after another, only its own.
@@ -62,8 +58,8 @@ def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
     return augment
 
 
-def affine(image: jax.Array, rows: tuple, columns: tuple) -> jax.Array:
-    """What the middle of each new pixel shows of the old image, the nearest pixel; 0 outside.
+def _affine(image: jax.Array, rows: tuple, columns: tuple) -> jax.Array:
+    """Returns the old pixel that is nearest to the middle of each new one; 0 outside.
 
     Args:
       image: [H, W, C].
@@ -78,32 +74,21 @@ def affine(image: jax.Array, rows: tuple, columns: tuple) -> jax.Array:
     return jnp.where(inside[..., None], found, jnp.zeros((), image.dtype))
 
 
-def _shear_x(image: jax.Array, strength: jax.Array) -> jax.Array:
-    return affine(image, (1, 0, 0), (0.3 * strength, 1, 0))
+def _shift(side: int, strength: jax.Array) -> jax.Array:
+    return jnp.trunc(150 / 331 * side * strength)
 
 
-def _shear_y(image: jax.Array, strength: jax.Array) -> jax.Array:
-    return affine(image, (1, 0.3 * strength, 0), (0, 1, 0))
+def _luma(image: jax.Array) -> jax.Array:
+    """Returns Pillow's mode L, in its fixed point."""
+    red, green, blue = (image[..., i].astype(jnp.int32) for i in range(3))
+    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).astype(image.dtype)
 
 
-def _translate_x(image: jax.Array, strength: jax.Array) -> jax.Array:
-    return affine(image, (1, 0, 0), (0, 1, jnp.trunc(150 / 331 * image.shape[1] * strength)))
-
-
-def _translate_y(image: jax.Array, strength: jax.Array) -> jax.Array:
-    return affine(image, (1, 0, jnp.trunc(150 / 331 * image.shape[0] * strength)), (0, 1, 0))
-
-
-def _rotate(image: jax.Array, strength: jax.Array) -> jax.Array:
-    return geometry.rotate(image, 30 * strength)
-
-
-def _brightness(image: jax.Array, strength: jax.Array) -> jax.Array:
-    return _blend(jnp.zeros_like(image), image, strength)
-
-
-def _color(image: jax.Array, strength: jax.Array) -> jax.Array:
-    return _blend(jnp.broadcast_to(_luma(image)[..., None], image.shape), image, strength)
+def _blend(plain: jax.Array, image: jax.Array, strength: jax.Array) -> jax.Array:
+    """Returns `ImageEnhance` with the factor 1 + 0.9 strength: plain at 0, the image at 1."""
+    one, other = (x.astype(float) for x in (plain, image))
+    mixed = one + (1 + 0.9 * strength) * (other - one)
+    return jnp.clip(mixed, 0, 255).astype(image.dtype)  # cut, as Pillow does
 
 
 def _contrast(image: jax.Array, strength: jax.Array) -> jax.Array:
@@ -141,15 +126,10 @@ def _autocontrast(image: jax.Array, strength: jax.Array) -> jax.Array:
     return jnp.where(high > low, scaled, pixels).astype(image.dtype)
 
 
-def _equalize(image: jax.Array, strength: jax.Array) -> jax.Array:
-    del strength
-    return jax.vmap(_equalize_channel, in_axes=-1, out_axes=-1)(image)
+def _equalize(channel: jax.Array) -> jax.Array:
+    """Applies Pillow's table: how many pixels are darker, in 255 steps.
 
-
-def _equalize_channel(channel: jax.Array) -> jax.Array:
-    """Pillow's table: how many pixels are darker, in 255 steps as large as there are without white.
-
-    "White" is the brightest level that occurs.
+    The steps are as large as there are pixels below the brightest level that occurs.
     """
     counts = jnp.zeros(256, jnp.int32).at[channel.astype(jnp.int32)].add(1)
     step = (channel.size - counts[channel.max().astype(jnp.int32)]) // 255
@@ -158,32 +138,21 @@ def _equalize_channel(channel: jax.Array) -> jax.Array:
     return jnp.where(step > 0, table[channel.astype(jnp.int32)], channel)
 
 
-def _luma(image: jax.Array) -> jax.Array:
-    """Pillow's mode L, in its fixed point."""
-    red, green, blue = (image[..., i].astype(jnp.int32) for i in range(3))
-    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).astype(image.dtype)
-
-
-def _blend(plain: jax.Array, image: jax.Array, strength: jax.Array) -> jax.Array:
-    """`ImageEnhance` with the factor 1 + 0.9 strength: plain at factor 0, the image at 1."""
-    one, other = (x.astype(float) for x in (plain, image))
-    mixed = one + (1 + 0.9 * strength) * (other - one)
-    return jnp.clip(mixed, 0, 255).astype(image.dtype)  # cut, as Pillow does
-
-
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "identity": lambda image, strength: image,
-    "shear_x": _shear_x,
-    "shear_y": _shear_y,
-    "translate_x": _translate_x,
-    "translate_y": _translate_y,
-    "rotate": _rotate,
-    "brightness": _brightness,
-    "color": _color,
+    "shear_x": lambda image, s: _affine(image, (1, 0, 0), (0.3 * s, 1, 0)),
+    "shear_y": lambda image, s: _affine(image, (1, 0.3 * s, 0), (0, 1, 0)),
+    "translate_x": lambda image, s: _affine(image, (1, 0, 0), (0, 1, _shift(image.shape[1], s))),
+    "translate_y": lambda image, s: _affine(image, (1, 0, _shift(image.shape[0], s)), (0, 1, 0)),
+    "rotate": lambda image, strength: rotate(image, 30 * strength),
+    "brightness": lambda image, strength: _blend(jnp.zeros_like(image), image, strength),
+    "color": lambda image, s: _blend(
+        jnp.broadcast_to(_luma(image)[..., None], image.shape), image, s
+    ),
     "contrast": _contrast,
     "sharpness": _sharpness,
     "posterize": _posterize,
     "solarize": _solarize,
     "autocontrast": _autocontrast,
-    "equalize": _equalize,
+    "equalize": lambda image, strength: jax.vmap(_equalize, in_axes=-1, out_axes=-1)(image),
 }

@@ -1,8 +1,12 @@
-"""Image files as RGB bytes: which formats are opened, how large they may be, what numbers mean.
+"""Image files as images of Pillow: which formats, how large, which way up, what numbers mean.
 
 Pillow opens some fifty formats, of which PostScript starts another program; here only raster
 formats that datasets have are. It also has two limits of its own on pixels, one that warns and one
 that refuses; here there is one, which the caller states.
+
+A camera stores the rows of its sensor and writes into EXIF how the picture was held; every viewer
+turns it, `Image.open` and so torchvision's readers do not. The tag is one of eight: 1 as stored, 2
+to 4 mirrored or upside down, 5 to 8 with width and height exchanged.
 """
 
 import io
@@ -11,25 +15,48 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_bn.data.pixels.orientation import (
-    UPRIGHT,
-    orientation_of,
-    turn,
-    turned_by_pillow,
-)
 from fedjax_bn.data.regular_files import read_regular
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 MEGAPIXELS = 100.0
+UPRIGHT, STORED = "upright", "stored"
+ORIENTATIONS = (UPRIGHT, STORED)
+ORIENTATION = 274  # EXIF's number of the tag
+_TURNS = {  # the tag -> how Pillow calls what makes the image upright
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+_BACK = {6: 8, 8: 6}  # every other turn is its own inverse
 _BYTES_OF_A_PIXEL = 16  # more than any of these formats takes
 _BITS, _WHITE_IS_ZERO = 258, 262  # tags of TIFF: bits of a number, and which number is white
 
 
-def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
-    """An image file as Pillow has it, before its pixels are decoded.
+def read_image(path: Path, max_megapixels: float = MEGAPIXELS) -> bytes:
+    """Returns the bytes of an image file, which must be a regular file of a credible size.
 
     Raises:
-      ValueError: it is none of `FORMATS`, or larger than `max_megapixels` million pixels.
+      ValueError: it is another kind of file, or larger than an image of these pixels.
+      OSError: it cannot be opened.
+    """
+    size, most = path.stat().st_size, int(_BYTES_OF_A_PIXEL * max_megapixels * 1e6)
+    if size > most:
+        raise ValueError(
+            f"{size:,} bytes are more than an image of the {max_megapixels:g} megapixels of "
+            "data.max_megapixels takes"
+        )
+    return read_regular(path, most)
+
+
+def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
+    """Returns an image file as Pillow has it, before its pixels are decoded.
+
+    Raises:
+      ValueError: it is not of `FORMATS`, or larger than `max_megapixels` million pixels.
       OSError, and whatever else Pillow raises on a damaged file.
     """
     from PIL import Image
@@ -37,6 +64,7 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
     Image.init()
     for name in FORMATS:
         make, accepts = Image.OPEN.get(name, (None, lambda begin: False))  # WEBP may be left out
+        # Some of Pillow's return a text where a decoder is missing, so "true" is not enough.
         if accepts(content[:16].ljust(16, b"\0")) is True:
             break
     else:
@@ -48,7 +76,7 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
             f"{width} x {height} pixels are more than the {max_megapixels:g} megapixels of "
             "data.max_megapixels"
         )
-    if image.format == "PNG" and b"eXIf" in content:  # which may stand behind the pixels
+    if image.format == "PNG" and b"eXIf" in content:  # which may follow the pixels
         image.load()
     return image
 
@@ -69,36 +97,20 @@ def open_image(
     Raises:
       ValueError, OSError: as `open_raster` and `to_rgb`.
     """
+    from PIL import Image
+
     image = open_raster(content, max_megapixels)
     mode, tag, is_upright = image.mode, orientation_of(image), turned_by_pillow(image)
     image = to_rgb(image)
     if orientation != UPRIGHT:
         return image, mode, 1 if is_upright else tag
-    return image if is_upright else turn(image, tag), mode, tag
-
-
-def read_image(path: Path, max_megapixels: float = MEGAPIXELS) -> bytes:
-    """Returns the bytes of an image file, which must be a regular file of a credible size.
-
-    Raises:
-      ValueError: it is another kind of file, or larger than an image of these pixels.
-      OSError: it cannot be opened.
-    """
-    check_file_size(path.stat().st_size, max_megapixels)
-    return read_regular(path, int(_BYTES_OF_A_PIXEL * max_megapixels * 1e6))
-
-
-def check_file_size(size: int, max_megapixels: float = MEGAPIXELS) -> None:
-    """Raises ValueError if a file of so many bytes is more than an image of these pixels takes."""
-    if size > _BYTES_OF_A_PIXEL * max_megapixels * 1e6:
-        raise ValueError(
-            f"{size:,} bytes are more than an image of the {max_megapixels:g} megapixels of "
-            "data.max_megapixels takes"
-        )
+    if tag > 1 and not is_upright:
+        image = image.transpose(getattr(Image.Transpose, _TURNS[tag]))
+    return image, mode, tag
 
 
 def to_rgb(image: Any) -> Any:
-    """An image of Pillow in its mode RGB.
+    """Returns an image of Pillow in its mode RGB.
 
     Grey becomes three equal channels; transparency is dropped, as by `convert("RGB")` in
     DomainBed's code; of numbers of 9 to 16 bits the upper eight bits are kept, whichever of them is
@@ -112,7 +124,10 @@ def to_rgb(image: Any) -> Any:
 
     mode = image.mode
     if mode.startswith("I;16") or (mode == "I" and image.format in ("PNG", "PPM")):
-        image = Image.fromarray(_upper_eight_bits(image))
+        # Older versions of Pillow give the 16 bits of PNG as 32.
+        tags = image.tag_v2 if image.format == "TIFF" else {}
+        grey = (np.asarray(image) >> (tags.get(_BITS, (16,))[0] - 8)).astype(np.uint8)
+        image = Image.fromarray(255 - grey if tags.get(_WHITE_IS_ZERO, 1) == 0 else grey)
     elif mode in ("I", "F"):
         raise ValueError(
             f"its pixels are {'floats' if mode == 'F' else 'integers of 32 bits or with a sign'}, "
@@ -123,9 +138,59 @@ def to_rgb(image: Any) -> Any:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _upper_eight_bits(image: Any) -> np.ndarray:
-    """u8[H, W] of an image of more bits; older versions of Pillow give those of PNG as 32."""
-    tags = image.tag_v2 if image.format == "TIFF" else {}
-    bits = tags.get(_BITS, (16,))[0]
-    grey = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
-    return 255 - grey if tags.get(_WHITE_IS_ZERO, 1) == 0 else grey
+def orientation_of(image: Any) -> int:
+    """Returns EXIF's tag of an image of Pillow, 1 to 8; call it before the pixels are decoded.
+
+    It is 1 where there is no tag, or EXIF is damaged: viewers show such an image as it is stored.
+    """
+    from PIL import Image
+
+    try:
+        # not PNG's own `getexif`, which decodes all pixels first
+        tag = Image.Image.getexif(image).get(ORIENTATION, 1)
+    except Exception:  # Pillow raises SyntaxError, struct.error, ... on damaged EXIF
+        return 1
+    return tag if isinstance(tag, int) and tag in _TURNS else 1
+
+
+def turned_by_pillow(image: Any) -> bool:
+    """Returns whether Pillow itself turns the image while it decodes, as it does for TIFF."""
+    return image.format == "TIFF"
+
+
+def tag_of_other_frame(image: Any, orientation: str) -> tuple[int, int, int]:
+    """Returns width and height of the image as it is used, and the tag that leads to it.
+
+    Args:
+      image: of Pillow, before its pixels are decoded.
+      orientation: "upright" or "stored", how it is used.
+
+    Returns:
+      Width and height in pixels, and the tag by which boxes of the other frame are turned into this
+      one: of the stored frame where the image is used upright, else of the upright one.
+    """
+    tag, (width, height) = orientation_of(image), image.size
+    if turned_by_pillow(image):
+        return width, height, tag
+    if orientation == STORED:
+        return width, height, _BACK.get(tag, tag)
+    return (height, width, tag) if tag > 4 else (width, height, tag)
+
+
+def turn_corners(corners: np.ndarray, tag: int) -> np.ndarray:
+    """Returns boxes f64[n, 4], in shares of an image, turned with it; for tags 5 to 8."""
+    top, left, bottom, right = corners.T  # rows become columns
+    if tag in (6, 7):
+        left, right = 1 - right, 1 - left
+    if tag in (7, 8):
+        top, bottom = 1 - bottom, 1 - top
+    return np.stack([left, top, right, bottom], axis=1)
+
+
+def orientation_notes(count: int, orientation: str) -> tuple[str, ...]:
+    """Returns a note on how many images have a tag other than 1; none where no image has."""
+    if not count:
+        return ()
+    if orientation == STORED:
+        return (f"images left as stored, against their EXIF orientation: {count}",)
+    return (f"images turned upright by their EXIF orientation: {count}",)

@@ -27,7 +27,8 @@ import numpy as np
 from fedjax_bn.data.corruptions import CORRUPTIONS, SEVERITIES, groups_of
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import progress_bar
-from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, resized
+from fedjax_bn.data.pixels.cache import array_of_blocks
+from fedjax_bn.data.pixels.resize import resized
 from fedjax_bn.data.sets import cifar10
 from fedjax_bn.data.sets.cifar10 import CLASSES, MEAN, SHAPE, STD, sample_names
 from fedjax_bn.data.sets.cifar10_corrupted import BLOCK, make_pools, read_photographs
@@ -210,5 +211,5 @@ def _published_pools(
 def _resized(images: np.ndarray, size: int, shown: object) -> Iterator[np.ndarray]:
     for first in range(0, len(images), BLOCK):
         block = images[first : first + BLOCK]
-        yield from resized([block], size)
+        yield resized(block, (size, size, 3))
         shown.update(len(block))

@@ -8,7 +8,8 @@ import numpy as np
 from fedjax_bn.data.corruptions import CHUNK, corrupt
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import progress_bar
-from fedjax_bn.data.pixels.cached_blocks import array_of_blocks, resized
+from fedjax_bn.data.pixels.cache import array_of_blocks
+from fedjax_bn.data.pixels.resize import resized
 from fedjax_bn.data.sets import cifar10
 from fedjax_bn.data.source import Pool
 
@@ -67,7 +68,7 @@ def make_pools(
                     for first in range(0, len(origin.images), BLOCK):
                         photographs = origin.images[first : first + BLOCK]
                         made = corrupt(photographs, name, severity, seed, first // BLOCK)
-                        yield from resized([made], image_size)
+                        yield resized(made, (image_size, image_size, 3))
                         shown.update(len(made))
 
             images = array_of_blocks(cache, f"cifar10_c-{name}-{image_size}-{state}", shape, blocks)

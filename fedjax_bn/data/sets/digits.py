@@ -19,13 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.data.division.by_class import stratified_sample, stratified_split
-from fedjax_bn.data.division.integer_shares import fraction_size
+from fedjax_bn.data.division.by_class import fraction_size, stratified_sample, stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, select
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels import decode
-from fedjax_bn.data.pixels.cached_blocks import array_of_blocks
+from fedjax_bn.data.pixels.cache import array_of_blocks
 from fedjax_bn.data.pools import as_source, numbered_names, parts_of
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.digits_npz import from_npz

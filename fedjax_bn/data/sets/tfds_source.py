@@ -27,8 +27,7 @@ from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import decode_image
-from fedjax_bn.data.pixels.orientation import UPRIGHT, orientation_notes
-from fedjax_bn.data.pixels.raster import MEGAPIXELS
+from fedjax_bn.data.pixels.raster import MEGAPIXELS, UPRIGHT, orientation_notes
 from fedjax_bn.data.pools import PARTS
 from fedjax_bn.data.sets import cifar10, domainnet
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS

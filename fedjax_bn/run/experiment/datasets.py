@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.division.pooled import pool_clients
+from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.source import Source
 from fedjax_bn.engine.ranges import brief, nearest

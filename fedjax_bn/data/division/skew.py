@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedjax_bn.data.division.integer_shares import apportion, quantize
+from fedjax_bn.data.division.by_class import apportion, quantize
 from fedjax_bn.engine.ranges import ALPHA, SIZES, SMALLEST, brief, refusal, with_smallest
 
 REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
@@ -18,11 +18,11 @@ REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.frac
 def dirichlet_counts(
     counts: np.ndarray, n: int, alpha: float, rng: np.random.Generator, smallest: int = SMALLEST
 ) -> np.ndarray:
-    """How many samples of each class each of n clients gets; nothing is left over.
+    """Draws how many samples of each class each of n clients gets; nothing is left over.
 
     For every class, shares p ~ Dirichlet(alpha, ..., alpha) over the clients are drawn, and its
     samples are shared out by largest remainder. Then clients below min(smallest, samples // n) are
-    raised to it, see `_raise_smallest`.
+    raised to it: they take from the largest client.
 
     Args:
       counts: i64[C], samples of each class; together at least n.
@@ -49,16 +49,10 @@ def dirichlet_counts(
 
 
 def _raise_smallest(counts: np.ndarray, minimum: int) -> np.ndarray:
-    """Moves samples until each client has `minimum`, one at a time, from the largest client.
+    """Moves samples i64[C, n] of class and client until each client has `minimum`.
 
-    The smallest client takes from the class of which the largest has most; of equals, the first.
-
-    Args:
-      counts: i64[C, n], samples of each class and client.
-      minimum: at most the mean size.
-
-    Returns:
-      i64[C, n] with the same sum in every class.
+    One sample at a time goes from the largest to the smallest client, of the class of which the
+    largest has most; of equals, the first.
     """
     counts = counts.copy()
     sizes = counts.sum(0)
@@ -76,7 +70,7 @@ def client_sizes(
     clients: Sequence[int],
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """The training samples of each client, domain after domain.
+    """Returns the number of training samples of each client, domain after domain.
 
     Args:
       sizes: whole numbers, one a client or one for all; or "lognormal:SIGMA" or "dirichlet:ALPHA".
@@ -103,13 +97,25 @@ def client_sizes(
             )
     if isinstance(sizes, str) and (why := refusal(sizes, SIZES)):
         raise ValueError(f"data.sizes is {brief(sizes)}; it {why}")
+    total, borders = sum(clients), np.cumsum(clients)[:-1]
     text, smallest = with_smallest(sizes) if isinstance(sizes, str) else ("", 0)
     kind, _, number = text.partition(":")
-    borders = np.cumsum(clients)[:-1]
     if kind in ("lognormal", "dirichlet"):
-        weights = _draw_weights(kind, float(number), sum(clients), rng)
+        if kind == "dirichlet":
+            draws = rng.dirichlet(np.full(total, float(number), np.float64))
+        else:
+            logs = float(number) * rng.standard_normal(total)
+            draws = np.exp(logs - logs.max())  # at most 1, whatever SIGMA is
+        weights = np.maximum(quantize(draws / draws.max()), 1)
         return _largest_that_fit(np.split(weights, borders), list(available.values()), smallest)
-    parts = np.split(_listed(sizes, sum(clients)), borders)
+    entries = sizes.split(",") if isinstance(sizes, str) else sizes
+    listed = np.array([int(entry) for entry in entries], np.int64)
+    if len(listed) not in (1, total) or listed.min(initial=1) < 1:
+        raise ValueError(
+            f"data.sizes is {brief(sizes)}; it must have one number of at least 1 for all clients, "
+            f"or one for each of the {total}"
+        )
+    parts = np.split(np.broadcast_to(listed, total), borders)
     for (name, limit), size in zip(available.items(), parts, strict=True):
         if size.sum() > limit:
             raise ValueError(
@@ -119,19 +125,10 @@ def client_sizes(
     return parts
 
 
-def _draw_weights(kind: str, spread: float, n: int, rng: np.random.Generator) -> np.ndarray:
-    if kind == "dirichlet":
-        draws = rng.dirichlet(np.full(n, spread, np.float64))
-    else:
-        logs = spread * rng.standard_normal(n)
-        draws = np.exp(logs - logs.max())
-    return np.maximum(quantize(draws / draws.max()), 1)
-
-
 def _largest_that_fit(
     weights: list[np.ndarray], available: Sequence[int], smallest: int
 ) -> list[np.ndarray]:
-    """Sizes proportional to weights over all domains, so large that one domain is used up."""
+    """Returns sizes proportional to weights over all domains, so large that one is used up."""
     totals = [int(weight.sum()) for weight in weights]
     scale = min(Fraction(count, total) for count, total in zip(available, totals, strict=True))
     sizes = []
@@ -140,14 +137,3 @@ def _largest_that_fit(
         size = apportion(weight, max(int(scale * total), least * len(weight)))
         sizes.append(_raise_smallest(size[None], least)[0])
     return sizes
-
-
-def _listed(sizes: str | Sequence[int], n: int) -> np.ndarray:
-    entries = sizes.split(",") if isinstance(sizes, str) else sizes
-    listed = np.array([int(entry) for entry in entries], np.int64)
-    if len(listed) not in (1, n) or listed.min(initial=1) < 1:
-        raise ValueError(
-            f"data.sizes is {brief(sizes)}; it must have one number of at least 1 for all clients, "
-            f"or one for each of the {n}"
-        )
-    return np.broadcast_to(listed, n)

@@ -1,0 +1,228 @@
+"""What lenses, sensors and programs do: blur, noise, other colours, less detail, distortion."""
+
+from collections.abc import Callable, Sequence
+from io import BytesIO
+
+import numpy as np
+import scipy  # loads ndimage where it is used
+
+
+def gaussian_noise(images: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
+    """Adds normal noise of that standard deviation to images f64[N, H, W, 3]."""
+    return images + rng.normal(scale=scale, size=images.shape)
+
+
+def shot_noise(images: np.ndarray, rng: np.random.Generator, photons: float) -> np.ndarray:
+    """Draws from Poisson: white is that many photons on average."""
+    return rng.poisson(images * photons) / photons
+
+
+def impulse_noise(images: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
+    """Makes that share of the values, each channel for itself, 0 or 1: salt and pepper."""
+    hit, salt = rng.random(images.shape) <= share, rng.random(images.shape) < 0.5
+    return np.where(hit, salt, images)
+
+
+def speckle_noise(images: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
+    """Adds normal noise in proportion to the value."""
+    return images + images * rng.normal(scale=scale, size=images.shape)
+
+
+def contrast(images: np.ndarray, rng: np.random.Generator, keep: float) -> np.ndarray:
+    """Moves each channel of images f64[N, H, W, 3] towards its own mean over the image."""
+    means = images.mean(axis=(1, 2), keepdims=True)
+    return (images - means) * keep + means
+
+
+def brightness(images: np.ndarray, rng: np.random.Generator, more: float) -> np.ndarray:
+    """Raises HSV's value (the largest channel), at most to 1; hue and saturation stay."""
+    value = images.max(axis=-1, keepdims=True)
+    raised = np.minimum(value + more, 1)
+    return np.where(value > 0, images * raised / np.where(value > 0, value, 1), raised)
+
+
+def saturate(
+    images: np.ndarray, rng: np.random.Generator, factor: float, more: float
+) -> np.ndarray:
+    """Makes HSV's saturation s factor * s + more, within [0, 1]; grey has the hue of red."""
+    value = images.max(axis=-1, keepdims=True)
+    lack = 1 - images / np.where(value > 0, value, 1)  # of each channel, as a share of the value
+    saturation = np.where(value > 0, lack.max(axis=-1, keepdims=True), 0)
+    grey = saturation == 0
+    shape = np.where(grey, [0.0, 1.0, 1.0], lack / np.where(grey, 1, saturation))
+    return value * (1 - shape * np.clip(saturation * factor + more, 0, 1))
+
+
+def jpeg_compression(images: np.ndarray, rng: np.random.Generator, quality: int) -> np.ndarray:
+    """Saves images as JPEG of that quality, 1 to 95, and reads them again."""
+    from PIL import Image
+
+    def save_and_read(image: Image.Image) -> Image.Image:
+        file = BytesIO()
+        image.save(file, "JPEG", quality=quality)
+        return Image.open(file)
+
+    return _by_pillow(images, save_and_read)
+
+
+def pixelate(images: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
+    """Makes images smaller, to that share of the side, and large again, averaging areas."""
+    from PIL import Image
+
+    height, width = images.shape[1:3]
+    small = int(width * share), int(height * share)
+    box = Image.Resampling.BOX
+    return _by_pillow(images, lambda one: one.resize(small, box).resize((width, height), box))
+
+
+def _by_pillow(images: np.ndarray, change: Callable) -> np.ndarray:
+    from PIL import Image
+
+    pixels = np.rint(images * 255).astype(np.uint8)
+    return np.stack([np.asarray(change(Image.fromarray(image))) for image in pixels]) / 255
+
+
+def elastic_transform(
+    images: np.ndarray, rng: np.random.Generator, alpha: float, sigma: float, shift: float
+) -> np.ndarray:
+    """Skews images by a random affine map, then stretches them as if printed on rubber.
+
+    Args:
+      images: f64[N, S, S, 3].
+      rng: draws the map and the field of displacements.
+      alpha: the field, uniform in [-1, 1] and smoothed, is multiplied by it, pixels.
+      sigma: by which it is smoothed, pixels.
+      shift: the corners that define the affine map move by up to that many pixels.
+    """
+    count, side = images.shape[:2]
+    grid = np.stack(np.meshgrid(np.arange(side), np.arange(side), indexing="ij")).astype(float)
+    low, high = side // 2 - side // 3, side // 2 + side // 3
+    corners = np.array([[high, high], [low, high], [low, low]], float)  # row, column
+    moved = corners + rng.uniform(-shift, shift, (count, 3, 2))[..., ::-1]
+    # the picture at `moved` is what was at `corners`: solve for the map that says where to look
+    system = np.concatenate([moved, np.ones((count, 3, 1))], axis=-1)
+    affine = np.linalg.solve(system, np.broadcast_to(corners, moved.shape))
+    points = np.concatenate([grid, np.ones((1, side, side))])
+    images = _look_at(images, np.einsum("nka,kyx->anyx", affine, points), "mirror")
+    fields = [rng.uniform(-1, 1, (count, side, side)) for _ in range(2)]
+    across, down = (
+        scipy.ndimage.gaussian_filter(field, (0, sigma, sigma), mode="reflect", truncate=3) * alpha
+        for field in fields
+    )
+    return _look_at(images, grid[:, None] + np.stack([down, across]), "reflect")
+
+
+def _look_at(images: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
+    """Returns images f64[N, H, W, C] at places f64[2, N, H, W] (row, column) in pixels, linear.
+
+    `mode` is what is beyond the edge, as in scipy.ndimage.
+    """
+    every = np.broadcast_to(np.arange(len(images))[:, None, None], places.shape[1:])
+    where = np.concatenate([every[None], places])
+    channels = np.moveaxis(images, -1, 0)
+    seen = [scipy.ndimage.map_coordinates(one, where, order=1, mode=mode) for one in channels]
+    return np.stack(seen, axis=-1)
+
+
+def gaussian_blur(images: np.ndarray, rng: np.random.Generator, sigma: float) -> np.ndarray:
+    """Blurs images f64[N, H, W, 3] by a Gaussian of sigma pixels; edges are repeated outwards."""
+    return scipy.ndimage.gaussian_filter(images, (0, sigma, sigma, 0), mode="nearest")
+
+
+def glass_blur(
+    images: np.ndarray, rng: np.random.Generator, sigma: float, reach: int, passes: int
+) -> np.ndarray:
+    """Blurs, lets every pixel take the colour of a near one (one after the other), and blurs again.
+
+    The code that made the published files means to swap the two pixels, but its swap of NumPy views
+    copies one onto the other; so does this.
+
+    Args:
+      images: f64[N, H, W, 3].
+      rng: draws the neighbour: -reach to reach - 1 pixels away on both axes.
+      sigma: of both Gaussian blurs, pixels.
+      reach: pixels.
+      passes: over the image.
+    """
+    pixels = np.floor(gaussian_blur(images, rng, sigma) * 255 + 1e-6)  # k/255 is to stay k
+    count, height, width = images.shape[:3]
+    every = np.arange(count)
+    for _ in range(passes):
+        for row in range(height - reach, reach, -1):
+            for column in range(width - reach, reach, -1):
+                across, down = rng.integers(-reach, reach, (2, count))
+                pixels[:, row, column] = pixels[every, row + down, column + across]
+    return gaussian_blur(pixels / 255, rng, sigma)
+
+
+def defocus_blur(
+    images: np.ndarray, rng: np.random.Generator, radius: float, smooth: float
+) -> np.ndarray:
+    """Spreads each point to a disk of that radius in pixels, its edge smoothed over 3x3 pixels."""
+    kernel = _disk(radius, smooth)
+    return scipy.ndimage.correlate(images, kernel[None, :, :, None], mode="mirror")
+
+
+def _disk(radius: float, smooth: float) -> np.ndarray:
+    """Returns f64[2r+3, 2r+3], r = floor(radius): a disk through a 3x3 Gaussian of that sigma."""
+    reach = np.arange(-int(radius) - 1, int(radius) + 2)
+    inside = (reach[:, None] ** 2 + reach**2 <= radius**2).astype(np.float64)
+    bell = np.exp(-np.square([-1, 0, 1]) / (2 * smooth**2))
+    bell /= bell.sum()
+    return scipy.ndimage.convolve(inside / inside.sum(), np.outer(bell, bell), mode="constant")
+
+
+def motion_blur(
+    images: np.ndarray, rng: np.random.Generator, radius: int, sigma: float
+) -> np.ndarray:
+    """Drags along one random direction, at most 45 degrees from the horizontal."""
+    return drag(images, rng.uniform(-45, 45, len(images)), radius, sigma)
+
+
+def drag(images: np.ndarray, degrees: np.ndarray, radius: int, sigma: float) -> np.ndarray:
+    """Applies ImageMagick's motion blur: half a Gaussian along a ray, in whole pixels.
+
+    Args:
+      images: f64[N, H, W, C].
+      degrees: f64[N], the ray's angle, from the columns to the rows.
+      radius: pixels; the ray has 2 * radius + 1 of them.
+      sigma: of the Gaussian, pixels.
+
+    Returns:
+      f64[N, H, W, C]: sum_i w_i image(row + round(i sin a), column + round(i cos a)), edges
+      repeated outwards.
+    """
+    steps = np.arange(2 * radius + 1)
+    weights = np.exp(-np.square(steps) / (2 * sigma**2))
+    angle = np.deg2rad(degrees)[:, None]
+    down, across = (np.ceil(steps * f(angle) - 0.5).astype(int) for f in (np.sin, np.cos))
+    every = np.arange(len(images))[:, None, None]
+    rows, columns = (np.arange(side)[None] for side in images.shape[1:3])
+    blurred = np.zeros_like(images)
+    for k, weight in enumerate(weights / weights.sum()):
+        row = np.clip(rows + down[:, k, None], 0, rows[0, -1])[:, :, None]
+        column = np.clip(columns + across[:, k, None], 0, columns[0, -1])[:, None, :]
+        blurred += weight * images[every, row, column]
+    return blurred
+
+
+def zoom_blur(images: np.ndarray, rng: np.random.Generator, factors: Sequence[float]) -> np.ndarray:
+    """Returns the mean of the image and of itself magnified by each of the factors."""
+    return sum((magnify(images, factor) for factor in factors), images) / (len(factors) + 1)
+
+
+def magnify(images: np.ndarray, factor: float) -> np.ndarray:
+    """Returns the middle of images f64[N, S, S, C], enlarged to their size, linear."""
+    side = images.shape[1]
+    kept = int(np.ceil(side / factor))
+    first = (side - kept) // 2
+    # enlarging is linear and acts on rows and columns alike: its matrix is what it makes of 1
+    matrix = scipy.ndimage.zoom(np.eye(kept), (factor, 1), order=1)
+    trim = (len(matrix) - side) // 2
+    matrix = matrix[trim : trim + side]
+    large = images[:, first : first + kept, first : first + kept]
+    for _ in range(2):  # along one axis, and the two are exchanged
+        count, height, width, channels = large.shape
+        large = matrix @ large.reshape(count, height, width * channels)
+        large = large.reshape(count, side, width, channels).swapaxes(1, 2)
+    return large
