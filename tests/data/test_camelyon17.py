@@ -138,10 +138,10 @@ def test_a_missing_table_says_what_to_fetch(tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"center": 5}, "line 2, has tumor 0, center 5 and split 0; they must be in 0..1, 0..4"),
-        ({"tumor": 2}, "line 2, has tumor 2"),
-        ({"split": 3}, "line 2, has tumor 0, center 0 and split 3"),
-        ({"slide": "x"}, "line 2, is no row of Camelyon17 ('x' is no number"),
+        ({"center": 5}, "line 2 has tumor 0, center 5 and split 0; they must be in 0..1, 0..4"),
+        ({"tumor": 2}, "line 2 has tumor 2"),
+        ({"split": 3}, "line 2 has tumor 0, center 0 and split 3"),
+        ({"slide": "x"}, "line 2: 'x' is not a number"),
         ({"center": None}, "lacks the columns center"),
     ],
 )

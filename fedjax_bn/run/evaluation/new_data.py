@@ -14,9 +14,15 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.data.sets import npz
-from fedjax_bn.data.sets.folders import list_classes, match_folders, subfolders
+from fedjax_bn.data.sets.folders import (
+    Published,
+    list_classes,
+    match_folders,
+    spelled,
+    subfolders,
+    to_source,
+)
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
-from fedjax_bn.data.sets.published import Published, spelled, to_source
 from fedjax_bn.data.source import Source
 from fedjax_bn.run.config.keys import choose
 from fedjax_bn.run.errors import ConfigError
