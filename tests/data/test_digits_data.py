@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +43,9 @@ def originals(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def own(tmp_path) -> Path:
+def own(originals, tmp_path) -> Path:
     """Originals that a test may spoil."""
-    return write_originals(tmp_path)
+    return shutil.copytree(originals, tmp_path / "own")
 
 
 def grey(images: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ Reference: Li et al., "FedBN: Federated Learning on Non-IID Features via Local B
 ICLR 2021, section 5.1 and appendix D.2.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +22,6 @@ import numpy as np
 from fedjax_bn.data.division.by_class import stratified_sample, stratified_split
 from fedjax_bn.data.division.integer_shares import fraction_size
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, select
-from fedjax_bn.data.hashes import hash_of
-from fedjax_bn.data.messages import progress_bar
-from fedjax_bn.data.pixels import decode
-from fedjax_bn.data.pixels.cached_blocks import array_of_blocks
-from fedjax_bn.data.pools import as_source, numbered_names, parts_of
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.data.sets.digit_files import (
     SIZE,
@@ -40,7 +35,6 @@ from fedjax_bn.data.sets.digit_files import (
 )
 from fedjax_bn.data.sets.folders import match_folders, subfolders
 from fedjax_bn.data.sets.npz import read_archive
-from fedjax_bn.data.source import Pool, Source
 
 # in the order of the authors' code; each with its folder and its reader
 _ORIGINALS = {
@@ -93,16 +87,30 @@ def load(
       FileNotFoundError: a file is missing; the message names what is needed.
       ValueError: a file is corrupt or an argument out of range.
 
+    For divisions of one's own, `pools.as_source(load(path, fraction=1.0, truncate=False,
+    resplit=False))` has all samples with their published parts.
+
     Differs from the paper: the random sample of the training set is stratified by class. As in the
     paper, MNIST-M shows digits of MNIST: a digit that trains in one of the two may test in the
     other.
     """
-    path = _checked_path(path)
+    if path is None:
+        raise ValueError(f"digits needs data.path: {_CHOICES}")
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"data.path {path} does not exist; give {_CHOICES}")
     originals = path.is_dir()
+    if not originals and path.suffix != ".npz":
+        raise ValueError(f"data.path {path} is neither a folder nor a .npz; give {_CHOICES}")
     fraction = (0.1 if originals else 1.0) if fraction is None else fraction
     fraction_size(1, fraction)  # out of range is an error before any file is read
     if originals:
-        divided = {name: _divide(*both, resplit) for name, _, both in _read_originals(path)}
+        divided = {}
+        for name, (folder, reader) in _ORIGINALS.items():
+            found = match_folders(subfolders(path), {folder: ()})
+            if folder not in found:
+                raise FileNotFoundError(f"{path / folder} is missing; data.path must be {_CHOICES}")
+            divided[name] = _divide(*reader(found[folder]), resplit)
     else:
         divided = {
             name: tuple(Original(s.labels, s.images.__getitem__) for s in (train, test))
@@ -129,54 +137,6 @@ def load(
             )
         )
     return check_dataset(Dataset("digits", 10, tuple(domains), _HALF, _HALF))
-
-
-def load_source(
-    path: str | Path | None, *, cache: Path | None = None, progress: bool = True
-) -> Source:
-    """Returns all samples of the digits benchmark as u8[N, 28, 28, 3], with their published parts.
-
-    For divisions of one's own: `make_clients(load_source(path), target="svhn", split="stratified",
-    partition="dirichlet", ...)`. The program takes `load`, the paper's division.
-
-    Args:
-      path: the folder of the originals, or a `.npz`.
-      cache: folder for the images of the originals, 1.8 GB, most of it SynthDigits; without one
-        they are held in memory.
-      progress: show how far reading is.
-
-    Returns:
-      Source "digits"; samples are named DOMAIN/PART/NUMBER, such as "mnist/train/00017".
-
-    Raises:
-      FileNotFoundError, ValueError: as `load`.
-    """
-    path = _checked_path(path)
-    if not path.is_dir():
-        return as_source(from_npz(path))
-    pools = []
-    for name, folder, (train, test) in _read_originals(path):
-        sizes = {"train": len(train.labels), "test": len(test.labels)}
-        files = sorted(file for file in folder.rglob("*") if file.is_file())
-        shape = (sum(sizes.values()), SIZE, SIZE, 3)
-        kept = f"{name}-{SIZE}-{decode.hash_of_files(files, folder, SIZE)}"
-
-        def blocks(
-            both: tuple = (train, test), total: int = shape[0], name: str = name
-        ) -> Iterator[np.ndarray]:
-            with progress_bar(total, f"reading {name}", progress) as shown:
-                for part in both:
-                    count = len(part.labels)
-                    for index in np.array_split(np.arange(count), count // 1000 + 1):
-                        yield to_digits(part.read(index))
-                        shown.update(len(index))
-
-        images = array_of_blocks(cache, kept, shape, blocks)
-        labels = np.concatenate([train.labels, test.labels])
-        pools.append(Pool(name, images, labels, numbered_names(name, sizes), parts_of(sizes)))
-    classes = tuple(map(str, range(10)))
-    key = hash_of("digits", *(pool.labels for pool in pools))
-    return Source("digits", classes, tuple(pools), _HALF, _HALF, key=key)
 
 
 def from_npz(path: Path) -> Dataset:
@@ -207,27 +167,6 @@ def from_npz(path: Path) -> Dataset:
         return check_dataset(Dataset("digits", 10, tuple(domains), _HALF, _HALF))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def _checked_path(path: str | Path | None) -> Path:
-    """Returns the path of a folder or a `.npz`; raises if it is neither."""
-    if path is None:
-        raise ValueError(f"digits needs data.path: {_CHOICES}")
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"data.path {path} does not exist; give {_CHOICES}")
-    if not path.is_dir() and path.suffix != ".npz":
-        raise ValueError(f"data.path {path} is neither a folder nor a .npz; give {_CHOICES}")
-    return path
-
-
-def _read_originals(path: Path) -> Iterator[tuple[str, Path, tuple[Original, Original]]]:
-    """Yields each dataset's name, folder, and training and test split."""
-    for name, (folder, reader) in _ORIGINALS.items():
-        found = match_folders(subfolders(path), {folder: ()})
-        if folder not in found:
-            raise FileNotFoundError(f"{path / folder} is missing; data.path must be {_CHOICES}")
-        yield name, found[folder], reader(found[folder])
 
 
 def _training_sizes(

@@ -231,8 +231,8 @@ def _classes(
         )
     if unknown := [name for name in known if classes and name not in classes]:
         raise ValueError(
-            f"{path} has a class {short(unknown[0])!r}, but the classes are "
-            f"{first_few(classes)}: leave it out"
+            f"{path} has a class {short(unknown[0])!r}, which is not one of {first_few(classes)}: "
+            "leave it out"
         )
     if not known and last >= len(found):
         absent = int(np.setdiff1d(np.arange(len(found) + 1), found)[0])
