@@ -13,7 +13,6 @@ from PIL import Image
 
 from fedjax_bn.data.pixels.decode import decode
 from fedjax_bn.data.sets import abide, cifar10, digit_files, files, npz
-from fedjax_bn.data.source import TEST
 
 RNG = np.random.default_rng(0)
 BYTES = RNG.integers(0, 256, (6, 5, 5, 3), np.uint8)
@@ -41,7 +40,7 @@ CASES = {
     "a.npz": (archive(), npz.load),
     "images": (IDX, lambda path: digit_files.read_idx(path, 3)),
     "images.gz": (gzip.compress(IDX), lambda path: digit_files.read_idx(path, 3)),
-    "test_batch": (pickle.dumps(BATCH, 2), lambda path: cifar10.read(path.parent, TEST)),
+    "test_batch": (pickle.dumps(BATCH, 2), lambda path: cifar10.read(path.parent)),
     "table.csv": (
         b'FILE_ID,SITE_ID,DX_GROUP\na,NYU,1\nb,"N,Y",2\n',
         lambda path: abide._read_table(path.parent),

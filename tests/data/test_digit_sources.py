@@ -1,6 +1,5 @@
 """Digit datasets as sources: the benchmark, scanners and Morpho-MNIST."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +50,7 @@ def test_a_dataset_as_a_source_has_its_samples_and_its_splits_as_parts():
 @pytest.fixture(scope="module")
 def morpho(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("morpho")
-    for name in ("global", "local", "plain"):
+    for name in ("global", "local"):
         write_mnist(folder / name)
     return folder
 
@@ -64,17 +63,12 @@ def test_morpho_mnist_has_two_domains_with_the_parts_of_mnist(morpho):
         np.testing.assert_array_equal(pool.parts, np.repeat([TRAIN, TEST], [TRAINING, TESTING]))
         np.testing.assert_array_equal(pool.images[TRAINING:, 0, 0, 1], 100 + np.arange(TESTING))
         assert pool.names[TRAINING] == "test/00000"
+        np.testing.assert_array_equal(pool.names, source.pools[0].names)
     assert len(source.notes) == 2
     assert "a reduced copy" in source.notes[0]
 
 
-def test_a_digit_has_one_name_in_all_morpho_sets(morpho):
-    one, two, three = morpho_mnist.load(morpho, folders=("global", "local", "plain")).pools
-    np.testing.assert_array_equal(one.names, two.names)
-    np.testing.assert_array_equal(one.names, three.names)
-
-
-def test_missing_morpho_folders_and_files_are_named(morpho, tmp_path):
+def test_missing_morpho_folders_and_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"lacks the folders global, local; Morpho-MNIST"):
         morpho_mnist.load(tmp_path)
     for name in ("global", "local"):
@@ -82,5 +76,3 @@ def test_missing_morpho_folders_and_files_are_named(morpho, tmp_path):
     (tmp_path / "local" / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(FileNotFoundError, match=r"local/t10k-labels.* is missing; Morpho-MNIST"):
         morpho_mnist.load(tmp_path)
-    with pytest.raises(ValueError, match=re.escape("['thinner'] are unknown; choose from global")):
-        morpho_mnist.load(morpho, folders=("thinner",))

@@ -79,26 +79,22 @@ def forms_in_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
             member = archive.getinfo(f"{name}.npy")
             if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
                 raise ValueError(f"{name} is compressed in a way that NumPy does not write")
-            with archive.open(member) as file:
-                forms[name] = _form(file.read(_HEADER), member.file_size, name)
+            with archive.open(member) as whole:
+                file = io.BytesIO(whole.read(_HEADER))
+            first = np.lib.format.read_magic(file) == (1, 0)
+            read_header = "read_array_header_1_0" if first else "read_array_header_2_0"
+            shape, _, dtype = getattr(np.lib.format, read_header)(file)
+            if dtype.hasobject:
+                raise ValueError(f"{name} holds Python objects, which are never loaded")
+            claimed, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+            if min(shape, default=0) < 0 or claimed != there or not dtype.itemsize:
+                raise ValueError(
+                    f"the header of {name} claims {dtype} {shape}, {claimed:,} bytes, but it has "
+                    f"{there:,}"
+                )
+            forms[name] = np.broadcast_to(np.zeros((), dtype), shape)
         check_unpacked(sum(form.size * form.itemsize for form in forms.values()), path)
     return forms
-
-
-def _form(begin: bytes, size: int, name: str) -> np.ndarray:
-    """Returns the stand-in of an array of `size` bytes, from the first of them."""
-    file = io.BytesIO(begin)
-    first = np.lib.format.read_magic(file) == (1, 0)
-    read_header = "read_array_header_1_0" if first else "read_array_header_2_0"
-    shape, _, dtype = getattr(np.lib.format, read_header)(file)
-    if dtype.hasobject:
-        raise ValueError(f"{name} holds Python objects, which are never loaded")
-    claimed, there = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if min(shape, default=0) < 0 or claimed != there or not dtype.itemsize:
-        raise ValueError(
-            f"the header of {name} claims {dtype} {shape}, {claimed:,} bytes, but it has {there:,}"
-        )
-    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def read_bounded(file: BinaryIO, most: int) -> bytes:

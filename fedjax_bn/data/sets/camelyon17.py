@@ -54,7 +54,6 @@ def load(
     path: str | Path,
     *,
     image_size: int = _SIZE,
-    together: str = "patch",
     **how: Any,
 ) -> Source:
     """Returns Camelyon17 as u8[N, 96, 96, 3], two classes, five domains.
@@ -62,22 +61,17 @@ def load(
     Args:
       path: WILDS' folder, or the one that holds its `camelyon17_v1.0`.
       image_size: pixels a side; other than 96 is resized.
-      together: what no split separates: "patch", each for itself, as in the papers; or "slide".
-        Patches of one slide look alike, so a validation set that shares its slides with the
-        training set reveals little of other slides. A center has ten slides.
       **how: `cache` (12.6 GB), `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
       Source "camelyon17"; the group "unseen" is centers 1 and 2. Parts are those of WILDS: of
       centers 0, 3 and 4 by the column `split` (0 train, 1 validation), center 1 is validation and
-      center 2 test, whole. Names are paths of patches, or of slides.
+      center 2 test, whole. Names are paths of patches.
 
     Raises:
       FileNotFoundError: the table or patches are missing; up to ten are named.
       ValueError: the table is not of that form, or a patch cannot be read.
     """
-    if together not in ("patch", "slide"):
-        raise ValueError(f"together is {together!r}; it must be 'patch' or 'slide'")
     places = (Path(path), Path(path) / "camelyon17_v1.0")
     root = next((place for place in places if (place / "metadata.csv").is_file()), None)
     if root is None:
@@ -98,13 +92,11 @@ def load(
         own = [patch for patch in patches if patch.center == center]
         images, more = decode([root / patch.path for patch in own], image_size, root=root, **how)
         notes += [f"center{center}: {note}" for note in more]
-        names = [patch.path for patch in own]
-        if together == "slide":
-            names = [name.rpartition("/")[0] for name in names]
+        names = np.array([patch.path for patch in own])
         whole = {1: VALIDATION, 2: TEST}.get(center)
         parts = [(TRAIN, VALIDATION)[one.split] if whole is None else whole for one in own]
         labels = np.array([patch.tumor for patch in own], np.int32)
-        parts, names = np.array(parts, np.int8), np.array(names)
+        parts = np.array(parts, np.int8)
         pools.append(Pool(f"center{center}", images, labels, names, parts))
     unseen = tuple(pool.name for pool in pools if pool.name in _UNSEEN)
     return check_source(

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.data.source import TEST, TRAIN, Pool
+from fedjax_bn.data.source import Pool
 from fedjax_bn.engine.inputs import class_labels
 
 CLASSES = (
@@ -20,87 +20,69 @@ CLASSES = (
     *("dog", "frog", "horse", "ship", "truck"),
 )
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images
-_FOLDER = "cifar-10-batches-py"
-_BATCHES = {TRAIN: tuple(f"data_batch_{k}" for k in range(1, 6)), TEST: ("test_batch",)}
-_COUNTS = {TRAIN: 50_000, TEST: 10_000}
-PART_NAMES = {TRAIN: "train", TEST: "test"}
 SHAPE = (32, 32, 3)
+_FOLDER, _BATCH = "cifar-10-batches-py", "test_batch"
+_COUNT = 10_000
 WHERE = (
-    f"CIFAR-10 is {_FOLDER} with data_batch_1 to 5 and test_batch (the unpacked "
-    "cifar-10-python.tar.gz, from cs.toronto.edu/~kriz/cifar.html), or a .npz with train_images, "
-    "train_labels, test_images, test_labels"
+    f"CIFAR-10 is {_FOLDER} with {_BATCH} (the unpacked cifar-10-python.tar.gz, from "
+    "cs.toronto.edu/~kriz/cifar.html), or a .npz with test_images and test_labels"
 )
 
 
 def is_cifar10(path: Path) -> bool:
     """Returns whether `read` is the reader for this path, be its content sound or not."""
-    if path.suffix == ".npz" or (path / _FOLDER).is_dir():
-        return True
-    return any((path / name).exists() for names in _BATCHES.values() for name in names)
+    return path.suffix == ".npz" or (path / _FOLDER).is_dir() or (path / _BATCH).exists()
 
 
-def read(path: Path, part: int) -> tuple[Pool, tuple[str, ...]]:
-    """Reads the training or the test photographs.
+def read(path: Path) -> tuple[Pool, tuple[str, ...]]:
+    """Reads the test photographs.
 
     Args:
       path: the folder of the python batches, or one that holds it; or a `.npz`.
-      part: TRAIN or TEST.
 
     Returns:
-      Pool "train" or "test" with u8[N, 32, 32, 3] images and names such as "test/00017"; and notes
-      for the user, such as a number of images other than the published one.
+      Pool "test" with u8[N, 32, 32, 3] images and names such as "test/00017"; and notes for the
+      user, such as a number of images other than the published one.
 
     Raises:
-      FileNotFoundError: files are missing; the message names them all.
+      FileNotFoundError: the batch is missing.
       ValueError: a file is corrupt.
     """
-    name, notes = PART_NAMES[part], ()
+    notes = ()
     if path.suffix == ".npz":
-        keys = [f"{name}_{kind}" for kind in ("images", "labels")]
-        if missing := [key for key in keys if key not in names_in_npz(path)]:
-            raise ValueError(f"{path} lacks the arrays {', '.join(missing)}; {WHERE}")
-        images, labels = _checked(*read_npz(path, keys).values(), f"{path}, {name}")
+        keys = ["test_images", "test_labels"]
+        if missing := set(keys) - set(names_in_npz(path)):
+            raise ValueError(f"{path} lacks the arrays {', '.join(sorted(missing))}; {WHERE}")
+        images, labels = read_npz(path, keys).values()
     else:
         folder = path / _FOLDER if (path / _FOLDER).is_dir() else path
-        files = [folder / batch for batch in _BATCHES[part]]
-        if missing := [file.name for file in files if not file.is_file()]:
-            raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}; {WHERE}")
-        batches = [_read_batch(file) for file in files]
-        images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
-    if len(labels) != _COUNTS[part]:
-        notes = (
-            f"{path} has {len(labels)} {name} images of CIFAR-10's {_COUNTS[part]}: a reduced copy",
+        path = folder / _BATCH
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} lacks {_BATCH}; {WHERE}")
+        with corruption_named(path):
+            content = read_pickled_arrays(read_regular(path))
+            # u8[N, 3072]: 1024 values of red, then green, then blue
+            images = content[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+            labels = np.asarray(content[b"labels"])
+    if images.dtype != np.uint8 or images.shape[1:] != SHAPE or not len(images):
+        raise ValueError(
+            f"{path}: images are {images.dtype} {images.shape}; they must be uint8 [N, 32, 32, 3] "
+            "with N at least 1"
         )
-    return Pool(name, images, labels, sample_names(name, len(labels))), notes
+    if labels.shape != (len(images),):
+        raise ValueError(
+            f"{path}: labels have shape {labels.shape} for {len(images)} images; every image needs "
+            "one label"
+        )
+    labels = class_labels(labels, f"{path}: the array of labels", len(CLASSES))
+    if len(labels) != _COUNT:
+        notes = (f"{path} has {len(labels)} test images of CIFAR-10's {_COUNT}: a reduced copy",)
+    return Pool("test", images, labels, sample_names("test", len(labels))), notes
 
 
 def sample_names(part: str, count: int) -> np.ndarray:
     """Returns str[count]: PART/NUMBER, five digits."""
     return np.array([f"{part}/{k:05}" for k in range(count)])
-
-
-def _read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with corruption_named(path):
-        content = read_pickled_arrays(read_regular(path))
-        # u8[N, 3072]: 1024 values of red, then green, then blue
-        images = content[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        labels = np.asarray(content[b"labels"])
-    return _checked(images, labels, f"{path}")
-
-
-def _checked(images: np.ndarray, labels: np.ndarray, place: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images and labels i32[N]; raises ValueError unless both are those of CIFAR-10."""
-    if images.dtype != np.uint8 or images.shape[1:] != SHAPE or not len(images):
-        raise ValueError(
-            f"{place} images are {images.dtype} {images.shape}; they must be uint8 [N, 32, 32, 3] "
-            "with N at least 1"
-        )
-    if labels.shape != (len(images),):
-        raise ValueError(
-            f"{place} labels have shape {labels.shape} for {len(images)} images; every image needs "
-            "one label"
-        )
-    return images, class_labels(labels, f"{place} labels", len(CLASSES))
 
 
 # A pickle may call any function that its reader lets it find. Here it finds stand-ins that only

@@ -50,7 +50,6 @@ def load(
     *,
     corruptions: Sequence[str] = tuple(CORRUPTIONS),
     severities: Sequence[int | str] = SEVERITIES,
-    photographs: Sequence[str] = ("test",),
     image_size: int = SHAPE[0],
     cache: Path | None = None,
     seed: int = 0,
@@ -62,8 +61,6 @@ def load(
       path: the published folder, or one that holds it; or CIFAR-10, see `cifar10.read`.
       corruptions: the domains, of `corruptions.CORRUPTIONS`.
       severities: of 1 to 5, numbers or texts. A domain has them one after the other.
-      photographs: of CIFAR-10's "train" and "test"; the published files have "test" alone. With
-        both, they are the official parts, and training never sees a photograph of the test.
       image_size: pixels a side; other than 32 is resized (256 in the papers: 29 GB for the 15
         common corruptions at one severity).
       cache: folder for what is made or resized; without one it is held in memory.
@@ -85,7 +82,6 @@ def load(
     for argument, chosen, allowed in (
         ("corruptions", corruptions, tuple(CORRUPTIONS)),
         ("severities", severities, SEVERITIES),
-        ("photographs", photographs, tuple(cifar10.PART_NAMES.values())),
     ):
         if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(allowed):
             raise ValueError(
@@ -94,17 +90,14 @@ def load(
             )
     path, severities = Path(path), sorted(severities)
     folder = next((one for one in (path, path / "CIFAR-10-C") if _is_published(one)), None)
-    if folder and tuple(photographs) != ("test",):
-        raise ValueError(
-            f"photographs is {list(photographs)}, but {folder} has the test photographs of "
-            "CIFAR-10 alone; give CIFAR-10 itself for others"
-        )
     if folder:
         origin, arrays, notes = _read_published(folder, corruptions)
         all_labels = np.tile(origin.labels, len(SEVERITIES))
         key = hash_of("published", all_labels, corruptions, severities)
     else:
-        origin, notes = _read_photographs(path, photographs)
+        if not cifar10.is_cifar10(path):
+            raise FileNotFoundError(f"{path} has no CIFAR-10-C; {_WHERE}")
+        origin, notes = cifar10.read(path)
         key = hash_of("made", *origin[1:4], corruptions, severities, seed)
         made_of = hash_of(_FORM, origin.images, list(severities), seed)
     count = len(origin.labels)
@@ -121,7 +114,6 @@ def load(
                 shown.update(len(images))
 
     labels, names = (np.tile(one, len(severities)) for one in (origin.labels, origin.names))
-    parts = None if origin.parts is None else np.tile(origin.parts, len(severities))
     shape = (len(labels), image_size, image_size, 3)
     as_published = folder is not None and image_size == SHAPE[0]
     total, task = len(corruptions) * len(labels), "resizing" if folder else "corrupting"
@@ -134,7 +126,7 @@ def load(
                 content = hash_of(key, arrays[name]) if folder else made_of
                 file = f"cifar10_c-{name}-{image_size}-{content}"
                 images = array_of_blocks(cache, file, shape, lambda name=name: blocks(name, shown))
-            pools.append(Pool(name, images, labels, names, parts))
+            pools.append(Pool(name, images, labels, names))
     groups = groups_of(corruptions)
     return check_source(Source("cifar10_c", CLASSES, tuple(pools), MEAN, STD, notes, groups, key))
 
@@ -148,18 +140,6 @@ def _rows(array: np.ndarray, slices: list[slice]) -> np.ndarray:
 
 def _is_published(folder: Path) -> bool:
     return any((folder / f"{name}.npy").exists() for name in ("labels", *CORRUPTIONS))
-
-
-def _read_photographs(path: Path, photographs: Sequence[str]) -> tuple[Pool, tuple[str, ...]]:
-    """Returns CIFAR-10's "train" or "test" photographs, or both as one pool with parts; notes."""
-    if not cifar10.is_cifar10(path):
-        raise FileNotFoundError(f"{path} has no CIFAR-10-C; {_WHERE}")
-    chosen = [part for part, name in cifar10.PART_NAMES.items() if name in photographs]
-    pools, notes = zip(*(cifar10.read(path, part) for part in chosen), strict=True)
-    images, labels, names = (np.concatenate([pool[k] for pool in pools]) for k in range(1, 4))
-    sizes = [len(pool.labels) for pool in pools]
-    parts = np.repeat(np.array(chosen, np.int8), sizes) if len(chosen) > 1 else None
-    return Pool("cifar10", images, labels, names, parts), tuple(n for own in notes for n in own)
 
 
 def _read_published(

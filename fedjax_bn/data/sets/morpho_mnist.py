@@ -3,9 +3,8 @@
     global/  a third each of plain, thinned and thickened digits
     local/   a third each of plain, swollen and fractured digits
 
-each with train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same for t10k. The folders
-plain, thin, thic, swel and frac, if there, are not domains by default: `global` and `local` are
-made of them.
+each with train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same for t10k. `global`
+and `local` are made of the folders plain, thin, thic, swel and frac, which are not read.
 
 FedBN, Appendix G and Table 17, tests models of the digits benchmark on the two as unseen clients.
 `load_beside_digits` reads both from the folder of the digits benchmark, with Morpho-MNIST in it:
@@ -28,7 +27,7 @@ from fedjax_bn.data.sets import digits
 from fedjax_bn.data.sets.digit_files import mnist, to_digits
 from fedjax_bn.data.source import TEST, Pool, Source, check_source
 
-_FOLDERS = ("global", "local", "plain", "thin", "thic", "swel", "frac")
+_FOLDERS = ("global", "local")
 _COUNTS = (60_000, 10_000)
 _UNSEEN = ("morpho_global", "morpho_local")
 _SAME = ("mnist", "mnist_m")  # whose digits are Morpho-MNIST's
@@ -39,31 +38,27 @@ _WHERE = (
 )
 
 
-def load(path: str | Path, *, folders: Sequence[str] = ("global", "local")) -> Source:
+def load(path: str | Path) -> Source:
     """Returns Morpho-MNIST as u8[N, 28, 28, 3], one domain a folder, with its published parts.
 
     Args:
-      path: the folder that holds them.
-      folders: which, of `_FOLDERS`; the domains are called "morpho_global" and so on.
+      path: the folder that holds `global` and `local`.
 
     Returns:
-      Source "morpho_mnist", normalized by (0.5, 0.5) as the digits benchmark is. Samples of a part
-      are named by the digit of MNIST that they come from, such as "train/00017", in every folder:
-      the plain, thinned and broken forms of one digit belong together.
+      Source "morpho_mnist" with the domains "morpho_global" and "morpho_local", normalized by
+      (0.5, 0.5) as the digits benchmark is. Samples of a part are named by the digit of MNIST that
+      they come from, such as "train/00017", in both: the forms of one digit belong together.
 
     Raises:
       FileNotFoundError: folders or files are missing; all missing folders are named.
-      ValueError: a file is corrupt, or a folder unknown.
+      ValueError: a file is corrupt.
     """
     path = Path(path)
-    unknown = [name for name in folders if name not in _FOLDERS]
-    if unknown or not folders:
-        raise ValueError(f"folders {unknown} are unknown; choose from {', '.join(_FOLDERS)}")
-    missing = [name for name in folders if not (path / name).is_dir()]
+    missing = [name for name in _FOLDERS if not (path / name).is_dir()]
     if missing:
         raise FileNotFoundError(f"{path} lacks the folders {', '.join(missing)}; {_WHERE}")
     pools, notes = [], []
-    for name in folders:
+    for name in _FOLDERS:
         both = mnist(path / name, _WHERE)
         counts = tuple(len(split.labels) for split in both)
         if counts != _COUNTS:
