@@ -308,10 +308,14 @@ def test_correlations_do_not_depend_on_scale_or_offset(scale):
     assert not flat.any()
 
 
-def test_real_series_of_four_sites_agree_with_numpy(shared):
-    source = check_source(abide.load(shared / "data" / "abide", windows_per_subject=2))
-    assert [pool.name for pool in source.pools] == ["NYU", "UCLA_1", "UM_1", "USM"]
-    for pool in source.pools:
+@pytest.fixture(scope="module")
+def real(shared):
+    return check_source(abide.load(shared / "data" / "abide", windows_per_subject=2))
+
+
+def test_real_series_of_four_sites_agree_with_numpy(real, shared):
+    assert [pool.name for pool in real.pools] == ["NYU", "UCLA_1", "UM_1", "USM"]
+    for pool in real.pools:
         assert pool.images.shape == (40, 19900)
         assert np.isfinite(pool.images).all()
         assert pool.labels.sum() == 20
@@ -327,16 +331,13 @@ def test_the_features_of_the_paper_are_those_of_110_regions_and_the_atlas_has_11
     assert (num_pairs(110), num_pairs(111)) == (5995, 6105)
 
 
-def test_no_split_separates_the_windows_of_a_subject(shared):
-    source = abide.load(shared / "data" / "abide", windows_per_subject=3, progress=False)
-    clients, _ = make_clients(source, split="stratified", validation=0.1, test=0.2)
+def test_no_split_separates_the_windows_of_a_subject(real):
+    clients, _ = make_clients(real, split="stratified", validation=0.1, test=0.2)
     for domain in clients.domains:
         train, validation, test = (
             set(part.names) for part in (domain.train, domain.validation, domain.test)
         )
-        assert not train & validation
-        assert not train & test
-        assert not validation & test
+        assert not train & validation | train & test | validation & test
         assert (len(train), len(validation), len(test)) == (14, 2, 4)
         assert domain.test.labels.mean() == 0.5
 
