@@ -9,5 +9,5 @@ prepares a copy in the format array_record, without TensorFlow. Any project read
     photo = builder.as_data_source("photo")     # photo[0]: image, label, name, part
 
 and so does this one, by `fedjax_bn.data.sets.tfds_source`. With `import fedjax_bn.tfds.builders`,
-`tfds.builder("pacs")` and `tfds.data_source("pacs")` know them, too.
+`tfds.builder("pacs")` and `tfds.data_source("pacs")` name them, too.
 """

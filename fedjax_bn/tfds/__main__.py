@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0, or 1 after a sentence on stderr."""
+    """Returns 0, or 1 after an error message on stderr."""
     try:
         import tensorflow_datasets as tfds
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fedjax_bn.tfds", description=__doc__)
     parser.add_argument("name", choices=sorted(BUILDERS))
     parser.add_argument("folder", help="the folder of the images, as its authors publish it")
-    parser.add_argument("--data_dir", help="where prepared copies lie (~/tensorflow_datasets)")
+    parser.add_argument("--data_dir", help="folder of prepared copies (~/tensorflow_datasets)")
     given = parser.parse_args(arguments)
     try:
         builder = BUILDERS[given.name](data_dir=given.data_dir)

@@ -1,8 +1,8 @@
 """The builders: each reads its images as `fedjax_bn.data` does, and keeps them as published.
 
-Every domain is a split. An example has `image` (the file's own bytes, or PNG where it is no JPEG or
+Every domain is a split. An example has `image` (the file's own bytes, or PNG if it is not a JPEG or
 PNG in RGB), `label`, `name` (the file as seen from the dataset's folder) and `part` (0 training,
-1 validation, 2 test of the official lists; -1 where there are none).
+1 validation, 2 test of the official lists; -1 if there are no lists).
 """
 
 from collections.abc import Iterator
@@ -22,19 +22,16 @@ from fedjax_bn.data.pixels.raster import (
     to_rgb,
     turned_by_pillow,
 )
-from fedjax_bn.data.sets.folders import find_root
+from fedjax_bn.data.sets.folders import Published, domain_folders
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS, load
-from fedjax_bn.data.sets.published import Published
 from fedjax_bn.data.source import Pool
-
-_NO_PART = -1
 
 
 class _ImageFolders(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """What the four have in common, as tensorflow-datasets wants it; `manual_dir` has the images.
+    """The four builders' common part; `manual_dir` is the folder of the images.
 
     Attributes:
-      published: what the publication says of the dataset.
+      published: the dataset according to its publication.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -59,36 +56,26 @@ class _ImageFolders(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator]:
         folder = Path(dl_manager.manual_dir)
-        # images of one pixel: this lists all and finds every one that cannot be read
+        # images of one pixel: this lists all and names every one that cannot be read
         source = load(self.published, folder, image_size=1)
-        root = find_root(folder, self.published)
-        return {_split_name(pool.name): _examples(pool, root) for pool in source.pools}
+        root, _ = domain_folders(folder, self.published)
+        # tensorflow-datasets allows no spaces in names of splits
+        return {pool.name.replace(" ", "_"): _examples(pool, root) for pool in source.pools}
 
     def _generate_examples(self, **_: Any) -> Iterator:
         raise NotImplementedError("splits have generators of their own")
 
 
-def _split_name(domain: str) -> str:
-    """The name of a domain's split: tensorflow-datasets allows no spaces."""
-    return domain.replace(" ", "_")
-
-
 def _examples(pool: Pool, root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, example) for all images of a domain."""
+    """Yields (name, example) for all images of a domain."""
     for k, name in enumerate(map(str, pool.names)):
-        yield (
-            name,
-            {
-                "image": _encoded(root / name),
-                "label": int(pool.labels[k]),
-                "name": name,
-                "part": _NO_PART if pool.parts is None else int(pool.parts[k]),
-            },
-        )
+        part = -1 if pool.parts is None else int(pool.parts[k])
+        image, label = _encoded(root / name), int(pool.labels[k])
+        yield name, {"image": image, "label": label, "name": name, "part": part}
 
 
 def _encoded(file: Path) -> BytesIO:
-    """The file as it is, if it is a JPEG or PNG in RGB; otherwise as PNG in RGB."""
+    """Returns the file as it is, if it is a JPEG or PNG in RGB; otherwise as PNG in RGB."""
     raw = read_image(file)
     image = open_raster(raw)
     if image.mode == "RGB" and image.format in ("JPEG", "PNG"):
@@ -100,32 +87,20 @@ def _encoded(file: Path) -> BytesIO:
     return BytesIO(content.getvalue())
 
 
-class Pacs(_ImageFolders):
-    """PACS, see `fedjax_bn.data.sets.image_folders`."""
-
-    published = IMAGE_FOLDERS["pacs"]
-    MANUAL_DOWNLOAD_INSTRUCTIONS = published.where
-
-
-class Vlcs(_ImageFolders):
-    """VLCS, see `fedjax_bn.data.sets.image_folders`."""
-
-    published = IMAGE_FOLDERS["vlcs"]
-    MANUAL_DOWNLOAD_INSTRUCTIONS = published.where
+def _builder(name: str, dataset: str) -> type[_ImageFolders]:
+    """Returns the builder of a row of `IMAGE_FOLDERS`, registered by its name in snake case."""
+    published = IMAGE_FOLDERS[dataset]
+    content = {
+        "__doc__": f"{published.title}, see `fedjax_bn.data.sets.image_folders`.",
+        "__module__": __name__,
+        "MANUAL_DOWNLOAD_INSTRUCTIONS": published.where,
+        "published": published,
+    }
+    return type(name, (_ImageFolders,), content)
 
 
-class Officehome(_ImageFolders):
-    """OfficeHome, see `fedjax_bn.data.sets.image_folders`."""
-
-    published = IMAGE_FOLDERS["officehome"]
-    MANUAL_DOWNLOAD_INSTRUCTIONS = published.where
-
-
-class OfficeCaltech10(_ImageFolders):
-    """Office-Caltech10, see `fedjax_bn.data.sets.image_folders`."""
-
-    published = IMAGE_FOLDERS["office_caltech10"]
-    MANUAL_DOWNLOAD_INSTRUCTIONS = published.where
-
-
+Pacs = _builder("Pacs", "pacs")
+Vlcs = _builder("Vlcs", "vlcs")
+Officehome = _builder("Officehome", "officehome")
+OfficeCaltech10 = _builder("OfficeCaltech10", "office_caltech10")
 BUILDERS = {builder.name: builder for builder in (Pacs, Vlcs, Officehome, OfficeCaltech10)}

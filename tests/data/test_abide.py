@@ -182,7 +182,7 @@ def test_the_key_depends_on_content_and_options_alone(folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 1}, "window is 1; it must be 0"),
+        ({"window": 1}, "window is 1, .* window must be 0"),
         ({"window": -3}, "window is -3"),
         ({"stride": 0}, "stride is 0"),
         ({"windows_per_subject": -1}, "windows_per_subject is -1"),
@@ -197,14 +197,13 @@ def test_an_option_out_of_range_is_named(folder, options, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "0 frames of 0 regions"),
-        ("#1\t#2\n", "0 frames of 0 regions"),
-        ("#1\t#2\n1\t2\n", "1 frames of 2 regions"),
-        ("#1\n1\n2\n", "2 frames of 1 regions"),
-        ("1\t2\n3\t4\n5\t6\n", "first line is no header"),
-        ("#1\t#2\n1\t2\n3\n", "rows have 1 to 2 numbers"),
-        ("#1\t#2\n1\t2\n3\tx\n", "no number"),
-        ("#1\t#2\n1\t2\n3\tnan\n", "not finite"),
+        ("", "0 frames"),
+        ("#1\t#2\n1\t2\n", "1 frames"),
+        ("#1\n1\n2\n", "1 regions must be at least 2"),
+        ("1\t2\n3\t4\n5\t6\n", "first line is not a header"),
+        ("#1\t#2\n1\t2\n3\n", "number of columns changed from 2 to 1"),
+        ("#1\t#2\n1\t2\n3\tx\n", "could not convert string 'x'"),
+        ("#1\t#2\n1\t2\n3\tnan\n", "of finite numbers"),
     ],
 )
 def test_a_malformed_series_is_named_with_the_reason(folder, content, message):
@@ -261,14 +260,16 @@ def test_a_second_table_atlas_or_pipeline_is_an_error(folder):
     with pytest.raises(ValueError, match="two series of one subject"):
         abide.load(folder)
     write_series(folder / "other" / "NYU_1_rois_cc200.1D", series_of("NYU_1"))
-    with pytest.raises(ValueError, match="several atlases, cc200, ho; say which with atlas"):
+    with pytest.raises(ValueError, match="several atlases, cc200, ho; choose one with atlas"):
         abide.load(folder)
     (folder / "other" / "NYU_1_rois_ho.1D").unlink()
     assert abide.load(folder, atlas="ho").pools[1].name == "UM_1"
 
 
 def test_what_is_missing_is_said_with_where_to_fetch_it(folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"is no folder; fetch .* preprocessed-connectomes"):
+    with pytest.raises(
+        FileNotFoundError, match=r"is not a folder; fetch .* preprocessed-connectomes"
+    ):
         abide.load(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no FILE_ID_rois_ATLAS\.1D in or below it; fetch"):
@@ -307,10 +308,14 @@ def test_correlations_do_not_depend_on_scale_or_offset(scale):
     assert not flat.any()
 
 
-def test_real_series_of_four_sites_agree_with_numpy(shared):
-    source = check_source(abide.load(shared / "data" / "abide", windows_per_subject=2))
-    assert [pool.name for pool in source.pools] == ["NYU", "UCLA_1", "UM_1", "USM"]
-    for pool in source.pools:
+@pytest.fixture(scope="module")
+def real(shared):
+    return check_source(abide.load(shared / "data" / "abide", windows_per_subject=2))
+
+
+def test_real_series_of_four_sites_agree_with_numpy(real, shared):
+    assert [pool.name for pool in real.pools] == ["NYU", "UCLA_1", "UM_1", "USM"]
+    for pool in real.pools:
         assert pool.images.shape == (40, 19900)
         assert np.isfinite(pool.images).all()
         assert pool.labels.sum() == 20
@@ -326,16 +331,13 @@ def test_the_features_of_the_paper_are_those_of_110_regions_and_the_atlas_has_11
     assert (num_pairs(110), num_pairs(111)) == (5995, 6105)
 
 
-def test_no_split_separates_the_windows_of_a_subject(shared):
-    source = abide.load(shared / "data" / "abide", windows_per_subject=3, progress=False)
-    clients, _ = make_clients(source, split="stratified", validation=0.1, test=0.2)
+def test_no_split_separates_the_windows_of_a_subject(real):
+    clients, _ = make_clients(real, split="stratified", validation=0.1, test=0.2)
     for domain in clients.domains:
         train, validation, test = (
             set(part.names) for part in (domain.train, domain.validation, domain.test)
         )
-        assert not train & validation
-        assert not train & test
-        assert not validation & test
+        assert not train & validation | train & test | validation & test
         assert (len(train), len(validation), len(test)) == (14, 2, 4)
         assert domain.test.labels.mean() == 0.5
 

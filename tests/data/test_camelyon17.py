@@ -83,14 +83,6 @@ def test_parts_are_those_of_wilds(folder):
     assert parts == [divided * 2, [VALIDATION] * 4, [TEST] * 4, divided, divided]
 
 
-def test_patches_of_a_slide_stay_together_when_asked(folder):
-    names = load(folder, together="slide").pools[0].names
-    slides = ["patches/patient_004_node_4", "patches/patient_009_node_1"]
-    np.testing.assert_array_equal(names, np.repeat(slides, PATCHES))
-    with pytest.raises(ValueError, match="together is 'node'"):
-        load(folder, together="node")
-
-
 def test_images_are_resized_and_kept_in_the_cache(folder, tmp_path):
     first = load(folder, image_size=32, cache=tmp_path)
     assert first.pools[0].images.shape == (8, 32, 32, 3)
@@ -138,10 +130,10 @@ def test_a_missing_table_says_what_to_fetch(tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"center": 5}, "line 2, has tumor 0, center 5 and split 0; they must be in 0..1, 0..4"),
-        ({"tumor": 2}, "line 2, has tumor 2"),
-        ({"split": 3}, "line 2, has tumor 0, center 0 and split 3"),
-        ({"slide": "x"}, "line 2, is no row of Camelyon17 ('x' is no number"),
+        ({"center": 5}, "line 2 has tumor 0, center 5 and split 0; they must be in 0..1, 0..4"),
+        ({"tumor": 2}, "line 2 has tumor 2"),
+        ({"split": 3}, "line 2 has tumor 0, center 0 and split 3"),
+        ({"slide": "x"}, "line 2: 'x' is not a number"),
         ({"center": None}, "lacks the columns center"),
     ],
 )

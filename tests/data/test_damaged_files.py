@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedjax_bn.data.pixels.decode import decode
-from fedjax_bn.data.sets import abide_files, cifar10, lists, npz
-from fedjax_bn.data.sets.idx import _read_idx
-from fedjax_bn.data.source import TEST
+from fedjax_bn.data.sets import abide, cifar10, digit_files, files, npz
 
 RNG = np.random.default_rng(0)
 BYTES = RNG.integers(0, 256, (6, 5, 5, 3), np.uint8)
@@ -40,14 +38,14 @@ IDX = b"\0\0\x08\x03\0\0\0\4\0\0\0\5\0\0\0\5" + bytes(100)
 BATCH = {b"data": RNG.integers(0, 256, (2, 3072), np.uint8), b"labels": [1, 2]}
 CASES = {
     "a.npz": (archive(), npz.load),
-    "images": (IDX, lambda path: _read_idx(path, 3)),
-    "images.gz": (gzip.compress(IDX), lambda path: _read_idx(path, 3)),
-    "test_batch": (pickle.dumps(BATCH, 2), lambda path: cifar10.read(path.parent, TEST)),
+    "images": (IDX, lambda path: digit_files.read_idx(path, 3)),
+    "images.gz": (gzip.compress(IDX), lambda path: digit_files.read_idx(path, 3)),
+    "test_batch": (pickle.dumps(BATCH, 2), lambda path: cifar10.read(path.parent)),
     "table.csv": (
         b'FILE_ID,SITE_ID,DX_GROUP\na,NYU,1\nb,"N,Y",2\n',
-        lambda path: abide_files.read_table(path.parent),
+        lambda path: abide._read_table(path.parent),
     ),
-    "list.txt": (b"a/b.jpg 1\nc d.png 2\n", lists.read_list),
+    "list.txt": (b"a/b.jpg 1\nc d.png 2\n", files.read_list),
     "a.jpg": (picture("JPEG"), decoded),
     "b.jpg": (picture("TIFF"), decoded),
     "c.jpg": (picture("WEBP"), decoded),

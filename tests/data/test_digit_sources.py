@@ -1,6 +1,5 @@
 """Digit datasets as sources: the benchmark, scanners and Morpho-MNIST."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +8,10 @@ import pytest
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.pools import as_source
 from fedjax_bn.data.sets import digits, morpho_mnist, scanners
-from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, check_source
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 from tiny_digits import TEST as TESTING
 from tiny_digits import TRAIN as TRAINING
-from tiny_digits import archive, labels_of, write_mnist, write_originals
+from tiny_digits import labels_of, write_mnist, write_originals
 
 SIZES = {"mnist": 0, "svhn": 7, "usps": 0, "synth_digits": 7, "mnist_m": 3}  # above TRAINING
 
@@ -23,7 +22,8 @@ def originals(tmp_path_factory) -> Path:
 
 
 def test_the_benchmark_as_a_source_has_all_samples_with_their_published_parts(originals):
-    source = check_source(digits.load_source(originals, progress=False))
+    whole = digits.load(originals, fraction=1.0, truncate=False, resplit=False)
+    source = as_source(whole)
     assert [pool.name for pool in source.pools] == list(SIZES)
     for pool in source.pools:
         training = TRAINING + SIZES[pool.name]
@@ -34,33 +34,6 @@ def test_the_benchmark_as_a_source_has_all_samples_with_their_published_parts(or
         np.testing.assert_array_equal(pool.labels, labels)
         assert pool.labels.dtype == np.int32
         assert pool.names[training] == f"{pool.name}/test/00000"
-
-
-def test_the_benchmark_source_holds_the_images_that_load_divides(originals):
-    source = digits.load_source(originals, progress=False)
-    dataset = digits.load(originals, fraction=1.0, truncate=False)
-    for pool, domain in zip(source.pools, dataset.domains, strict=True):
-        loaded = np.concatenate([split.images for _, split in splits(domain)])
-        levels = [np.sort(images[:, 0, 0, 0]) for images in (pool.images, loaded)]
-        np.testing.assert_array_equal(*levels)
-
-
-def test_originals_are_read_once_and_kept_in_the_cache(originals, tmp_path):
-    first = digits.load_source(originals, cache=tmp_path, progress=False)
-    times = [file.stat().st_mtime_ns for file in sorted(tmp_path.glob("*.npy"))]
-    again = digits.load_source(originals, cache=tmp_path, progress=False)
-    assert len(times) == 5
-    assert [file.stat().st_mtime_ns for file in sorted(tmp_path.glob("*.npy"))] == times
-    for one, two in zip(first.pools, again.pools, strict=True):
-        np.testing.assert_array_equal(one.images, two.images)
-    assert first.key == again.key
-
-
-def test_an_archive_as_a_source_has_its_domains_and_parts(tmp_path):
-    source = digits.load_source(archive(tmp_path / "a.npz"))
-    assert [pool.name for pool in source.pools] == ["zeta", "alpha"]
-    np.testing.assert_array_equal(source.pools[1].parts, np.repeat([TRAIN, TEST], [20, 20]))
-    assert source.pools[1].names[20] == "alpha/test/00000"
 
 
 def test_a_dataset_as_a_source_has_its_samples_and_its_splits_as_parts():
@@ -74,16 +47,10 @@ def test_a_dataset_as_a_source_has_its_samples_and_its_splits_as_parts():
         assert len(set(pool.names)) == len(pool.names)
 
 
-@pytest.mark.parametrize("path", [None, "nowhere"])
-def test_a_missing_path_is_named_by_the_source_too(path):
-    with pytest.raises((ValueError, FileNotFoundError), match=r"data\.path"):
-        digits.load_source(path)
-
-
 @pytest.fixture(scope="module")
 def morpho(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("morpho")
-    for name in ("global", "local", "plain"):
+    for name in ("global", "local"):
         write_mnist(folder / name)
     return folder
 
@@ -96,17 +63,12 @@ def test_morpho_mnist_has_two_domains_with_the_parts_of_mnist(morpho):
         np.testing.assert_array_equal(pool.parts, np.repeat([TRAIN, TEST], [TRAINING, TESTING]))
         np.testing.assert_array_equal(pool.images[TRAINING:, 0, 0, 1], 100 + np.arange(TESTING))
         assert pool.names[TRAINING] == "test/00000"
+        np.testing.assert_array_equal(pool.names, source.pools[0].names)
     assert len(source.notes) == 2
     assert "a reduced copy" in source.notes[0]
 
 
-def test_a_digit_has_one_name_in_all_morpho_sets(morpho):
-    one, two, three = morpho_mnist.load(morpho, folders=("global", "local", "plain")).pools
-    np.testing.assert_array_equal(one.names, two.names)
-    np.testing.assert_array_equal(one.names, three.names)
-
-
-def test_missing_morpho_folders_and_files_are_named(morpho, tmp_path):
+def test_missing_morpho_folders_and_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"lacks the folders global, local; Morpho-MNIST"):
         morpho_mnist.load(tmp_path)
     for name in ("global", "local"):
@@ -114,5 +76,3 @@ def test_missing_morpho_folders_and_files_are_named(morpho, tmp_path):
     (tmp_path / "local" / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(FileNotFoundError, match=r"local/t10k-labels.* is missing; Morpho-MNIST"):
         morpho_mnist.load(tmp_path)
-    with pytest.raises(ValueError, match=re.escape("['thinner'] are unknown; choose from global")):
-        morpho_mnist.load(morpho, folders=("thinner",))

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,15 @@ from scipy.io import savemat
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.data.domain import Split, check_dataset
 from fedjax_bn.data.sets import digits
-from fedjax_bn.data.sets.digits_npz import from_npz
-from fedjax_bn.data.sets.files import to_digits
-from fedjax_bn.data.sets.idx import _read_idx, mnist
-from fedjax_bn.data.sets.mat import svhn, synth_digits
-from fedjax_bn.data.sets.mnist_m import mnist_m
-from fedjax_bn.data.sets.usps import usps
+from fedjax_bn.data.sets.digit_files import (
+    mnist,
+    mnist_m,
+    read_idx,
+    svhn,
+    synth_digits,
+    to_digits,
+    usps,
+)
 from tiny_digits import (
     TEST,
     TRAIN,
@@ -39,9 +43,9 @@ def originals(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def own(tmp_path) -> Path:
+def own(originals, tmp_path) -> Path:
     """Originals that a test may spoil."""
-    return write_originals(tmp_path)
+    return shutil.copytree(originals, tmp_path / "own")
 
 
 def grey(images: np.ndarray) -> np.ndarray:
@@ -124,7 +128,7 @@ def test_the_resplit_of_usps_has_the_7438_samples_of_the_paper():
     labels = np.arange(7291 + 2007, dtype=np.int32) % 10
     one = digits.Original(labels[:7291], lambda index: index)
     two = digits.Original(labels[7291:], lambda index: index + 7291)
-    train, test = digits._pool(one, two, resplit=True)
+    train, test = digits._divide(one, two, resplit=True)
     assert len(train.labels) == 7438
     assert digits._training_sizes({"a": 7438, "b": 79431}, 0.1, truncate=True) == [743, 743]
     both = np.concatenate([part.read(np.arange(len(part.labels))) for part in (train, test)])
@@ -204,7 +208,7 @@ def test_the_shared_archive_loads_whole(shared):
 def test_a_wrong_npz_is_refused_naming_file_and_array(tmp_path, changes, sentence):
     path = archive(tmp_path / "bad.npz", **changes)
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
-        from_npz(path)
+        digits.from_npz(path)
     assert "bad.npz" in str(caught.value)
 
 
@@ -212,7 +216,7 @@ def test_a_wrong_npz_is_refused_naming_file_and_array(tmp_path, changes, sentenc
 def test_a_cut_npz_is_refused_naming_the_file(tmp_path, keep):
     path = archive(tmp_path / "cut.npz")
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"cut\.npz is no \.npz archive, or is cut short"):
+    with pytest.raises(ValueError, match=r"cut\.npz is not a \.npz archive, or is cut short"):
         digits.load(path)
 
 
@@ -269,23 +273,23 @@ def test_a_fraction_out_of_range_is_refused(originals, fraction):
 @pytest.mark.parametrize(
     ("raw", "sentence"),
     [
-        (b"", "no idx file of bytes with 3 axes"),
+        (b"", "not an idx file of bytes with 3 axes"),
         (b"\0\0\x0d\x03" + bytes(12), "it begins with 00000d03, not 00000803"),
-        (idx_bytes(np.zeros((2, 4, 4)))[:-1], "has 31 values where its header says (2, 4, 4)"),
-        (b"\0\0\x08\x03" + b"\xff" * 12, "it tells of 79,228,162,458,924,105,728.0 GB"),
+        (idx_bytes(np.zeros((2, 4, 4)))[:-1], "has 31 values where its header has (2, 4, 4)"),
+        (b"\0\0\x08\x03" + b"\xff" * 12, "it claims 79,228,162,458,924,105,728.0 GB"),
     ],
 )
 def test_a_bad_idx_file_is_refused_naming_the_fault(tmp_path, raw, sentence):
     (tmp_path / "images").write_bytes(raw)
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        _read_idx(tmp_path / "images", axes=3)
+        read_idx(tmp_path / "images", axes=3)
 
 
 def test_a_bad_gzip_is_refused_naming_the_file(tmp_path):
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(idx_bytes(shades(3, 28, 28)))[:-9])
     with pytest.raises(ValueError, match=r"images\.gz cannot be read"):
-        _read_idx(path, axes=3)
+        read_idx(path, axes=3)
 
 
 SPOILED = {
@@ -296,7 +300,10 @@ SPOILED = {
     "MNIST/t10k-labels-idx1-ubyte.gz": (gzip.compress(idx_bytes(np.zeros(3))), "but t10k-labels"),
     "SVHN/train_32x32.mat": (b"MATLAB 5.0 no more" * 20, "train_32x32.mat cannot be read"),
     "USPS/usps.h5": (b"\x89HDF", "usps.h5 cannot be read"),
-    "MNIST-M/mnist_m_train_labels.txt": (b"00000000.png\n", "has the line '00000000.png'"),
+    "MNIST-M/mnist_m_train_labels.txt": (
+        b"00000000.png\n",
+        "lines must be FILE LABEL, but these are not: 1",
+    ),
     "MNIST-M/mnist_m_train/00000002.png": (b"\x89PNG", "00000002.png cannot be read"),
 }
 
@@ -313,10 +320,13 @@ def test_a_corrupt_original_is_refused_naming_the_file(own, file):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({"X": np.zeros((32, 32, 3, 4), np.uint8)}, "lacks the variable y"),
+        (
+            {"X": np.zeros((32, 32, 3, 4), np.uint8)},
+            "train_32x32.mat cannot be read (KeyError: 'y')",
+        ),
         (
             {"X": np.zeros((32, 32, 4), np.uint8), "y": np.ones(4)},
-            "it must be uint8 (32, 32, 3, 4)",
+            "not uint8 (32, 32, 3, 4)",
         ),
         (
             {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.array([1, 2, 0, 4])},
@@ -334,7 +344,7 @@ def test_a_mat_file_of_another_form_is_refused_naming_the_fault(own, content, se
     ("line", "sentence"),
     [
         ("11 1:0.5", "has label 11.0 at index 0; labels must be whole numbers in 1..10"),
-        ("3 1:2.5", "has pixel values outside the range"),
+        ("3 1:2.5", "in the range of the format"),
         ("3 257:0.5", "usps cannot be read"),
         ("three", "usps cannot be read"),
     ],

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from fedjax_bn.data.sets import domainnet
-from fedjax_bn.data.sets.domainnet import SIZES, TEN
+from fedjax_bn.data.sets.domainnet import DOMAINNET, TEN
 from trees import assert_in_place, write_shade, write_tree
 
-DOMAINS = tuple(SIZES)
+DOMAINS = tuple(DOMAINNET.domains)
 CLASSES = sorted((*TEN, "airplane", "zigzag"))
 
 

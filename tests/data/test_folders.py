@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from fedjax_bn.data.sets.folders import (
+    Published,
     domain_folders,
-    find_root,
     is_image,
     list_domain,
     match_folders,
+    spelled,
+    to_source,
 )
-from fedjax_bn.data.sets.published import Published, spelled, to_source
 from trees import assert_in_place, write_shade, write_tree
 
 DOMAINS, CLASSES = ("north", "Far South"), ("ant", "big_bee", "cow")
@@ -30,10 +31,8 @@ PETS = Published(
 
 
 def load(path: Path):
-    root = find_root(path, PETS)
-    listings = [
-        list_domain(name, folder, PETS) for name, folder in domain_folders(root, PETS).items()
-    ]
+    root, folders = domain_folders(path, PETS)
+    listings = [list_domain(name, folder, PETS) for name, folder in folders.items()]
     return to_source(PETS, root, listings, 6, cache=None, progress=False)
 
 
@@ -65,7 +64,7 @@ def test_folders_may_be_spelled_in_other_ways(tree, spelling):
 
 
 def test_the_domains_may_lie_one_folder_deeper(tree):
-    assert find_root(tree.parent, PETS) == tree
+    assert domain_folders(tree.parent, PETS)[0] == tree
 
 
 def test_the_classes_may_lie_in_a_folder_called_images(tree):
@@ -90,7 +89,7 @@ def test_stray_files_are_left_out_and_counted(tree):
     write_shade(tree / "north" / "cow" / "calves" / "0.png", 1)
     source = load(tree)
     (note,) = source.notes
-    assert note.startswith("left out 7 files or folders that are no class's images: ")
+    assert note.startswith("left out 7 files or folders that are not images of a class: ")
     assert note.endswith(" and 4 more")
     assert [len(pool.labels) for pool in source.pools] == [6, 6]
 
@@ -144,7 +143,7 @@ def test_a_wrong_path_is_named_with_what_to_do(tree, path):
 @pytest.mark.parametrize("path", [None, ""])
 def test_no_path_says_what_it_must_be(path):
     with pytest.raises(ValueError, match=r"pets needs data\.path: it must hold"):
-        find_root(path, PETS)
+        domain_folders(path, PETS)
 
 
 def test_folders_that_differ_in_spelling_only_are_refused(tmp_path):

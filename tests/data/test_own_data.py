@@ -114,7 +114,7 @@ def test_a_domain_that_lacks_a_class_is_named_with_what_to_do(tree):
 @pytest.mark.parametrize(
     ("path", "keys", "sentence"),
     [
-        ("nowhere", {}, r"nowhere is no folder: it must hold a folder of each domain"),
+        ("nowhere", {}, r"nowhere is not a folder: it must hold a folder of each domain"),
         ("mine/day", {}, r"day has no domain: .* DOMAIN/CLASS/\*\.jpg"),
         ("mine", {"domains": ("dawn",)}, r"mine has no domain: "),
         ("mine", {"domains": ("day", "dawn")}, r"lacks the folders dawn of folders: it must hold"),
@@ -248,7 +248,7 @@ def test_what_no_domain_or_file_is_called_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"has no domain dawn; it has day, dusk, night: choose"):
         npz.load(path, domains=("dawn",))
     with pytest.raises(
-        FileNotFoundError, match=r"own is no file; it must be a \.npz with DOMAIN__"
+        FileNotFoundError, match=r"own is not a file; it must be a \.npz with DOMAIN__"
     ):
         npz.load(tmp_path / "own")
 
@@ -261,7 +261,7 @@ def test_images_of_another_size_than_configured_are_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["folders", "npz"])
 def test_without_a_path_the_sentence_says_what_it_must_be(name):
-    with pytest.raises(ConfigError, match=r"--config\.data\.path=PATH; .*PATH is no f.* DOMAIN"):
+    with pytest.raises(ConfigError, match=r"--config\.data\.path=PATH; .*PATH is not a f.* DOMAIN"):
         build(config_of(name, ""))
 
 

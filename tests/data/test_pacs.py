@@ -144,7 +144,7 @@ def test_an_image_in_both_lists_is_an_error(tree):
     [
         (b"", "is empty"),
         (b"photo/dog/0.jpg\n\nphoto/dog/1.jpg one\n", "these are not: 1, 3"),
-        (b"\xff\xfe\x00", "is no text"),
+        (b"\xff\xfe\x00", "cannot be read"),
     ],
 )
 def test_lists_of_another_form_are_named(tree, content, why):
@@ -159,7 +159,7 @@ def test_the_real_images_have_the_published_counts_and_lists(shared, monkeypatch
     def blank(files, size, **options):
         return np.zeros((len(files), size, size, 3), np.uint8), ()
 
-    monkeypatch.setattr("fedjax_bn.data.sets.published.decode", blank)
+    monkeypatch.setattr("fedjax_bn.data.sets.folders.decode", blank)
     source = image_folders.load(PACS, shared / "data" / "pacs", image_size=1)
     assert {pool.name: len(pool.labels) for pool in source.pools} == PACS.counts
     assert [np.bincount(pool.parts).tolist() for pool in source.pools] == [

@@ -14,9 +14,9 @@ from fedjax_bn.data.boxes.labelled import Slips
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode
 from fedjax_bn.data.regular_files import Refused, open_regular, read_text
-from fedjax_bn.data.sets import arrays, cifar10, idx, lists, mat, mnist_m, tables, usps
-from fedjax_bn.data.sets.abide_files import read_subjects
-from fedjax_bn.data.sets.npz_archive import read_archive
+from fedjax_bn.data.sets import abide, arrays, cifar10, digit_files
+from fedjax_bn.data.sets.files import open_table, read_list
+from fedjax_bn.data.sets.npz import read_archive
 from fedjax_bn.run.experiment.availability import read_trace
 from fedjax_bn.run.predict import open_samples
 
@@ -25,11 +25,16 @@ SHORT = 600  # characters of a sentence, paths of tests included
 
 def of_mnist_m(path: Path):
     (path.parent / "mnist_m_train").mkdir()
-    return mnist_m.mnist_m(path.parent)
+    return digit_files.mnist_m(path.parent)
 
 
 def of_cifar(path: Path):
     return cifar10._read_batch(path)
+
+
+def of_table(path: Path):
+    with open_table(path) as table:
+        return table.fieldnames
 
 
 def of_image(path: Path):
@@ -45,16 +50,16 @@ READERS = {
     "classes.json": of_coco,
     "a.xml": parsing.read_xml,
     "rows.json": lambda path: list(parsing.read_rows(path)),
-    "list.txt": lists.read_list,
-    "metadata.csv": tables.column_names,
+    "list.txt": read_list,
+    "metadata.csv": of_table,
     "data_batch_1": of_cifar,
-    "train_32x32.mat": lambda path: mat._read_mat(path, 0),
-    "train-images-idx3-ubyte": lambda path: idx._read_idx(path, 3),
-    "train-images-idx3-ubyte.gz": lambda path: idx._read_idx(path, 3),
-    "usps.bz2": lambda path: usps._read_libsvm(path),
-    "usps.h5": lambda path: usps._read_h5(path, "train"),
+    "train_32x32.mat": lambda path: digit_files._read_mat(path, 0),
+    "train-images-idx3-ubyte": lambda path: digit_files.read_idx(path, 3),
+    "train-images-idx3-ubyte.gz": lambda path: digit_files.read_idx(path, 3),
+    "usps.bz2": lambda path: digit_files._read_libsvm(path),
+    "usps.h5": lambda path: digit_files._read_h5(path, "train"),
     "mnist_m_train_labels.txt": of_mnist_m,
-    "a_rois_cc200.1D": lambda path: read_subjects({"a": path}, {"a": ("x", "1")}, 1),
+    "a_rois_cc200.1D": lambda path: abide._read_subjects({"a": path}, {"a": ("x", "1")}, 1),
     "own.npz": read_archive,
     "trace.txt": lambda path: read_trace(str(path), 2),
     "trace.npz": lambda path: read_trace(str(path), 2),
@@ -148,11 +153,11 @@ def test_compressed_files_of_other_forms_are_bounded_alike(tmp_path, monkeypatch
     packed = tmp_path / "train-images-idx3-ubyte.gz"
     packed.write_bytes(gzip.compress(header + bytes(784_000)))
     with pytest.raises(ValueError, match="unpack to 784,000, more than 200 times"):
-        idx._read_idx(packed, 3)
+        digit_files.read_idx(packed, 3)
     images = np.zeros((32, 32, 3, 200), np.uint8)
     savemat(tmp_path / "a.mat", {"X": images, "y": np.ones(200)}, do_compression=True)
     with pytest.raises(ValueError, match="more than 200 times"):
-        mat._read_mat(tmp_path / "a.mat", 1)
+        digit_files._read_mat(tmp_path / "a.mat", 1)
 
 
 def boxes_in(root: Path, **changes) -> Path:

@@ -73,7 +73,7 @@ def test_the_network_starts_with_the_deviation_of_appendix_f_in_both_layers():
 
 @pytest.fixture(scope="module")
 def toy():
-    return synthetic.toy_regression()
+    return synthetic.toy_regression(points=80)
 
 
 def test_toy_errors_are_the_mean_squared_errors_of_the_model(toy):

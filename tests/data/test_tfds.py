@@ -290,9 +290,7 @@ def test_a_missing_copy_of_ours_says_how_to_prepare_it(tmp_path):
 
 
 def test_a_copy_that_cannot_be_made_says_why_and_how_to_make_it(tmp_path, monkeypatch):
-    from fedjax_bn.data.sets import tfds_copy
-
-    monkeypatch.setattr(tfds_copy, "_PREPARE", "raise OSError('no connection')")
+    monkeypatch.setattr(tfds_source, "_PREPARE", "raise OSError('no connection')")
     with pytest.raises(FileNotFoundError, match=r"OSError: no connection.*tfds build mnist"):
         tfds_source.load(tmp_path, "digits", image_size=8)
 
@@ -300,11 +298,11 @@ def test_a_copy_that_cannot_be_made_says_why_and_how_to_make_it(tmp_path, monkey
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("pac", {}, "'pac' is no dataset here; choose from digits"),
+        ("pac", {}, "'pac' is not a dataset here; choose from digits"),
         ("office_caltech10", {"domains": ("amazone",)}, "no domains ['amazone']; it has amazon"),
         ("office_caltech10", {"classes": ("cup",)}, "no classes ['cup']; it has back_pack"),
         ("cifar10_c/0", {}, "severity is 0"),
-        ("pacs/2", {}, "'pacs/2' is no dataset here"),
+        ("pacs/2", {}, "'pacs/2' is not a dataset here"),
     ],
 )
 def test_an_unknown_choice_is_refused_with_what_there_is(office, name, options, sentence):

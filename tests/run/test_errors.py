@@ -235,10 +235,10 @@ def write_unequal_counts(path: Path) -> None:
     ("write", "parts"),
     [
         (write_missing, ["does not exist", "or a .npz with"]),
-        (write_empty, ["no .npz archive", "write it again"]),
+        (write_empty, ["not a .npz archive", "write it again"]),
         (write_truncated, ["cut short", "write it again"]),
         (write_flipped, ["cannot be read", "fetch it again"]),
-        (write_text, ["no .npz archive"]),
+        (write_text, ["not a .npz archive"]),
         (write_other_zip, ["readme.txt", "allowed are DOMAIN__images"]),
         (write_without_a_key, ["lacks the array b__test_labels"]),
         (write_labels_out_of_range, ["'b' has label 10 at index 3", "0..9"]),

@@ -213,7 +213,7 @@ def test_a_model_of_ones_own_is_served_by_its_programs(served, monkeypatch):
     [
         ({"model": "{files}"}, "holds no served model (model.json is not there)"),
         ({"model": "{edited}"}, "its mean or std cannot be): serve it again"),
-        ({"model": "{torn}"}, "variables.npz is no .npz archive, or is cut short"),
+        ({"model": "{torn}"}, "variables.npz is not a .npz archive, or is cut short"),
         ({"model": "{other}"}, "as SmallCNN has it"),
         ({"adapt": "tsmobm"}, "did you mean 'tsmobn'?"),
         ({"adapt": "ensemble"}, "needs the batch norms of every client"),

@@ -1,4 +1,4 @@
-"""ABIDE I: patients with autism and controls told apart by their connectomes, one domain a site.
+"""ABIDE I: patients with autism and controls, classified by connectomes, one domain a site.
 
 The folder holds the phenotypic table and, in it or in any folder below, the regions' time series
 that the Preprocessed Connectomes Project publishes for one atlas (its pipelines' `rois_ATLAS`):
@@ -13,7 +13,7 @@ subject at NYU. All windows of a subject have its name, so that no split separat
 
 Memory: 4 R (R - 1) / 2 bytes a window. FedBN's four sites (370 subjects, 63,550 windows) take
 1.6 GB with the Harvard-Oxford atlas; neighbouring windows share 31 of 32 frames, so `stride` or
-`windows_per_subject` saves memory at little loss. With a cache they lie on disk, memory-mapped.
+`windows_per_subject` saves memory at little loss. With a cache they are memory-mapped from disk.
 
 References: Di Martino et al., "The autism brain imaging data exchange", Molecular Psychiatry 2014;
 Craddock et al., "The Neuro Bureau Preprocessing Initiative", 2013; Li et al., "FedBN", ICLR 2021,
@@ -23,23 +23,32 @@ section 5.2 and appendix D.4.
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_bn.data.messages import first_few, progress_bar
 from fedjax_bn.data.pixels.cache import Write, cached_array
-from fedjax_bn.data.sets.abide_files import (
-    Subject,
-    find_series,
-    read_subjects,
-    read_table,
-    series_of_sites,
-)
+from fedjax_bn.data.regular_files import Refused, read_text
 from fedjax_bn.data.sets.connectome import connectomes, num_pairs, window_starts
+from fedjax_bn.data.sets.files import open_table
 from fedjax_bn.data.source import Pool, Source
 
-_CLASSES = ("control", "patient")
+_COLUMNS = ("FILE_ID", "SITE_ID", "DX_GROUP")
+_LABELS = {"1": 1, "2": 0}  # DX_GROUP: 1 autism, 2 control
+_REMEDY = (
+    "fetch the table and one atlas' series from preprocessed-connectomes-project.org/abide, as "
+    "fedjax_bn/data/sets/abide.py says"
+)
+
+
+class _Subject(NamedTuple):
+    """One person: FILE_ID, SITE_ID, label (1 patient, 0 control) and series f64[T, R]."""
+
+    name: str
+    site: str
+    label: int
+    series: np.ndarray
 
 
 def load(
@@ -47,20 +56,26 @@ def load(
     *,
     sites: Sequence[str] = (),
     atlas: str = "",
+    window: int = 32,
+    stride: int = 1,
+    windows_per_subject: int = 0,
+    fisher_z: bool = False,
     cache: str | Path | None = None,
     progress: bool = True,
-    **windows: Any,
 ) -> Source:
-    """ABIDE I as f32[N, R (R - 1) / 2], two classes, one pool a site.
+    """Returns ABIDE I as f32[N, R (R - 1) / 2], two classes, one pool a site.
 
     Args:
       path: the folder, laid out as above.
       sites: the SITE_ID to take, in this order; empty for all that have series, by name. FedBN's
         four are NYU, USM, UM_1 and UCLA_1.
       atlas: such as "ho" or "cc200", where the folder has several.
+      window: frames of a sliding window, at least 2; 0 for the whole series, one sample a subject.
+      stride: frames from one window to the next, at least 1.
+      windows_per_subject: if above 0, at most so many of a subject's windows, evenly spaced.
+      fisher_z: z = arctanh(r) instead of correlations r.
       cache: folder for the samples; without one they are held in memory.
       progress: show how far their computation is.
-      **windows: how a series is cut and described, fields of `Windows`.
 
     Returns:
       Source "abide"; label 1 is a patient (DX_GROUP 1), 0 a control (DX_GROUP 2). A region that
@@ -71,102 +86,196 @@ def load(
       ValueError: an argument is out of range, or a file does not suit; up to ten are named.
 
     Differs from the paper: its vectors have 5995 = 110 * 109 / 2 features, those of 110 regions,
-    and it does not say which of the Harvard-Oxford atlas it leaves out. The published series have
+    and it does not state which of the Harvard-Oxford atlas it leaves out. The published series have
     111, which are all kept here: 111 * 110 / 2 = 6105.
     """
-    how = Windows(**windows)
-    _check_windows(how)
-    files = find_series(Path(path), atlas)
-    table = read_table(Path(path))
-    chosen = series_of_sites(files, table, sites)
-    subjects = read_subjects(chosen, table, how.window)
+    if window < 0 or window == 1 or stride < 1 or windows_per_subject < 0:
+        raise ValueError(
+            f"window is {window}, stride is {stride} and windows_per_subject is "
+            f"{windows_per_subject}; window must be 0 (whole series) or at least 2 frames, stride "
+            "at least 1 frame, and windows_per_subject at least 1, or 0 for all"
+        )
+    files, table = _find_series(Path(path), atlas), _read_table(Path(path))
+    subjects = _read_subjects(_of_sites(files, table, sites), table, window)
+    how = (window, stride, windows_per_subject, fisher_z)
     pools, flat = [], []
     for site in list(sites) or sorted({subject.site for subject in subjects}):
         members = [subject for subject in subjects if subject.site == site]
-        pool, found = _pool(site, members, how, Path(cache) if cache else None, progress)
-        pools.append(pool)
+        starts = [window_starts(len(one.series), *how[:3]) for one in members]
+        counts = [len(part) for part in starts]
+
+        def make(
+            write: Write, members: list = members, starts: list = starts, site: str = site
+        ) -> tuple[str, ...]:
+            found = []
+            with progress_bar(sum(map(len, starts)), f"connectomes of {site}", progress) as shown:
+                for subject, part in zip(members, starts, strict=True):
+                    rows, still = connectomes(subject.series, part, window, fisher_z)
+                    write(rows.view(np.uint8))
+                    if still.any():
+                        found.append(f"{subject.name} ({still.any(0).sum()})")
+                    shown.update(len(part))
+            return tuple(found)
+
+        shape = (sum(counts), 4 * num_pairs(members[0].series.shape[1]))
+        folder = Path(cache) if cache else None
+        rows, found = cached_array(folder, f"abide-{_hash_of(members, how)[:20]}", shape, make)
         flat += found
-    return Source(
-        "abide",
-        _CLASSES,
-        tuple(pools),
-        mean=(0.0,),
-        std=(1.0,),
-        notes=_notes(flat, len(table.keys() - files.keys())),
-        key=_hash_of_subjects(subjects, how),
-    )
-
-
-class Windows(NamedTuple):
-    """How a series is cut and described.
-
-    Attributes:
-      window: frames of a sliding window, at least 2; 0 for the whole series, one sample a subject.
-      stride: frames from one window to the next.
-      windows_per_subject: if above 0, at most so many of a subject's windows, evenly spaced.
-      fisher_z: z = arctanh(r) in place of correlations r.
-    """
-
-    window: int = 32
-    stride: int = 1
-    windows_per_subject: int = 0
-    fisher_z: bool = False
-
-
-def _check_windows(how: Windows) -> None:
-    if how.window < 0 or how.window == 1:
-        raise ValueError(
-            f"window is {how.window}; it must be 0 (whole series) or at least 2 frames"
-        )
-    if how.stride < 1:
-        raise ValueError(f"stride is {how.stride}; it must be at least 1 frame")
-    if how.windows_per_subject < 0:
-        raise ValueError(
-            f"windows_per_subject is {how.windows_per_subject}; it must be at least 1, or 0 for all"
-        )
-
-
-def _pool(
-    site: str, subjects: list[Subject], how: Windows, cache: Path | None, progress: bool
-) -> tuple[Pool, tuple[str, ...]]:
-    """The windows of a site's subjects, and "NAME (COUNT)" of those with flat regions."""
-    starts = [window_starts(len(s.series), *how[:3]) for s in subjects]
-    counts = [len(part) for part in starts]
-    features = num_pairs(subjects[0].series.shape[1])
-
-    def make(write: Write) -> tuple[str, ...]:
-        flat = []
-        with progress_bar(sum(counts), f"connectomes of {site}", progress) as shown:
-            for subject, part in zip(subjects, starts, strict=True):
-                rows, found = connectomes(subject.series, part, how.window, how.fisher_z)
-                write(rows.view(np.uint8))
-                flat += [f"{subject.name} ({found.any(0).sum()})"] * bool(found.any())
-                shown.update(len(part))
-        return tuple(flat)
-
-    name, shape = f"abide-{_hash_of_subjects(subjects, how)[:20]}", (sum(counts), 4 * features)
-    rows, flat = cached_array(cache, name, shape, make)
-    images = rows.view(np.float32)
-    labels = np.repeat(np.array([s.label for s in subjects], np.int32), counts)
-    return Pool(site, images, labels, np.repeat([s.name for s in subjects], counts)), flat
-
-
-def _hash_of_subjects(subjects: list[Subject], how: Windows) -> str:
-    """SHA-256 of what the samples are computed from."""
-    state = hashlib.sha256(repr(tuple(how)).encode())
-    for subject in subjects:
-        state.update(repr((*subject[:3], subject.series.shape)).encode())
-        state.update(subject.series.astype("<f8").tobytes())
-    return state.hexdigest()
-
-
-def _notes(flat: list[str], absent: int) -> tuple[str, ...]:
+        labels = np.repeat(np.array([one.label for one in members], np.int32), counts)
+        names = np.repeat([one.name for one in members], counts)
+        pools.append(Pool(site, rows.view(np.float32), labels, names))
     notes = []
     if flat:
         notes.append(
             f"abide: {len(flat)} subjects have regions that do not vary within a window, which "
             f"correlate 0 with all others there: {first_few(flat)}"
         )
-    if absent:
+    if absent := len(table.keys() - files.keys()):
         notes.append(f"abide: {absent} subjects of the phenotypic table have no series here")
-    return tuple(notes)
+    classes, key = ("control", "patient"), _hash_of(subjects, how)
+    return Source("abide", classes, tuple(pools), (0.0,), (1.0,), tuple(notes), key=key)
+
+
+def _hash_of(subjects: list[_Subject], how: tuple) -> str:
+    """Returns SHA-256 of what the samples are computed from."""
+    state = hashlib.sha256(repr(how).encode())
+    for subject in subjects:
+        state.update(repr((*subject[:3], subject.series.shape)).encode())
+        state.update(subject.series.astype("<f8").tobytes())
+    return state.hexdigest()
+
+
+def _find_series(path: Path, atlas: str) -> dict[str, Path]:
+    """Returns FILE_ID -> its series, of the named atlas or the only one that there is."""
+    if not path.is_dir():
+        raise FileNotFoundError(f"data.path {path} is not a folder; {_REMEDY}")
+    files: dict[str, Path] = {}
+    twice, atlases = [], set()
+    pattern = f"*_rois_{atlas or '*'}.1D"
+    for file in sorted(path.rglob(pattern), key=lambda file: (file.name, file)):
+        name, _, found = file.stem.rpartition("_rois_")
+        atlases.add(found)
+        if name in files:
+            twice.append(str(file.relative_to(path)))
+        files[name] = file
+    if not files:
+        wanted = f"FILE_ID_rois_{atlas or 'ATLAS'}.1D"
+        raise FileNotFoundError(f"{path} has no {wanted} in or below it; {_REMEDY}")
+    if len(atlases) > 1:
+        raise ValueError(
+            f"{path} has series of several atlases, {', '.join(sorted(atlases))}; choose one with "
+            "atlas"
+        )
+    if twice:
+        raise ValueError(
+            f"{path} has two series of one subject ({first_few(twice)}); keep those of one pipeline"
+        )
+    return files
+
+
+def _read_table(path: Path) -> dict[str, tuple[str, str]]:
+    """Returns FILE_ID -> (SITE_ID, DX_GROUP) of the one table that has these columns."""
+    tables = {}
+    for file in sorted(path.glob("*.csv")):
+        with open_table(file) as table:
+            if {*_COLUMNS} <= {*(table.fieldnames or ())}:
+                tables[file] = [[(row[c] or "").strip() for c in _COLUMNS] for row in table]
+    if not tables:
+        raise FileNotFoundError(
+            f"{path} has no .csv with the columns {', '.join(_COLUMNS)}; {_REMEDY}"
+        )
+    if len(tables) > 1:
+        names = ", ".join(file.name for file in tables)
+        raise ValueError(f"{path} has several phenotypic tables, {names}; keep one")
+    ((file, rows),) = tables.items()
+    found: dict[str, tuple[str, str]] = {}
+    differ = []
+    for name, site, group in rows:
+        own = (site, group.removesuffix(".0"))  # of tables that pandas wrote
+        if name not in ("", "no_filename") and found.setdefault(name, own) != own:
+            differ.append(name)
+    if differ:
+        raise ValueError(f"{file} contradicts itself on {first_few(differ)}; fetch it again")
+    return found
+
+
+def _of_sites(
+    files: dict[str, Path], table: dict[str, tuple[str, str]], sites: Sequence[str]
+) -> dict[str, Path]:
+    """Returns the series of the sites, by default of all; each has a row and a diagnosis."""
+    if lost := [name for name in files if name not in table]:
+        raise ValueError(
+            f"the phenotypic table has no row for {first_few(lost)}, whose series are there; add "
+            "rows with their FILE_ID, SITE_ID and DX_GROUP, or move the series away"
+        )
+    known = sorted({table[name][0] for name in files})
+    if unknown := [site for site in sites if site not in known]:
+        raise ValueError(
+            f"there are no series of the site {', '.join(unknown)}; sites with series are "
+            f"{', '.join(known)}"
+        )
+    chosen = {name: f for name, f in files.items() if not sites or table[name][0] in sites}
+    if odd := [f"{one} ({table[one][1]!r})" for one in chosen if table[one][1] not in _LABELS]:
+        raise ValueError(
+            f"the phenotypic table has a DX_GROUP other than 1 (patient) and 2 (control) for "
+            f"{first_few(odd)}; correct it, or move their series away"
+        )
+    return chosen
+
+
+def _read_subjects(
+    files: dict[str, Path], table: dict[str, tuple[str, str]], window: int
+) -> list[_Subject]:
+    """Reads all series before it raises a ValueError that names those that do not suit."""
+    subjects, faults = [], []
+    for name, file in files.items():
+        site, group = table[name]
+        try:
+            subjects.append(_Subject(name, site, _LABELS[group], _read_series(file)))
+        except ValueError as error:
+            reason = error.strerror if isinstance(error, Refused) else error
+            faults.append(f"{file.name} ({reason})")
+    if faults:
+        raise ValueError(f"cannot read the series {first_few(faults)}; fetch them again")
+    widths = [one.series.shape[1] for one in subjects]
+    usual = max(sorted(set(widths)), key=widths.count)
+    odd = [
+        f"{s.name} ({width})" for s, width in zip(subjects, widths, strict=True) if width != usual
+    ]
+    if odd:
+        raise ValueError(
+            f"series must have the {usual} regions that most have, but others have "
+            f"{first_few(odd)}; take all series of one atlas"
+        )
+    if short := [f"{s.name} ({len(s.series)})" for s in subjects if len(s.series) < window]:
+        raise ValueError(
+            f"windows of {window} frames do not fit into {first_few(short)}; choose a smaller "
+            "window, or 0 for whole series"
+        )
+    return subjects
+
+
+def _read_series(path: Path) -> np.ndarray:
+    """Reads a `.1D` file, a header line and T rows of R numbers, as f64[T, R].
+
+    Raises:
+      ValueError: the file is malformed; the message does not name it.
+    """
+    lines = read_text(path, errors="replace").splitlines()
+    rows = [line for line in lines[1:] if line.strip()]
+    if len(rows) < 2:
+        raise ValueError(f"it has {len(rows)} frames")
+    if "#" not in lines[0] and _are_numbers(lines[0].split()):
+        raise ValueError("its first line is not a header")
+    series = np.loadtxt(rows, np.float64, comments=None, ndmin=2)
+    if series.shape[1] < 2 or not np.isfinite(series).all():
+        raise ValueError(f"its {series.shape[1]} regions must be at least 2, of finite numbers")
+    return series
+
+
+def _are_numbers(words: list[str]) -> bool:
+    try:
+        np.array(words, np.float64)
+    except ValueError:
+        return False
+    return bool(words)

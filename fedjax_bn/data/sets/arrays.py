@@ -1,7 +1,7 @@
-"""NumPy's archives and compressed files, believed only as far as the file reaches.
+"""NumPy's archives and compressed files, read only after a check of the sizes that they claim.
 
-A header may tell of any shape and a compressed file may unpack to any size, so both are looked at
-before memory is taken.
+A header can claim any shape, and a compressed file can unpack to any size. Both are checked before
+memory is taken.
 """
 
 import io
@@ -25,19 +25,21 @@ _SMALL = 2**28  # bytes to which they may unpack in any case
 
 
 def names_in_npz(path: Path) -> tuple[str, ...]:
-    """The names of an archive's arrays.
+    """Returns the names of an archive's arrays.
 
     Raises:
-      ValueError: it is no archive, or has two arrays of one name.
+      ValueError: the file is not an archive, or has two arrays of one name.
     """
     with open_regular(path, math.inf) as file:
         if not is_zipfile(file):
-            raise ValueError(f"{path} is no .npz archive, or is cut short; fetch or write it again")
+            raise ValueError(
+                f"{path} is not a .npz archive, or is cut short; fetch or write it again"
+            )
     with _opened(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
-    twice = [name for name in names if names.count(name) > 1] if len({*names}) < len(names) else []
-    if twice:
-        raise ValueError(f"{path} has two arrays {short(twice[0])!r}; write it again")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{path} has two arrays {short(twice)!r}; write it again")
     return tuple(names)
 
 
@@ -51,12 +53,12 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
     """Reads some arrays of an archive, which has them.
 
     Raises:
-      ValueError: the archive is corrupt, an array holds Python objects, a header tells of another
+      ValueError: the archive is corrupt, an array holds Python objects, a header claims another
         size than the array has, or `check_unpacked` refuses the sizes.
     """
     forms_in_npz(path, names)
+    arrays = {}
     with _opened(path) as archive:
-        arrays = {}
         for name in names:
             with archive.open(f"{name}.npy") as file:
                 arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
@@ -77,36 +79,29 @@ def forms_in_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
             member = archive.getinfo(f"{name}.npy")
             if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
                 raise ValueError(f"{name} is compressed in a way that NumPy does not write")
-            with archive.open(member) as file:
-                forms[name] = _form(file.read(_HEADER), member.file_size, name)
+            with archive.open(member) as whole:
+                file = io.BytesIO(whole.read(_HEADER))
+            first = np.lib.format.read_magic(file) == (1, 0)
+            read_header = "read_array_header_1_0" if first else "read_array_header_2_0"
+            shape, _, dtype = getattr(np.lib.format, read_header)(file)
+            if dtype.hasobject:
+                raise ValueError(f"{name} holds Python objects, which are never loaded")
+            claimed, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+            if min(shape, default=0) < 0 or claimed != there or not dtype.itemsize:
+                raise ValueError(
+                    f"the header of {name} claims {dtype} {shape}, {claimed:,} bytes, but it has "
+                    f"{there:,}"
+                )
+            forms[name] = np.broadcast_to(np.zeros((), dtype), shape)
         check_unpacked(sum(form.size * form.itemsize for form in forms.values()), path)
     return forms
 
 
-def _form(begin: bytes, size: int, name: str) -> np.ndarray:
-    """The stand-in of an array of `size` bytes, which must be as large as its header tells."""
-    file = io.BytesIO(begin)
-    version = np.lib.format.read_magic(file)
-    parse = np.lib.format.read_array_header_1_0
-    if version != (1, 0):
-        parse = np.lib.format.read_array_header_2_0
-    shape, _, dtype = parse(file)
-    if dtype.hasobject:
-        raise ValueError(f"{name} holds Python objects, which are never loaded")
-    told, there = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if min(shape, default=0) < 0 or told != there or not dtype.itemsize:
-        raise ValueError(
-            f"the header of {name} tells of {dtype} {shape}, {told:,} bytes, and {there:,} are "
-            "there"
-        )
-    return np.broadcast_to(np.zeros((), dtype), shape)
-
-
 def read_bounded(file: BinaryIO, most: int) -> bytes:
-    """All that a file, compressed or not, has left.
+    """Reads the rest of a file, compressed or not.
 
     Raises:
-      ValueError: it is more than `most` bytes.
+      ValueError: it has more than `most` bytes.
     """
     parts, size = [], 0
     while part := file.read(2**20):  # a request for all would take memory before it is needed
@@ -122,7 +117,7 @@ def check_unpacked(size: int, path: Path) -> None:
 
     Raises:
       ValueError: they take more than the machine's memory; or more than 256 MB and more than 200
-        times what the file has, as numbers that were measured do not.
+        times the file's size, which measured numbers do not.
     """
     check_memory(size)
     there = path.stat().st_size
@@ -140,5 +135,5 @@ def check_memory(size: int) -> None:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory:
         raise ValueError(
-            f"it tells of {size / 1e9:,.1f} GB, more than this machine's {memory / 1e9:,.1f} GB"
+            f"it claims {size / 1e9:,.1f} GB, more than this machine's {memory / 1e9:,.1f} GB"
         )

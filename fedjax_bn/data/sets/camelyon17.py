@@ -26,8 +26,8 @@ import numpy as np
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode
-from fedjax_bn.data.sets.published import IMAGENET
-from fedjax_bn.data.sets.tables import column_names, rows_of
+from fedjax_bn.data.sets.files import is_label, open_table
+from fedjax_bn.data.sets.folders import IMAGENET
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 
 _COUNTS = (59_436, 34_904, 85_054, 129_838, 146_722)
@@ -41,7 +41,7 @@ _WHERE = (
 
 
 class _Patch(NamedTuple):
-    """A row of the table: where the patch lies, and what the table says of it."""
+    """A row of the table: the file of the patch, and its columns."""
 
     path: str
     tumor: int
@@ -54,41 +54,50 @@ def load(
     path: str | Path,
     *,
     image_size: int = _SIZE,
-    together: str = "patch",
     **how: Any,
 ) -> Source:
-    """Camelyon17 as u8[N, 96, 96, 3], two classes, five domains.
+    """Returns Camelyon17 as u8[N, 96, 96, 3], two classes, five domains.
 
     Args:
       path: WILDS' folder, or the one that holds its `camelyon17_v1.0`.
       image_size: pixels a side; other than 96 is resized.
-      together: what no split separates: "patch", each for itself, as in the papers; or "slide".
-        Patches of one slide look alike, so a validation set that shares its slides with the
-        training set tells little of other slides. A center has ten slides.
       **how: `cache` (12.6 GB), `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
       Source "camelyon17"; the group "unseen" is centers 1 and 2. Parts are those of WILDS: of
       centers 0, 3 and 4 by the column `split` (0 train, 1 validation), center 1 is validation and
-      center 2 test, whole. Names are paths of patches, or of slides.
+      center 2 test, whole. Names are paths of patches.
 
     Raises:
       FileNotFoundError: the table or patches are missing; up to ten are named.
       ValueError: the table is not of that form, or a patch cannot be read.
     """
-    if together not in ("patch", "slide"):
-        raise ValueError(f"together is {together!r}; it must be 'patch' or 'slide'")
-    root = _find_root(Path(path))
+    places = (Path(path), Path(path) / "camelyon17_v1.0")
+    root = next((place for place in places if (place / "metadata.csv").is_file()), None)
+    if root is None:
+        raise FileNotFoundError(f"{places[0] / 'metadata.csv'} is missing; {_WHERE}")
     patches = _read_table(root / "metadata.csv")
     _check_patches_exist(root, patches)
-    notes = _count_notes([patch.center for patch in patches], root)
+    counts = np.bincount([patch.center for patch in patches], minlength=5)
+    wrong = [f"center{k} {counts[k]} of {n}" for k, n in enumerate(_COUNTS) if counts[k] != n]
+    notes = []
+    if wrong:
+        kind = "a reduced copy" if counts.sum() < sum(_COUNTS) else "another version"
+        notes.append(
+            f"{root} has {counts.sum()} patches of Camelyon17's {sum(_COUNTS)} "
+            f"({', '.join(wrong)}): {kind} of the WILDS data"
+        )
     pools = []
-    for center in sorted({patch.center for patch in patches}):
+    for center in np.flatnonzero(counts).tolist():
         own = [patch for patch in patches if patch.center == center]
-        files = [root / patch.path for patch in own]
-        images, more = decode(files, image_size, root=root, **how)
+        images, more = decode([root / patch.path for patch in own], image_size, root=root, **how)
         notes += [f"center{center}: {note}" for note in more]
-        pools.append(_pool(own, images, together))
+        names = np.array([patch.path for patch in own])
+        whole = {1: VALIDATION, 2: TEST}.get(center)
+        parts = [(TRAIN, VALIDATION)[one.split] if whole is None else whole for one in own]
+        labels = np.array([patch.tumor for patch in own], np.int32)
+        parts = np.array(parts, np.int8)
+        pools.append(Pool(f"center{center}", images, labels, names, parts))
     unseen = tuple(pool.name for pool in pools if pool.name in _UNSEEN)
     return check_source(
         Source(
@@ -104,100 +113,51 @@ def load(
     )
 
 
-def _find_root(path: Path) -> Path:
-    """The folder with metadata.csv: `path` or its `camelyon17_v1.0`.
-
-    Raises:
-      FileNotFoundError: neither has it.
-    """
-    for folder in (path, path / "camelyon17_v1.0"):
-        if (folder / "metadata.csv").is_file():
-            return folder
-    raise FileNotFoundError(f"{path / 'metadata.csv'} is missing; {_WHERE}")
-
-
 def _read_table(path: Path) -> list[_Patch]:
-    """The rows of metadata.csv.
+    """Reads the rows of metadata.csv.
 
     Raises:
-      ValueError: a column is missing, a number is none, or tumor, center or split is out of range.
+      ValueError: a column is missing, a cell is not a number, or tumor, center or split is out of
+        range.
     """
-    there = column_names(path)
-    lacking = [column for column in _COLUMNS if column not in there]
-    if lacking:
-        raise ValueError(f"{path} lacks the columns {', '.join(lacking)}; {_WHERE}")
-    patches = [_patch(row, path, number) for number, row in rows_of(path, _COLUMNS)]
+    patches = []
+    with open_table(path) as table:
+        lacking = [column for column in _COLUMNS if column not in (table.fieldnames or ())]
+        if lacking:
+            raise ValueError(f"it lacks the columns {', '.join(lacking)}; {_WHERE}")
+        for row in table:
+            cells = {column: (row[column] or "").strip() for column in _COLUMNS}
+            if wrong := [text for text in cells.values() if not is_label(text)]:
+                raise ValueError(f"line {table.line_num}: {wrong[0][:20]!r} is not a number")
+            numbers = {column: int(text) for column, text in cells.items()}
+            # patients are numbers of three digits, which a spreadsheet may have stripped of zeros
+            slide = "patient_{patient:03}_node_{node}".format(**numbers)
+            place = "x_{x_coord}_y_{y_coord}".format(**numbers)
+            own = (numbers[column] for column in ("tumor", "slide", "center", "split"))
+            patch = _Patch(f"patches/{slide}/patch_{slide}_{place}.png", *own)
+            if patch.tumor > 1 or patch.center > 4 or patch.split > 1:
+                raise ValueError(
+                    f"line {table.line_num} has tumor {patch.tumor}, center {patch.center} and "
+                    f"split {patch.split}; they must be in 0..1, 0..4 and 0..1"
+                )
+            patches.append(patch)
     if not patches:
         raise ValueError(f"{path} has no rows; {_WHERE}")
     return patches
 
 
-def _patch(row: dict[str, str], path: Path, line: int) -> _Patch:
-    try:
-        numbers = {column: _number(row[column]) for column in _COLUMNS}
-    except ValueError as error:
-        raise ValueError(f"{path}, line {line}, is no row of Camelyon17 ({error})") from error
-    # patients are numbers of three digits, which a spreadsheet may have stripped of zeros
-    slide = "patient_{patient:03}_node_{node}".format(**numbers)
-    place = "x_{x_coord}_y_{y_coord}".format(**numbers)
-    own = (numbers[column] for column in ("tumor", "slide", "center", "split"))
-    patch = _Patch(f"patches/{slide}/patch_{slide}_{place}.png", *own)
-    if patch.tumor not in (0, 1) or patch.center not in range(5) or patch.split not in (0, 1):
-        raise ValueError(
-            f"{path}, line {line}, has tumor {patch.tumor}, center {patch.center} and split "
-            f"{patch.split}; they must be in 0..1, 0..4 and 0..1"
-        )
-    return patch
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise ValueError(f"{text[:20]!r} is no number")
-    return int(text)
-
-
 def _check_patches_exist(root: Path, patches: list[_Patch]) -> None:
     """Raises FileNotFoundError that names up to ten patches of the table that are not there."""
     slides = {patch.path.rpartition("/")[0] for patch in patches}
-    # listing a folder is much faster than asking for 455,954 files one by one
+    # listing a folder is much faster than a check of 455,954 files one by one
     there = {
         f"{slide}/{file.name}"
         for slide in slides
         if (root / slide).is_dir()
         for file in (root / slide).iterdir()
     }
-    missing = [patch.path for patch in patches if patch.path not in there]
-    if missing:
+    if missing := [patch.path for patch in patches if patch.path not in there]:
         raise FileNotFoundError(
             f"{root} lacks {len(missing)} patches of its metadata.csv: {first_few(missing)}; "
             "unpack the archive again, or drop their rows"
         )
-
-
-def _count_notes(centers: list[int], root: Path) -> list[str]:
-    counts = np.bincount(centers, minlength=5)
-    wrong = [k for k in range(5) if counts[k] != _COUNTS[k]]
-    if not wrong:
-        return []
-    of_each = ", ".join(f"center{k} {counts[k]} of {_COUNTS[k]}" for k in wrong)
-    kind = "a reduced copy" if counts.sum() < sum(_COUNTS) else "another version"
-    return [
-        f"{root} has {counts.sum()} patches of Camelyon17's {sum(_COUNTS)} ({of_each}): "
-        f"{kind} of the WILDS data"
-    ]
-
-
-def _pool(patches: list[_Patch], images: np.ndarray, together: str) -> Pool:
-    center = patches[0].center
-    names = [
-        patch.path if together == "patch" else patch.path.rpartition("/")[0] for patch in patches
-    ]
-    whole = {1: VALIDATION, 2: TEST}.get(center)
-    parts = [(TRAIN, VALIDATION)[p.split] if whole is None else whole for p in patches]
-    return Pool(
-        name=f"center{center}",
-        images=images,
-        labels=np.array([patch.tumor for patch in patches], np.int32),
-        names=np.array(names),
-        parts=np.array(parts, np.int8),
-    )

@@ -1,16 +1,17 @@
-"""Real digits on coloured ground, whose colour tells the digit mostly, but not everywhere.
+"""Real digits on coloured ground, whose colour mostly shows the digit, but not everywhere.
 
-The cow on the beach of Beery, Van Horn & Perona (ECCV 2018): who has seen cows on grass only knows
-the grass. Here the cows are scikit-learn's handwritten digits (see `data.scanners`), each with a
-ground of its own colour. Four clients show a digit on it with different probabilities, and on a
-ground drawn from all ten else; they also differ in light. Two more places show what was learned:
+The cow on the beach of Beery, Van Horn & Perona (ECCV 2018): a model that has seen cows only on
+grass has learned the grass. Here the cows are scikit-learn's handwritten digits (see `scanners`),
+each with a ground of its own colour. Four clients show a digit on it with different probabilities,
+and on a ground drawn from all ten else; they also differ in light. Two more places show what was
+learned:
 
     meadow, pasture, heath, marsh   the digit's own ground in 91, 82, 73 and 64 % of the images: it
                                     is shown there with probability 0.9, 0.8, 0.7 and 0.6, and on
                                     any of the ten else
-    zoo                             any ground: the colour tells nothing
+    zoo                             any ground: the colour shows nothing
     beach                           never its own, but always that of the digit five further: the
-                                    colour tells wrong
+                                    colour misleads
 
 A model that reads the writing is as good in the zoo and on the beach as on the meadow.
 """
@@ -21,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_bn.data.division.by_class import stratified_split
-from fedjax_bn.data.domain import Dataset, Domain, Split
+from fedjax_bn.data.domain import Dataset, Split
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.sets.scanners import handwriting, place, to_pixels
+from fedjax_bn.data.sets.scanners import divided, handwriting, place, to_pixels
 
 _CLASSES = 10
 VALIDATION, TEST = 30, 70  # images of a client that do not train
@@ -32,7 +33,7 @@ _COLOURS = np.array([colorsys.hsv_to_rgb(c / _CLASSES, 0.75, 0.8) for c in range
 
 
 class _Place(NamedTuple):
-    """Where digits stand.
+    """Where digits are shown.
 
     own: probability of the digit's own ground; any of the ten is drawn else.
     further: how many digits further the ground is taken from where it is not drawn.
@@ -58,7 +59,7 @@ _PLACES = (
 
 
 def load(seed: int = 0) -> Dataset:
-    """The six places as a dataset; every scan belongs to one place only.
+    """Returns the six places as a dataset; every scan belongs to one place only.
 
     A client has 220 training, 30 validation and 70 test images, stratified by class; meant as
     unseen are "zoo" and "beach", but any place may be (`target`).
@@ -76,12 +77,13 @@ def load(seed: int = 0) -> Dataset:
     for position, (where, owned) in enumerate(zip(_PLACES, owners, strict=True)):
         rng = generator(seed, 1, position)
         images = _paint(ink[owned], _grounds(where, labels[owned], rng), where.light, rng)
-        domains.append(_domain(where.name, Split(images, labels[owned]), rng))
+        sizes = [len(owned) - VALIDATION - TEST, VALIDATION, TEST]
+        domains.append(divided(where.name, Split(images, labels[owned]), sizes, rng))
     return Dataset("cow_on_beach", _CLASSES, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 def _grounds(where: _Place, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Which of the ten grounds each image of a place has, i64[N], for labels i32[N]."""
+    """Returns which of the ten grounds each image of a place has, i64[N], for labels i32[N]."""
     drawn = rng.integers(_CLASSES, size=len(labels))
     own = rng.uniform(size=len(labels)) < where.own
     return np.where(own, (labels + where.further) % _CLASSES, drawn)
@@ -90,14 +92,14 @@ def _grounds(where: _Place, labels: np.ndarray, rng: np.random.Generator) -> np.
 def _paint(
     ink: np.ndarray, ground: np.ndarray, light: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Handwriting f64[N, h, h] on grounds i64[N] as u8[N, 28, 28, 3]."""
+    """Returns handwriting f64[N, h, h] on grounds i64[N] as u8[N, 28, 28, 3]."""
     stroke = OPACITY * place(ink, rng)[..., None]
     seen = light * (stroke * INK + (1 - stroke) * _COLOURS[ground][:, None, None])
     return to_pixels(seen + NOISE * rng.standard_normal(seen.shape))
 
 
 def ground_of(images: np.ndarray) -> np.ndarray:
-    """Which of the ten grounds images u8[N, 28, 28, 3] have, i64[N], whatever the light."""
+    """Returns which of the ten grounds images u8[N, 28, 28, 3] have, i64[N], in any light."""
     border = np.concatenate(
         [images[:, :2].reshape(len(images), -1, 3), images[:, -2:].reshape(len(images), -1, 3)], 1
     )
@@ -107,10 +109,3 @@ def ground_of(images: np.ndarray) -> np.ndarray:
 
 def _direction(colours: np.ndarray) -> np.ndarray:
     return colours / np.linalg.norm(colours, axis=-1, keepdims=True)
-
-
-def _domain(name: str, owned: Split, rng: np.random.Generator) -> Domain:
-    sizes = [len(owned.labels) - VALIDATION - TEST, VALIDATION, TEST]
-    parts = stratified_split(owned.labels, sizes, rng)
-    train, validation, test = (Split(owned.images[i], owned.labels[i]) for i in parts)
-    return Domain(name, train, validation, test)

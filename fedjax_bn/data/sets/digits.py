@@ -1,6 +1,6 @@
 """FedBN's digits benchmark: MNIST, SVHN, USPS, SynthDigits, MNIST-M, one domain each.
 
-The originals lie in one folder (names of folders in any case, with or without - and _):
+A folder holds the originals (names of folders in any case, with or without - and _):
 
     MNIST/        train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-... (each optionally .gz)
     SVHN/         train_32x32.mat, test_32x32.mat
@@ -8,33 +8,32 @@ The originals lie in one folder (names of folders in any case, with or without -
     SynthDigits/  synth_train_32x32.mat, synth_test_32x32.mat
     MNIST-M/      mnist_m_train/*.png, mnist_m_train_labels.txt, and the same for test
 
-In place of a folder, a `.npz` with prepared images may be given, see `from_npz`.
+Instead of a folder, a `.npz` with prepared images may be given, see `from_npz`.
 
 Reference: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
 ICLR 2021, section 5.1 and appendix D.2.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_bn.data.division.by_class import fraction_size, stratified_sample, stratified_split
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, select
-from fedjax_bn.data.hashes import hash_of
-from fedjax_bn.data.messages import progress_bar
-from fedjax_bn.data.pixels import decode
-from fedjax_bn.data.pixels.cache import array_of_blocks
-from fedjax_bn.data.pools import as_source, numbered_names, parts_of
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.sets.digits_npz import from_npz
-from fedjax_bn.data.sets.files import SIZE, Original, to_digits
+from fedjax_bn.data.sets.digit_files import (
+    SIZE,
+    Original,
+    mnist,
+    mnist_m,
+    svhn,
+    synth_digits,
+    to_digits,
+    usps,
+)
 from fedjax_bn.data.sets.folders import match_folders, subfolders
-from fedjax_bn.data.sets.idx import mnist
-from fedjax_bn.data.sets.mat import svhn, synth_digits
-from fedjax_bn.data.sets.mnist_m import mnist_m
-from fedjax_bn.data.sets.usps import usps
-from fedjax_bn.data.source import Pool, Source
+from fedjax_bn.data.sets.npz import read_archive
 
 # in the order of the authors' code; each with its folder and its reader
 _ORIGINALS = {
@@ -44,6 +43,12 @@ _ORIGINALS = {
     "synth_digits": ("SynthDigits", synth_digits),
     "mnist_m": ("MNIST-M", mnist_m),
 }
+_HALF = (0.5,) * 3  # mean and standard deviation
+_CHOICES = (
+    f"a folder with {', '.join(folder for folder, _ in _ORIGINALS.values())} (the originals, laid "
+    "out as fedjax_bn/data/sets/digits.py says) or a .npz with DOMAIN__train_images, "
+    "DOMAIN__train_labels and the same for test"
+)
 
 
 def load(
@@ -56,7 +61,7 @@ def load(
     whole: Sequence[str] = (),
     published: Sequence[str] = (),
 ) -> Dataset:
-    """The digits benchmark as u8[N, 28, 28, 3], 10 classes, normalized by (0.5, 0.5).
+    """Returns the digits benchmark as u8[N, 28, 28, 3], 10 classes, normalized by (0.5, 0.5).
 
     Args:
       path: the folder of the originals, or a `.npz`.
@@ -71,120 +76,104 @@ def load(
         splits, where USPS has 7291, and a tenth is 729.
       whole: names of domains that `fraction` and `truncate` leave alone: unseen ones.
       published: names of domains that train on samples of their published training part alone;
-        originals only.
+        resplit originals only.
 
     Returns:
       Dataset "digits" without validation splits, as in the paper (`make_clients` holds some out of
       the training splits where `split` is "official"); test splits are whole.
 
     Raises:
-      FileNotFoundError: a file is missing; the sentence says what belongs there.
+      FileNotFoundError: a file is missing; the message names what is needed.
       ValueError: a file is corrupt or an argument out of range.
+
+    For divisions of one's own, `pools.as_source(load(path, fraction=1.0, truncate=False,
+    resplit=False))` has all samples with their published parts.
 
     Differs from the paper: the random sample of the training set is stratified by class. As in the
     paper, MNIST-M shows digits of MNIST: a digit that trains in one of the two may test in the
     other.
     """
-    path = _check_path(path)
-    fraction_size(1, 1.0 if fraction is None else fraction)  # out of range is an error before I/O
-    if path.is_dir():
-        return _from_folder(path, seed, fraction, truncate, resplit, whole, published)
-    return _reduce(from_npz(path), seed, fraction, bool(truncate), whole)
-
-
-def load_source(
-    path: str | Path | None, *, cache: Path | None = None, progress: bool = True
-) -> Source:
-    """All samples of the digits benchmark as u8[N, 28, 28, 3], with their published parts.
-
-    For divisions of one's own: `make_clients(load_source(path), target="svhn", split="stratified",
-    partition="dirichlet", ...)`. The program takes `load`, the paper's division.
-
-    Args:
-      path: the folder of the originals, or a `.npz`.
-      cache: folder for the images of the originals, 1.8 GB, most of it SynthDigits; without one
-        they are held in memory.
-      progress: show how far reading is.
-
-    Returns:
-      Source "digits"; samples are named DOMAIN/PART/NUMBER, such as "mnist/train/00017".
-
-    Raises:
-      FileNotFoundError: a file is missing; the sentence says what belongs there.
-      ValueError: a file is corrupt.
-    """
-    path = _check_path(path)
-    if not path.is_dir():
-        return as_source(from_npz(path))
-    pools = []
-    for name, (folder, reader) in _ORIGINALS.items():
-        place = _folder(path, folder)
-        pools.append(_whole_pool(name, place, *reader(place), cache, progress))
-    classes = tuple(str(digit) for digit in range(10))
-    key = hash_of("digits", *(pool.labels for pool in pools))
-    return Source("digits", classes, tuple(pools), (0.5,) * 3, (0.5,) * 3, key=key)
-
-
-def _whole_pool(
-    name: str, folder: Path, train: Original, test: Original, cache: Path | None, progress: bool
-) -> Pool:
-    sizes = {"train": len(train.labels), "test": len(test.labels)}
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    shape = (sum(sizes.values()), SIZE, SIZE, 3)
-
-    def blocks() -> Iterator[np.ndarray]:
-        with progress_bar(shape[0], f"reading {name}", progress) as shown:
-            for part in (train, test):
-                for index in np.array_split(
-                    np.arange(len(part.labels)), len(part.labels) // 1000 + 1
-                ):
-                    yield to_digits(part.read(index))
-                    shown.update(len(index))
-
-    images = array_of_blocks(
-        cache, f"{name}-{SIZE}-{decode.hash_of_files(files, folder, SIZE)}", shape, blocks
-    )
-    labels = np.concatenate([train.labels, test.labels])
-    return Pool(name, images, labels, numbered_names(name, sizes), parts_of(sizes))
-
-
-def _check_path(path: str | Path | None) -> Path:
     if path is None:
-        raise ValueError(f"digits needs data.path: {_choices()}")
+        raise ValueError(f"digits needs data.path: {_CHOICES}")
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"data.path {path} does not exist; give {_choices()}")
-    if not path.is_dir() and path.suffix != ".npz":
-        raise ValueError(f"data.path {path} is neither a folder nor a .npz; give {_choices()}")
-    return path
+        raise FileNotFoundError(f"data.path {path} does not exist; give {_CHOICES}")
+    originals = path.is_dir()
+    if not originals and path.suffix != ".npz":
+        raise ValueError(f"data.path {path} is neither a folder nor a .npz; give {_CHOICES}")
+    fraction = (0.1 if originals else 1.0) if fraction is None else fraction
+    fraction_size(1, fraction)  # out of range is an error before any file is read
+    if originals:
+        divided = {}
+        for name, (folder, reader) in _ORIGINALS.items():
+            found = match_folders(subfolders(path), {folder: ()})
+            if folder not in found:
+                raise FileNotFoundError(f"{path / folder} is missing; data.path must be {_CHOICES}")
+            divided[name] = _divide(*reader(found[folder]), resplit)
+    else:
+        divided = {
+            name: tuple(Original(s.labels, s.images.__getitem__) for s in (train, test))
+            for name, train, _, test in from_npz(path).domains
+        }
+    counts = {name: len(train.labels) for name, (train, _) in divided.items()}
+    if empty := [name for name, count in counts.items() if not count]:
+        raise ValueError(f"{path}: {empty[0]} has no training samples; fetch its files again")
+    truncate = originals if truncate is None else truncate
+    sizes = _training_sizes(counts, fraction, truncate, whole)
+    domains = []
+    for k, (name, (train, test)) in enumerate(divided.items()):
+        every = Split(np.arange(len(train.labels)), train.labels)
+        owned = stratified_sample(every, sizes[k], generator(seed, k))
+        if name in published and train.published is not None:
+            owned = _of_published(owned, every, train.published, generator(seed, k))
+        tested = np.arange(len(test.labels))
+        domains.append(
+            Domain(
+                name,
+                Split(to_digits(train.read(owned.images)), owned.labels),
+                None,
+                Split(to_digits(test.read(tested)), test.labels),
+            )
+        )
+    return check_dataset(Dataset("digits", 10, tuple(domains), _HALF, _HALF))
 
 
-def _choices() -> str:
-    folders = ", ".join(folder for folder, _ in _ORIGINALS.values())
-    return (
-        f"a folder with {folders} (the originals, laid out as fedjax_bn/data/sets/digits.py says) "
-        "or a .npz with DOMAIN__train_images, DOMAIN__train_labels and the same for test"
-    )
+def from_npz(path: Path) -> Dataset:
+    """Returns all samples of a `.npz` with four arrays a domain; domains in the file's order.
 
+    `DOMAIN__train_images` and `DOMAIN__test_images` are u8[N, 28, 28, 3], `DOMAIN__train_labels`
+    and `DOMAIN__test_labels` integers [N] in 0..9.
 
-def _reduce(
-    dataset: Dataset, seed: int, fraction: float | None, truncate: bool, whole: Sequence[str]
-) -> Dataset:
-    counts = {domain.name: len(domain.train.labels) for domain in dataset.domains}
-    sizes = _training_sizes(counts, 1.0 if fraction is None else fraction, truncate, whole)
-    domains = [
-        domain._replace(train=stratified_sample(domain.train, size, generator(seed, k)))
-        for k, (domain, size) in enumerate(zip(dataset.domains, sizes, strict=True))
-    ]
-    return dataset._replace(domains=tuple(domains))
+    Raises:
+      ValueError: the file is corrupt, an array is missing, unknown, or of a wrong form, or a label
+        is out of range.
+    """
+    domains = []
+    for name, parts in read_archive(path)[0].items():
+        if set(parts) != {"train", "test"}:
+            raise ValueError(
+                f"{path} has the parts {', '.join(filter(None, parts)) or 'none'} of {name!r}; "
+                "digits have train and test: leave others out, or read the file as data.name=npz"
+            )
+        for part, own in parts.items():
+            if own.images.dtype != np.uint8 or own.images.shape[1:] != (SIZE, SIZE, 3):
+                raise ValueError(
+                    f"{path}: {name}__{part}_images is {own.images.dtype} {own.images.shape}; "
+                    "it must be uint8 [N, 28, 28, 3]"
+                )
+        domains.append(Domain(name, Split(*parts["train"]), None, Split(*parts["test"])))
+    try:
+        return check_dataset(Dataset("digits", 10, tuple(domains), _HALF, _HALF))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _training_sizes(
     counts: dict[str, int], fraction: float, truncate: bool, whole: Sequence[str] = ()
 ) -> list[int]:
-    """Training samples of each domain: floor(fraction * count), of the smallest if `truncate`.
+    """Returns floor(fraction * count) of each domain, or of the smallest if `truncate`.
 
-    Domains in `whole` keep all of theirs, and are not looked at for the smallest.
+    Domains in `whole` keep all of theirs, and do not count as the smallest.
     """
     smallest = min((count for name, count in counts.items() if name not in whole), default=0)
     return [
@@ -193,55 +182,8 @@ def _training_sizes(
     ]
 
 
-def _from_folder(
-    path: Path,
-    seed: int,
-    fraction: float | None,
-    truncate: bool | None,
-    resplit: bool,
-    whole: Sequence[str],
-    published: Sequence[str],
-) -> Dataset:
-    pools = [_pool(*reader(_folder(path, name)), resplit) for name, reader in _ORIGINALS.values()]
-    counts = {name: len(train.labels) for name, (train, _) in zip(_ORIGINALS, pools, strict=True)}
-    for name, count in counts.items():
-        if not count:
-            raise ValueError(f"{path}: {name} has no training samples; fetch its files again")
-    sizes = _training_sizes(
-        counts, 0.1 if fraction is None else fraction, truncate is None or truncate, whole
-    )
-    domains = []
-    for k, (name, (train, test), size) in enumerate(zip(_ORIGINALS, pools, sizes, strict=True)):
-        every = Split(np.arange(len(train.labels)), train.labels)
-        owned = stratified_sample(every, size, generator(seed, k))
-        if name in published:
-            owned = _of_published(owned, every, train.published, generator(seed, k))
-        tested = _read(test, np.arange(len(test.labels)))
-        domains.append(Domain(name, _read(train, owned.images), None, tested))
-    return check_dataset(Dataset("digits", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3))
-
-
-def _read(split: Original, index: np.ndarray) -> Split:
-    return Split(to_digits(split.read(index)), split.labels[index])
-
-
-def _folder(path: Path, name: str) -> Path:
-    """The folder of that name, in whatever case and with or without - and _."""
-    found = match_folders(subfolders(path), {name: ()})
-    if name not in found:
-        raise FileNotFoundError(f"{path / name} is missing; data.path must be {_choices()}")
-    return found[name]
-
-
-def _of_published(owned: Split, every: Split, count: int | None, rng: np.random.Generator) -> Split:
-    """Returns as many samples of each class, of the first `count` alone; fewer where there are.
-
-    Args:
-      owned: a sample of `every`.
-      every: training samples by number.
-      count: of the published training part, which come first; None for all.
-      rng: draws the samples.
-    """
+def _of_published(owned: Split, every: Split, count: int, rng: np.random.Generator) -> Split:
+    """Returns as many samples of each class as `owned` has, or all, of the first `count` alone."""
     known = every.labels[:count]
     drawn = [
         rng.permutation(np.flatnonzero(known == label))[:wanted]
@@ -250,30 +192,24 @@ def _of_published(owned: Split, every: Split, count: int | None, rng: np.random.
     return select(every, rng.permutation(np.concatenate(drawn)))
 
 
-def _pool(train: Original, test: Original, resplit: bool) -> tuple[Original, Original]:
-    """The two splits, or the two parts of an 80 to 20 split of all samples, see `load`."""
+def _divide(train: Original, test: Original, resplit: bool) -> tuple[Original, Original]:
+    """Returns the two splits, or the two parts of an 80 to 20 split of all samples, see `load`."""
     if not resplit:
         return train, test
     labels = np.concatenate([train.labels, test.labels])
-    size = 4 * len(labels) // 5
+    border, size = len(train.labels), 4 * len(labels) // 5
     # a fixed seed: test samples are the same for every experiment, as in the paper
     parts = stratified_split(labels, [size, len(labels) - size], generator(0))
-    first, second = (_part_of(train, test, np.sort(part)) for part in parts)
+
+    def part_of(part: np.ndarray) -> Original:
+        def read(index: np.ndarray) -> np.ndarray:
+            chosen = part[index]
+            of_test = chosen >= border
+            both = train.read(chosen[~of_test]), test.read(chosen[of_test] - border)
+            # the samples of `train`, then those of `test`, back in the order of `index`
+            return np.concatenate(both)[np.argsort(np.argsort(of_test, kind="stable"))]
+
+        return Original(labels[part], read, int((part < border).sum()))
+
+    first, second = (part_of(np.sort(part)) for part in parts)
     return first, second
-
-
-def _part_of(train: Original, test: Original, part: np.ndarray) -> Original:
-    """The samples `part` of both splits, counted through from the first."""
-    border = len(train.labels)
-
-    def read(index: np.ndarray) -> np.ndarray:
-        chosen = part[index]
-        of_test = chosen >= border
-        if of_test.all() or not of_test.any():
-            return test.read(chosen - border) if of_test.all() else train.read(chosen)
-        blocks = train.read(chosen[~of_test]), test.read(chosen[of_test] - border)
-        images = np.concatenate(blocks)
-        return images[np.argsort(np.argsort(of_test, kind="stable"), kind="stable")]
-
-    labels = np.concatenate([train.labels, test.labels])[part]
-    return Original(labels, read, int((part < border).sum()))

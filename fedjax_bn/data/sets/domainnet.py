@@ -4,8 +4,8 @@
     clipart_train.txt, clipart_test.txt, infograph_train.txt, ...
 
 Lines of the official lists are `clipart/aircraft_carrier/clipart_001_000001.jpg 0`, with labels
-from 0. They say which images there are, and give training and test parts; images in no list are
-left out. Only folders of the classes that are asked for are needed.
+from 0. They name the images, and give training and test parts; images in no list are left out. Only
+folders of the classes that are asked for are needed.
 
 FedBN (section 5.2, D.3 and the authors' code): the ten classes with the most images; images
 stretched to 256x256, no normalization beyond u8/255 (so mean 0 and standard deviation 1 here);
@@ -16,47 +16,48 @@ References: Peng, Bai, Xia, Huang, Saenko, Wang, "Moment matching for multi-sour
 adaptation", ICCV 2019; Li et al., "FedBN", ICLR 2021.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.sets.domainnet_lists import SIZES, Lines, check_labels, read_lists, size_notes
+from fedjax_bn.data.sets.files import read_list, without_suffix
 from fedjax_bn.data.sets.folders import (
+    Listing,
+    Published,
     domain_folders,
-    find_root,
     list_files,
     match_folders,
+    spelled,
     subfolders,
+    to_source,
 )
-from fedjax_bn.data.sets.lists import without_suffix
-from fedjax_bn.data.sets.published import Listing, Published, spelled, to_source
-from fedjax_bn.data.source import Source
+from fedjax_bn.data.source import TEST, TRAIN, Source
 
+_SIZES = {  # lines of the official training and test lists, for all 345 classes
+    "clipart": (33_525, 14_604),
+    "infograph": (36_023, 15_582),
+    "painting": (50_416, 21_850),
+    "quickdraw": (120_750, 51_750),
+    "real": (120_906, 52_041),
+    "sketch": (48_212, 20_916),
+}
 TEN = (  # the most frequent, as FedBN's code numbers them
-    "bird",
-    "feather",
-    "headphones",
-    "ice_cream",
-    "teapot",
-    "tiger",
-    "whale",
-    "windmill",
-    "wine_glass",
-    "zebra",
+    *("bird", "feather", "headphones", "ice_cream", "teapot"),
+    *("tiger", "whale", "windmill", "wine_glass", "zebra"),
 )
 _ALL = ("all",)
 DOMAINNET = Published(
     name="domainnet",
     title="DomainNet",
     about="drawings, paintings and photographs of up to 345 classes",
-    domains=spelled(*SIZES),
+    domains=spelled(*_SIZES),
     classes={},
     counts={},
     where=(
-        f"it must hold {', '.join(SIZES)}, each with class folders of images, and beside them the "
+        f"it must hold {', '.join(_SIZES)}, each with class folders of images, and beside them the "
         "lists clipart_train.txt, clipart_test.txt, ... (DomainNet, cleaned version, from "
         "ai.bu.edu/M3SDA)"
     ),
@@ -73,7 +74,7 @@ def load(
     classes: Sequence[str] = TEN,
     **how: Any,
 ) -> Source:
-    """DomainNet as u8[N, image_size, image_size, 3], six domains, with training and test parts.
+    """Returns DomainNet as u8[N, image_size, image_size, 3], six domains with official parts.
 
     Args:
       path: the folder described above.
@@ -90,13 +91,26 @@ def load(
       ValueError: a class is in no list, a list is wrong, or an image cannot be read.
       OSError: the cache cannot be written.
     """
-    root = find_root(path, DOMAINNET)
-    folders = domain_folders(root, DOMAINNET)
+    root, folders = domain_folders(path, DOMAINNET)
     places = [root, root / "splits", Path(path), Path(path) / "splits"]
-    lists = {domain: read_lists(places, domain, DOMAINNET.where) for domain in folders}
-    numbering = check_labels([lines for both in lists.values() for lines in both])
-    chosen = _chosen_classes(tuple(classes), numbering)
-    notes = [note for domain in lists for note in size_notes(domain, lists[domain])]
+    lists = {domain: _read_lists(places, domain) for domain in folders}
+    numbering = _numbering([one for both in lists.values() for one in both])
+    chosen = tuple(numbering) if tuple(classes) == _ALL else tuple(classes)
+    if unknown := [name for name in chosen if name not in numbering]:
+        raise ValueError(
+            f"data.classes has {first_few(unknown)}, which no list of domainnet names; there are "
+            f"{len(numbering)}: {first_few(numbering)}"
+        )
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(
+            f"data.classes is {chosen}; give different classes, or {_ALL} for all {len(numbering)}"
+        )
+    notes = [
+        f"domainnet: {one.path.name} has {len(one.names)} lines, the official one {expected}"
+        for domain, both in lists.items()
+        for one, expected in zip(both, _SIZES[domain], strict=True)
+        if len(one.names) != expected
+    ]
     missing: list[str] = []
     listings = [
         _list_images(domain, folder, lists[domain], chosen, missing, notes)
@@ -107,45 +121,97 @@ def load(
             f"the lists in {lists['clipart'][0].path.parent} name {len(missing)} images that are "
             f"missing in {root}: {first_few(missing)}; fetch or unpack them again"
         )
-    _check_classes(listings, chosen)
+    absent = [
+        f"{name} of {listing.name}"
+        for listing in listings
+        for label, name in enumerate(chosen)
+        if label not in listing.labels
+    ]
+    if absent:
+        raise ValueError(
+            f"domainnet: the lists have no images of {first_few(absent)}; choose other data.classes"
+        )
     dataset = DOMAINNET._replace(classes=spelled(*chosen))
     return to_source(dataset, root, listings, image_size, notes=notes, **how)
 
 
-def _chosen_classes(classes: tuple[str, ...], known: Sequence[str]) -> tuple[str, ...]:
-    """The classes asked for.
+class _Lines(NamedTuple):
+    """One list: its file, its part, and the images' names DOMAIN/CLASS/FILE, classes and labels."""
+
+    path: Path
+    part: int
+    names: list[str]
+    classes: list[str]
+    labels: np.ndarray
+
+
+def _read_lists(folders: Sequence[Path], domain: str) -> list[_Lines]:
+    """Reads DOMAIN_train.txt and DOMAIN_test.txt from the first folder that has each."""
+    both = []
+    for part, number in (("train", TRAIN), ("test", TEST)):
+        paths = [folder / f"{domain}_{part}.txt" for folder in folders]
+        path = next((one for one in paths if one.is_file()), None)
+        if path is None:
+            raise FileNotFoundError(f"the list {paths[0]} is missing: {DOMAINNET.where}")
+        names, labels = read_list(path)
+        wrong = [one for one in names if one.count("/") != 2 or not one.startswith(f"{domain}/")]
+        if wrong:
+            raise ValueError(
+                f"{path}: lines must be {domain}/CLASS/FILE LABEL, but these are not: "
+                f"{first_few(wrong)}"
+            )
+        both.append(_Lines(path, number, names, [one.split("/")[1] for one in names], labels))
+    return both
+
+
+def _numbering(lists: Sequence[_Lines]) -> list[str]:
+    """Returns the classes of all lists in the order of their labels.
 
     Raises:
-      ValueError: none is asked for, one is asked for twice, or one is in no list.
+      ValueError: a class has two labels, two classes have one, or labels count from 1.
     """
-    if classes == _ALL:
-        return tuple(known)
-    unknown = [name for name in classes if name not in known]
-    if unknown:
+    label_of: dict[str, int] = {}
+    for one in lists:
+        own = dict(zip(one.classes, one.labels.tolist(), strict=True))
+        label_of = own | label_of
+        wrong = [
+            f"{name} {label} (not {label_of[of]})"
+            for name, of, label in zip(one.names, one.classes, one.labels, strict=True)
+            if label != label_of[of]
+        ]
+        if wrong:
+            raise ValueError(
+                f"{one.path}: {len(wrong)} labels are not those that the same classes have "
+                f"elsewhere in the lists: {first_few(wrong)}; fetch the list again"
+            )
+    folder, labels = lists[0].path.parent, sorted(label_of.values())
+    if labels == list(range(1, len(labels) + 1)):
         raise ValueError(
-            f"data.classes has {first_few(unknown)}, which no list of domainnet names; there are "
-            f"{len(known)}: {first_few(known)}"
+            f"{folder}: the lists' labels count from 1, but those of DomainNet count from 0; "
+            "subtract 1 from each"
         )
-    if not classes or len(set(classes)) < len(classes):
-        raise ValueError(
-            f"data.classes is {classes}; give different classes, or {_ALL} for all {len(known)}"
-        )
-    return classes
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"{folder}: in the lists two classes have one label; fetch them again")
+    return sorted(label_of, key=label_of.get)
 
 
 def _list_images(
     domain: str,
     folder: Path,
-    lists: Sequence[Lines],
+    lists: Sequence[_Lines],
     classes: tuple[str, ...],
     missing: list[str],
     notes: list[str],
 ) -> Listing:
-    """The listed images of a domain; what is listed but absent is appended to `missing`."""
-    there = _images_there(domain, folder, classes)
+    """Lists the images of a domain; appends to `missing` what is listed but absent."""
+    there: dict[str, Path] = {}  # by names as in lists, with and without suffix
+    for one, own in match_folders(subfolders(folder), spelled(*classes)).items():
+        for file in list_files(own)[0]:
+            name = f"{domain}/{one}/{file.name}"
+            there[name] = file
+            there.setdefault(without_suffix(name), file)
     label_of = {name: label for label, name in enumerate(classes)}
-    parts: dict[Path, int] = {}
-    labels: dict[Path, int] = {}
+    found: dict[Path, tuple[int, int]] = {}
     repeated = 0
     for lines in lists:
         for name, one in zip(lines.names, lines.classes, strict=True):
@@ -155,42 +221,12 @@ def _list_images(
             if file is None:
                 missing.append(name)
                 continue
-            repeated += file in parts
-            parts[file], labels[file] = lines.part, label_of[one]  # a test image stays one
+            repeated += file in found
+            found[file] = (label_of[one], lines.part)  # an image in both lists tests
     if repeated:
         notes.append(f"domainnet, {domain}: {repeated} lines repeat an image; it is used once")
-    unlisted = len(set(there.values())) - len(parts)
-    if unlisted:
+    if unlisted := len(set(there.values())) - len(found):
         notes.append(f"domainnet, {domain}: left out {unlisted} images that are in no list")
-    files = list(parts)
-    return Listing(
-        domain,
-        files,
-        np.array([labels[file] for file in files], np.int32),
-        [],
-        np.array([parts[file] for file in files], np.int8),
-    )
-
-
-def _images_there(domain: str, folder: Path, classes: Sequence[str]) -> Mapping[str, Path]:
-    """The images of those classes by their names in lists, with and without suffix."""
-    there: dict[str, Path] = {}
-    for name, one in match_folders(subfolders(folder), spelled(*classes)).items():
-        for file in list_files(one)[0]:
-            there[f"{domain}/{name}/{file.name}"] = file
-            there.setdefault(without_suffix(f"{domain}/{name}/{file.name}"), file)
-    return there
-
-
-def _check_classes(listings: Sequence[Listing], classes: Sequence[str]) -> None:
-    """Raises ValueError if a domain has no image of a class; all are named."""
-    absent = [
-        f"{name} of {listing.name}"
-        for listing in listings
-        for label, name in enumerate(classes)
-        if label not in set(listing.labels.tolist())
-    ]
-    if absent:
-        raise ValueError(
-            f"domainnet: the lists have no images of {first_few(absent)}; choose other data.classes"
-        )
+    labels = np.array([label for label, _ in found.values()], np.int32)
+    parts = np.array([part for _, part in found.values()], np.int8)
+    return Listing(domain, list(found), labels, parts=parts)

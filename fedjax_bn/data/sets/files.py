@@ -1,41 +1,20 @@
-"""What the readers of original datasets share: finding files, naming faults, resizing."""
+"""Files from outside: error messages that name them, lists of images, and tables."""
 
-from collections.abc import Callable, Iterator, Sequence
+import csv
+from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from textwrap import shorten
-from typing import NamedTuple
+from typing import TextIO
 
 import numpy as np
 
-from fedjax_bn.data.regular_files import Refused
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.regular_files import Refused, open_regular, read_text
 
-SIZE = 28
-
-
-class Original(NamedTuple):
-    """One split of a dataset as its authors published it.
-
-    labels: i32[N].
-    read: indices i64[n] -> images u8[n, h, w] or u8[n, h, w, 3]; only what is asked for is read.
-    published: how many samples, the first ones, are of the published training part; None for all.
-    """
-
-    labels: np.ndarray
-    read: Callable[[np.ndarray], np.ndarray]
-    published: int | None = None
-
-
-def first_existing(folder: Path, names: Sequence[str], remedy: str) -> Path:
-    """The first of `names` that exists in `folder`.
-
-    Raises:
-      FileNotFoundError: none does; the sentence ends with `remedy`.
-    """
-    for name in names:
-        if (folder / name).exists():
-            return folder / name
-    raise FileNotFoundError(f"{folder / names[0]} is missing; {remedy}")
+_LARGEST_TABLE = 2**32  # bytes; Camelyon17's, read line by line, has 30 million
+_LONGEST_LINE = 2**17  # characters, as many as Python's `csv` allows in a field
 
 
 @contextmanager
@@ -43,8 +22,8 @@ def corruption_named(path: Path) -> Iterator[None]:
     """Turns whatever a format's parser raises on a bad file into a ValueError that names the file.
 
     Raises:
-      ValueError: the body raised anything but a missing file or a missing package. A file that
-        `regular_files` refuses is named already.
+      ValueError: the body raised anything but a missing file, a missing package, or the error of
+        `regular_files`, which names the file already.
     """
     try:
         yield
@@ -59,17 +38,60 @@ def corruption_named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def to_digits(images: np.ndarray) -> np.ndarray:
-    """u8[n, h, w] or u8[n, h, w, 3] as u8[n, 28, 28, 3].
+def is_label(text: str) -> bool:
+    """Returns whether a word is a number as lists and tables have them, of up to nine digits."""
+    return text.isascii() and text.isdecimal() and len(text) < 10
 
-    Other sizes are resized by Pillow's bilinear filter, which averages where it shrinks, as
-    torchvision's Resize in FedBN's code does; grey becomes three equal channels.
+
+def without_suffix(name: str) -> str:
+    """Returns a name without its suffix: copies of a dataset differ in the format of images."""
+    head, dot, suffix = name.rpartition(".")
+    return head if dot and "/" not in suffix else name
+
+
+def read_list(path: Path) -> tuple[list[str], np.ndarray]:
+    """Reads a text of lines `FILE LABEL`.
+
+    Returns:
+      The files, with / in their names, and their labels i64[N] as written.
+
+    Raises:
+      FileNotFoundError: the list is missing.
+      ValueError: it is not a text, is empty, or has other lines; the first ten are named.
     """
-    from PIL import Image
+    if not path.exists():
+        raise FileNotFoundError(f"the list {path} is missing; fetch it again")
+    with corruption_named(path):
+        lines = read_text(path).splitlines()
+    rows = [(number, line.rsplit(None, 1)) for number, line in enumerate(lines, 1) if line.strip()]
+    wrong = [str(number) for number, row in rows if len(row) != 2 or not is_label(row[1])]
+    if wrong:
+        raise ValueError(f"{path}: lines must be FILE LABEL, but these are not: {first_few(wrong)}")
+    if not rows:
+        raise ValueError(f"the list {path} is empty; fetch it again")
+    names = [row[0].strip().replace("\\", "/") for _, row in rows]
+    return names, np.array([int(row[1]) for _, row in rows], np.int64)
 
-    if images.shape[1:3] != (SIZE, SIZE):
-        resized = [Image.fromarray(one).resize((SIZE, SIZE), Image.BILINEAR) for one in images]
-        images = np.stack([np.asarray(one) for one in resized])
-    if images.ndim == 3:
-        images = np.repeat(images[..., None], 3, axis=-1)
-    return np.ascontiguousarray(images)
+
+@contextmanager
+def open_table(path: Path) -> Iterator[csv.DictReader]:
+    """Opens a table whose first line has the names of its columns.
+
+    A row that is cut short has None in its last cells.
+
+    Raises:
+      ValueError: the file is not a table, or has a line of absurd length; raised while reading too.
+    """
+    with (
+        corruption_named(path),
+        open_regular(path, _LARGEST_TABLE) as raw,
+        TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="") as file,
+    ):
+        yield csv.DictReader(_bounded_lines(file))
+
+
+def _bounded_lines(file: TextIO) -> Iterator[str]:
+    while line := file.readline(_LONGEST_LINE):
+        if len(line) == _LONGEST_LINE:  # csv would hold the whole line in memory
+            raise ValueError(f"it has a line of over {_LONGEST_LINE} characters")
+        yield line

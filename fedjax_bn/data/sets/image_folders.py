@@ -9,14 +9,24 @@ Li et al., "FedBN", ICLR 2021; Jiang et al., "TsmoBN: interventional generalizat
 clients in federated learning", 2021; and with each dataset, its own.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fedjax_bn.data.sets.folders import domain_folders, find_root, list_domain
-from fedjax_bn.data.sets.kfold_lists import divide_by_lists, find_lists
-from fedjax_bn.data.sets.published import IMAGENET, Lists, Published, spelled, to_source
+import numpy as np
+
+from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.sets.files import read_list, without_suffix
+from fedjax_bn.data.sets.folders import (
+    Listing,
+    Published,
+    domain_folders,
+    list_domain,
+    spelled,
+    to_source,
+)
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Source
 
 _PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -69,16 +79,7 @@ _TABLE = (
             "linked from dali-dl.github.io/project_iccv2017.html, or by DomainBed's "
             "domainbed.scripts.download)"
         ),
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
-        lists=Lists(
-            folders=("splits", "Train val splits and h5py files pre-read"),
-            train="train",
-            validation="crossval",
-            whole="test",
-            first_label=1,
-            slips={"art_painting/dog/pic_225.jpg": 0},
-        ),
+        slips={"art_painting/dog/pic_225.jpg": 0},
     ),
     # Fang, Xu, Rockmore, "Unbiased metric learning: on the utilization of multiple datasets and web
     # images for softening bias", ICCV 2013. DomainBed distributes it as Caltech101/bird/*.jpg; its
@@ -101,8 +102,6 @@ _TABLE = (
             "train, crossval and test of class folders 0 to 4 (VLCS, by DomainBed's "
             "domainbed.scripts.download)"
         ),
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
         parts={"train": TRAIN, "crossval": VALIDATION, "test": TEST},
         whole="full",
     ),
@@ -119,8 +118,6 @@ _TABLE = (
             "images from Alarm_Clock to Webcam (OfficeHome, from "
             "hemanthdv.github.io/officehome-dataset or by DomainBed's domainbed.scripts.download)"
         ),
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
     ),
     # Gong, Shi, Sha, Grauman, "Geodesic flow kernel for unsupervised domain adaptation", CVPR 2012:
     # the ten classes that Office-31 (Saenko et al., ECCV 2010) and Caltech-256 (Griffin, Holub,
@@ -180,6 +177,9 @@ _TABLE = (
     ),
 )
 IMAGE_FOLDERS: Mapping[str, Published] = MappingProxyType({row.name: row for row in _TABLE})
+# Where copies of PACS have the authors' lists, and the number of the first class in them.
+_LIST_FOLDERS = ("splits", "Train val splits and h5py files pre-read", ".")
+_FIRST_LABEL = 1
 
 
 def load(
@@ -189,7 +189,7 @@ def load(
     image_size: int | None = None,
     **how: Any,
 ) -> Source:
-    """A dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
+    """Returns a dataset of image folders as u8[N, image_size, image_size, 3], one pool a domain.
 
     Args:
       dataset: a name in `IMAGE_FOLDERS`, or a row of one's own.
@@ -206,23 +206,88 @@ def load(
         list's labels are wrong.
       OSError: the cache cannot be written.
     """
-    dataset = _row(dataset)
-    root = find_root(path, dataset)
-    folders = domain_folders(root, dataset)
+    if isinstance(dataset, str):
+        if dataset not in IMAGE_FOLDERS:
+            raise ValueError(
+                f"{dataset!r} is not a dataset of image folders; choose from "
+                f"{', '.join(IMAGE_FOLDERS)}"
+            )
+        dataset = IMAGE_FOLDERS[dataset]
+    root, folders = domain_folders(path, dataset)
     listings = [list_domain(name, folder, dataset) for name, folder in folders.items()]
-    lists, notes = find_lists(dataset, Path(path), root), []
-    if lists:
-        listings = [divide_by_lists(listing, dataset, lists, notes) for listing in listings]
+    notes: list[str] = []
+    if dataset.slips is not None:
+        places = [base / name for base in (Path(path), root) for name in _LIST_FOLDERS]
+        lists = next((place for place in places if any(place.glob("*_kfold.txt"))), None)
+        if lists:
+            listings = [_divide_by_lists(one, dataset, lists, notes) for one in listings]
     size = image_size or dataset.image_size
     return to_source(dataset, root, listings, size, notes=notes, **how)
 
 
-def _row(dataset: Published | str) -> Published:
-    if isinstance(dataset, Published):
-        return dataset
-    if dataset not in IMAGE_FOLDERS:
+def _divide_by_lists(
+    listing: Listing, dataset: Published, folder: Path, notes: list[str]
+) -> Listing:
+    """Returns the listing with the parts of PACS' lists, DOMAIN_PART_kfold.txt, see `_TABLE`.
+
+    The class in a list is the folder's in any case, images in no list go to validation, and
+    suffixes may differ from those of the images. Appends to `notes` what is odd.
+    """
+    train_list, validation_list, whole_list = (
+        folder / f"{listing.name}_{part}_kfold.txt" for part in ("train", "crossval", "test")
+    )
+    train, validation = (_places(path, listing, dataset) for path in (train_list, validation_list))
+    if whole_list.is_file():  # it names all images and divides nothing
+        _places(whole_list, listing, dataset)
+    names = [file.name for file in listing.files]
+    if both := sorted(set(train) & set(validation)):
         raise ValueError(
-            f"{dataset!r} is no dataset of image folders here; choose from "
-            f"{', '.join(IMAGE_FOLDERS)}"
+            f"{folder}: {train_list.name} and {validation_list.name} both have "
+            f"{first_few([names[k] for k in both])}; fetch the lists again"
         )
-    return IMAGE_FOLDERS[dataset]
+    parts = np.full(len(names), -1, np.int8)
+    parts[train], parts[validation] = TRAIN, VALIDATION
+    place = f"{dataset.name}, {listing.name}"
+    if twice := [names[k] for k, count in Counter(train + validation).items() if count > 1]:
+        notes.append(f"{place}: listed twice, used once: {first_few(twice)}")
+    if absent := [names[k] for k in np.flatnonzero(parts < 0)]:
+        notes.append(f"{place}: in no list, used for validation: {first_few(absent)}")
+    parts[parts < 0] = VALIDATION
+    return listing._replace(parts=parts)
+
+
+def _places(path: Path, listing: Listing, dataset: Published) -> list[int]:
+    """Returns the positions in the listing of the images that a list names, in the list's order.
+
+    Raises:
+      FileNotFoundError: the list is missing, or names images that are.
+      ValueError: its labels count from 0, or are not those of the class folders.
+    """
+    places = {
+        without_suffix(f"{listing.name}/{file.parent.name.lower()}/{file.name}"): k
+        for k, file in enumerate(listing.files)
+    }
+    names, labels = read_list(path)
+    if missing := [name for name in names if without_suffix(name) not in places]:
+        raise FileNotFoundError(
+            f"{path} names {len(missing)} images that are missing: {first_few(missing)}; fetch "
+            "them, or move the lists away to do without"
+        )
+    found = [places[without_suffix(name)] for name in names]
+    right = listing.labels[found] + _FIRST_LABEL
+    if (labels == right - _FIRST_LABEL).all():
+        raise ValueError(
+            f"{path}: labels count from 0, but those of {dataset.title} count from {_FIRST_LABEL}; "
+            f"add {_FIRST_LABEL} to each"
+        )
+    wrong = [
+        f"{name} {label} (not {expected})"
+        for name, label, expected in zip(names, labels, right, strict=True)
+        if label not in (expected, dataset.slips.get(name))
+    ]
+    if wrong:
+        raise ValueError(
+            f"{path}: {len(wrong)} labels are not those of the class folders, counted from "
+            f"{_FIRST_LABEL}: {first_few(wrong)}; fetch the list again"
+        )
+    return found

@@ -4,30 +4,53 @@
     DOMAIN__labels   integers [N], counted from 0
 
 or, where a domain comes divided, `DOMAIN__train_images` and `DOMAIN__train_labels`, and likewise
-`validation` and `test`, of which those that there are become its official parts. Optionally
-`classes`, str[C], names the classes; without it they are 0 to the largest label. Bytes reach a
-model as (u8/255 - 0.5)/0.5, floats as they are. Shapes but for N, and the kind of number, are the
-same in all domains. `numpy.savez(path, photo__images=..., photo__labels=...)` writes such a file.
+`validation` and `test`; those that are there become its official parts. Optionally `classes`,
+str[C], names the classes; without it they are 0 to the largest label. Bytes reach a model as
+(u8/255 - 0.5)/0.5, floats as they are. Shapes but for N, and the kind of number, are the same in
+all domains. `numpy.savez(path, photo__images=..., photo__labels=...)` writes such a file.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 from zipfile import ZipFile
 
 import numpy as np
 
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import first_few
-from fedjax_bn.data.pools import numbered_names, parts_of
-from fedjax_bn.data.sets.npz_archive import FORM, Part, array_prefix, read_archive
+from fedjax_bn.data.pools import PARTS, numbered_names, parts_of
+from fedjax_bn.data.sets.arrays import forms_in_npz, names_in_npz, read_npz
 from fedjax_bn.data.source import Pool, Source, check_source
+from fedjax_bn.engine.inputs import as_images, check_image_dtype, class_labels
 from fedjax_bn.engine.names import short
+
+_FORM = (
+    "DOMAIN__images and DOMAIN__labels, or DOMAIN__PART_images and DOMAIN__PART_labels, PART of "
+    f"{', '.join(PARTS)}"
+)
+_ARRAY = re.compile(rf"((.+)__(?:({'|'.join(PARTS)})_)?)(images|labels)", re.DOTALL)
+
+
+class Part(NamedTuple):
+    """Samples of one part of a domain.
+
+    images: u8[N, H, W, C] or f32[N, ...], as `inputs.as_images` makes them.
+    labels: i32[N], at least 0.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+_Parts = dict[str, dict[str, Part]]  # domain -> part -> samples; the part "" is the whole domain
 
 
 def load(
     path: str | Path | None, *, domains: Sequence[str] = (), classes: Sequence[str] = ()
 ) -> Source:
-    """An archive as u8[N, H, W, C] or f32[N, ...], one pool a domain; all of it is held in memory.
+    """Returns an archive as u8[N, H, W, C] or f32[N, ...], one pool a domain, held in memory.
 
     Args:
       path: the file.
@@ -42,115 +65,179 @@ def load(
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: the file is corrupt, an array is missing, unknown or of a wrong form, or a label
-        is none of the classes'.
+        does not belong to a class.
     """
     if not path or not Path(path).is_file():
-        raise FileNotFoundError(f"data.path {path} is no file; it must be a .npz with {FORM}")
+        raise FileNotFoundError(f"data.path {path} is not a file; it must be a .npz with {_FORM}")
     path = Path(path)
-    parts, names = read_archive(path, domains)
-    _check_alike(parts, path)
+    parts, own = read_archive(path, domains)
+    forms = {
+        f"{_prefix(name, part)}images": f"{one.images.dtype} {list(one.images.shape[1:])}"
+        for name, there in parts.items()
+        for part, one in there.items()
+    }
+    first, form = next(iter(forms.items()))
+    if other := next((name for name in forms if forms[name] != form), ""):
+        raise ValueError(
+            f"{path}: {other} has samples {forms[other]}, but {first} has {form}; bring all "
+            "domains to one form"
+        )
+    names = _classes(parts, own, classes, path)
     if classes:
-        numbers = _numbers(parts, names, classes, path)
+        numbers = np.array([list(classes).index(name) for name in names], np.int32)
         parts = {
-            domain: {part: own._replace(labels=numbers[own.labels]) for part, own in there.items()}
+            domain: {part: one._replace(labels=numbers[one.labels]) for part, one in there.items()}
             for domain, there in parts.items()
         }
         names = tuple(classes)
-    classes = _check_classes(parts, names, path)
-    pools = tuple(_pool(name, own) for name, own in parts.items())
-    half = (0.5,)
-    return check_source(Source("npz", classes, pools, half, half, key=_key(path, parts)))
-
-
-def _check_alike(domains: Mapping[str, Mapping[str, Part]], path: Path) -> None:
-    """Raises ValueError unless all images have one form."""
-    forms = {
-        f"{array_prefix(name, part)}images": (str(own.images.dtype), own.images.shape[1:])
-        for name, parts in domains.items()
-        for part, own in parts.items()
-    }
-    (first, form), *others = forms.items()
-    for name, other in others:
-        if other != form:
-            raise ValueError(
-                f"{path}: {name} has samples {other[0]} {list(other[1])}, but {first} has "
-                f"{form[0]} {list(form[1])}; bring all domains to one form"
+    pools = []
+    for name, there in parts.items():
+        sizes = {part: len(one.labels) for part, one in there.items()}
+        images = [one.images for one in there.values()]
+        pools.append(
+            Pool(
+                name,
+                images[0] if len(images) == 1 else np.concatenate(images),
+                np.concatenate([one.labels for one in there.values()]),
+                numbered_names(name, sizes),
+                None if "" in there else parts_of(sizes),
             )
+        )
+    read = {f"{name.removesuffix('images')}{kind}.npy" for name in forms for kind in Part._fields}
+    with ZipFile(path) as archive:  # whose checksums identify the content
+        members = [one for one in archive.infolist() if one.filename in read]
+    key = hash_of(sorted((one.filename, one.CRC, one.file_size) for one in members))
+    return check_source(Source("npz", names, tuple(pools), (0.5,), (0.5,), key=key))
 
 
-def _check_classes(
-    domains: Mapping[str, Mapping[str, Part]], names: tuple[str, ...], path: Path
-) -> tuple[str, ...]:
-    """The names of the classes; without any given, their numbers.
+def read_archive(path: Path, domains: Sequence[str] = ()) -> tuple[_Parts, tuple[str, ...]]:
+    """Reads the domains of an archive, each with its parts, and the names of its classes.
+
+    Args:
+      path: of a `.npz` of the form above.
+      domains: which ones, in that order; empty for all, in the file's order.
+
+    Returns:
+      domain -> part -> samples, where the part "" is a domain that is not divided; and the classes'
+      names, empty where the archive has none.
 
     Raises:
-      ValueError: a label has no name; or, without names, a number below the largest is no label.
+      ValueError: the file is corrupt, an array is missing, unknown or of a wrong form, or a label
+        is negative or too large.
+    """
+    keys = names_in_npz(path)
+    there = _parts_there([key for key in keys if key != "classes"], path)
+    if unknown := [name for name in domains if name not in there]:
+        raise ValueError(
+            f"{path} has no domain {first_few(unknown)}; it has {first_few(list(there))}: choose "
+            "data.domains of them"
+        )
+    wanted = [(name, part) for name in domains or there for part in there[name]]
+    arrays = [f"{_prefix(*one)}{kind}" for one in wanted for kind in Part._fields]
+    arrays += {"classes"} & set(keys)
+    forms = forms_in_npz(path, arrays)
+    for one in wanted:  # before anything is unpacked
+        _check_form(forms, _prefix(*one), path)
+    content = read_npz(path, arrays)
+    classes = content.get("classes", np.empty(0, np.str_))
+    if classes.ndim != 1 or classes.dtype.kind != "U":
+        raise ValueError(f"{path}: classes is {classes.dtype} {classes.shape}; it must be str [C]")
+    if len(set(classes.tolist())) < len(classes):
+        raise ValueError(f"{path}: classes has a name twice; each class needs its own")
+    parts: _Parts = {}
+    for name, part in wanted:
+        prefix = f"{path}: {_prefix(name, part)}"
+        images = as_images(content[f"{_prefix(name, part)}images"], f"{prefix}images")
+        labels = class_labels(content[f"{_prefix(name, part)}labels"], f"{prefix}labels")
+        if images.dtype != np.uint8 and not np.isfinite(images).all():
+            place = tuple(np.argwhere(~np.isfinite(images))[0].tolist())
+            raise ValueError(
+                f"{prefix}images has {images[place]} at index {place}; numbers must be finite: "
+                "drop the sample or impute it"
+            )
+        parts.setdefault(name, {})[part] = Part(images, labels)
+    return parts, tuple(classes.tolist())
+
+
+def _prefix(name: str, part: str) -> str:
+    """Returns what the names of a part's arrays begin with."""
+    return f"{name}__{part}_" if part else f"{name}__"
+
+
+def _parts_there(keys: Sequence[str], path: Path) -> dict[str, list[str]]:
+    """Returns the parts of each domain, from the names of all arrays but `classes`."""
+    there: dict[str, list[str]] = {}
+    for key in keys:
+        match = _ARRAY.fullmatch(key)
+        if not match:
+            raise ValueError(f"{path} has an array {short(key)!r}; allowed are {_FORM}")
+        prefix, name, part, kind = match.groups("")
+        twin = "labels" if kind == "images" else "images"
+        if f"{prefix}{twin}" not in keys:
+            raise ValueError(f"{path} lacks the array {short(prefix)}{twin}; write it again")
+        there.setdefault(name, [])
+        there[name] += [part] * (part not in there[name])
+    if not there:
+        raise ValueError(f"{path} holds no arrays; it needs {_FORM}")
+    for name, parts in there.items():
+        if "" in parts and len(parts) > 1:
+            raise ValueError(
+                f"{path} has {short(name)!r} both whole ({short(name)}__images) and divided; leave "
+                "one out"
+            )
+    return {name: [part for part in ("", *PARTS) if part in own] for name, own in there.items()}
+
+
+def _check_form(forms: dict[str, np.ndarray], prefix: str, path: Path) -> None:
+    """Raises ValueError unless shapes and dtypes of a part's arrays are those of samples."""
+    images, labels = (forms[f"{prefix}{kind}"] for kind in Part._fields)
+    place = f"{path}: {short(prefix)}images"
+    check_image_dtype(images.dtype, place)
+    if images.ndim < 2 or (images.dtype == np.uint8 and images.ndim != 4):
+        raise ValueError(
+            f"{place} is {images.dtype} {images.shape}; it must be uint8 [N, H, W, C], or floats "
+            "[N, ...]"
+        )
+    if labels.ndim == 1 and len(images) != len(labels):
+        raise ValueError(
+            f"{path}: {short(prefix.rstrip('_'))} has {len(images)} images but {len(labels)} "
+            "labels; every image needs one label"
+        )
+    if not len(images):
+        raise ValueError(f"{place} is empty; give it samples or leave it out")
+
+
+def _classes(
+    parts: _Parts, names: tuple[str, ...], classes: Sequence[str], path: Path
+) -> tuple[str, ...]:
+    """Returns the names of the labels 0, 1, ... of an archive; without any given, their numbers.
+
+    Args:
+      parts: its samples.
+      names: its own names of classes, or none.
+      classes: those that its classes must be among, or none.
+      path: of the archive.
     """
     found = np.unique(
-        np.concatenate([part.labels for own in domains.values() for part in own.values()])
+        np.concatenate([one.labels for own in parts.values() for one in own.values()])
     )
-    if names and found[-1] >= len(names):
+    last = int(found[-1])
+    known = names or tuple(classes[: last + 1])
+    if known and last >= len(known):
+        there = f"`classes` names {len(names)}" if names else f"there are {len(known)} classes"
         raise ValueError(
-            f"{path} has label {found[-1]}, but `classes` names {len(names)}, 0 to "
-            f"{len(names) - 1}; name all classes, or correct the labels"
+            f"{path} has label {last}, but {there}, 0 to {len(known) - 1}; name all classes, or "
+            "correct the labels"
         )
-    if not names and found[-1] >= len(found):
+    if unknown := [name for name in known if classes and name not in classes]:
+        raise ValueError(
+            f"{path} has a class {short(unknown[0])!r}, which is not one of {first_few(classes)}: "
+            "leave it out"
+        )
+    if not known and last >= len(found):
         absent = int(np.setdiff1d(np.arange(len(found) + 1), found)[0])
         raise ValueError(
-            f"{path} has label {found[-1]}, but no sample of class {absent}; labels count from 0 "
+            f"{path} has label {last}, but no sample of class {absent}; labels count from 0 "
             "without gaps: renumber them, or name all classes in an array `classes`, str [C]"
         )
-    return names or tuple(map(str, found))
-
-
-def _numbers(
-    domains: Mapping[str, Mapping[str, Part]],
-    names: tuple[str, ...],
-    classes: Sequence[str],
-    path: Path,
-) -> np.ndarray:
-    """The number among `classes` of each label of an archive, i32[C].
-
-    Raises:
-      ValueError: it has a class that is none of them.
-    """
-    labels = [int(part.labels.max()) for own in domains.values() for part in own.values()]
-    names = names or tuple(classes[: max(labels) + 1])
-    if max(labels) >= len(names):
-        raise ValueError(
-            f"{path} has label {max(labels)}, but there are {len(names)} classes, 0 to "
-            f"{len(names) - 1}: correct the labels, or leave such samples out"
-        )
-    for name in names:
-        if name not in classes:
-            raise ValueError(
-                f"{path} has a class {short(name)!r}, which is none of {first_few(classes)}: "
-                "leave it out"
-            )
-    return np.array([list(classes).index(name) for name in names], np.int32)
-
-
-def _pool(name: str, parts: Mapping[str, Part]) -> Pool:
-    sizes = {part: len(own.labels) for part, own in parts.items()}
-    images, labels = ([getattr(own, kind) for own in parts.values()] for kind in Part._fields)
-    whole = "" in parts
-    return Pool(
-        name=name,
-        images=images[0] if len(images) == 1 else np.concatenate(images),
-        labels=np.concatenate(labels),
-        names=numbered_names(name, sizes),
-        parts=None if whole else parts_of(sizes),
-    )
-
-
-def _key(path: Path, domains: Mapping[str, Mapping[str, Part]]) -> str:
-    """Tells the arrays that were read from any others, by the archive's own checksums."""
-    read = {
-        f"{array_prefix(name, part)}{kind}.npy"
-        for name, parts in domains.items()
-        for part in parts
-        for kind in Part._fields
-    }
-    with ZipFile(path) as archive:
-        members = [one for one in archive.infolist() if one.filename in read]
-    return hash_of(sorted((one.filename, one.CRC, one.file_size) for one in members))
+    return known or tuple(map(str, found))

@@ -3,8 +3,8 @@
     photo/dog/1.jpg  photo/cat/2.jpg  sketch/dog/a.png  sketch/cat/b.png
 
 A domain is a folder that holds folders; its classes are the folders in it, and every domain must
-have them all. Images may be of any size and of any kind that `folders` knows; they are stretched to
-squares and normalized by ImageNet's mean and standard deviation, as PACS is. Folders may be spelled
+have them all. Images may have any size and any format that `folders` lists; they are stretched to
+squares and normalized by ImageNet's mean and standard deviation, as PACS is. Folders may be written
 in any case and with or without spaces, - and _. A path that ends in `.npz` is read by `npz`.
 """
 
@@ -14,8 +14,13 @@ from typing import Any
 
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets import image_folders
-from fedjax_bn.data.sets.folders import match_folders, plain_name, subfolders
-from fedjax_bn.data.sets.published import IMAGENET, Published, spelled
+from fedjax_bn.data.sets.folders import (
+    Published,
+    match_folders,
+    plain_name,
+    spelled,
+    subfolders,
+)
 from fedjax_bn.data.source import Source
 
 _WHERE = (
@@ -32,7 +37,7 @@ def load(
     classes: Sequence[str] = (),
     **how: Any,
 ) -> Source:
-    """Folders of images as u8[N, image_size, image_size, 3], one pool a domain, without parts.
+    """Returns folders of images as u8[N, image_size, image_size, 3], one pool a domain.
 
     Args:
       path: the folder of the domains.
@@ -42,7 +47,7 @@ def load(
       **how: `cache`, `progress`, `max_megapixels` and `orientation` of `decode`.
 
     Returns:
-      Source "folders".
+      Source "folders", without parts.
 
     Raises:
       FileNotFoundError: there is no such folder, or no folder of a domain that is asked for.
@@ -50,44 +55,34 @@ def load(
         be read.
       OSError: the cache cannot be written.
     """
+    for key, names in (("domains", domains), ("classes", classes)):
+        plain = [plain_name(name) for name in names]
+        twice = [name for name, one in zip(names, plain, strict=True) if plain.count(one) > 1]
+        if twice:
+            raise ValueError(f"data.{key} names {first_few(twice)} more than once; name each once")
     if not path:
         raise ValueError(f"folders needs data.path: {_WHERE}")
     path = Path(path)
     if not path.is_dir():
-        raise FileNotFoundError(f"data.path {path} is no folder: {_WHERE}")
-    _check_differ("domains", domains)
-    _check_differ("classes", classes)
-    found = {one.name: one for one in subfolders(path) if subfolders(one)}
+        raise FileNotFoundError(f"data.path {path} is not a folder: {_WHERE}")
+    inside = subfolders(path)
+    found = {one.name: one for one in inside if subfolders(one)}
     if domains:
-        found = match_folders(subfolders(path), spelled(*domains))
+        found = match_folders(inside, spelled(*domains))
     if not found:
         raise FileNotFoundError(f"data.path {path} has no domain: {_WHERE}")
+    if not classes:
+        first: dict[str, str] = {}  # of two names that differ in case and separators only
+        for name in sorted({one.name for folder in found.values() for one in subfolders(folder)}):
+            first.setdefault(plain_name(name), name)
+        classes = tuple(first.values())
     dataset = Published(
         name="folders",
         title="folders",
         about="images of one's own",
         domains=spelled(*(domains or found)),
-        classes=spelled(*(classes or _classes_of(found.values()))),
+        classes=spelled(*classes),
         counts={},
         where=_WHERE,
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
     )
     return image_folders.load(dataset, path, image_size=image_size, **how)
-
-
-def _classes_of(folders: Sequence[Path]) -> list[str]:
-    """The names of all class folders, sorted; of two spellings of one name the first."""
-    names = sorted({inside.name for folder in folders for inside in subfolders(folder)})
-    first: dict[str, str] = {}
-    for name in names:
-        first.setdefault(plain_name(name), name)
-    return list(first.values())
-
-
-def _check_differ(key: str, names: Sequence[str]) -> None:
-    """Raises ValueError if two names differ in spelling only."""
-    plain = [plain_name(name) for name in names]
-    twice = [name for name, one in zip(names, plain, strict=True) if plain.count(one) > 1]
-    if twice:
-        raise ValueError(f"data.{key} names {first_few(twice)} more than once; name each once")

@@ -13,6 +13,7 @@ distribution of features alone, which is the setting of FedBN (section 3).
     fax        dark green on pale green, half the resolution, the noisiest
 """
 
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,7 @@ from fedjax_bn.data.seeds import generator
 _Colour = tuple[int, int, int]
 
 SIZE, WRITING = 28, 24  # pixels a side: of an image, and of the writing in it
-TURN, MOVE = 15.0, 1.5  # degrees and pixels by which a sheet may lie askew
+TURN, MOVE = 15.0, 1.5  # degrees and pixels by which a sheet may be askew
 TRAIN, VALIDATION = 180, 30
 
 
@@ -67,7 +68,7 @@ SCANNERS = (
 
 
 def load(seed: int = 0) -> Dataset:
-    """The six scanners as a dataset; each has every class and sees 299 or 300 scans of its own.
+    """Returns the six scanners as a dataset; each sees 299 or 300 scans of its own, of all classes.
 
     180 scans of a scanner train, 30 validate and the other 89 (the first three scanners: 90)
     test, each stratified by class. By default five are clients and the last one, "fax", is the
@@ -87,19 +88,19 @@ def load(seed: int = 0) -> Dataset:
     for position, (scanner, owned) in enumerate(zip(SCANNERS, owners, strict=True)):
         rng = generator(seed, 1, position)
         images = _scan(scanner, ink[owned], photograph, rng)
-        domains.append(_domain(scanner.name, Split(images, labels[owned]), rng))
+        sizes = [TRAIN, VALIDATION, len(owned) - TRAIN - VALIDATION]
+        domains.append(divided(scanner.name, Split(images, labels[owned]), sizes, rng))
     return Dataset("scanners", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
-def _domain(name: str, owned: Split, rng: np.random.Generator) -> Domain:
-    rest = len(owned.labels) - TRAIN - VALIDATION
-    parts = stratified_split(owned.labels, [TRAIN, VALIDATION, rest], rng)
-    train, validation, test = (Split(owned.images[i], owned.labels[i]) for i in parts)
-    return Domain(name, train, validation, test)
+def divided(name: str, owned: Split, sizes: Sequence[int], rng: np.random.Generator) -> Domain:
+    """Returns a domain with training, validation and test samples of these sizes, by class."""
+    parts = stratified_split(owned.labels, sizes, rng)
+    return Domain(name, *(Split(owned.images[part], owned.labels[part]) for part in parts))
 
 
 def handwriting() -> tuple[np.ndarray, np.ndarray]:
-    """Ink f64[1797, 8, 8] in [0, 1], 1 where the pen was, and labels i32[1797]."""
+    """Returns ink f64[1797, 8, 8] in [0, 1], 1 where the pen was, and labels i32[1797]."""
     if path := _packaged("data/digits.csv.gz"):
         table = np.loadtxt(path, delimiter=",")
         return table[:, :-1].reshape(-1, 8, 8) / 16.0, table[:, -1].astype(np.int32)
@@ -110,7 +111,7 @@ def handwriting() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _background() -> np.ndarray:
-    """scikit-learn's photograph of a temple, u8[H, W, 3] reduced four times by block means."""
+    """Returns scikit-learn's photograph of a temple, u8[H, W, 3], a quarter of its size."""
     if path := _packaged("images/china.jpg"):
         with Image.open(path) as photograph:
             image = np.asarray(photograph, np.float64)
@@ -124,7 +125,7 @@ def _background() -> np.ndarray:
 
 
 def _packaged(name: str) -> Path | None:
-    """A file of `sklearn.datasets`, whose functions read it only after a second of imports."""
+    """Returns a file of `sklearn.datasets`, whose functions take a second of imports to read it."""
     package = PathFinder.find_spec("sklearn")
     folders = (package and package.submodule_search_locations) or ()
     paths = (Path(folder) / "datasets" / name for folder in folders)
@@ -134,17 +135,7 @@ def _packaged(name: str) -> Path | None:
 def _scan(
     scanner: Scanner, ink: np.ndarray, photograph: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """What a scanner makes of handwriting.
-
-    Args:
-      scanner: its properties.
-      ink: f64[N, h, h] in [0, 1], 1 where the pen was.
-      photograph: u8[H, W, 3], at least 28 a side.
-      rng: draws crops and noise.
-
-    Returns:
-      u8[N, 28, 28, 3].
-    """
+    """Returns scans u8[N, 28, 28, 3] of ink f64[N, h, h] over crops of a photograph u8[H, W, 3]."""
     ink = _thicken(place(ink, rng), scanner.stroke)
     ink = _resolve(_blur(ink, scanner.blur), scanner.resolution)[..., None]
     crops = _random_crops(photograph, len(ink), rng)
@@ -155,28 +146,24 @@ def _scan(
 
 
 def place(ink: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Handwriting f64[N, h, h] laid on the glass, never quite straight: f64[N, 28, 28].
+    """Returns handwriting f64[N, h, h] laid on the glass, never quite straight: f64[N, 28, 28].
 
     24 of the 28 pixels show the writing, turned by up to 15 degrees and moved by up to 1.5 pixels.
     """
     angles = np.deg2rad(rng.uniform(-TURN, TURN, len(ink)))
     moves = rng.uniform(-MOVE, MOVE, (len(ink), 2))
-    return np.stack([_lay(one, a, m) for one, a, m in zip(ink, angles, moves, strict=True)])
-
-
-def _lay(ink: np.ndarray, angle: float, move: np.ndarray) -> np.ndarray:
-    cosine, sine = np.cos(angle), np.sin(angle)
-    matrix = np.array([[cosine, -sine], [sine, cosine]]) * (len(ink) / WRITING)
-    middle = np.full(2, (len(ink) - 1) / 2)
-    offset = middle - matrix @ (np.full(2, (SIZE - 1) / 2) + move)
-    placed = scipy.ndimage.affine_transform(
-        ink, matrix, offset, (SIZE, SIZE), order=3, mode="constant"
-    )
+    side, placed = ink.shape[1], np.empty((len(ink), SIZE, SIZE))
+    for k, (cosine, sine) in enumerate(zip(np.cos(angles), np.sin(angles), strict=True)):
+        matrix = np.array([[cosine, -sine], [sine, cosine]]) * (side / WRITING)
+        offset = np.full(2, (side - 1) / 2) - matrix @ (np.full(2, (SIZE - 1) / 2) + moves[k])
+        placed[k] = scipy.ndimage.affine_transform(
+            ink[k], matrix, offset, (SIZE, SIZE), order=3, mode="constant"
+        )
     return np.clip(placed, 0, 1)
 
 
 def _resolve(ink: np.ndarray, resolution: int) -> np.ndarray:
-    """f64[N, 28, 28] as a sensor of `resolution` pixels a side sees it, shown at 28 again."""
+    """Returns f64[N, 28, 28] as a sensor of `resolution` pixels a side shows it at 28 again."""
     return _zoom(_zoom(ink, resolution, order=1), SIZE, order=0)
 
 
@@ -186,19 +173,19 @@ def _zoom(ink: np.ndarray, side: int, order: int) -> np.ndarray:
 
 
 def _thicken(ink: np.ndarray, pixels: int) -> np.ndarray:
-    """Pen strokes grown by `pixels` on every side (or shrunk, if negative): f64[N, 28, 28]."""
+    """Returns pen strokes grown by `pixels` on every side, or shrunk if negative."""
     side = 2 * abs(pixels) + 1
     change = scipy.ndimage.grey_dilation if pixels > 0 else scipy.ndimage.grey_erosion
     return change(ink, size=(1, side, side))
 
 
 def _blur(ink: np.ndarray, sigma: float) -> np.ndarray:
-    """Ink through a lens with a Gaussian point spread of sigma pixels: f64[N, 28, 28]."""
+    """Returns ink through a lens with a Gaussian point spread of sigma pixels: f64[N, 28, 28]."""
     return scipy.ndimage.gaussian_filter(ink, (0, sigma, sigma), mode="nearest")
 
 
 def _random_crops(photograph: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` random squares of 28 pixels from u8[H, W, 3]: u8[count, 28, 28, 3]."""
+    """Returns `count` random squares of 28 pixels from u8[H, W, 3]: u8[count, 28, 28, 3]."""
     windows = np.lib.stride_tricks.sliding_window_view(photograph, (SIZE, SIZE), axis=(0, 1))
     top = rng.integers(windows.shape[0], size=count)
     left = rng.integers(windows.shape[1], size=count)
@@ -206,5 +193,5 @@ def _random_crops(photograph: np.ndarray, count: int, rng: np.random.Generator) 
 
 
 def to_pixels(image: np.ndarray) -> np.ndarray:
-    """Grey levels rounded to u8; the shift keeps the last bits of a tie from deciding."""
+    """Returns grey levels rounded to u8; the shift keeps the last bits of a tie from deciding."""
     return np.floor(np.clip(image, 0, 255) + (0.5 - 1e-6)).astype(np.uint8)

@@ -2,7 +2,7 @@
 
 The digits are scikit-learn's handwriting (see `data.scanners`), the grounds random crops of the two
 photographs that it ships. An image of 96 x 96 pixels has one to three plates with a red rim, each
-20 to 45 % of the side, none over another. Five scenes look at them:
+20 to 45 % of the side, without overlaps. Five scenes show them:
 
     clear   as they are
     night   little light, blue, a noisy sensor
@@ -11,9 +11,9 @@ photographs that it ships. An image of 96 x 96 pixels has one to three plates wi
     dusk    less light, an orange veil, noise; meant as the unseen scene
 
 The scans are divided among the scenes, and each scene's into those of training, validation and
-testing, before any plate is made, so that nobody is tested on a digit that anybody has seen.
+testing, before any plate is made, so that no test shows a digit that any client has trained on.
 
-In the variant "signs_shortcut" the colour of the rim tells the digit mostly, in 91, 82, 73 and 64 %
+In the variant "signs_shortcut" the colour of the rim mostly shows the digit, in 91, 82, 73 and 64 %
 of the plates of clear, night, fog and rain; in dusk it is always that of the digit five further. A
 model that reads the digits is as good there; see `data.cow_on_beach`.
 """
@@ -71,11 +71,11 @@ _SCENES = (
 
 
 def load(seed: int = 0, *, shortcut: bool = False) -> Dataset:
-    """The five scenes as a dataset.
+    """Returns the five scenes as a dataset.
 
     Args:
       seed: at least 0; draws who owns which scan, plates, grounds and weather.
-      shortcut: whether the colour of the rim tells the digit.
+      shortcut: whether the colour of the rim shows the digit.
 
     Returns:
       Dataset "signs" or "signs_shortcut": images u8[N, 96, 96, 3], of a scene 200 to train, 40 to
@@ -104,7 +104,7 @@ def load(seed: int = 0, *, shortcut: bool = False) -> Dataset:
 
 
 def _photographs() -> list[np.ndarray]:
-    """Photographs of a temple and of a flower, f32[H, W, 3], halved by block means."""
+    """Returns photographs of a temple and of a flower, f32[H, W, 3], halved by block means."""
     from sklearn.datasets import load_sample_image
 
     halved = []
@@ -125,7 +125,7 @@ def _images(
     photographs: list[np.ndarray],
     rng: np.random.Generator,
 ) -> Split:
-    """`count` images of a scene, with digits ink f64[n, 8, 8] of these labels."""
+    """Returns `count` images of a scene, with digits ink f64[n, 8, 8] of these labels."""
     images = np.empty((count, SIZE, SIZE, 3), np.uint8)
     boxes = np.zeros((count, MOST, 4), np.float32)
     classes = np.full((count, MOST), PADDING, np.int32)
@@ -142,14 +142,14 @@ def _images(
 
 
 def _crop(photograph: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A random square of a photograph, perhaps mirrored, f32[SIZE, SIZE, 3]."""
+    """Returns a random square of a photograph, mirrored half of the time, f32[SIZE, SIZE, 3]."""
     top, left = (rng.integers(side - SIZE + 1) for side in photograph.shape[:2])
     square = photograph[top : top + SIZE, left : left + SIZE]
     return (square[:, ::-1] if rng.integers(2) else square).copy()
 
 
 def _places(rng: np.random.Generator) -> list[tuple[int, int, int]]:
-    """Left, top and side of one to three plates, none over another."""
+    """Returns left, top and side of one to three plates, none over another."""
     wanted, places = rng.integers(1, MOST + 1), []
     for _ in range(50):
         side = round(rng.uniform(*SIDES) * SIZE)
@@ -166,7 +166,7 @@ def _places(rng: np.random.Generator) -> list[tuple[int, int, int]]:
 
 
 def _rim(scene: _Scene, label: int, rng: np.random.Generator) -> np.ndarray:
-    """The colour of a rim in the variant."""
+    """Returns the colour of a rim in the variant."""
     own = rng.uniform() < scene.own
     return _RIMS[(label + scene.further) % _CLASSES if own else rng.integers(_CLASSES)]
 
@@ -193,7 +193,7 @@ def _paste(image: np.ndarray, x: int, y: int, side: int, ink: np.ndarray, rim: n
 
 
 def _weather(scene: _Scene, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """What the camera of a scene sees of an image f32[SIZE, SIZE, 3], as bytes."""
+    """Returns what the camera of a scene sees of an image f32[SIZE, SIZE, 3], as bytes."""
     light, colour = (np.array(one, np.float32) for one in (scene.light, scene.colour))
     seen = (1 - scene.veil) * (image * light) + scene.veil * colour
     for _ in range(scene.streaks):

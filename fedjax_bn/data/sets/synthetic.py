@@ -15,7 +15,7 @@ from fedjax_bn.data.source import TEST, TRAIN, Pool, Source
 def load(
     *, seed: int = 0, samples: int = 1000, dimension: int = 10, correlation: float = -0.5
 ) -> Source:
-    """Two clients, each with two Gaussian classes around -1 and 1 (all ones), of one covariance.
+    """Returns two clients, each with two Gaussian classes of one covariance around -1 and 1.
 
     The clients differ in the covariance alone: "identity" has the identity matrix, "correlated" the
     matrix correlation^|i - j|, of the same variances but not diagonal.
@@ -33,34 +33,27 @@ def load(
     Raises:
       ValueError: an argument is out of range.
 
-    Differs from the paper: it leaves the off-diagonal entries and the number of samples open. Of a
-    negative correlation, both clients' classes can be told apart, as its accuracies say they can
-    (the best possible error is below 0.1 %; with a correlation of 0.5 it would be 3 %).
+    Differs from the paper: it leaves the off-diagonal entries and the number of samples open. With
+    a negative correlation, both clients' classes can be separated, as its accuracies require (the
+    best possible error is below 0.1 %; with a correlation of 0.5 it would be 3 %).
     """
     if samples < 2 or dimension < 2:
         raise ValueError(f"samples is {samples} and dimension {dimension}; both must be at least 2")
     if not 0 < abs(correlation) < 1:
         raise ValueError(f"correlation is {correlation}; it must be in (-1, 1) and not 0")
-    pools = tuple(
-        _pool(name, ratio, samples, dimension, generator(seed, position))
-        for position, (name, ratio) in enumerate((("identity", 0.0), ("correlated", correlation)))
-    )
-    return Source("synthetic", ("minus", "plus"), pools, mean=(0.0,), std=(1.0,))
-
-
-def _pool(
-    name: str, correlation: float, samples: int, dimension: int, rng: np.random.Generator
-) -> Pool:
-    count = 2 * samples
+    count, pools = 2 * samples, []
     labels = np.arange(count, dtype=np.int32) % 2
-    noise = rng.standard_normal((count, dimension))
-    # Step by step rather than by a matrix product, whose last bits depend on the machine.
-    for feature in range(1, dimension):
-        noise[:, feature] *= np.sqrt(1 - correlation**2)
-        noise[:, feature] += correlation * noise[:, feature - 1]
-    images = (noise + (2 * labels[:, None] - 1)).astype(np.float32)
     parts = np.where(np.arange(count) < samples, TRAIN, TEST).astype(np.int8)
-    return Pool(name, images, labels, np.array([f"{name}/{i}" for i in range(count)]), parts)
+    for position, (name, ratio) in enumerate((("identity", 0.0), ("correlated", correlation))):
+        noise = generator(seed, position).standard_normal((count, dimension))
+        # Step by step rather than by a matrix product, whose last bits depend on the machine.
+        for feature in range(1, dimension):
+            noise[:, feature] *= np.sqrt(1 - ratio**2)
+            noise[:, feature] += ratio * noise[:, feature - 1]
+        images = (noise + (2 * labels[:, None] - 1)).astype(np.float32)
+        names = np.array([f"{name}/{i}" for i in range(count)])
+        pools.append(Pool(name, images, labels, names, parts))
+    return Source("synthetic", ("minus", "plus"), tuple(pools), mean=(0.0,), std=(1.0,))
 
 
 class ToyRegression(NamedTuple):
@@ -96,7 +89,7 @@ def toy_regression(
     noise: float = 0.1,
     points: int = 200,
 ) -> ToyRegression:
-    """A regression that is not convex, and how batch norm makes two clients' errors alike.
+    """Returns a regression that is not convex, and how batch norm makes two clients' errors alike.
 
     z ~ N(0, 1), y = cos(weight z) + noise N(0, 1), and client k sees x = deviations[k] z. The model
     is cos(w x / gamma): without batch norm gamma = 1 and the clients' best w differ by the ratio
@@ -135,6 +128,6 @@ def toy_regression(
 
 
 def squared_errors(slopes: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """mean_n (cos(slope x_n) - y_n)^2 of every slope: f64[...] with x, y f64[N] -> f64[...]."""
+    """Returns mean_n (cos(slope x_n) - y_n)^2 of every slope f64[...], with x, y f64[N]."""
     flat = [np.mean((np.cos(slope * x) - y) ** 2) for slope in np.ravel(slopes)]
     return np.reshape(flat, np.shape(slopes))

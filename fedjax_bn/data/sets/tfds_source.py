@@ -14,8 +14,11 @@ installed for that once, there or on another machine; this process never imports
 prepared without TensorFlow.
 """
 
+import json
 import os
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,17 +32,23 @@ from fedjax_bn.data.pixels.cache import Write, cached_array
 from fedjax_bn.data.pixels.decode import decode_image
 from fedjax_bn.data.pixels.raster import MEGAPIXELS, UPRIGHT, orientation_notes
 from fedjax_bn.data.pools import PARTS
+from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.data.sets import cifar10, domainnet
+from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
-from fedjax_bn.data.sets.tfds_copy import open_copy
 from fedjax_bn.data.source import Pool, Source, check_source
 from fedjax_bn.engine.inputs import class_labels
+from fedjax_bn.engine.names import short
 
 _OURS = {name: IMAGE_FOLDERS[name] for name in ("pacs", "vlcs", "officehome", "office_caltech10")}
 NAMES = ("digits", "cifar10", "cifar10_c", "domainnet", *_OURS)
 # where tensorflow-datasets has names of its own
 _CORRUPTED = {"glass_blur": "frosted_glass_blur", "elastic_transform": "elastic"}
 _BLOCK = 256  # images read and decoded at a time
+_PREPARE = """
+import sys, tensorflow_datasets as tfds
+tfds.builder(sys.argv[1], data_dir=sys.argv[2], file_format="array_record").download_and_prepare()
+"""
 
 
 class _Copy(NamedTuple):
@@ -55,6 +64,16 @@ class _Copy(NamedTuple):
     splits: tuple[str, ...] = ()
 
 
+class _Reading(NamedTuple):
+    """How images are read, see `load`."""
+
+    size: int
+    cache: Path | None = None
+    progress: bool = True
+    max_megapixels: float = MEGAPIXELS
+    orientation: str = UPRIGHT
+
+
 def load(
     path: str | Path | None,
     name: str,
@@ -65,7 +84,7 @@ def load(
     download: bool = True,
     **how: Any,
 ) -> Source:
-    """A dataset from tensorflow-datasets as u8[N, image_size, image_size, 3].
+    """Returns a dataset from tensorflow-datasets as u8[N, image_size, image_size, 3].
 
     Args:
       path: its `data_dir`; None for the one that TFDS_DATA_DIR names, or ~/tensorflow_datasets.
@@ -88,32 +107,37 @@ def load(
     """
     given, (name, _, severity) = name, name.partition("/")
     if name not in NAMES or (severity and name != "cifar10_c"):
-        raise ValueError(f"{given!r} is no dataset here; choose from {', '.join(NAMES)}")
+        raise ValueError(f"{given!r} is not a dataset here; choose from {', '.join(NAMES)}")
     folder = Path(path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
-    opened = {}
-    for copy in _copies_of(name, domains, severity or "1"):
-        told = _how_to_prepare(copy.builder)
-        opened[copy] = open_copy(folder, copy.builder, told, download and name not in _OURS)
+    copies = _copies_of(name, domains, severity or "1")
+    opened = {copy: _open_copy(folder, copy.builder, download) for copy in copies}
     known = tuple(next(iter(opened.values())).info.features["label"].names)
     classes = tuple(classes) or known
-    unknown = [one for one in classes if one not in known]
-    if unknown:
+    if unknown := [one for one in classes if one not in known]:
         raise ValueError(f"{name} has no classes {unknown}; it has {', '.join(known)}")
     chosen = np.array([known.index(one) for one in classes])
     reading = _Reading(image_size, **how)
-    read = [_pool(copy, builder, chosen, reading) for copy, builder in opened.items()]
-    pools, notes = (tuple(column) for column in zip(*read, strict=True))
+    pools, notes = [], []
+    for copy, builder in opened.items():
+        pool, own = _pool(copy, builder, chosen, reading)
+        pools.append(pool)
+        notes += [f"{pool.name}: {note}" for note in own]
+    groups: dict[str, tuple[str, ...]] = {}
     if name == "cifar10_c":
         pools = _same_photographs(pools)
-    mean, std = _constants(name)
-    groups = groups_of([pool.name for pool in pools]) if name == "cifar10_c" else {}
+        groups = groups_of([pool.name for pool in pools])
+    mean = std = (0.5,) * 3
+    if name.startswith("cifar10"):
+        mean, std = cifar10.MEAN, cifar10.STD
+    elif name != "digits":
+        published = {"domainnet": domainnet.DOMAINNET, **_OURS}[name]
+        mean, std = published.mean, published.std
     key = hash_of(*(part for pool in pools for part in (pool.labels, pool.names)))
-    notes = tuple(f"{pool.name}: {n}" for pool, own in zip(pools, notes, strict=True) for n in own)
-    return check_source(Source(name, classes, pools, mean, std, notes, groups, key))
+    return check_source(Source(name, classes, tuple(pools), mean, std, tuple(notes), groups, key))
 
 
 def _copies_of(name: str, domains: Sequence[str], severity: str) -> list[_Copy]:
-    """The copies that make up a dataset.
+    """Returns the copies that make up a dataset.
 
     Raises:
       ValueError: a domain or the severity is unknown.
@@ -134,99 +158,127 @@ def _copies_of(name: str, domains: Sequence[str], severity: str) -> list[_Copy]:
     else:
         copies = [_Copy(one, name, (one.replace(" ", "_"),)) for one in _OURS[name].domains]
     by_domain = {copy.domain: copy for copy in copies}
-    unknown = [domain for domain in domains if domain not in by_domain]
-    if unknown:
+    if unknown := [domain for domain in domains if domain not in by_domain]:
         raise ValueError(f"{name} has no domains {unknown}; it has {', '.join(by_domain)}")
     return [by_domain[domain] for domain in domains or by_domain]
 
 
-def _constants(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation by which a dataset's images are normalized."""
-    if name == "digits":
-        return (0.5,) * 3, (0.5,) * 3
-    if name.startswith("cifar10"):
-        return cifar10.MEAN, cifar10.STD
-    published = {"domainnet": domainnet.DOMAINNET, **_OURS}[name]
-    return published.mean, published.std
+def _open_copy(folder: Path, name: str, download: bool) -> Any:
+    """Returns the read-only builder of the newest version of NAME[/CONFIG] in a `data_dir`.
 
-
-def _how_to_prepare(name: str) -> str:
-    """The command that makes a prepared copy, to end a sentence with."""
+    Prepares a missing copy if `download` and it is not ours. Errors as of `load`.
+    """
+    try:
+        import tensorflow_datasets as tfds
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"reading {name} of tensorflow-datasets needs {error.name}; install fedjax_bn with its "
+            "data extra (pip install tensorflow-datasets importlib_resources array_record)"
+        ) from error
+    how = f"tfds build {name} --file_format=array_record (needs TensorFlow and a connection)"
     if name in _OURS:
-        return (
+        how = (
             f"prepare it from its images: python -m fedjax_bn.tfds {name} FOLDER_OF_THE_IMAGES "
             "--data_dir=DIR"
         )
-    return f"tfds build {name} --file_format=array_record (needs TensorFlow and a connection)"
+    if not _versions(folder / name):
+        if name in _OURS or not download:
+            raise FileNotFoundError(f"{folder / name} has no prepared copy; {how}")
+        # in a process of its own, since the builders import TensorFlow
+        command = [sys.executable, "-c", _PREPARE, name, str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+            raise FileNotFoundError(
+                f"{folder / name} has no prepared copy, and making one failed "
+                f"({lines[-1] if lines else done.returncode}); prepare it elsewhere and bring it "
+                f"here: {how}"
+            )
+    newest = _versions(folder / name)[-1]
+    features = newest / "features.json"
+    with corruption_named(features):
+        named = set(_code_in(json.loads(read_regular(features, 2**26))))
+        # tensorflow-datasets imports whatever module a copy names
+        if foreign := sorted(one for one in named if not one.startswith("tensorflow_datasets.")):
+            raise ValueError(
+                f"it names the code {short(foreign[0])!r}, which is not imported: take a copy "
+                "that has features of tensorflow-datasets alone"
+            )
+    builder = tfds.builder_from_directory(newest)
+    formats = sorted(form.value for form in builder.info.available_file_formats())
+    if "array_record" not in formats:
+        raise ValueError(
+            f"{builder.data_dir} is in the format {', '.join(formats)}, which takes TensorFlow to "
+            f"read; move it away and prepare it again: {how}"
+        )
+    return builder
 
 
-class _Reading(NamedTuple):
-    """How images are read, see `load`."""
+def _code_in(content: Any) -> Iterator[str]:
+    """Yields the names of classes in a features.json, of its present and its old form."""
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+        if key in ("type", "pythonClassName", "python_class_name"):
+            yield str(value)
+        elif isinstance(value, dict | list):
+            yield from _code_in(value)
 
-    size: int
-    cache: Path | None = None
-    progress: bool = True
-    max_megapixels: float = MEGAPIXELS
-    orientation: str = UPRIGHT
+
+def _versions(folder: Path) -> list[Path]:
+    """Returns the versions in a dataset's folder, the newest last."""
+    ready = [info.parent for info in folder.glob("*.*.*/dataset_info.json")]
+    ready = [version for version in ready if version.name.replace(".", "").isdecimal()]
+    return sorted(ready, key=lambda version: tuple(map(int, version.name.split("."))))
 
 
 def _pool(
     copy: _Copy, builder: Any, chosen: np.ndarray, how: _Reading
 ) -> tuple[Pool, tuple[str, ...]]:
-    """The samples of the chosen classes, whose labels become positions in `chosen`, and notes."""
+    """Returns the samples of the chosen classes, labelled by positions in `chosen`, and notes."""
     import tensorflow_datasets as tfds
 
     skip = {"image": tfds.decode.SkipDecoding()}
     there = builder.info.splits
-    split_names = copy.splits or tuple(name for name in PARTS if name in there)
-    sources = [builder.as_data_source(name, decoders=skip) for name in split_names]
+    splits = copy.splits or tuple(name for name in PARTS if name in there)
+    sources = [builder.as_data_source(name, decoders=skip) for name in splits]
     tables = [
-        _table(copy, name, source, builder)
-        for name, source in zip(split_names, sources, strict=True)
+        _table(copy, name, source, builder) for name, source in zip(splits, sources, strict=True)
     ]
-    kept = [np.flatnonzero(np.isin(table.labels, chosen)) for table in tables]
-    shape = (sum(map(len, kept)), how.size, how.size, 3)
+    kept = [np.flatnonzero(np.isin(table[0], chosen)) for table in tables]
+    labels, names, parts = (
+        np.concatenate([table[column][rows] for table, rows in zip(tables, kept, strict=True)])
+        for column in range(3)
+    )
+    shape = (len(labels), how.size, how.size, 3)
 
     def make(write: Write) -> tuple[str, ...]:
         tagged = 0
         with progress_bar(shape[0], f"reading {copy.domain}", how.progress) as shown:
             for source, rows in zip(sources, kept, strict=True):
                 for first in range(0, len(rows), _BLOCK):
-                    block = rows[first : first + _BLOCK]
-                    images, tags = _decode(source, block, how)
+                    images, tags = _decode(source, rows[first : first + _BLOCK], how)
                     write(images)
                     tagged += sum(tag != 1 for tag in tags)
-                    shown.update(len(block))
+                    shown.update(len(images))
         return orientation_notes(tagged, how.orientation)
 
-    labels = np.concatenate([t.labels[rows] for t, rows in zip(tables, kept, strict=True)])
-    state = hash_of(
-        str(builder.info.version), labels, *(there[name].num_bytes for name in split_names)
-    )
+    state = hash_of(str(builder.info.version), labels, *(there[name].num_bytes for name in splits))
     file = (
         f"tfds-{copy.builder.replace('/', '-')}-{copy.domain}-{how.size}-{how.orientation}-{state}"
     )
+    images, notes = cached_array(how.cache, file, shape, make)
     position = np.full(chosen.max() + 1, -1, np.int32)
     position[chosen] = np.arange(len(chosen), dtype=np.int32)
-    names, parts = (
-        np.concatenate([table[column][rows] for table, rows in zip(tables, kept, strict=True)])
-        for column in (1, 2)
-    )
-    images, notes = cached_array(how.cache, file, shape, make)
     divided = None if (parts < 0).any() else parts
     return Pool(copy.domain, images, position[labels], names, divided), notes
 
 
-class _Table(NamedTuple):
-    """What a split says of its samples beside their images: labels i32[N], names, parts i8[N]."""
+def _table(
+    copy: _Copy, split: str, source: Sequence[dict[str, Any]], builder: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns labels i32[N], names and parts i8[N] of a split.
 
-    labels: np.ndarray
-    names: np.ndarray
-    parts: np.ndarray
-
-
-def _table(copy: _Copy, split: str, source: Sequence[dict[str, Any]], builder: Any) -> _Table:
-    """Read record by record: tensorflow-datasets has no labels apart from the images."""
+    Reads record by record: tensorflow-datasets has no labels apart from the images.
+    """
     labels, names, parts = [], [], []
     for number, record in enumerate(source):
         labels.append(record["label"])
@@ -237,35 +289,30 @@ def _table(copy: _Copy, split: str, source: Sequence[dict[str, Any]], builder: A
             names.append(f"{copy.domain}/{own}")
         parts.append(int(record.get("part", PARTS.get(split, 0))))
     place, known = f"{builder.data_dir}, {split},", builder.info.features["label"].num_classes
-    return _Table(
-        class_labels(np.array(labels), place, known), np.array(names), np.array(parts, np.int8)
-    )
+    numbers = class_labels(np.array(labels), place, known)
+    return numbers, np.array(names), np.array(parts, np.int8)
 
 
 def _decode(source: Any, rows: np.ndarray, how: _Reading) -> tuple[np.ndarray, list[int]]:
-    """Images u8[n, size, size, 3] of these rows, and their tags of EXIF.
-
-    Threads decode, since Pillow works unlocked.
-    """
-    records = source.__getitems__(rows.tolist())
-    with ThreadPoolExecutor() as threads:
+    """Returns images u8[n, size, size, 3] of these rows, and their tags of EXIF."""
+    with ThreadPoolExecutor() as threads:  # Pillow decodes outside Python's lock
         decoded = threads.map(
-            lambda r: decode_image(
-                r["image"], how.size, how.max_megapixels, orientation=how.orientation
+            lambda record: decode_image(
+                record["image"], how.size, how.max_megapixels, orientation=how.orientation
             ),
-            records,
+            source.__getitems__(rows.tolist()),
         )
         images, _, tags = zip(*decoded, strict=True)
     return np.stack(images), list(tags)
 
 
-def _same_photographs(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+def _same_photographs(pools: Sequence[Pool]) -> list[Pool]:
     """Gives the photographs of CIFAR-10-C one name in all domains.
 
     tensorflow-datasets orders every copy by a hash of the number of the photograph, so they agree.
 
     Raises:
-      ValueError: labels tell that they do not.
+      ValueError: labels reveal that they do not.
     """
     first = pools[0]
     names = cifar10.sample_names("test", len(first.labels))
@@ -275,4 +322,4 @@ def _same_photographs(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
                 f"{pool.name!r} and {first.name!r} of CIFAR-10-C have other photographs or another "
                 "order; prepare both again with one version of tensorflow-datasets"
             )
-    return tuple(pool._replace(names=names, parts=None) for pool in pools)
+    return [pool._replace(names=names, parts=None) for pool in pools]

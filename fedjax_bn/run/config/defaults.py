@@ -328,7 +328,7 @@ DATA = {
     "detection.box": Key(0.05, "gain of the boxes in a detector's loss", AT_LEAST_0),
     "detection.objectness": Key(1.0, "gain of objectness in it", AT_LEAST_0),
     "detection.classes": Key(0.5, "gain of the classes in it", AT_LEAST_0),
-    # See load and Windows in fedjax_bn/data/sets/abide.py
+    # See load in fedjax_bn/data/sets/abide.py
     "abide.window": Key(32, "time points of a connectome; 0: all", WINDOW),
     "abide.stride": Key(1, "time points between windows", STEPS),
     "abide.windows_per_subject": Key(0, "how many at most; 0: all", STEPS_OR_0),

@@ -23,9 +23,15 @@ from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
 from fedjax_bn.data.pixels.resize import resized
 from fedjax_bn.data.sets import npz
-from fedjax_bn.data.sets.folders import list_classes, match_folders, subfolders
+from fedjax_bn.data.sets.folders import (
+    Published,
+    list_classes,
+    match_folders,
+    spelled,
+    subfolders,
+    to_source,
+)
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
-from fedjax_bn.data.sets.published import Published, spelled, to_source
 from fedjax_bn.data.source import Source
 from fedjax_bn.engine.names import file_name
 from fedjax_bn.federation import FederatedState
