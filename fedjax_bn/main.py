@@ -149,8 +149,7 @@ def train(arguments: list[str]) -> None:
     config = read(CONFIG.value, changes)
     # Not before the flags are parsed: mistakes in them answer without waiting for JAX.
     from fedjax_bn.run.commands import train_all
-    from fedjax_bn.run.processes.distributed import join
-    from fedjax_bn.run.processes.together import together
+    from fedjax_bn.run.processes.together import join, together
 
     join(DISTRIBUTED.value)
     name = file_name(Path(CONFIG.value.partition(":")[0]).stem)
