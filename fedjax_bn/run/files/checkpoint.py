@@ -116,8 +116,13 @@ def _rounds(workdir: Path, kind: str) -> list[int]:
 
 def _delete(paths: Iterable[Path]) -> None:
     for path in paths:
+        # Renamed first: a kill must not leave half a checkpoint under the name of a whole one.
+        # Orbax deletes what has this name when it opens the folder.
+        doomed = path.with_name(f"{path.name}.orbax-checkpoint-tmp")
         try:
-            shutil.rmtree(path)
+            path.rename(doomed)
+            sync(path.parent)
+            shutil.rmtree(doomed)
         except OSError as error:
             raise WorkdirError(f"cannot delete {path} ({error.strerror})") from error
 

@@ -113,7 +113,8 @@ def _connect(place: tuple[str, int, int] | None, timeout: int) -> None:
     except ValueError as error:
         raise ConfigError(
             f"--distributed: JAX finds no launcher that it knows ({error}): set {_ADDRESS}, "
-            f"{_COUNT} and {_NUMBER}, as launch/local.sh does, or leave --distributed out to train alone"
+            f"{_COUNT} and {_NUMBER}, as launch/local.sh does, or leave --distributed out to train "
+            "alone"
         ) from error
     # JAX has just taken the signal for a service of its own; the program stops by it.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
