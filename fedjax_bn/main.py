@@ -124,7 +124,7 @@ def main(argv: list[str]) -> None:
     except InterruptedRun as stop:
         fail(str(stop), status=130)
     except KeyboardInterrupt:  # where `main` was called without `command`, as in a notebook
-        fail("stopped at once: give the same command to go on from the last checkpoint", 130)
+        fail("stopped at once: give the same command to continue from the last checkpoint", 130)
     except UserError as error:
         fail(str(error))
 

@@ -83,7 +83,8 @@ def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
     alone = runs.run(tmp_path / "one", **TRAINED)
     assert_ended(pair)
 
-    assert runs.steps(tmp_path / "two") == runs.steps(tmp_path / "one") == [2]
+    for kind in ("latest", "selected"):
+        assert runs.steps(tmp_path / "two", kind) == runs.steps(tmp_path / "one", kind)
     like = jax.eval_shape(train.prepare(runs.config(**TRAINED))[2])
     states = [runs.saved(tmp_path / name, like) for name in ("two", "one")]
     assert_close(*states, rtol=1e-4, atol=1e-6)
