@@ -149,8 +149,7 @@ def _train(arguments: list[str]) -> None:
         )
     config = read(CONFIG.value, changes)
     from fedjax_bn.run.commands import train_all
-    from fedjax_bn.run.processes.distributed import join
-    from fedjax_bn.run.processes.together import together
+    from fedjax_bn.run.processes.together import join, together
 
     join(_DISTRIBUTED.value)
     name = file_name(Path(CONFIG.value.partition(":")[0]).stem)

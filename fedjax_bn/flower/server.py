@@ -33,8 +33,7 @@ from fedjax_bn.run.config.keys import check, flatten
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
 from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.files import checkpoint, workdir
-from fedjax_bn.run.files.claim import claim
-from fedjax_bn.run.files.ownership import owned
+from fedjax_bn.run.files.ownership import claim, owned
 from fedjax_bn.run.processes.machine import describe_machine
 from fedjax_bn.run.training.records import Record
 from fedjax_bn.run.training.summary import out_of_patience, select_round
@@ -102,7 +101,7 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         sizes = {"longest": order.longest, "smallest": order.smallest}
         about = {"data": order.federation, "sizes": sizes, "samples": form}
         claim(place, flat, about | promised | describe_machine(), follows_rounds(config))
-        kept, records = resume(place, host.start, lambda text: log(INFO, text))
+        kept, records = resume(place, host.start)
         _say_start(host, records, promised)
         kept, records = _loop(grid, host, place, met, kept, records)
         log(INFO, write_served(host, place, folder, kept, records))

@@ -215,7 +215,7 @@ def test_a_config_key_selects_with_resident_and_with_streamed_data_alike(tiny):
 def stream_of(config):
     """The first round of a run whose training data do not fit on the device."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "check_validation_fits", lambda *given: None)
+        patch.setattr(rounds, "_check_validation_fits", lambda *given: None)
         config.data.device_megabytes = 0
         return first_round(config)
 

@@ -127,7 +127,9 @@ def behind(federation, workdir, changes):
     run = run_of({"config": "config.py", "changes": changes, "clients": 2})
     order, form = facts_of(workdir, run, config.method)
     like = jax.eval_shape(open_host(config, run, order, form).start)
-    with checkpoint.open_folder(workdir / "checkpoints" / "latest", keep=2) as manager:
+    latest = any((workdir / "checkpoints" / "latest").iterdir())
+    kind = "latest" if latest else "selected"  # which was the last round too
+    with checkpoint.open_folder(workdir / "checkpoints" / kind, keep=2) as manager:
         return checkpoint.restore(manager, like), order.federation
 
 

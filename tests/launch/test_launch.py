@@ -16,7 +16,7 @@ import yaml
 
 import runs
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.processes.distributed import join, read_place
+from fedjax_bn.run.processes.together import join, read_place
 
 LAUNCH = runs.ROOT / "launch"
 SCRIPTS = sorted(path for path in LAUNCH.rglob("*") if path.suffix in (".sh", ".sbatch"))

@@ -12,7 +12,7 @@ import runs
 from fedjax_bn.report import plots, write_report
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import UserError
-from fedjax_bn.run.files import claim, finished, workdir
+from fedjax_bn.run.files import finished, ownership, workdir
 from fedjax_bn.run.files.forms import NUMBER, TEXT, misfit
 from fedjax_bn.run.processes import machine
 
@@ -63,7 +63,7 @@ def read_all(folder, build: bool = True) -> list[str]:
         workdir.rounds_recorded(folder / "metrics.jsonl")
 
     def claim_again():
-        claim.check_claim(folder, dict(flatten(runs.config())), {"data": "x"})
+        ownership.check_claim(folder, dict(flatten(runs.config())), {"data": "x"})
         machine.difference(folder, machine.describe_machine())
 
     def evaluate():
@@ -185,7 +185,7 @@ def test_a_pipe_in_a_checkpoint_is_told_in_a_sentence(straight, tmp_path):
     folder = shutil.copytree(straight[0], tmp_path / "run")
     (step,) = (folder / "checkpoints" / "selected").glob("[0-9]*")
     os.mkfifo(step / "_sharding_of_elsewhere")
-    (said, *_) = [text for text in read_all(folder) if "no regular file" in text]
+    (said, *_) = [text for text in read_all(folder) if "must be a regular file" in text]
     assert str(step) in said
 
 

@@ -14,7 +14,7 @@ from fedjax_bn import main
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.errors import NotFiniteError, WorkdirError
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.files import claim, workdir
+from fedjax_bn.run.files import ownership, workdir
 from fedjax_bn.run.training import train
 
 QUICK = f"{runs.ROOT}/configs/quickstart.py"
@@ -287,22 +287,22 @@ def test_a_rule_that_keeps_batch_norm_local_refuses_a_model_that_has_none(
 def test_a_workdir_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(WorkdirError, match="is a file: give a folder with --workdir"):
-        claim.claim(tmp_path / "file", {}, {})
+        ownership.claim(tmp_path / "file", {}, {})
     with pytest.raises(WorkdirError, match=r"cannot write to .*give another --workdir"):
-        claim.claim(tmp_path / "file" / "below", {}, {})
+        ownership.claim(tmp_path / "file" / "below", {}, {})
 
 
 def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("important")
     before = runs.files(tmp_path)
     with pytest.raises(WorkdirError, match=r"not empty \(thesis.tex, ...\).*with --workdir"):
-        claim.claim(tmp_path, {}, {})
+        ownership.claim(tmp_path, {}, {})
     assert runs.files(tmp_path) == before
 
 
 def test_an_empty_folder_and_one_that_a_run_was_killed_in_at_once_are_accepted(tmp_path):
     (tmp_path / ".config.json.123").write_text("{")
-    claim.claim(tmp_path, {"rounds": 3}, {"data": "x"})
+    ownership.claim(tmp_path, {"rounds": 3}, {"data": "x"})
     assert workdir.read_json(tmp_path / "config.json") == {"config": {"rounds": 3}, "data": "x"}
 
 
@@ -310,7 +310,7 @@ def test_an_empty_folder_and_one_that_a_run_was_killed_in_at_once_are_accepted(t
 def test_a_damaged_config_json_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content, encoding="latin-1")
     with pytest.raises(WorkdirError, match=r"config.json.*move that folder away or give another"):
-        claim.claim(tmp_path, {"rounds": 3}, {"data": "x"})
+        ownership.claim(tmp_path, {"rounds": 3}, {"data": "x"})
     assert (tmp_path / "config.json").read_text(encoding="latin-1") == content
 
 
@@ -321,7 +321,7 @@ def test_a_damaged_summary_json_is_named_and_the_workdir_is_left_alone(
     config = runs.config()
     experiment_, _, _ = train.prepare(config)
     flat = dict(train.flatten(config))
-    claim.claim(tmp_path / "run", flat, {"data": train.data_hash(experiment_)})
+    ownership.claim(tmp_path / "run", flat, {"data": train.data_hash(experiment_)})
     (tmp_path / "run" / "summary.json").write_text(content)
     before = runs.files(tmp_path)
     with pytest.raises(WorkdirError, match=r"cannot read .*summary.json"):

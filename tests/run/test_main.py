@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from orbax.checkpoint import v1 as ocp
 
 import runs
 from fedjax_bn import __version__, main
+from fedjax_bn.run import commands
 from fedjax_bn.run.config.keys import base, flatten
 from fedjax_bn.run.files import workdir
 
@@ -107,7 +109,8 @@ def test_summary_json_has_exactly_the_keys_of_the_design(outcome):
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_checkpoints_are_read_by_plain_orbax(outcome):
-    folder = outcome[0] / "checkpoints" / "latest"
+    kind = "latest" if runs.steps(outcome[0]) else "selected"
+    folder = outcome[0] / "checkpoints" / kind
     with ocp.training.Checkpointer(folder) as manager:
         assert manager.latest.step == 5
         state = manager.load(checkpointable_name="default")
@@ -127,7 +130,7 @@ def test_tensorboard_reads_every_round_once(outcome):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("torn", [True, False])
+@pytest.mark.parametrize("torn", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_tensorboard_reads_every_round_once_after_a_run_went_on(tmp_path, outcome, torn):
     folder = runs.unfinished(tmp_path / "again", config())
     shutil.rmtree(folder / "checkpoints" / "latest" / "5")
@@ -190,6 +193,7 @@ def test_the_partition_is_printed_at_the_start_and_the_table_at_the_end(outcome)
     first, last = text.index("fedbn on MLP, 3 clients"), text.index("accuracy %")
     assert first < text.index("personal: 8 leaves, 128 values, 512 bytes") < last
     assert "personal: 0 leaves" in text  # of FedAvg
+    assert text.count("batch_stats") == 2  # of two modules, once each
     table = text[last:].splitlines()
     assert table[0].split() == [
         *("accuracy", "%", *CLIENTS, "mean", "dog", "[running]", "dog", "[batch]")
@@ -211,8 +215,10 @@ def test_the_finished_command_says_so_and_changes_nothing(outcome, monkeypatch):
 def test_the_workdir_is_runs_and_the_config_files_name_by_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(main, "read", lambda source, changes: config())
+    folders = []
+    monkeypatch.setattr(commands, "train_all", lambda config, folder: folders.append(folder))
     assert runs.command("--config", "some/where/mine.py:rounds=2") == 0
-    assert (tmp_path / "runs" / "mine" / "report.html").exists()
+    assert folders == [Path("runs/mine")]
 
 
 def test_nothing_is_compiled_after_the_first_evaluation(tmp_path, monkeypatch):
@@ -239,6 +245,7 @@ def test_nothing_is_compiled_after_the_first_evaluation(tmp_path, monkeypatch):
     assert at_round[2] == at_round[8]
 
 
+@pytest.mark.slow  # test_availability draws cohorts
 def test_clients_per_round_draws_that_many_and_gives_the_others_no_weight(tmp_path):
     runs.run(tmp_path / "run", clients_per_round=2, rounds=4)
     for line in runs.lines(tmp_path / "run"):

@@ -147,7 +147,7 @@ def test_every_prefix_of_the_writes_of_a_run_is_gone_on_from(recorded, tmp_path,
     assert len(images) > 20
     for number, image in enumerate(images[::-every]):
         folder = lay(image, tmp_path / str(number))
-        state, records = train.resume(folder, start, lambda text: None)
+        state, records = train.resume(folder, start)
         rounds = int(state.round)
         assert records == lines[:rounds] == runs.lines(folder)
         if rounds:

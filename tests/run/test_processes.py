@@ -15,7 +15,6 @@ import pytest
 import runs
 from federations import assert_close
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.processes import distributed
 from fedjax_bn.run.processes import together as processes
 from fedjax_bn.run.training import population, train
 from trained import TRAINED, WAYS
@@ -84,7 +83,8 @@ def test_two_processes_train_test_and_save_what_one_does(tmp_path, both):
     alone = runs.run(tmp_path / "one", **TRAINED)
     assert_ended(pair)
 
-    assert runs.steps(tmp_path / "two") == runs.steps(tmp_path / "one") == [2]
+    for kind in ("latest", "selected"):
+        assert runs.steps(tmp_path / "two", kind) == runs.steps(tmp_path / "one", kind)
     like = jax.eval_shape(train.prepare(runs.config(**TRAINED))[2])
     states = [runs.saved(tmp_path / name, like) for name in ("two", "one")]
     assert_close(*states, rtol=1e-4, atol=1e-6)
@@ -133,7 +133,9 @@ def test_when_a_process_is_lost_the_other_ends_and_the_same_command_continues(tm
     assert status in (1, 2, -signal.SIGABRT), said  # 2: a save that failed for want of the other
     if status == 1:
         assert "one that it waited for is lost" in said.splitlines()[-1]
-        assert said.endswith("are saved in " + str(folder) + ": give the same command to go on\n")
+        assert said.endswith(
+            "are saved in " + str(folder) + ": give the same command to continue\n"
+        )
 
     state, records = resumed(folder)
     assert int(state.round) == len(records) > 0
@@ -142,7 +144,7 @@ def test_when_a_process_is_lost_the_other_ends_and_the_same_command_continues(tm
 def resumed(folder):
     """What one device goes on from."""
     _, _, begin = train.prepare(runs.config(**TRAINED | {"rounds": 5000}))
-    return train.resume(folder, begin, lambda text: None)
+    return train.resume(folder, begin)
 
 
 @pytest.mark.slow
@@ -167,8 +169,7 @@ def test_one_process_alone_decides_and_does_all_by_itself():
 TALKS = """
 import os, sys, time
 from fedjax_bn.run import errors
-from fedjax_bn.run.processes.distributed import join
-from fedjax_bn.run.processes.together import any_asked, by_first, require_same
+from fedjax_bn.run.processes.together import any_asked, by_first, join, require_same
 
 def refuse():
     raise errors.WorkdirError("é" * 300)
@@ -207,4 +208,4 @@ def test_processes_with_unequal_numbers_of_devices_are_refused(monkeypatch):
     devices = [types.SimpleNamespace(process_index=i) for i in (0, 1, 1)]
     monkeypatch.setattr("jax.devices", lambda: devices)
     with pytest.raises(ConfigError, match="the processes have 1, 2 devices: give all as many"):
-        distributed._meet()
+        processes._meet()

@@ -24,6 +24,7 @@ from fedjax_bn.run.evaluation.scoring import score_clients
 from fedjax_bn.run.evaluation.scoring_data import stack_batches
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
+from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.training import train
 from fedjax_bn.run.training.records import have_trained
@@ -320,9 +321,9 @@ def test_what_deviates_without_a_word_in_the_command_is_said_at_the_start(monkey
     domains = [Domain(n, *(Split(images, labels) for _ in range(3))) for n in "ab"]
     runs.install(monkeypatch, Dataset("tiny", 3, tuple(domains), mean=(0.5,), std=(0.5,)))
     keys = {"model": "ResNet10:width=4", "data__image_size": 64, "target": "b"}
-    notes = train.prepare(runs.config(**keys, data__truncate=True))[0].notes
+    notes = prepare(runs.config(**keys, data__truncate=True), traced=False)[0].notes
     assert any("cut to those of the smallest (data.truncate)" in note for note in notes)
     assert any("ResNet10:width=4 starts from random weights" in note for note in notes)
-    notes = train.prepare(runs.config(**keys, method="fediga"))[0].notes
+    notes = prepare(runs.config(**keys, method="fediga"), traced=False)[0].notes
     begins = ("CAFL is the mean over features", "ResNet10:width=4 starts from random weights")
     assert all(note.startswith(begin) for note, begin in zip(notes, begins, strict=True))

@@ -1,18 +1,22 @@
 """Where a round's data come from changes nothing: device, stream, and augmentation in training."""
 
+import time
+
 import jax
 import numpy as np
 import pytest
 
 import runs
 from federations import assert_close, assert_equal
-from fedjax_bn.data.sampling import point_to, rows_of, stack_clients
+from fedjax_bn.data.domain import Split
+from fedjax_bn.data.sampling import Draw, point_to, rows_of, stack_clients
 from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.evaluation.scoring_data import stack_batches
 from fedjax_bn.run.experiment import build as module
 from fedjax_bn.run.experiment.augmentation import AUGMENTATIONS
-from fedjax_bn.run.training import rounds, train
+from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.training import rounds
 from fedjax_bn.run.training.stream import stream_rounds, stream_tests
 
 
@@ -22,16 +26,24 @@ def tiny(monkeypatch):
 
 
 def first_rounds(config, number):
-    """States after each of the first rounds, and the rounds' note."""
+    """States and metrics of the first rounds, and the rounds' note."""
     check(config)
-    experiment, keys, start = train.prepare(config)
+    experiment, keys, start = prepare(config, traced=False)
     state = start()
     opened = rounds.open_rounds(config, experiment, keys, state)
     step, states = opened.compile(state), []
     for _ in range(number):
-        state, _ = step(state)
-        states.append(jax.device_get(state))
+        state, metrics = step(state)
+        states.append(jax.device_get((state, metrics)))
     return states, opened.note
+
+
+@pytest.fixture(scope="module")
+def resident():
+    """Three rounds of data on the device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(module.DATASETS, "tiny", lambda config: runs.DATA)
+        return first_rounds(runs.config(rounds=3), 3)
 
 
 def small_limit(config):
@@ -42,7 +54,7 @@ def small_limit(config):
 @pytest.mark.parametrize(("steps", "cohort"), [(0, 0), (5, 0), (0, 2)])
 def test_the_stream_holds_the_samples_that_the_device_gathers_in_their_order(steps, cohort):
     config = runs.config(local_steps=steps, rounds=3, clients_per_round=cohort)
-    experiment, keys, _ = train.prepare(config)
+    experiment, keys, _ = prepare(config, traced=False)
     splits = [domain.train for domain in experiment.internal.domains]
     data = stack_clients(splits)
     longest = data.labels.shape[1]
@@ -67,23 +79,24 @@ def test_the_stream_holds_the_samples_that_the_device_gathers_in_their_order(ste
         assert number == 2
 
 
-def resident_and_streamed():
-    """The states after each of three rounds, both ways."""
-    resident, note = first_rounds(runs.config(rounds=3), 3)
-    assert "stay on the device" in note
-    streamed, note = first_rounds(small_limit(runs.config(rounds=3)), 3)
-    assert "are streamed" in note
-    return resident, streamed
+@pytest.fixture(scope="module")
+def streamed():
+    """The same rounds of data on the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(module.DATASETS, "tiny", lambda config: runs.DATA)
+        return first_rounds(small_limit(runs.config(rounds=3)), 3)
 
 
-def test_streamed_rounds_end_where_resident_ones_do():
-    assert_close(*resident_and_streamed(), rtol=1e-4, atol=1e-6)
+def test_streamed_rounds_end_where_resident_ones_do(resident, streamed):
+    assert "stay on the device" in resident[1]
+    assert "are streamed" in streamed[1]
+    assert_close(resident[0], streamed[0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_streamed_rounds_end_with_the_bits_of_resident_ones():
+def test_streamed_rounds_end_with_the_bits_of_resident_ones(resident, streamed):
     """Both are programs of their own, and equal to the bit as XLA compiles them by default."""
-    assert_equal(*resident_and_streamed())
+    assert_equal(resident[0], streamed[0])
 
 
 def test_streamed_test_batches_are_the_resident_ones():
@@ -100,20 +113,37 @@ def test_streamed_test_batches_are_the_resident_ones():
 
 def test_streamed_evaluation_counts_as_the_resident_one():
     config = runs.config(target=runs.DATA.domains[0].name)
-    experiment, _, start = train.prepare(config)
+    experiment, _, start = prepare(config, traced=False)
     state = start()
     assert evaluator(config, experiment)(state) == evaluator(small_limit(config), experiment)(state)
 
 
-def test_augmentation_changes_training_and_never_evaluation(monkeypatch):
-    config = runs.config()
-    plain, keys, start = train.prepare(config)
+def test_augmentation_changes_training_and_never_evaluation(monkeypatch, resident):
+    config = runs.config(rounds=3)
+    plain, _, start = prepare(config, traced=False)
     monkeypatch.setitem(AUGMENTATIONS, "none", lambda size: lambda key, images: images * 0)
-    changed, _, _ = train.prepare(config)
+    changed, _, _ = prepare(config, traced=False)
+    [(_, metrics)], _ = first_rounds(config, 1)
+    assert not np.allclose(metrics["loss"], resident[0][0][1]["loss"])
     state = start()
-    losses = []
-    for experiment in (plain, changed):
-        step = rounds.open_rounds(config, experiment, keys, start()).compile(state)
-        losses.append(np.asarray(step(start())[1]["loss"]))
-    assert not np.allclose(*losses)
     assert evaluator(config, plain)(state) == evaluator(config, changed)(state)
+
+
+def test_while_a_cohort_trains_the_samples_of_the_next_are_read():
+    class Watched(np.ndarray):
+        def __getitem__(self, index):
+            read.add(int(np.asarray(index).ravel()[0]))
+            return np.asarray(super().__getitem__(index))
+
+    def draw(number):
+        index = np.full((1, 1, 2), number, np.int32)
+        return np.zeros(1, np.int32), Draw(index, np.ones(index.shape, bool))
+
+    read, end = set(), time.monotonic() + 30
+    images = np.zeros((50, 3), np.float32).view(Watched)
+    stream = stream_rounds([Split(images, np.zeros(50, np.int32))], draw, 0, 50)
+    next(stream)
+    while 1 not in read and time.monotonic() < end:
+        time.sleep(0.01)
+    assert 1 in read
+    assert 49 not in read  # nor is all of it read ahead

@@ -84,7 +84,7 @@ def test_a_signal_outside_of_rounds_ends_the_process_at_once_saying_what_is_save
     status, errors = end_of(process)
     assert status == 128 + number
     assert errors == (
-        "fedjax_bn: stopped at once; rounds 1 to 4 are saved: give the same command to go on\n"
+        "fedjax_bn: stopped at once; rounds 1 to 4 are saved: give the same command to continue\n"
     )
 
 

@@ -5,16 +5,17 @@ import os
 import sys
 import termios
 import types
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 import runs
 from fedjax_bn.data import messages
-from fedjax_bn.run import commands
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.files import workdir
-from fedjax_bn.run.training import compile_time, progress, train
+from fedjax_bn.run.training import logs, progress, train
+from fedjax_bn.run.training.rounds import Rounds
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,9 @@ def test_the_time_left_counts_neither_start_up_nor_compiling(monkeypatch, capsys
 
 
 def test_a_round_without_clients_has_no_loss_and_no_pace():
-    assert progress.told(record(1) | {"loss": {"ant": None}}, 9, "mAP50") == "nobody took part"
+    assert (
+        progress.in_words(record(1) | {"loss": {"ant": None}}, 9, "mAP50") == "no client took part"
+    )
 
 
 def test_on_a_terminal_of_80_columns_a_bar_says_the_same(monkeypatch):
@@ -98,47 +101,15 @@ def test_a_duration_is_said_as_people_say_it(seconds, text):
     assert progress.duration(seconds) == text
 
 
-def test_compiling_is_said_before_it_begins_and_how_long_it_took_the_last_time(
-    tmp_path, monkeypatch
-):
-    kept = tmp_path / "compile_seconds.json"
-    monkeypatch.setattr(compile_time, "_path", lambda: kept)
-    clock = iter([0.0, 7.4, 10.0, 11.0, 20.0, 21.0, 30.0, 31.0])
-    monkeypatch.setattr(compile_time.time, "perf_counter", lambda: next(clock))
-    said = []
-    for changes in ({"seed": 1}, {"seed": 2}, {"batch_size": 5}):
-        before = len(said)
-
-        def compiled(before=before):
-            assert len(said) == before + 1
-            return "program"
-
-        config = runs.config(**changes)
-        assert compile_time.compile_round(compiled, config, said.append)[0] == "program"
-    assert said == [
-        "compiling a round of fedbn",
-        "compiling a round of fedbn; the last time it took 7 s",
-        "compiling a round of fedbn",
-    ]
-    kept.write_text("torn")
-    compile_time.compile_round(lambda: "program", runs.config(), said.append)
-    assert said[-1] == "compiling a round of fedbn"
-
-
 def test_a_run_whose_rounds_are_done_makes_its_summary_without_compiling(tmp_path, monkeypatch):
     runs.run(tmp_path)
     whole = workdir.read_json(tmp_path / "summary.json")
     (tmp_path / "summary.json").unlink()
-    monkeypatch.setattr(train, "compile_round", lambda *_: pytest.fail("it compiles"))
+    monkeypatch.setattr(
+        train, "open_rounds", lambda *_: Rounds("", {}, lambda state: pytest.fail("it compiles"))
+    )
+    monkeypatch.setattr(train, "traffic", lambda *_: whole["traffic"])
     assert runs.without_times(runs.run(tmp_path)) == runs.without_times(whole)
-
-
-def test_the_leaves_by_module_are_said_once_for_a_run_and_its_baselines(tmp_path, capsys):
-    commands.train_all(runs.config(baselines=("fedavg",), rounds=1, eval_every=1), tmp_path)
-    told = capsys.readouterr().out
-    assert told.count("batch_stats") == 2  # of two modules, once each
-    assert "fedavg on MLP" in told
-    assert "personal: 0 leaves" in told
 
 
 def test_tensorboard_shows_the_pictures_of_the_data(tmp_path):
@@ -175,13 +146,18 @@ def test_weights_and_biases_gets_every_round_under_one_name(tmp_path, monkeypatc
     fake.__spec__ = object()
     fake.init = lambda **options: calls.append(options) or Run()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    runs.run(tmp_path, wandb="hospitals", rounds=2)
+    records = [{"round": number, "loss": {"ant": number / 2}} for number in (1, 2)]
+    config = runs.config(wandb="hospitals", rounds=2)
+    monkeypatch.setattr(logs, "progress", lambda *given: nullcontext(lambda record: None))
+    experiment = train.prepare(runs.config())[0]
+    with logs.watchers(config, experiment, tmp_path, 0) as watch:
+        for one in records:
+            watch.tell(one)
     (options,) = calls
     assert options["project"] == "hospitals"
     assert options["resume"] == "allow"
     assert options["config"]["method"] == "fedbn"
-    losses = [(line["round"], line["loss"]["ant"]) for line in runs.lines(tmp_path)]
-    assert logged == [*losses, "closed"]
+    assert logged == [(1, 0.5), (2, 1.0), "closed"]
 
 
 def test_a_project_without_the_package_is_refused_at_once(monkeypatch, tmp_path):

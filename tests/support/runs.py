@@ -150,6 +150,8 @@ def unfinished(folder: Path, of: ConfigDict) -> Path:
 
 def saved(folder: Path, like: object, kind: str = "latest", round: int | None = None) -> object:
     """The leaves of a checkpoint as NumPy arrays."""
+    if kind == "latest" and not steps(folder):
+        kind = "selected"  # it was the last round too
     with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
         return jax.tree.map(np.asarray, checkpoint.restore(manager, like, round))
 

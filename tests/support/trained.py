@@ -10,9 +10,8 @@ from fedjax_bn import main
 from fedjax_bn.report import plots
 from fedjax_bn.run import errors
 from fedjax_bn.run.experiment.build import DATASETS
-from fedjax_bn.run.processes.distributed import join
 from fedjax_bn.run.processes.stop import listen
-from fedjax_bn.run.processes.together import together
+from fedjax_bn.run.processes.together import join, together
 from fedjax_bn.run.training import train
 
 TRAINED = {

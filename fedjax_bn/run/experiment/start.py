@@ -1,6 +1,7 @@
 """What a run needs before its first round: the experiment, the random keys, the first state."""
 
 import hashlib
+import importlib.util
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +28,6 @@ from fedjax_bn.run.experiment.starting_model import starting_model
 from fedjax_bn.run.processes.mesh import everywhere, place_copies, shardings_of
 from fedjax_bn.run.training.compilation_cache import keep_compiled
 from fedjax_bn.run.training.population import Held, check_population, num_clients, on_disk
-from fedjax_bn.run.training.tracking import check_tracking
 
 
 class Keys(NamedTuple):
@@ -58,7 +58,7 @@ def prepare(
       ConfigError: whatever is wrong with the configuration or the data it names.
     """
     keep_compiled(config.compilation_cache)
-    check_tracking(config.wandb)
+    _check_tracking(config.wandb)
     sizes = (min(clients, 1), clients)
     try:
         experiment = make(config)
@@ -72,6 +72,15 @@ def prepare(
         return experiment._replace(notes=experiment.notes + notes), keys, start
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
+
+
+def _check_tracking(project: str) -> None:
+    """Raises ConfigError if a project of Weights & Biases is named and wandb is not installed."""
+    if project and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(
+            f"config.wandb={project!r} needs the package wandb, which is not installed: "
+            "`pip install wandb`, or leave it empty and see the run in TensorBoard"
+        )
 
 
 def make_keys(config: ConfigDict) -> Keys:

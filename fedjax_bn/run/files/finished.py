@@ -30,7 +30,7 @@ from fedjax_bn.run.training.records import Record
 
 
 def read_about(folder: Path) -> Record:
-    """The content of a finished run's config.json.
+    """Returns the content of a finished run's config.json.
 
     Raises:
       WorkdirError: there is no finished run.
@@ -38,13 +38,12 @@ def read_about(folder: Path) -> Record:
     inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
     if inside and not (folder / "config.json").exists():  # as `target=each` leaves it
         raise WorkdirError(
-            f"{folder} is no run's workdir, but {', '.join(inside[:20])} in it are: give one"
+            f"{folder} is not a run's workdir, but {', '.join(inside[:20])} in it are: give one"
         )
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "is not there"
-        raise WorkdirError(f"{folder} {what}: give the workdir of a finished run")
     if not (folder / "config.json").exists():
-        raise WorkdirError(f"{folder} holds no run: give the workdir of a finished run")
+        missing = "is a file" if folder.exists() else "is not there"
+        what = "holds no run" if folder.is_dir() else missing
+        raise WorkdirError(f"{folder} {what}: give the workdir of a finished run")
     about = workdir.read_json(folder / "config.json", FINISHED)
     if not (folder / "summary.json").exists():
         raise WorkdirError(
@@ -55,7 +54,7 @@ def read_about(folder: Path) -> Record:
 
 
 def configuration(flat: Record) -> ConfigDict:
-    """The configuration that a config.json holds.
+    """Returns the configuration that a config.json holds.
 
     Raises:
       WorkdirError: it holds none.
@@ -78,12 +77,12 @@ def configuration(flat: Record) -> ConfigDict:
 
 
 def remembered(about: Record, trust: bool = False) -> ConfigDict:
-    """The configuration of a finished run; relative paths of data are those from its start.
+    """Returns the configuration of a finished run; its relative paths begin where it was started.
 
     Args:
       about: the run's config.json.
-      trust: whether programs are run that lie compiled in the run's own folder for them. They are
-        code, so else that folder is not used.
+      trust: whether to run compiled programs of the folder that the run names. They are code, so
+        that folder is not used otherwise.
 
     Raises:
       WorkdirError: as `configuration`.
@@ -100,7 +99,7 @@ def remembered(about: Record, trust: bool = False) -> ConfigDict:
 def restore(
     folder: Path, config: ConfigDict, form: Record
 ) -> tuple[Experiment, FederatedState, int]:
-    """The run's model and method, the state of its selected round, and that round's number.
+    """Returns a run's model and method, the state of its selected round, and that round's number.
 
     Args:
       folder: the workdir.
@@ -109,11 +108,15 @@ def restore(
 
     Raises:
       CheckpointError: as `restore_state`.
-      WorkdirError: the form is none.
-      ConfigError, ValueError: the configuration names what is not there.
+      WorkdirError: no samples can have this form.
+      ConfigError, ValueError: the configuration names what is missing.
     """
     keep_compiled(config.compilation_cache)
-    _check_form(folder, form)
+    if what := impossible(form):
+        raise WorkdirError(
+            f"cannot read {folder / 'config.json'} (no samples have its form's {what}): give "
+            "the workdir of another run"
+        )
     experiment = assemble(config, dataset_of(form), ())
     start = make_start(config, experiment, make_keys(config))
     start = start_held(config, start, folder, len(form["clients"]))
@@ -122,24 +125,15 @@ def restore(
 
 
 def dataset_of(form: Record) -> Dataset:
-    """Clients of that form, as `domain.form_of` makes it, each with one blank sample."""
+    """Returns clients of a form, as `domain.form_of` makes it, each with one blank sample."""
     sample = Split(np.zeros((1, *form["shape"]), form["dtype"]), no_labels(form.get("boxes", 0)))
     domains = tuple(Domain(name, sample, sample, sample) for name in form["clients"])
     mean, std = tuple(form["mean"]), tuple(form["std"])
     return Dataset(form["dataset"], form["num_classes"], domains, mean, std)
 
 
-def _check_form(folder: Path, form: Record) -> None:
-    """Raises WorkdirError where no samples can have the form that a config.json holds."""
-    if what := impossible(form):
-        raise WorkdirError(
-            f"cannot read {folder / 'config.json'} (no samples have its form's {what}): give "
-            "the workdir of another run"
-        )
-
-
 def impossible(form: Record) -> str:
-    """What of a form no samples can have, such as "shape"; empty where some can."""
+    """Returns the part of a form that no samples can have, such as "shape"; "" if some can."""
     clients = form["clients"]
     if not clients or len(set(clients)) < len(clients):
         return "clients"
@@ -147,7 +141,7 @@ def impossible(form: Record) -> str:
 
 
 def restore_state(folder: Path, like: FederatedState) -> tuple[FederatedState, int]:
-    """The state of a run's selected round, or of its latest where none was selected, and its round.
+    """Returns the state of a run's selected round, or of its latest without one, and the round.
 
     Args:
       folder: the run's workdir.

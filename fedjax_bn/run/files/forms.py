@@ -1,7 +1,7 @@
-"""The forms of a run's JSON files: what was edited or damaged is told in a sentence.
+"""The forms of a run's JSON files, which refuse edited or damaged ones with an error message.
 
 A form is a kind (a word for it, and a test), a list of one form, or a dict from key to form. A key
-that ends with "?" may be missing; "*" stands for any further names.
+that ends with "?" may be missing; "*" means any further names.
 """
 
 from collections.abc import Callable
@@ -18,25 +18,27 @@ class _Kind(NamedTuple):
 
 
 def _is_number(value: Any) -> bool:
-    """A float, NaN included, as of a client without samples; or a whole number of 64 bits."""
+    """Whether it is a float, NaN (of a client without samples) included, or an int of 64 bits."""
     return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
-ANY = _Kind("anything", lambda value: True)
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+_ANY = _Kind("anything", lambda value: True)
 TEXT = _Kind("text", lambda value: type(value) is str)
 NUMBER = _Kind("a number", _is_number)
-FLAG = _Kind("true or false", lambda value: type(value) is bool)
+_FLAG = _Kind("true or false", lambda value: type(value) is bool)
 _OR_NOTHING = _Kind("a number or null", lambda value: value is None or _is_number(value))
-_COUNT = _Kind(
-    "a whole number above 0", lambda value: type(value) is int and 0 < value < 2**31
-)  # of rounds, classes, pixels
-_INDEX = _Kind("a whole number", lambda value: type(value) is int and 0 <= value < 2**31)
+_COUNT = _Kind("a whole number above 0", lambda value: _is_whole(value) and value > 0)
+_INDEX = _Kind("a whole number", _is_whole)
 _ACCURACY = {"mean": NUMBER, "*": NUMBER}
 _UNSEEN = {"*": {"*": NUMBER}}
 _MEASURES = {"*": {"*": _OR_NOTHING}}  # of internal clients
 _UNSEEN_MEASURES = {"*": _MEASURES}
 _BOTH = {"internal": _ACCURACY, "unseen": _UNSEEN}
-OBJECT = {"*": ANY}
+OBJECT = {"*": _ANY}
 
 CLAIM = {
     "config": OBJECT,
@@ -46,7 +48,7 @@ CLAIM = {
     "devices?": [TEXT],
     "machine?": OBJECT,
     "started_in?": TEXT,
-    "*": ANY,
+    "*": _ANY,
 }
 FINISHED = CLAIM | {
     "form": {
@@ -75,14 +77,14 @@ SUMMARY = {
     "score?": TEXT,
     "measures?": {"internal": _MEASURES, "unseen": _UNSEEN_MEASURES},
     "traffic?": {"*": NUMBER},
-    "*": ANY,
+    "*": _ANY,
 }
 _SPLIT = {"samples": _INDEX, "classes": [_INDEX]}
 DATA = {
     "classes": [TEXT],
     "clients": {"*": {"train": _SPLIT, "validation?": _SPLIT, "test": _SPLIT}},
     "unseen": {"*": {"test": _SPLIT}},
-    "boxes": FLAG,
+    "boxes": _FLAG,
     "number": _COUNT,
 }
 RECORD = {
@@ -98,12 +100,12 @@ RECORD = {
     "unseen_measures?": _UNSEEN_MEASURES,
     "not_finite?": [TEXT],
     "clients?": [_INDEX],
-    "*": ANY,
+    "*": _ANY,
 }
 
 
 def misfit(value: Any, form: Form, place: str = "it") -> str:
-    """What is wrong with a value read from JSON, as a sentence; empty where it has the form."""
+    """Returns what is wrong with a value read from JSON; "" if it has the form."""
     if isinstance(form, _Kind):
         return "" if form.holds(value) else f"{place} must be {form.word}"
     if isinstance(form, list):
@@ -127,13 +129,12 @@ def misfit(value: Any, form: Form, place: str = "it") -> str:
 
 
 def other_names(record: dict[str, Any], first: dict[str, Any]) -> str:
-    """Which part of a round's record has other names than that of the first; empty for none."""
+    """Returns which part of a round's record has other names than the first record's, or ""."""
+
+    def names(part: Any) -> Any:
+        return {k: names(one) for k, one in part.items()} if isinstance(part, dict) else None
+
     for key in ("loss", "weights", "accuracy", "validation", "unseen", "mask_l1"):
-        if key in record and key in first and _names(record[key]) != _names(first[key]):
+        if key in record and key in first and names(record[key]) != names(first[key]):
             return key
     return ""
-
-
-def _names(part: Any) -> Any:
-    """The keys of nested objects."""
-    return {key: _names(one) for key, one in part.items()} if isinstance(part, dict) else None

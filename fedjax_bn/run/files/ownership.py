@@ -1,4 +1,4 @@
-"""One process owns a workdir while it writes there."""
+"""Whose workdir a folder is: of one configuration and its data, and of one process at a time."""
 
 import json
 import os
@@ -6,24 +6,42 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, SoftFileLock, Timeout
 
+from fedjax_bn.run.config.keys import up_to_date
 from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.files.workdir import faults_named, write_json
+from fedjax_bn.run.files.forms import CLAIM
+from fedjax_bn.run.files.workdir import (
+    faults_named,
+    read_json,
+    read_lines,
+    rounds_recorded,
+    write_json,
+)
 
 LOCK, OWNER = ".lock", ".owner.json"  # hidden: a folder that holds only these is still unused
 PATIENCE = 30.0  # seconds that a report or an evaluation waits for another one's files
+# These change no result: where data and compiled programs are kept, what is too large to be read,
+# what is written in addition, and the devices, but for the order of sums (`machine.difference`).
+_MAY_DIFFER = {
+    "compilation_cache",
+    "data.cache",
+    "data.device_megabytes",
+    "data.max_megapixels",
+    "mesh",
+    "predictions",
+}
 
 
 @contextmanager
 def owned(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Makes this process the owner of a folder, which is made where there is none.
+    """Makes this process the owner of a folder, which is made if it is missing.
 
-    The lock is the kernel's (flock), not the presence of a file: it ends with the process, however
-    that ends, and on NFS it holds between hosts. Only where a file system has no flock does
-    filelock fall back to a file, which a kill on another host leaves behind. The file `.lock`
-    stays; to remove it would let two processes lock two files of that name.
+    The lock is the kernel's (flock): it ends with the process, however that ends, and on NFS it
+    holds between hosts. Only where a file system has no flock does filelock use a file, which stays
+    after a kill on another host.
 
     Args:
       folder: the workdir.
@@ -38,17 +56,22 @@ def owned(folder: Path, wait: bool = False) -> Iterator[None]:
         try:
             lock.acquire(poll_interval=0.02)
         except Timeout as error:
-            raise WorkdirError(_refusal(folder, lock)) from error
+            soft = f" (or, if it is gone, delete {folder / LOCK})"
+            raise WorkdirError(
+                f"{folder} is in use by {_name(folder)}, which writes there: wait until it has "
+                f"ended{soft if isinstance(lock, SoftFileLock) else ''}, or give another --workdir"
+            ) from error
     try:
         write_json(folder / OWNER, {"host": socket.gethostname(), "pid": os.getpid()})
         yield
     finally:
+        # `LOCK` stays: if it were removed, two processes could lock two files of that name.
         (folder / OWNER).unlink(missing_ok=True)
         lock.release()
 
 
 def owner_of(folder: Path) -> str:
-    """Who owns a folder now, such as "process 7 on HOST"; "" where nobody does."""
+    """Returns who owns a folder now, such as "process 7 on HOST"; "" if no process does."""
     if not (folder / OWNER).exists():
         return ""
     try:
@@ -59,7 +82,7 @@ def owner_of(folder: Path) -> str:
 
 
 def _name(folder: Path) -> str:
-    """What the owner of a folder wrote of itself."""
+    """Returns what the owner of a folder wrote about itself."""
     try:
         owner = json.loads((folder / OWNER).read_text())
         return f"process {int(owner['pid'])} on {str(owner['host'])[:80]!s}"
@@ -67,10 +90,117 @@ def _name(folder: Path) -> str:
         return "another process"
 
 
-def _refusal(folder: Path, lock: FileLock) -> str:
-    """One sentence on who owns the folder."""
-    left = f" (or, if it is gone, delete {folder / LOCK})" if isinstance(lock, SoftFileLock) else ""
+def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any], follows: str = "") -> str:
+    """Makes a folder the workdir of one configuration, or checks that it is already.
+
+    Args:
+      workdir, config, about, follows: as in `check_claim`; `about` is recorded at the first start.
+
+    Returns:
+      A message on what differs from a run that was given so many rounds at first; mostly "".
+
+    Raises:
+      WorkdirError: as `check_claim`, or the folder cannot be written to.
+    """
+    check_claim(workdir, config, about, follows)
+    path = workdir / "config.json"
+    if not path.exists():
+        write_json(path, {"config": config, **about})
+        return ""
+    old = read_json(path, CLAIM)
+    was, now = old["config"].get("rounds"), config["rounds"]
+    if was == now:
+        return ""
+    promised = {name: about[name] for name in ("privacy",) if name in about}
+    write_json(path, {**old, **promised, "config": {**old["config"], "rounds": now}})
+    (workdir / "summary.json").unlink(missing_ok=True)  # that of a run which is not finished now
+    if rounds_recorded(workdir / "metrics.jsonl") < was or not was % config["eval_every"]:
+        return ""
     return (
-        f"{folder} is in use by {_name(folder)}, which writes there: wait until it has ended{left}"
-        ", or give another --workdir"
+        f"round {was} was evaluated as the last one of {was}, which a run of {now} rounds in one "
+        f"go does not do with eval_every={config['eval_every']}: the model is the same, the "
+        "selected round may be another one"
     )
+
+
+def check_claim(
+    workdir: Path, config: dict[str, Any], about: dict[str, Any], follows: str = ""
+) -> None:
+    """Checks, and writes nothing, that a folder may be or is the workdir of a configuration.
+
+    Args:
+      workdir: the folder, new or of an earlier start of the same run.
+      config: flat configuration, dotted key -> value. It must be equal at every start, but for keys
+        that change no result (`_MAY_DIFFER`), and for `rounds`, which may not be fewer than are
+        done.
+      about: versions, devices and data; only "data" and "start_from" must be equal.
+      follows: the key whose plan follows from `rounds`, which then must be equal too; "" for none.
+
+    Raises:
+      WorkdirError: the folder holds a run of another configuration or of other data, or files of
+        no run.
+    """
+    if not (workdir / "config.json").exists():
+        return _check_unused(workdir)
+    new = json.loads(json.dumps({"config": config, **about}))
+    old = read_json(workdir / "config.json", CLAIM)
+    old["config"] = json.loads(json.dumps(up_to_date(old["config"])))
+    there, here = old["config"], new["config"]
+    changes = [
+        f"{key:.40} ({_short(there.get(key))} there, {_short(here.get(key))} now)"
+        for key in sorted({*there, *here} - _MAY_DIFFER - {"rounds"})
+        if there.get(key) != here.get(key)
+    ]
+    if not changes and old["data"] != new["data"]:
+        changes = ["the data themselves (their hash)"]
+    if not changes and old.get("start_from") != new.get("start_from"):
+        changes = ["the model that start_from names (its hash)"]
+    if changes:
+        raise WorkdirError(
+            f"{workdir} belongs to a run of another configuration; these differ: "
+            f"{', '.join(changes[:8])}. Give another --workdir, or the old values to continue"
+        )
+    _check_rounds(workdir, there.get("rounds"), config["rounds"], follows)
+
+
+def _check_rounds(workdir: Path, was: Any, now: int, follows: str) -> None:
+    """Raises WorkdirError if a run that was given `was` rounds cannot have `now` of them."""
+    if was == now:
+        return
+    if follows:
+        raise WorkdirError(
+            f"{workdir} belongs to a run of {was} rounds, and {follows} follows from that number: "
+            f"with rounds={now} its rounds so far would have been others. Give rounds={was}, or "
+            f"another --workdir, or start from it (start_from={workdir}) when it has finished"
+        )
+    path = workdir / "metrics.jsonl"
+    done = rounds_recorded(path)
+    if now < done:
+        raise WorkdirError(
+            f"{workdir} has made {done} rounds already, more than rounds={now}: give {done} or "
+            "more, or another --workdir"
+        )
+    if now == done and "accuracy" not in read_lines(path, done)[-1]:
+        raise WorkdirError(
+            f"{workdir} has made {done} rounds, and the last one was not evaluated: give more "
+            f"than rounds={now}, or another --workdir"
+        )
+
+
+def _short(value: Any) -> str:
+    """Returns a value as Python prints it, shortened to 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _check_unused(workdir: Path) -> None:
+    """Raises WorkdirError if a workdir without config.json is a file or holds anything."""
+    if workdir.exists() and not workdir.is_dir():
+        raise WorkdirError(f"{workdir} is a file: give a folder with --workdir")
+    # Hidden files are what a run leaves that was killed before it wrote its config.json.
+    names = sorted(path.name for path in workdir.glob("*") if path.name[0] != ".")
+    if names:
+        raise WorkdirError(
+            f"{workdir} is not empty ({names[0]}, ...) and holds no config.json of a run: give an "
+            "empty or new folder with --workdir"
+        )

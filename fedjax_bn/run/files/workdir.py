@@ -1,8 +1,8 @@
 """The files of a run, and the one way in which they are written and read.
 
-A file is written beside its place, waited for until the disk has it, and then renamed; lines of
-metrics.jsonl are appended, and waited for before a checkpoint counts them (`sync`). So what a run
-goes on from after a power cut is whole, and what is behind it is dropped.
+A file is written beside its place, synced to the disk, and then renamed. Lines of metrics.jsonl are
+appended, and synced before a checkpoint counts them (`sync`). So after a power cut the files from
+which a run continues are whole, and later ones are dropped.
 """
 
 import json
@@ -27,7 +27,7 @@ _WRITING = RLock()  # held while a file is written, so that a process can end be
 
 @contextmanager
 def no_write_under_way(seconds: float) -> Iterator[None]:
-    """Waits, at most so long, until no file is being written, and keeps others from starting."""
+    """Waits, for at most so many seconds, until no file is being written, and lets none start."""
     held = _WRITING.acquire(timeout=seconds)
     try:
         yield
@@ -38,17 +38,13 @@ def no_write_under_way(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def faults_named(place: Path | str) -> Iterator[None]:
-    """Turns the system's error on writing into a sentence for the user.
-
-    Raises:
-      WorkdirError: in place of OSError.
-    """
+    """Raises WorkdirError, with a message for the user, if the system refuses a write."""
     try:
         yield
     except OSError as error:
         raise WorkdirError(
             f"cannot write to {place} ({error.strerror or error}): make room there or make it "
-            "writable and give the same command to go on, or give another --workdir"
+            "writable and give the same command to continue, or give another --workdir"
         ) from error
 
 
@@ -56,10 +52,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file so that readers see all of it or nothing, whenever process or power ends.
 
     Only the owner of a workdir writes there (`ownership.owned`), so the name of the file that is
-    not yet whole is free, and one that a kill left behind is overwritten.
+    not yet whole is free, and one that a kill left there is overwritten.
 
     Raises:
-      WorkdirError: the disk is full, or the folder cannot be written to; no part is left behind.
+      WorkdirError: the disk is full, or the folder cannot be written to; no part of it stays.
     """
     data = content.encode() if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.partial")
@@ -101,7 +97,7 @@ def read_json(path: Path, form: Form = OBJECT) -> dict[str, Any]:
     """Reads a JSON file of a run, by default any object.
 
     Raises:
-      WorkdirError: it is not there, no regular file, damaged, or of another form.
+      WorkdirError: it is missing, no regular file, damaged, or of another form.
     """
     try:
         content = json.loads(read_text(path))
@@ -109,14 +105,12 @@ def read_json(path: Path, form: Form = OBJECT) -> dict[str, Any]:
             raise ValueError(wrong)
         return content
     except (OSError, ValueError, RecursionError) as error:
-        raise WorkdirError(
-            f"cannot read {path} ({_reason(error)}): move that folder away or "
-            "give another --workdir"
-        ) from error
+        remedy = "move that folder away or give another --workdir"
+        raise WorkdirError(f"cannot read {path} ({_reason(error)}): {remedy}") from error
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz that a report shows.
+    """Reads the arrays of an .npz that a report shows.
 
     Raises:
       WorkdirError: it is damaged.
@@ -128,12 +122,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def not_readable(path: Path, why: Exception) -> WorkdirError:
-    """The error on a file that a report could do without.
-
-    Args:
-      path: of the file.
-      why: of its text the first 120 characters are told.
-    """
+    """Returns the error for a file that a report can do without."""
     return WorkdirError(
         f"cannot read {path} ({_reason(why)}): move it away, and the report goes without it"
     )
@@ -147,7 +136,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     """Appends one JSON line; `sync` waits for it.
 
     Raises:
-      WorkdirError: it could not be written; no part of it is left behind.
+      WorkdirError: it could not be written; no part of it stays.
     """
     data = (json.dumps(record) + "\n").encode()
     with _WRITING, faults_named(path), open(path, "ab", buffering=0) as file:
@@ -162,59 +151,36 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
-    """The records of the first `rounds` rounds, each once.
-
-    Later or torn lines of a killed run are dropped. Where two processes wrote at once, which is no
-    longer possible, a round's first line stands: both had the same configuration and data.
+    """Returns the records of the first `rounds` rounds, without later or torn lines.
 
     Raises:
       WorkdirError: lines of those rounds are missing.
     """
     records = {record["round"]: record for record in reversed(_whole_lines(path))}
-    wrong = (
-        n for n in range(1, rounds + 1) if n not in records or other_names(records[n], records[1])
-    )
-    if missing := next(wrong, None):
-        raise WorkdirError(
-            f"{path} is damaged at round {missing} of the {rounds} that the checkpoint has: move "
-            f"{path.parent} away and start again, or give another --workdir"
-        )
+    for number in range(1, rounds + 1):
+        if number not in records or other_names(records[number], records[1]):
+            raise WorkdirError(
+                f"{path} is damaged at round {number} of the {rounds} that the checkpoint has: "
+                f"move {path.parent} away and start again, or give another --workdir"
+            )
     return [records[number] for number in range(1, rounds + 1)]
 
 
 def rounds_recorded(path: Path) -> int:
-    """How many rounds have their lines, from the first on without a gap."""
+    """Returns how many rounds have their lines, from the first on without a gap."""
     numbers = {record["round"] for record in _whole_lines(path)}
     return next(n for n in range(len(numbers) + 1) if n + 1 not in numbers)
 
 
-def keep_lines(path: Path, records: list[dict[str, Any]]) -> str:
-    """Rewrites a file of lines where it holds others than these records.
-
-    Returns:
-      A sentence for the user where rounds were there more than once; empty else.
-    """
+def keep_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    """Rewrites a file of lines if it holds others than these records."""
     lines = [json.dumps(record).encode() for record in records]
-    if path.exists() and _lines_of(path) == lines:
-        return ""
-    twice = holds_rounds_twice(path)
-    write_atomically(path, b"".join(line + b"\n" for line in lines))
-    if not twice:
-        return ""
-    return (
-        f"{path} held rounds more than once, as two processes leave it that write at once: it was "
-        f"repaired, and holds the first {len(records)} rounds once each"
-    )
-
-
-def holds_rounds_twice(path: Path) -> bool:
-    """Whether rounds have more than one line."""
-    numbers = [record["round"] for record in _whole_lines(path)]
-    return len(set(numbers)) < len(numbers)
+    if path.exists() and _lines_of(path) != lines:
+        write_atomically(path, b"".join(line + b"\n" for line in lines))
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines that hold the record of a round, as they stand."""
+    """Returns the records of rounds, in the order of their lines."""
     found = []
     for line in _lines_of(path):
         with suppress(ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What the last bits of a run depend on besides its configuration, data and seed."""
+"""What the last bits of a run depend on, in addition to configuration, data and seed."""
 
 import os
 import platform
@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 from fedjax_bn import __version__
-from fedjax_bn.run.files.forms import OBJECT
 from fedjax_bn.run.files.workdir import read_json
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -21,8 +20,15 @@ _FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd"
 
 
 def describe_machine() -> dict[str, Any]:
-    """Versions, devices, and what else sums are ordered and rounded by, for the record."""
+    """Returns, for the record, versions, devices, and all else that orders and rounds sums."""
     devices = jax.devices()
+    path = Path("/proc/cpuinfo")  # of Linux; elsewhere the features stay unknown
+    lines = path.read_text().splitlines() if path.exists() else []
+    about = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    flags = about.get("flags", about.get("Features", "")).split()
+    # XLA divides a sum among the cores that this process may use, and so orders it.
+    several = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if several else os.cpu_count() or 1
     return {
         "versions": {"fedjax_bn": __version__, "python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
@@ -31,9 +37,9 @@ def describe_machine() -> dict[str, Any]:
             "backend": jax.default_backend(),
             "device_kind": devices[0].device_kind,
             "architecture": platform.machine(),
-            "cpu": _of_processor("model name"),
-            "cpu_features": [f for f in _FEATURES if f in _of_processor("flags").split()],
-            "cores": _cores(),  # XLA divides a sum among them, and so orders it
+            "cpu": about.get("model name", platform.processor()),
+            "cpu_features": [feature for feature in _FEATURES if feature in flags],
+            "cores": cores,
             "options": {name: jax.config.values[f"jax_{name}"] for name in _OPTIONS},
             "environment": {name: os.environ.get(name, "") for name in _VARIABLES},
         },
@@ -41,7 +47,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def difference(workdir: Path, about: dict[str, Any]) -> str:
-    """A sentence on what is other than where a run was begun; empty where its bits stay the same.
+    """Returns a message on what has changed since a run was begun; "" if its bits stay the same.
 
     Args:
       workdir: with the config.json of a run.
@@ -50,12 +56,12 @@ def difference(workdir: Path, about: dict[str, Any]) -> str:
     Raises:
       WorkdirError: config.json is damaged.
     """
-    old = read_json(workdir / "config.json", OBJECT)
+    old = read_json(workdir / "config.json")
     parts = ("versions", "devices", "machine")
     there, here = ({k: m.get(k) for k in parts} for m in (old, about))
     changes = [
         f"{key} ({before:.60} there, {now:.60} now)"
-        for key, before, now in _differing(there, here)
+        for key, before, now in _leaves_of_both(there, here)
         if before != now
     ]
     if not changes:
@@ -66,29 +72,10 @@ def difference(workdir: Path, about: dict[str, Any]) -> str:
     )
 
 
-def _differing(there: Any, here: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
-    """(name, text there, text here) of all leaves that both have; older runs recorded fewer."""
+def _leaves_of_both(there: Any, here: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yields (name, text there, text here) of the leaves in both; older runs recorded fewer."""
     if isinstance(there, dict) and isinstance(here, dict):
         for key in sorted(there.keys() & here.keys()):
-            yield from _differing(there[key], here[key], f"{name}.{key}" if name else key)
+            yield from _leaves_of_both(there[key], here[key], f"{name}.{key}" if name else key)
     elif there is not None:
         yield name.removeprefix("machine."), repr(there), repr(here)
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _of_processor(key: str) -> str:
-    """A line of Linux's /proc/cpuinfo; elsewhere what Python knows, and nothing of features."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = {"flags": ("flags", "Features")}.get(key, (key,))
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() in names:
-            return value.strip()
-    return platform.processor() if key == "model name" else ""

@@ -1,7 +1,7 @@
-"""Over which devices a run is spread, and how what it needs comes to lie there.
+"""Over which devices a run is spread, and where its arrays are placed.
 
-Rows of clients are shared out over the mesh's axis "clients", everything else has a copy on each
-device. With several processes each puts the rows of its own devices there, and reads no others.
+Rows of clients are spread over the mesh's axis "clients"; every device has a copy of all else. Of
+several processes each reads and places the rows of its own devices alone.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ PyTree = Any
 
 
 def choose_mesh(text: str, rows: int, batch_size: int) -> Mesh | None:
-    """The mesh that `config.mesh` spells; None for one device.
+    """Returns the mesh that `config.mesh` describes; None for one device.
 
-    Where a number of devices is given, or all are taken, and there are more than rows, a client's
-    batch is split too, over as many devices as go evenly.
+    If a number of devices is given, or all are taken, and there are more devices than rows, each
+    client's batch is split too, over as many devices as go evenly.
 
     Args:
       text: `auto`, a number of devices, `clients:N` or `clients:N,batch:M`.
@@ -46,35 +46,29 @@ def choose_mesh(text: str, rows: int, batch_size: int) -> Mesh | None:
         batch = min(max(clients // rows, 1), batch_size)
         clients = min(clients, rows)
     chosen = np.array(devices[: clients * batch])
-    _check_processes(text, chosen)
+    if idle := set(range(jax.process_count())) - {device.process_index for device in chosen}:
+        raise ConfigError(
+            f"config.mesh={text!r} takes {chosen.size} devices, none of which is one of process "
+            f"{min(idle)}: start fewer processes, or give a mesh that has devices of all"
+        )
     if chosen.size == 1 and jax.process_count() == 1:
         return None
     shape, names = ((clients, batch), (CLIENTS, BATCH)) if batch > 1 else ((clients,), (CLIENTS,))
     return Mesh(chosen.reshape(shape), names)
 
 
-def _check_processes(text: str, devices: np.ndarray) -> None:
-    """Raises ConfigError where a process has none of the devices."""
-    idle = set(range(jax.process_count())) - {device.process_index for device in devices}
-    if idle:
-        raise ConfigError(
-            f"config.mesh={text!r} takes {devices.size} devices, none of which is one of process "
-            f"{min(idle)}: start fewer processes, or spell a mesh that has devices of all"
-        )
-
-
 def clients_of(mesh: Mesh | None) -> NamedSharding | None:
-    """`over_clients`, or None for one device."""
+    """Returns `over_clients`, or None for one device."""
     return None if mesh is None else over_clients(mesh)
 
 
 def copies_on(mesh: Mesh | None) -> NamedSharding | None:
-    """`everywhere`, or None for one device."""
+    """Returns `everywhere`, or None for one device."""
     return None if mesh is None else everywhere(mesh)
 
 
 def mesh_note(mesh: Mesh | None) -> str:
-    """A sentence on the devices of a run."""
+    """Returns words for a message: the devices of a run."""
     if mesh is None:
         return "one device"
     kind, shape = mesh.devices.flat[0].device_kind, dict(mesh.shape)
@@ -85,31 +79,31 @@ def mesh_note(mesh: Mesh | None) -> str:
 
 
 def over_clients(mesh: Mesh) -> NamedSharding:
-    """Rows [P, ...] shared out by client."""
+    """Returns the sharding of rows [P, ...] by client."""
     return NamedSharding(mesh, PartitionSpec(CLIENTS))
 
 
 def over_all(mesh: Mesh) -> NamedSharding:
-    """Rows shared out over all devices, those of a client's batch too."""
+    """Returns the sharding of rows over all devices, also over those of a client's batch."""
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:
-    """A copy on each device."""
+    """Returns the sharding of arrays that every device has a copy of."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
-    """Where leaves lie: the clients' own, [K, ...], over their axis, others everywhere."""
+    """Returns the sharding of each leaf: the clients' own, [K, ...], over their axis."""
     spread = jax.tree.map(lambda leaf: everywhere(mesh), state)
     own = jax.tree.map(lambda leaf: over_clients(mesh), (state.personal, state.memory))
     return spread._replace(personal=own[0], memory=own[1])
 
 
 def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
-    """The state's `jax.ShapeDtypeStruct`s, which on a mesh say where each leaf lies.
+    """Returns the state's `jax.ShapeDtypeStruct`s, on a mesh with the sharding of each leaf.
 
-    Of a state that has no row for each client every device has a copy.
+    A state that has no row for each client has a copy on every device.
     """
     form = jax.eval_shape(lambda state: state, state)
     if mesh is None:
@@ -124,26 +118,14 @@ def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
     )
 
 
-def without_padding(state: PyTree) -> PyTree:
-    """The form of a federation's state with the rows of its clients only; another tree as it is."""
-    if not isinstance(state, FederatedState):
-        return state
-    num_clients = state.weights.shape[0]
-    personal, memory = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((num_clients, *leaf.shape[1:]), leaf.dtype),
-        (state.personal, state.memory),
-    )
-    return state._replace(personal=personal, memory=memory)
-
-
 def place_rows(
     read: Callable[[int, int], PyTree], rows: int, sharding: NamedSharding | None
 ) -> PyTree:
-    """Arrays [rows, ...] of which every device gets its own rows.
+    """Returns arrays [rows, ...] of which every device gets its own rows.
 
     Args:
-      read: `read(start, stop)` -> those rows, a tree of NumPy arrays; asked for the rows of this
-        process's devices only.
+      read: `read(start, stop)` returns those rows, a tree of NumPy arrays; called for the rows of
+        this process's devices alone.
       rows: a multiple of the places that the sharding has.
       sharding: None for one device.
     """
@@ -161,7 +143,7 @@ def place_rows(
 
 
 def place_own(own: np.ndarray, rows: int, sharding: NamedSharding | None, tree: PyTree) -> PyTree:
-    """Arrays [rows, ...], from those of the rows i64[n] that `own_rows` names."""
+    """Returns arrays [rows, ...], from NumPy arrays of the rows i64[n] that `own_rows` names."""
     first = {row: position for position, row in enumerate(own.tolist())}
 
     def read(start: int, stop: int) -> PyTree:
@@ -172,7 +154,7 @@ def place_own(own: np.ndarray, rows: int, sharding: NamedSharding | None, tree: 
 
 
 def own_rows(rows: int, sharding: NamedSharding | None) -> np.ndarray:
-    """i64[n], which rows of so many lie on devices of this process, in order."""
+    """Returns i64[n], which of so many rows are on devices of this process, in order."""
     if sharding is None:
         return np.arange(rows)
     return np.concatenate([np.arange(*place) for place, _ in _own_places(rows, sharding)])
@@ -181,7 +163,7 @@ def own_rows(rows: int, sharding: NamedSharding | None) -> np.ndarray:
 def _own_places(
     rows: int, sharding: NamedSharding
 ) -> list[tuple[tuple[int, int], list[jax.Device]]]:
-    """((start, stop), this process's devices that hold these rows), in order."""
+    """Returns ((start, stop), this process's devices with these rows), in order."""
     where: dict[tuple[int, int], list[jax.Device]] = {}
     for device, (index,) in sharding.addressable_devices_indices_map((rows,)).items():
         start, stop, _ = index.indices(rows)
@@ -190,7 +172,7 @@ def _own_places(
 
 
 def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """The same arrays, or random keys, on every device of the mesh; each process has them."""
+    """Returns the arrays, or random keys, of each process on every device of the mesh."""
     if mesh is None:
         return jax.device_put(tree)
 
@@ -205,16 +187,16 @@ def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def gathered(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """The tree as every process can read it: with copies of all rows on each device."""
+    """Returns the tree as every process can read it: with copies of all rows on each device."""
     return tree if mesh is None else _gather(mesh)(tree)
 
 
 def fetched(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """The tree as NumPy arrays, of all rows in every process."""
+    """Returns the tree as NumPy arrays, with all rows in every process."""
     return jax.device_get(gathered(tree, mesh) if jax.process_count() > 1 else tree)
 
 
 @cache
 def _gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
-    """One function a mesh, so that it is compiled once a form of trees."""
+    """Returns one function for a mesh, which is compiled once for a form of trees."""
     return jax.jit(lambda tree: tree, out_shardings=everywhere(mesh))

@@ -1,8 +1,8 @@
 """What may end a run: requests to stop (Ctrl-C and SIGTERM), and an output that cannot be written.
 
-A run ends behind the round that is under way, whose state it saves; where no round is under way,
-the process ends at once. It does so in a thread of its own: while XLA compiles, Python runs no
-handler of signals, and what a handler raises while modules are imported may be swallowed there.
+A run ends after the round that is under way, whose state it saves; if no round is under way, the
+process ends at once. A thread of its own does that: while XLA compiles, Python runs no handler of
+signals, and what a handler raises while modules are imported may be swallowed there.
 """
 
 import io
@@ -20,7 +20,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _PATIENCE = 2.0  # seconds that a file which is being written may take
 _listening = threading.Event()
 _rounds: list[threading.Event] = []  # the requests of the rounds under way
-_saved: list[Callable[[], str]] = []  # what is said of the runs under way
+_saved: list[Callable[[], str]] = []  # what is printed about the runs under way
 
 
 def listen() -> None:
@@ -41,30 +41,24 @@ def _watch(reading: int) -> None:
         (number,) = os.read(reading, 1)
         if number not in _NUMBERS:
             continue
-        under_way = _rounds[-1:]
-        if under_way and not under_way[0].is_set():
-            under_way[0].set()
+        if _rounds and not _rounds[-1].is_set():
+            _rounds[-1].set()
         else:
-            _end(number)
-
-
-def _end(number: int) -> None:
-    end("stopped at once", 128 + number)
+            end("stopped at once", 128 + number)
 
 
 def end(why: str, status: int) -> None:
     """Ends the process between two writes, without what could hang or fail on the way out.
 
     Args:
-      why: the beginning of a sentence, which goes on with what is saved.
+      why: the beginning of the message, which continues with what is saved.
       status: of the process.
     """
     what = ""
     with suppress(OSError, IndexError):
         what = f"; {_saved[-1]()}"
-    text = f"fedjax_bn: {why}{what}: give the same command to go on\n"
-    if _rounds:  # behind the progress bar
-        text = f"\n{text}"
+    line = "\n" if _rounds else ""  # after the progress bar
+    text = f"{line}fedjax_bn: {why}{what}: give the same command to continue\n"
     with no_write_under_way(_PATIENCE):
         with suppress(OSError):
             os.write(2, text.encode("ascii", "backslashreplace"))
@@ -73,7 +67,7 @@ def end(why: str, status: int) -> None:
 
 @contextmanager
 def saying(saved: Callable[[], str]) -> Iterator[None]:
-    """Says so if the process ends at once; `saved()` is a part of a sentence on what is saved."""
+    """Prints `saved()`, words on what is saved, if the process ends at once."""
     _saved.append(saved)
     try:
         yield
@@ -83,64 +77,53 @@ def saying(saved: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask to stop after the round; a second one acts at once.
+    """Takes Ctrl-C and SIGTERM as requests to stop after the round; a second one acts at once.
 
     Yields:
-      A function without arguments that says whether a stop was asked for. In another thread than
-      the main one, where Python gives no signals, it never is.
+      A function without arguments that returns whether a stop was asked for. In another thread than
+      the main one, where Python gives no signals, it never was.
     """
-    requested = threading.Event()
-    if _listening.is_set():
-        _rounds.append(requested)
-        try:
-            yield requested.is_set
-        finally:
-            _rounds.remove(requested)
-    elif threading.current_thread() is threading.main_thread():
-        with _handled(requested):
-            yield requested.is_set
-    else:
-        yield requested.is_set
-
-
-@contextmanager
-def _handled(requested: threading.Event) -> Iterator[None]:
-    """The same without `listen`, as in a notebook."""
+    requested, old = threading.Event(), {}
 
     def request(number: int, frame: Any) -> None:
         del frame
         requested.set()
         signal.signal(number, old[number])
 
-    old = {number: signal.signal(number, request) for number in _NUMBERS}
+    if _listening.is_set():
+        _rounds.append(requested)
+    elif threading.current_thread() is threading.main_thread():  # as in a notebook
+        old |= {number: signal.signal(number, request) for number in _NUMBERS}
     try:
-        yield
+        yield requested.is_set
     finally:
+        if requested in _rounds:
+            _rounds.remove(requested)
         for number, handler in old.items():
             signal.signal(number, handler)
 
 
 class _Console(io.TextIOWrapper):
-    """Spells what cannot be shown in escapes, and loses what cannot be written."""
+    """Writes what cannot be shown in escapes, and loses what cannot be written."""
 
     def write(self, text: str) -> int:
         try:
             return super().write(text)
         except OSError:
-            return self._forget(text)
+            self._forget()
+            return len(text)
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError:
-            self._forget("")
+            self._forget()
 
-    def _forget(self, text: str) -> int:
-        """From now on nothing is written, what is still held back included."""
+    def _forget(self) -> None:
+        """Writes nothing from now on, not even what is still held back."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
-        return len(text)
 
 
 def endure() -> None:

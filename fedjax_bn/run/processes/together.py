@@ -1,19 +1,24 @@
-"""Several processes as one run: what process 0 does for all, and how a process ends that fails.
+"""Several processes as one run: how they find each other, agree, and end.
 
-All compute; process 0 alone writes to the workdir and prints. The others learn from it what only
-it can know, such as what the workdir holds (`by_first`), and its errors too. They talk through
-collectives of their devices (`multihost_utils`). A process that fails ends at once; where one is
-lost, a collective fails in the others, or JAX ends them for want of a heartbeat. The same command
-continues from the last checkpoint.
+The flag --distributed says that this process is one of several. JAX finds the others on SLURM (a
+task each GPU), under Open MPI and on Cloud TPUs; elsewhere three variables name them.
+
+All processes compute; process 0 alone writes to the workdir and prints. The others learn from it
+what the workdir holds (`by_first`), and its errors too. A process that fails ends at once; if one
+is lost, a collective fails in the others, or JAX ends them because no heartbeat arrives. The same
+command continues from the last checkpoint.
 """
 
 import hashlib
 import json
 import os
+import signal
+import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -22,13 +27,151 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fedjax_bn.run import errors
+from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.processes import stop
 
-_GRACE = 4.0  # seconds that the others have to end before process 0 does
+_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_ADDRESS, _COUNT, _NUMBER = _VARIABLES
+# What a launcher, srun or mpirun, sets to how many tasks it started.
+_TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+_HEARTBEAT = 60  # seconds of silence after which JAX takes a process for lost, and ends the others
+_GRACE = 4.0  # seconds in which the others can end before process 0 does
+
+
+def join(wanted: bool | None, timeout: int = 300) -> None:
+    """Connects this process with the others of its run, before anything else is asked of JAX.
+
+    Args:
+      wanted: the flag. True: connect. False: train alone, whatever the launcher says. None: train
+        alone, but raise where a launcher has started several processes, which would share a
+        workdir.
+      timeout: seconds to wait for the others.
+
+    Raises:
+      ConfigError: the variables do not fit together, JAX knows no launcher here, or the others
+        cannot be reached.
+    """
+    if wanted:
+        _connect(read_place(os.environ), timeout)
+    elif wanted is None:
+        there = os.environ
+        found = [f"{name}={there[name]}" for name in _TASKS if there.get(name, "1") != "1"]
+        found += [f"{name}={there[name]}" for name in _VARIABLES if name in there]
+        if found:
+            raise ConfigError(
+                f"this is one of several processes ({', '.join(found)}): give --distributed to "
+                "train together, or --nodistributed if each has a workdir of its own"
+            )
+
+
+def read_place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
+    """Reads the coordinator's address, the number of processes and this one's from the variables.
+
+    Returns:
+      None where none of the variables is set.
+
+    Raises:
+      ConfigError: one is missing or not in its range.
+    """
+    given = {name: environment[name] for name in _VARIABLES if environment.get(name)}
+    if not given:
+        return None
+    if missing := [name for name in _VARIABLES if name not in given]:
+        raise ConfigError(
+            f"{' and '.join(given)} is set, but not {' and '.join(missing)}: set all three, "
+            f"{_ADDRESS} to HOST:PORT of process 0, or none where JAX knows the launcher"
+        )
+    host, _, port = given[_ADDRESS].rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"{_ADDRESS}={given[_ADDRESS]!r} must be HOST:PORT of process 0")
+    for name in (_COUNT, _NUMBER):
+        if not given[name].isdecimal():
+            raise ConfigError(f"{name}={given[name]!r} must be a whole number")
+    count, number = int(given[_COUNT]), int(given[_NUMBER])
+    if number >= count:
+        raise ConfigError(
+            f"{_NUMBER}={number} must be at least 0 and below {_COUNT}={count}: count from 0"
+        )
+    return given[_ADDRESS], count, number
+
+
+def _connect(place: tuple[str, int, int] | None, timeout: int) -> None:
+    """Calls `jax.distributed.initialize`, after checks of what it would end the process for."""
+    address, count, number = place or (None, None, None)
+    if address:
+        _reach(address, number == 0, timeout)
+    try:
+        jax.distributed.initialize(
+            address,
+            count,
+            number,
+            # Otherwise JAX asks Kubernetes for what the variables already say.
+            cluster_detection_method="deactivate" if place else None,
+            initialization_timeout=timeout,
+            heartbeat_timeout_seconds=_HEARTBEAT,
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"--distributed: JAX finds no launcher that it knows ({error}): set {_ADDRESS}, "
+            f"{_COUNT} and {_NUMBER}, as launch/local.sh does, or leave --distributed out to train "
+            "alone"
+        ) from error
+    # JAX has just taken the signal for a service of its own; the program stops by it.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+    _meet()
+
+
+def _reach(address: str, here: bool, timeout: int) -> None:
+    """Raises ConfigError if process 0 cannot listen at its port, or does not answer in time.
+
+    Args:
+      address: HOST:PORT of process 0.
+      here: whether this is process 0.
+      timeout: seconds to wait for it.
+    """
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            if here:
+                return socket.create_server(("", int(port))).close()
+            return socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        except (OSError, OverflowError) as error:
+            if here:
+                raise ConfigError(
+                    f"process 0 cannot listen at {address} ({error}): give another port in "
+                    f"{_ADDRESS}"
+                ) from error
+            if time.monotonic() > end:
+                raise ConfigError(
+                    f"process 0 did not answer at {address} within {timeout} s ({error}): see "
+                    f"whether it was started, and whether {_ADDRESS} names its host"
+                ) from error
+        time.sleep(0.2)
+
+
+def _meet() -> None:
+    """Connects the devices of all now: later, one may be busy longer than the others wait for it.
+
+    Raises:
+      ConfigError: the processes have unequal numbers of devices, which `multihost_utils` refuses.
+    """
+    counts = Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        raise ConfigError(
+            f"the processes have {', '.join(str(counts[i]) for i in sorted(counts))} devices: give "
+            "all as many, by JAX_LOCAL_DEVICE_IDS or by the launcher's options"
+        )
+    if len(counts) > 1:
+        multihost_utils.sync_global_devices("fedjax_bn")
+
+
+def _several() -> bool:
+    return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def first() -> bool:
-    """Returns whether this is process 0, perhaps the only one."""
+    """Returns whether this is process 0, or the only one."""
     return not _several() or jax.process_index() == 0
 
 
@@ -56,25 +199,21 @@ def by_first(act: Callable[[], Any]) -> Any:
             result = {"value": act()}
         except errors.UserError as error:
             result = {"error": type(error).__name__, "text": str(error)}
-    result = json.loads(_of_first(json.dumps(result).encode()))
-    if "error" in result:
-        raise getattr(errors, result["error"])(result["text"])
-    return result["value"]
-
-
-def _of_first(content: bytes) -> bytes:
-    """The bytes that process 0 has."""
+    content = json.dumps(result).encode()
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
     # A few sizes only, for each of which a program is compiled.
     row = np.zeros(max(256, 1 << (size - 1).bit_length()), np.uint8)
     if first():
         row[:size] = np.frombuffer(content, np.uint8)
-    return multihost_utils.broadcast_one_to_all(row)[:size].tobytes()
+    result = json.loads(multihost_utils.broadcast_one_to_all(row)[:size].tobytes())
+    if "error" in result:
+        raise getattr(errors, result["error"])(result["text"])
+    return result["value"]
 
 
 @contextmanager
 def held_by_first(context: AbstractContextManager[None]) -> Iterator[None]:
-    """A context that process 0 alone enters, and in which all are once it has."""
+    """Enters a context in process 0 alone; all continue once it has."""
     with ExitStack() as stack:
         by_first(lambda: stack.enter_context(context))
         yield
@@ -86,7 +225,7 @@ def any_asked(stop: bool) -> bool:
 
 
 def require_same(what: str, value: Any) -> None:
-    """Raises ConfigError in all processes where one has another value than process 0.
+    """Raises ConfigError in all processes if one has another value than process 0.
 
     All processes must call it, in the same order.
 
@@ -99,7 +238,7 @@ def require_same(what: str, value: Any) -> None:
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
     digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
     if others := [i for i, row in enumerate(digests) if (row != digests[0]).any()]:
-        raise errors.ConfigError(
+        raise ConfigError(
             f"{what} of process {others[0]} is not that of process 0: give all the same command, "
             "and let them read the same files"
         )
@@ -107,11 +246,11 @@ def require_same(what: str, value: Any) -> None:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """A context in which an error ends this process at once, so that none waits for it."""
+    """Ends this process at once on an error in the block, so that no other waits for it."""
     try:
         yield
     except errors.UserError:
-        raise  # `main.fail` says it, and leaves
+        raise  # `main.fail` prints it, and leaves
     except Exception:
         if not _several():
             raise
@@ -123,7 +262,7 @@ def together() -> Iterator[None]:
 def leave(status: int) -> None:
     """Ends this process for a fault; alone it does nothing.
 
-    The way out of `jax.distributed` would wait for those that wait for this one.
+    `jax.distributed` would wait at its end for the processes that wait for this one.
     """
     if _several():
         _go_last()
@@ -136,7 +275,3 @@ def _go_last() -> None:
     sys.stderr.flush()
     if first():
         time.sleep(_GRACE)
-
-
-def _several() -> bool:
-    return jax.distributed.is_initialized() and jax.process_count() > 1

@@ -1,7 +1,7 @@
-"""How far the clients' batch norms lie apart, by layer, for a run's report.
+"""How far the clients' batch norms are from each other, by layer, for a run's report.
 
 `batch_norms/first.npz` is of the first round, `selected.npz` of the selected one. Before training
-all clients have one model, and every distance is 0; so it stays where batch norms are shared.
+all clients have one model, and every distance is 0; it stays 0 where batch norms are shared.
 """
 
 import io
@@ -19,13 +19,12 @@ from fedjax_bn.run.files.workdir import not_readable, read_arrays, write_atomica
 from fedjax_bn.run.processes.mesh import gathered
 from fedjax_bn.run.processes.together import first
 from fedjax_bn.run.training.population import Held
-from fedjax_bn.sharing import STATISTICS, Variables, join, path_names
+from fedjax_bn.sharing import STATISTICS, join, path_names
 
-FOLDER = "batch_norms"
 KINDS = ("mean", "std", "scale", "bias")
+_FOLDER = "batch_norms"
 _PARAMS = "params"
 _EPSILON = 1e-5
-Leaves = dict[tuple[str, ...], Any]  # (collection, ..., name) -> f[K, C]
 
 
 class Distances(NamedTuple):
@@ -45,62 +44,54 @@ class Distances(NamedTuple):
 def log_batch_norms(
     experiment: Experiment, folder: Path, state: FederatedState | Held, name: str, most: int = 100
 ) -> None:
-    """Writes `batch_norms/NAME.npz` of a state, where clients keep anything of their batch norms.
+    """Writes `batch_norms/NAME.npz` of a state, if clients keep anything of their batch norms.
 
     Args:
       experiment: the run's.
       folder: the workdir.
-      state: its clients' rows; of rows on the disk nothing is written.
+      state: its clients' rows; if they are on the disk nothing is written.
       name: of the file.
-      most: of more clients some are told of, evenly spaced.
+      most: clients that are written, evenly spaced if there are more.
 
     Raises:
       WorkdirError: it cannot be written.
     """
     if isinstance(state, Held):
         return
-    own = gathered(own_batch_norms(state.personal), experiment.mesh)
+    # The leaves f[K, C] of batch norms that clients keep; shared leaves are not in the tree.
+    leaves = {path_names(path): leaf for path, leaf in jax.tree.leaves_with_path(state.personal)}
+    layers = {path[1:-1] for path in leaves if path[0] == STATISTICS}
+    own = {
+        path: leaf
+        for path, leaf in leaves.items()
+        if path[0] in (_PARAMS, STATISTICS) and path[1:-1] in layers and leaf.ndim == 2
+    }
+    own = gathered(own, experiment.mesh)
     if not own or not first():
         return
     names = [domain.name for domain in experiment.internal.domains]
-    shown = some_of(len(names), most)
+    kept = some_of(len(names), most)
     found = distances({path: np.asarray(rows)[: len(names)] for path, rows in own.items()})
-    layers = in_forward_order(found, experiment.model, *_one_pass(experiment, state))
-    arrays = {
-        kind: np.array([found[layer].get(kind, np.full(len(names), np.nan)) for layer in layers])
-        for kind in KINDS
-    }
+    # The order is that of a trace of one client's model.
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.personal)
+    images = sample_input(experiment.internal, experiment.prepare, 2)
+    layers = in_forward_order(found, experiment.model, join(state.shared, one), images)
+    nothing = np.full(len(names), np.nan)
     file = io.BytesIO()
     np.savez_compressed(
         file,
         layers=np.array(layers),
-        clients=np.array([names[k].encode("utf-8", "surrogatepass") for k in shown]),
-        **{kind: np.float32(values[:, shown]) for kind, values in arrays.items()},
+        clients=np.array([names[k].encode("utf-8", "surrogatepass") for k in kept]),
+        **{
+            kind: np.float32([found[layer].get(kind, nothing)[kept] for layer in layers])
+            for kind in KINDS
+        },
     )
-    write_atomically(folder / FOLDER / f"{name}.npz", file.getvalue())
+    write_atomically(folder / _FOLDER / f"{name}.npz", file.getvalue())
 
 
-def _one_pass(experiment: Experiment, state: FederatedState) -> tuple[Variables, jax.Array]:
-    """The shapes of a client's variables, and images: what a trace of the model takes."""
-    own = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state.personal
-    )
-    return join(state.shared, own), sample_input(experiment.internal, experiment.prepare, 2)
-
-
-def own_batch_norms(personal: object) -> Leaves:
-    """The leaves of batch norms that clients keep, f[K, C], of a tree with None for shared ones."""
-    leaves = {
-        path_names(path): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(personal)
-        if path_names(path[:1])[0] in (_PARAMS, STATISTICS)
-    }
-    layers = {path[1:-1] for path in leaves if path[0] == STATISTICS}
-    return {path: leaf for path, leaf in leaves.items() if path[1:-1] in layers and leaf.ndim == 2}
-
-
-def distances(leaves: Leaves) -> dict[str, dict[str, np.ndarray]]:
-    """Layer -> kind -> distance f[K] of each client from the mean of all clients.
+def distances(leaves: dict[tuple[str, ...], Any]) -> dict[str, dict[str, np.ndarray]]:
+    """Returns layer -> kind -> distance f[K] of each client from the mean of all clients.
 
     All are root mean squares over the layer's channels.
 
@@ -108,32 +99,28 @@ def distances(leaves: Leaves) -> dict[str, dict[str, np.ndarray]]:
     mean over clients; scale and bias: of their difference from the mean.
 
     Args:
-      leaves: as `own_batch_norms` gives them.
+      leaves: (collection, ..., name) -> f[K, C], of batch norms.
     """
+
+    def apart(rows: np.ndarray) -> np.ndarray:
+        return np.sqrt(((rows - rows.mean(0)) ** 2).mean(1))
+
     found: dict[str, dict[str, np.ndarray]] = {}
     leaves = {path: np.asarray(leaf, np.float64) for path, leaf in leaves.items()}
-    for path in leaves:
-        if path[0] != STATISTICS:
-            continue
-        layer, name = path[1:-1], "/".join(path[1:-1]) or "."
+    for layer in (path[1:-1] for path in leaves if path[0] == STATISTICS):
         mean, var = (leaves.get((STATISTICS, *layer, part)) for part in ("mean", "var"))
-        kinds = found.setdefault(name, {})
+        kinds = found.setdefault("/".join(layer) or ".", {})
         if mean is not None and var is not None:
-            kinds["mean"] = _apart(mean / np.sqrt(var.mean(0) + _EPSILON))
-            kinds["std"] = _apart(np.log(var + _EPSILON) / 2)
+            kinds["mean"] = apart(mean / np.sqrt(var.mean(0) + _EPSILON))
+            kinds["std"] = apart(np.log(var + _EPSILON) / 2)
         for kind in ("scale", "bias"):
             if (leaf := leaves.get((_PARAMS, *layer, kind))) is not None:
-                kinds[kind] = _apart(leaf)
+                kinds[kind] = apart(leaf)
     return found
 
 
-def _apart(rows: np.ndarray) -> np.ndarray:
-    """f[K]: root mean square over channels of what each row f[K, C] has more than their mean."""
-    return np.sqrt(((rows - rows.mean(0)) ** 2).mean(1))
-
-
 def read_distances(folder: Path, name: str) -> Distances | None:
-    """The distances that a run wrote under a name; None where it wrote none.
+    """Returns the distances that a run wrote under a name; None if it wrote none.
 
     Args:
       folder: the run's workdir.
@@ -142,7 +129,7 @@ def read_distances(folder: Path, name: str) -> Distances | None:
     Raises:
       WorkdirError: the file is damaged.
     """
-    path = folder / FOLDER / f"{name}.npz"
+    path = folder / _FOLDER / f"{name}.npz"
     if not path.exists():
         return None
     stored = read_arrays(path)

@@ -2,8 +2,9 @@
 
 JAX names an entry by the program, the versions, the options of XLA and what it is compiled for, the
 features of the CPU included, so that unlike machines can share a folder. It writes an entry in
-place, which a reader may find half written and a killed run leaves so for ever. Here the size is
-limited, which makes JAX lock the folder, and what a killed run left is dropped at the start.
+place, so a reader may find it half written, and a killed run leaves it half written for ever. Here
+the size is limited, which makes JAX lock the folder, and what a killed run left is deleted at the
+start.
 """
 
 import os
@@ -24,9 +25,9 @@ _ENTRY, _USED = "-cache", "-atime"  # JAX writes the time of use after the entry
 def keep_compiled(folder: str) -> None:
     """Lets JAX look for compiled programs in a folder and keep new ones there.
 
-    JAX's own environment variables go first: JAX_COMPILATION_CACHE_DIR, its limits, and
-    JAX_ENABLE_COMPILATION_CACHE=false, with which nothing is kept. A folder that cannot be written
-    is said once and not used.
+    JAX's own environment variables have priority: JAX_COMPILATION_CACHE_DIR, its limits, and
+    JAX_ENABLE_COMPILATION_CACHE=false, with which nothing is kept. If the folder cannot be written,
+    it is not used, with a warning.
 
     Args:
       folder: a path, in which ~ is the home, or the address of a bucket (`gs://...`); "" for none.
@@ -51,11 +52,11 @@ def keep_compiled(folder: str) -> None:
             jax.config.update(key, value)
     if jax.config.jax_compilation_cache_dir != (place or None):
         jax.config.update(name, place or None)
-        reset_cache()  # else JAX stays with the folder that it opened first
+        reset_cache()  # otherwise JAX keeps the folder that it opened first
 
 
 def _drop_torn(folder: Path) -> None:
-    """Removes entries that a killed process left half written or half removed.
+    """Deletes entries that a killed process left half written or half removed.
 
     Raises:
       OSError: the folder cannot be written, or stayed locked for a minute.

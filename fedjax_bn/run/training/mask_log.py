@@ -1,4 +1,4 @@
-"""What a run keeps of its clients' masks, where they have any: arrays, norms, a picture."""
+"""What a run keeps of its clients' masks, if they have any: arrays, norms, a picture."""
 
 import io
 from pathlib import Path
@@ -19,9 +19,8 @@ from fedjax_bn.run.processes.mesh import gathered
 from fedjax_bn.run.processes.together import first
 from fedjax_bn.run.training.population import Held, rows_of_clients
 from fedjax_bn.run.training.records import Record
-from fedjax_bn.sharing import Variables
 
-SAMPLES = 256  # of a client, whose features are drawn
+_SAMPLES = 256  # of a client, whose features are drawn
 
 
 def log_masks(
@@ -33,81 +32,50 @@ def log_masks(
 ) -> Record:
     """Writes the masks of a round, and after the last one a picture of what they do.
 
-    `masks/ROUND.npz` holds, for each mask, NAME f[K, C] and NAME.mean f[C], what an unseen client
+    `masks/ROUND.npz` holds, for each mask, NAME f[K, C] and NAME.mean f[C], which an unseen client
     receives, and the names of the clients. `plots/masked_features.png` shows the first and the last
-    client. Of a population they are those of the round's cohort.
+    client. The clients of a population are those of the round's cohort.
 
     Returns:
-      {"mask_l1": {client: L1 norm, "mean": their mean}}, over several masks of a client their mean
-      (FedCD, Fig. 3), and of more than `limit` clients, or of a cohort, a summary (`run.groups`);
-      {} where there are no masks.
+      {"mask_l1": {client: L1 norm, "mean": their mean}}, the mean over a client's masks if it has
+      several (FedCD, Fig. 3). Of more than `limit` clients, or of a cohort, it is a summary
+      (`run.evaluation.groups`). {} if there are no masks.
     """
     if not state.personal.get(COLLECTION):
         return {}
-    names = [domain.name for domain in experiment.internal.domains]
+    domains = experiment.internal.domains
     masks, weights = _masks_of(experiment, state), np.asarray(state.weights)
     mean = {name: (weights[:, None] * mask).sum(0) / weights.sum() for name, mask in masks.items()}
-    if isinstance(state, Held):  # whose only row was the mean
-        experiment, state, limit = *_of_cohort(experiment, state), 0
-        names = [""] * len(names)  # another cohort has other names, which a record must not have
+    names = [domain.name for domain in domains]
+    if isinstance(state, Held):  # its only row was the mean
+        client = np.asarray(state.client)
+        rows = rows_of_clients(state, client, ("personal",))["personal"]
+        domains = [domains[k] for k in client]
+        state = state.state._replace(personal=rows, weights=np.zeros(len(client)))
+        names, limit = [""] * len(names), 0  # each round's cohort has other names: no names
         masks = _masks_of(experiment, state)
-    domains = experiment.internal.domains
-    path = folder / "masks" / f"{int(state.round):04}.npz"
     if first():
-        write_atomically(path, _packed([domain.name for domain in domains], masks, mean))
+        arrays = {"clients": np.array([domain.name for domain in domains])} | masks
+        file = io.BytesIO()
+        np.savez_compressed(file, **arrays, **{f"{name}.mean": mean[name] for name in masks})
+        write_atomically(folder / "masks" / f"{int(state.round):04}.npz", file.getvalue())
     if last and FEATURES in masks:
         two = sorted({0, len(domains) - 1})
-        models = _models_of(experiment, state, two)
+        variables = gathered(client_variables(state), experiment.mesh)
         if first():
-            image = masked_features(_features_of(experiment, models, two), masks[FEATURES][two])
+            features = {}  # name -> f[N, F] before the mask, of test images
+            for k in two:
+                own = take(jax.device_get(jax.tree.map(lambda leaf, k=k: leaf[k], variables)))[0]
+                some = select(domains[k].test, np.arange(len(domains[k].test.images))[:_SAMPLES])
+                given = experiment.model, experiment.prepare, own, some, _SAMPLES
+                features[domains[k].name] = features_of(running, *given)
+            image = masked_features(features, masks[FEATURES][two])
             write_atomically(folder / "plots" / "masked_features.png", image)
     norms = np.mean([np.abs(mask).sum(1) for mask in masks.values()], axis=0)
     return {"mask_l1": by_client(names[: len(norms)], norms, limit)}
 
 
 def _masks_of(experiment: Experiment, state: FederatedState | Held) -> dict[str, np.ndarray]:
-    """Name -> masks f[K, F], where this process can read them, without rows of padding."""
+    """Returns name -> masks f[K, F], where this process can read them, without padding."""
     masks = jax.device_get(gathered(state.personal[COLLECTION], experiment.mesh))
     return jax.tree.map(lambda leaf: leaf[: len(state.weights)], masks)
-
-
-def _of_cohort(experiment: Experiment, held: Held) -> tuple[Experiment, FederatedState]:
-    """The experiment and the state of a round's cohort alone."""
-    client = np.asarray(held.client)
-    rows = rows_of_clients(held, client, ("personal",))["personal"]
-    domains = tuple(experiment.internal.domains[k] for k in client)
-    internal = experiment.internal._replace(domains=domains)
-    state = held.state._replace(personal=rows, weights=np.zeros(len(client)))
-    return experiment._replace(internal=internal), state
-
-
-def _packed(names: list[str], masks: dict[str, np.ndarray], mean: dict[str, np.ndarray]) -> bytes:
-    """The content of `masks/ROUND.npz`."""
-    arrays = {"clients": np.array(names)}
-    for name, mask in masks.items():
-        arrays |= {name: mask, f"{name}.mean": mean[name]}
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def _models_of(
-    experiment: Experiment, state: FederatedState, clients: list[int]
-) -> list[Variables]:
-    """The collections of some clients, where this process can read them."""
-    variables = gathered(client_variables(state), experiment.mesh)
-    models = [jax.tree.map(lambda leaf, k=k: leaf[k], variables) for k in clients]
-    return models if experiment.mesh is None else jax.device_get(models)
-
-
-def _features_of(
-    experiment: Experiment, models: list[Variables], clients: list[int]
-) -> dict[str, np.ndarray]:
-    """Name -> features f[N, F] before the mask, of some clients' own test images."""
-    domains, found = experiment.internal.domains, {}
-    for k, variables in zip(clients, models, strict=True):
-        own = take(variables)[0]
-        some = select(domains[k].test, np.arange(min(SAMPLES, len(domains[k].test.images))))
-        model, prepare = experiment.model, experiment.prepare
-        found[domains[k].name] = features_of(running, model, prepare, own, some, SAMPLES)
-    return found

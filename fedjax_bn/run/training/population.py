@@ -1,19 +1,19 @@
-"""A population: far more clients than take part in a round, whose own parts lie on the disk.
+"""A population: far more clients than take part in a round, whose own parts are on the disk.
 
-`config.population` says where the clients' own parts of the state are kept (personal leaves, method
-memory, what a weighing rule remembers). On the device it is a row a client. On the disk a
-`RowStore` has them, and a run carries a `Held` in place of the `FederatedState`.
+`config.population` chooses where the clients' own parts of the state are kept (personal leaves,
+method memory, what a weighing rule remembers). On the device each client has a row. On the disk a
+`RowStore` has them, and a run carries a `Held`, not a `FederatedState`.
 """
 
 import dataclasses
 import functools
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -21,13 +21,13 @@ from fedjax_bn.adaptation import ensemble
 from fedjax_bn.engine.ranges import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.errors import CheckpointError, ConfigError
-from fedjax_bn.run.experiment.availability import Cohort
 from fedjax_bn.run.processes.together import by_first
 from fedjax_bn.run.training.row_store import SLOTS, UNTOUCHED, RowStore
 
 PyTree = Any
 # A client's own part, by files of its own: evaluation reads personal leaves alone.
 PARTS = ("personal", "memory", "weighing")
+_MOST_ON_DEVICE = 1000  # clients, with population=auto
 
 
 @functools.partial(
@@ -54,7 +54,7 @@ class Held:
     slots: np.ndarray
     store: RowStore
 
-    # What reads a federation's state reads these: a federation of one client.
+    # Readers of a federation's state find these here: a federation of one client.
     round = property(lambda self: self.state.round)
     shared = property(lambda self: self.state.shared)
     server = property(lambda self: self.state.server)
@@ -66,18 +66,21 @@ class Held:
 def start_held(
     config: ConfigDict, start: Callable[[], FederatedState], folder: Path, num_clients: int
 ) -> Callable[[], FederatedState | Held]:
-    """`start`, or where the clients' rows lie on the disk a function that makes the first `Held`.
+    """Returns `start`, or a function that makes the first `Held` if rows are kept on the disk.
 
     Args:
       config: the run's.
-      start: makes the first state; of one client where the rows lie on the disk.
+      start: makes the first state, of one client if rows are kept on the disk.
       folder: the workdir.
       num_clients: N.
     """
     if not on_disk(config, num_clients):
         return start
     form = jax.eval_shape(start)
-    rows = {part: _one_row(getattr(form, part)) for part in PARTS}
+    rows = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
+        {part: getattr(form, part) for part in PARTS},
+    )
     store = RowStore(folder / "population", rows, num_clients)
 
     def hold() -> Held:
@@ -91,104 +94,87 @@ def start_held(
 
 
 def on_disk(config: ConfigDict, num_clients: int) -> bool:
-    """Whether the rows of clients lie on the disk.
+    """Returns whether the rows of clients are kept on the disk.
 
     Args:
-      config: `population`; `auto` takes the disk for more than `MOST_ON_DEVICE` clients of which
-        some take part (`clients_per_round`).
+      config: `population`; `auto` takes the disk for more than 1000 clients if some of them sit
+        out (`clients_per_round`).
       num_clients: K.
     """
     some = 0 < config.clients_per_round < num_clients
-    large = config.population == "auto" and num_clients > MOST_ON_DEVICE
+    large = config.population == "auto" and num_clients > _MOST_ON_DEVICE
     return config.population == "disk" or (some and large)
 
 
-MOST_ON_DEVICE = 1000  # clients, with population=auto
-MOST_DRAWN = 1000  # rounds that are drawn beforehand, to know who will train
-
-
 def check_population(config: ConfigDict, num_clients: int) -> None:
-    """Raises ConfigError where rows on the disk do not go with what else is configured."""
+    """Raises ConfigError if rows on the disk do not go with what else is configured."""
     if config.population == "disk" and not 0 < config.clients_per_round < num_clients:
         raise ConfigError(
             f"config.population='disk' keeps clients off the device that sit out, but with "
             f"clients_per_round={config.clients_per_round} all {num_clients} take part: lower "
             "clients_per_round, or set population=device"
         )
-    if not on_disk(config, num_clients):
-        return
-    refuse_ensemble(config.adaptations)
+    if on_disk(config, num_clients):
+        refuse_ensemble(config.adaptations)
 
 
 def refuse_ensemble(adaptations: Iterable[str]) -> None:
-    """Raises ConfigError where an adaptation needs the models of all clients at once."""
+    """Raises ConfigError if an adaptation needs the models of all clients at once."""
     for text in adaptations:
         if text.partition(":")[0] == ensemble.__name__:
             raise ConfigError(
                 f"config.adaptations has {brief(text)}, which holds the models of all clients at "
-                "once, but those of this population lie on the disk: leave it out, or set "
+                "once, but those of this population are on the disk: leave it out, or set "
                 "population=device"
             )
 
 
-def disk_note(
-    config: ConfigDict,
-    start: Callable[[], FederatedState | Held],
-    cohort_of: Callable[[jax.Array], Cohort],
-) -> str:
-    """A sentence on the disk that the clients' rows will take; empty where they lie elsewhere.
+def disk_note(config: ConfigDict, start: Callable[[], FederatedState | Held]) -> str:
+    """Returns a message on the disk that the clients' rows will take; "" without such rows.
 
     Args:
       config: the run's.
       start: as `start_held` returns it.
-      cohort_of: who is drawn for a round i32[], and who of them takes part; traceable.
 
     Raises:
-      ConfigError: the disk has not that much.
+      ConfigError: the disk has less.
     """
     held = jax.eval_shape(start)
     if not isinstance(held, Held):
         return ""
-    store, drawn = held.store, config.clients_per_round
-    free, taken = _free_bytes(store.folder), store.taken_bytes()
-    # Who has trained needs a row, and who will train follows from the seed.
-    train = who_trains(cohort_of, store.num_clients, min(config.rounds, MOST_DRAWN))
-    least = store.row_bytes * int(train.sum())
-    most = store.row_bytes * min(drawn * config.rounds, SLOTS * store.num_clients)
-    if max(0, least - taken) > free:
+    store, drawn, total = held.store, config.clients_per_round, held.store.num_clients
+    place = store.folder.absolute()
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    # How many will have trained, on average, if all are drawn alike; each needs a row.
+    least = store.row_bytes * total * (1 - (1 - drawn / total) ** config.rounds)
+    most = store.row_bytes * min(drawn * config.rounds, SLOTS * total)
+    if max(0, least - store.taken_bytes()) > free:
         raise ConfigError(
-            f"the own parts of {store.num_clients:,} clients of {config.method}, "
-            f"{_size(store.row_bytes)} each, will take {_size(least)} in {store.folder}, but its "
-            f"disk has {_size(free)} free: give a --workdir on a larger disk, train fewer clients "
-            "or rounds, or choose a smaller model or a method that remembers no model for a client"
+            f"the own parts of {total:,} clients of {config.method}, {_size(store.row_bytes)} "
+            f"each, will take {_size(least)} in {store.folder}, but its disk has {_size(free)} "
+            "free: give a --workdir on a larger disk, train fewer clients or rounds, or choose a "
+            "smaller model or a method that remembers no model for a client"
         )
     return (
-        f"{store.num_clients:,} clients, {_size(store.row_bytes)} each, lie in {store.folder}, "
-        f"{drawn} at a time on the device; they will take {_size(least)} to {_size(most)} of "
-        f"the disk, which has {_size(free)} free"
+        f"{total:,} clients, {_size(store.row_bytes)} each, are kept in {store.folder}, {drawn} at "
+        f"a time on the device; they will take {_size(least)} to {_size(most)} of the disk, which "
+        f"has {_size(free)} free"
     )
 
 
-def who_trains(
-    cohort_of: Callable[[jax.Array], Cohort], num_clients: int, rounds: int
-) -> jax.Array:
-    """bool[N], who takes part in at least one of the first rounds, by `disk_note`'s `cohort_of`."""
-
-    def also(number: jax.Array, train: jax.Array) -> jax.Array:
-        cohort = cohort_of(number)
-        present = True if cohort.participates is None else cohort.participates
-        return train.at[cohort.client].max(present)
-
-    def draw() -> jax.Array:
-        return jax.lax.fori_loop(0, rounds, also, jnp.zeros(num_clients, bool))
-
-    return jax.jit(draw)()
+def _size(count: float) -> str:
+    """Returns bytes as people write them."""
+    for unit, power in (("GB", 30), ("MB", 20), ("KB", 10)):
+        if count >= 2**power:
+            return f"{count / 2**power:.3g} {unit}"
+    return f"{count:.0f} bytes"
 
 
 def protect_rows(folder: Path, state: FederatedState | Held) -> None:
     """Keeps the rows that a workdir's checkpoints name from being written to.
 
-    Where there are no checkpoints, the files are made.
+    If there are no checkpoints, the files are made.
 
     Raises:
       WorkdirError: the files cannot be made.
@@ -197,57 +183,29 @@ def protect_rows(folder: Path, state: FederatedState | Held) -> None:
         return
     from fedjax_bn.run.files import checkpoint  # Orbax takes long to import
 
-    named = {}
+    none = True
     for kind in ("latest", "selected"):
         with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
-            steps = by_first(lambda manager=manager: checkpoint.steps(manager))
-            named[kind] = [_slots_of(manager, state, step) for step in steps]
-    if not any(named.values()):
+            for step in by_first(functools.partial(checkpoint.steps, manager)):
+                none = False
+                with suppress(CheckpointError):  # no run can continue from it
+                    state.store.keep(kind, checkpoint.restore(manager, state, step).slots)
+    if none:
         by_first(state.store.make)
-    state.store.going_on(
-        {kind: [s for s in slots if s is not None] for kind, slots in named.items()}
-    )
-
-
-def _slots_of(manager: Any, like: Held, step: int) -> np.ndarray | None:
-    from fedjax_bn.run.files import checkpoint
-
-    try:
-        return checkpoint.restore(manager, like, step).slots
-    except CheckpointError:  # nobody can go on from it, so it names nothing
-        return None
 
 
 def keep_rows(kind: str, state: FederatedState | Held) -> None:
-    """Before a checkpoint is saved: the disk has the rows that it names, and they stay."""
+    """Waits, before a checkpoint is saved, until the disk has the rows that it names."""
     if isinstance(state, Held):
-        state.store.keep(kind, np.asarray(state.slots))
+        state.store.keep(kind, state.slots)
 
 
 def num_clients(state: FederatedState | Held) -> int:
-    """K, or N of a population."""
+    """Returns K, or N of a population."""
     return len(state.slots) if isinstance(state, Held) else state.weights.shape[0]
 
 
 def rows_of_clients(held: Held, client: np.ndarray, parts: tuple[str, ...] = PARTS) -> dict:
-    """part -> rows [C, ...] of some clients."""
+    """Returns part -> rows [C, ...] of some clients."""
     slots = np.asarray(held.slots)
     return {part: held.store.read(part, slots, client, held.first[part]) for part in parts}
-
-
-def _one_row(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
-
-
-def _free_bytes(folder: Path) -> int:
-    """Of the disk that a folder will lie on."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    return shutil.disk_usage(there).free
-
-
-def _size(count: float) -> str:
-    """Bytes for people."""
-    for unit, power in (("GB", 30), ("MB", 20), ("KB", 10)):
-        if count >= 2**power:
-            return f"{count / 2**power:.3g} {unit}"
-    return f"{count:.0f} bytes"

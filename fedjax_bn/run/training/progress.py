@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from fedjax_bn.engine.names import shown
 
-Tell = Callable[[dict[str, Any]], None]  # of the record of a round that is done
 _BETWEEN_LINES = 30.0  # seconds; a round with an accuracy has a line of its own
 # Without tqdm's percentage and rounds a second, so that the whole text fits into 80 columns; and
 # without its time left, which counts compiling.
@@ -20,8 +19,8 @@ _BAR = "{{desc}}: {{bar}} {{n_fmt}}/{{total_fmt}} [{{elapsed}}<{left}{{postfix}}
 @contextmanager
 def progress(
     title: str, rounds: int, done: int, samples: float, score: str = "accuracy"
-) -> Iterator[Tell]:
-    """Tells of each round: its mean loss, mean score where there is one, pace and the time left.
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Shows each round: its mean loss, mean score if it was evaluated, pace and the time left.
 
     Args:
       title: of the run, such as its method.
@@ -33,48 +32,38 @@ def progress(
     Yields:
       A function of a round's record, a line of metrics.jsonl.
     """
-    title = shown(title)
+    title, left = shown(title), _time_left(rounds)
     if not sys.stderr.isatty():
-        yield _in_lines(title, rounds, samples, score)
-        return
-    shape, left = _BAR.format(left="?"), _time_left(rounds)
-    with tqdm(total=rounds, initial=done, desc=title, bar_format=shape, dynamic_ncols=True) as bar:
+        printed = time.monotonic()
 
         def tell(record: dict[str, Any]) -> None:
-            bar.bar_format = _BAR.format(left=tqdm.format_interval(left(record)))
-            bar.set_postfix_str(told(record, samples, score), refresh=False)
-            bar.update()
+            nonlocal printed
+            number, seconds, now = record["round"], left(record), time.monotonic()
+            if "accuracy" in record or number >= rounds or now - printed >= _BETWEEN_LINES:
+                printed = now
+                text = f"{in_words(record, samples, score)}, {duration(seconds)} left"
+                with suppress(OSError):
+                    line = f"{title}: round {number} of {rounds}, {text}"
+                    print(line, file=sys.stderr, flush=True)
 
         yield tell
+        return
+    shape = _BAR.format(left="?")
+    with tqdm(total=rounds, initial=done, desc=title, bar_format=shape, dynamic_ncols=True) as bar:
 
+        def tell_bar(record: dict[str, Any]) -> None:
+            bar.bar_format = _BAR.format(left=tqdm.format_interval(left(record)))
+            bar.set_postfix_str(in_words(record, samples, score), refresh=False)
+            bar.update()
 
-def _in_lines(title: str, rounds: int, samples: float, score: str) -> Tell:
-    """Some rounds a line, without control characters, as a file or a scheduler's log wants it."""
-    left = _time_left(rounds)
-    said = time.monotonic()
-
-    def tell(record: dict[str, Any]) -> None:
-        nonlocal said
-        number, seconds, now = record["round"], left(record), time.monotonic()
-        text = told(record, samples, score)
-        if "accuracy" not in record and number < rounds and now - said < _BETWEEN_LINES:
-            return
-        said = now
-        with suppress(OSError):
-            print(
-                f"{title}: round {number} of {rounds}, {text}, {duration(seconds)} left",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    return tell
+        yield tell_bar
 
 
 def _time_left(rounds: int) -> Callable[[dict[str, Any]], float]:
     """Returns a function from a round's record, when it is done, to the seconds of those to come.
 
-    Neither start-up nor compiling counts: the mean is over the times from round to round, without
-    the first round and the first evaluated one. Until there are any, a round's own time is taken.
+    The mean is over the times from round to round, without the first round and the first evaluated
+    one, which compile. Until there are others, a round's own time is taken.
     """
     seen, paces, before = set(), [], time.monotonic()
 
@@ -91,8 +80,8 @@ def _time_left(rounds: int) -> Callable[[dict[str, Any]], float]:
     return left
 
 
-def told(record: dict[str, Any], samples: float, score: str) -> str:
-    """What there is to say of a round: mean loss, the score if it was evaluated, samples a second.
+def in_words(record: dict[str, Any], samples: float, score: str) -> str:
+    """Returns a round in words: mean loss, the score if it was evaluated, samples a second.
 
     Args:
       record: a line of metrics.jsonl.
@@ -102,7 +91,7 @@ def told(record: dict[str, Any], samples: float, score: str) -> str:
     losses = record["loss"]
     losses = {"mean": losses["mean"]} if "mean" in losses else losses  # of many clients
     present = [loss for loss in losses.values() if loss is not None]
-    text = f"loss {sum(present) / len(present):.3f}" if present else "nobody took part"
+    text = f"loss {sum(present) / len(present):.3f}" if present else "no client took part"
     if "accuracy" in record:
         text += f", {score} {record['accuracy']['mean']:.1f} %"
     if not present:
@@ -111,7 +100,7 @@ def told(record: dict[str, Any], samples: float, score: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 8 s, 3 min 20 s, 2 h 5 min."""
+    """Returns seconds as people write them: 8 s, 3 min 20 s, 2 h 5 min."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"

@@ -18,10 +18,10 @@ def round_record(
     seconds: float,
     limit: int = 100,
 ) -> Record:
-    """One line of metrics.jsonl; None for the loss of a client that took no part.
+    """Returns one line of metrics.jsonl; a client that took no part has the loss None.
 
-    Of more than `limit` clients it has a summary, see `run.groups`, and `clients`, the numbers of
-    those that took part, where these are not all.
+    Of more than `limit` clients it has a summary, see `run.evaluation.groups`, and `clients`, the
+    numbers of those that took part, if not all did.
 
     Args:
       names: of the K clients.
@@ -48,7 +48,7 @@ def round_record(
 
 
 def have_trained(records: list[Record], names: list[str] | None = None) -> np.ndarray:
-    """Who has trained in one round at least, and kept it: bool[K].
+    """Returns who has trained in at least one round, and kept it: bool[K].
 
     Args:
       records: of all rounds so far, at least one.
@@ -69,38 +69,35 @@ def have_trained(records: list[Record], names: list[str] | None = None) -> np.nd
 
 
 def require_finite(record: Record, metrics: dict[str, np.ndarray], on_nonfinite: str) -> None:
-    """Raises NotFiniteError where `on_nonfinite`, "stop" or "drop", lets no round go on so.
+    """Raises NotFiniteError if the run cannot continue after this round.
 
     Args:
       record: of the round.
       metrics: of the round, as a method's `round` returns them.
-      on_nonfinite: the configuration's. With "drop" clients whose update is not finite are left
-        out, if there are others, and so is a server's step that is not.
+      on_nonfinite: the configuration's. With "drop" a client whose update is not finite is left
+        out, if there are others, and so is a server's step that is not finite. With "stop" none is.
     """
     failed = ", ".join(record.get("not_finite", ()))
     lower = f"round {record['round']}: the update of {failed} is not finite; lower "
     if failed and not (metrics["finite"] & np.isfinite(metrics["loss"])).any():
         raise NotFiniteError(
             f"{lower}optimizer.learning_rate or look at the data: no other client took part, so "
-            "that nothing is left to go on with (on_nonfinite=drop leaves out some, not all)"
+            "the round has no update (on_nonfinite=drop leaves out some clients, not all)"
         )
-    if on_nonfinite == "drop":
-        return
-    if failed:
+    if failed and on_nonfinite == "stop":
         raise NotFiniteError(
             f"{lower}optimizer.learning_rate, look at that client's data, or set "
             "on_nonfinite=drop to leave such clients out of a round's mean"
         )
-    if "server_finite" in record:
+    if "server_finite" in record and on_nonfinite == "stop":
         raise NotFiniteError(
             f"round {record['round']}: the server's step is not finite; lower its learning rate "
-            "(the method's key eta), or set on_nonfinite=drop to leave such steps "
-            "out"
+            "(the method's key eta), or set on_nonfinite=drop to leave such steps out"
         )
 
 
 def require_weights(names: list[str], metrics: dict[str, np.ndarray], number: int) -> None:
-    """Raises RiskError where the weighing rule gave no weights, because a risk does not suit."""
+    """Raises RiskError if the weighing rule gave no weights, because it cannot use a risk."""
     if np.isfinite(metrics["weights"]).all():
         return
     counts = np.isfinite(metrics["loss"]) & metrics["finite"]

@@ -1,10 +1,10 @@
 """The rounds of a run as compiled programs: data on the devices, or streamed from the host.
 
-On a mesh batches have rows of padding up to a multiple of its clients axis, with numbers that no
-client has; each device holds and gets its own clients' rows.
+On a mesh batches have rows of padding up to a multiple of its clients axis. Their numbers are those
+of no client. Each device holds and gets its own clients' rows.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from fedjax_bn.data.sampling import (
     ClientData,
     Draw,
     client_rows,
-    label_forms,
     point_to,
     rows_of,
     validation_batches,
@@ -27,7 +26,7 @@ from fedjax_bn.data.sampling import (
 from fedjax_bn.engine.backend import compile_quickly
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import padded
-from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
+from fedjax_bn.federation import FederatedState, put_rows, take_rows
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.availability import Cohort, draw_cohort
 from fedjax_bn.run.experiment.build import Experiment, sampler
@@ -42,8 +41,10 @@ from fedjax_bn.run.processes.mesh import (
     place_rows,
     shardings_of,
 )
-from fedjax_bn.run.training.stream import megabytes, stream_rounds
+from fedjax_bn.run.training.stream import forms_of, megabytes, stream_rounds
 
+# The metrics of clients that were not drawn for a round.
+ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True}
 Round = Callable[[FederatedState], tuple[FederatedState, dict[str, jax.Array]]]
 # feed(number, data, keys) -> the batches of a round, of all clients or of its cohort
 _Feed = Callable[[jax.Array, Any, Any], Batches]
@@ -53,7 +54,7 @@ class Rounds(NamedTuple):
     """How the rounds of a run get their data.
 
     Attributes:
-      note: a sentence on which way was taken, and why.
+      note: a message on where the data are, and why.
       batches: the form of one client's batches, `jax.ShapeDtypeStruct`s [S, B, ...].
       compile: `compile(state) -> round`, where `round(state) -> (state, metrics)` is the next round
         and donates the state.
@@ -67,7 +68,7 @@ class Rounds(NamedTuple):
 def open_rounds(
     config: ConfigDict, experiment: Experiment, keys: Any, state: FederatedState
 ) -> Rounds:
-    """Puts the training data on the device where they fit, and else opens a stream.
+    """Puts the training data on the device if they fit, and otherwise opens a stream.
 
     Both ways train on the same samples in the same order.
 
@@ -76,51 +77,77 @@ def open_rounds(
       experiment: what it names.
       keys: with the random keys `data`, `method` and `participation`.
       state: before the next round.
+
+    Raises:
+      ConfigError: validation samples that training needs do not fit on the device.
     """
     splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
-    over = clients_of(mesh)
-    longest = max(len(split.images) for split in splits)
+    over, longest = clients_of(mesh), max(len(split.images) for split in splits)
     needed, limit = _padded_megabytes(splits, mesh), config.data.device_megabytes
     size = f"{megabytes(splits):.0f} MB of training samples"
     kept = _validation_data(config, experiment)
-    keys_there = place_copies(keys, mesh)
-    program = partial(_compile_round, config, experiment, keys_there, kept)
+    program = partial(_compile_round, config, experiment, place_copies(keys, mesh), kept)
     if needed <= limit:
-        rows = padded(len(splits), mesh)
-        data = place_rows(partial(client_rows, splits, longest), rows, over)
-        note = f"{size} stay on the device (data.device_megabytes={limit})"
+        read = partial(client_rows, splits, longest)
+        data = place_rows(read, padded(len(splits), mesh), over)
         feed = partial(_resident_batches, config, experiment, longest)
+
+        def compile(state: FederatedState) -> Round:
+            run = program(feed, state, data)
+            return lambda state: run(state, data)
+
+        note = f"{size} stay on the device (data.device_megabytes={limit})"
         like = jax.eval_shape(feed, state.round, data, keys) | kept
-        return Rounds(note, _one_client(like), partial(_resident_rounds, program, feed, data))
+        return Rounds(note, jax.tree.map(one_row, like), compile)
+
     draw = partial(jax.jit(partial(draw_round, config, experiment, longest)), keys)
-    index, images = jax.eval_shape(draw, state.round)[1].index, splits[0].images
+    shape = jax.eval_shape(draw, state.round)[1].index.shape
+    rows = own_rows(shape[0], over)
+    stream = stream_rounds(splits, draw, int(state.round), config.rounds, rows)
+    batches = map(partial(place_own, rows, shape[0], over), stream)
+
+    def compile_streamed(state: FederatedState) -> Round:
+        first = next(batches, None)
+        if first is None:  # the last round is done
+            return lambda state: (state, {})
+        run = program(lambda number, data, keys: data, state, first)
+        waiting = [first]
+        return lambda state: run(state, waiting.pop() if waiting else next(batches))
+
     note = (
-        f"{size} are streamed, because {needed:.0f} MB pass data.device_megabytes={limit}; "
-        f"a round's batches take {images[:1].nbytes * index.size / 2**20:.0f} MB of the device"
+        f"{size} are streamed, because {needed:.0f} MB pass data.device_megabytes={limit}; a "
+        f"round's batches take {splits[0].images[:1].nbytes * np.prod(shape) / 2**20:.0f} MB of "
+        "the device"
     )
-    rows = own_rows(index.shape[0], over)
-    rounds = stream_rounds(splits, draw, int(state.round), config.rounds, rows)
-    put = partial(place_own, rows, index.shape[0], over)
-    image = jax.ShapeDtypeStruct(
-        (*index.shape, *splits[0].images.shape[1:]), splits[0].images.dtype
-    )
-    label = label_forms(splits[0], index.shape)
-    like = {"image": image, "label": label, "valid": jax.ShapeDtypeStruct(index.shape, bool)} | kept
-    return Rounds(note, _one_client(like), partial(_streamed_rounds, program, map(put, rounds)))
+    like = forms_of(splits[0], shape[1:]) | jax.tree.map(one_row, kept)
+    return Rounds(note, like, compile_streamed)
 
 
-def _one_client(batches: Batches) -> Batches:
-    """The form of batches without their leading axis."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batches)
+def one_row(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Returns the form of an array without its leading axis."""
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+
+
+def cohort_of(config: ConfigDict, experiment: Experiment, keys: Any, number: jax.Array) -> Cohort:
+    """Returns who is drawn for a round, and who of them takes part.
+
+    Args:
+      config: the run's.
+      experiment: with its clients, and the trace of who is available.
+      keys: with the random key `participation`.
+      number: i32[], of the round, from 0.
+    """
+    sizes = np.array([len(domain.train.images) for domain in experiment.internal.domains])
+    return draw_cohort(config, experiment.trace, sizes, keys.participation, number)
 
 
 def draw_round(
     config: ConfigDict, experiment: Experiment, longest: int, keys: Any, number: jax.Array
 ) -> tuple[jax.Array, Draw]:
-    """Who takes part in a round and on which samples; the same on the device and for a stream.
+    """Draws who takes part in a round and on which samples, on the device as for a stream.
 
     Returns:
-      Numbers of clients i32[C], from K on of rows of padding, and their samples, of those none.
+      Numbers of clients i32[C], in rows of padding from K on, and their samples; padding has none.
     """
     splits = [domain.train for domain in experiment.internal.domains]
     sizes = jnp.asarray([len(split.images) for split in splits], jnp.int32)
@@ -133,27 +160,14 @@ def draw_round(
 
 
 def _with_padding(client: jax.Array, num_clients: int, mesh: Mesh | None) -> jax.Array:
-    """i32[P], numbers of a round's clients and behind them K in rows of padding."""
+    """Returns i32[P]: numbers of a round's clients, and K in rows of padding after them."""
     missing = padded(len(client), mesh) - len(client)
     return jnp.pad(client, (0, missing), constant_values=num_clients)
 
 
 def absent_in_padding(mesh: Mesh | None, participates: jax.Array) -> jax.Array:
-    """bool[P], who takes part, and False in rows of padding."""
+    """Returns bool[P]: who takes part, and False in rows of padding."""
     return jnp.pad(participates, (0, padded(len(participates), mesh) - len(participates)))
-
-
-def cohort_of(config: ConfigDict, experiment: Experiment, keys: Any, number: jax.Array) -> Cohort:
-    """Who is drawn for a round, and who of them takes part.
-
-    Args:
-      config: the run's.
-      experiment: with its clients, and the trace of who is available.
-      keys: with the random key `participation`.
-      number: i32[], of the round, from 0.
-    """
-    sizes = np.array([len(domain.train.images) for domain in experiment.internal.domains])
-    return draw_cohort(config, experiment.trace, sizes, keys.participation, number)
 
 
 def _resident_batches(
@@ -164,14 +178,14 @@ def _resident_batches(
     data: ClientData,
     keys: Any,
 ) -> Batches:
-    """The batches of a round, numbers of samples in the data that lie on the device."""
+    """Returns the batches of a round: numbers of samples in the data on the device."""
     client, draw = draw_round(config, experiment, longest, keys, number)
     everybody = cohort_of(config, experiment, keys, number).client is None
     return point_to(data if everybody else _rows_on(data, client, experiment.mesh), draw)
 
 
 def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
-    """Arrays [P, ...] of a round's clients, each on the device that trains it."""
+    """Returns arrays [P, ...] of a round's clients, each on the device that trains it."""
     rows = rows_of(data, client)
     return rows if mesh is None else jax.lax.with_sharding_constraint(rows, over_clients(mesh))
 
@@ -185,17 +199,29 @@ def _compile_round(
     state: FederatedState,
     data: Any,
 ) -> Callable[[FederatedState, Any], tuple]:
-    """Sampling, look-up, augmentation and the method's round as one program of (state, data)."""
+    """Compiles sampling, look-up, augmentation and the method's round as one program.
+
+    Returns:
+      `run(state, data) -> (state, metrics)`, of all clients [K, ...].
+    """
     num_clients, mesh = len(experiment.internal.domains), experiment.mesh
+    method = experiment.method
 
     def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
         cohort = cohort_of(config, experiment, keys, state.round)
-        client = cohort.client
-        rows = None if client is None else _with_padding(client, num_clients, mesh)
         present = jax.tree.map(partial(absent_in_padding, mesh), cohort.entries())
-        mine = kept if client is None else _rows_on(kept, rows, mesh)
-        batches = feed(state.round, data, keys) | mine | present
-        return _run_cohort(experiment.method, state, batches, client, rows, keys.method)
+        client = cohort.client
+        if client is None:
+            return method.round(state, feed(state.round, data, keys) | kept | present, keys.method)
+        rows = _with_padding(client, num_clients, mesh)
+        batches = feed(state.round, data, keys) | _rows_on(kept, rows, mesh) | present
+        batches |= {"client": rows, "population": jnp.asarray(num_clients, jnp.int32)}
+        after, metrics = method.round(take_rows(state, client), batches, keys.method)
+        told = {"server_finite": metrics["server_finite"]}
+        for name, value in ABSENT.items():
+            everybody = jnp.full(num_clients, value, metrics[name].dtype)
+            told[name] = everybody.at[client].set(metrics[name])
+        return put_rows(state, after, client), told
 
     spread = None if mesh is None else (shardings_of(state, mesh), everywhere(mesh))
     program = jax.jit(round, donate_argnums=0, out_shardings=spread)
@@ -204,60 +230,8 @@ def _compile_round(
     return lambda state, data: compiled(state, data, kept, keys)
 
 
-def _run_cohort(
-    method: FederatedMethod,
-    state: FederatedState,
-    batches: Batches,
-    client: jax.Array | None,
-    rows: jax.Array | None,
-    key: jax.Array,
-) -> tuple[FederatedState, dict[str, jax.Array]]:
-    """A round over a cohort, with state and metrics of all clients [K, ...].
-
-    Args:
-      method: the method.
-      state: of all K clients.
-      batches: of the cohort and of rows of padding, [P, ...].
-      client: i32[C], who it is; None for all.
-      rows: i32[P], the same with a number for every row; None for all.
-      key: the run's.
-    """
-    if client is None:
-        return method.round(state, batches, key)
-    population = state.weights.shape[0]
-    cohort = take_rows(state, client)
-    who = {"client": rows, "population": jnp.asarray(population, jnp.int32)}
-    after, metrics = method.round(cohort, batches | who, key)
-    absent = {"loss": jnp.nan, "risk": 0.0, "weights": 0.0, "finite": True}
-    metrics = {
-        name: jnp.full(population, value, metrics[name].dtype).at[client].set(metrics[name])
-        for name, value in absent.items()
-    } | {"server_finite": metrics["server_finite"]}
-    return put_rows(state, after, client), metrics
-
-
-def _resident_rounds(program: Callable, feed: _Feed, data: Any, state: FederatedState) -> Round:
-    """Rounds whose data lie on the device."""
-    run = program(feed, state, data)
-    return lambda state: run(state, data)
-
-
-def _streamed_rounds(program: Callable, batches: Iterator[Batches], state: FederatedState) -> Round:
-    """Rounds whose batches come from the host."""
-    first = next(batches, None)
-    if first is None:  # the last round is done
-        return lambda state: (state, {})
-    run = program(lambda number, data, keys: data, state, first)
-    waiting = [first]
-
-    def round(state: FederatedState) -> tuple:
-        return run(state, waiting.pop() if waiting else next(batches))
-
-    return round
-
-
 def _validation_data(config: ConfigDict, experiment: Experiment) -> Batches:
-    """{"validation": the clients' samples on the device}, where training needs them; else {}.
+    """Returns {"validation": the clients' samples on the device} if training needs them, else {}.
 
     Raises:
       ConfigError: they do not fit.
@@ -265,26 +239,23 @@ def _validation_data(config: ConfigDict, experiment: Experiment) -> Batches:
     if not what_validates(config):
         return {}
     splits, mesh = [d.validation for d in experiment.internal.domains], experiment.mesh
-    check_validation_fits(config, splits, mesh)
+    _check_validation_fits(config, splits, mesh)
     read = partial(validation_batches, splits, config.eval_batch_size)
     return {"validation": place_rows(read, padded(len(splits), mesh), clients_of(mesh))}
 
 
-def check_validation_fits(
-    config: ConfigDict, splits: list[Split], mesh: Mesh | None = None
-) -> None:
-    """Raises ConfigError where the clients' validation samples do not fit on the device."""
+def _check_validation_fits(config: ConfigDict, splits: list[Split], mesh: Mesh | None) -> None:
     size, limit = _padded_megabytes(splits, mesh), config.data.device_megabytes
     if size > limit:
         raise ConfigError(
-            f"{what_validates(config)} keeps the clients' {size:.0f} MB of "
-            f"validation samples on the device, more than config.data.device_megabytes={limit}: "
-            "raise it, lower config.data.validation, or leave that key out"
+            f"{what_validates(config)} keeps the clients' {size:.0f} MB of validation samples on "
+            f"the device, more than config.data.device_megabytes={limit}: raise it, lower "
+            "config.data.validation, or leave that key out"
         )
 
 
 def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:
-    """Memory of the samples of one device, of each of its clients as many as the largest has."""
+    """Returns the memory of one device's samples, if each client has as many as the largest."""
     longest = max(len(split.images) for split in splits)
     each = padded(len(splits), mesh) // padded(1, mesh)
     return splits[0].images[:1].nbytes * longest * each / 2**20

@@ -1,9 +1,9 @@
-"""The rounds of a population whose clients' own parts lie on the disk, see `run.population`.
+"""The rounds of a population whose clients' own parts are on the disk, see `population`.
 
-The device holds what the clients share and the rows of one cohort; on a mesh each its own clients'
-rows, and rows of padding repeat the last client's. The batches of the next cohort are read while
-this one trains (`run.stream`); its rows are read afterwards, because a client may be in both. Of
-several processes each reads the rows of its own devices, and the first writes those of all.
+The device holds what the clients share and the rows of one cohort; on a mesh each device has its
+own clients' rows, and rows of padding repeat the last client's. The batches of the next cohort are
+read while this one trains (`stream`). Its rows are read afterwards, because a client may be in both
+cohorts. Each process reads the rows of its own devices, and the first writes all.
 """
 
 import threading
@@ -17,7 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.aggregation import weighted_mean
-from fedjax_bn.data.sampling import label_forms, validation_batches
+from fedjax_bn.data.sampling import validation_batches
 from fedjax_bn.engine.backend import compile_quickly
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.federation import FederatedMethod, FederatedState
@@ -34,73 +34,65 @@ from fedjax_bn.run.processes.mesh import (
 )
 from fedjax_bn.run.processes.together import by_first
 from fedjax_bn.run.training.population import PARTS, Held, rows_of_clients
-from fedjax_bn.run.training.rounds import Rounds, absent_in_padding, cohort_of, draw_round
-from fedjax_bn.run.training.stream import megabytes, stream_rounds
+from fedjax_bn.run.training.rounds import (
+    ABSENT,
+    Rounds,
+    absent_in_padding,
+    cohort_of,
+    draw_round,
+    one_row,
+)
+from fedjax_bn.run.training.stream import forms_of, megabytes, stream_rounds
 
 _PADDED, _WHOLE = ("personal", "memory"), ("weighing",)  # parts with rows of padding, and without
-_ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True}
-Rows = dict[str, Any]  # part of a client -> tree [C, ...]
 
 
 def open_stored_rounds(config: ConfigDict, experiment: Experiment, keys: Any, held: Held) -> Rounds:
     """As `rounds.open_rounds`, for rows in a store; training data are always streamed."""
     splits = [domain.train for domain in experiment.internal.domains]
     longest = max(len(split.images) for split in splits)
+    over, lock = clients_of(experiment.mesh), threading.Lock()
 
+    @jax.jit
     def draw(keys: Any, number: jax.Array) -> tuple[Cohort, tuple]:
         given = config, experiment, longest, keys, number
         return cohort_of(config, experiment, keys, number), draw_round(*given)
 
-    drawn = _once(partial(jax.jit(draw), keys))
-    index, images = jax.eval_shape(draw, keys, held.round)[1][1].index, splits[0].images
-    own = own_rows(index.shape[0], clients_of(experiment.mesh))
-    batches = stream_rounds(splits, lambda n: drawn(n)[1], int(held.round), config.rounds, own)
-    image = jax.ShapeDtypeStruct((*index.shape[1:], *images.shape[1:]), images.dtype)
-    valid = jax.ShapeDtypeStruct(index.shape[1:], bool)
-    label = label_forms(splits[0], index.shape[1:])
-    like = {"image": image, "label": label, "valid": valid}
-    validate = _validation(config, experiment)
-    like |= jax.tree.map(_one_row, validate(np.arange(1))) if validate else {}
-    note = f"{megabytes(splits):.0f} MB of training samples are streamed, as those of a population"
-    return Rounds(note, like, partial(_compile, experiment, keys, drawn, batches, validate))
-
-
-def _once(draw: Callable[[int], tuple[Cohort, tuple]]) -> Callable[[int], tuple[Cohort, tuple]]:
-    """The same, computed once for each of the last rounds, though many threads ask; on the host."""
-    lock, known = threading.Lock(), lru_cache(4)(lambda number: jax.device_get(draw(number)))
+    known = lru_cache(4)(lambda number: jax.device_get(draw(keys, number)))
 
     def drawn(number: int) -> tuple[Cohort, tuple]:
-        with lock:
+        with lock:  # many threads ask, and each round is drawn once
             return known(number)
 
-    return drawn
+    shape = jax.eval_shape(draw, keys, held.round)[1][1].index.shape
+    streamed = stream_rounds(
+        splits, lambda n: drawn(n)[1], int(held.round), config.rounds, own_rows(shape[0], over)
+    )
+
+    like = forms_of(splits[0], shape[1:])
+    like |= jax.tree.map(one_row, _validation(config, experiment, np.arange(1)))
+    note = f"{megabytes(splits):.0f} MB of training samples are streamed, as those of a population"
+    return Rounds(note, like, partial(_compile, config, experiment, keys, drawn, streamed))
 
 
-def _validation(
-    config: ConfigDict, experiment: Experiment
-) -> Callable[[np.ndarray], Batches] | None:
-    """Returns `of(client)`, the validation samples of a cohort that trains with them; else None."""
+def _validation(config: ConfigDict, experiment: Experiment, client: np.ndarray) -> Batches:
+    """Returns {"validation": samples of some clients} if training needs them, else {}."""
     if not what_validates(config):
-        return None
+        return {}
     splits = [domain.validation for domain in experiment.internal.domains]
-    longest = max(len(split.images) for split in splits)
-
-    def of(client: np.ndarray) -> Batches:
-        chosen = [splits[k] for k in client]
-        return {"validation": validation_batches(chosen, config.eval_batch_size, longest=longest)}
-
-    return of
+    longest, chosen = max(len(split.images) for split in splits), [splits[k] for k in client]
+    return {"validation": validation_batches(chosen, config.eval_batch_size, longest=longest)}
 
 
 def _compile(
+    config: ConfigDict,
     experiment: Experiment,
     keys: Any,
     drawn: Callable[[int], tuple[Cohort, tuple]],
     streamed: Iterator[Batches],
-    validate: Callable[[np.ndarray], Batches] | None,
     held: Held,
 ) -> Callable[[Held], tuple[Held, dict[str, np.ndarray]]]:
-    """The next round as `round(held) -> (held, metrics [N])`."""
+    """Returns the next round as `round(held) -> (held, metrics [N])`."""
     waiting = next(streamed, None)
     if waiting is None:  # the last round is done
         return lambda held: (held, {})
@@ -109,6 +101,7 @@ def _compile(
     key = place_copies(keys.method, mesh)
 
     def inputs(held: Held, batches: Batches) -> tuple[np.ndarray, tuple]:
+        """The next cohort's numbers, and the arguments of the compiled round."""
         cohort, (numbers, _) = drawn(int(held.round))
         own = own_rows(len(numbers), over)
         known = np.minimum(numbers[own], num_clients - 1)
@@ -116,7 +109,7 @@ def _compile(
             lambda one: np.asarray(absent_in_padding(mesh, one))[own], cohort.entries()
         )
         batches = batches | present | {"client": numbers[own]}
-        batches |= validate(known) if validate else {}
+        batches |= _validation(config, experiment, known)
         mine = rows_of_clients(held, known, _PADDED), batches
         rows, batches = place_own(own, len(numbers), over, mine)
         rows |= place_copies(rows_of_clients(held, cohort.client, _WHOLE), mesh)
@@ -142,27 +135,15 @@ def _compile(
         trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
         new = jax.tree.map(lambda x: x[trained], rows)
         slots = held.store.new_slots(np.asarray(held.slots), client[trained])
-        # Nobody reads rows of the next round before these are written.
+        # No process reads rows of the next round before these are written.
         by_first(lambda: held.store.write(slots, client[trained], new))
-        told = {
-            name: _by_all(metrics[name], client, num_clients, value)
-            for name, value in _ABSENT.items()
-        }
-        told["server_finite"] = metrics["server_finite"]
+        told = {"server_finite": metrics["server_finite"]}
+        for name, value in ABSENT.items():
+            told[name] = np.full(num_clients, value, metrics[name].dtype)
+            told[name][client] = metrics[name]
         return Held(state, held.first, client, slots, held.store), told
 
     return round
-
-
-def _one_row(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-
-
-def _by_all(values: np.ndarray, client: np.ndarray, total: int, absent: float) -> np.ndarray:
-    """Values [C] of a cohort as [N], with another one for all that were not drawn."""
-    everybody = np.full(total, absent, values.dtype)
-    everybody[client] = values
-    return everybody
 
 
 def _round(
@@ -170,20 +151,33 @@ def _round(
     num_clients: int,
     drawn: int,
     state: FederatedState,
-    rows: Rows,
+    rows: dict[str, Any],
     batches: Batches,
     key: jax.Array,
-) -> tuple[FederatedState, Rows, dict[str, jax.Array]]:
-    """A round over a cohort of so many, from and to the form of `Held.state`."""
+) -> tuple[FederatedState, dict[str, Any], dict[str, jax.Array]]:
+    """Computes a round over a cohort of `drawn` clients.
+
+    Args:
+      method: the method.
+      num_clients: N, of the population.
+      drawn: C, without rows of padding.
+      state: in the form of `Held.state`.
+      rows: part of a client -> tree [P, ...].
+      batches: [P, ...].
+      key: the run's.
+
+    Returns:
+      The next state, the cohort's new rows, and its metrics.
+    """
     before = state.personal
     cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=drawn), **rows)
     population = jnp.asarray(num_clients, jnp.int32)
     after, metrics = method.round(cohort, batches | {"population": population}, key)
     weights = metrics["weights"]
-    # Where nobody counts, an unseen client receives what it would have received before.
+    # If no client counts, an unseen client receives what it would have received before.
     counted = weights.sum() > 0
     mean = weighted_mean(jax.tree.map(lambda leaf: leaf[:drawn], after.personal), weights)
     mean = jax.tree.map(lambda new, old: jnp.where(counted, new, old[0])[None], mean, before)
     rows = {part: getattr(after, part) for part in PARTS}
     kept = after._replace(weights=state.weights, personal=mean, memory=(), weighing=())
-    return kept, rows, {name: metrics[name] for name in (*_ABSENT, "server_finite")}
+    return kept, rows, {name: metrics[name] for name in (*ABSENT, "server_finite")}

@@ -1,4 +1,4 @@
-"""From the records of a run to its summary, and which round is selected."""
+"""From the records of a run to its selected round, its end, and its summary."""
 
 from statistics import median
 from typing import Any
@@ -13,10 +13,10 @@ from fedjax_bn.run.training.records import Record
 
 
 def select_round(records: list[Record]) -> int:
-    """The evaluated round with the best mean validation accuracy, the first of equals.
+    """Returns the evaluated round with the best mean validation accuracy, the first of equals.
 
-    Whose models it is of says `config.validate_with`. Without a validation split it is the last
-    evaluated round.
+    `config.validate_with` chooses whose models are validated. Without a validation split it is the
+    last evaluated round.
     """
     evaluated = [record for record in records if "accuracy" in record]
     best = evaluated[-1]
@@ -26,7 +26,7 @@ def select_round(records: list[Record]) -> int:
 
 
 def out_of_patience(records: list[Record], patience: int) -> bool:
-    """Whether the last round was evaluated and the best one lies `patience` rounds back or more.
+    """Returns whether the last round was evaluated, `patience` or more rounds after the best one.
 
     Args:
       records: of all rounds so far.
@@ -44,13 +44,12 @@ def summarize(
     compile_seconds: float,
     **more: Any,
 ) -> Record:
-    """The content of summary.json; accuracies are percentages, of a detector mAPs (`score`).
+    """Returns the content of summary.json; accuracies are percentages, of a detector mAPs.
 
-    `rounds` are those that were made, fewer than `config.rounds` where the run ran out of patience.
-    `seconds_per_round` is the median over all rounds, `samples_per_second` the training samples of
-    a round divided by it (`samples_a_round`), `compile_seconds` those of the last start, 0 where
-    no round was left. Where there is a patience, `stopped_early` says whether it ended before
-    `config.rounds`.
+    `rounds` are those that were made, fewer than `config.rounds` if the run ran out of patience,
+    which `stopped_early` says. `seconds_per_round` is the median over all rounds,
+    `samples_per_second` the training samples of a round divided by it, and `compile_seconds` those
+    of the last start, 0 if no round was left.
 
     Args:
       config: the run's.
@@ -60,16 +59,20 @@ def summarize(
       **more: further entries that are known at the start, such as `traffic={...}`.
     """
     selected = select_round(records)
-    seconds = median(record["seconds"] for record in records)
+    best, seconds = records[selected - 1], median(record["seconds"] for record in records)
+    measures = {}
+    if "measures" in best:
+        outside = best.get("unseen_measures", {})
+        measures = {"measures": {"internal": best["measures"], "unseen": outside}}
     return {
         "method": config.method,
         "dataset": experiment.internal.name,
         "seed": config.seed,
         "rounds": len(records),
         "selected_round": selected,
-        "accuracy": _accuracies(records[selected - 1]),
+        "accuracy": _accuracies(best),
         "last_round": _accuracies(records[-1]),
-        **_measures(records[selected - 1]),
+        **measures,
         "seconds_per_round": seconds,
         "compile_seconds": compile_seconds,
         "samples_per_second": samples_a_round(config, experiment) / seconds,
@@ -79,34 +82,8 @@ def summarize(
     }
 
 
-def samples_a_round(config: ConfigDict, experiment: Experiment) -> float:
-    """How many samples a round trains on: those of as many clients of mean size as take part.
-
-    Args:
-      config: steps or epochs, `clients_per_round`, and who drops out.
-      experiment: with its clients, and the trace of who is available.
-    """
-    domains = experiment.internal.domains
-    if config.local_steps:
-        samples = len(domains) * config.local_steps * config.batch_size
-    else:
-        sizes = [len(domain.train.images) for domain in domains]
-        samples = int(np.dot(np.broadcast_to(local_epochs(config), len(sizes)), sizes))
-    return samples * _taking_part(config, experiment) / len(domains)
-
-
-def _taking_part(config: ConfigDict, experiment: Experiment) -> float:
-    """How many clients take part in a round, on average."""
-    total = len(experiment.internal.domains)
-    present = config.clients_per_round or total
-    if experiment.trace is not None:
-        available = np.unpackbits(experiment.trace, axis=1, count=total).sum(1)
-        present = np.minimum(available, present).mean()
-    return float(present * (1 - config.participation.dropout))
-
-
 def _accuracies(record: Record) -> Record:
-    """The accuracies of one evaluated round: {"internal": ..., "unseen": ...}.
+    """Returns the accuracies of one evaluated round: {"internal": ..., "unseen": ...}.
 
     Raises:
       WorkdirError: its line was changed.
@@ -119,17 +96,22 @@ def _accuracies(record: Record) -> Record:
     return {"internal": record["accuracy"], "unseen": record.get("unseen", {})}
 
 
-def add_unseen(summary: Record, record: Record) -> None:
-    """Adds what `evaluate_unseen.unseen_evaluator` found once, at the end, to a summary."""
-    if "unseen" in record:
-        summary["accuracy"]["unseen"] = record["unseen"]
-    if "unseen_measures" in record:
-        summary["measures"]["unseen"] = record["unseen_measures"]
+def samples_a_round(config: ConfigDict, experiment: Experiment) -> float:
+    """Returns how many samples a round trains on, on average, with clients of mean size.
 
-
-def _measures(record: Record) -> Record:
-    """{"measures": {"internal", "unseen"}} of an evaluated round, see `run.answers`; or {}."""
-    if "measures" not in record:
-        return {}
-    inside, outside = record["measures"], record.get("unseen_measures", {})
-    return {"measures": {"internal": inside, "unseen": outside}}
+    Args:
+      config: steps or epochs, `clients_per_round`, and who drops out.
+      experiment: with its clients, and the trace of who is available.
+    """
+    domains = experiment.internal.domains
+    total = len(domains)
+    if config.local_steps:
+        samples = total * config.local_steps * config.batch_size
+    else:
+        sizes = [len(domain.train.images) for domain in domains]
+        samples = int(np.dot(np.broadcast_to(local_epochs(config), total), sizes))
+    present = config.clients_per_round or total
+    if experiment.trace is not None:
+        available = np.unpackbits(experiment.trace, axis=1, count=total).sum(1)
+        present = np.minimum(available, present).mean()
+    return samples * float(present * (1 - config.participation.dropout)) / total

@@ -24,10 +24,9 @@ from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.experiment.start import Keys, data_hash, partition_table, prepare
 from fedjax_bn.run.experiment.starting_model import starting_record
 from fedjax_bn.run.files import checkpoint, workdir
-from fedjax_bn.run.files.claim import check_claim, claim
 from fedjax_bn.run.files.finished import restore_state
 from fedjax_bn.run.files.forms import SUMMARY
-from fedjax_bn.run.files.ownership import owned
+from fedjax_bn.run.files.ownership import check_claim, claim, owned
 from fedjax_bn.run.processes.machine import describe_machine, difference
 from fedjax_bn.run.processes.mesh import form_on, mesh_note
 from fedjax_bn.run.processes.stop import saying, stop_requests
@@ -40,7 +39,7 @@ from fedjax_bn.run.processes.together import (
     together,
 )
 from fedjax_bn.run.training.batch_norm_log import log_batch_norms
-from fedjax_bn.run.training.compile_time import compile_round
+from fedjax_bn.run.training.logs import watchers
 from fedjax_bn.run.training.mask_log import log_masks
 from fedjax_bn.run.training.population import Held, disk_note, keep_rows, protect_rows, start_held
 from fedjax_bn.run.training.records import (
@@ -50,22 +49,21 @@ from fedjax_bn.run.training.records import (
     require_weights,
     round_record,
 )
-from fedjax_bn.run.training.rounds import cohort_of, open_rounds
+from fedjax_bn.run.training.rounds import open_rounds
 from fedjax_bn.run.training.stored_rounds import open_stored_rounds
-from fedjax_bn.run.training.summary import add_unseen, out_of_patience, select_round, summarize
-from fedjax_bn.run.training.watchers import watchers
+from fedjax_bn.run.training.summary import out_of_patience, select_round, summarize
 
 
 def run(
     config: ConfigDict, folder: Path, say: Callable[[str], None] = print, modules: bool = True
 ) -> Record:
-    """Trains one method and returns its summary; a run that was stopped goes on where it was.
+    """Trains one method and returns its summary; a run that was stopped continues.
 
     Args:
       config: as `fedjax_bn.run.config.keys.base` and a config file make it.
-      folder: the workdir; see the README for its files.
-      say: where messages go.
-      modules: whether it says for each module what is shared, or in sums.
+      folder: the workdir; see docs/workdir.md for its files.
+      say: prints a message.
+      modules: whether to print for each module what is shared, or only sums.
 
     Raises:
       ConfigError: the configuration or the data do not suit.
@@ -77,8 +75,9 @@ def run(
     """
     # 1. Everything that can be wrong is found here, before anything is written or compiled.
     experiment, keys, start = prepare(config)
-    start = start_held(config, start, folder, len(experiment.internal.domains))
-    promised = describe_privacy(config, len(experiment.internal.domains), config.rounds)
+    clients = len(experiment.internal.domains)
+    start = start_held(config, start, folder, clients)
+    promised = describe_privacy(config, clients, config.rounds)
     experiment = experiment._replace(notes=experiment.notes + privacy_notes(promised))
     about = {"data": data_hash(experiment), "form": form_of(experiment.internal)}
     about |= {"notes": list(experiment.notes), "started_in": str(Path.cwd())}
@@ -91,34 +90,43 @@ def run(
     follows = follows_rounds(config)
     by_first(lambda: check_claim(folder, flat, about, follows))
 
-    # 2. A finished run only says so, unless it is given more rounds.
-    if by_first(lambda: _has_finished(config, folder)):
-        return by_first(lambda: _say_finished(config, folder, say))
+    # 2. A finished run has nothing to do, unless it is given more rounds.
+    if summary := by_first(lambda: _summary_of(config, folder)):
+        say(f"{folder} holds a finished run of {config.method}; nothing to do.")
+        return summary
 
-    drawn = partial(cohort_of, config, experiment, keys)
-    if note := by_first(lambda: disk_note(config, start, drawn)):
+    if note := by_first(lambda: disk_note(config, start)):
         say(note)
 
-    # 3. Otherwise this process, the first of several, owns the folder until it ends, and goes on
+    # 3. Otherwise this process, the first of several, owns the folder until it ends, and continues
     # from the latest checkpoint, if there is one.
     with held_by_first(owned(folder)), saying(partial(checkpoint.saved, folder)), together():
         if note := by_first(lambda: claim(folder, flat, about, follows)):
             say(note)
         if note := by_first(lambda: difference(folder, about)):
             say(note)
-        state, records = resume(folder, start, say, experiment.mesh)
+        state, records = resume(folder, start, experiment.mesh)
         if records:
-            say(f"going on from round {len(records)} of {config.rounds} in {folder}")
+            say(f"continuing from round {len(records)} of {config.rounds} in {folder}")
         return _finish(config, experiment, keys, folder, state, records, say, modules)
 
 
+def _summary_of(config: ConfigDict, folder: Path) -> Record | None:
+    """Returns the summary of a run that has finished; None if there are rounds to make."""
+    path = folder / "summary.json"
+    summary = workdir.read_json(path, SUMMARY) if path.exists() else None
+    # One that ran out of patience has fewer rounds, and stays as it is.
+    if summary and (summary["rounds"] >= config.rounds or summary.get("stopped_early", False)):
+        return summary
+    return None
+
+
 def resume(
-    folder: Path,
-    start: Callable[[], FederatedState],
-    say: Callable[[str], None],
-    mesh: Mesh | None = None,
+    folder: Path, start: Callable[[], FederatedState], mesh: Mesh | None = None
 ) -> tuple[FederatedState, list[Record]]:
-    """The state that a workdir goes on from, and the records behind it; later ones are dropped.
+    """Returns the state from which a workdir's run continues, and the records up to it.
+
+    Records of later rounds are dropped.
 
     Raises:
       WorkdirError, CheckpointError: the workdir is damaged.
@@ -126,36 +134,10 @@ def resume(
     path = folder / "metrics.jsonl"
     recorded = by_first(lambda: workdir.rounds_recorded(path))
     state = checkpoint.resume(folder, start, recorded, mesh)
-    rounds = int(state.round)
-
-    def repaired() -> tuple[list[Record], str]:
-        records = workdir.read_lines(path, rounds)
-        return records, workdir.keep_lines(path, records)
-
     protect_rows(folder, state)
-    records, note = by_first(repaired)
-    if note:
-        say(note)
+    records = by_first(lambda: workdir.read_lines(path, int(state.round)))
+    by_first(lambda: workdir.keep_lines(path, records))
     return state, records
-
-
-def _has_finished(config: ConfigDict, folder: Path) -> bool:
-    """Whether a workdir has a summary, of all rounds that there are to be or of lost patience."""
-    if not (folder / "summary.json").exists():
-        return False
-    summary = workdir.read_json(folder / "summary.json", SUMMARY)
-    return summary["rounds"] >= config.rounds or summary.get("stopped_early", False)
-
-
-def _say_finished(config: ConfigDict, folder: Path, say: Callable[[str], None]) -> Record:
-    """The summary of a finished run, which is left as it is, but for rounds written twice."""
-    summary = workdir.read_json(folder / "summary.json", SUMMARY)
-    path = folder / "metrics.jsonl"
-    if workdir.holds_rounds_twice(path):
-        with owned(folder):
-            say(workdir.keep_lines(path, workdir.read_lines(path, summary["rounds"])))
-    say(f"{folder} holds a finished run of {config.method}; nothing to do.")
-    return summary
 
 
 def _finish(
@@ -168,16 +150,15 @@ def _finish(
     say: Callable[[str], None],
     modules: bool,
 ) -> Record:
-    """The rounds that are left, and the summary; arguments as of `run` and `loop`."""
+    """Makes the rounds that are left, and the summary; arguments as of `run` and `loop`."""
     form = form_on(state, experiment.mesh)  # before a round donates it
-    # 4. Say and draw what will be trained, and compile a round.
+    # 4. Print and draw what will be trained, and compile a round.
     for note in (*experiment.notes, partition_table(config, state, modules)):
         say(note)
     if experiment.mesh is not None:
         say(mesh_note(experiment.mesh))
     if first():
-        most = config.clients_named
-        write_data_plots(folder, experiment.internal, experiment.unseen, most)
+        write_data_plots(folder, experiment.internal, experiment.unseen, config.clients_named)
     opening = open_stored_rounds if isinstance(state, Held) else open_rounds
     rounds = opening(config, experiment, keys, state)
     bytes_sent = traffic(experiment.method, state, rounds.batches)
@@ -187,7 +168,10 @@ def _finish(
     # 5. Train. The summary is written last: it says that the run has finished.
     compile_seconds = 0.0
     if not _complete(config, records):  # else only the summary is missing
-        round, compile_seconds = compile_round(partial(rounds.compile, state), config, say)
+        say(f"compiling a round of {config.method}")
+        began = time.perf_counter()
+        round = rounds.compile(state)
+        compile_seconds = time.perf_counter() - began
         records = loop(config, experiment, folder, round, state, records)
     spent = describe_privacy(config, len(experiment.internal.domains), len(records))
     summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent, **spent)
@@ -200,7 +184,10 @@ def _finish(
     if config.eval_unseen == "once":
         selected, _ = restore_state(folder, form)
         answers: Keep = {}
-        add_unseen(summary, unseen_evaluator(config, experiment)(selected, answers))
+        found = unseen_evaluator(config, experiment)(selected, answers)
+        summary["accuracy"]["unseen"] = found.get("unseen", summary["accuracy"]["unseen"])
+        if "unseen_measures" in found:
+            summary["measures"]["unseen"] = found["unseen_measures"]
         by_first(lambda: write_answers(folder, answers, config.predictions))
     # Pictures need models of clients side by side where one process can read them.
     if shows_boxes(experiment) and not isinstance(form, Held) and jax.process_count() == 1:
@@ -211,7 +198,7 @@ def _finish(
 
 
 def _complete(config: ConfigDict, records: list[Record]) -> bool:
-    """Whether no round is left."""
+    """Returns whether no round is left."""
     return len(records) >= config.rounds or out_of_patience(records, config.patience)
 
 
@@ -223,18 +210,18 @@ def loop(
     state: FederatedState,
     records: list[Record],
 ) -> list[Record]:
-    """Runs the rounds that are left, as long as there is patience; returns the records of all.
+    """Makes the rounds that are left, as long as there is patience; returns the records of all.
 
-    The order of writes lets a run that was killed between any two of them go on exactly, and after
-    a power cut too: the line of a round, what its report needs and the selected checkpoint where it
-    is one, then the latest, which counts them and waits until the disk has them.
+    The order of writes lets a run that was killed between any two of them continue exactly, also
+    after a power cut: the line of a round and what its report needs, then its checkpoints, which
+    wait until the disk has all lines and events, and the latest one also for the selected one.
 
     Args:
       config: the run's.
       experiment: what it names.
       folder: the workdir.
       round: `round(state) -> (state, metrics)`, compiled.
-      state: behind the rounds that `records` hold.
+      state: after the rounds that `records` hold.
       records: of the rounds done.
 
     Raises:
@@ -270,22 +257,22 @@ def loop(
                     log_batch_norms(experiment, folder, state, moment, config.clients_named)
             watch.tell(record)
 
-            if "validation" in record and is_selected:
-                keep_rows("selected", state)
-                checkpoint.save(selected, number, state)
             stop = any_asked(stop_requested())
+            saving = [("selected", selected)] * ("validation" in record and is_selected)
             if last or stop or number % config.checkpoint_every == 0:
-                # A run that goes on from here will not write these again.
+                saving.append(("latest", latest))
+            for kind, manager in saving:
+                # A run that continues from here will not write these again.
                 checkpoint.settle(selected)
                 watch.settle()
                 if first():
                     workdir.sync(folder / "metrics.jsonl")
-                keep_rows("latest", state)
-                checkpoint.save(latest, number, state)
+                keep_rows(kind, state)
+                checkpoint.save(manager, number, state)
             if stop:
                 checkpoint.settle(latest)
                 raise InterruptedRun(
                     f"stopped after round {number} of {config.rounds}, which is saved in {folder}: "
-                    "give the same command to go on"
+                    "give the same command to continue"
                 )
     return records

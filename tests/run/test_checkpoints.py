@@ -1,0 +1,172 @@
+"""Checkpoints of a run: which are kept, and damaged, older or other ones."""
+
+import ast
+import re
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_resume import assert_same_end, finished, longer, straight, tiny
+
+import runs
+from fedjax_bn.run.errors import CheckpointError
+from fedjax_bn.run.files import checkpoint
+from fedjax_bn.run.training import train
+from fedjax_bn.run.training.summary import select_round
+
+__all__ = ("finished", "straight", "tiny")  # fixtures
+
+
+@pytest.mark.parametrize(("latest", "selected"), [(6, 4), (6, 6)])
+def test_a_finished_run_keeps_its_last_round_and_the_selected_one(tmp_path, latest, selected):
+    names = [f"latest/{latest}", "latest/4", f"selected/{selected}"]
+    for name in names:
+        (tmp_path / "checkpoints" / name).mkdir(parents=True, exist_ok=True)
+    checkpoint.delete_earlier(tmp_path)
+    assert runs.steps(tmp_path) == [6] * (latest != selected)
+    assert runs.steps(tmp_path, "selected") == [selected]
+
+
+def test_going_on_from_an_older_checkpoint_ends_the_same(tmp_path, straight):
+    folder = runs.unfinished(tmp_path / "older", runs.config())
+    assert runs.steps(folder) == [4, 6]
+    shutil.rmtree(folder / "checkpoints" / "latest" / "6")
+    said = []
+    train.run(runs.config(), folder, say=said.append)
+    assert any("continuing from round 4 of 6" in text for text in said)
+    assert_same_end(folder, straight, runs.config())
+
+
+def test_the_selected_checkpoint_is_on_disk_before_a_run_could_go_on_behind_it(
+    tmp_path, monkeypatch
+):
+    real, folder = checkpoint.save, tmp_path / "run"
+
+    def save(manager, number, state):
+        if manager.directory.name == "latest":
+            records = [record for record in runs.lines(folder) if "validation" in record]
+            if records:
+                assert runs.steps(folder, "selected") == [select_round(runs.lines(folder))]
+        real(manager, number, state)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    runs.run(folder)
+
+
+def unfinished(straight: Path) -> Path:
+    """The newest checkpoint of a run that still has its summary to write."""
+    (straight / "summary.json").unlink()
+    return straight / "checkpoints" / "selected" / "6"  # its last round too
+
+
+def largest(folder: Path) -> Path:
+    """The file with the arrays."""
+    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def truncate(folder: Path) -> None:
+    file = largest(folder)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def flip_a_bit(folder: Path) -> None:
+    content = bytearray(largest(folder).read_bytes())
+    content[len(content) // 2] ^= 4
+    largest(folder).write_bytes(content)
+
+
+def delete_the_manifest(folder: Path) -> None:
+    (folder / "default" / "manifest.ocdbt").unlink()
+
+
+def delete_the_checksums(folder: Path) -> None:
+    (folder / checkpoint.CHECKSUMS).unlink()
+
+
+DAMAGES = (truncate, flip_a_bit, delete_the_manifest, delete_the_checksums)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_nothing_is_compiled_or_changed(
+    straight, monkeypatch, capfd, damage
+):
+    newest = unfinished(straight)
+    damage(newest)
+    before = runs.files(straight)
+    monkeypatch.setattr(train, "open_rounds", lambda *_: pytest.fail("compiled"))
+    with pytest.raises(CheckpointError, match="delete that folder and run again") as error:
+        runs.run(straight)
+    assert str(newest) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert runs.files(straight) == before
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_after_deleting_a_damaged_checkpoint_the_run_goes_on_from_the_one_before(
+    tmp_path, straight
+):
+    folder = runs.unfinished(tmp_path / "repaired", runs.config())
+    newest = folder / "checkpoints" / "latest" / "6"
+    truncate(newest)
+    shutil.rmtree(newest)
+    runs.run(folder)
+    assert_same_end(folder, straight, runs.config())
+
+
+def test_a_checkpoint_of_another_model_is_refused(straight):
+    like = jax.eval_shape(train.prepare(runs.config())[2])
+    like = like._replace(shared=longer(like.shared))
+    with pytest.raises(CheckpointError, match=r"another model, method or sharing rule \(.* there"):
+        runs.saved(straight, like)
+
+
+def state_of_0_2():
+    """What `checkpoints_of_0_2` holds; fedjax_bn 0.2 saved it by Orbax's first interface."""
+    kernel = jnp.arange(6, dtype=jnp.float32).reshape(2, 3)
+    return {
+        "round": jnp.asarray(3, jnp.int32),
+        "shared": {"dense": {"kernel": kernel, "bias": None}},
+        "optimizer": optax.sgd(0.1, momentum=0.9).init({"kernel": jnp.full(3, 0.5, jnp.bfloat16)}),
+        "personal": {"norm": {"mean": jnp.asarray([[0.25], [-1.5]])}},
+        "memory": (),
+        "finite": jnp.asarray([True, False]),
+    }
+
+
+def test_a_checkpoint_of_0_2_is_read_and_its_run_goes_on(tmp_path):
+    folder, expected = tmp_path / "checkpoints" / "latest", state_of_0_2()
+    shutil.copytree(runs.ROOT / "tests" / "support" / "checkpoints_of_0_2", folder)
+    like = jax.eval_shape(state_of_0_2)
+    jax.tree.map(np.testing.assert_array_equal, runs.saved(tmp_path, like), expected)
+    with checkpoint.open_both(tmp_path, rounds_done=3) as (latest, _):
+        checkpoint.save(latest, 4, expected | {"round": jnp.asarray(4, jnp.int32)})
+        checkpoint.settle(latest)
+        assert checkpoint.steps(latest) == [3, 4]
+    assert runs.saved(tmp_path, like)["round"] == 4
+    with pytest.raises(CheckpointError, match="of another model"):
+        runs.saved(tmp_path, like | {"finite": like["round"]}, round=3)
+
+
+def test_the_library_uses_only_the_interface_of_orbax_that_stays():
+    """Orbax 1.0 takes all away that lies beside `orbax.checkpoint.v1`."""
+    found = set()
+    for path in (runs.ROOT / "fedjax_bn").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("orbax"):
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names if alias.name.startswith("orbax")}
+    assert found == {"orbax.checkpoint.v1"}
+    assert re.search(r'"orbax-checkpoint>=[\d.]+,<1"', (runs.ROOT / "pyproject.toml").read_text())
+
+
+def test_another_sharing_rule_is_called_that_and_no_checkpoint_is_to_be_deleted(straight):
+    like = jax.eval_shape(train.prepare(runs.config(method="fedavg"))[2])
+    with pytest.raises(CheckpointError, match=r"/norm1/.* there and nothing now") as error:
+        runs.saved(straight, like)
+    assert "delete" not in str(error.value)
+    assert "norm1" in str(error.value)
