@@ -148,7 +148,7 @@ class ServerState(NamedTuple):
 MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-def as_leaves(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
+def _as_leaves(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
     """Messages are averaged with the weights of the leaves."""
     del size, counts
     return weight
@@ -178,13 +178,13 @@ class ServerUpdate(NamedTuple):
 
     init: Callable[[PyTree, PyTree], ServerState]
     update: Callable[[PyTree, Aggregate, ServerState], tuple[PyTree, ServerState]]
-    message_weight: MessageWeight = as_leaves
+    message_weight: MessageWeight = _as_leaves
 
 
 def averaging(
     start: Callable[[PyTree, PyTree], PyTree] | None = None,
     renew: Callable[[PyTree, Aggregate], PyTree] | None = None,
-    message_weight: MessageWeight = as_leaves,
+    message_weight: MessageWeight = _as_leaves,
 ) -> ServerUpdate:
     r"""Returns FedAvg's step: the weighted mean replaces the shared leaves.
 

@@ -30,7 +30,7 @@ _COUNTING = (
 _GATHERING = (optax.MultiStepsState, optax.ApplyEvery, optax.contrib.ReduceLROnPlateauState)
 
 
-class InRound(NamedTuple):
+class _InRound(NamedTuple):
     """The state of `by_round`: that of the optimizer which the round has."""
 
     inner: PyTree
@@ -53,17 +53,17 @@ def by_round(
         on the round.
     """
 
-    def init(params: PyTree) -> InRound:
+    def init(params: PyTree) -> _InRound:
         with jax.numpy_dtype_promotion("standard"):  # a schedule mixes floats and integers
-            return InRound(make(jnp.zeros((), jnp.int32)).init(params))
+            return _InRound(make(jnp.zeros((), jnp.int32)).init(params))
 
     def update(
-        updates: PyTree, state: InRound, params: PyTree = None, *, round: jax.Array, **extra: Any
-    ) -> tuple[PyTree, InRound]:
+        updates: PyTree, state: _InRound, params: PyTree = None, *, round: jax.Array, **extra: Any
+    ) -> tuple[PyTree, _InRound]:
         with jax.numpy_dtype_promotion("standard"):
             optimizer = _taking_extra(make(round))
             updates, inner = optimizer.update(updates, state.inner, params, round=round, **extra)
-        return updates, InRound(inner)
+        return updates, _InRound(inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -108,7 +108,7 @@ def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) ->
 def scheduled(optimizer: optax.GradientTransformation) -> bool:
     """Returns whether rates change by a schedule; False if one number does not show it."""
     try:
-        return _holds(optimizer.init(jnp.zeros(())), (*_SCHEDULED, InRound))
+        return _holds(optimizer.init(jnp.zeros(())), (*_SCHEDULED, _InRound))
     except Exception:  # its masks are over the parameters
         return False
 
@@ -167,7 +167,7 @@ def check_rounds(
         ) from error
     if keep:
         return
-    if _holds(state, _COUNTING, (InRound,)):
+    if _holds(state, _COUNTING, (_InRound,)):
         raise ValueError(
             "a schedule or a counter inside the local optimizer counts its own steps and starts "
             "again every round: write it over rounds with fedjax_bn.local_optimizer.by_round, or "

@@ -113,7 +113,7 @@ def fedcd(  # type: ignore[misc] # its own default
     )
 
 
-class Progress(NamedTuple):
+class _Progress(NamedTuple):
     """The state of the local step.
 
     Attributes:
@@ -145,14 +145,14 @@ def masked_step(
     def trained_of(variables: Variables) -> Variables:
         return {name: variables[name] for name in ("params", COLLECTION)}
 
-    def init(variables: Variables) -> Progress:
+    def init(variables: Variables) -> _Progress:
         zero = jax.tree.map(jnp.zeros_like, variables[COLLECTION])
         none = jnp.zeros((), jnp.int32)
-        return Progress(start(optimizer, trained_of(variables)), zero, none, none)
+        return _Progress(start(optimizer, trained_of(variables)), zero, none, none)
 
     def update(
-        variables: Variables, state: Progress, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, Progress, jax.Array]:
+        variables: Variables, state: _Progress, batch: Batch, received: Received, key: jax.Array
+    ) -> tuple[Variables, _Progress, jax.Array]:
         gradients, (loss, aligned) = gradient(variables, batch, received, key)
         trained, kept = descend(
             optimizer, gradients, state.optimizer, variables, received.round, loss
@@ -167,7 +167,7 @@ def masked_step(
             return jnp.where(old, total, 0) + jnp.where(count > 0, g, 0) * count.astype(g.dtype)
 
         total = jax.tree.map(add, state.total, aligned.gradient)
-        progress = Progress(kept, total, jnp.where(old, state.count, 0) + count, rounds)
+        progress = _Progress(kept, total, jnp.where(old, state.count, 0) + count, rounds)
         return {**variables, **aligned.moved, **trained}, progress, loss
 
     def check(variables: Variables, *rest: Any) -> None:

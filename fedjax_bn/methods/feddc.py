@@ -20,7 +20,7 @@ from fedjax_bn.state import Received
 PyTree = Any
 
 
-class Drift(NamedTuple):
+class _Drift(NamedTuple):
     """What a client remembers, trees like the shared parameters.
 
     Attributes:
@@ -91,8 +91,8 @@ def feddc(
     )
 
 
-def _no_drift(shared: PyTree, personal: PyTree) -> Drift:
-    return Drift(no_variate(shared, personal), no_variate(shared, personal))
+def _no_drift(shared: PyTree, personal: PyTree) -> _Drift:
+    return _Drift(no_variate(shared, personal), no_variate(shared, personal))
 
 
 def _pulled(alpha: float, train: Train) -> Train:
@@ -139,6 +139,6 @@ def _renew_drift(optimizer: optax.GradientTransformation, learning_rate: float |
         drift = jax.tree.map(lambda h, y, x: h + y - x, old.drift, now, start)
         params = join(jax.tree.map(jnp.add, now, drift), personal)
         message = jax.tree.map(jnp.subtract, variate, old.variate)
-        return {**trained.variables, "params": params}, Drift(drift, variate), message
+        return {**trained.variables, "params": params}, _Drift(drift, variate), message
 
     return finish

@@ -145,7 +145,7 @@ def fedig(  # type: ignore[misc] # its own default
     return method._replace(serves=serves, notes=notes)
 
 
-class FedIGOptions(OptionsButServer, total=False):
+class _FedIGOptions(OptionsButServer, total=False):
     """The arguments of `fedig`, which has their defaults."""
 
     lambda_1: AtLeast0
@@ -161,7 +161,7 @@ def fediga(  # type: ignore[misc] # its own default
     optimizer: optax.GradientTransformation,
     *,
     share: SharingRule = all_but_batch_norm,
-    **options: Unpack[FedIGOptions],
+    **options: Unpack[_FedIGOptions],
 ) -> FederatedMethod:
     """FedIG-A: `fedig` with the zero-shot adapter, for `adaptation.zero_shot_adapter`.
 

@@ -9,8 +9,8 @@ import optax
 from fedjax_bn.client import Trained
 from fedjax_bn.engine.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, Options, learning, method_of
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
@@ -55,27 +55,14 @@ def moon(
         `round`, the model shows no features and does not end in a dense layer.
     """
     learned, rest = learning(model, classifier="moon", **options)
-    objective = _contrastive(learned, mu, temperature)
-    return method_of(
-        gradient_step(differentiate(objective), optimizer),
-        memory=lambda shared, personal: shared,
-        finish=_remember_shared,
-        **rest,
-    )
-
-
-def _contrastive(learned: Learning, mu: float, temperature: float) -> Objective:
-    """Returns the objective of `moon`; the client's memory is its previous shared part.
-
-    Its previous personal leaves are those with which it starts the round.
-    """
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
         loss, out = learned.trained(variables, images, batch, key, wanted=["features"])
 
         def similarity(shared: PyTree) -> jax.Array:
-            # Nothing here depends on the parameters being trained: no gradient.
+            # Nothing here depends on the parameters being trained: no gradient. The client's
+            # personal leaves at the end of its previous round are those at the start of this one.
             model = join(shared, received.personal)
             other = forward(learned.model, model, images, wanted=["features"])
             return cosine(out.features, other.features) / temperature
@@ -84,7 +71,12 @@ def _contrastive(learned: Learning, mu: float, temperature: float) -> Objective:
         contrast = masked_mean(-jax.nn.log_softmax(pair)[:, 0], batch["valid"])
         return loss + mu * contrast, (loss, out.moved)
 
-    return objective
+    return method_of(
+        gradient_step(differentiate(objective), optimizer),
+        memory=lambda shared, personal: shared,
+        finish=_remember_shared,
+        **rest,
+    )
 
 
 def cosine(x: jax.Array, y: jax.Array, epsilon: float = 1e-8) -> jax.Array:

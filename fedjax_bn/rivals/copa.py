@@ -10,9 +10,8 @@ from fedjax_bn.aggregation import Aggregate, ServerState, averaging, equal_messa
 from fedjax_bn.client import Finish, Trained
 from fedjax_bn.engine.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import (
-    Learning,
     OptionsButServer,
     learning,
     method_of,
@@ -73,8 +72,21 @@ def copa(
         require_batch_norm("copa", variables, "set gates=False")
         return with_gates(variables)
 
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        images, valid = learned.read(variables, batch, key), batch["valid"]
+        require_linear("copa", learned.model, variables, images)
+        loss, out = learned.trained(
+            variables, images, batch, key, statistics=rule, wanted=["features"]
+        )
+        others = jnp.einsum("bf,jfc->jbc", out.features, received.server["kernel"])
+        if "bias" in received.server:
+            others += received.server["bias"][:, None]
+        each = jax.vmap(lambda logits: learned.task.loss(logits, batch["label"], valid))(others)
+        is_other = jnp.arange(len(each), dtype=jnp.int32) != received.client
+        return loss + jnp.where(is_other, each, 0).sum(), (loss, out.moved)
+
     method = method_of(
-        gradient_step(differentiate(_collaborative(learned, rule)), inner),
+        gradient_step(differentiate(objective), inner),
         finish=_send_classifier(model),
         server=averaging(renew=_renew_classifiers, message_weight=equal_messages),
         share=_keeping_classifier(model, share),
@@ -90,25 +102,6 @@ def copa(
         )
 
     return method._replace(init=init, serves=("learned_alpha",) if gates else ())
-
-
-def _collaborative(learned: Learning, rule: Any) -> Objective:
-    """Returns the objective of `copa`; the server sends all classifiers."""
-
-    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        images, valid = learned.read(variables, batch, key), batch["valid"]
-        require_linear("copa", learned.model, variables, images)
-        loss, out = learned.trained(
-            variables, images, batch, key, statistics=rule, wanted=["features"]
-        )
-        others = jnp.einsum("bf,jfc->jbc", out.features, received.server["kernel"])
-        if "bias" in received.server:
-            others += received.server["bias"][:, None]
-        each = jax.vmap(lambda logits: learned.task.loss(logits, batch["label"], valid))(others)
-        is_other = jnp.arange(len(each), dtype=jnp.int32) != received.client
-        return loss + jnp.where(is_other, each, 0).sum(), (loss, out.moved)
-
-    return objective
 
 
 def _send_classifier(model: Any) -> Finish:

@@ -88,7 +88,7 @@ def fedadg(
     learned, rest = learning(model, classifier="fedadg", **options)
     steps = (
         (pulled(learned, share_of_loss), "params"),
-        (discriminating(learned), DISCRIMINATOR),
+        (_discriminating(learned), DISCRIMINATOR),
         (_generating, GENERATOR),
     )
     made = [gradient_step(differentiate(goal, (n,)), optimizer, (n,)) for goal, n in steps]
@@ -127,7 +127,7 @@ def pulled(learned: Learning, share: float) -> Objective:
     return objective
 
 
-def discriminating(learned: Learning) -> Objective:
+def _discriminating(learned: Learning) -> Objective:
     """Returns D's objective: -(D(g, y)^2 + (1 - D(f, y))^2), a mean over valid samples."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:

@@ -78,7 +78,7 @@ def feddg(
         )
     load = options.get("load")
     learned, rest = learning(model, **options)
-    objective = episodic(learned, half, inner_rate, clip, drawn=drawn)
+    objective = _episodic(learned, half, inner_rate, clip, drawn=drawn)
     method = method_of(
         gradient_step(differentiate(objective), optimizer),
         memory=lambda shared, personal: jnp.zeros((), bool),
@@ -104,7 +104,7 @@ def feddg(
     return method._replace(init=init, notes=(shown,))
 
 
-def episodic(
+def _episodic(
     learned: Learning, half: int, inner_rate: float, clip: float, *, drawn: bool = False
 ) -> Objective:
     """Returns the objective of `feddg`; `received.server` is the bank of all amplitudes."""

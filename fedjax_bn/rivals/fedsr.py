@@ -74,7 +74,7 @@ def fedsr(
     objective = simple_representation(learned, l2r, cmi, squared=squared)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
-        variables = with_latent(stream(key, "latent layer"), model, variables, noise=noise)
+        variables = _with_latent(stream(key, "latent layer"), model, variables, noise=noise)
         if not cmi or REFERENCE in variables:
             return variables
         # m = 0, v = 1 and C = 1, as the authors' code starts them.
@@ -183,7 +183,7 @@ def draw(
     return mean + deviation * noise, mean, deviation
 
 
-def with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: bool) -> Variables:
+def _with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: bool) -> Variables:
     """Returns the variables with the collection `latent`; an existing one stays as it is.
 
     Args:

@@ -55,13 +55,13 @@ def fixbn(
         return variables
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
-        rule = fixed_statistics(jnp.asarray(received.round >= from_round))
+        rule = _fixed_statistics(jnp.asarray(received.round >= from_round))
         return supervised(learned, rule)(variables, batch, received, key)
 
     return method_of(gradient_step(differentiate(objective), optimizer), start=start, **rest)
 
 
-def fixed_statistics(fixed: jax.Array) -> StatisticsRule:
+def _fixed_statistics(fixed: jax.Array) -> StatisticsRule:
     """Returns the rule of the running statistics, which stay, if `fixed`; else of the pass."""
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:

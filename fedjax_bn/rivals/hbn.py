@@ -69,7 +69,7 @@ def hbn(
     """
     load = options.get("load")
     learned, rest = learning(model, **options)
-    objective = supervised(learned, hybrid_statistics)
+    objective = supervised(learned, _hybrid_statistics)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         del key
@@ -92,7 +92,7 @@ def hbn(
     )
 
 
-def hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+def _hybrid_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
     """The rule of `hbn`, with t as the layer's gate; it records the hybrid moments.
 
     The running statistics stay, and a pass that may not move them takes them alone.
@@ -125,7 +125,7 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
             batch, key = inputs
             batch = blank_padding(load(source, batch, key))
             images = learned.read(variables, batch, key)
-            options: dict[str, Any] = {"statistics": hybrid_statistics, "wanted": ["recorded"]}
+            options: dict[str, Any] = {"statistics": _hybrid_statistics, "wanted": ["recorded"]}
             options |= {"train": True, "valid": batch["valid"], "key": key}
             return forward(learned.model, variables, images, **options).recorded
 

@@ -10,8 +10,8 @@ import optax
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, Puzzles, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, Options, learning, method_of
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.rivals.layers import dense
 from fedjax_bn.sharing import Variables, without
@@ -59,20 +59,7 @@ def jigen(
     """
     learned, rest = learning(model, classifier="jigen", **options)
     trained = ("params", COLLECTION)
-    objective = puzzling(learned, weight, whole, orders(permutations))
-
-    def start(key: jax.Array, variables: Variables) -> Variables:
-        if COLLECTION in variables:
-            return variables
-        sizes, key = sizes_of(model, variables), stream(key, "puzzle head")
-        return {**variables, COLLECTION: dense(key, sizes.features, permutations + 1, sizes.dtype)}
-
-    step = gradient_step(differentiate(objective, trained), optimizer, trained)
-    return method_of(step, start=start, **rest)
-
-
-def puzzling(learned: Learning, weight: float, whole: float, table: np.ndarray) -> Objective:
-    """Returns the objective of `jigen`, for variables with `jigsaw`; `table` is `orders(P)`."""
+    table = orders(permutations)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
@@ -85,7 +72,14 @@ def puzzling(learned: Learning, weight: float, whole: float, table: np.ndarray) 
         guess = out.features @ head["kernel"] + head["bias"]
         return loss + weight * cross_entropy(guess, order, batch["valid"]), (loss, out.moved)
 
-    return objective
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        if COLLECTION in variables:
+            return variables
+        sizes, key = sizes_of(model, variables), stream(key, "puzzle head")
+        return {**variables, COLLECTION: dense(key, sizes.features, permutations + 1, sizes.dtype)}
+
+    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    return method_of(step, start=start, **rest)
 
 
 def orders(count: int) -> np.ndarray:

@@ -10,8 +10,8 @@ from fedjax_bn.engine import perturb
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, OddSide, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, Options, learning, method_of
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
@@ -59,19 +59,13 @@ def randconv(
     """
     learned, rest = learning(model, classifier="randconv", **options)
     convolve = perturb.randconv(mix, identity, largest)
-    objective = consistent(learned, convolve, consistency)
-    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
-
-
-def consistent(learned: Learning, change: perturb.Perturb, consistency: float) -> Objective:
-    """Returns the objective of `randconv` for any random change of a batch."""
     draws = DRAWS if consistency else 1
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         passes = [
-            learned.trained(variables, change(own, images, valid), batch, key)
+            learned.trained(variables, convolve(own, images, valid), batch, key)
             for own in jax.random.split(stream(key, "random convolutions"), draws)
         ]
         # The first pass alone is reported and moves running statistics.
@@ -81,7 +75,7 @@ def consistent(learned: Learning, change: perturb.Perturb, consistency: float) -
             value += consistency * masked_mean(disagreement(logits), valid)
         return value, (loss, passes[0][1].moved)
 
-    return objective
+    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
 
 
 def disagreement(logits: jax.Array) -> jax.Array:

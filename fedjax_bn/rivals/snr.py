@@ -13,8 +13,8 @@ from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, Options, learning, method_of
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.hooks import Hooked
 from fedjax_bn.normalization.instance import instance_moments, positioned
@@ -90,13 +90,6 @@ def snr(
             heads[name] = dense(head_key, size, sizes.classes, sizes.dtype)
         return {**variables, COLLECTION: layers, HEADS: heads}
 
-    step = gradient_step(differentiate(restituting(learned, weight), trained), optimizer, trained)
-    return method_of(step, start=start, **rest)
-
-
-def restituting(learned: Learning, weight: float) -> Objective:
-    """Returns the objective of `snr`, for variables with `restitution` and `restitution_heads`."""
-
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
@@ -111,7 +104,8 @@ def restituting(learned: Learning, weight: float) -> Objective:
         value = loss + weight * head_losses(seen, variables[HEADS], label, valid).astype(loss.dtype)
         return value, (loss, out.moved)
 
-    return objective
+    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    return method_of(step, start=start, **rest)
 
 
 class Restored(NamedTuple):
