@@ -28,8 +28,7 @@ def bytes_of(method: str, model: str) -> dict[str, int]:
     """{"down", "up", "own"}: what one client gets and sends in a round, and what it keeps."""
     import jax
 
-    from fedjax_bn.engine.traffic import traffic
-    from fedjax_bn.federation import own_of
+    from fedjax_bn.federation import own_of, traffic
     from fedjax_bn.run.config.keys import base
     from fedjax_bn.run.experiment.build import assemble
     from fedjax_bn.run.experiment.shapes import batches_of_one

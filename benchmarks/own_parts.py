@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.rivals.stylist import start, stylize
+from fedjax_bn.rivals.l2d import start_stylist, stylize
 
 SHARE = 0.6  # of the new style, the default of `methods.l2d`
 
@@ -27,7 +27,7 @@ def styles(batches: dict[str, jax.Array]) -> Callable[[], object]:
         return jax.lax.scan(step, layers, (images, keys))
 
     images = batches["image"].reshape(-1, *batches["image"].shape[2:])
-    layers = start(jax.random.key(3), images.shape[-1], jnp.float32)
+    layers = start_stylist(jax.random.key(3), images.shape[-1], jnp.float32)
     given = layers, images, jax.random.split(jax.random.key(4), len(images))
     compiled = jax.jit(round).lower(*given).compile()
 

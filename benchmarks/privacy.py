@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.data.drawing import drawing
-from fedjax_bn.engine.accounting import epsilon
-from fedjax_bn.engine.privacy import Privacy
+from fedjax_bn.engine.privacy import Privacy, epsilon
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.methods import fedbn
 from fedjax_bn.run.config.file import read

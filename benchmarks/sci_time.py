@@ -22,7 +22,7 @@ import optax
 from fedjax_bn.local_step import differentiate, gradient_step
 from fedjax_bn.methods.fedcd import masked_step
 from fedjax_bn.methods.learning import learning, supervised
-from fedjax_bn.methods.sci import Aligned, Alignment, aligned_objective, mask_gradient
+from fedjax_bn.methods.sci import Aligned, Alignment, aligned_objective
 from fedjax_bn.models import DigitCNN, ResNet18, SmallCNN
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import with_masks
@@ -99,7 +99,7 @@ def closed_form_objective(model: Any, strength: float) -> Callable:
     ) -> tuple[jax.Array, tuple[jax.Array, Aligned]]:
         mask, head = variables["mask"]["features"], variables["params"]["head"]
         plain = {name: variables[name] for name in ("params", "batch_stats")}
-        passed = {"train": True, "valid": batch["valid"], "key": key, "features": True}
+        passed = {"train": True, "valid": batch["valid"], "key": key, "wanted": ["features"]}
         out = forward(model, plain, batch["image"], **passed)
         features = out.features
         kernel, bias, labels = head["kernel"], head["bias"], batch["label"]
@@ -111,6 +111,35 @@ def closed_form_objective(model: Any, strength: float) -> Callable:
         return value, (value, Aligned(loss, {"features": gradient}, out.moved))
 
     return objective
+
+
+def mask_gradient(
+    features: jax.Array,
+    mask: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array,
+    labels: jax.Array,
+    valid: jax.Array | None = None,
+) -> jax.Array:
+    """dL/dmask f[F] in closed form, where a dense layer reads the masked features.
+
+    With logits (mask * f_i) W + b and residuals r_i = softmax(logits_i) - onehot(y_i), the mean
+    cross entropy L over n samples has dL/dmask_j = 1/n sum_i f_ij (W r_i)_j.
+
+    Args:
+      features: f[B, F], before the mask.
+      mask: f[F].
+      kernel, bias: W f[F, classes] and b f[classes].
+      labels: i32[B].
+      valid: bool[B], the samples that count; None for all.
+    """
+    logits = (features * mask) @ kernel + bias
+    residuals = jax.nn.softmax(logits) - jax.nn.one_hot(labels, len(bias), dtype=logits.dtype)
+    parts = features * (residuals @ kernel.T)
+    if valid is None:
+        return parts.mean(0)
+    count = jnp.maximum(valid.sum(dtype=parts.dtype), 1)
+    return jnp.where(valid[:, None], parts, 0).sum(0) / count
 
 
 def time_in_turn(

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.engine.divergence import by_divergence as by_divergence
+from fedjax_bn.engine.devices import sum_over
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.extrapolation import risk_extrapolation as risk_extrapolation
-from fedjax_bn.engine.generalization import generalization_adjustment as generalization_adjustment
-from fedjax_bn.engine.mapping import sum_over
 from fedjax_bn.engine.weighing import Weighing as Weighing
+from fedjax_bn.engine.weighing import by_divergence as by_divergence
+from fedjax_bn.engine.weighing import generalization_adjustment as generalization_adjustment
 
 PyTree = Any
 WeighingRule = Callable[[jax.Array, jax.Array], jax.Array]
@@ -53,7 +53,7 @@ def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
 
 
 def needs_risks(rule: WeighingRule, num_clients: int) -> bool:
-    """Whether a weighing rule looks at the risks, which are known only after local training."""
+    """Returns whether a weighing rule reads the risks, which are known only after training."""
     sizes, risks = jnp.zeros(num_clients, jnp.int32), jnp.zeros(num_clients)
     jaxpr = jax.make_jaxpr(rule)(sizes, risks).jaxpr
     used = [value for equation in jaxpr.eqns for value in equation.invars] + jaxpr.outvars
@@ -71,7 +71,7 @@ def normalize(weights: jax.Array) -> jax.Array:
 
 
 def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """sum_k w_k x_k / sum_k w_k, leaf by leaf.
+    """Returns sum_k w_k x_k / sum_k w_k, leaf by leaf.
 
     A client of weight 0 is left out altogether: NaN in its leaves does not reach the mean.
 
@@ -90,7 +90,7 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
 
 
 def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
-    """w x, leaf by leaf, in the dtype of sums; 0 where w is 0, even if x is NaN.
+    """Returns w x, leaf by leaf, in the dtype of sums; 0 where w is 0, even if x is NaN.
 
     Args:
       tree: one client's arrays.
@@ -107,7 +107,7 @@ def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
 
 
 def restore(total: PyTree, like: PyTree) -> PyTree:
-    """A sum of `weighted` leaves in the dtypes of `like`; integers are rounded."""
+    """Returns a sum of `weighted` leaves in the dtypes of `like`; integers are rounded."""
 
     def cast(x: jax.Array, leaf: jax.Array) -> jax.Array:
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
@@ -117,13 +117,13 @@ def restore(total: PyTree, like: PyTree) -> PyTree:
 
 
 class Aggregate(NamedTuple):
-    """What the server knows of a round, after one reduction over its clients.
+    """What the server has of a round, after one reduction over its clients.
 
     Attributes:
       mean: the weighted mean of the shared leaves that the clients uploaded; None elsewhere.
       message: the mean of their messages, with the weights that the server's step names.
       share: f[], the part of the whole population that counts in the round.
-      count: f[], how many clients that are; None where nobody said.
+      count: f[], how many clients that are; None if unknown.
     """
 
     mean: PyTree
@@ -136,7 +136,7 @@ class ServerState(NamedTuple):
     """The server's part of the method state.
 
     Attributes:
-      sent: what clients receive besides the shared leaves, `Received.server`.
+      sent: what clients receive in addition to the shared leaves, `Received.server`.
       kept: what stays at the server, such as an optimizer's moments.
     """
 
@@ -146,6 +146,23 @@ class ServerState(NamedTuple):
 
 # (weight f[], size i32[], counts bool[]) -> f[], with what a client's message enters its mean
 MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def _as_leaves(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
+    """Messages are averaged with the weights of the leaves."""
+    del size, counts
+    return weight
+
+
+def equal_messages(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
+    """Messages of all clients that count are averaged alike."""
+    del size
+    return counts.astype(weight.dtype)
+
+
+def messages_by_size(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
+    """Messages are averaged by the clients' numbers of samples, whatever the weighing rule."""
+    return jnp.where(counts, size, 0).astype(weight.dtype)
 
 
 class ServerUpdate(NamedTuple):
@@ -161,37 +178,47 @@ class ServerUpdate(NamedTuple):
 
     init: Callable[[PyTree, PyTree], ServerState]
     update: Callable[[PyTree, Aggregate, ServerState], tuple[PyTree, ServerState]]
-    message_weight: MessageWeight = lambda weight, size, counts: weight
+    message_weight: MessageWeight = _as_leaves
 
 
-def equal_messages(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
-    """Messages of all clients that count are averaged alike."""
-    del size
-    return counts.astype(weight.dtype)
+def averaging(
+    start: Callable[[PyTree, PyTree], PyTree] | None = None,
+    renew: Callable[[PyTree, Aggregate], PyTree] | None = None,
+    message_weight: MessageWeight = _as_leaves,
+) -> ServerUpdate:
+    r"""Returns FedAvg's step: the weighted mean replaces the shared leaves.
 
+    $x' = \sum_k p_k y_k$
 
-def messages_by_size(weight: jax.Array, size: jax.Array, counts: jax.Array) -> jax.Array:
-    """Messages are averaged by the clients' numbers of samples, whatever the weighing rule."""
-    return jnp.where(counts, size, 0).astype(weight.dtype)
+    Args:
+      start: `start(shared, personal) -> tree`, what the server sends in the first round in addition
+        to the shared leaves; by default nothing.
+      renew: `renew(sent, aggregate) -> tree`, what it sends in the next round, in the dtypes of
+        `sent`; by default what it sent before.
+      message_weight: with what weights the clients' messages are averaged.
+    """
 
-
-def averaging() -> ServerUpdate:
-    """x' = sum_k p_k y_k (FedAvg): the weighted mean replaces the shared leaves."""
+    def init(shared: PyTree, personal: PyTree) -> ServerState:
+        return ServerState(sent=start(shared, personal) if start else ())
 
     def update(
         shared: PyTree, aggregate: Aggregate, state: ServerState
     ) -> tuple[PyTree, ServerState]:
         del shared
-        return aggregate.mean, state
+        if renew is None:
+            return aggregate.mean, state
+        new = renew(state.sent, aggregate)
+        sent = jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), new, state.sent)
+        return aggregate.mean, state._replace(sent=sent)
 
-    return ServerUpdate(init=lambda shared, personal: ServerState(), update=update)
+    return ServerUpdate(init, update, message_weight)
 
 
 def server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
-    """An optimizer takes x - sum_k p_k y_k for a gradient (Reddi et al. 2021, Algorithm 1).
+    r"""Returns the step of an optimizer whose gradient is $x - \sum_k p_k y_k$.
 
-    It sees shared parameters only; running statistics are plainly averaged, so that none can
-    become negative.
+    (Reddi et al. 2021, Algorithm 1.) It sees shared parameters only; running statistics are plainly
+    averaged, so that none can become negative.
 
     Args:
       optimizer: any optax transformation; `optax.sgd(1.0)` is `averaging`.
@@ -212,8 +239,3 @@ def server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
         return {**aggregate.mean, "params": params}, ServerState(kept=kept)
 
     return ServerUpdate(init, update)
-
-
-def cast_like(tree: PyTree, like: PyTree) -> PyTree:
-    """The tree in the dtypes of another one."""
-    return jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), tree, like)

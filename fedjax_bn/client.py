@@ -1,7 +1,8 @@
 """What one client does in a round, as a pure function: a scan over its local steps.
 
 A *client* makes local steps over the round's batches by default (`train_locally`). It is the widest
-of the four seams that `fedjax_bn.local_step` lists. A round calls `take_part` for each client.
+of the four seams that `fedjax_bn.local_step` lists. A round calls `take_part` for each client;
+`server` has the server's half of a round.
 """
 
 import functools
@@ -11,10 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.engine.backend import computed_once
+from fedjax_bn.engine.backend import all_finite, where_tree
 from fedjax_bn.engine.batches import blank_padding, last_epoch, owned_samples
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.uploads import all_finite
+from fedjax_bn.engine.privacy import Privacy, clipped, with_noise
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Broadcast, Own, Received, Upload
@@ -33,7 +34,7 @@ class Trained(NamedTuple):
       state: the local step's state after the last step, such as an optimizer's.
       losses: f[S], the loss of each step; 0 for a step without valid samples.
       counts: i32[S], valid samples of each step.
-      chosen: i32[], the steps behind `variables`; None for all S.
+      chosen: i32[], the number of steps that made `variables`; None for all S.
     """
 
     variables: Variables
@@ -57,7 +58,7 @@ class LocalUpdate(NamedTuple):
     Attributes:
       variables: the leaves that it keeps and uploads.
       memory: what it keeps for its next round.
-      message: what it uploads besides its shared leaves, a tree of arrays.
+      message: what it uploads in addition to its shared leaves, a tree of arrays.
       losses: f[S], the loss of each step; 0 for a step without valid samples.
       counts: i32[S], valid samples of each step.
     """
@@ -134,7 +135,7 @@ def train_locally(
       keep_optimizer: whether clients keep the local step's state between rounds.
       load: `load(source, batch, key) -> batch`, with which every step begins: it looks samples up
         in the client's source, augments them, and may change labels. By default `look_up`.
-      train: local training over a round's steps, such as `selection.best_of_round(...)`.
+      train: local training over a round's steps, such as `methods.selection.best_of_round(...)`.
 
     Raises:
       ValueError: `local_epochs` is below 1; at `init` or `run`, the step cannot work over the
@@ -171,12 +172,9 @@ def look_up(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
 
 def augmenting(augment: Callable[[jax.Array, jax.Array], jax.Array] | None) -> Load:
     """Returns the `load` that looks samples up and changes images by `augment(key, images)`."""
-
-    def load(source: PyTree, batch: Batch, key: jax.Array) -> Batch:
-        batch = look_up(source, batch, key)
-        return batch if augment is None else batch | {"image": augment(key, batch["image"])}
-
-    return load
+    if augment is None:
+        return look_up
+    return changing(lambda key, batch: batch | {"image": augment(key, batch["image"])})
 
 
 def changing(change: Callable[[jax.Array, Batch], Batch]) -> Load:
@@ -186,6 +184,13 @@ def changing(change: Callable[[jax.Array, Batch], Batch]) -> Load:
         return change(key, look_up(source, batch, key))
 
     return load
+
+
+def load_first(load: Load | None, batches: Batch, key: jax.Array) -> Batch:
+    """Returns a client's first batch of a round, loaded and with its padding blanked."""
+    steps = {name: leaf for name, leaf in batches.items() if name != "source"}
+    first = jax.tree.map(lambda leaf: leaf[0], steps)  # labels may be a tree
+    return blank_padding((load or look_up)(batches.get("source"), first, key))
 
 
 def run_steps(
@@ -207,7 +212,7 @@ def run_steps(
       variables: the collections to train, usually `join(received.shared, received.personal)`.
       state: the local step's state before the first step.
       batches: {"image": [S, B, ...], "label": i32[S, B] or a tree, "valid": bool[S, B],
-        "last_epoch": bool[S]}, perhaps with "source" [N, ...].
+        "last_epoch": bool[S]}, optionally with "source" [N, ...].
       key: random key of this client and round, or a key of each step [S].
       load: as in `train_locally`.
     """
@@ -229,11 +234,31 @@ def run_steps(
     return Trained(variables, state, losses, counts)
 
 
-def where_tree(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
-    """Returns `yes` if the condition bool[] holds, else `no`, leaf by leaf."""
-    # Else XLA:CPU computes the condition anew for each leaf.
-    condition = computed_once(condition)
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+def clipping(client: Client, privacy: Privacy) -> Client:
+    """Returns the client with its upload clipped, and noised if clients add the noise.
+
+    Its personal leaves stay as trained.
+
+    Raises:
+      ValueError: at `run`, where it also sends a message.
+    """
+
+    def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
+        update = client.run(received, batches, key)
+        if sent := len(jax.tree.leaves(update.message)):
+            raise ValueError(
+                f"this method's clients send {sent} arrays beside their shared leaves, which "
+                "privacy would neither clip nor noise: choose one that sends none, such as fedavg, "
+                "fedbn, fedprox or fedadam"
+            )
+        shared, personal = split_like(update.variables, received.shared)
+        shared = clipped(shared, received.shared, privacy.clip)
+        if privacy.at == "client":
+            key = jax.random.fold_in(stream(key, "privacy"), privacy.seed)
+            shared = with_noise(shared, key, privacy.noise * privacy.clip)
+        return update._replace(variables=join(shared, personal))
+
+    return client._replace(run=run)
 
 
 def take_part(
@@ -284,8 +309,10 @@ def take_part(
         shared, personal = split_like(update.variables, broadcast.shared)
         new = Own(personal, update.memory)
         finite = all_finite((shared, new, update.message, update.losses))
+        # The leaves and the memory leave as `shared` and `new`, and need not be returned twice.
+        rest = update._replace(variables={}, memory=())
         # A client that fails keeps what is its own.
-        return where_tree(finite, new, own), shared, _told(update), finite
+        return where_tree(finite, new, own), shared, rest, finite
 
     def idle(received: Received) -> tuple[Own, PyTree, LocalUpdate, jax.Array]:
         like = jax.eval_shape(train, received)
@@ -297,8 +324,7 @@ def take_part(
         participates = jnp.ones((), bool)
         own, shared, update, finite = train(received)
     elif divided:
-        chosen = where_tree(participates, train(received), idle(received))
-        own, shared, update, finite = chosen
+        own, shared, update, finite = where_tree(participates, train(received), idle(received))
     else:
         own, shared, update, finite = jax.lax.cond(participates, train, idle, received)
     losses, counts = update.losses, update.counts
@@ -314,8 +340,3 @@ def take_part(
         population=batches.get("population"),
     )
     return own, upload, losses
-
-
-def _told(update: LocalUpdate) -> LocalUpdate:
-    """Drops the leaves and the memory, which `train` returns already as shared and own."""
-    return update._replace(variables={}, memory=())

@@ -20,15 +20,25 @@ from fedjax_bn.aggregation import (
     Weighing,
     WeighingRule,
     averaging,
+    by_size,
     normalize,
+    uniform,
 )
-from fedjax_bn.client import Client, take_part
-from fedjax_bn.engine.admission import Admission, Classes, check_choices, check_state
-from fedjax_bn.engine.batches import Batches, check_batches, rows_of
+from fedjax_bn.client import Client, clipping, take_part
+from fedjax_bn.engine.batches import (
+    Admission,
+    Batches,
+    Classes,
+    check_batches,
+    check_state,
+    rows_of,
+)
 from fedjax_bn.engine.devices import (
     Meeting,
+    check_strategy,
     checked_mesh,
     divides_clients,
+    map_and_sum,
     on_each_device,
     pad_rows,
     padded,
@@ -36,17 +46,17 @@ from fedjax_bn.engine.devices import (
     split_batches,
 )
 from fedjax_bn.engine.inputs import random_key
-from fedjax_bn.engine.mapping import check_strategy, map_and_sum
-from fedjax_bn.engine.privacy import Privacy, guarded
-from fedjax_bn.engine.server import conclude, serve
-from fedjax_bn.engine.telling import telling
-from fedjax_bn.engine.uploads import (
-    OF_WEIGHTS,
+from fedjax_bn.engine.privacy import Privacy
+from fedjax_bn.server import (
     Sums,
+    conclude,
     counting,
     early_weights,
     leaf_weights,
+    noising,
     part_of,
+    reporting,
+    serve,
     sum_uploads,
     weigh_uploads,
     weighs_leaves,
@@ -80,6 +90,7 @@ __all__ = [
     "own_of",
     "put_rows",
     "take_rows",
+    "traffic",
     "with_own",
 ]
 
@@ -104,7 +115,7 @@ class FederatedMethod(NamedTuple):
       learned: the model, its task and the preprocessing of its images
         (`methods.learning.Learning`), with which `fedjax_bn.serving` predicts; None if unknown.
       serves: the adaptations that need something trained and that this method trains.
-      notes: sentences for the user: what travels besides the model, what the start should be.
+      notes: sentences for the user, such as what travels in addition to the model.
       personalize: (labelled samples, learning rate) with which a client adapts its model before it
         is tested (`methods.perfedavg.personalize`); None where it does not.
     """
@@ -163,7 +174,7 @@ def federate(
       weigh: the weighing rule, see `fedjax_bn.aggregation`; by default `by_size`, and `uniform`
         where there is privacy.
       privacy: a mechanism that clips and noises what is shared, see `fedjax_bn.engine.privacy`.
-      clients: how clients are mapped, see `fedjax_bn.engine.mapping`; with a mesh, those of each
+      clients: how clients are mapped, see `fedjax_bn.engine.devices`; with a mesh, those of each
         device.
       mesh: devices with an axis "clients", which divides the rows of a round, and perhaps "batch",
         which divides the samples of a batch; None for one device. Results equal those of one device
@@ -180,8 +191,15 @@ def federate(
         K; at `round`, batches do not fit.
     """
     check_choices(share=share, weigh=weigh, server=server, privacy=privacy, clients=clients)
-    client, server, weigh = guarded(privacy, client, server or averaging(), weigh)
-    client, server, weigh = telling(client, server, weigh)
+    server = server or averaging()
+    if privacy is not None:
+        if weigh not in (None, uniform):
+            raise ValueError(
+                "privacy needs weigh=uniform, which it takes by default: under another rule one "
+                "client would count more than the noise is made for"
+            )
+        client, server, weigh = clipping(client, privacy), noising(server, privacy), uniform
+    client, server, weigh = reporting(client, server, weigh or by_size)
     admission = Admission(classes)
     plan = _Plan(client, server, share, weigh, clients, checked_mesh(mesh), admission)
 
@@ -203,11 +221,49 @@ def federate(
     )
 
 
+def check_choices(
+    *,
+    share: Any = everything,
+    weigh: Any = None,
+    server: Any = None,
+    privacy: Any = None,
+    clients: str = "auto",
+    load: Any = None,
+    **others: Any,
+) -> None:
+    """Raises ValueError for an option of a wrong type, such as a name instead of a function.
+
+    Args:
+      share, weigh, server, privacy, clients: as in `federate`.
+      load: as in `client.train_locally`.
+      **others: options that are not checked here.
+    """
+    del others
+    check_strategy(clients, 2**31)  # how many clients there are is known at `init`
+    rule = weigh is None or isinstance(weigh, Weighing) or callable(weigh)
+    step = server is None or isinstance(server, ServerUpdate)
+    choices = (
+        ("share", share, callable(share), "a sharing rule: give a function variables -> booleans, "
+         "such as everything, nothing or all_but_batch_norm of fedjax_bn.sharing"),
+        ("weigh", weigh, rule, "a weighing rule: give a function (sizes, risks) -> weights, such "
+         "as by_size or uniform of fedjax_bn.aggregation"),
+        ("server", server, step, "a server's step: give a ServerUpdate, such as averaging() of "
+         "fedjax_bn.aggregation"),
+        ("privacy", privacy, privacy is None or isinstance(privacy, Privacy),
+         "a mechanism: give engine.privacy.gaussian(clip, noise)"),
+        ("load", load, load is None or callable(load), "a function: give load(source, batch, key) "
+         "-> batch, such as fedjax_bn.client.augmenting(augment)"),
+    )  # fmt: skip
+    for name, value, fits, wanted in choices:
+        if not fits:
+            raise ValueError(f"{name}={value!r} is not {wanted}")
+
+
 def _checked(program: Any, check: Callable[..., None]) -> Any:
     """Returns the jitted program as a function that checks its arguments first."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        # Outside of the program: values of labels can be read here, and not within.
+        # Outside of the program, where values of labels can be read.
         check(*args, **kwargs)
         return program(*args, **kwargs)
 
@@ -269,7 +325,8 @@ def _round(
         present = jnp.arange(there) < rows
         batches["participates"] = batches.get("participates", present) & present
     # Weights known before training spare holding all trained models at once.
-    known = {name: x[:rows] for name, x in batches.items() if name in OF_WEIGHTS}
+    weighed = ("valid", "size", "participates")
+    known = {name: x[:rows] for name, x in batches.items() if name in weighed}
     early = early_weights(plan.weigh, known, plan.client.epochs)
     before = Own(state.personal, state.memory)
     early, old, batches = pad_rows((early, before, batches), total)
@@ -277,14 +334,14 @@ def _round(
     # Every device gets the common part whole, so that stacked rows must not be in it.
     common = (state._replace(personal=(), memory=()), key)
     train_all = on_each_device(functools.partial(_train_all, plan), plan.mesh)
-    (sums, weighing, told), own = train_all(common, given)
+    (sums, weighing, seen), own = train_all(common, given)
     own = jax.tree.map(lambda new, old: new[: old.shape[0]], own, before)
-    told = jax.tree.map(lambda leaf: leaf[:rows], told)
+    seen = jax.tree.map(lambda leaf: leaf[:rows], seen)
     everybody = rows if population is None else population
     # Once for all devices: the sums are the same everywhere.
-    after, finite = conclude(plan.server, state, sums, told["counts"], everybody)
-    weights = normalize(told["weights"])
-    # A round in which nobody counts keeps the last weights; > is False for NaN too.
+    after, finite = conclude(plan.server, state, sums, seen["counts"], everybody)
+    weights = normalize(seen["weights"])
+    # A round in which no client counts keeps the last weights; > is False for NaN too.
     after = after._replace(
         weights=jnp.where(weights.sum() > 0, weights, state.weights),
         weighing=weighing,
@@ -292,11 +349,11 @@ def _round(
         memory=own.memory,
     )
     return after, {
-        "loss": jnp.where(told["participates"], told["loss"], jnp.nan),
-        "step_loss": told["step_loss"],
-        "risk": told["risk"],
+        "loss": jnp.where(seen["participates"], seen["loss"], jnp.nan),
+        "step_loss": seen["step_loss"],
+        "risk": seen["risk"],
         "weights": weights,
-        "finite": told["finite"],
+        "finite": seen["finite"],
         "server_finite": finite,
     }
 
@@ -330,7 +387,7 @@ def _train_all(
         weights, by_leaf = meeting.mine(pad_rows(both, everybody.size.shape[0]))
         sums = sum_uploads(plan.server, weights, uploads, by_leaf)
     counts = counting(uploads)
-    told = {
+    seen = {
         "loss": uploads.loss,
         "step_loss": losses,
         "risk": uploads.risk,
@@ -339,5 +396,25 @@ def _train_all(
         "participates": uploads.participates,
         "counts": counts,
     }
-    sums, told = meeting.together(sums, told)
-    return (sums, weighing, told), own
+    sums, seen = meeting.together(sums, seen)
+    return (sums, weighing, seen), own
+
+
+def traffic(method: FederatedMethod, state: FederatedState, batches: Batches) -> dict[str, int]:
+    """Returns {"down": bytes of a broadcast, "up": bytes of an upload} of one client and round.
+
+    Args:
+      method: the method.
+      state: its state; only shapes count, here and in the batches.
+      batches: a round's, without the axis K.
+    """
+    sent = jax.eval_shape(broadcast_of, state)
+    own = jax.eval_shape(lambda state: own_of(state, 0), state)
+    batches = batches | {"client": jax.ShapeDtypeStruct((), jnp.int32)}
+    key = jax.eval_shape(jax.random.key, 0)
+    _, upload = jax.eval_shape(method.client, sent, own, batches, key)
+    down, up = (
+        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+        for tree in (sent, upload)
+    )
+    return {"down": down, "up": up}

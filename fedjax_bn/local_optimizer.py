@@ -30,7 +30,7 @@ _COUNTING = (
 _GATHERING = (optax.MultiStepsState, optax.ApplyEvery, optax.contrib.ReduceLROnPlateauState)
 
 
-class InRound(NamedTuple):
+class _InRound(NamedTuple):
     """The state of `by_round`: that of the optimizer which the round has."""
 
     inner: PyTree
@@ -53,23 +53,23 @@ def by_round(
         on the round.
     """
 
-    def init(params: PyTree) -> InRound:
+    def init(params: PyTree) -> _InRound:
         with jax.numpy_dtype_promotion("standard"):  # a schedule mixes floats and integers
-            return InRound(make(jnp.zeros((), jnp.int32)).init(params))
+            return _InRound(make(jnp.zeros((), jnp.int32)).init(params))
 
     def update(
-        updates: PyTree, state: InRound, params: PyTree = None, *, round: jax.Array, **extra: Any
-    ) -> tuple[PyTree, InRound]:
+        updates: PyTree, state: _InRound, params: PyTree = None, *, round: jax.Array, **extra: Any
+    ) -> tuple[PyTree, _InRound]:
         with jax.numpy_dtype_promotion("standard"):
             optimizer = _taking_extra(make(round))
             updates, inner = optimizer.update(updates, state.inner, params, round=round, **extra)
-        return updates, InRound(inner)
+        return updates, _InRound(inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def start(optimizer: optax.GradientTransformation, trained: Variables) -> PyTree:
-    """The optimizer's state before the first step over {collection: tree}."""
+    """Returns the optimizer's state before the first step over {collection: tree}."""
     return optimizer.init(_seen_by(optimizer, trained))
 
 
@@ -81,7 +81,7 @@ def updates_of(
     round: jax.Array | int,
     loss: jax.Array,
 ) -> tuple[Variables, PyTree]:
-    """What a step adds to {collection: tree}, and the optimizer's new state.
+    """Returns what a step adds to {collection: tree}, and the optimizer's new state.
 
     Args:
       optimizer: the local optimizer.
@@ -91,7 +91,7 @@ def updates_of(
       round: i32[], rounds finished.
       loss: f[], of the batch.
     """
-    alone = over_parameters(optimizer, trained)
+    alone = _over_parameters(optimizer, trained)
     grads, params = (gradients["params"], trained["params"]) if alone else (gradients, trained)
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
         extra = {"round": jnp.asarray(round), "value": loss, "grad": grads}
@@ -100,40 +100,21 @@ def updates_of(
 
 
 def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
-    """Whether masks or labels make the optimizer treat some parameters otherwise than others."""
+    """Returns whether masks or labels make the optimizer treat parameters differently."""
     state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
     return _holds(state, _BY_PARAMETER)
 
 
-def over_parameters(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
-    """Whether the optimizer's masks and labels are over the parameters alone, not {"params": ...}.
-
-    A function that suits both is given the parameters alone.
-    """
-    if set(trained) != {"params"}:
-        return False
-    try:
-        if not _holds(jax.eval_shape(optimizer.init, trained), _BY_PARAMETER):
-            return False
-    except Exception:  # of any kind: a mask of another form, or a user's function
-        pass
-    try:
-        jax.eval_shape(optimizer.init, trained["params"])
-    except Exception:
-        return False
-    return True
-
-
 def scheduled(optimizer: optax.GradientTransformation) -> bool:
-    """Whether its rates change by a schedule, as far as one number for all parameters shows it."""
+    """Returns whether rates change by a schedule; False if one number does not show it."""
     try:
-        return _holds(optimizer.init(jnp.zeros(())), (*_SCHEDULED, InRound))
+        return _holds(optimizer.init(jnp.zeros(())), (*_SCHEDULED, _InRound))
     except Exception:  # its masks are over the parameters
         return False
 
 
 def check_arguments(optimizer: optax.GradientTransformation) -> None:
-    """Raises ValueError where the update needs an argument that no local step can give it."""
+    """Raises ValueError if the update needs an argument that no local step can give it."""
     value = jnp.zeros(())
     try:
         state = optimizer.init(value)
@@ -160,12 +141,12 @@ def check_rounds(
       optimizer: the local optimizer.
       trained: {collection: tree} that it trains; only names and shapes count.
       keep: whether clients keep its state between rounds.
-      steps: S of a round; None where it is not known yet.
+      steps: S of a round; None if not known yet.
 
     Raises:
-      ValueError: masks fit neither the parameters nor {collection: tree}; a step needs what no
-        local step has; a schedule or a counter would start again every round; or the optimizer
-        gathers gradients or losses over more steps than a round has.
+      ValueError: masks fit neither the parameters nor {collection: tree}; a step needs an argument
+        that local steps do not have; a schedule or a counter would start again every round; or the
+        optimizer gathers gradients or losses over more steps than a round has.
     """
     try:
         state = jax.eval_shape(lambda tree: start(optimizer, tree), trained)
@@ -186,7 +167,7 @@ def check_rounds(
         ) from error
     if keep:
         return
-    if _holds(state, _COUNTING, (InRound,)):
+    if _holds(state, _COUNTING, (_InRound,)):
         raise ValueError(
             "a schedule or a counter inside the local optimizer counts its own steps and starts "
             "again every round: write it over rounds with fedjax_bn.local_optimizer.by_round, or "
@@ -203,20 +184,39 @@ def check_rounds(
 def _taking_extra(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimizer, whose update takes extra arguments, which optax forgets of MultiSteps."""
+    """Returns the optimizer with an update that takes extra arguments; optax forgets MultiSteps."""
     if isinstance(optimizer, optax.MultiSteps):
         return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
     return optax.with_extra_args_support(optimizer)
 
 
+def _over_parameters(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
+    """Returns whether the optimizer's masks are over the parameters, not {"params": ...}.
+
+    A function that suits both gets the parameters.
+    """
+    if set(trained) != {"params"}:
+        return False
+    try:
+        if not _holds(jax.eval_shape(optimizer.init, trained), _BY_PARAMETER):
+            return False
+    except Exception:  # any kind: a mask of another form, or a user's function
+        pass
+    try:
+        jax.eval_shape(optimizer.init, trained["params"])
+    except Exception:
+        return False
+    return True
+
+
 def _seen_by(optimizer: optax.GradientTransformation, trained: Variables) -> PyTree:
-    return trained["params"] if over_parameters(optimizer, trained) else trained
+    return trained["params"] if _over_parameters(optimizer, trained) else trained
 
 
 def _holds(state: PyTree, kinds: tuple, but_in: tuple = ()) -> bool:
-    """Whether a state holds one of these kinds, outside those of `but_in`."""
+    """Returns whether a state holds one of these kinds, outside those of `but_in`."""
     found = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, (*kinds, *but_in)))
-    # Of an optimizer with its hyperparameters in the state only scheduled ones count.
+    # In an optimizer with its hyperparameters in the state only scheduled ones count.
     return any(isinstance(x, kinds) and getattr(x, "hyperparams_states", True) for x in found)
 
 
@@ -227,10 +227,18 @@ def _step(optimizer: optax.GradientTransformation, x: PyTree, state: PyTree) -> 
 
 
 def _acts(optimizer: optax.GradientTransformation, trained: Variables, steps: int) -> bool:
-    """Whether each gathering part acts within so many steps, tried on a number for each leaf.
+    """Returns whether each gathering part acts within so many steps, tried on a number a leaf.
 
     The gradient is 1 and the loss stays 0, so that it never gets better.
     """
+
+    def acted(part: PyTree) -> bool:
+        if isinstance(part, optax.MultiStepsState):
+            return bool(part.gradient_step > 0)
+        if isinstance(part, optax.contrib.ReduceLROnPlateauState):
+            return bool(part.scale < 1)
+        return moved
+
     moved = False
     with jax.ensure_compile_time_eval():
         one = jax.tree.map(lambda leaf: jnp.ones((1,) * leaf.ndim, leaf.dtype), trained)
@@ -240,12 +248,4 @@ def _acts(optimizer: optax.GradientTransformation, trained: Variables, steps: in
             updates, state = _step(optimizer, one, state)
             moved = moved or any(bool(jnp.any(x != 0)) for x in jax.tree.leaves(updates))
         parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, _GATHERING))
-        return all(_acted(part, moved=moved) for part in parts if isinstance(part, _GATHERING))
-
-
-def _acted(part: PyTree, *, moved: bool) -> bool:
-    if isinstance(part, optax.MultiStepsState):
-        return bool(part.gradient_step > 0)
-    if isinstance(part, optax.contrib.ReduceLROnPlateauState):
-        return bool(part.scale < 1)
-    return moved
+        return all(acted(part) for part in parts if isinstance(part, _GATHERING))

@@ -10,7 +10,7 @@ Four seams, each a plain function or a pair of them, from the narrowest to the w
 An *objective* is what a client minimizes: it returns the value to differentiate, the loss to report
 (both f[], means over valid samples) and the collections that the pass moved, such as `batch_stats`.
 A *gradient* is by default that of an objective (`differentiate`), with respect to `params` and
-perhaps other collections; a method may correct or replace it. A *local step* is by default one
+optionally other collections; a method may correct or replace it. A *local step* is by default one
 descent along the gradient (`gradient_step`), and may be several.
 
 `batch` is {"image": [B, ...], "label": i32[B] or a tree, "valid": bool[B], "last_epoch": bool[]};
@@ -30,12 +30,11 @@ from fedjax_bn.state import Received
 
 PyTree = Any
 Batch = dict[str, PyTree]
-Objective = Callable[
-    [Variables, Batch, Received, jax.Array], tuple[jax.Array, tuple[jax.Array, PyTree]]
-]
-Gradient = Callable[
-    [Variables, Batch, Received, jax.Array], tuple[Variables, tuple[jax.Array, PyTree]]
-]
+# What objectives and gradients return: (value f[] or {collection: tree}, (loss f[], moved)).
+Value = tuple[jax.Array, tuple[jax.Array, PyTree]]
+Grads = tuple[Variables, tuple[jax.Array, PyTree]]
+Objective = Callable[[Variables, Batch, Received, jax.Array], Value]
+Gradient = Callable[[Variables, Batch, Received, jax.Array], Grads]
 
 
 class LocalStep(NamedTuple):
@@ -63,10 +62,8 @@ def differentiate(objective: Objective, collections: tuple[str, ...] = ("params"
     computes a method's correction in the optimizer's pass through the weights.
     """
 
-    def gradient(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, tuple[jax.Array, PyTree]]:
-        def value(trained: Variables) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
+    def gradient(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
+        def value(trained: Variables) -> Value:
             return objective({**variables, **trained}, batch, received, key)
 
         trained = {name: variables[name] for name in collections}
@@ -84,7 +81,7 @@ def gradient_step(
     """Returns the step of FedAvg: the optimizer moves whole collections along their gradient.
 
     Args:
-      gradient: usually `differentiate(objective, collections)`, perhaps corrected.
+      gradient: usually `differentiate(objective, collections)`, possibly corrected.
       optimizer: an optax transformation of {collection: tree}, see `fedjax_bn.local_optimizer`;
         if `params` is the only collection, masks and labels may have the form of the parameters.
       collections: those that the gradient is of.
@@ -118,13 +115,13 @@ def check_optimizer(optimizer: object) -> None:
     """Raises ValueError unless `optimizer` is an optax transformation."""
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise ValueError(
-            f"optimizer={optimizer!r} is no optax transformation: give one with its learning rate, "
-            "such as optax.sgd(0.1)"
+            f"optimizer={optimizer!r} is not an optax transformation: give one with its learning "
+            "rate, such as optax.sgd(0.1)"
         )
 
 
 def in_turn(*steps: LocalStep) -> LocalStep:
-    """Returns the step that makes one of each on the same batch; its loss is the first one's."""
+    """Returns the step that makes several steps on the same batch; its loss is the first one's."""
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array

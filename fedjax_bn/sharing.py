@@ -33,7 +33,7 @@ def all_but_batch_norm(variables: Variables) -> PyTree:
     Raises:
       ValueError: the model has no batch norm, so that the rule would silently share everything.
     """
-    layers = _require_batch_norm(variables)
+    layers = _paths_or_error(variables)
 
     def shared(path: tuple, leaf: Any) -> bool:
         del leaf
@@ -49,42 +49,47 @@ def all_but_statistics(variables: Variables) -> PyTree:
     Raises:
       ValueError: the model has no batch norm.
     """
-    _require_batch_norm(variables)
+    _paths_or_error(variables)
     return jax.tree_util.tree_map_with_path(lambda path, leaf: path[0].key != STATISTICS, variables)
 
 
-def keeping(share: SharingRule, collection: str) -> SharingRule:
-    """The sharing rule, by which every client keeps a whole collection that the rule does not see.
+def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> SharingRule:
+    """Returns the sharing rule by which every client keeps a whole collection.
 
     Args:
-      share: the rule of all others.
-      collection: which; there may be none of that name.
+      share: the rule of all other collections; it does not see this one.
+      collection: its name; there may be none of that name.
+      shared: True if clients share the collection instead, whatever `share` says.
     """
 
     def rule(variables: Variables) -> PyTree:
-        rest = {name: tree for name, tree in variables.items() if name != collection}
-        own = {collection: variables[collection]} if collection in variables else {}
-        return {**share(rest), **nothing(own)}
+        own = {name: tree for name, tree in variables.items() if name == collection}
+        return {**share(without(variables, collection)), **(everything if shared else nothing)(own)}
 
     return rule
 
 
-def batch_norm_paths(variables: Variables) -> frozenset[tuple[str, ...]]:
-    """The paths of the modules that own running statistics, such as `("layer1_0", "norm1")`.
+def without(variables: Variables, *collections: str) -> Variables:
+    """Returns the variables without some collections."""
+    return {name: tree for name, tree in variables.items() if name not in collections}
 
-    None for a model without batch norm.
+
+def batch_norm_paths(variables: Variables) -> frozenset[tuple[str, ...]]:
+    """Returns the paths of the modules that own running statistics, such as ("layer1_0", "norm1").
+
+    It is empty for a model without batch norm.
     """
     leaves = jax.tree_util.tree_leaves_with_path(variables.get(STATISTICS, {}))
     return frozenset(path_names(path[:-1]) for path, _ in leaves)
 
 
 def path_names(path: tuple[Any, ...] | list[Any]) -> tuple[str, ...]:
-    """The names along a leaf's path in a tree of dicts."""
+    """Returns the names along a leaf's path in a tree of dicts."""
     return tuple(str(getattr(entry, "key", entry)) for entry in path)
 
 
-def _require_batch_norm(variables: Variables) -> frozenset[tuple[str, ...]]:
-    """The paths of all batch norms; ValueError where there is none."""
+def _paths_or_error(variables: Variables) -> frozenset[tuple[str, ...]]:
+    """Returns the paths of all batch norms; raises ValueError if the model has none."""
     layers = batch_norm_paths(variables)
     if not layers:
         raise ValueError(
@@ -121,12 +126,12 @@ def join(shared: PyTree, personal: PyTree) -> Variables:
 
 
 def describe(variables: Variables, mask: PyTree, modules: bool = True) -> str:
-    """A table of shared and personal leaves, with counts and bytes, to read at start.
+    """Returns a table of shared and personal leaves, with counts and bytes, as text.
 
     Args:
       variables: of one client, arrays or `jax.ShapeDtypeStruct`s.
       mask: bool a leaf, whether it is shared.
-      modules: whether it has a line for each module beside the two sums.
+      modules: whether it has a line for each module in addition to the two sums.
     """
     rows: dict[tuple[bool, str, str], list[tuple[str, int, int]]] = {}
     keep = jax.tree.leaves(mask)
@@ -137,21 +142,20 @@ def describe(variables: Variables, mask: PyTree, modules: bool = True) -> str:
         row = rows.setdefault((shared, "/".join(inner) or ".", collection), [])
         row.append((name, leaf.size, leaf.size * leaf.dtype.itemsize))
     lines: list[str] = []
+
+    def totals(leaves: list[tuple[str, int, int]]) -> tuple[int, int]:
+        return sum(leaf[1] for leaf in leaves), sum(leaf[2] for leaf in leaves)
+
     for shared, title in ((True, "shared"), (False, "personal")):
         chosen = {key: row for key, row in rows.items() if key[0] == shared}
         leaves = [entry for row in chosen.values() for entry in row]
-        values, size = _totals(leaves)
+        values, size = totals(leaves)
         lines.append(f"{title}: {len(leaves)} leaves, {values:,} values, {size:,} bytes")
         for (_, module, collection), row in chosen.items() if modules else ():
             kept = ", ".join(entry[0] for entry in row)
-            values, size = _totals(row)
+            values, size = totals(row)
             lines.append(f"  {module:<28} {collection:<12} {kept:<14} {values:>12,} {size:>14,} B")
     return "\n".join(lines)
-
-
-def _totals(leaves: list[tuple[str, int, int]]) -> tuple[int, int]:
-    """All values and bytes of some leaves, (name, values, bytes) each."""
-    return sum(leaf[1] for leaf in leaves), sum(leaf[2] for leaf in leaves)
 
 
 def _is_none(leaf: Any) -> bool:

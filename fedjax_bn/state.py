@@ -17,7 +17,7 @@ class Broadcast(NamedTuple):
     Attributes:
       round: i32[], rounds finished.
       shared: the shared leaves, one copy; None where a leaf is personal.
-      message: what the server's step sends besides.
+      message: what the server's step sends in addition.
     """
 
     round: jax.Array
@@ -44,10 +44,10 @@ class Received(NamedTuple):
       shared: the shared leaves as the server sent them, None elsewhere.
       personal: the client's personal leaves at the start of the round, None elsewhere.
       memory: what the method remembers of this client.
-      server: what the server sends besides the shared leaves.
+      server: what the server sends in addition to the shared leaves.
       validation: the client's part of the round's `batches["validation"]`, () where there is none.
       round: i32[], rounds finished.
-      client: i32[], who it is.
+      client: i32[], its number.
     """
 
     shared: PyTree
@@ -64,14 +64,14 @@ class Upload(NamedTuple):
 
     Attributes:
       shared: its trained shared leaves; None where a leaf is personal.
-      message: what the method sends besides.
+      message: what the method sends in addition.
       size: i32[], samples that it owns.
       risk: f[], mean loss over the valid samples of its last local epoch.
       loss: f[], mean loss over all valid samples.
       finite: bool[], whether its update is finite.
       participates: bool[], whether it takes part; a client that sits out sends nothing that counts.
-      client: i32[], who it is.
-      population: i32[], how many clients there are in all; None where nobody said.
+      client: i32[], its number.
+      population: i32[], how many clients there are in all; None if unknown.
     """
 
     shared: PyTree
@@ -109,28 +109,31 @@ class FederatedState(NamedTuple):
 
 
 def broadcast_of(state: FederatedState) -> Broadcast:
-    """What the server sends to every client of the next round."""
+    """Returns what the server sends to every client of the next round."""
     return Broadcast(state.round, state.shared, state.server.sent)
 
 
 def own_of(state: FederatedState, k: jax.Array | int) -> Own:
-    """What row k of the state holds of its client."""
+    """Returns what row k of the state holds for its client."""
     return jax.tree.map(lambda leaf: leaf[k], Own(state.personal, state.memory))
 
 
 def with_own(state: FederatedState, k: jax.Array | int, own: Own) -> FederatedState:
-    """The state with another row k."""
+    """Returns the state with another row k."""
     stacked = Own(state.personal, state.memory)
     personal, memory = jax.tree.map(lambda rows, new: rows.at[k].set(new), stacked, own)
     return state._replace(personal=personal, memory=memory)
 
 
 def client_variables(state: FederatedState, k: int | None = None) -> Variables:
-    """The model that each internal client would use now: collections with leading axis K.
+    """Returns the model that each internal client would use now.
 
     Args:
       state: of the federation.
-      k: of this client alone, without the axis; None for all.
+      k: a client; None for all.
+
+    Returns:
+      Collections of client k, or of all clients with leading axis K.
     """
     if k is not None:
         shared = jax.tree.map(jnp.copy, state.shared)
@@ -141,10 +144,10 @@ def client_variables(state: FederatedState, k: int | None = None) -> Variables:
 
 
 def global_variables(state: FederatedState) -> Variables:
-    """The model that an unseen client receives: one copy of the collections.
+    """Returns the model that an unseen client receives: one copy of the collections.
 
-    Personal leaves enter as their mean with the last round's weights, so that batch norm is
-    averaged too (FedBN, Appendix G); the clients' own are not touched.
+    Personal leaves are averaged with the last round's weights, so that batch norm is averaged too
+    (FedBN, Appendix G); the clients' own are not touched.
     """
     num_clients = state.weights.shape[0]
     personal = jax.tree.map(lambda leaf: leaf[:num_clients], state.personal)
@@ -153,7 +156,7 @@ def global_variables(state: FederatedState) -> Variables:
 
 
 def take_rows(state: FederatedState, client: jax.Array) -> FederatedState:
-    """The state of a cohort: the clients' own part of some rows, all else as it is.
+    """Returns the state of a cohort: the clients' own part of some rows, all else as it is.
 
     Args:
       state: of all K clients.
@@ -167,7 +170,7 @@ def take_rows(state: FederatedState, client: jax.Array) -> FederatedState:
 
 
 def put_rows(state: FederatedState, cohort: FederatedState, client: jax.Array) -> FederatedState:
-    """The state of all clients after a round of a cohort, which `take_rows` made.
+    """Returns the state of all clients after a round of a cohort, which `take_rows` made.
 
     Args:
       state: of all K clients, before the round.
@@ -181,11 +184,11 @@ def put_rows(state: FederatedState, cohort: FederatedState, client: jax.Array) -
     ours, theirs = ((s.weighing, s.personal, s.memory) for s in (state, cohort))
     weighing, personal, memory = jax.tree.map(put, ours, theirs)
     weights = put(jnp.zeros_like(state.weights), cohort.weights)
-    # Where nobody counts, the last weights stay.
+    # If no client counts, the last weights stay.
     weights = jnp.where(cohort.weights.sum() > 0, weights, state.weights)
     return cohort._replace(weights=weights, weighing=weighing, personal=personal, memory=memory)
 
 
 def stack(tree: PyTree, num_clients: int) -> PyTree:
-    """The same tree for every client, [K, ...]."""
+    """Returns the same tree for every client, [K, ...]."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), tree)

@@ -1,4 +1,4 @@
-"""A round's batches: their form, their padding, and what `valid` implies.
+"""A round's batches: their form, what `valid` implies, and the checks of a round's arguments.
 
     {"image": f|u8[C, S, B, ...] (or i32[C, S, B], numbers of samples in "source"),
      "label": classes [C, S, B], whole numbers of any dtype, or a tree of arrays [C, S, B, ...],
@@ -14,13 +14,20 @@ S steps are E equal local epochs. On a mesh of devices rows of padding may follo
 of its clients axis: they count nowhere. For images and labels see `fedjax_bn.engine.inputs`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from fedjax_bn.engine.inputs import check_image_dtype, class_labels, known_labels
+from fedjax_bn.sharing import Variables, join
 
 PyTree = Any
 Batches = dict[str, PyTree]
+# classes(variables, batches) -> C or None, of one client's, from shapes alone
+Classes = Callable[[Variables, Batches], int | None]
 
 REQUIRED = ("image", "label", "valid")
 _OPTIONAL = ("source", "participates", "size", "validation", "client", "population")
@@ -52,8 +59,8 @@ def check_batches(batches: Batches, rows: int, epochs: int) -> None:
         )
     if "client" in batches and "population" not in batches:
         raise ValueError(
-            "batches['client'] says who the rows are: say in batches['population'] how many "
-            "clients there are in all"
+            "batches['client'] gives the client of each row, but batches['population'] is missing: "
+            "set it to the number of all clients"
         )
     shape = jax.tree.leaves(batches["label"])[0].shape[:3]
     for leaf in jax.tree.leaves(batches["label"]):
@@ -99,7 +106,7 @@ def owned_samples(batches: Batches, epochs: int) -> jax.Array:
     """Returns i32[], the samples of one client, by default the valid ones of its largest epoch.
 
     Args:
-      batches: one client's, "valid" bool[S, B], perhaps with "size" i32[].
+      batches: one client's, "valid" bool[S, B], optionally with "size" i32[].
       epochs: E.
     """
     if "size" in batches:
@@ -119,3 +126,107 @@ def last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
     real = valid.reshape(epochs, -1).any(1)
     last = epochs - 1 - jnp.argmax(real[::-1])
     return jnp.arange(valid.shape[0]) // (valid.shape[0] // epochs) == last
+
+
+class Admission:
+    """Checks the labels of batches against the number of classes, found once for each form.
+
+    `shared` and `personal` are leaves of the state; they and batches are of all clients or of one.
+
+    Args:
+      classes: the number of classes of a model's outputs; None if labels are not classes.
+    """
+
+    # The one object with a state here: without it every round would trace the model again.
+    def __init__(self, classes: Classes | None):
+        self._classes = classes
+        self._found: dict[tuple, int | None] = {}
+
+    def _number(self, shared: PyTree, own: PyTree, batches: Batches) -> tuple[int | None, bool]:
+        """Returns C, or None for no classes, and whether it was found before."""
+        given = batches["image"], batches.get("source")
+        form = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(given))
+        if self._classes is None:
+            return None, True
+        if known := form in self._found:
+            return self._found[form], known
+        rows = np.ndim(batches["valid"]) - 2  # 1 for the axis of the clients
+        variables = join(_shapes(shared), _shapes(own, rows))
+        read = (*REQUIRED, "source")
+        one = {name: _shapes(batches[name], rows) for name in read if name in batches}
+        self._found[form] = self._classes(variables, one)
+        return self._found[form], known
+
+    def check(self, shared: PyTree, personal: PyTree, batches: Batches) -> None:
+        """Raises ValueError for an image dtype or a label that a model cannot be trained on.
+
+        It reads labels on the host. It reads labels on a device only if they are ready, or if a
+        program must be compiled anyway.
+        """
+        for name in set(REQUIRED) & set(batches):
+            for leaf in jax.tree.leaves(batches[name]):
+                if not hasattr(leaf, "dtype"):
+                    raise ValueError(
+                        f"batches['{name}'] holds a {type(leaf).__name__} instead of an array: "
+                        "convert it with numpy.asarray"
+                    )
+        given: list[Any] = [batches.get(name) for name in REQUIRED]
+        image, label, valid = given
+        if hasattr(valid, "dtype") and valid.dtype != bool:
+            raise ValueError(
+                f"batches['valid'] is {valid.dtype}; it must be bool, True for each sample that "
+                "counts: convert it with astype(bool)"
+            )
+        if isinstance(image, np.ndarray) and not np.issubdtype(image.dtype, np.number):
+            check_image_dtype(image.dtype, "batches['image']")
+        if not (hasattr(image, "dtype") and hasattr(label, "dtype") and hasattr(valid, "dtype")):
+            return
+        if label.shape[: valid.ndim] != valid.shape:
+            return  # `check_batches` refuses it
+        classes, known = self._number(shared, personal, batches)
+        if classes is None or not (_readable(label, known) and _readable(valid, known)):
+            return
+        label, valid = np.asarray(label), np.asarray(valid, bool)
+        whole = label.dtype.kind in "iu" and label.shape == valid.shape and label.size
+        if not whole or label.min() < 0 or label.max() >= classes:
+            class_labels(label, "batches['label']", classes, valid=valid)
+
+    def admitted(self, shared: PyTree, personal: PyTree, batches: Batches) -> Batches:
+        """Returns the batches; a sample with a label outside the classes is made invalid."""
+        classes, _ = self._number(shared, personal, batches)
+        if classes is None:
+            return batches
+        label, valid = batches["label"], batches["valid"]
+        if not hasattr(label, "shape"):
+            raise ValueError(
+                "batches['label'] is a tree of arrays, but the method's task is classification: "
+                "give the method a task for such labels, or batches with one class a sample"
+            )
+        label, known = known_labels(label, classes, "batches['label']", valid.shape)
+        return batches | {"label": label, "valid": valid & known}
+
+
+def _shapes(tree: PyTree, axes: int = 0) -> PyTree:
+    """Returns the shapes of arrays without their first axes."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), tree)
+
+
+def _readable(array: Any, known: bool) -> bool:
+    """Returns whether an array can be read on the host without delaying a round."""
+    if isinstance(array, np.ndarray):
+        return True
+    if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
+        return False
+    ready = array.is_ready()  # type: ignore[attr-defined]
+    return array.is_fully_addressable and (not known or ready)
+
+
+def check_state(state: Any) -> None:
+    """Raises ValueError for a state whose arrays were donated to an earlier round."""
+    count = state.round
+    gone = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
+    if gone and count.is_deleted():
+        raise ValueError(
+            "this state was given to an earlier round, which used up its arrays: continue with the "
+            "state that the round returned, as in `state, metrics = method.round(state, ...)`"
+        )

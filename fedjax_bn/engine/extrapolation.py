@@ -1,12 +1,13 @@
-"""Risk extrapolation aggregation, REA of FedCD (Ma et al., ACM MM 2024, Section 3.4).
+r"""Risk extrapolation aggregation, REA of FedCD (Ma et al., ACM MM 2024, Section 3.4).
 
 A client's risk R_e is its mean training loss over its last local epoch. REA chooses weights with
 which the weighted risks of all clients are equal:
 
-    w = argmin Var(w_1 R_1, ..., w_K R_K)  with  sum_e w_e = 1,  w_e > 0          (Eq. 17)
-    c_e = exp(eta w_e + p_e) / sum_k exp(eta w_k + p_k)                            (Eq. 18)
+$w = \mathrm{argmin} \; \mathrm{Var}(w_1 R_1, \ldots, w_K R_K)$ with $\sum_e w_e = 1$ (Eq. 17)
 
-p_e is the client's share of all samples and c_e its aggregation weight.
+$c_e = \exp(\eta w_e + p_e) / \sum_k \exp(\eta w_k + p_k)$ (Eq. 18)
+
+All w_e are positive; p_e is the client's share of all samples and c_e its aggregation weight.
 """
 
 from collections.abc import Callable
@@ -52,7 +53,7 @@ def risk_extrapolation(
         dtype = jnp.result_type(float)
         counts, risks = sizes > 0, risks.astype(dtype)
         wrong = counts & ~((risks > 0) & (risks < jnp.inf))
-        # 1 in place of a wrong risk, so that the other clients' weights stay finite.
+        # A wrong risk becomes 1, so that the other clients' weights stay finite.
         w = solve(jnp.where(counts & ~wrong, risks, 1), counts)
         shares = sizes.astype(dtype) / jnp.maximum(sizes.sum(), 1).astype(dtype)
         weights = jax.nn.softmax(eta * w + shares, where=counts)
@@ -81,7 +82,7 @@ def check_risks(sizes: np.ndarray, risks: np.ndarray, names: list[str] | None = 
 
 
 def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
-    """The solution of Eq. 17: w_e proportional to 1 / R_e, which makes the variance zero.
+    """Returns the solution of Eq. 17: w_e proportional to 1 / R_e, which makes the variance zero.
 
     Args:
       risks: f[K], positive.
@@ -94,7 +95,7 @@ def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
 
 
 def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
-    """`least_variance` of those who count (bool[K]), also under `jit`; the others get weight 0."""
+    """Returns `least_variance` of the clients that count, also under `jit`; 0 for the others."""
 
     def solve(risks: np.ndarray, counts: np.ndarray) -> np.ndarray:
         risks, counts = np.asarray(risks), np.asarray(counts)
@@ -108,12 +109,12 @@ def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
 
 
 def least_variance(risks: np.ndarray) -> np.ndarray:
-    """Eq. 17 by sequential least squares (SLSQP), as the paper solves it.
+    """Solves Eq. 17 by sequential least squares (SLSQP), as the paper does without details.
 
-    The paper does not say how. The unknowns here are v_e = w_e R_e, in which the variance is as
-    curved along one client as along any other, scaled to a mean of 1, and ftol is 1e-12. In w_e
-    itself, even with risks divided by their mean, SciPy stops at weights that are wrong by up to
-    0.6 where risks range from 1e-4 to 1e2; with its default ftol it returns the start point.
+    The unknowns here are v_e = w_e R_e, in which the variance is as curved along one client as
+    along any other, scaled to a mean of 1, and ftol is 1e-12. In w_e itself, even with risks
+    divided by their mean, SciPy stops at weights that are wrong by up to 0.6 where risks range from
+    1e-4 to 1e2; with its default ftol it returns the start point.
 
     Args:
       risks: f64[K], positive.

@@ -15,10 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def _is_whole(dtype: Any) -> bool:
-    return jnp.dtype(dtype).kind in "iu"
-
-
 def _is_float(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
@@ -63,22 +59,22 @@ def class_labels(
 
     Args:
       labels: [N], as read; or of the shape of `valid`.
-      place: the file and what of it, to begin a sentence with.
-      classes: how many there are; None where the labels themselves tell.
+      place: the file and the part of it, with which an error message begins.
+      classes: how many there are; None for any number.
       first: the label of the first class.
       valid: bool, the labels that count; by default labels have one axis and all count.
 
     Raises:
-      ValueError: another dtype or shape, or a label that is no whole number or out of range.
+      ValueError: another dtype or shape, or a label that is not a whole number or out of range.
     """
     labels = np.asarray(labels)
-    count = 2**31 if classes is None else classes  # as many as i32 tells apart
+    count = 2**31 if classes is None else classes  # as many as i32 can hold
     allowed = f"whole numbers, counted from {first}"
     if classes is not None:
         allowed = f"whole numbers in {first}..{first + classes - 1}"
     _check_form(labels, place, allowed, None if valid is None else valid.shape)
     floating = _is_float(labels.dtype)
-    # in the array's own dtype or a wider one: nothing wraps around, and NaN fails all comparisons
+    # The array's own dtype or a wider one: nothing wraps around, and NaN fails all comparisons.
     values = labels.astype(np.result_type(labels, np.float64)) if floating else labels
     right = (values >= first) & (values < first + count)
     if floating:
@@ -91,14 +87,14 @@ def class_labels(
         raise ValueError(
             f"{place} has label {labels[index]} at index {at}; labels must be {allowed}"
         )
-    with np.errstate(invalid="ignore"):  # of labels that do not count
+    with np.errstate(invalid="ignore"):  # labels that do not count
         return (labels.astype(np.int64) - first).astype(np.int32)
 
 
 def _check_form(labels: Any, place: str, allowed: str, shape: tuple[int, ...] | None) -> None:
     """Raises ValueError unless labels are numbers of a shape, by default [N]."""
     fits = labels.ndim == 1 if shape is None else labels.shape == shape
-    if not fits or not (_is_whole(labels.dtype) or _is_float(labels.dtype)):
+    if not fits or not (labels.dtype.kind in "iu" or _is_float(labels.dtype)):
         form = "[N]" if shape is None else str(list(shape))
         raise ValueError(
             f"{place} is {labels.dtype} {labels.shape}; it must be {form} of {allowed}, one class "
@@ -112,7 +108,7 @@ def known_labels(
     """Returns labels as i32 (0 for a label outside the classes), and which ones are classes, bool.
 
     Args:
-      labels: numbers, perhaps traced.
+      labels: numbers, possibly traced.
       classes: C; a class is a whole number in [0, C).
       place: their name, with which an error message begins.
       shape: of the labels; None for [N].
@@ -122,7 +118,7 @@ def known_labels(
     """
     _check_form(labels, place, f"whole numbers in 0..{classes - 1}", shape)
     floating = _is_float(labels.dtype)
-    if labels.dtype.itemsize < 4 or labels.dtype == jnp.uint32:  # of which too large become < 0
+    if labels.dtype.itemsize < 4 or labels.dtype == jnp.uint32:  # too large uint32 become < 0
         labels = labels.astype(jnp.float32 if floating else jnp.int32)
     known = (labels >= 0) & (labels < classes)
     if floating:

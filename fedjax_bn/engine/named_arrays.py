@@ -1,6 +1,6 @@
-"""Trees as named arrays, and back: the form in which leaves travel, lie in files, and are exported.
+"""Trees as named arrays, and back: the form in which leaves travel, are stored, and are exported.
 
-A leaf's name is its path, such as `shared/params/dense1/kernel`; None is no leaf.
+A leaf's name is its path, such as `shared/params/dense1/kernel`; None has no leaf.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,10 @@ import numpy as np
 from fedjax_bn.sharing import STATISTICS
 
 PyTree = Any
-_MOST_NAMED = 3  # names in a message
 
 
 def to_named(tree: PyTree) -> dict[str, np.ndarray]:
-    """The leaves of a tree on the host, by name, in the tree's order.
+    """Returns the leaves of a tree on the host, by name, in the tree's order.
 
     Args:
       tree: of arrays.
@@ -28,7 +27,7 @@ def to_named(tree: PyTree) -> dict[str, np.ndarray]:
 
 
 def names_of(tree: PyTree) -> list[str]:
-    """The names of a tree's leaves, arrays or `jax.ShapeDtypeStruct`s, in the tree's order.
+    """Returns the names of a tree's leaves, arrays or `jax.ShapeDtypeStruct`s, in its order.
 
     Raises:
       ValueError: as `to_named`.
@@ -37,10 +36,10 @@ def names_of(tree: PyTree) -> list[str]:
 
 
 def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
-    """The tree of that form whose leaves have these names.
+    """Returns the tree of a given form whose leaves have these names.
 
     Args:
-      arrays: name -> array; a dtype that NumPy does not know, such as bfloat16, may have become
+      arrays: name -> array; a dtype that NumPy does not have, such as bfloat16, may have become
         bytes of the same width on the way (`|V2`).
       like: arrays or `jax.ShapeDtypeStruct`s.
 
@@ -52,19 +51,39 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
         names it.
     """
     wanted = _leaves(like)
-    _check_names(arrays.keys(), wanted.keys())
-    found = [_as(name, np.asarray(arrays[name]), leaf) for name, leaf in wanted.items()]
+
+    def some(names: list[str]) -> str:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return ", ".join(f"{name:.80}" for name in names[:3] or ["none"]) + more
+
+    missing, unknown = sorted(wanted.keys() - arrays), sorted(arrays.keys() - wanted.keys())
+    if missing or unknown:
+        raise ValueError(
+            f"the arrays lack {some(missing)} and have unknown {some(unknown)}: the other side has "
+            "another model, method or sharing rule"
+        )
+
+    def fitting(name: str, leaf: Any) -> np.ndarray:
+        array, dtype = np.asarray(arrays[name]), np.dtype(leaf.dtype)
+        if array.dtype.kind == dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
+            array = array.view(dtype)
+        if array.shape != leaf.shape or array.dtype != dtype:
+            raise ValueError(
+                f"the array {name} is {array.dtype}{list(array.shape)}, not "
+                f"{dtype}{list(leaf.shape)}: the other side has another model, data of another "
+                "form, or another precision"
+            )
+        return array
+
+    found = [fitting(name, leaf) for name, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(like), found)
 
 
 def check_numbers(arrays: Mapping[str, np.ndarray]) -> None:
-    """Checks what arrays from elsewhere hold.
+    """Raises ValueError if a number of received arrays is not finite, or a variance is negative.
 
     Args:
       arrays: name -> real numbers [...].
-
-    Raises:
-      ValueError: a number is not finite, or a running variance is negative.
     """
     for name, array in arrays.items():
         if not np.isfinite(array).all():
@@ -74,7 +93,7 @@ def check_numbers(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _leaves(tree: PyTree) -> dict[str, Any]:
-    """Name -> leaf."""
+    """Returns the leaves by name."""
     leaves = jax.tree.leaves_with_path(tree)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
     if len(named) < len(leaves):
@@ -82,35 +101,3 @@ def _leaves(tree: PyTree) -> dict[str, Any]:
             "two leaves of the tree have one name, because a key holds a slash: rename that key"
         )
     return named
-
-
-def _check_names(given: Any, wanted: Any) -> None:
-    """Raises ValueError unless the names are those."""
-    missing, unknown = sorted(wanted - given), sorted(given - wanted)
-    if missing or unknown:
-        raise ValueError(
-            f"the arrays lack {_first(missing)} and have unknown {_first(unknown)}: the other side "
-            "has another model, method or sharing rule"
-        )
-
-
-def _first(names: list[str]) -> str:
-    if not names:
-        return "none"
-    more = len(names) - _MOST_NAMED
-    return ", ".join(f"{name:.80}" for name in names[:_MOST_NAMED]) + (
-        f" and {more} more" if more > 0 else ""
-    )
-
-
-def _as(name: str, array: np.ndarray, leaf: Any) -> np.ndarray:
-    """The array, if it has the form of the leaf; ValueError else."""
-    dtype = np.dtype(leaf.dtype)
-    if array.dtype.kind == dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
-        array = array.view(dtype)
-    if array.shape != leaf.shape or array.dtype != dtype:
-        raise ValueError(
-            f"the array {name} is {array.dtype}{list(array.shape)}, not {dtype}{list(leaf.shape)}: "
-            "the other side has another model, data of another form, or another precision"
-        )
-    return array

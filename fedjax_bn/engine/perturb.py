@@ -18,25 +18,25 @@ Perturb = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 @bounded
 def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
-    """Amplitude mix (Xu et al., CVPR 2021: FACT), the row AM of FedCD's Table 1.
+    r"""Returns amplitude mix (Xu et al., CVPR 2021: FACT), the row AM of FedCD's Table 1.
 
-        x' = F^-1( ((1 - l) |F x| + l |F x2|) e^(i angle F x) ),   l ~ U(0, 1)
+    $x' = F^{-1}(((1 - l) |F x| + l |F x_2|) e^{i \angle F x})$ with $l \sim U(0, 1)$
 
     F is the Fourier transform over height and width of each channel, x2 another valid sample of the
-    batch, so that the client's own; l is one number a sample. It holds for a whole batch with a
-    probability, and leaves the batch as it is else.
+    client's batch; l is one number a sample. Whole batches are mixed with a probability, else left
+    as they are.
 
     Differs from FACT, as FedCD's comparison does: no unchanged copy of the batch, no teacher, and
     standardized floats that are not clipped.
 
     Args:
-      probability: of a batch, in [0, 1].
+      probability: that a batch is mixed, in [0, 1].
 
     Returns:
       `perturb(key, x f[B, H, W, C], valid bool[B]) -> f[B, H, W, C]`.
 
     Raises:
-      ValueError: the probability is outside [0, 1]; at use, where samples are no images.
+      ValueError: the probability is outside [0, 1]; at use, samples are not images.
     """
 
     def perturb(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
@@ -52,14 +52,14 @@ def amplitude_mix(probability: UpTo1 = 0.5) -> Perturb:
 
 @bounded
 def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> Perturb:
-    """Random convolution (Xu et al., ICLR 2021): another texture for every batch, the same shapes.
+    r"""Returns random convolution (Xu et al., ICLR 2021): another texture a batch, the same shapes.
 
-        x' = a x + (1 - a) conv(x, w),   w f[k, k, C, C] ~ N(0, 1 / (C k^2)),   a ~ U(0, 1)
+    $x' = a x + (1 - a) \mathrm{conv}(x, w)$ with $w \sim N(0, 1 / (C k^2))$ and $a \sim U(0, 1)$
 
-    with k uniform in 1, 3, ..., `largest`, zeros around the images, no bias and no clipping; k, w
-    and a are drawn once a batch. Without `mix` a is 0: RC_img of the paper is
-    `randconv:mix=False:identity=0.5`, RC_mix is the default. The paper's loss between three draws
-    is `methods.randconv`. Nothing of it travels.
+    with kernels w f[k, k, C, C], k uniform in 1, 3, ..., `largest`, zeros around the images, no
+    bias and no clipping; k, w and a are drawn once a batch. Without `mix` a is 0: RC_img of the
+    paper is `randconv:mix=False:identity=0.5`, RC_mix is the default. The paper's loss between
+    three draws is `methods.randconv`. It sends nothing.
 
     Args:
       mix: whether the images are mixed with what the convolution makes of them.
@@ -70,7 +70,7 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
       `perturb(key, x f[B, H, W, C], valid bool[B]) -> f[B, H, W, C]`.
 
     Raises:
-      ValueError: an argument is out of its range; at use, where samples are no images.
+      ValueError: an argument is out of its range; at use, samples are not images.
     """
     sides = range(1, largest + 1, 2)
 
@@ -96,7 +96,7 @@ def randconv(mix: bool = True, identity: UpTo1 = 0.0, largest: OddSide = 7) -> P
 
 
 def random_kernel(key: jax.Array, side: int, channels: int, dtype: Any) -> jax.Array:
-    """f[side, side, C, C] ~ N(0, 1 / (C side^2)): an output has the mean square of its patch."""
+    """Draws f[side, side, C, C] ~ N(0, 1 / (C side^2)): outputs keep the mean square of a patch."""
     shape = (side, side, channels, channels)
     return jax.random.normal(key, shape, dtype) * (channels * side**2) ** -0.5
 
@@ -122,7 +122,7 @@ def partners(key: jax.Array, valid: jax.Array) -> jax.Array:
     """
     size = len(valid)
     place = jnp.arange(size, dtype=jnp.int32)
-    # Uniform numbers are below 1, so that 2 sorts padding behind all valid samples.
+    # Uniform numbers are below 1, so that 2 sorts padding after all valid samples.
     order = jnp.argsort(jnp.where(valid, jax.random.uniform(key, (size,)), 2)).astype(jnp.int32)
     count = jnp.maximum(valid.sum(dtype=jnp.int32), 1)
     following = order[jnp.where(place < count, (place + 1) % count, place)]

@@ -1,13 +1,19 @@
-"""Weighing rules with a state, or with an upload of their own."""
+"""Weighing rules with a state, with an upload of their own, or with weights for each leaf."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from fedjax_bn.sharing import Variables
+from fedjax_bn.engine.devices import sum_over
+from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.engine.ranges import AtLeast0, Rounds, bounded
+from fedjax_bn.sharing import Variables, join
 
 PyTree = Any
+# measure(variables, received) -> f[], of a model on a client's own validation samples
+Measure = Callable[[Variables, Any], jax.Array]
 
 
 class Weighing(NamedTuple):
@@ -17,10 +23,10 @@ class Weighing(NamedTuple):
       init: `init(num_clients) -> state`, a tree of arrays [K, ...], a row a client.
       weigh: `weigh(state, sizes, risks, messages) -> (weights f[C], state)`, where rows are the C
         clients of the round and messages their stacked `LocalUpdate.message`, or the results of
-        `tell`. A client that does not count has size and risk 0, and its message is meaningless.
-      tell: `tell(received, variables) -> tree of arrays`, what a client uploads for the rule alone
-        at the end of a round, computed from its `state.Received` and its trained variables; None
-        for nothing.
+        `report`. A client that does not count has size and risk 0, and its message is meaningless.
+      report: `report(received, variables) -> tree of arrays`, what a client uploads for the rule
+        alone at the end of a round, computed from its `state.Received` and its trained variables;
+        None for nothing.
       by_leaf: `by_leaf(stacked, weights f[C]) -> tree of f[C]`, nonnegative weights for each
         uploaded leaf [C, ...], which sum to the sum of `weights`; the leaves of a client of weight
         0 are meaningless. On a mesh every device then holds all uploads. None for one weight a
@@ -29,5 +35,152 @@ class Weighing(NamedTuple):
 
     init: Callable[[int], PyTree]
     weigh: Callable[[PyTree, jax.Array, jax.Array, PyTree], tuple[jax.Array, PyTree]]
-    tell: Callable[[Any, Variables], PyTree] | None = None
+    report: Callable[[Any, Variables], PyTree] | None = None
     by_leaf: Callable[[PyTree, jax.Array], PyTree] | None = None
+
+
+def by_divergence() -> Weighing:
+    r"""Returns the weighing rule of CSAC (Yuan et al., TKDE 2023), for any method.
+
+    For each leaf w, by how far a client is from the plain mean of the clients that count:
+
+    $q_k = \lVert m - w_k \rVert / \sum_j \lVert m - w_j \rVert$ with the mean $m$ of all $w_j$
+
+    A client that is farther from the mean of a leaf counts more there, so that what few clients
+    have learned is not averaged away. Clients with equal leaves have equal weights. The weights
+    that a round reports are 1 / K.
+    """
+
+    def weigh(
+        state: PyTree, sizes: jax.Array, risks: jax.Array, messages: PyTree
+    ) -> tuple[jax.Array, PyTree]:
+        del risks, messages
+        present = (sizes > 0).astype(jnp.result_type(float))
+        return present / jnp.maximum(present.sum(), 1), state
+
+    return Weighing(lambda num_clients: (), weigh, by_leaf=distances)
+
+
+def distances(stacked: PyTree, weights: jax.Array) -> PyTree:
+    """Returns weights f[C] of each leaf [C, ...], with the same sum as `weights`, and its zeros."""
+    counts = weights > 0
+    number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
+
+    def one(leaf: jax.Array) -> jax.Array:
+        dtype = promote(leaf.dtype, weights.dtype)
+
+        def counted(row: jax.Array, counts: jax.Array) -> jax.Array:
+            return jnp.where(counts, row.astype(dtype), 0)
+
+        def distance(client: tuple[jax.Array, jax.Array]) -> jax.Array:
+            row, counts = client
+            return jnp.where(counts, jnp.linalg.norm((counted(row, counts) - mean).ravel()), 0)
+
+        mean = sum_over(counted, leaf, counts) / number.astype(dtype)
+        # One client after another, so that no second copy of all uploads is held.
+        far = jax.lax.map(distance, (leaf, counts))
+        total = far.sum()
+        alike = counts.astype(dtype) / number.astype(dtype)
+        shares = jnp.where(total > 0, far / jnp.where(total > 0, total, 1), alike)
+        return weights.sum() * shares.astype(weights.dtype)
+
+    return jax.tree.map(one, stacked)
+
+
+@bounded
+def generalization_adjustment(
+    measure: Measure | None = None,
+    *,
+    metric: Literal["loss", "accuracy"] = "loss",
+    step: AtLeast0 = 0.2,
+    rounds: Rounds = 40,
+) -> Weighing:
+    r"""Returns the weighing rule of FedDG-GA (Zhang et al., CVPR 2023), for any method.
+
+    A client's gap is how much worse the aggregated model w is on its validation samples than its
+    own trained model y_k was; F_k is the loss, or minus the accuracy. Clients with large gaps gain
+    weight:
+
+    $g_k = F_k(w) - F_k(y_k)$
+
+    $a_k \leftarrow \mathrm{clip}(a_k + s_r g_k / (K \max_j |g_j|), 0, 1)$, divided by their sum
+
+    $s_r = s (1 - (r - 1) / R)$ for $r = 0, 1, \ldots, R - 1$
+
+    with a_k = 1/K before the first round. At the end of a round a client also uploads two numbers:
+    the metric of the received model and that of the trained one. The server keeps the second one
+    until the client's next round. So the weights of a round are those that the authors' code
+    computes after the previous round; the first round is a plain average, as every round with step
+    0. A client that sits out keeps its weight; if no client has a gap, all do.
+
+    Differs from the authors' code, which has neither absent clients nor cohorts: the sum of the
+    weights of those present stays what it was, their mean replaces 1/K, and r counts a client's own
+    rounds. By default the metric is the paper's, the loss; the code's is accuracy.
+
+    Args:
+      measure: `methods.selection.validation_loss(...)`, or `validation_score(...)` for accuracy, of
+        the batches' "validation". The configuration gives it; None serves no federation.
+      metric: what it measures; less loss or more accuracy is better.
+      step: s, at least 0; 0.2 in the authors' code.
+      rounds: R, over which the step decreases to about 0, at least 1; 40 in the authors' code.
+
+    Raises:
+      ValueError: an argument is out of its range; at use, there is no `measure`.
+    """
+    sign = 1 if metric == "loss" else -1
+
+    def report(received: Any, variables: Variables) -> dict[str, jax.Array]:
+        if measure is None:
+            raise ValueError(
+                "generalization_adjustment has nothing to measure: give it measure="
+                "fedjax_bn.methods.selection.validation_loss(model, prepare)"
+            )
+        start = join(received.shared, received.personal)
+        return {"received": measure(start, received), "trained": measure(variables, received)}
+
+    def weigh(
+        state: PyTree, sizes: jax.Array, risks: jax.Array, told: PyTree
+    ) -> tuple[jax.Array, PyTree]:
+        del risks
+        present, times = sizes > 0, state["rounds"]
+        old = told["received"].astype(state["trained"].dtype)
+        gaps = jnp.where(present & (times > 0), sign * (old - state["trained"]), 0)
+        # The gaps are those of the round before, r = times - 1.
+        steps = step * jnp.maximum(1 - (times - 2).astype(gaps.dtype) / rounds, 0)
+        weights = adjust(state["weight"], gaps, steps, present)
+        new = {
+            "weight": weights,
+            "trained": jnp.where(present, told["trained"].astype(old.dtype), state["trained"]),
+            "rounds": times + present.astype(times.dtype),
+        }
+        return jnp.where(present, weights, 0), new
+
+    def init(num_clients: int) -> dict[str, jax.Array]:
+        return {
+            "weight": jnp.full(num_clients, 1 / num_clients),
+            "trained": jnp.zeros(num_clients),
+            "rounds": jnp.zeros(num_clients, jnp.int32),
+        }
+
+    return Weighing(init, weigh, report)
+
+
+def adjust(
+    weights: jax.Array, gaps: jax.Array, steps: jax.Array | float, present: jax.Array
+) -> jax.Array:
+    """Returns the weights f[C] after one adjustment; the clients present keep their sum.
+
+    Args:
+      weights: f[C], in [0, 1].
+      gaps: f[C], 0 without one.
+      steps: s_r, f[C] or f[].
+      present: bool[C], whose weights move.
+    """
+    largest = jnp.abs(gaps).max()
+    relative = gaps / jnp.where(largest > 0, largest, 1)
+    mass = jnp.where(present, weights, 0).sum()
+    mean = mass / jnp.maximum(present.sum(dtype=weights.dtype), 1)
+    moved = jnp.where(present, jnp.clip(weights + steps * relative * mean, 0, 1), 0)
+    total = moved.sum()
+    scaled = moved * (mass / jnp.where(total > 0, total, 1))
+    return jnp.where(present & (total > 0), scaled, weights)

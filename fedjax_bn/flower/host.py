@@ -14,8 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.aggregation import weighted_mean
-from fedjax_bn.engine.traffic import traffic
-from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of
+from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of, traffic
 from fedjax_bn.flower.accept import Accepted, absent, blank, side_by_side
 from fedjax_bn.flower.members import Member
 from fedjax_bn.flower.records import Order
@@ -67,7 +66,7 @@ class Host(NamedTuple):
       upload: the form of one client's upload.
       personal: the form of the personal leaves that are sent; () for none.
       table: which leaves are shared and which personal, to read at start.
-      traffic: the method's own account, see `fedjax_bn.engine.traffic`.
+      traffic: the method's own account, see `fedjax_bn.federation`.
       trace: who is available in which round; None where all always are.
       step: `step(kept, accepted, rows) -> kept`, a round's end.
     """

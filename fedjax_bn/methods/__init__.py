@@ -1,7 +1,7 @@
 """Federated methods; all return a `federation.FederatedMethod`.
 
-The papers' own have a file each here. Those that the papers compare with lie in `fedjax_bn.rivals`
-and are imported when they are first asked for.
+The papers' own have a file each here. Those that the papers compare with are in `fedjax_bn.rivals`
+and are imported at their first use.
 """
 
 import importlib

@@ -1,12 +1,16 @@
-"""FedAdam, FedYogi and FedAdagrad (Reddi et al., ICLR 2021): adaptive steps of the server.
+r"""FedAdam, FedYogi and FedAdagrad (Reddi et al., ICLR 2021): adaptive steps of the server.
 
-With the clients' mean way Delta = sum_k p_k y_k - x (Algorithm 2):
+With the clients' mean way $\Delta = \sum_k p_k y_k - x$ (Algorithm 2):
 
-    m = beta1 m + (1 - beta1) Delta
-    v = beta2 v + (1 - beta2) Delta^2                       FedAdam
-    v = v - (1 - beta2) Delta^2 sign(v - Delta^2)           FedYogi
-    v = v + Delta^2                                         FedAdagrad
-    x' = x + eta m / (sqrt(v) + tau)
+$m' = \beta_1 m + (1 - \beta_1) \Delta$
+
+$v' = \beta_2 v + (1 - \beta_2) \Delta^2$ (FedAdam)
+
+$v' = v - (1 - \beta_2) \Delta^2 \mathrm{sign}(v - \Delta^2)$ (FedYogi)
+
+$v' = v + \Delta^2$ (FedAdagrad)
+
+$x' = x + \eta m' / (\sqrt{v'} + \tau)$
 
 m starts at 0, v at tau^2, and no bias is corrected. Both exist for shared parameters only; running
 statistics are plainly averaged.
@@ -109,7 +113,7 @@ class Moments(NamedTuple):
 def _adaptive(
     second_moment: _SecondMoment, eta: float, beta1: float, tau: float
 ) -> optax.GradientTransformation:
-    """The server's step as an optax transformation; what it takes for a gradient is -Delta.
+    """Returns the server's step as an optax transformation, whose gradient is -Delta.
 
     Args:
       second_moment: the rule of v, `(v, Delta^2) -> v`.

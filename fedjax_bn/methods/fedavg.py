@@ -14,7 +14,7 @@ from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 def fedavg(
     model: Any, optimizer: optax.GradientTransformation, **options: Unpack[Options]
 ) -> FederatedMethod:
-    """x' = sum_k p_k y_k over all leaves, running statistics included.
+    r"""The server averages all leaves, running statistics included: $x' = \sum_k p_k y_k$.
 
     Args:
       model: images f[B, ...] -> logits f[B, classes], or what the task reads.

@@ -20,9 +20,12 @@ def fedavgm(
     beta: Share = 0.9,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    """v = beta v + (x - sum_k p_k y_k), x' = x - eta v. With beta = 0 and eta = 1 it is FedAvg.
+    r"""The server steps with momentum along the clients' mean way.
 
-    v exists for shared parameters only; running statistics are plainly averaged.
+    $v' = \beta v + (x - \sum_k p_k y_k)$ and $x' = x - \eta v'$
+
+    With beta = 0 and eta = 1 it is FedAvg. v exists for shared parameters only; running statistics
+    are plainly averaged.
 
     Args:
       model: images -> outputs.

@@ -9,18 +9,18 @@ import optax
 from fedjax_bn.client import Finish, Train, Trained, run_steps
 from fedjax_bn.engine.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Gradient, Grads, LocalStep, differentiate, gradient_step
 from fedjax_bn.methods.fedprox import proximal
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, check_rate
-from fedjax_bn.methods.scaffold import averaging_with_variate, new_variate
+from fedjax_bn.methods.scaffold import averaging_with_variate, new_variate, no_variate
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
 
 PyTree = Any
 
 
-class Drift(NamedTuple):
+class _Drift(NamedTuple):
     """What a client remembers, trees like the shared parameters.
 
     Attributes:
@@ -42,13 +42,15 @@ def feddc(
     learning_rate: Above0 | None = None,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """Clients minimize F_k(w) + alpha/2 ||w + h_k - x||^2 + <w, c - c_k> and send their drift.
+    r"""Clients minimize their loss with a penalty on their drift, and send it.
 
-        h_k' = h_k + y_k - x
-        x' = sum_k p_k (y_k + h_k')
-        c_k' = c_k - c + (x - y_k) / (tau_k lr),   c' = c + 1/K sum_k (c_k' - c_k)
+    $F_k(w) + \frac{\alpha}{2} \Vert w + h_k - x \Vert^2 + \langle w, c - c_k \rangle$
 
-    All of it for shared parameters only; running statistics are plainly averaged. The variates are
+    $h_k' = h_k + y_k - x$ and $x' = \sum_k p_k (y_k + h_k')$
+
+    $c_k' = c_k - c + (x - y_k) / (\tau_k lr)$ and $c' = c + \frac{1}{K} \sum_k (c_k' - c_k)$
+
+    This holds for shared parameters only; running statistics are plainly averaged. The variates are
     SCAFFOLD's, see `scaffold`. The reported loss is F_k alone.
 
     The sum is over the round's participants, with the round's weights. Differs from the authors'
@@ -89,15 +91,12 @@ def feddc(
     )
 
 
-def _no_drift(shared: PyTree, personal: PyTree) -> Drift:
-    """h_k = c_k = 0."""
-    del personal
-    zero = jax.tree.map(jnp.zeros_like, shared["params"])
-    return Drift(zero, zero)
+def _no_drift(shared: PyTree, personal: PyTree) -> _Drift:
+    return _Drift(no_variate(shared, personal), no_variate(shared, personal))
 
 
 def _pulled(alpha: float, train: Train) -> Train:
-    """Local training whose steps find alpha (h_k - x) + c - c_k in their memory.
+    """Returns local training whose steps find alpha (h_k - x) + c - c_k in their memory.
 
     It is the same in all steps of a round: so a step reads one tree of the model's size, not four.
     """
@@ -117,11 +116,9 @@ def _pulled(alpha: float, train: Train) -> Train:
 
 
 def _penalized(gradient: Gradient, alpha: float) -> Gradient:
-    """g + alpha (w + h_k - x) - c_k + c over shared parameters, all but w from `_pulled`."""
+    """Returns g + alpha (w + h_k - x) - c_k + c over shared parameters, all but w by `_pulled`."""
 
-    def wrapped(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, tuple[jax.Array, Variables]]:
+    def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
         pull = received.memory
         now, _ = split_like(variables["params"], pull)
@@ -137,13 +134,11 @@ def _renew_drift(optimizer: optax.GradientTransformation, learning_rate: float |
 
     def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
         old, start = received.memory, received.shared["params"]
-        variate = new_variate(
-            optimizer, learning_rate, received, trained, old.variate, received.server
-        )
+        variate = new_variate(optimizer, learning_rate, received, trained, old.variate)
         now, personal = split_like(trained.variables["params"], start)
         drift = jax.tree.map(lambda h, y, x: h + y - x, old.drift, now, start)
         params = join(jax.tree.map(jnp.add, now, drift), personal)
         message = jax.tree.map(jnp.subtract, variate, old.variate)
-        return {**trained.variables, "params": params}, Drift(drift, variate), message
+        return {**trained.variables, "params": params}, _Drift(drift, variate), message
 
     return finish

@@ -27,10 +27,14 @@ def fednova(
     momentum: Share | None = None,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    """x' = x - tau_eff sum_k p_k (x - y_k) / a_k with tau_eff = sum_k p_k a_k.
+    r"""The server divides each client's way by the number of its effective steps.
 
-    a_k = sum_{j=1..tau_k} (1 - rho^j) / (1 - rho) is the sum of the factors with which the
-    gradients of tau_k steps of SGD with momentum rho enter x - y_k (without momentum: tau_k).
+    $x' = x - \tau_{eff} \sum_k p_k (x - y_k) / a_k$ with $\tau_{eff} = \sum_k p_k a_k$
+
+    $a_k = \sum_{j=1}^{\tau_k} (1 - \rho^j) / (1 - \rho)$
+
+    a_k is the sum of the factors with which the gradients of tau_k steps of SGD with momentum rho
+    enter x - y_k (without momentum: tau_k).
     Weight decay counts as part of the gradient and does not change a_k. Shared parameters are
     normalized, running statistics plainly averaged with p_k. With equal steps it is FedAvg.
 
@@ -38,8 +42,8 @@ def fednova(
       model: images -> outputs.
       optimizer: the local optimizer.
       momentum: rho of the local SGD, in [0, 1), whose rate is one in all steps of a round. By
-        default a_k is the optimizer's response (see
-        `methods.response`): the same for SGD, and right for Nesterov's momentum and schedules too.
+        default a_k is the optimizer's response (see `methods.response`): the same for SGD, and
+        right for Nesterov's momentum and schedules too.
       **options: those of `fedavg`.
 
     Raises:
@@ -53,7 +57,7 @@ def fednova(
 
 
 def _upload_direction(optimizer: optax.GradientTransformation, momentum: float | None) -> Finish:
-    """The client uploads (y_k - x) / a_k in place of parameters, and sends a_k as `response` does.
+    """Returns the last act: the client uploads (y_k - x) / a_k as its parameters, and sends a_k.
 
     The scale of a_k does not matter, as tau_eff has the same.
     """
@@ -80,7 +84,7 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
 
 
 def momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
-    """a = sum_{j=1..tau} (1 - rho^j) / (1 - rho) in closed form.
+    """Returns a = sum_{j=1..tau} (1 - rho^j) / (1 - rho) in closed form.
 
     Args:
       steps: tau, f[...].
@@ -91,7 +95,7 @@ def momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
 
 
 def _normalized_averaging() -> ServerUpdate:
-    """FedNova's server (Eq. 6): x + tau_eff times the mean direction; statistics by their mean."""
+    """Returns x + tau_eff times the mean direction (Eq. 6); statistics are averaged."""
 
     def update(
         shared: PyTree, aggregate: Aggregate, state: ServerState

@@ -8,7 +8,7 @@ import optax
 
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.sharing import Variables, split_like
 from fedjax_bn.state import Received
@@ -22,7 +22,9 @@ def fedprox(
     mu: AtLeast0 = 0.01,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """Clients minimize F_k(w) + mu/2 ||w - w_received||^2 over the shared parameters.
+    r"""Clients minimize their loss and the distance from the received shared parameters x.
+
+    $F_k(w) + \frac{\mu}{2} \Vert w - x \Vert^2$
 
     With mu = 0 it is FedAvg. The reported loss is F_k alone.
 
@@ -41,11 +43,9 @@ def fedprox(
 
 
 def proximal(objective: Objective, mu: float) -> Objective:
-    """Adds mu/2 ||w - w_received||^2 over shared parameters to an objective (FedProx, Eq. 2)."""
+    """Adds mu/2 ||w - x||^2 over shared parameters to an objective (FedProx, Eq. 2)."""
 
-    def penalized(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def penalized(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         value, reported = objective(variables, batch, received, key)
         start = received.shared["params"]
         now, _ = split_like(variables["params"], start)

@@ -1,6 +1,6 @@
 """What all methods share: how a batch is read, the loss of a task, and a method of one local step.
 
-`learning` and `method_of` take their part of a method's options and leave the rest, so that every
+`learning` and `method_of` take their part of a method's options and pass the rest on, so that every
 method has the options of all of them, and states only its own.
 """
 
@@ -24,20 +24,19 @@ from fedjax_bn.client import (
     train_locally,
 )
 from fedjax_bn.data.pixels.images import Prepare, standardize
-from fedjax_bn.engine.admission import check_choices
 from fedjax_bn.engine.batches import REQUIRED
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import Perturb
 from fedjax_bn.engine.privacy import Privacy
 from fedjax_bn.engine.ranges import bounded
-from fedjax_bn.federation import FederatedMethod, federate
-from fedjax_bn.local_step import Batch, LocalStep, Objective
-from fedjax_bn.models.forward import forward
+from fedjax_bn.federation import FederatedMethod, check_choices, federate
+from fedjax_bn.local_step import Batch, LocalStep, Objective, Value
+from fedjax_bn.models.forward import Output, forward
 from fedjax_bn.normalization import StatisticsRule
-from fedjax_bn.sharing import SharingRule, Variables
+from fedjax_bn.sharing import STATISTICS, SharingRule, Variables
 from fedjax_bn.state import Received
-from fedjax_bn.task import Task, classification
+from fedjax_bn.task import Task, classification, require_classifier
 
 PyTree = Any
 
@@ -91,14 +90,33 @@ class Learning(NamedTuple):
     task: Task
 
     def read(self, variables: Variables, batch: Batch, key: jax.Array) -> jax.Array:
-        """The batch as the model reads it in training, f[B, ...]."""
+        """Returns a batch as the model reads it in training, f[B, ...]."""
         images = self.prepare(batch["image"], parameter_dtype(variables))
         if self.perturb is None:
             return images
         return self.perturb(stream(key, "perturb"), images, batch["valid"])
 
+    def trained(
+        self, variables: Variables, images: jax.Array, batch: Batch, key: jax.Array, **options: Any
+    ) -> tuple[jax.Array, Output]:
+        """Makes a training pass.
+
+        Args:
+          variables: the model's collections.
+          images: f[B, ...] as the model reads them, usually those of `read`.
+          batch: with labels and `valid`.
+          key: random key of dropout.
+          **options: `statistics` and `wanted` as in `models.forward.forward`.
+
+        Returns:
+          The task's loss f[] over the valid samples, and what the pass gives.
+        """
+        valid = batch["valid"]
+        out = forward(self.model, variables, images, train=True, valid=valid, key=key, **options)
+        return self.task.loss(out.outputs, batch["label"], valid), out
+
     def classes(self, load: Load, variables: Variables, batches: Batch) -> int | None:
-        """Returns how many classes the model's outputs have; None where the task has none.
+        """Returns how many classes the model's outputs have; None for a task without classes.
 
         Args:
           load: as in `client.train_locally`.
@@ -124,9 +142,10 @@ def learning(
     prepare: Prepare | None = None,
     perturb: Perturb | None = None,
     task: Task | None = None,
+    classifier: str = "",
     **options: Any,
 ) -> tuple[Learning, dict[str, Any]]:
-    """What is learned, and the options that are left, among them `learned` for `method_of`.
+    """Returns what is learned, and the other options, among them `learned` for `method_of`.
 
     Args:
       model: images -> outputs.
@@ -135,24 +154,28 @@ def learning(
       perturb: `perturb(key, x f[B, ...], valid bool[B]) -> x`, between `prepare` and the model, in
         training only; see `fedjax_bn.engine.perturb`.
       task: the loss to train by; `task.classification()` by default.
+      classifier: the name of a method that needs the logits of a classifier; "" for others.
       **options: anything else.
 
     Raises:
-      ValueError: an argument or an option is none, such as a name where a function is needed.
+      ValueError: an argument or an option has the wrong type, such as a name instead of a function;
+        the method needs a classifier, and the task is another.
     """
     check_choices(**options)
     for name, value in (("prepare", prepare), ("perturb", perturb)):
         if value is not None and not callable(value):
             raise ValueError(
-                f"{name}={value!r} is no function: give one, such as "
+                f"{name}={value!r} is not a function: give one, such as "
                 "fedjax_bn.data.pixels.images.standardize() for prepare, or "
                 "fedjax_bn.engine.perturb.randconv() for perturb"
             )
     if task is not None and not isinstance(task, Task):
         raise ValueError(
-            f"task={task!r} is no task: give a Task, such as fedjax_bn.task.classification()"
+            f"task={task!r} is not a task: give a Task, such as fedjax_bn.task.classification()"
         )
     learned = Learning(model, prepare or standardize(), perturb, task or classification())
+    if classifier:
+        require_classifier(classifier, learned.task)
     return learned, {"learned": learned} | options
 
 
@@ -163,14 +186,17 @@ def method_of(
     memory: Callable[[PyTree, PyTree], PyTree] = no_memory,
     finish: Finish = plain_finish,
     around: Callable[[Client], Client] = lambda client: client,
+    start: Callable[[jax.Array, Variables], Variables] | None = None,
     **options: Unpack[_Learned],
 ) -> FederatedMethod:
-    """The method whose clients make one kind of local step.
+    """Returns the method whose clients make one kind of local step.
 
     Args:
       step: the local step.
       memory, finish: as in `client.train_locally`.
-      around: what makes the method's client of the usual one.
+      around: makes the method's client from the usual one.
+      start: `start(key, variables) -> variables`, which `init` calls first, to add the collections
+        of the method, or to raise ValueError for a model that does not suit it.
       **options: `local_epochs`, `keep_optimizer`, `load` and `train` as in `client.train_locally`;
         `share`, `weigh`, `privacy`, `server`, `clients` and `statistics` as in
         `federation.federate`; `learned` as `learning` returns it among them.
@@ -182,29 +208,37 @@ def method_of(
     learned = rest.pop("learned", None)
     if learned is not None:
         rest["classes"] = functools.partial(learned.classes, local.get("load") or look_up)
-    return federate(around(client), **rest)._replace(learned=learned)
+    method = federate(around(client), **rest)._replace(learned=learned)
+    if start is None:
+        return method
+
+    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
+        return method.init(key, start(key, variables), num_clients)
+
+    return method._replace(init=init)
+
+
+def require_batch_norm(method: str, variables: Variables, remedy: str = "use fedavg") -> None:
+    """Raises ValueError if a method needs batch norm and the variables have none."""
+    if STATISTICS not in variables:
+        raise ValueError(
+            f"{method} needs batch norm, but the model has no batch norm: build it with "
+            f"fedjax_bn.normalization.BatchNorm or flax's own, or {remedy}"
+        )
 
 
 def supervised(learned: Learning, statistics: StatisticsRule | None = None) -> Objective:
-    """The objective of FedAvg: the task's loss, a mean over the valid samples of a batch.
+    """Returns the objective of FedAvg: the task's loss, a mean over a batch's valid samples.
 
     `statistics` is the rule of the pass; by default the batch's own.
     """
 
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        out = forward(
-            learned.model,
-            variables,
-            images,
-            train=True,
-            statistics=statistics,
-            valid=valid,
-            key=key,
-        )
+        options: dict[str, Any] = {"statistics": statistics, "valid": valid, "key": key}
+        # Not by `trained`: the path of a step that readers follow is one frame shorter.
+        out = forward(learned.model, variables, images, train=True, **options)
         loss = learned.task.loss(out.outputs, batch["label"], valid)
         return loss, (loss, out.moved)
 

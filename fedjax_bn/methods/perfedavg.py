@@ -9,7 +9,15 @@ import optax
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, Objective, differentiate, gradient_step
+from fedjax_bn.local_step import (
+    Batch,
+    Gradient,
+    Grads,
+    Objective,
+    Value,
+    differentiate,
+    gradient_step,
+)
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
@@ -27,7 +35,9 @@ def perfedavg(
     second_order: bool = False,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """Clients minimize F_k(w - inner_rate grad F_k(w)), each F_k by a half of the batch.
+    r"""Clients minimize the loss after one step of adaptation, each loss by a half of the batch.
+
+    $F_k(w - \alpha \nabla F_k(w))$ with the rate $\alpha$ of the inner step, `inner_rate`
 
     The first ceil(n/2) valid samples of a batch adapt all parameters by one step, the others give
     the gradient at the adapted point, which is applied to the unadapted one (first order: the
@@ -107,14 +117,14 @@ def adapt(
     received: Received,
     key: jax.Array,
 ) -> Variables:
-    """One step of gradient descent over all parameters; moved collections move."""
+    """Makes one step of gradient descent over all parameters; moved collections move."""
     gradients, (_, moved) = gradient(variables, batch, received, key)
     params = jax.tree.map(lambda w, g: w - inner_rate * g, variables["params"], gradients["params"])
     return {**variables, **moved, "params": params}
 
 
 def meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
-    """The gradient of w -> F(w - inner_rate grad F(w; half); other half), see `perfedavg`."""
+    """Returns the gradient of w -> F(w - inner_rate grad F(w; half); other half)."""
     gradient = differentiate(objective)
 
     def inner(
@@ -126,13 +136,11 @@ def meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -
 
     def first_order(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, tuple[jax.Array, Variables]]:
+    ) -> Grads:
         point, second, key = inner(variables, batch, received, key)
         return gradient(point, second, received, key)
 
-    def adapted(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def adapted(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         point, second, key = inner(variables, batch, received, key)
         return objective(point, second, received, key)
 
@@ -140,9 +148,9 @@ def meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -
 
 
 def split_valid(batch: Batch) -> tuple[Batch, Batch]:
-    """The first ceil(n/2) of the n valid samples, and the others, as batches of half the size.
+    """Returns the first ceil(n/2) of the n valid samples, and the others, as half batches.
 
-    Where n is 1, the sample is in both.
+    If n is 1, the sample is in both.
     """
     valid = batch["valid"]
     size, count = valid.shape[0], valid.sum(dtype=jnp.int32)

@@ -1,17 +1,18 @@
-"""How far a local optimizer walks: its response to a constant gradient.
+r"""How far a local optimizer walks: its response to a constant gradient.
 
 SCAFFOLD and FedDC divide a client's way x - y_k by tau_k times the learning rate to get its mean
 gradient, FedNova by the sum of the factors with which its gradients entered (Wang et al. 2020,
-Section 4.1). An optax transformation tells neither, but both are its response: the way that one
-parameter goes down in tau steps under a gradient that is always 1.
+Section 4.1). An optax transformation shows neither, but both are its response: the way that one
+parameter moves down in tau steps under a gradient that is always 1.
 
-    SGD                          r(tau) = lr tau
-    SGD with momentum rho        r(tau) = lr sum_{j=1..tau} (1 - rho^j) / (1 - rho)
+$r(\tau) = lr \, \tau$ for SGD
+
+$r(\tau) = lr \sum_{j=1}^\tau (1 - \rho^j) / (1 - \rho)$ for SGD with momentum $\rho$
 
 It is exact for every optimizer that is linear in its gradients (SGD with momentum, Nesterov's too,
-schedules), with the rates of the round. Where masks or labels treat parameters differently, each
-has a way of its own. Weight decay counts as part of the gradient. For others (Adam) it is the
-nominal way.
+schedules), with the rates of the round. If masks or labels treat parameters differently, each
+has its own way. Weight decay counts as part of the gradient. For others (Adam) it is the nominal
+way.
 """
 
 from collections.abc import Mapping
@@ -46,7 +47,7 @@ def response(
       received: with the round and the parameters; None for round 0 and an optimizer without masks.
 
     Returns:
-      f[]; or, where masks or labels of the optimizer treat parameters differently, a tree like the
+      f[]; or, if masks or labels of the optimizer treat parameters differently, a tree like the
       client's parameters whose leaves are f[1, ..., 1] with the axes of the parameter.
     """
     round, weight = jnp.zeros((), jnp.int32), jnp.zeros((), dtype)
@@ -81,7 +82,7 @@ def for_each(way: PyTree, like: PyTree) -> PyTree:
 def check_rate(
     method: str, optimizer: optax.GradientTransformation, learning_rate: float | None
 ) -> None:
-    """Raises ValueError where one learning rate is stated beside an optimizer with a schedule."""
+    """Raises ValueError if one learning rate is given beside an optimizer with a schedule."""
     if learning_rate is not None and scheduled(optimizer):
         raise ValueError(
             f"{method}: learning_rate={learning_rate:g} is one rate, but the optimizer's changes "
@@ -92,14 +93,18 @@ def check_rate(
 def check_fresh(
     method: str, optimizer: optax.GradientTransformation, options: Mapping[str, Any]
 ) -> None:
-    """Raises ValueError where a response would be that of another optimizer's state.
+    """Raises ValueError if clients keep a momentum, with which a response does not begin.
 
     Args:
       method: for the message.
       optimizer: the local optimizer.
       options: those of `federation.federate`.
     """
-    if options.get("keep_optimizer") and _remembers(optimizer):
+    try:
+        remembers = bool(jax.tree.leaves(optimizer.init(jnp.zeros(()))))
+    except Exception:  # its masks are over parameters that are not known yet
+        remembers = True
+    if options.get("keep_optimizer") and remembers:
         raise ValueError(
             f"{method}: keep_optimizer=True lets clients keep momentum between rounds, but "
             f"{method} divides by the way of an optimizer that starts afresh: leave it out, or use "
@@ -107,13 +112,6 @@ def check_fresh(
         )
 
 
-def _remembers(optimizer: optax.GradientTransformation) -> bool:
-    try:
-        return bool(jax.tree.leaves(optimizer.init(jnp.zeros(()))))
-    except Exception:  # its masks are over parameters that are not known yet
-        return True
-
-
 def dtype_of(tree: Any) -> Any:
-    """The dtype that holds all leaves of a tree; the default float where there is none."""
+    """Returns the dtype that holds all leaves of a tree; the default float if it has none."""
     return promote(*{leaf.dtype for leaf in jax.tree.leaves(tree)} or {jnp.result_type(float)})

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, equal_messages
-from fedjax_bn.client import Finish, Trained
+from fedjax_bn.aggregation import Aggregate, ServerUpdate, averaging, equal_messages
+from fedjax_bn.client import Trained
 from fedjax_bn.engine.ranges import Above0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, check_rate, dtype_of, for_each, response
 from fedjax_bn.sharing import Variables, join, split_like
@@ -27,11 +27,13 @@ def scaffold(
     learning_rate: Above0 | None = None,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    """Every local gradient is corrected, and every client estimates its own anew (option II).
+    r"""Every local gradient is corrected, and every client estimates its own again (option II).
 
-        g <- g - c_k + c
-        c_k' = c_k - c + (x - y_k) / (tau_k lr)
-        x' = sum_k p_k y_k,   c' = c + 1/K sum_k (c_k' - c_k)
+    $g \leftarrow g - c_k + c$
+
+    $c_k' = c_k - c + (x - y_k) / (\tau_k lr)$
+
+    $x' = \sum_k p_k y_k$ and $c' = c + \frac{1}{K} \sum_k (c_k' - c_k)$
 
     Variates start at 0 and exist for shared parameters only; tau_k is the client's real number of
     steps. c stays the mean of all c_k, clients that sit out included.
@@ -48,7 +50,7 @@ def scaffold(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: `learning_rate` is not positive or stands beside a schedule, or clients keep a
+      ValueError: `learning_rate` is not positive or is given beside a schedule, or clients keep a
         momentum.
     """
     check_rate("scaffold", optimizer, learning_rate)
@@ -63,31 +65,40 @@ def scaffold(
 def keeping_variates(
     optimizer: optax.GradientTransformation, learning_rate: float | None = None
 ) -> dict[str, Any]:
-    """The options of `method_of` by which clients and server keep their variates."""
+    """Returns the options of `method_of` by which clients and server keep their variates."""
+
+    def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
+        old = received.memory
+        new = new_variate(optimizer, learning_rate, received, trained, old)
+        return trained.variables, new, jax.tree.map(jnp.subtract, new, old)
+
     return {
         "server": averaging_with_variate(),
-        "memory": lambda shared, personal: jax.tree.map(jnp.zeros_like, shared["params"]),
-        "finish": _renew_variate(optimizer, learning_rate),
+        "memory": no_variate,
+        "finish": finish,
     }
 
 
-def corrected(gradient: Gradient) -> Gradient:
-    """g - c_k + c over shared parameters; c_k is the client's memory, c the server's state."""
+def no_variate(shared: PyTree, personal: PyTree) -> PyTree:
+    """Returns a variate of 0 for each shared parameter."""
+    del personal
+    return jax.tree.map(jnp.zeros_like, shared["params"])
 
-    def wrapped(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, tuple[jax.Array, Variables]]:
+
+def corrected(gradient: Gradient) -> Gradient:
+    """Returns g - c_k + c over shared parameters: c_k is the client's memory, c what is sent.
+
+    Personal parameters have no variate, and None in the variates' trees.
+    """
+
+    def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
-        params = correct(gradients["params"], received.memory, received.server)
-        return gradients | {"params": params}, reported
+        own, server = received.memory, received.server
+        shared, personal = split_like(gradients["params"], own)
+        shared = jax.tree.map(lambda g, c_k, c: g - c_k + c, shared, own, server)
+        return gradients | {"params": join(shared, personal)}, reported
 
     return wrapped
-
-
-def correct(gradients: PyTree, own: PyTree, server: PyTree) -> PyTree:
-    """g - c_k + c; the variates have None where a parameter is personal."""
-    shared, personal = split_like(gradients, own)
-    return join(jax.tree.map(lambda g, c_k, c: g - c_k + c, shared, own, server), personal)
 
 
 def new_variate(
@@ -96,9 +107,8 @@ def new_variate(
     received: Received,
     trained: Trained,
     own: PyTree,
-    server: PyTree,
 ) -> PyTree:
-    """c_k' = c_k - c + (x - y_k) / (tau_k lr); c_k where nothing could move (tau_k lr = 0)."""
+    """Returns c_k' = c_k - c + (x - y_k) / (tau_k lr); c_k if nothing could move (tau_k lr = 0)."""
     start = received.shared["params"]
     now, _ = split_like(trained.variables["params"], start)
     dtype, steps = dtype_of(start), trained.steps
@@ -113,40 +123,19 @@ def new_variate(
         inverse = (1 / jnp.where(way > 0, way, 1)).astype(x.dtype)
         return jnp.where(way > 0, c_k - c + (x - y) * inverse, c_k)
 
-    return jax.tree.map(renew, own, server, start, now, for_each(way, start))
-
-
-def _renew_variate(optimizer: optax.GradientTransformation, learning_rate: float | None) -> Finish:
-    """The client keeps c_k' and sends c_k' - c_k."""
-
-    def finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-        old = received.memory
-        new = new_variate(optimizer, learning_rate, received, trained, old, received.server)
-        return trained.variables, new, jax.tree.map(jnp.subtract, new, old)
-
-    return finish
+    return jax.tree.map(renew, own, received.server, start, now, for_each(way, start))
 
 
 def averaging_with_variate() -> ServerUpdate:
-    """Averages the shared leaves with the round's weights, and moves c, which it sends.
+    """Returns the server that averages shared leaves, and moves and sends c.
 
     c' = c + 1/K sum_k (c_k' - c_k) over the clients that count; the messages are the differences.
     """
 
-    def init(shared: PyTree, personal: PyTree) -> ServerState:
-        del personal
-        return ServerState(sent=jax.tree.map(jnp.zeros_like, shared["params"]))
-
-    def update(
-        shared: PyTree, aggregate: Aggregate, state: ServerState
-    ) -> tuple[PyTree, ServerState]:
-        del shared
-        share = aggregate.share
-        variate = jax.tree.map(
-            lambda c, d: c + (d * share.astype(d.dtype)).astype(c.dtype),
-            state.sent,
-            aggregate.message,
+    def renew(sent: PyTree, aggregate: Aggregate) -> PyTree:
+        share = aggregate.share  # of all K clients, also those that sit out
+        return jax.tree.map(
+            lambda c, d: c + (d * share.astype(d.dtype)).astype(c.dtype), sent, aggregate.message
         )
-        return aggregate.mean, ServerState(sent=variate)
 
-    return ServerUpdate(init, update, message_weight=equal_messages)
+    return averaging(no_variate, renew, equal_messages)

@@ -1,11 +1,11 @@
-"""SCI, FedCD's spurious correlation intervener (Ma et al., ACM MM 2024, Section 3.2 and 3.3).
+r"""SCI, FedCD's spurious correlation intervener (Ma et al., ACM MM 2024, Section 3.2 and 3.3).
 
 A client multiplies its features by a mask of its own, which is trained with the model, and
 minimizes
 
-    L_e = L + lambda ||g_e - g_g||^2,    g_e = dL / dmask                       (Eq. 14 and 15)
+$L_e = L + \lambda \Vert g_e - g_g \Vert^2$ with $g_e = \partial L / \partial m_e$ (Eq. 14 and 15)
 
-where g_g is the mean of what all clients' g_e were in the round before. The penalty is
+where m_e is the mask and g_g is the mean of all clients' g_e of the round before. The penalty is
 differentiated through: with respect to weights and mask, g_e is a function of both.
 """
 
@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from fedjax_bn.local_step import Batch
 from fedjax_bn.methods.learning import Learning
-from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import COLLECTION
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
@@ -31,7 +30,7 @@ class Alignment(NamedTuple):
 
     Attributes:
       gradient: g_g, in the form of one client's masks; zeros before the first round.
-      rounds: i32[], how many rounds have been averaged into it; 0 means that there is none yet.
+      rounds: i32[], how many rounds have been averaged into it; 0 before the first.
     """
 
     gradient: Masks
@@ -44,7 +43,7 @@ class Aligned(NamedTuple):
     Attributes:
       loss: L f[], without the penalty.
       gradient: g_e, in the form of the masks.
-      moved: what the loss reports besides, usually the moved `batch_stats`.
+      moved: what else the loss reports, usually the moved `batch_stats`.
     """
 
     loss: jax.Array
@@ -58,9 +57,9 @@ def align(
     global_gradient: Masks,
     strength: float | jax.Array,
 ) -> tuple[jax.Array, Aligned]:
-    """L + strength ||dL/dmasks - global_gradient||^2, a pure function that may be differentiated.
+    """Returns L + strength ||dL/dmasks - global_gradient||^2, which may be differentiated.
 
-    The norm is over all masks together. Only what lies behind the first mask is differentiated
+    The norm is over all masks together. Only the layers after the first mask are differentiated
     twice: with one mask before the classifier, the classifier alone.
 
     Args:
@@ -91,12 +90,11 @@ def aligned_objective(
     def objective(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Aligned]]:
-        images, valid = learned.read(variables, batch, key), batch["valid"]
+        images = learned.read(variables, batch, key)
 
         def loss(masks: Masks) -> tuple[jax.Array, Variables]:
-            masked = {**variables, COLLECTION: masks}
-            out = forward(learned.model, masked, images, train=True, valid=valid, key=key)
-            return learned.task.loss(out.outputs, batch["label"], valid), out.moved
+            value, out = learned.trained({**variables, COLLECTION: masks}, images, batch, key)
+            return value, out.moved
 
         server = received.server
         strong = jnp.where(server.rounds > 0, strength, 0.0)
@@ -104,32 +102,3 @@ def aligned_objective(
         return value, (value, aligned)
 
     return objective
-
-
-def mask_gradient(
-    features: jax.Array,
-    mask: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array,
-    labels: jax.Array,
-    valid: jax.Array | None = None,
-) -> jax.Array:
-    """dL/dmask f[F] in closed form, where a dense layer reads the masked features.
-
-    With logits (mask * f_i) W + b and residuals r_i = softmax(logits_i) - onehot(y_i), the mean
-    cross entropy L over n samples has dL/dmask_j = 1/n sum_i f_ij (W r_i)_j.
-
-    Args:
-      features: f[B, F], before the mask.
-      mask: f[F].
-      kernel, bias: W f[F, classes] and b f[classes].
-      labels: i32[B].
-      valid: bool[B], the samples that count; None for all.
-    """
-    logits = (features * mask) @ kernel + bias
-    residuals = jax.nn.softmax(logits) - jax.nn.one_hot(labels, len(bias), dtype=logits.dtype)
-    parts = features * (residuals @ kernel.T)
-    if valid is None:
-        return parts.mean(0)
-    count = jnp.maximum(valid.sum(dtype=parts.dtype), 1)
-    return jnp.where(valid[:, None], parts, 0).sum(0) / count

@@ -17,9 +17,9 @@ from fedjax_bn.sharing import Variables
 # Collection -> module with its `hook`. Modules are imported at their first use: their room imports
 # from this one, and variables read from a file must find a hook that is not imported yet.
 HOOKS = {
-    "restitution": "fedjax_bn.rivals.restitution",
-    "amplitude": "fedjax_bn.rivals.amplitude",
-    "latent": "fedjax_bn.rivals.latent",
+    "restitution": "fedjax_bn.rivals.snr",
+    "amplitude": "fedjax_bn.rivals.harmofl",
+    "latent": "fedjax_bn.rivals.fedsr",
 }
 
 

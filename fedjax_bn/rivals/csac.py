@@ -8,24 +8,24 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import Weighing, WeighingRule, by_divergence
-from fedjax_bn.client import Trained, where_tree
+from fedjax_bn.client import Trained
+from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.models.forward import forward
 from fedjax_bn.rivals.discrepancy import by_distances, discrepancy, squared_distances
-from fedjax_bn.rivals.stages import behind, stages_of
-from fedjax_bn.sharing import Variables, join
+from fedjax_bn.rivals.layers import affine, dense
+from fedjax_bn.rivals.stages import changing_outputs, stages_of
+from fedjax_bn.sharing import Variables, join, without
 from fedjax_bn.state import Received
-from fedjax_bn.task import require_classifier
 
 PyTree = Any
 COLLECTION = "calibration"  # of the layers that bring all stages to one size
-CHANNELS, SIDE = 32, 7
-_WHOSE = ("trained", "frozen")  # the models whose stages have layers of their own
+_CHANNELS, _SIDE = 32, 7
 # Where stages 2 to 4 of a residual and of a densely connected network end.
 _ENDS = (
     ("layer2", "layer3", "layer4"),
@@ -35,7 +35,7 @@ RATIOS = tuple(2 * 3.0**k for k in range(-3, 2))  # exp(-d / (2 * 3^k m))
 
 
 @bounded
-def csac(  # type: ignore[misc] # its own default
+def csac(
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
@@ -45,20 +45,22 @@ def csac(  # type: ignore[misc] # its own default
     weigh: Annotated[WeighingRule | Weighing | None, by_divergence] = None,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """Leaves are fused by divergence; clients keep near what they first learned alone (CSAC).
+    r"""Leaves are fused by divergence; clients keep near what they first learned alone (CSAC).
 
-    They minimize CE + calibration times their gaps,
+    They minimize CE + calibration times the gaps between the model in training, t, and their own of
+    the end of their first round, s, which is frozen for all later ones:
 
-        sum_ij a_ij MMD(t_i, s_j) + MMD(logits),   a_ij = softmax_j mean <t_i, s_j> / sqrt(D)
+    $\sum_{ij} a_{ij} MMD(t_i, s_j) + MMD(logits)$
 
-    of the model in training, t, and their own of the end of their first round, s, which is frozen
-    for all later ones. t_i and s_j are the outputs of some modules, each brought to [32, 7, 7] by
-    bilinear sampling and a learned layer, one for t_i and another for s_j; a passes no gradient,
-    and MMD is that of `methods.discrepancy` with widths 3^k, k = -3 to 1. In its first round a
-    client minimizes CE. Aggregation is `aggregation.by_divergence` (`weigh`): weights of each leaf
-    of its own. The learned layers, the collection `calibration`, travel with the model and do not
-    predict. The reported loss is CE. With calibration 0 it is FedAvg with that weighing. A step
-    costs a forward pass more.
+    $a_{ij} = \mathrm{softmax}_j (\mathrm{mean} \langle t_i, s_j \rangle / \sqrt{D})$
+
+    t_i and s_j are the outputs of some modules, each brought to [32, 7, 7] by bilinear sampling and
+    a learned layer, one for t_i and another for s_j; a passes no gradient, and MMD is that of
+    `rivals.discrepancy` with widths 3^k, k = -3 to 1. In its first round a client minimizes CE.
+    Aggregation is `aggregation.by_divergence` (`weigh`), with separate weights for each leaf. The
+    learned layers, the collection `calibration`, travel with the model and do not predict. The
+    reported loss is CE. With calibration 0 it is FedAvg with that weighing. A step costs a forward
+    pass more.
 
     The sum over stages is the paper's. The authors' code (junkunyuan/CSAC: utils/script/trainer.py,
     models/script/attention.py) leaves it at 0 in its default mode `alpha`, in which its list of t_i
@@ -66,14 +68,14 @@ def csac(  # type: ignore[misc] # its own default
     has as many epochs as any, where theirs train 30 epochs alone; a is of the stages themselves,
     where theirs is the mean of two attentions, one of which has random layers; stages are sampled
     and projected position by position, where theirs are convolved; the layers are averaged, where
-    theirs are drawn anew in each round; the model keeps its classifier, where theirs has a
+    theirs are drawn again in each round; the model keeps its classifier, where theirs has a
     bottleneck of 256; MMD is the biased estimate.
 
     Args:
       model: images -> logits, with batch norms or named modules.
       optimizer: the local optimizer.
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
-      stages: whether stages are compared besides logits.
+      stages: whether stages are compared in addition to logits.
       names: modules whose outputs are the stages, see `rivals.stages.stages_of`; "" for the ends of
         the stages layer2 to layer4, as in the authors' code, a DenseNet's last two transitions and
         its last batch norm, or all batch norms.
@@ -81,55 +83,49 @@ def csac(  # type: ignore[misc] # its own default
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: `calibration` is negative, or the task is not classification; at `init`, where the
-        model has no such modules.
+      ValueError: `calibration` is negative, or the task is not classification; at `init`, the model
+        has no such modules.
     """
-    learned, rest = learning(model, **options)
-    require_classifier("csac", learned.task)
+    learned, rest = learning(model, classifier="csac", **options)
     stages = stages and calibration > 0
     trained = ("params", COLLECTION) if stages else ("params",)
-    objective = calibrated(learned, calibration)
-    method = method_of(
-        gradient_step(differentiate(objective, trained), optimizer, trained),
+
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        if not stages or COLLECTION in variables:
+            return variables
+        places, dtype = stages_of("csac", variables, names, _ENDS), parameter_dtype(variables)
+        trained_key, frozen_key = jax.random.split(stream(key, "attention"))
+        layers = {"trained": _layers(trained_key, places), "frozen": _layers(frozen_key, places)}
+        layers = jax.tree.map(lambda leaf: leaf.astype(dtype), layers)
+        return {**variables, COLLECTION: layers}
+
+    return method_of(
+        gradient_step(differentiate(calibrated(learned, calibration), trained), optimizer, trained),
         memory=_start_memory,
         finish=_remember,
         weigh=weigh or by_divergence(),
+        start=start,
         **rest,
     )
 
-    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        if stages and COLLECTION not in variables:
-            places, dtype = stages_of("csac", variables, names, _ENDS), parameter_dtype(variables)
-            keys = jax.random.split(stream(key, "attention"))
-            layers = {who: _layers(own, places) for who, own in zip(_WHOSE, keys, strict=True)}
-            layers = jax.tree.map(lambda leaf: leaf.astype(dtype), layers)
-            variables = {**variables, COLLECTION: layers}
-        return method.init(key, variables, num_clients)
-
-    return method._replace(init=init)
-
 
 def calibrated(learned: Learning, weight: float) -> Objective:
-    """The objective of `csac`; the memory is `_start_memory`'s.
+    """Returns the objective of `csac`; the memory is `_start_memory`'s.
 
-    Stages are compared where the variables hold `calibration`.
+    Stages are compared if the variables hold `calibration`.
     """
     if not weight:
         return supervised(learned)
 
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images, valid = learned.read(variables, batch, key), batch["valid"]
         layers = variables.get(COLLECTION, {"trained": {}, "frozen": {}})
         mine: dict[str, jax.Array] = {}
-        with _noting(layers["trained"], mine):
-            plain = _plain(variables)
-            out = forward(learned.model, plain, images, train=True, valid=valid, key=key)
         theirs: dict[str, jax.Array] = {}
+        with _noting(layers["trained"], mine):
+            loss, out = learned.trained(without(variables, COLLECTION), images, batch, key)
         with _noting(layers["frozen"], theirs):
             frozen = forward(learned.model, received.memory["model"], images)
-        loss = learned.task.loss(out.outputs, batch["label"], valid)
         gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
         if mine:
             stages = brought(layers["trained"], mine), brought(layers["frozen"], theirs)
@@ -141,7 +137,7 @@ def calibrated(learned: Learning, weight: float) -> Objective:
 
 
 def stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Array:
-    """sum_ij a_ij MMD(t_i, s_j) f[], of stages f[stages, B, D] each; see `csac`."""
+    """Returns sum_ij a_ij MMD(t_i, s_j) f[], for stages f[stages, B, D] each; see `csac`."""
     products = jnp.einsum("ibd,jbd->ijb", mine, theirs) * mine.shape[-1] ** -0.5
     count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
     attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
@@ -162,69 +158,57 @@ def _noting(places: PyTree, seen: dict[str, jax.Array]) -> Any:
         seen[name] = x
         return x
 
-    return behind(places, note)
+    return changing_outputs(places, note)
 
 
 def brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
-    """The stages f[B, ..., C] by their layers, all of one size, f[stages, B, 7 * 7 * 32]."""
+    """Returns stages f[B, ..., C] after their layers, all of one size, f[stages, B, 7 * 7 * 32]."""
 
     def one(name: str) -> jax.Array:
         x = seen[name].astype(promote(seen[name].dtype, jnp.float32))
         positions = (*x.shape[1:-1], 1, 1)[:2] if x.ndim < 4 else x.shape[1:3]
         x = x.reshape(len(x), *positions, x.shape[-1])
-        layer = jax.tree.map(lambda leaf: leaf.astype(x.dtype), layers[name])
         # The layer commutes with sampling: it is first where it has fewer positions then.
-        small = math.prod(positions) <= SIDE * SIDE
-        x = (x if small else _resized(x)) @ layer["kernel"] + layer["bias"]
+        small = math.prod(positions) <= _SIDE * _SIDE
+        x = affine(layers[name], x if small else _resized(x))
         return (_resized(x) if small else x).reshape(len(x), -1)
 
     return jnp.stack([one(name) for name in seen])
 
 
 def _resized(x: jax.Array) -> jax.Array:
-    """`jax.image.resize` of maps f[B, H, W, C] to SIDE x SIDE.
+    """Returns `jax.image.resize` of maps f[B, H, W, C] to 7 x 7.
 
     By a product for each image and each row of it, since XLA:CPU would move the maps' axes first.
     """
     for axis in (1, 2):
         batch, side = x.shape[:axis], x.shape[axis]
-        if side == SIDE:
+        if side == _SIDE:
             continue
-        weights = jax.image.resize(jnp.eye(side, dtype=x.dtype), (SIDE, side), "linear")
+        weights = jax.image.resize(jnp.eye(side, dtype=x.dtype), (_SIDE, side), "linear")
         rows = x.reshape(math.prod(batch), side, -1)
         weights = jnp.broadcast_to(weights, (len(rows), *weights.shape))
-        x = jax.lax.batch_matmul(weights, rows).reshape(*batch, SIDE, *x.shape[axis + 1 :])
+        x = jax.lax.batch_matmul(weights, rows).reshape(*batch, _SIDE, *x.shape[axis + 1 :])
     return x
-
-
-def _plain(variables: Variables) -> Variables:
-    return {name: tree for name, tree in variables.items() if name != COLLECTION}
 
 
 def _start_memory(shared: PyTree, personal: PyTree) -> PyTree:
     """The model that the client froze, and whether it has frozen one."""
-    return {"model": _plain(join(shared, personal)), "trained": jnp.zeros((), bool)}
+    model = without(join(shared, personal), COLLECTION)
+    return {"model": model, "trained": jnp.zeros((), bool)}
 
 
 def _remember(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
     """The client freezes the model of its first round."""
     froze, model = received.memory["trained"], received.memory["model"]
-    model = where_tree(froze, model, _plain(trained.variables))
+    model = where_tree(froze, model, without(trained.variables, COLLECTION))
     return trained.variables, {"model": model, "trained": jnp.ones((), bool)}, ()
 
 
 def _layers(key: jax.Array, places: dict[str, int]) -> PyTree:
-    """A dense layer from each stage's channels to 32, PyTorch's at its start."""
-
-    def layer(key: jax.Array, channels: int) -> PyTree:
-        bound = channels**-0.5
-        kernel, bias = (
-            jax.random.uniform(own, shape, minval=-bound, maxval=bound)
-            for own, shape in zip(
-                jax.random.split(key), ((channels, CHANNELS), (CHANNELS,)), strict=True
-            )
-        )
-        return {"kernel": kernel, "bias": bias}
-
-    keys = jax.random.split(key, len(places))
-    return {name: layer(k, size) for k, (name, size) in zip(keys, places.items(), strict=True)}
+    """A dense layer from each stage's channels to 32, drawn in the default dtype."""
+    keys, dtype = jax.random.split(key, len(places)), jnp.result_type(float)
+    return {
+        name: dense(k, size, _CHANNELS, dtype)
+        for k, (name, size) in zip(keys, places.items(), strict=True)
+    }

@@ -9,14 +9,13 @@ import optax
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, Views, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import require_linear, sizes_of
 from fedjax_bn.models.features import ClassifiedBy, Classify
 from fedjax_bn.models.forward import forward
-from fedjax_bn.sharing import Variables, everything, keeping
+from fedjax_bn.sharing import Variables, everything, keeping, without
 from fedjax_bn.state import Received
-from fedjax_bn.task import require_classifier
 
 PyTree = Any
 SPECIFIC, OWN = "specific", "domain"  # collections: what all share, and what is each client's
@@ -32,19 +31,21 @@ def csd(
     penalty: AtLeast0 = 1.0,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """Clients minimize CE(f W_0) + specific CE(f W_k) + penalty mean (G - I)^2, each its domain k.
+    r"""Clients learn a common classifier and, as their domain k, a specific one.
 
-        W_k = tanh(c) W_0 + sum_j tanh(e_kj) W_j,   j = 1, ..., directions; likewise the biases
+    $CE(f W_0) + specific \; CE(f W_k) + penalty \; \mathrm{mean} (G - I)^2$
+
+    $W_k = \tanh(c) W_0 + \sum_j \tanh(e_{kj}) W_j$ for j = 1, ..., directions; likewise the biases
 
     W_0 is the model's own classifier, the common one, which alone predicts. G is the Gram matrix of
     the columns that one class has in W_0, W_1, ..., and the mean is over its entries and classes.
     c and the specific W_j, the collection `specific`, travel with the model; e_k, the collection
-    `domain`, stays with client k, whatever `share` says. The reported loss is CE(f W_0).
+    `domain`, stays with client k, whatever `share` is. The reported loss is CE(f W_0).
 
     Differs from the authors' code: W_0 starts as the model's own does.
 
     Args:
-      model: images -> logits, with a dense classifier; `fedjax_bn.models.features` says which.
+      model: images -> logits, with a dense classifier; `fedjax_bn.models.features` defines which.
       optimizer: the local optimizer.
       directions: number of specific classifiers, the rank less one; 1 in the authors' PACS code.
       specific: weight of the domain's cross entropy, at least 0; 1 in the authors' PACS code.
@@ -52,33 +53,43 @@ def csd(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range, or the task is not classification; at `init`,
-        where the size of the features cannot be found.
+      ValueError: an argument is out of its range, or the task is not classification; at `init`, the
+        size of the features is not found.
     """
-    learned, rest = learning(model, **options)
-    require_classifier("csd", learned.task)
+    learned, rest = learning(model, classifier="csd", **options)
     trained = ("params", SPECIFIC, OWN)
     objective = decomposed(learned, specific, penalty)
-    step = gradient_step(differentiate(objective, trained), optimizer, trained)
-    method = method_of(step, share=keeping(rest.pop("share", everything), OWN), **rest)
 
-    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        if SPECIFIC not in variables:
-            variables = {**variables, **_start(key, model, variables, directions)}
-        return method.init(key, variables, num_clients)
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        if SPECIFIC in variables:
+            return variables
+        # W_j and their biases from N(0, 0.1), c from N(0.1, 1e-4), e from N(0, 1e-4), deviations.
+        sizes = sizes_of(model, variables)
+        keys = jax.random.split(stream(key, "decomposed head"), 4)
+        shapes = ((directions, sizes.features, sizes.classes), (directions, sizes.classes), ())
+        kernel, bias, common = (
+            jax.random.normal(own, shape, sizes.dtype)
+            for own, shape in zip(keys[:3], shapes, strict=True)
+        )
+        weights = 1e-4 * jax.random.normal(keys[3], (directions,), sizes.dtype)
+        layers = {"kernel": 0.1 * kernel, "bias": 0.1 * bias, "common": 0.1 + 1e-4 * common}
+        return {**variables, SPECIFIC: layers, OWN: {"weights": weights}}
 
-    return method._replace(init=init)
+    return method_of(
+        gradient_step(differentiate(objective, trained), optimizer, trained),
+        share=keeping(rest.pop("share", everything), OWN),
+        start=start,
+        **rest,
+    )
 
 
 def decomposed(learned: Learning, specific: float, penalty: float) -> Objective:
-    """The objective of `csd`, of variables with `specific` and `domain`."""
+    """Returns the objective of `csd`, for variables with `specific` and `domain`."""
 
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        plain = {name: tree for name, tree in variables.items() if name not in (SPECIFIC, OWN)}
+        plain = without(variables, SPECIFIC, OWN)
         require_linear("csd", learned.model, plain, images)
         model, options = ClassifiedBy(learned.model, _with_weights), {"valid": valid, "key": key}
         out = forward(model, plain, images, train=True, wanted=["features"], **options)
@@ -98,27 +109,16 @@ def decomposed(learned: Learning, specific: float, penalty: float) -> Objective:
 
 
 def _with_weights(classify: Classify, features: jax.Array) -> jax.Array:
-    """The logits, below them what the classifier makes of each unit vector, and of 0: its bias."""
+    """Returns the logits, below them those of each unit vector, and of 0: the classifier's bias.
+
+    So the weights are read from any classifier that is affine, whatever its parameters' names.
+    """
     size = features.shape[-1]
     units = jnp.eye(size + 1, size, dtype=features.dtype)
     return classify(jnp.concatenate([features, units]))
 
 
 def gram_penalty(kernels: jax.Array) -> jax.Array:
-    """Mean over classes and entries of (G - I)^2, for kernels f[K, F, classes]."""
+    """Returns the mean over classes and entries of (G - I)^2, for kernels f[K, F, classes]."""
     gram = jnp.einsum("kfc,lfc->ckl", kernels, kernels)
     return jnp.square(gram - jnp.eye(len(kernels), dtype=gram.dtype)).mean()
-
-
-def _start(key: jax.Array, model: Any, variables: Variables, directions: int) -> Variables:
-    """W_j and their biases from N(0, 0.1), c from N(0.1, 1e-4), e from N(0, 1e-4), deviations."""
-    sizes = sizes_of(model, variables)
-    keys = jax.random.split(stream(key, "decomposed head"), 4)
-    shapes = ((directions, sizes.features, sizes.classes), (directions, sizes.classes), ())
-    kernel, bias, common = (
-        jax.random.normal(own, shape, sizes.dtype)
-        for own, shape in zip(keys[:3], shapes, strict=True)
-    )
-    weights = 1e-4 * jax.random.normal(keys[3], (directions,), sizes.dtype)
-    layers = {"kernel": 0.1 * kernel, "bias": 0.1 * bias, "common": 0.1 + 1e-4 * common}
-    return {SPECIFIC: layers, OWN: {"weights": weights}}

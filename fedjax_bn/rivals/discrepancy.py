@@ -1,7 +1,10 @@
-"""Maximum mean discrepancy of two sets of vectors (Gretton et al., JMLR 2012), by several widths.
+r"""Maximum mean discrepancy of two sets of vectors (Gretton et al., JMLR 2012), by several widths.
 
-MMD^2(x, y) = sum_ab s_a s_b k(z_a, z_b),   z = (x, y),   s = (w, -w),   sum_a w_a = 1
-k(z, z') = sum_r exp(-||z - z'||^2 / (r m)),   m the mean squared distance, without gradient
+$MMD^2(x, y) = \sum_{ab} s_a s_b k(z_a, z_b)$ with $z = (x, y)$, $s = (w, -w)$, $\sum_a w_a = 1$
+
+$k(z, z') = \sum_r \exp(-\Vert z - z' \Vert^2 / (r m))$
+
+m is the mean squared distance, which passes no gradient.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ import jax.numpy as jnp
 
 
 def discrepancy(x: jax.Array, y: jax.Array, valid: jax.Array, ratios: Sequence[float]) -> jax.Array:
-    """MMD^2 f[] of the valid rows of x and y, each of the same weight; 0 where there is none.
+    """Returns MMD^2 f[] of the valid rows of x and y, of equal weights; 0 without valid rows.
 
     Args:
       x, y: f[B, D], whose rows b are of one sample.
@@ -30,7 +33,7 @@ def by_distances(
     valid: jax.Array,
     ratios: Sequence[float],
 ) -> jax.Array:
-    """`discrepancy` of what has these squared distances, f[B, B] each."""
+    """Returns the `discrepancy` of vectors with these squared distances, f[B, B] each."""
     shares = valid.astype(between.dtype) / jnp.maximum(valid.sum(dtype=between.dtype), 1)
 
     def mean(pairs: jax.Array) -> jax.Array:
@@ -43,7 +46,7 @@ def by_distances(
 
 
 def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Array:
-    """k f[...] of pairs by their squared distances f[...].
+    """Returns k f[...] of pairs by their squared distances f[...].
 
     The width m passes no gradient: f[], or f[...] of pairs.
     """
@@ -52,7 +55,7 @@ def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Arr
 
 
 def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
-    """||x_a - y_b||^2 f[N, M] of all pairs of rows f[N, D] and f[M, D]."""
+    """Returns ||x_a - y_b||^2 f[N, M] of all pairs of rows f[N, D] and f[M, D]."""
     first, second = (jnp.square(z).sum(-1) for z in (x, y))
     # Not below 0, which rounding could make of equal rows.
     return jnp.maximum(first[:, None] + second[None] - 2 * x @ y.T, 0)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.client import Client, LocalUpdate, where_tree
+from fedjax_bn.client import Client, LocalUpdate
+from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import Units, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
@@ -14,16 +15,17 @@ from fedjax_bn.local_step import (
     Batch,
     LocalStep,
     Objective,
+    Value,
     differentiate,
     gradient_step,
     in_turn,
 )
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import Sizes, sizes_of
-from fedjax_bn.models.forward import forward
-from fedjax_bn.sharing import Variables, everything, keeping
+from fedjax_bn.models.forward import Output
+from fedjax_bn.sharing import Variables, everything, keeping, without
 from fedjax_bn.state import Received
-from fedjax_bn.task import masked_mean, require_classifier
+from fedjax_bn.task import masked_mean
 
 PyTree = Any
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # collections
@@ -42,16 +44,19 @@ def fedadg(
     judging: Units = 1024,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """Clients minimize a CE + (1 - a) (1 - D(f, y))^2, and train a discriminator and a generator.
+    r"""Clients train the network, a discriminator D and a generator G.
 
-        D descends -(D(g, y)^2 + (1 - D(f, y))^2),   G descends (1 - D(g, y))^2
-        g = G(u, y),   u ~ U(0, 1)^F
+    $a CE + (1 - a) (1 - D(f, y))^2$ is the network's loss
+
+    $-(D(g, y)^2 + (1 - D(f, y))^2)$ is that of D, and $(1 - D(g, y))^2$ that of G
+
+    $g = G(u, y)$ with $u \sim U(0, 1)^F$
 
     f are the features and y the label, one of a batch each. So the features of all clients approach
     one distribution, that of the generator. A step moves the network, then D, then G, on the same
     batch; in the first steps of a round, the share `alone`, the network by CE only, and neither of
     the others. G, the collection `generator`, travels with the model: what it makes resembles
-    features. D, the collection `discriminator`, stays with its client whatever `share` says. The
+    features. D, the collection `discriminator`, stays with its client whatever `share` is. The
     reported loss is CE. With a = 1 it is FedAvg. A step costs a forward pass more.
 
     G is two dense layers, leaky ReLU and ReLU, of (u, onehot y). D projects f by a dense layer
@@ -66,7 +71,7 @@ def fedadg(
     what G makes, so that G never learns there; here it learns.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` says what its features are.
+      model: images -> logits; `fedjax_bn.models.features` defines its features.
       optimizer: the local optimizer, of each of the three with a state of its own.
       share_of_loss: a, in [0, 1]; 0.85 as in the authors' code.
       alone: share of a round's steps of CE only, in [0, 1]; 0.3 as in the authors' code for PACS
@@ -78,48 +83,42 @@ def fedadg(
 
     Raises:
       ValueError: an argument is out of its range, or the task is not classification; at `init`,
-        where the size of the features cannot be found.
+        the size of the features is not found.
     """
-    learned, rest = learning(model, **options)
-    require_classifier("fedadg", learned.task)
+    learned, rest = learning(model, classifier="fedadg", **options)
     steps = (
         (pulled(learned, share_of_loss), "params"),
-        (discriminating(learned), DISCRIMINATOR),
+        (_discriminating(learned), DISCRIMINATOR),
         (_generating, GENERATOR),
     )
     made = [gradient_step(differentiate(goal, (n,)), optimizer, (n,)) for goal, n in steps]
-    method = method_of(
+
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        if GENERATOR in variables:
+            return variables
+        widths, key = (hidden, projection, judging), stream(key, "generator and judge")
+        return {**variables, **_start(key, sizes_of(model, variables), *widths)}
+
+    return method_of(
         in_turn(made[0], *map(_unless_alone, made[1:])),
         around=lambda client: _announcing(client, alone),
         share=keeping(rest.pop("share", everything), DISCRIMINATOR),
+        start=start,
         **rest,
     )
 
-    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        if GENERATOR not in variables:
-            sizes = sizes_of(model, variables)
-            widths = hidden, projection, judging
-            made = _start(stream(key, "generator and judge"), sizes, *widths)
-            variables = {**variables, **made}
-        return method.init(key, variables, num_clients)
-
-    return method._replace(init=init)
-
 
 def pulled(learned: Learning, share: float) -> Objective:
-    """The network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE where it classifies alone.
+    """Returns the network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE in steps alone.
 
     Args:
-      learned: what is learned; variables hold `discriminator` besides.
+      learned: what is learned; variables also hold `discriminator`.
       share: a, in [0, 1].
     """
 
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
-        out = _passed(learned, variables, batch, key)
-        loss = learned.task.loss(out.outputs, batch["label"], batch["valid"])
+        loss, out = _passed(learned, variables, batch, key)
         gaps = jnp.square(1 - judged(variables[DISCRIMINATOR], out.features, batch["label"]))
         value = share * loss + (1 - share) * masked_mean(gaps, batch["valid"]).astype(loss.dtype)
         value = jnp.where(batch[_ALONE], loss, value) if _ALONE in batch else value
@@ -128,27 +127,23 @@ def pulled(learned: Learning, share: float) -> Objective:
     return objective
 
 
-def discriminating(learned: Learning) -> Objective:
-    """D's objective: -(D(g, y)^2 + (1 - D(f, y))^2), means over valid samples; it moves nothing."""
+def _discriminating(learned: Learning) -> Objective:
+    """Returns D's objective: -(D(g, y)^2 + (1 - D(f, y))^2), a mean over valid samples."""
 
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
-        out = _passed(learned, variables, batch, key)
+        _, out = _passed(learned, variables, batch, key)
         own, label = variables[DISCRIMINATOR], batch["label"]
         made = generated(variables[GENERATOR], label, key)
         sure = jnp.square(judged(own, made, label))
         sure += jnp.square(1 - judged(own, out.features, label))
         value = -masked_mean(sure, batch["valid"])
-        return value, (value, {})
+        return value, (value, {})  # it moves no statistics: the network's pass has done so
 
     return objective
 
 
-def _generating(
-    variables: Variables, batch: Batch, received: Received, key: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+def _generating(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
     """G's objective: (1 - D(g, y))^2, a mean over valid samples."""
     del received
     made = generated(variables[GENERATOR], batch["label"], stream(key, "generated features"))
@@ -158,7 +153,7 @@ def _generating(
 
 
 def generated(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
-    """G(u, y) f[B, F], u ~ U(0, 1)^F."""
+    """Returns G(u, y) f[B, F], u ~ U(0, 1)^F."""
     kernel = layers["kernel"]
     features = layers["out_bias"].shape[0]
     noise = jax.random.uniform(key, (len(label), features), kernel.dtype)
@@ -167,7 +162,7 @@ def generated(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def judged(layers: PyTree, features: jax.Array, label: jax.Array) -> jax.Array:
-    """D(f, y) f[B], in (0, 1)."""
+    """Returns D(f, y) f[B], in (0, 1)."""
     kernel = layers["kernel"]
     projected = features.astype(kernel.dtype) @ layers["projection"]
     hidden = jax.nn.leaky_relu(_with_label(projected, label, kernel) @ kernel + layers["bias"])
@@ -179,15 +174,18 @@ def _with_label(x: jax.Array, label: jax.Array, kernel: jax.Array) -> jax.Array:
     return jnp.concatenate([x, jax.nn.one_hot(label, len(kernel) - x.shape[1], dtype=x.dtype)], 1)
 
 
-def _passed(learned: Learning, variables: Variables, batch: Batch, key: jax.Array) -> Any:
-    own = (GENERATOR, DISCRIMINATOR)
-    plain = {name: tree for name, tree in variables.items() if name not in own}
-    images, options = learned.read(variables, batch, key), {"valid": batch["valid"], "key": key}
-    return forward(learned.model, plain, images, train=True, wanted=["features"], **options)
+def _passed(
+    learned: Learning, variables: Variables, batch: Batch, key: jax.Array
+) -> tuple[jax.Array, Output]:
+    plain, images = (
+        without(variables, GENERATOR, DISCRIMINATOR),
+        learned.read(variables, batch, key),
+    )
+    return learned.trained(plain, images, batch, key, wanted=["features"])
 
 
 def _announcing(client: Client, share: float) -> Client:
-    """The client, told of which steps it is to classify alone: the first ones with samples."""
+    """Marks the steps in which the network classifies alone: the first ones with samples."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         real = batches["valid"].any(1).astype(float)
@@ -198,7 +196,7 @@ def _announcing(client: Client, share: float) -> Client:
 
 
 def _unless_alone(step: LocalStep) -> LocalStep:
-    """The step, which does nothing where the network classifies alone."""
+    """Returns the step that does nothing in steps in which the network classifies alone."""
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
@@ -210,7 +208,7 @@ def _unless_alone(step: LocalStep) -> LocalStep:
 
 
 def _start(key: jax.Array, sizes: Sizes, hidden: int, projection: int, judging: int) -> Variables:
-    """Both networks as the authors start them: G by half of Glorot's, D by He's uniform bounds."""
+    """Starts both networks as the authors do: G by half of Glorot's, D by He's uniform bounds."""
     features, read = sizes.features, projection + sizes.classes
     keys = iter(jax.random.split(key, 9))
 

@@ -6,25 +6,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.aggregation import (
-    Aggregate,
-    ServerState,
-    ServerUpdate,
-    averaging,
-    cast_like,
-    equal_messages,
-)
-from fedjax_bn.client import Client, Load, LocalUpdate, look_up
-from fedjax_bn.engine.batches import blank_padding
+from fedjax_bn.aggregation import Aggregate, ServerState, averaging, equal_messages
+from fedjax_bn.client import Client, Load, LocalUpdate, load_first
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import Above0, AtLeast0, Channels, Margin, SamplesOr0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of
 from fedjax_bn.models.cpu.convolution import differentiated_twice
-from fedjax_bn.models.forward import forward
-from fedjax_bn.rivals.spectra import amplitudes, with_amplitudes
+from fedjax_bn.rivals.copa import renewed
 from fedjax_bn.sharing import Variables, join
 from fedjax_bn.state import Received
 
@@ -44,17 +35,19 @@ def feddg(
     channels: Channels = 3,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    """Clients minimize F(w; x) + F(w - inner_rate clip(grad F(w; x)); x'), through both (MAML).
+    r"""Clients learn to adapt to images x' in the amplitudes A of other clients' (MAML).
 
-        x' = `rivals.spectra.with_amplitudes`(x, A, l),   A of an image of another client
+    $F(w; x) + F(w - \alpha \, \mathrm{clip}(\nabla F(w; x)); x')$ with the gradient of both steps
+
+    $x' = F^{-1}((l |F x| + (1 - l) A) e^{i \angle F x})$ in a window of low frequencies
 
     **It shows parts of images.** When a client first takes part, it sends the amplitudes of the
     (2 half + 1)^2 lowest frequencies of each channel of its first `spectra` images to the server,
-    which sends those of all clients to every client: data, though not the images. So how many
-    there are has to be named. FedIG counts FedDG among the methods that harm privacy. With half 0
+    which sends those of all clients to every client: data, though not the images. So the user
+    must name their number. FedIG counts FedDG among the methods that harm privacy. With half 0
     they are the means of single images. An upload is counted (`traffic`) as large as the bank of
-    all K clients; the client's own is all that is in it. The reported loss is F(w; x); a client
-    that knows of no other one's images has x' = x.
+    all K clients; it contains the client's own alone. The reported loss is F(w; x); until another
+    client has sent amplitudes, x' = x.
 
     Defaults are those of the authors' released loader, in which only means are exchanged, whole
     (half 0 and l = 0), where the paper draws l ~ U(0, 1) in a small window: `drawn` and `half`.
@@ -74,22 +67,23 @@ def feddg(
       **options: those of `fedavg` but `server`.
 
     Raises:
-      ValueError: an argument is out of its range, or `spectra` is not named; at `round`, where
-        samples are no such images.
+      ValueError: an argument is out of its range, or `spectra` is not named; at `round`, samples
+        are not such images.
     """
     if not spectra:
         raise ValueError(
-            "feddg sends amplitude spectra of every client's images to all other clients: say of "
-            "how many (feddg.spectra=8), or use a method that shows nothing of them, such as fedavg"
+            "feddg sends amplitude spectra of every client's images to all other clients: set "
+            "their number (feddg.spectra=8), or use a method that sends nothing of them, such as "
+            "fedavg"
         )
     load = options.get("load")
     learned, rest = learning(model, **options)
-    objective = episodic(learned, half, inner_rate, clip, drawn=drawn)
+    objective = _episodic(learned, half, inner_rate, clip, drawn=drawn)
     method = method_of(
         gradient_step(differentiate(objective), optimizer),
         memory=lambda shared, personal: jnp.zeros((), bool),
-        around=lambda client: _showing(client, learned, load or look_up, spectra, half),
-        server=_collecting(),
+        around=lambda client: _showing(client, learned, load, spectra, half),
+        server=averaging(renew=_collect, message_weight=equal_messages),
         **rest,
     )
 
@@ -110,21 +104,18 @@ def feddg(
     return method._replace(init=init, notes=(shown,))
 
 
-def episodic(
+def _episodic(
     learned: Learning, half: int, inner_rate: float, clip: float, *, drawn: bool = False
 ) -> Objective:
-    """The objective of `feddg`; `received.server` is the bank of all clients' amplitudes."""
+    """Returns the objective of `feddg`; `received.server` is the bank of all amplitudes."""
 
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = learned.read(variables, batch, key)
         other = _in_other_styles(images, received, stream(key, "amplitudes"), half, drawn=drawn)
 
         def loss_of(params: PyTree, x: jax.Array) -> tuple[jax.Array, Variables]:
-            own, options = {**variables, "params": params}, {"valid": batch["valid"], "key": key}
-            out = forward(learned.model, own, x, train=True, **options)
-            return learned.task.loss(out.outputs, batch["label"], batch["valid"]), out.moved
+            loss, out = learned.trained({**variables, "params": params}, x, batch, key)
+            return loss, out.moved
 
         params = variables["params"]
         with differentiated_twice():
@@ -140,7 +131,7 @@ def episodic(
 def _in_other_styles(
     x: jax.Array, received: Received, key: jax.Array, half: int, *, drawn: bool
 ) -> jax.Array:
-    """x' of a batch f[B, H, W, C], each by one of the other clients' images, all alike."""
+    """Returns x' of a batch f[B, H, W, C], each by an image of another client, all alike."""
     bank, choice_key, share_key = received.server, *jax.random.split(key)
     count = len(bank["known"])
     if bank["amplitudes"].shape[-1] != x.shape[-1]:
@@ -161,51 +152,102 @@ def _in_other_styles(
     return jnp.where(allowed.any(), with_amplitudes(x, found.astype(x.dtype), share, half), x)
 
 
-def _showing(client: Client, learned: Learning, load: Load, count: int, half: int) -> Client:
-    """The client, which sends amplitudes of its first images when it first takes part."""
+def _showing(client: Client, learned: Learning, load: Load | None, count: int, half: int) -> Client:
+    """Returns the client that sends amplitudes of its first images when it first takes part.
+
+    They are sent in their place among all clients', together with ones in the same places.
+    """
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
-        steps = {name: leaf for name, leaf in batches.items() if name != "source"}
-        first = jax.tree.map(lambda leaf: leaf[0], steps)  # labels may be a tree
-        own_key = stream(key, "sent amplitudes")
-        batch = blank_padding(load(batches.get("source"), first, own_key))
+        batch = load_first(load, batches, stream(key, "sent amplitudes"))
         dtype = parameter_dtype(join(received.shared, received.personal))
-        valid = batch["valid"]
+        valid, bank = batch["valid"], received.server
         order = jnp.argsort(~valid, stable=True)[:count]
         found = amplitudes(learned.prepare(batch["image"], dtype)[order], half)
         known = valid[order] & ~received.memory.method
+
+        def placed(like: jax.Array, own: jax.Array) -> jax.Array:
+            own = own.astype(like.dtype)
+            return jnp.zeros_like(like).at[received.client, : len(own)].set(own)
+
+        message = {
+            "amplitudes": placed(
+                bank["amplitudes"], jnp.where(known[:, None, None, None], found, 0)
+            ),
+            "known": placed(bank["known"], known),
+        }
         update = client.run(received, batches, key)
-        message = _placed(received, jnp.where(known[:, None, None, None], found, 0), known)
         memory = update.memory._replace(method=received.memory.method | known.any())
         return update._replace(memory=memory, message=message)
 
     return client._replace(run=run)
 
 
-def _placed(received: Received, found: jax.Array, known: jax.Array) -> PyTree:
-    """What a client sends, in its place among all, and where that is; of zeros where it is sent."""
-    bank = received.server
-
-    def placed(like: jax.Array, own: jax.Array) -> jax.Array:
-        return jnp.zeros_like(like).at[received.client, : len(own)].set(own.astype(like.dtype))
-
-    return {"amplitudes": placed(bank["amplitudes"], found), "known": placed(bank["known"], known)}
+def _collect(sent: PyTree, aggregate: Aggregate) -> PyTree:
+    """The server keeps what clients have sent, and sends all of it to all."""
+    part = aggregate.message["known"]
+    return {name: renewed(old, aggregate.message[name], part) for name, old in sent.items()}
 
 
-def _collecting() -> ServerUpdate:
-    """Averaging that keeps what clients have sent, and sends all of it to all."""
-    plain = averaging()
+def amplitudes(x: jax.Array, half: int) -> jax.Array:
+    """Returns the amplitudes of the (2 b + 1)^2 lowest frequencies, f[B, 2 b + 1, 2 b + 1, C].
 
-    def update(
-        shared: PyTree, aggregate: Aggregate, state: ServerState
-    ) -> tuple[PyTree, ServerState]:
-        mean, _ = plain.update(shared, aggregate, state)
-        part = aggregate.message["known"]  # 1 / n for each of the n clients that count
-        new = {}
-        for name, old in state.sent.items():
-            found = aggregate.message[name]
-            sent = part.reshape(*part.shape, *(1,) * (old.ndim - 2)).astype(found.dtype)
-            new[name] = jnp.where(sent > 0, found / jnp.where(sent > 0, sent, 1), old)
-        return mean, ServerState(sent=cast_like(new, state.sent))
+    They are |F x|, except the frequency 0, which is real, the sum of the pixels, and keeps its
+    sign: so the values do not depend on the zero of the standardized images.
 
-    return ServerUpdate(plain.init, update, message_weight=equal_messages)
+    Args:
+      x: f[B, H, W, C].
+      half: b, at least 0.
+
+    Raises:
+      ValueError: they are not images of at least 2 b + 1 pixels a side.
+    """
+    _, low = _spectrum(x, half)
+    return _signed(low, half)
+
+
+def with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int) -> jax.Array:
+    """Returns F^-1((share |F x| + (1 - share) other) e^(i angle F x)) within the window.
+
+    Args:
+      x: f[B, H, W, C].
+      other: f[B, 2 b + 1, 2 b + 1, C], amplitudes of other images.
+      share: f[B, 1, 1, 1] or f[], the share of its own amplitudes, in [0, 1].
+      half: b.
+
+    Raises:
+      ValueError: as `amplitudes`.
+    """
+    spectrum, low = _spectrum(x, half)
+    own, size = _signed(low, half), jnp.abs(low)
+    length = jnp.where(size > 0, size, 1)
+    cosine = jnp.where(size > 0, low.real / length, 1).at[:, half, half].set(1)
+    sine = (low.imag / length).at[:, half, half].set(0)
+    change = (1 - share) * (other - own)
+    rows, columns = (_places(length, half) for length in x.shape[1:3])
+    added = (
+        jnp.zeros_like(spectrum)
+        .at[:, rows[:, None], columns]
+        .set(jax.lax.complex(change * cosine, change * sine))
+    )
+    return x + jnp.fft.ifft2(added, axes=(1, 2)).real
+
+
+def _spectrum(x: jax.Array, half: int) -> tuple[jax.Array, jax.Array]:
+    """Returns F x, and its window of low frequencies."""
+    if x.ndim != 4 or min(x.shape[1:3]) < 2 * half + 1:
+        raise ValueError(
+            f"feddg exchanges {2 * half + 1}x{2 * half + 1} frequencies of images "
+            f"f[B, H, W, C] of at least so many pixels a side, not {x.shape}: set feddg.half lower"
+        )
+    spectrum = jnp.fft.fft2(x, axes=(1, 2))
+    rows, columns = (_places(length, half) for length in x.shape[1:3])
+    return spectrum, spectrum[:, rows[:, None], columns]
+
+
+def _places(length: int, half: int) -> jax.Array:
+    return jnp.arange(-half, half + 1, dtype=jnp.int32) % length
+
+
+def _signed(low: jax.Array, half: int) -> jax.Array:
+    return jnp.abs(low).at[:, half, half].set(low[:, half, half].real)

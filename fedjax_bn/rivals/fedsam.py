@@ -12,7 +12,7 @@ import optax
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.methods.response import check_fresh, dtype_of
 from fedjax_bn.methods.scaffold import corrected, keeping_variates
@@ -32,14 +32,14 @@ def fedsam(
     variates: bool = False,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """Every local step goes along the gradient at the worst point near w, on the same batch.
+    r"""Every local step moves along the gradient at the worst point near w, on the same batch.
 
-        g = grad F(w),   e = rho T^2 g / ||T g||,   step along grad F(w + e) at w
+    $\nabla F(w + e)$ with $e = \rho T^2 g / \Vert T g \Vert$ and $g = \nabla F(w)$
 
     The norm is over all parameters together. SAM (Foret et al. 2021) has T = 1; adaptive SAM (Kwon
     et al. 2021), for eta above 0, T = |w| + eta for kernels, leaves of two axes and more, and 1 for
     all others. With `variates` the gradient at w + e is corrected by SCAFFOLD's variates: FedGAMMA.
-    Nothing but the model travels, and with `variates` what SCAFFOLD sends. The reported loss is
+    Only the model travels, and with `variates` what SCAFFOLD sends. The reported loss is
     F(w). With rho = 0 it is FedAvg, or SCAFFOLD. A step costs two passes.
 
     Differs from Caldarola's code: running statistics move in the first pass only, one move a step.
@@ -66,14 +66,12 @@ def fedsam(
 
 
 def sharpness_aware(gradient: Gradient, rho: float, eta: float = 0.0) -> Gradient:
-    """The gradient at w + e with what the pass at w reports, see `fedsam`.
+    """Returns the gradient at w + e with what the pass at w reports, see `fedsam`.
 
     Both passes have the same key: the same units are dropped, and the same images perturbed.
     """
 
-    def wrapped(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[Variables, tuple[jax.Array, Variables]]:
+    def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
         worst = ascend(variables["params"], gradients["params"], rho, eta)
         at_worst, _ = gradient({**variables, "params": worst}, batch, received, key)
@@ -83,7 +81,7 @@ def sharpness_aware(gradient: Gradient, rho: float, eta: float = 0.0) -> Gradien
 
 
 def ascend(params: PyTree, gradients: PyTree, rho: float, eta: float = 0.0) -> PyTree:
-    """w + rho T^2 g / ||T g||; w where the gradient is 0.
+    """Returns w + rho T^2 g / ||T g||; w where the gradient is 0.
 
     Args:
       params: w.

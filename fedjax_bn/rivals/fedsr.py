@@ -1,6 +1,6 @@
 """FedSR (Nguyen, Torr & Lim, NeurIPS 2022): a simple representation for domain generalization."""
 
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +9,21 @@ import optax
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.features import ClassifiedBy, Classify
-from fedjax_bn.models.forward import forward
-from fedjax_bn.rivals import latent
-from fedjax_bn.sharing import Variables, everything, keeping
+from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.rivals.layers import affine, dense
+from fedjax_bn.sharing import Variables, everything, keeping, without
 from fedjax_bn.state import Received
-from fedjax_bn.task import masked_mean, require_classifier
+from fedjax_bn.task import masked_mean
 
 PyTree = Any
+LATENT = "latent"  # the collection of the layers between features and classifier
 REFERENCE = "reference"  # the collection of each client's r(z|y)
+_DRAWS = 20  # of a prediction, as in the authors' code
+_TESTING = 20221128  # seed of the draws of predictions
 
 
 @bounded
@@ -34,20 +37,25 @@ def fedsr(
     noise: bool = True,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """Clients minimize CE(classify(z)) + l2r mean ||z|| + cmi mean KL(p(z|x) || r(z|y)).
+    r"""Clients learn a random latent z between features f and classifier, and keep it simple.
 
-        z = mu + s e,   p(z|x) = N(C mu, (C s)^2),   r(z|y) = N(m_y, softplus(v_y)^2)
+    $CE(classify(z)) + l2r \, \Vert z \Vert + cmi \, KL(p(z|x), r(z|y))$, means over samples
 
-    z is the latent of `rivals.latent`, which `init` adds between features and classifier and
-    which predicts by the mean probabilities of 20 draws. Its layers travel with the model; m, v and
-    C, the collection `reference`, stay with each client whatever `share` says, as in the authors'
-    code. FedL2R is `noise=False, cmi=0`, FedCMI is `l2r=0`. The reported loss is CE.
+    $z = \mu + s e$ with $\mu = f A + a$, $s = \mathrm{softplus}(f B + b)$ and $e \sim N(0, I)$
+
+    $p(z|x) = N(C \mu, (C s)^2)$ and $r(z|y) = N(m_y, \mathrm{softplus}(v_y)^2)$
+
+    z has as many entries as the features, so that the classifier is the model's own. Training draws
+    z once a sample; a prediction is the mean of the class probabilities of 20 fixed draws. The
+    layers A and B, the collection `latent`, travel with the model; m, v and C, the collection
+    `reference`, stay with each client whatever `share` is, as in the authors' code. FedL2R is
+    `noise=False, cmi=0`, FedCMI is `l2r=0`. The reported loss is CE.
 
     Differs from the paper: z has as many entries as the features (512 of ResNet-18 and 2048 of
     ResNet-50, as theirs), and clients are weighed as `weigh` says, where theirs count alike.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` says what its features are.
+      model: images -> logits; `fedjax_bn.models.features` defines its features.
       optimizer: the local optimizer.
       l2r: weight of the norm of z, at least 0; 0.01 in the authors' README for PACS.
       cmi: weight of the divergence, at least 0; 0.001 in the authors' README for PACS.
@@ -57,51 +65,58 @@ def fedsr(
 
     Raises:
       ValueError: a weight is negative, the task is not classification, or there is a divergence
-        without noise; at `init`, where the size of the features cannot be found.
+        without noise; at `init`, the size of the features is not found.
     """
     if cmi and not noise:
         raise ValueError("fedsr: cmi needs the deviation of z: leave noise=True, or set cmi=0")
-    learned, rest = learning(model, **options)
-    require_classifier("fedsr", learned.task)
-    trained = ("params", latent.COLLECTION, *([REFERENCE] if cmi else []))
+    learned, rest = learning(model, classifier="fedsr", **options)
+    trained = ("params", LATENT, *([REFERENCE] if cmi else []))
     objective = simple_representation(learned, l2r, cmi, squared=squared)
-    share = keeping(rest.pop("share", everything), REFERENCE)
-    step = gradient_step(differentiate(objective, trained), optimizer, trained)
-    method = method_of(step, share=share, **rest)
 
-    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        variables = latent.with_latent(stream(key, "latent layer"), model, variables, noise=noise)
-        if cmi and REFERENCE not in variables:
-            variables = {**variables, REFERENCE: _reference(model, variables)}
-        return method.init(key, variables, num_clients)
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        variables = _with_latent(stream(key, "latent layer"), model, variables, noise=noise)
+        if not cmi or REFERENCE in variables:
+            return variables
+        # m = 0, v = 1 and C = 1, as the authors' code starts them.
+        sizes = sizes_of(model, variables)
+        shape, dtype = (sizes.classes, sizes.features), sizes.dtype
+        zeros, ones = jnp.zeros(shape, dtype), jnp.ones(shape, dtype)
+        reference = {"mean": zeros, "spread": ones, "scale": jnp.ones((), dtype)}
+        return {**variables, REFERENCE: reference}
 
-    return method._replace(init=init)
+    return method_of(
+        gradient_step(differentiate(objective, trained), optimizer, trained),
+        share=keeping(rest.pop("share", everything), REFERENCE),
+        start=start,
+        **rest,
+    )
 
 
 def simple_representation(
     learned: Learning, l2r: float, cmi: float, *, squared: bool = False
 ) -> Objective:
-    """The objective of `fedsr`, of variables with `latent` and, for a divergence, `reference`."""
+    """Returns the objective of `fedsr`, for variables with `latent` and `reference` for a cmi."""
 
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
-        plain = {name: tree for name, tree in variables.items() if name != latent.COLLECTION}
-
         found = []
 
         def drawn(classify: Classify, features: jax.Array) -> jax.Array:
-            found.append(latent.draw(variables[latent.COLLECTION], features, key))
+            found.append(draw(variables[LATENT], features, key))
             return classify(found[-1][0])
 
-        model = ClassifiedBy(learned.model, drawn)
-        out = forward(model, plain, images, train=True, valid=valid, key=key)
-        logits, (z, mean, deviation) = out.outputs, found[-1]
-        loss = learned.task.loss(logits, batch["label"], valid)
+        # The latent is drawn here and not by `hook`, since the loss needs z, mean and deviation.
+        own = learned._replace(model=ClassifiedBy(learned.model, drawn))
+        loss, out = own.trained(without(variables, LATENT), images, batch, key)
+        z, mean, deviation = found[-1]
         squares = jnp.square(z).sum(-1)
-        value = loss + l2r * masked_mean(squares if squared else _root(squares), valid)
+        if squared:
+            lengths = squares
+        else:  # with gradient 0 at 0, where that of the root is infinite
+            positive = squares > 0
+            lengths = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
+        value = loss + l2r * masked_mean(lengths, valid)
         if cmi:
             assert deviation is not None  # there is noise, or `fedsr` has refused
             gaps = divergence(mean, deviation, batch["label"], variables[REFERENCE])
@@ -114,9 +129,9 @@ def simple_representation(
 def divergence(
     mean: jax.Array, deviation: jax.Array, label: jax.Array, reference: PyTree
 ) -> jax.Array:
-    """KL(N(C mu, (C s)^2) || N(m_y, r_y^2)) f[B], with r = softplus(v).
+    r"""Returns KL(N(C mu, (C s)^2) || N(m_y, r_y^2)) f[B], with r = softplus(v).
 
-        sum_d [ log r - log(|C| s) + ((C s)^2 + (C mu - m)^2) / (2 r^2) - 1/2 ]
+    $\sum_d (\log r - \log(|C| s) + ((C s)^2 + (C \mu - m)^2) / (2 r^2) - 1/2)$
 
     Args:
       mean, deviation: mu and s, f[B, F].
@@ -131,18 +146,59 @@ def divergence(
     return (jnp.log(r) - jnp.log(own) + distance / (2 * jnp.square(r)) - 0.5).sum(-1)
 
 
-def _root(squares: jax.Array) -> jax.Array:
-    """The square root, with gradient 0 at 0."""
-    positive = squares > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
+def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
+    """Puts the latent between features and classifier, see `models.hooks`."""
+
+    def drawn(classify: Classify, features: jax.Array) -> jax.Array:
+        if key is not None or "deviation" not in tree:
+            return classify(draw(tree, features, key)[0])
+        shape = (_DRAWS, 1, features.shape[-1])
+        noise = jax.random.normal(jax.random.key(_TESTING), shape, features.dtype)
+        mean, deviation = moments_of(tree, features)
+        logits = classify((mean + deviation * noise).reshape(-1, features.shape[-1]))
+        logs = jax.nn.log_softmax(logits).reshape(_DRAWS, len(features), -1)
+        return jax.nn.logsumexp(logs, 0) - jnp.log(jnp.asarray(_DRAWS, logs.dtype))
+
+    return Hooked(images, drawn)
 
 
-def _reference(model: Any, variables: Variables) -> PyTree:
-    """m = 0, v = 1 and C = 1, as the authors' code starts them."""
+def moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns mu and s, f[B, F] each, for features f[B, F]."""
+    deviation = jax.nn.softplus(affine(latent["deviation"], features))
+    return affine(latent["mean"], features), deviation
+
+
+def draw(
+    latent: PyTree, features: jax.Array, key: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Returns z as a training pass draws it, mu and s, f[B, F] each.
+
+    Without a deviation it returns mu, mu and None, and needs no key.
+    """
+    if "deviation" not in latent:
+        mean = affine(latent["mean"], features)
+        return mean, mean, None
+    mean, deviation = moments_of(latent, features)
+    noise = jax.random.normal(stream(cast(jax.Array, key), "latent noise"), mean.shape, mean.dtype)
+    return mean + deviation * noise, mean, deviation
+
+
+def _with_latent(key: jax.Array, model: Any, variables: Variables, *, noise: bool) -> Variables:
+    """Returns the variables with the collection `latent`; an existing one stays as it is.
+
+    Args:
+      key: random key of its start, PyTorch's of a dense layer.
+      model: a linen module, or what `from_nnx` makes.
+      variables: its collections.
+      noise: whether there is a deviation; without, z is mu.
+
+    Raises:
+      ValueError: the size of the model's features is not found.
+    """
+    if LATENT in variables:
+        return variables
     sizes = sizes_of(model, variables)
-    shape = (sizes.classes, sizes.features)
-    return {
-        "mean": jnp.zeros(shape, sizes.dtype),
-        "spread": jnp.ones(shape, sizes.dtype),
-        "scale": jnp.ones((), sizes.dtype),
-    }
+    layers = ("mean", "deviation") if noise else ("mean",)
+    keys = zip(layers, jax.random.split(key, len(layers)), strict=True)
+    size = sizes.features
+    return {**variables, LATENT: {name: dense(own, size, size, sizes.dtype) for name, own in keys}}

@@ -8,10 +8,16 @@ import optax
 
 from fedjax_bn.engine.ranges import RoundsOr0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import (
+    Options,
+    learning,
+    method_of,
+    require_batch_norm,
+    supervised,
+)
 from fedjax_bn.normalization.layer import Layer, Statistics, StatisticsRule, statistics_of
-from fedjax_bn.sharing import STATISTICS, Variables
+from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 
 
@@ -29,7 +35,7 @@ def fixbn(
     in their mean, and training normalizes by them too, so that clients and their mean see the same
     network; scale, bias and weights are trained on. One step of SGD of all clients is then the step
     of the pooled data. The authors also keep the momentum between rounds (`keep_optimizer=True`).
-    Nothing but the model travels. With `from_round` at the last round or later it is FedAvg.
+    Only the model travels. With `from_round` at the last round or later it is FedAvg.
 
     Args:
       model: one with at least one batch norm, images -> outputs.
@@ -39,35 +45,24 @@ def fixbn(
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: `from_round` is negative; at `init`, where the model has no batch norm.
+      ValueError: `from_round` is negative; at `init`, the model has no batch norm.
     """
     learned, rest = learning(model, **options)
-    step = gradient_step(differentiate(_fixing(learned, from_round)), optimizer)
-    method = method_of(step, **rest)
 
-    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        if STATISTICS not in variables:
-            raise ValueError(
-                "fixbn keeps the statistics of batch norms, but the model has no batch norm: build "
-                "it with fedjax_bn.normalization.BatchNorm or flax's own, or use fedavg"
-            )
-        return method.init(key, variables, num_clients)
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        del key
+        require_batch_norm("fixbn", variables)
+        return variables
 
-    return method._replace(init=init)
-
-
-def _fixing(learned: Learning, from_round: int) -> Objective:
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
-        rule = fixed_statistics(jnp.asarray(received.round >= from_round))
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        rule = _fixed_statistics(jnp.asarray(received.round >= from_round))
         return supervised(learned, rule)(variables, batch, received, key)
 
-    return objective
+    return method_of(gradient_step(differentiate(objective), optimizer), start=start, **rest)
 
 
-def fixed_statistics(fixed: jax.Array) -> StatisticsRule:
-    """The running statistics, which stay, where `fixed` bool[] holds; else those of the pass."""
+def _fixed_statistics(fixed: jax.Array) -> StatisticsRule:
+    """Returns the rule of the running statistics, which stay, if `fixed`; else of the pass."""
 
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         plain = statistics_of(None, layer, x, valid)

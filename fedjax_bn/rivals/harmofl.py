@@ -16,20 +16,20 @@ from fedjax_bn.aggregation import (
     equal_messages,
     uniform,
 )
-from fedjax_bn.client import Client, Load, LocalUpdate, look_up
-from fedjax_bn.engine.batches import blank_padding
+from fedjax_bn.client import Client, Load, LocalUpdate, load_first
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, Channels, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
-from fedjax_bn.rivals import amplitude
+from fedjax_bn.models.hooks import Hooked
 from fedjax_bn.rivals.fedsam import sharpness_aware
-from fedjax_bn.sharing import Variables, everything
+from fedjax_bn.sharing import Variables, everything, keeping
 from fedjax_bn.state import Received
 
 PyTree = Any
+COLLECTION = "amplitude"  # {"mean": f[C]}
 
 
 @bounded
@@ -42,15 +42,17 @@ def harmofl(  # type: ignore[misc] # its own default
     weigh: WeighingRule | Weighing | None = uniform,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """FedSAM on images whose means are the federation's, in training and at test.
+    r"""FedSAM on images whose means are the federation's, in training and at test.
 
-        x' = x - mean(x) + m,   and a step along grad F(w + rho g / ||g||),   g = grad F(w)
+    $x' = x - \mathrm{mean}(x) + m$ for each channel, and
+
+    steps along $\nabla F(w + \rho g / \Vert g \Vert)$ with $g = \nabla F(w)$
 
     When a client first takes part, it sends the mean f[C] of its own first batch; m, the collection
-    `amplitude`, is the mean over all clients that have sent theirs, each of which counts alike. As
-    long as there is none (in the first round) a client takes its own for m. So besides the model a
-    client shows the server one mean of its pixels a channel, once. In a round clients count alike
-    too (`weigh`), as in the authors' code. With rho 0 it is FedAvg of harmonized images.
+    `amplitude`, is the mean over all clients that have sent theirs, each of which counts alike.
+    Until a client has sent one (in the first round) a client takes its own for m. So a client also
+    shows the server one mean of its pixels a channel, once. In a round clients count alike too
+    (`weigh`), as in the authors' code. With rho 0 it is FedAvg of harmonized images.
 
     It is the authors' code, whose window of low frequencies has half side 0, the mean alone, and
     whose running mean stays that of the first batch, where the paper has a window and a momentum.
@@ -67,8 +69,8 @@ def harmofl(  # type: ignore[misc] # its own default
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range, or there is privacy; at `round`, where images
-        have other channels.
+      ValueError: an argument is out of its range, or there is privacy; at `round`, images have
+        other channels.
     """
     if options.get("privacy") is not None:
         raise ValueError(
@@ -78,31 +80,23 @@ def harmofl(  # type: ignore[misc] # its own default
         )
     load = options.get("load")
     learned, rest = learning(model, **options)
-    gradient = sharpness_aware(differentiate(supervised(learned)), rho)
-    share = rest.pop("share", everything)
-    method = method_of(
-        gradient_step(gradient, optimizer),
+
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        del key
+        mean = jnp.zeros(channels, parameter_dtype(variables))
+        return {COLLECTION: {"mean": mean}} | variables
+
+    return method_of(
+        gradient_step(sharpness_aware(differentiate(supervised(learned)), rho), optimizer),
         memory=lambda shared, personal: jnp.zeros((), bool),
         server=_averaging_means(rest.pop("server", None) or averaging()),
-        around=lambda client: _measuring(client, learned, load or look_up),
-        share=lambda variables: {
-            **share({name: tree for name, tree in variables.items() if name != _NAME}),
-            _NAME: {"mean": True},
-        },
+        around=lambda client: _measuring(client, learned, load),
+        # Shared whatever `share` is: the server sets it.
+        share=keeping(rest.pop("share", everything), COLLECTION, shared=True),
         weigh=weigh,
+        start=start,
         **rest,
     )
-
-    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        if _NAME not in variables:
-            mean = jnp.zeros(channels, parameter_dtype(variables))
-            variables = {**variables, _NAME: {"mean": mean}}
-        return method.init(key, variables, num_clients)
-
-    return method._replace(init=init)
-
-
-_NAME = amplitude.COLLECTION
 
 
 class Means(NamedTuple):
@@ -117,21 +111,41 @@ class Means(NamedTuple):
     known: jax.Array
 
 
-def _measuring(client: Client, learned: Learning, load: Load) -> Client:
-    """The client, which sends the mean of its first batch when it first takes part."""
+def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
+    """Gives images f[B, H, W, C] the federation's means, see `models.hooks`."""
+    del key
+    return Hooked(harmonize(images, tree["mean"]))
+
+
+def harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
+    """Returns images f[B, H, W, C] with the means f[C] over height and width.
+
+    Raises:
+      ValueError: they are not images with so many channels.
+    """
+    if images.ndim != 4 or images.shape[-1] != len(mean):
+        raise ValueError(
+            f"harmofl harmonizes images f[B, H, W, C={len(mean)}], not {images.shape}: give it "
+            "their number of channels (harmofl.channels)"
+        )
+    return images - images.mean((1, 2), keepdims=True) + mean.astype(images.dtype)
+
+
+def _measuring(client: Client, learned: Learning, load: Load | None) -> Client:
+    """Returns the client that sends the mean of its first batch when it first takes part."""
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
-        own_batches = {name: tree for name, tree in batches.items() if name != "source"}
-        first = jax.tree.map(lambda leaf: leaf[0], own_batches)
-        own_key = stream(key, "mean amplitude")
-        batch = blank_padding(load(batches.get("source"), first, own_key))
-        old, sent = received.shared[_NAME]["mean"], received.memory.method
-        images = learned.prepare(batch["image"], old.dtype)
-        own = amplitude.mean_of(images, batch["valid"]).astype(old.dtype)
+        batch = load_first(load, batches, stream(key, "mean amplitude"))
+        valid = batch["valid"]
+        old, sent = received.shared[COLLECTION]["mean"], received.memory.method
+        # Over the valid images and their pixels; 0 without any.
+        means = learned.prepare(batch["image"], old.dtype).mean((1, 2))
+        count = jnp.maximum(valid.sum(dtype=means.dtype), 1)
+        own = (jnp.where(valid[:, None], means, 0).sum(0) / count).astype(old.dtype)
         mean = jnp.where(received.server.known > 0, old, own)
-        shared = {**received.shared, _NAME: {"mean": mean}}
+        shared = {**received.shared, COLLECTION: {"mean": mean}}
         update = client.run(received._replace(shared=shared), batches, key)
-        new = ~sent & batch["valid"].any()
+        new = ~sent & valid.any()
         message = Means(jnp.where(new, own, 0), new.astype(old.dtype))
         memory = update.memory._replace(method=sent | new)
         return update._replace(memory=memory, message=message)
@@ -140,10 +154,10 @@ def _measuring(client: Client, learned: Learning, load: Load) -> Client:
 
 
 def _averaging_means(server: ServerUpdate) -> ServerUpdate:
-    """The server, whose amplitude is the mean over all clients that have sent theirs."""
+    """Returns the server whose amplitude is the mean over all clients that have sent theirs."""
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
-        mean = shared[_NAME]["mean"]
+        mean = shared[COLLECTION]["mean"]
         nobody = Means(jnp.zeros_like(mean), jnp.zeros((), mean.dtype))
         return ServerState(sent=nobody, kept=server.init(shared, personal))
 
@@ -159,6 +173,6 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
         shared, inner = server.update(shared, aggregate._replace(message=()), state.kept)
         some = means.known > 0
         mean = jnp.where(some, means.total / jnp.where(some, means.known, 1), 0)
-        return {**shared, _NAME: {"mean": mean}}, ServerState(sent=means, kept=inner)
+        return {**shared, COLLECTION: {"mean": mean}}, ServerState(sent=means, kept=inner)
 
     return ServerUpdate(init, update, message_weight=equal_messages)

@@ -6,24 +6,30 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.engine.dtypes import parameter_dtype
+from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, Channels, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step, in_turn
+from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step, in_turn
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
+from fedjax_bn.models import cpu
 from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.forward import Output, forward
+from fedjax_bn.models.forward import Output
+from fedjax_bn.normalization.instance import instance_moments
 from fedjax_bn.rivals.discrepancy import kernel, squared_distances
-from fedjax_bn.rivals.stylist import start, stylize
-from fedjax_bn.sharing import Variables
+from fedjax_bn.rivals.layers import affine, dense
+from fedjax_bn.sharing import Variables, without
 from fedjax_bn.state import Received
-from fedjax_bn.task import masked_mean, require_classifier
+from fedjax_bn.task import masked_mean
 
 PyTree = Any
 STYLIST, LIKELIHOOD = "stylist", "likelihood"  # collections
 TEMPERATURE = 0.07
 RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the kernels' widths
+SIDES = (5, 9, 13, 17)  # of the kernels of the stylist's branches
+_DROPPED = 0.2
+_EPSILON = 1e-5  # PyTorch's of an instance norm
+_FIXED = 2021  # seed of the kernels of a fixed pass
 
 
 @bounded
@@ -39,16 +45,18 @@ def l2d(
     channels: Channels = 3,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """Clients learn from their images x and from these in styles x' that are to be told apart.
+    r"""Clients learn from their images x and from images x' in styles that are made to differ.
 
-        model:   CE(x and x') + contrast SupCon(z, z'; y) + likelihood surprise(mu(z), v(z), z')
-        stylist: MMD(z, z' | y) + leak CLUB(mu(z), v(z), z')
-        surprise(mu, v, z') = mean over samples and features of (z' - mu)^2 / v + log v
+    $CE(x, x') + contrast \; SupCon(z, z'; y) + likelihood \; S(\mu(z), v(z), z')$ for the model
 
-    z and z' are the features of x and x' = `rivals.stylist.stylize`. SupCon is the supervised
+    $MMD(z, z' | y) + leak \; CLUB(\mu(z), v(z), z')$ for the stylist
+
+    $S(\mu, v, z') = (z' - \mu)^2 / v + \log v$, a mean over samples and features
+
+    z and z' are the features of x and of x', which `stylize` makes. SupCon is the supervised
     contrast (Khosla et al. 2020) of temperature 0.07. Two dense layers compute mu (leaky ReLU) and
-    log v (ReLU) from z; the surprise is -2 / F times the log-likelihood of z' under N(mu, v),
-    without its constant. CLUB bounds the information that z has of z' (Cheng et al. 2020). MMD is
+    log v (ReLU) from z; S, the surprise, is -2 / F times the log-likelihood of z' under N(mu, v),
+    without its constant. CLUB bounds the information of z about z' (Cheng et al. 2020). MMD is
     the mean of `by_class` over the batch's classes, whose kernels have a width a class. A
     step moves the model and the layers of N, then by plain gradient descent the stylist's scales
     and shifts, whose kernels are always the same there; that pass moves no statistics. The stylist,
@@ -63,7 +71,7 @@ def l2d(
     the classifier; CLUB takes the mean over all pairs, where theirs takes one random pairing.
 
     Args:
-      model: f[B, H, W, C] -> logits; `fedjax_bn.models.features` says what its features are.
+      model: f[B, H, W, C] -> logits; `fedjax_bn.models.features` defines its features.
       optimizer: the local optimizer, of the model and of N's layers.
       share_of_style: of the new style in x', in [0, 1]; 0.6 as in the authors' code.
       contrast: weight of SupCon, at least 0; 1 as in the authors' code.
@@ -75,37 +83,36 @@ def l2d(
 
     Raises:
       ValueError: an argument is out of its range, or the task is not classification; at `init`,
-        where the size of the features cannot be found; at `round`, where images have other
-        channels.
+        the size of the features is not found; at `round`, images have other channels.
     """
-    learned, rest = learning(model, **options)
-    require_classifier("l2d", learned.task)
+    learned, rest = learning(model, classifier="l2d", **options)
     trained = ("params", LIKELIHOOD)
     goal = diversified(learned, share_of_style, contrast, likelihood)
     first = gradient_step(differentiate(goal, trained), optimizer, trained)
     style = differentiate(_styling(learned, share_of_style, leak), (STYLIST,))
     second = gradient_step(style, optax.sgd(rate), (STYLIST,))
-    method = method_of(in_turn(first, second) if share_of_style else first, **rest)
 
-    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        if STYLIST not in variables:
-            own_key, other_key = jax.random.split(stream(key, "stylist"))
-            stylist = start(own_key, channels, parameter_dtype(variables))
-            made = {STYLIST: stylist, LIKELIHOOD: _gaussian(other_key, model, variables)}
-            variables = {**variables, **made}
-        return method.init(key, variables, num_clients)
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        if STYLIST in variables:
+            return variables
+        own_key, other_key = jax.random.split(stream(key, "stylist"))
+        size, dtype = sizes_of(model, variables).features, sizes_of(model, variables).dtype
+        keys = zip(("mean", "logs"), jax.random.split(other_key), strict=True)
+        return {
+            **variables,
+            STYLIST: start_stylist(own_key, channels, parameter_dtype(variables)),
+            LIKELIHOOD: {name: dense(own, size, size, dtype) for name, own in keys},
+        }
 
-    return method._replace(init=init)
+    return method_of(in_turn(first, second) if share_of_style else first, start=start, **rest)
 
 
 def diversified(learned: Learning, share: float, contrast: float, likelihood: float) -> Objective:
-    """The model's objective, of variables with `stylist` and `likelihood`; see `l2d`."""
+    """Returns the model's objective, for variables with `stylist` and `likelihood`; see `l2d`."""
 
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
-        out, loss = _both(learned, variables, batch, key, share, stream(key, "styled images"))
+        loss, out = _both(learned, variables, batch, key, share, stream(key, "styled images"))
         valid, value = batch["valid"], loss
         if contrast:
             label, both = (jnp.tile(batch[name], 2) for name in ("label", "valid"))
@@ -120,13 +127,11 @@ def diversified(learned: Learning, share: float, contrast: float, likelihood: fl
 
 
 def _styling(learned: Learning, share: float, leak: float) -> Objective:
-    """The stylist's objective; it moves nothing else."""
+    """Returns the stylist's objective; its pass moves no statistics."""
 
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
-        out, _ = _both(learned, variables, batch, key, share, None)
+        _, out = _both(learned, variables, batch, key, share, None)
         (z, other), valid = jnp.split(out.features, 2), batch["valid"]
         value = by_class(z, other, batch["label"], valid, out.outputs.shape[-1])
         value += leak * leaked(*moments_of(variables[LIKELIHOOD], z), other, valid)
@@ -142,22 +147,19 @@ def _both(
     key: jax.Array,
     share: float,
     style: jax.Array | None,
-) -> tuple[Output, jax.Array]:
-    """A training pass of x and, behind it, x'; and its cross entropy f[]."""
-    images, valid = learned.read(variables, batch, key), batch["valid"]
+) -> tuple[jax.Array, Output]:
+    """Makes a training pass of x followed by x'; returns its cross entropy f[], and the pass."""
+    images = learned.read(variables, batch, key)
     styled = stylize(variables[STYLIST], images, share, style)
-    plain = {n: tree for n, tree in variables.items() if n not in (STYLIST, LIKELIHOOD)}
-    both, images = jnp.tile(valid, 2), jnp.concatenate([images, styled])
-    out = forward(
-        learned.model, plain, images, train=True, valid=both, key=key, wanted=["features"]
-    )
-    return out, learned.task.loss(out.outputs, jnp.tile(batch["label"], 2), both)
+    twice = batch | {name: jnp.tile(batch[name], 2) for name in ("label", "valid")}
+    both, plain = jnp.concatenate([images, styled]), without(variables, STYLIST, LIKELIHOOD)
+    return learned.trained(plain, both, twice, key, wanted=["features"])
 
 
 def supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
-    """SupCon f[] (Khosla et al. 2020, L_out) of vectors f[N, F], a mean over the valid ones.
+    r"""Returns SupCon f[] (Khosla et al. 2020, L_out) of vectors f[N, F], a mean over valid ones.
 
-        - mean_i 1/|P_i| sum_{p in P_i} log( exp(z_i.z_p / T) / sum_{a != i} exp(z_i.z_a / T) )
+    $-\frac{1}{|P_i|} \sum_{p \in P_i} \log(e^{z_i z_p / T} / \sum_{a \ne i} e^{z_i z_a / T})$
 
     P_i are the others of the same class, and all z have length 1.
     """
@@ -174,7 +176,7 @@ def supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax
 def by_class(
     z: jax.Array, other: jax.Array, label: jax.Array, valid: jax.Array, classes: int
 ) -> jax.Array:
-    """MMD^2 f[] of z and z' f[B, F] within each class, a mean over the classes of the batch.
+    """Returns MMD^2 f[] of z and z' f[B, F] within each class, a mean over a batch's classes.
 
     The width of a class's kernels is the mean squared distance of two different vectors of its z
     and z' (the authors' `conditional_mmd_rbf`).
@@ -192,13 +194,13 @@ def by_class(
 
 
 def surprise(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array) -> jax.Array:
-    """The mean f[] over valid samples and features of (z' - mu)^2 / v + log v, all f[B, F]."""
+    """Returns the mean f[] of (z' - mu)^2 / v + log v over valid samples and features f[B, F]."""
     gaps = jnp.square(mean - other) * jnp.exp(-logs) + logs
     return masked_mean(gaps.mean(-1), valid)
 
 
 def leaked(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array) -> jax.Array:
-    """CLUB f[]: mean_i [log N(z'_i; mu_i, v_i) - mean_j log N(z'_j; mu_i, v_i)]."""
+    """Returns CLUB f[]: mean_i [log N(z'_i; mu_i, v_i) - mean_j log N(z'_j; mu_i, v_i)]."""
     count = jnp.maximum(valid.sum(dtype=other.dtype), 1)
     known = jnp.where(valid[:, None], other, 0)
     first, second = known.sum(0) / count, jnp.square(known).sum(0) / count
@@ -208,26 +210,78 @@ def leaked(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array)
 
 
 def moments_of(layers: PyTree, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """mu and log v f[B, F] of features f[B, F]: a dense layer each, leaky ReLU and ReLU."""
-    mean, logs = (
-        z @ layers[name]["kernel"].astype(z.dtype) + layers[name]["bias"].astype(z.dtype)
-        for name in ("mean", "logs")
-    )
-    return jax.nn.leaky_relu(mean), jax.nn.relu(logs)
+    """Returns mu and log v f[B, F] of features f[B, F]: a dense layer each, leaky ReLU and ReLU."""
+    return jax.nn.leaky_relu(affine(layers["mean"], z)), jax.nn.relu(affine(layers["logs"], z))
 
 
-def _gaussian(key: jax.Array, model: Any, variables: Variables) -> PyTree:
-    """Two dense layers F -> F, PyTorch's at their start."""
-    sizes = sizes_of(model, variables)
-    bound = sizes.features**-0.5
+def start_stylist(key: jax.Array, channels: int, dtype: Any) -> PyTree:
+    """Draws {"scale", "shift"} f[branches, C] from N(1, 0.1) and N(0, 0.1), deviations."""
+    scale_key, shift_key = jax.random.split(key)
+    shape = (len(SIDES), channels)
+    return {
+        "scale": 1 + 0.1 * jax.random.normal(scale_key, shape, dtype),
+        "shift": 0.1 * jax.random.normal(shift_key, shape, dtype),
+    }
 
-    def layer(key: jax.Array) -> PyTree:
-        kernel, bias = (
-            jax.random.uniform(own, shape, sizes.dtype, -bound, bound)
-            for own, shape in zip(
-                jax.random.split(key), ((sizes.features,) * 2, (sizes.features,)), strict=True
-            )
+
+def stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None = None) -> jax.Array:
+    r"""Returns images in another style, f[B, H, W, C], of which a part is learned.
+
+    $x' = share (2 \, \mathrm{sigmoid}(g(x)) - 1) + (1 - share) x$
+
+    $g(x) = \sum_i w_i \tanh(branch_i(x)) / \sum_i w_i$ with $w_i \sim N(0, 1)$
+
+    The first branch is a random 1x1 convolution with dropout 0.2; the others are random k x k
+    convolutions, k = 5, 9, 13, 17, whose maps are normalized by sample and channel, get a learned
+    scale and shift, and return through random transposed k x k convolutions. Those larger than an
+    image are left out.
+
+    Args:
+      layers: scale and shift, see `start_stylist`.
+      x: f[B, H, W, C], as the model reads them.
+      share: of the new style, in [0, 1].
+      key: of kernels, dropout and weights, drawn for every pass; None for kernels that are always
+        the same, no dropout, and equal weights.
+
+    Raises:
+      ValueError: they are not images with so many channels.
+    """
+    channels = layers["scale"].shape[1]
+    if x.ndim != 4 or x.shape[-1] != channels:
+        raise ValueError(
+            f"l2d gives styles to images f[B, H, W, C={channels}], not {x.shape}: give it their "
+            "number of channels (l2d.channels)"
         )
-        return {"kernel": kernel, "bias": bias}
+    sides = [side for side in SIDES if side <= min(x.shape[1:3])]
+    drawn = jax.random.key(_FIXED) if key is None else key
+    color_key, drop_key, weight_key, *keys = jax.random.split(drawn, 3 + 2 * len(sides))
+    color = _convolved(color_key, 1, x, 0)
+    if key is not None:
+        kept = jax.random.bernoulli(drop_key, 1 - _DROPPED, x.shape)
+        color = jnp.where(kept, color / (1 - _DROPPED), 0)
+    branches = [color]
+    for i, side in enumerate(sides):
+        down = _styled(_convolved(keys[2 * i], side, x, 0), layers["scale"][i], layers["shift"][i])
+        branches.append(_convolved(keys[2 * i + 1], side, down, side - 1))
+    weights = jnp.ones(len(branches), x.dtype)
+    if key is not None:
+        weights = jax.random.normal(weight_key, weights.shape, x.dtype)
+    weights /= jnp.where(weights.sum() == 0, 1, weights.sum())
+    total = sum(w * jnp.tanh(branch) for w, branch in zip(weights, branches, strict=True))
+    return share * (2 * jax.nn.sigmoid(total) - 1) + (1 - share) * x
 
-    return dict(zip(("mean", "logs"), map(layer, jax.random.split(key)), strict=True))
+
+def _convolved(key: jax.Array, side: int, x: jax.Array, padding: int) -> jax.Array:
+    """Makes a random convolution, PyTorch's without bias; with padding a transposed one."""
+    channels = x.shape[-1]
+    bound = (channels * side**2) ** -0.5
+    kernel = jax.random.uniform(key, (side, side, channels, channels), x.dtype, -bound, bound)
+    return cpu.convolve(x, kernel, (1, 1), [(padding, padding)] * 2)
+
+
+def _styled(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+    """Normalizes maps by sample and channel, with a scale and shift f[C]."""
+    dtype = promote(x.dtype, jnp.float32)
+    mean, var = (moment[:, None, None] for moment in instance_moments(x))
+    normalized = (x.astype(dtype) - mean) * jax.lax.rsqrt(var + _EPSILON)
+    return (normalized * scale.astype(dtype) + shift.astype(dtype)).astype(x.dtype)

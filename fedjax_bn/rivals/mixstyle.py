@@ -1,7 +1,6 @@
 """MixStyle (Zhou et al., ICLR 2021): early feature maps in the style of another sample's."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, Unpack
 from zlib import crc32
@@ -14,11 +13,12 @@ from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import partners
 from fedjax_bn.engine.ranges import Above0, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, shapes_of, spatial_layers
 from fedjax_bn.normalization.layer import is_spatial
+from fedjax_bn.rivals.stages import changing_outputs
 from fedjax_bn.sharing import STATISTICS, Variables
 from fedjax_bn.state import Received
 
@@ -37,15 +37,15 @@ def mixstyle(
     concentration: Above0 = 0.1,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """FedAvg whose clients, in training, mix the styles of feature maps within a batch.
+    r"""FedAvg whose clients, in training, mix the styles of feature maps within a batch.
 
-        x' = std_mix (x - mean_i) / std_i + mean_mix
-        mean_mix = l mean_i + (1 - l) mean_j,   likewise std_mix,   l ~ Beta(a, a)
+    $x' = s_{mix} (x - m_i) / s_i + m_{mix}$ with mean $m_i$ and deviation $s_i$
+
+    $m_{mix} = l m_i + (1 - l) m_j$, likewise $s_{mix}$, with $l \sim Beta(a, a)$
 
     Mean and deviation are a sample's over the positions of each channel and pass no gradient; j is
-    another valid sample of the batch, so that of the same client, and l one number a sample. Every
-    named place mixes with a probability of its own. Nothing but the model travels. With
-    probability 0 it is FedAvg.
+    another valid sample of the client's batch, and l one number a sample. Each named place mixes or
+    not, independently. Only the model travels. With probability 0 it is FedAvg.
 
     It is the paper's random mixing. Its other form, in which partners are of another domain, needs
     batches of several domains, and a client has one.
@@ -53,35 +53,34 @@ def mixstyle(
     Args:
       model: one whose named modules give maps f[B, H, W, C], or any with spatial axes.
       optimizer: the local optimizer.
-      names: behind which modules, such as "norm1,norm2"; of "layer1" behind the last whose name is
-        that or begins with "layer1_". "" for the ends of the stages layer1, layer2 and layer3, as
-        the authors' scripts have on PACS ("layer1,layer2" on OfficeHome: KaiyangZhou/
-        mixstyle-release, imcls/scripts/run_mixstyle.sh); where there are none, for the first two
+      names: after which modules, such as "norm1,norm2"; "layer1" is the last module with that name,
+        or with one that begins with "layer1_". "" for the ends of the stages layer1, layer2 and
+        layer3, as the authors' scripts have on PACS ("layer1,layer2" on OfficeHome: KaiyangZhou/
+        mixstyle-release, imcls/scripts/run_mixstyle.sh); without these, for the first two
         batch norms that see maps, our choice.
       probability: that a place mixes in a pass, in [0, 1]; 0.5 as in the paper.
       concentration: a, above 0; 0.1 as in the paper.
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: an argument is out of its range; at `round`, where no map has such a name.
+      ValueError: an argument is out of its range; at `round`, no map has such a name.
     """
     learned, rest = learning(model, **options)
     mix = mixing_styles(probability, concentration)
-    return method_of(gradient_step(differentiate(_mixed(learned, names, mix)), optimizer), **rest)
-
-
-def _mixed(learned: Learning, names: str, mix: Mix) -> Objective:
     plain = supervised(learned)
 
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = jax.eval_shape(lambda: learned.read(variables, batch, key))
-        places = chosen_maps(learned.model, variables, images, names)
-        with mixing_behind(places, mix, stream(key, "mixed styles"), batch["valid"]):
+        places, own_key = chosen_maps(model, variables, images, names), stream(key, "mixed styles")
+
+        def mixed(name: str, x: jax.Array) -> jax.Array:
+            # Another key for each place, by its name.
+            return mix(jax.random.fold_in(own_key, crc32(name.encode())), x, batch["valid"])
+
+        with changing_outputs(places, mixed):
             return plain(variables, batch, received, key)
 
-    return objective
+    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
 
 
 def mixing_styles(probability: float, concentration: float) -> Mix:
@@ -98,7 +97,7 @@ def mixing_styles(probability: float, concentration: float) -> Mix:
 
 
 def with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array:
-    """x f[B, ..., C] with mean and deviation l times its own plus 1 - l times another's.
+    """Returns x with mean and deviation l times its own plus 1 - l times another's.
 
     Args:
       x: f[B, ..., C], with at least two positions.
@@ -116,34 +115,24 @@ def with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array:
     return mixed_std * (x - mean) / std + weight * mean + (1 - weight) * other_mean
 
 
-def mixing_behind(
-    places: tuple[str, ...], mix: Mix, key: jax.Array, valid: jax.Array
-) -> AbstractContextManager:
-    """A context in which the outputs of modules are mixed; it acts while they are traced.
-
-    Args:
-      places: paths of modules that give maps f[B, ..., C], as `chosen_maps` finds them.
-      mix: `mix(key, x f[B, ..., C], valid) -> x'`, called with another key for each place.
-      key: random key of the pass.
-      valid: bool[B], the samples that count.
-    """
-
-    def mixed(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        output, name = function(*args, **kwargs), "/".join(call.path)
-        if call.method != "__call__" or name not in places:
-            return output
-        return mix(jax.random.fold_in(key, crc32(name.encode())), output, valid)
-
-    return intercepting(mixed)
-
-
 def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
-    """The paths of the modules that `names` means, see `mixstyle`; nothing is computed.
+    """Returns the paths of the modules that `names` means, see `mixstyle`; nothing is computed.
 
     Raises:
-      ValueError: no map has such a name, or there is none to choose.
+      ValueError: no map has such a name, or the model has no maps.
     """
-    found = _maps(model, variables, images)
+    found: list[str] = []  # in the order of calls
+
+    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
+        output = function(*args, **kwargs)
+        if call.method == "__call__" and call.path and hasattr(output, "shape"):
+            # A style needs two positions.
+            styled = is_spatial(output) and prod(output.shape[1:-1]) > 1
+            found.extend(["/".join(call.path)] * styled)
+        return output
+
+    with intercepting(note), normalize_with(running_statistics):
+        shapes_of(model, variables, images)
 
     def last(name: str) -> str | None:
         alike = [path for path in found if path == name or path.startswith(f"{name}_")]
@@ -164,19 +153,3 @@ def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") 
             f"modules that give maps, of {', '.join(found) or 'which it has none'}"
         )
     return places
-
-
-def _maps(model: Any, variables: Variables, images: Any) -> list[str]:
-    """The paths of modules, in the order of calls, whose outputs have a style: two positions."""
-    found = []
-
-    def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        output = function(*args, **kwargs)
-        if call.method == "__call__" and call.path and hasattr(output, "shape"):
-            styled = is_spatial(output) and prod(output.shape[1:-1]) > 1
-            found.extend(["/".join(call.path)] * styled)
-        return output
-
-    with intercepting(note), normalize_with(running_statistics):
-        shapes_of(model, variables, images)
-    return found

@@ -10,12 +10,11 @@ from fedjax_bn.engine import perturb
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, OddSide, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, Options, learning, method_of
-from fedjax_bn.models.forward import forward
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
-from fedjax_bn.task import masked_mean, require_classifier
+from fedjax_bn.task import masked_mean
 
 DRAWS = 3  # as in the paper
 _LEAST = 1e-7  # of a mean probability, as in the authors' code
@@ -32,11 +31,13 @@ def randconv(
     largest: OddSide = 7,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """Clients minimize CE(p_1) + c (KL(p_1 | m) + KL(p_2 | m) + KL(p_3 | m)) / 3.
+    r"""Clients learn to predict the same after any random convolution of the images.
 
-    p_j are the class probabilities of three passes of a batch, each behind a random convolution of
-    its own (`perturb.randconv`), and m = (p_1 + p_2 + p_3) / 3, at least 1e-7. Divergences are
-    means over the valid samples. Nothing but the model travels. The reported loss is CE(p_1). With
+    $CE(p_1) + \frac{c}{3} \sum_{j=1}^3 KL(p_j | m)$
+
+    p_j are the class probabilities of three passes of a batch, each after another random
+    convolution (`perturb.randconv`), and m = (p_1 + p_2 + p_3) / 3, at least 1e-7. Divergences are
+    means over the valid samples. Only the model travels. The reported loss is CE(p_1). With
     c = 0 there is one pass, FedAvg with `perturb=randconv(...)`; with identity 1 too it is FedAvg.
 
     Differs from the authors' code (wildphoton/RandConv, randconv_trainer.py): every pass convolves
@@ -54,41 +55,31 @@ def randconv(
 
     Raises:
       ValueError: an argument is out of its range, or the task is not classification; at `round`,
-        where samples are no images.
+        samples are not images.
     """
-    learned, rest = learning(model, **options)
-    require_classifier("randconv", learned.task)
+    learned, rest = learning(model, classifier="randconv", **options)
     convolve = perturb.randconv(mix, identity, largest)
-    objective = consistent(learned, convolve, consistency)
-    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
-
-
-def consistent(learned: Learning, change: perturb.Perturb, consistency: float) -> Objective:
-    """The objective of `randconv` for any random change of a batch."""
     draws = DRAWS if consistency else 1
 
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         passes = [
-            forward(learned.model, variables, change(own, images, valid), train=True, valid=valid,
-                    key=key)
+            learned.trained(variables, convolve(own, images, valid), batch, key)
             for own in jax.random.split(stream(key, "random convolutions"), draws)
-        ]  # fmt: skip
-        loss = learned.task.loss(passes[0].outputs, batch["label"], valid)
-        value = loss
+        ]
+        # The first pass alone is reported and moves running statistics.
+        value = loss = passes[0][0]
         if consistency:
-            logits = jnp.stack([one.outputs for one in passes])
+            logits = jnp.stack([out.outputs for _, out in passes])
             value += consistency * masked_mean(disagreement(logits), valid)
-        return value, (loss, passes[0].moved)
+        return value, (loss, passes[0][1].moved)
 
-    return objective
+    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
 
 
 def disagreement(logits: jax.Array) -> jax.Array:
-    """Mean over draws of KL(p_j | m), f[B], for logits f[draws, B, classes]."""
+    """Returns the mean over draws of KL(p_j | m), f[B], for logits f[draws, B, classes]."""
     logs = jax.nn.log_softmax(logits)
     mean = jnp.log(jnp.clip(jnp.exp(logs).mean(0), _LEAST, 1))
     return (jnp.exp(logs) * (logs - mean)).sum(-1).mean(0)

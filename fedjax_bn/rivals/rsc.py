@@ -8,13 +8,12 @@ import optax
 
 from fedjax_bn.engine.ranges import Share, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
+from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.features import ClassifiedBy
 from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
-from fedjax_bn.task import require_classifier
 
 PyTree = Any
 
@@ -28,13 +27,13 @@ def rsc(
     batch: Share = 0.3333333333333333,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """Clients minimize CE(classify(f * mask)), representation self-challenging.
+    r"""Clients minimize CE(classify(f * mask)), representation self-challenging.
 
-        g = d logit_y / d f
+    $g = \partial \, logit_y / \partial f$
 
     mutes the share `features` of each sample's features with the largest g, and keeps that for the
     share `batch` of the samples whose probability of y falls most by it. No gradient passes through
-    the mask. Nothing but the model travels. The reported loss is that with muted features. With
+    the mask. Only the model travels. The reported loss is that with muted features. With
     either share 0 it is FedAvg.
 
     It is DomainBed's form (Gulrajani & Lopez-Paz 2021), on what the classifier reads; the authors'
@@ -42,35 +41,32 @@ def rsc(
     where it takes those at or above a percentile, up to one more.
 
     Args:
-      model: images -> logits; `fedjax_bn.models.features` says what its features are.
+      model: images -> logits; `fedjax_bn.models.features` defines its features.
       optimizer: the local optimizer.
       features: share of a sample's features, in [0, 1); 1/3 as in DomainBed.
       batch: share of the valid samples of a batch, in [0, 1); 1/3 as in DomainBed.
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: a share is out of its range, or the task is not classification; at `round`, where
-        the model's features are not to be found.
+      ValueError: a share is out of its range, or the task is not classification; at `round`, the
+        model's features are not found.
     """
-    learned, rest = learning(model, **options)
-    require_classifier("rsc", learned.task)
+    learned, rest = learning(model, classifier="rsc", **options)
     objective = self_challenging(learned, features, batch)
     return method_of(gradient_step(differentiate(objective), optimizer), **rest)
 
 
 def self_challenging(learned: Learning, features: float, share: float) -> Objective:
-    """The objective of `rsc`: `features` of a sample muted in a `share` of the samples."""
+    """Returns the objective of `rsc`: `features` of a sample muted in a `share` of the samples."""
 
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, valid = learned.read(variables, batch, key), batch["valid"]
         options = {"train": True, "valid": valid, "key": key}
         out = forward(learned.model, variables, images, wanted=["features"], **options)
 
         def classify(given: jax.Array) -> jax.Array:
-            # The features are replaced, so that of this pass the classifier alone is computed.
+            # The features are replaced, so that this pass computes the classifier alone.
             replaced = ClassifiedBy(learned.model, lambda classify, features: classify(given))
             return forward(replaced, variables, images, **options).outputs
 
@@ -93,7 +89,7 @@ def challenge(
     muted: float,
     share: float,
 ) -> jax.Array:
-    """The mask f[B, F] of zeros and ones, see `rsc`.
+    """Returns the mask f[B, F] of zeros and ones, see `rsc`.
 
     Args:
       classify: features f[B, F] -> logits f[B, classes], each row by itself.
@@ -118,5 +114,5 @@ def challenge(
 
 
 def _rank(values: jax.Array) -> jax.Array:
-    """The place of each value along the last axis from the largest, 0, downwards."""
+    """Returns the place of each value along the last axis, 0 for the largest."""
     return jnp.argsort(jnp.argsort(values, descending=True, stable=True), stable=True)

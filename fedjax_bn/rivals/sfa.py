@@ -8,10 +8,9 @@ import optax
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, Options, learning, method_of
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.features import ClassifiedBy
-from fedjax_bn.models.forward import forward
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 
@@ -25,48 +24,40 @@ def sfa(
     shift: AtLeast0 = 1.0,
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """FedAvg whose classifier reads, in training, features with noise: SFA-S.
+    r"""FedAvg whose classifier reads, in training, features with noise: SFA-S.
 
-        f' = a f + b,   a ~ N(1, scale^2),   b ~ N(0, shift^2),   for each sample and feature
+    $f' = a f + b$ with $a \sim N(1, scale^2)$ and $b \sim N(0, shift^2)$ a sample and feature
 
-    Nothing but the model travels. With both deviations 0 it is FedAvg. There is no authors' code to
+    Only the model travels. With both deviations 0 it is FedAvg. There is no authors' code to
     compare with; both defaults are 1 as the paper's simple form has them, to our knowledge. Its
     other form, SFA-A, with the covariance of each class, is not here.
 
     Args:
-      model: images -> outputs; `fedjax_bn.models.features` says what its features are.
+      model: images -> outputs; `fedjax_bn.models.features` defines its features.
       optimizer: the local optimizer.
       scale: standard deviation of a, at least 0.
       shift: standard deviation of b, at least 0.
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: a deviation is negative; at `round`, where the features are not to be found.
+      ValueError: a deviation is negative; at `round`, the features are not found.
     """
     learned, rest = learning(model, **options)
-    return method_of(
-        gradient_step(differentiate(_augmented(learned, scale, shift)), optimizer), **rest
-    )
 
-
-def _augmented(learned: Learning, scale: float, shift: float) -> Objective:
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
-        images, valid = learned.read(variables, batch, key), batch["valid"]
         noise = stream(key, "feature noise")
-        model = ClassifiedBy(
-            learned.model, lambda classify, f: classify(with_noise(noise, f, scale, shift))
+        noisy = ClassifiedBy(
+            model, lambda classify, f: classify(with_noise(noise, f, scale, shift))
         )
-        out = forward(model, variables, images, train=True, valid=valid, key=key)
-        loss = learned.task.loss(out.outputs, batch["label"], valid)
+        images = learned.read(variables, batch, key)
+        loss, out = learned._replace(model=noisy).trained(variables, images, batch, key)
         return loss, (loss, out.moved)
 
-    return objective
+    return method_of(gradient_step(differentiate(objective), optimizer), **rest)
 
 
 def with_noise(key: jax.Array, features: jax.Array, scale: float, shift: float) -> jax.Array:
-    """a f + b, see `sfa`, for f of any shape."""
+    """Returns a f + b, see `sfa`, for f of any shape."""
     a, b = jax.random.normal(key, (2, *features.shape), features.dtype)
     return (1 + scale * a) * features + shift * b

@@ -1,28 +1,35 @@
-"""SNR (Jin, Lan, Zeng & Chen, TMM 2021): styles are taken away, and what tells classes restored."""
+"""SNR (Jin, Lan, Zeng & Chen, TMM 2021): removes styles, and restores what separates classes."""
 
-from collections.abc import Mapping
-from typing import Any, Unpack
+from collections.abc import Mapping, MutableMapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Unpack
 from zlib import crc32
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
-from fedjax_bn.methods.learning import Learning, Options, learning, method_of
+from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
+from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.models.forward import forward
-from fedjax_bn.rivals.restitution import COLLECTION, Restored, layer, restoring
-from fedjax_bn.rivals.stages import stages_of
-from fedjax_bn.sharing import Variables
+from fedjax_bn.models.hooks import Hooked
+from fedjax_bn.normalization.instance import instance_moments, positioned
+from fedjax_bn.normalization.layer import is_spatial
+from fedjax_bn.rivals.layers import dense
+from fedjax_bn.rivals.stages import changing_outputs, stages_of
+from fedjax_bn.sharing import Variables, without
 from fedjax_bn.state import Received
-from fedjax_bn.task import cross_entropy, masked_mean, require_classifier
+from fedjax_bn.task import cross_entropy, masked_mean
 
 PyTree = Any
+COLLECTION = "restitution"  # path of a module -> its layer
 HEADS = "restitution_heads"  # collection: a classifier of each place, in training only
+_REDUCTION = 16  # channels for each hidden unit of a gate
+_EPSILON = 1e-5  # PyTorch's of an instance norm
 
 
 @bounded
@@ -34,17 +41,21 @@ def snr(
     names: str = "",
     **options: Unpack[Options],
 ) -> FederatedMethod:
-    """FedAvg of a network with `rivals.restitution` behind some modules (SNR).
+    r"""FedAvg of a network that restores a part of the style which instance norm removes (SNR).
 
-    Clients minimize
+    The output x f[B, ..., C] of some modules becomes x+:
 
-        CE + weight sum_places [ l(H(n) - H(x+)) + l(H(x-) - H(n)) ] + weight CE(last place's x+)
+    $n = IN(x)$, $r = x - n$, $a = \mathrm{sigmoid}(W_2 \mathrm{relu}(W_1 \mathrm{pool}(r)))$
 
-    with l(t) = log(1 + exp(-t)). H is the entropy of what a dense head of the place tells of the
-    map's mean over positions, a mean over samples: what is restored, x+, is to tell the classes
-    better than the normalized n, and what is left out, x-, worse. The layers, the collection
-    `restitution`, travel with the model and predict with it; the heads, `restitution_heads`,
-    travel too. The reported loss is CE.
+    $x^+ = n + a r$ and $x^- = n + (1 - a) r$, where pool is the mean over positions
+
+    $CE + weight \sum (l(H(n) - H(x^+)) + l(H(x^-) - H(n))) + weight \; CE_{last}(x^+)$
+
+    is the loss, a sum over places, with l(t) = log(1 + exp(-t)). H is the entropy of the
+    predictions of a place's dense head from the map's mean over positions, a mean over samples: x+
+    should separate the classes better than the normalized n, and x-, the rest, worse. CE_last is
+    that of the last place's head. The layers, the collection `restitution`, travel with the model
+    and predict with it; the heads, `restitution_heads`, travel too. The reported loss is CE.
 
     Defaults are those of the authors' code (microsoft/SNR, MIT). Differs from it: batch norms
     train, where theirs keep ImageNet's statistics. The loss needs no domains, so that a client with
@@ -53,91 +64,156 @@ def snr(
     Args:
       model: images -> logits, with batch norms or named modules that give maps f[B, ..., C].
       optimizer: the local optimizer.
-      weight: of what the heads tell, at least 0; 0.01 in the authors' code.
-      names: behind which modules, see `rivals.stages.stages_of`; "" for the ends of the stages
+      weight: of the heads' terms, at least 0; 0.01 in the authors' code.
+      names: after which modules, see `rivals.stages.stages_of`; "" for the ends of the stages
         layer1 to layer3, as in the authors' code, a DenseNet's transitions, or all batch norms
         that see maps.
       **options: those of `fedavg`.
 
     Raises:
-      ValueError: `weight` is negative, or the task is not classification; at `init`, where the
-        model has no such modules; at `round`, where these give no maps.
+      ValueError: `weight` is negative, or the task is not classification; at `init`, the
+        model has no such modules; at `round`, these give no maps.
     """
-    learned, rest = learning(model, **options)
-    require_classifier("snr", learned.task)
+    learned, rest = learning(model, classifier="snr", **options)
     trained = ("params", COLLECTION, HEADS)
-    step = gradient_step(differentiate(restituting(learned, weight), trained), optimizer, trained)
-    method = method_of(step, **rest)
 
-    def init(key: jax.Array, variables: Variables, num_clients: int) -> Any:
-        if COLLECTION not in variables:
-            variables = {**variables, **_start(key, model, variables, names)}
-        return method.init(key, variables, num_clients)
+    def start(key: jax.Array, variables: Variables) -> Variables:
+        if COLLECTION in variables:
+            return variables
+        places, sizes = stages_of("snr", variables, names), sizes_of(model, variables)
+        layers, heads, key = {}, {}, stream(key, "restitution")
+        for name, size in places.items():
+            # By the name's checksum, so that a place draws the same whatever others there are.
+            own = jax.random.fold_in(key, crc32(name.encode()))
+            layer_key, head_key = jax.random.split(own)
+            layers[name] = layer(layer_key, size, sizes.dtype)
+            heads[name] = dense(head_key, size, sizes.classes, sizes.dtype)
+        return {**variables, COLLECTION: layers, HEADS: heads}
 
-    return method._replace(init=init)
-
-
-def restituting(learned: Learning, weight: float) -> Objective:
-    """The objective of `snr`, of variables with `restitution` and `restitution_heads`."""
-
-    def objective(
-        variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+    def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
-        images, valid = learned.read(variables, batch, key), batch["valid"]
-        plain = {n: tree for n, tree in variables.items() if n not in (COLLECTION, HEADS)}
+        images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
         seen: dict[str, Restored] = {}
         with restoring(variables[COLLECTION], seen):
-            out = forward(learned.model, plain, images, train=True, valid=valid, key=key)
-        loss = learned.task.loss(out.outputs, batch["label"], valid)
+            loss, out = learned.trained(without(variables, COLLECTION, HEADS), images, batch, key)
         if not seen:
             raise ValueError(
                 f"snr restores maps f[B, ..., C], but {', '.join(variables[COLLECTION])} give "
                 "none: name other modules (snr.names)"
             )
-        told = told_of(seen, variables[HEADS], batch["label"], valid)
-        return loss + weight * told.astype(loss.dtype), (loss, out.moved)
+        value = loss + weight * head_losses(seen, variables[HEADS], label, valid).astype(loss.dtype)
+        return value, (loss, out.moved)
 
-    return objective
+    step = gradient_step(differentiate(objective, trained), optimizer, trained)
+    return method_of(step, start=start, **rest)
 
 
-def told_of(
+class Restored(NamedTuple):
+    """What a layer makes of a map.
+
+    Attributes:
+      kept: x+ f[B, ..., C], which replaces the map.
+      means: of n, x+ and x- over positions, f[3, B, C].
+    """
+
+    kept: jax.Array
+    means: jax.Array
+
+
+def head_losses(
     seen: Mapping[str, Restored], heads: PyTree, label: jax.Array, valid: jax.Array
 ) -> jax.Array:
-    """The sum over places, and the last one's cross entropy, f[]; see `snr`."""
+    """Returns the sum over places, and the last one's cross entropy, f[]; see `snr`."""
+
+    def entropy(logits: jax.Array) -> jax.Array:
+        logs = jax.nn.log_softmax(logits)
+        return -(jnp.exp(logs) * logs).sum(-1)
+
     total: Any = 0.0
     last: Any = None
     for name, parts in seen.items():
         head = heads[name]
         logits = parts.means @ head["kernel"] + head["bias"]
-        normalized, kept, left = (masked_mean(_entropy(x), valid) for x in logits)
+        normalized, kept, left = (masked_mean(entropy(x), valid) for x in logits)
         total += jax.nn.softplus(kept - normalized) + jax.nn.softplus(normalized - left)
         last = logits[1]
     return total + cross_entropy(last, label, valid)
 
 
-def _entropy(logits: jax.Array) -> jax.Array:
-    logs = jax.nn.log_softmax(logits)
-    return -(jnp.exp(logs) * logs).sum(-1)
+def hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -> Hooked:
+    """Restores the outputs of the modules that the tree names, see `models.hooks`."""
+    del key
+    return Hooked(images, contexts=(restoring(tree),))
 
 
-def _start(key: jax.Array, model: Any, variables: Variables, names: str) -> Variables:
-    """Layers and heads of all places."""
-    places, sizes = stages_of("snr", variables, names), sizes_of(model, variables)
+def restoring(
+    layers: Mapping[str, PyTree], seen: MutableMapping[str, Restored] | None = None
+) -> AbstractContextManager:
+    """Returns a context in which outputs of modules are restored while they are traced.
 
-    def head(key: jax.Array, channels: int) -> PyTree:
-        shapes, bound = {"kernel": (channels, sizes.classes), "bias": (sizes.classes,)}, channels
-        keys = zip(shapes.items(), jax.random.split(key), strict=True)
-        return {
-            name: jax.random.uniform(own, shape, sizes.dtype, -(bound**-0.5), bound**-0.5)
-            for (name, shape), own in keys
-        }
+    Args:
+      layers: path of a module -> layer; outputs without positions stay as they are.
+      seen: takes what each layer makes of its map, in the order of calls.
+    """
 
-    keys = {
-        name: jax.random.split(jax.random.fold_in(stream(key, "restitution"), crc32(name.encode())))
-        for name in places
-    }
+    def restored(name: str, x: jax.Array) -> jax.Array:
+        if not is_spatial(x):
+            return x
+        parts = restore(layers[name], x)
+        if seen is not None:
+            seen[name] = parts
+        return parts.kept.astype(x.dtype)
+
+    return changing_outputs(layers, restored)
+
+
+def restore(layer: PyTree, x: jax.Array) -> Restored:
+    """Returns what a layer makes of a map f[B, ..., C], in at least float32.
+
+    n is s x + t for each sample, and its mean the instance norm's bias: so the gate needs only the
+    map's mean, and x+ is an affine map of x.
+
+    Raises:
+      ValueError: the layer has another number of channels.
+    """
+    if len(layer["scale"]) != x.shape[-1]:
+        raise ValueError(
+            f"snr has a layer of {len(layer['scale'])} channels after a module that gives "
+            f"{x.shape[-1]}: name modules whose outputs are those of their last batch norm "
+            "(snr.names)"
+        )
+    x = x.astype(promote(x.dtype, jnp.float32))
+    own = jax.tree.map(lambda leaf: leaf.astype(x.dtype), layer)
+    mean, var = instance_moments(x)
+    scale = own["scale"] * jax.lax.rsqrt(var + _EPSILON)
+    shift = own["bias"] - mean * scale
+    rest = mean - own["bias"]  # the mean of r over positions
+    hidden = jax.nn.relu(rest @ own["down"] + own["down_bias"])
+    gate = jax.nn.sigmoid(hidden @ own["up"] + own["up_bias"])
+    scale, shift = (positioned(t, x) for t in (scale + gate * (1 - scale), shift * (1 - gate)))
+    means = own["bias"] + jnp.stack([jnp.zeros_like(gate), gate, 1 - gate]) * rest
+    return Restored(x * scale + shift, means)
+
+
+def layer(key: jax.Array, channels: int, dtype: Any) -> PyTree:
+    """Starts a layer: as PyTorch an instance norm and two dense layers.
+
+    Args:
+      key: random key of the gate.
+      channels: C of the map; the gate has C // 16 hidden units, at least one.
+      dtype: of all leaves.
+    """
+    hidden = max(channels // _REDUCTION, 1)
+    keys = jax.random.split(key, 4)
+
+    def draw(key: jax.Array, inputs: int, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -(inputs**-0.5), inputs**-0.5)
+
     return {
-        COLLECTION: {n: layer(keys[n][0], size, sizes.dtype) for n, size in places.items()},
-        HEADS: {n: head(keys[n][1], size) for n, size in places.items()},
+        "scale": jnp.ones(channels, dtype),
+        "bias": jnp.zeros(channels, dtype),
+        "down": draw(keys[0], channels, (channels, hidden)),
+        "down_bias": draw(keys[1], channels, (hidden,)),
+        "up": draw(keys[2], hidden, (hidden, channels)),
+        "up_bias": draw(keys[3], hidden, (channels,)),
     }

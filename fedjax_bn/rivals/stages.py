@@ -1,7 +1,7 @@
 """Places inside any model, named by modules, and how many channels they have.
 
-Methods that look at several depths of a network name them so; the sizes are read from parameters,
-since a method's `init` sees no images.
+Methods that look at several depths of a network name them in this way; the sizes are read from
+parameters, since a method's `init` gets no images.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -28,14 +28,14 @@ def stages_of(
     names: str = "",
     ends: Sequence[tuple[str, ...]] = _STAGES,
 ) -> dict[str, int]:
-    """Path -> channels of the modules that `names` means; nothing is computed.
+    """Returns path -> channels of the modules that `names` means, without computing anything.
 
     Args:
       method: whose, for a message.
       variables: a model's collections; only shapes count.
-      names: modules such as "norm1,norm2"; of "layer1" the last whose name is that or begins with
-        "layer1_". "" for the first of `ends` that the model has, or, where it has none of them,
-        all batch norms.
+      names: modules such as "norm1,norm2"; "layer1" is the last module with that name, or with one
+        that begins with "layer1_". "" for the first of `ends` that the model has, or, if it has
+        none of them, all batch norms.
       ends: modules, by default the ends of the stages layer1, layer2 and layer3 of a residual
         network, and the convolutions of a DenseNet's transitions.
 
@@ -44,7 +44,7 @@ def stages_of(
     """
     norms = _channels(variables.get(STATISTICS, {}), ("mean",))
     layers = _channels(variables["params"], ("kernel", "scale", "bias"))
-    inside: dict[str, int] = {}  # of a block: its widest batch norm
+    inside: dict[str, int] = {}  # a block has the channels of its widest batch norm
     for path, size in norms.items():
         parts = path.split("/")
         for depth in range(1, len(parts)):
@@ -53,7 +53,8 @@ def stages_of(
     known = inside | layers | norms
 
     def last(name: str) -> str | None:
-        alike = [path for path in known if path == name or _follows(path, name)]
+        parts = (path for path in known if path.startswith(f"{name}_"))
+        alike = [path for path in parts if "/" not in path[len(name) :]] + [name] * (name in known)
         return max(alike, key=lambda path: (len(path), path), default=None)
 
     wanted = [[name.strip() for name in names.split(",")]] if names else ends
@@ -61,8 +62,8 @@ def stages_of(
     places = next((paths for paths in found if None not in paths), None if names else list(norms))
     if places == []:
         raise ValueError(
-            f"{method} looks behind batch norms, but the model has no batch norm: name modules by "
-            f"{method}.names, of {', '.join(known)}"
+            f"{method} reads the outputs of batch norms, but the model has no batch norm: name "
+            f"modules by {method}.names, of {', '.join(known)}"
         )
     if places is None:
         raise ValueError(
@@ -71,14 +72,12 @@ def stages_of(
     return {place: known[place] for place in places if place is not None}
 
 
-def behind(places: Collection[str], change: Change) -> AbstractContextManager:
-    """A context in which `change(name, output)` stands in place of the outputs of modules.
-
-    It acts while they are traced.
+def changing_outputs(places: Collection[str], change: Change) -> AbstractContextManager:
+    """Returns a context in which `change(name, output)` replaces outputs of traced modules.
 
     Args:
       places: paths of modules, such as "layer1_1".
-      change: what is to be done.
+      change: name and output f[B, ..., C] -> output.
     """
 
     def changed(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
@@ -89,14 +88,10 @@ def behind(places: Collection[str], change: Change) -> AbstractContextManager:
 
 
 def _channels(collection: Variables, leaves: tuple[str, ...]) -> dict[str, int]:
-    """Path -> last axis of the modules that own one of some leaves."""
+    """Returns path -> last axis of the modules that own one of some leaves."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(collection):
         *module, name = path_names(path)
         if name in leaves:
             found["/".join(module)] = leaf.shape[-1]
     return found
-
-
-def _follows(path: str, name: str) -> bool:
-    return path.startswith(f"{name}_") and "/" not in path[len(name) :]

@@ -15,10 +15,10 @@ from fedjax_bn import methods
 from fedjax_bn.adaptation import ensemble, mixnorm, running, tsmobn, with_clients
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.detection import Recipe, detection
-from fedjax_bn.engine.selection import best_of_round, validation_score
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.methods.sci import Alignment, aligned_objective
+from fedjax_bn.methods.selection import best_of_round, validation_score
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import with_masks
 from fedjax_bn.state import Received

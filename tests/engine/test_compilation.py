@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_bn.client import where_tree
-from fedjax_bn.engine.backend import computed_once, wait_for_all
-from fedjax_bn.engine.uploads import all_finite
+from fedjax_bn.engine.backend import all_finite, computed_once, wait_for_all, where_tree
 
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(4, 3)
 

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runs
-from federations import OneNorm, assert_close, assert_equal, batches_of, run_rounds, variables_of
+from federations import (
+    OneNorm,
+    assert_close,
+    assert_equal,
+    batches_of,
+    once,
+    run_rounds,
+    variables_of,
+)
 from fedjax_bn import methods
 from fedjax_bn.aggregation import by_size, needs_risks, risk_extrapolation
 from fedjax_bn.engine.extrapolation import equal_risks, least_variance
@@ -23,6 +31,7 @@ from fedjax_bn.run.files import workdir
 
 RISKS = st.lists(st.floats(-4, 2), min_size=2, max_size=100).map(lambda x: 10 ** np.array(x))
 COUNTS = st.sampled_from((2, 9, 100))  # few shapes, so that little is compiled
+RULE, SGD = risk_extrapolation(3.0), optax.sgd(0.1)
 ETAS = st.sampled_from((0.0, 0.3, 0.5, 0.8, 3.0))
 
 
@@ -142,7 +151,7 @@ def test_the_engine_sees_that_the_rule_needs_risks():
 
 
 @pytest.mark.parametrize(
-    "name", ["fedadam", pytest.param("moon", marks=pytest.mark.slow), "scaffold"]
+    "name", ["scaffold", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedadam", "moon"))]
 )
 def test_every_method_takes_it_and_reports_its_weights(name):
     net = MLP(3, hidden=(8,))
@@ -156,25 +165,25 @@ def test_every_method_takes_it_and_reports_its_weights(name):
 
 def test_the_averaged_model_has_the_reported_weights():
     batches, start = batches_of((9, 4, 6), epochs=2), variables_of(OneNorm())
-    rule = risk_extrapolation(3.0)
-    state, metrics = run_rounds(
-        fedavg(OneNorm(), optax.sgd(0.1), weigh=rule, local_epochs=2), start, batches
-    )
-    fixed = lambda sizes, risks: metrics["weights"]  # noqa: E731
-    other, _ = run_rounds(
-        fedavg(OneNorm(), optax.sgd(0.1), weigh=fixed, local_epochs=2), start, batches
-    )
-    assert_close(state.shared, other.shared)
+    method = once(fedavg, OneNorm(), SGD, weigh=RULE, local_epochs=2)
+    state, metrics = run_rounds(method, start, batches | {"participates": jnp.ones(3, bool)})
+    alone = []
+    for k in range(3):
+        one = {"participates": jnp.arange(3) == k}  # its model is then the mean
+        alone.append(run_rounds(method, start, batches | one)[0].shared)
+    mean = jax.tree.map(lambda *own: np.average(own, 0, metrics["weights"]), *alone)
+    assert_close(state.shared, mean, rtol=1e-5, atol=1e-6)
 
 
 def test_the_risk_is_the_mean_loss_of_the_last_local_epoch():
     batches = batches_of((9, 4, 6), epochs=2)
-    method = fedavg(OneNorm(), optax.sgd(0.1), weigh=risk_extrapolation(), local_epochs=2)
-    _, metrics = run_rounds(method, variables_of(OneNorm()), batches)
+    method = once(fedavg, OneNorm(), SGD, weigh=RULE, local_epochs=2)
+    everybody = {"participates": jnp.ones(3, bool)}
+    _, metrics = run_rounds(method, variables_of(OneNorm()), batches | everybody)
     half = batches["valid"].shape[1] // 2
     counts = np.asarray(batches["valid"].sum(2))[:, half:]
     risks = (np.asarray(metrics["step_loss"])[:, half:] * counts).sum(1) / counts.sum(1)
-    np.testing.assert_allclose(metrics["weights"], by_hand([9, 4, 6], risks, 0.5), rtol=1e-5)
+    np.testing.assert_allclose(metrics["weights"], by_hand([9, 4, 6], risks, 3.0), rtol=1e-5)
 
 
 def test_a_round_with_a_wrong_risk_changes_nothing_and_says_so():

@@ -57,8 +57,8 @@ def test_one_step_of_fedavg_is_a_step_on_the_pooled_gradient(x64):
 @pytest.mark.parametrize(
     ("name", "clients"),
     [
-        ("fedavg", "vmap"),
         ("fedbn", "vmap:2"),
+        pytest.param("fedavg", "vmap", marks=pytest.mark.slow),
         # What they share and add is mapped as the others'.
         pytest.param("fedprox", "vmap:3", marks=pytest.mark.slow),
         pytest.param("silobn", "vmap:2", marks=pytest.mark.slow),
@@ -75,12 +75,11 @@ def test_every_client_strategy_gives_the_same_numbers(name, clients):
     assert_close(*states, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("steps", [5])
-def test_padding_changes_nothing(x64, steps):
+def test_padding_changes_nothing(x64):
     method = fedbn(NormNet(), optax.sgd(0.1, momentum=0.9))
     variables = in_float64(variables_of(NormNet()))
-    padded, metrics = run_rounds(method, variables, batches_of((10,), steps=steps))
-    short = batches_of((10,), steps=steps)  # the last batch has two samples
+    padded, metrics = run_rounds(method, variables, batches_of((10,), steps=5))
+    short = batches_of((10,), steps=5)  # the last batch has two samples
     model, optimizer = NormNet(), optax.sgd(0.1, momentum=0.9)
     state = optimizer.init(variables["params"])
 
@@ -101,30 +100,9 @@ def test_padding_changes_nothing(x64, steps):
     assert np.count_nonzero(metrics["step_loss"]) == 3
 
 
-def test_identical_clients_aggregate_to_themselves():
-    one = batches_of((7,), steps=3)
-    three = jax.tree.map(lambda x: np.repeat(x, 3, 0), one)
-    alone, _ = run_rounds(once(fedavg, NormNet(), SGD), variables_of(NormNet()), one, rounds=2)
-    together, _ = run_rounds(once(fedavg, NormNet(), SGD), variables_of(NormNet()), three, rounds=2)
-    assert_close(global_variables(together), global_variables(alone), rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["fedbn"])
-def test_order_of_clients_does_not_matter(name):
-    order = np.array([2, 0, 1])
-    batches = batches_of(SIZES)
-    method = once(METHODS[name], NormNet(), SGD)
-    state, _ = run_rounds(method, variables_of(NormNet()), batches, rounds=2)
-    other = client(batches, order)
-    moved, _ = run_rounds(method, variables_of(NormNet()), other, rounds=2)
-    ordered = client(client_variables(state), order)
-    assert_close(client_variables(moved), ordered, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["fedbn"])
-def test_a_client_that_sits_out_keeps_what_is_its_own_and_has_no_weight(x64, name):
+def test_a_client_that_sits_out_keeps_what_is_its_own_and_has_no_weight(x64):
     # In float32 Adam would make steps of the rounding errors of biases in front of a batch norm.
-    method = once(METHODS[name], NormNet(), optax.adam(0.01), keep_optimizer=True)
+    method = once(fedbn, NormNet(), optax.adam(0.01), keep_optimizer=True)
     variables = in_float64(variables_of(NormNet()))
     batches, key = batches_of(SIZES), jax.random.key(1)
     before, _ = run_rounds(method, variables, batches)
@@ -159,17 +137,6 @@ def test_nobody_takes_part_and_nothing_changes():
     assert_equal(after._replace(round=before.round), before)
     assert int(after.round) == 1
     assert_equal(metrics["weights"], jnp.zeros(3))
-
-
-@pytest.mark.parametrize("name", ["fedbn"])
-def test_an_update_that_is_not_finite_is_reported_and_never_averaged(name):
-    batches = with_value(batches_of(SIZES), (2, 0, 0, 0), np.inf)
-    method = once(METHODS[name], NormNet(), SGD)
-    state, metrics = run_rounds(method, variables_of(NormNet()), batches)
-    np.testing.assert_array_equal(metrics["finite"], [True, True, False])
-    np.testing.assert_allclose(metrics["weights"], [9 / 13, 4 / 13, 0], rtol=1e-6)
-    for leaf in jax.tree.leaves((state, global_variables(state), client_variables(state))):
-        assert np.isfinite(leaf).all()
 
 
 @pytest.mark.parametrize("huge", [fedavgm, partial(fedadam, beta1=0.0)])
@@ -394,17 +361,15 @@ def test_impossible_arguments_are_refused(call):
         call()
 
 
-def test_weights_of_custom_rules_are_restricted_to_who_counts():
-    batches = batches_of(SIZES) | {"participates": jnp.array([True, True, False])}
-    method = once(fedavg, PlainNet(), SGD, weigh=lambda sizes, risks: jnp.ones(3) / 3)
-    _, metrics = run_rounds(method, variables_of(PlainNet()), batches)
-    np.testing.assert_allclose(metrics["weights"], [0.5, 0.5, 0])
-
-
 @pytest.mark.parametrize(
-    ("weigh", "weights"), [(by_size, [9 / 13, 4 / 13, 0]), (uniform, [1 / 2, 1 / 2, 0])]
+    ("weigh", "weights"),
+    [
+        (by_size, [9 / 13, 4 / 13, 0]),
+        (uniform, [1 / 2, 1 / 2, 0]),
+        (lambda sizes, risks: jnp.ones(3) / 3, [1 / 2, 1 / 2, 0]),
+    ],
 )
-def test_who_counts_is_weighed_by_size_or_alike(weigh, weights):
+def test_who_counts_is_weighed_by_the_rule(weigh, weights):
     batches = batches_of(SIZES) | {"participates": jnp.array([True, True, False])}
     method = once(fedavg, PlainNet(), SGD, weigh=weigh)
     _, metrics = run_rounds(method, variables_of(PlainNet()), batches)

@@ -210,14 +210,14 @@ def test_a_state_that_a_round_has_used_up_is_refused_with_the_remedy():
 
 OWN = {"scaffold": {"learning_rate": 0.1}, "feddc": {"learning_rate": 0.1}, **NAMED}
 CHOICES = {
-    "optimizer": (0.1, r"optimizer=0\.1 is no optax transformation.* optax\.sgd"),
+    "optimizer": (0.1, r"optimizer=0\.1 is not an optax transformation.* optax\.sgd"),
     "weigh": ("uniform", "weigh='uniform' .*by_size or uniform"),
     "share": ("everything", "share='everything' .*everything, nothing or all_but_batch_norm"),
     "clients": ("all", "clients='all'"),
     "task": ("classification", r"task='classification' .*task\.classification\(\)"),
-    "prepare": ("standardize", "prepare='standardize' is no function"),
-    "perturb": ("randconv", "perturb='randconv' is no function"),
-    "load": ("x", "load='x' is no function"),
+    "prepare": ("standardize", "prepare='standardize' is not a function"),
+    "perturb": ("randconv", "perturb='randconv' is not a function"),
+    "load": ("x", "load='x' is not a function"),
 }
 
 
@@ -239,7 +239,7 @@ def test_labels_that_are_a_tree_need_a_task_of_their_own():
 
 @pytest.mark.parametrize("name", ["image", "label", "valid"])
 def test_lists_in_place_of_arrays_are_refused(name):
-    with pytest.raises(ValueError, match=rf"^batches\['{name}'\] holds a \w+ in place of an array"):
+    with pytest.raises(ValueError, match=rf"^batches\['{name}'\] holds a \w+ instead of an array"):
         of_round(host() | {name: [[1]]})
 
 

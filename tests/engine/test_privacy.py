@@ -24,8 +24,7 @@ from federations import (
     variables_of,
 )
 from fedjax_bn.aggregation import by_size, uniform
-from fedjax_bn.engine.accounting import epsilon
-from fedjax_bn.engine.privacy import clipped, gaussian, with_noise
+from fedjax_bn.engine.privacy import clipped, epsilon, gaussian, with_noise
 from fedjax_bn.federation import broadcast_of, own_of, with_own
 from fedjax_bn.methods import fedadam, fedavg, fedbn, fedcd, harmofl, scaffold
 from fedjax_bn.run import serve

@@ -14,8 +14,7 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import methods
-from fedjax_bn.engine.traffic import traffic
-from fedjax_bn.federation import broadcast_of, own_of, put_rows, take_rows, with_own
+from fedjax_bn.federation import broadcast_of, own_of, put_rows, take_rows, traffic, with_own
 from fedjax_bn.methods import fedavg
 
 

@@ -6,34 +6,35 @@ from pathlib import Path
 import fedjax_bn
 
 ROOT = Path(fedjax_bn.__file__).parent
-# These modules and the folder engine/ are the ground floor.
-ENGINE = {"aggregation", "client", "federation", "local_optimizer", "local_step", "sharing"}
-ENGINE |= {"state", "task"}
-# Room -> rooms below it; of rooms that are not here nothing is asked but what `ON_RUN` asks.
+# Floors from the ground up, modules at the top level and folders alike, with the floors from which
+# each imports: all of them are below it. Of those that are not here only `ON_RUN` is asked.
+SHARED = "sharing engine task aggregation state local_step"
 BELOW = {
-    "engine": "",
-    "normalization": "engine",
-    "detection": "engine",
+    "sharing": "",
+    "engine": "sharing",
+    "task": "engine",
+    "aggregation": "engine",
+    "state": "sharing aggregation",
+    "local_optimizer": "sharing",
+    "local_step": "sharing engine state local_optimizer",
+    "client": SHARED,
+    "server": f"{SHARED} client",
+    "federation": f"{SHARED} client server",
+    "normalization": "engine sharing local_step",
+    "detection": "task",
     "data": "engine",
-    "models": "engine normalization detection",
-    "methods": "engine normalization models data",
-    "rivals": "engine normalization models methods",
-    "adaptation": "engine normalization models",
-    "serving": "engine models data adaptation",
+    "models": "engine sharing normalization detection",
+    "adaptation": "engine sharing normalization models",
+    "methods": f"{SHARED} local_optimizer client federation normalization data models adaptation",
+    "rivals": f"{SHARED} client federation normalization models methods",
+    "serving": "engine sharing models data adaptation",
     "theory": "engine data",
-    "tfds": "engine data",
+    "tfds": "data",
 }
+WITHOUT_FLAX = {*list(BELOW)[: list(BELOW).index("normalization")], "data"}
 ON_RUN = {"run", "main", "simulation", "flower", "report"}
-EXCEPTIONS = {
-    # Scores a client's model on its validation samples in each round, so it makes a pass.
-    "engine/selection.py": {"adaptation", "data", "normalization"},
-    # Gives the rivals' names to type checkers, and imports a rival when it is first asked for.
-    "methods/__init__.py": {"rivals"},
-}
-
-
-def room_of(parts):
-    return "engine" if parts[0] in ENGINE else parts[0]
+# Gives the rivals' names to type checkers, and imports a rival when it is first asked for.
+EXCEPTIONS = {"methods/__init__.py": {"rivals"}}
 
 
 def imports_of(path):
@@ -45,16 +46,22 @@ def imports_of(path):
             yield from (f"{node.module}.{alias.name}".split(".") for alias in node.names)
 
 
-def test_every_file_imports_from_rooms_below_its_own_alone():
+def test_the_floors_are_below_those_that_import_from_them():
+    floors = list(BELOW)
+    for own, below in BELOW.items():
+        assert set(below.split()) <= set(floors[: floors.index(own)]), own
+
+
+def test_every_file_imports_from_floors_below_its_own_alone():
     wrong = []
     for path in ROOT.rglob("*.py"):
         name = path.relative_to(ROOT)
-        own, found = room_of(name.with_suffix("").parts), list(imports_of(path))
-        ours = {room_of(parts[1:]) for parts in found if parts[0] == "fedjax_bn"}
+        own, found = name.with_suffix("").parts[0], list(imports_of(path))
+        ours = {parts[1] for parts in found if parts[0] == "fedjax_bn"}
         above = set() if own in ON_RUN else {"run"}
         if own in BELOW:
             above |= ours - {own, *BELOW[own].split()} - EXCEPTIONS.get(name.as_posix(), set())
-        flax = {"flax"} if own in ("engine", "data") else set()
+        flax = {"flax"} if own in WITHOUT_FLAX else set()
         wrong += [(str(name), room) for room in above & ours]
         wrong += [(str(name), parts[0]) for parts in found if parts[0] in flax]
     assert wrong == []

@@ -25,7 +25,7 @@ from fedjax_bn.adaptation import running
 from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
-from fedjax_bn.methods.mask_training import mask_optimizer_of
+from fedjax_bn.methods.fedcd import mask_optimizer_of
 from fedjax_bn.models import MLP, masks
 from fedjax_bn.models.forward import forward
 from fedjax_bn.run.errors import ConfigError
@@ -281,7 +281,7 @@ def test_an_eta_that_nobody_reads_is_refused(monkeypatch, weigh):
     runs.install(monkeypatch)
     config = runs.config(method="fedcd", weigh=weigh, fedcd__eta=0.8)
     with pytest.raises(
-        ConfigError, match=r"fedcd\.eta=0\.8 is of no use .*risk_extrapolation:eta=0\.8"
+        ConfigError, match=r"fedcd\.eta=0\.8 has no effect .*risk_extrapolation:eta=0\.8"
     ):
         run_start.prepare(config)
 

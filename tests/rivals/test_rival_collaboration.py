@@ -21,7 +21,7 @@ from federations import (
 )
 from federations import variables_of as start_of
 from fedjax_bn.aggregation import by_divergence
-from fedjax_bn.engine.divergence import distances
+from fedjax_bn.engine.weighing import distances
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods import csac, fedadg, fedavg

@@ -21,8 +21,7 @@ from fedjax_bn.methods import fedavg, fedsr
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP
 from fedjax_bn.models.forward import forward
-from fedjax_bn.rivals import latent
-from fedjax_bn.rivals.fedsr import divergence, simple_representation
+from fedjax_bn.rivals.fedsr import divergence, moments_of, simple_representation
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
@@ -127,7 +126,7 @@ def test_predictions_are_the_mean_probabilities_of_20_draws(x64):
     logits, _ = adaptation.running(NET).predict(variables, (), x)
     plain = {name: variables[name] for name in ("params", "batch_stats")}
     features = forward(NET, plain, x, wanted=["features"]).features
-    mean, deviation = latent.moments_of(variables["latent"], features)
+    mean, deviation = moments_of(variables["latent"], features)
     noise = jax.random.normal(jax.random.key(20221128), (20, 1, 8), float)
     head = variables["params"]["head"]
     z = np.asarray((mean + deviation * noise) @ head["kernel"] + head["bias"])

@@ -9,10 +9,10 @@ import pytest
 import runs
 from federations import PlainNet, assert_close, batches_of, run_rounds, variables_of
 from fedjax_bn.aggregation import generalization_adjustment, uniform
-from fedjax_bn.engine.generalization import adjust
-from fedjax_bn.engine.selection import validation_loss
+from fedjax_bn.engine.weighing import adjust
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedavg, scaffold
+from fedjax_bn.methods.selection import validation_loss
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import start
 from fedjax_bn.state import Received
@@ -147,7 +147,7 @@ def test_the_loss_on_validation_samples_is_their_mean_cross_entropy(x64):
 def test_a_rule_without_a_measure_says_what_it_needs():
     method = fedavg(PlainNet(), SGD, weigh=generalization_adjustment())
     state = method.init(KEY, variables_of(PlainNet()), 3)
-    with pytest.raises(ValueError, match=r"measure=fedjax_bn\.engine\.selection.validation_loss"):
+    with pytest.raises(ValueError, match=r"measure=fedjax_bn\.methods\.selection.validation_loss"):
         method.round(state, batches_of(SIZES), KEY)
 
 

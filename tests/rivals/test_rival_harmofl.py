@@ -11,7 +11,7 @@ from fedjax_bn import adaptation
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedsam, harmofl
-from fedjax_bn.rivals.amplitude import harmonize
+from fedjax_bn.rivals.harmofl import harmonize
 
 KEY, SIZES = jax.random.key(1), (9, 4, 6)
 SGD = optax.sgd(0.1)

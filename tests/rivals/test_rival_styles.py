@@ -13,17 +13,22 @@ from fedjax_bn import models
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import csac, fedavg, feddg, l2d, snr
 from fedjax_bn.methods.learning import learning
-from fedjax_bn.rivals.l2d import by_class, diversified, leaked, supervised_contrast
-from fedjax_bn.rivals.restitution import Restored, layer, restore
-from fedjax_bn.rivals.snr import told_of
-from fedjax_bn.rivals.spectra import amplitudes, with_amplitudes
+from fedjax_bn.rivals.feddg import amplitudes, with_amplitudes
+from fedjax_bn.rivals.l2d import (
+    by_class,
+    diversified,
+    leaked,
+    start_stylist,
+    stylize,
+    supervised_contrast,
+)
+from fedjax_bn.rivals.snr import Restored, head_losses, layer, restore
 from fedjax_bn.rivals.stages import stages_of
-from fedjax_bn.rivals.stylist import start, stylize
 from fedjax_bn.state import Received
 
 KEY, SGD = jax.random.key(3), optax.sgd(0.1)
 SIZES = (9, 4, 6)
-restore, told_of = jax.jit(restore), jax.jit(told_of)
+restore, head_losses = jax.jit(restore), jax.jit(head_losses)
 RANDOM = np.random.default_rng
 
 
@@ -79,10 +84,10 @@ def test_snrs_heads_tell_their_formula_and_equal_entropies_two_log_two_a_place(x
         n, kept, left = (-(q * np.log(q)).sum(1)[valid].mean() for q in p)
         expected += np.log1p(np.exp(kept - n)) + np.log1p(np.exp(n - left))
     expected -= np.log(p[1][np.arange(4), y])[valid].mean()
-    ours = told_of(seen, heads, jnp.asarray(y), jnp.asarray(valid))
+    ours = head_losses(seen, heads, jnp.asarray(y), jnp.asarray(valid))
     np.testing.assert_allclose(ours, expected, rtol=1e-10)
     zeros = jax.tree.map(np.zeros_like, heads)
-    ours = told_of(seen, zeros, jnp.asarray(y), jnp.asarray(valid))
+    ours = head_losses(seen, zeros, jnp.asarray(y), jnp.asarray(valid))
     np.testing.assert_allclose(ours, 2 * 2 * np.log(2) + np.log(CLASSES), rtol=1e-12)
 
 
@@ -160,7 +165,7 @@ def test_amplitudes_of_a_window_are_exchanged_and_phases_stay(x64):
 
 
 def test_feddg_shows_nothing_unless_it_is_named():
-    with pytest.raises(ValueError, match="say of how many"):
+    with pytest.raises(ValueError, match="set their number"):
         feddg(Flat(), SGD)
     (said,) = feddg(Flat(), SGD, spectra=3).notes
     assert "amplitudes of 1x1 frequencies of 3 images of each client" in said
@@ -217,7 +222,7 @@ def test_feddg_alone_without_an_inner_step_is_fedavg_of_twice_the_loss(x64):
 
 def test_a_style_stays_in_the_range_of_images_and_no_share_of_it_changes_nothing():
     x = jnp.asarray(normal(2, 9, 8, 2), jnp.float32)
-    layers = jax.jit(start, static_argnums=(1, 2))(KEY, 2, jnp.float32)
+    layers = jax.jit(start_stylist, static_argnums=(1, 2))(KEY, 2, jnp.float32)
     styled = jax.jit(stylize)
     whole = [np.asarray(styled(layers, x, 1.0, key)) for key in (*jax.random.split(KEY), None)]
     assert all(abs(images).max() <= 1 for images in whole)

@@ -52,15 +52,22 @@ def _served(x64):
     return adaptation.with_clients(variables, batch_instance.with_gates(stacked))
 
 
+# One of each kind: moments of the batch, of the stream, of the sample, and of several models.
+OFTEN = ("batch", "tsmobn", "zero_shot_adapter", "ensemble")
+OF_BATCHES = ("batch", "tsmobn", "random_alpha", "mixnorm")
+EACH = [pytest.param(n, marks=[pytest.mark.slow] * (n not in OFTEN)) for n in MAKERS]
+apply = jax.jit(MODEL.apply)
+
+
 @cache
 def program(name):
-    """The adaptation, its predictions as one program for all tests."""
-    adapt = MAKERS[name](MODEL)
-    return adapt._replace(predict=jax.jit(adapt.predict))
+    """The adaptation, which all tests share, so that it compiles once."""
+    return MAKERS[name](MODEL)
 
 
 def predict(adapt, variables, images, valid=None):
-    return adapt.predict(variables, adapt.init(variables), images, valid)[0]
+    """As one program: alone every operation would be compiled for each shape."""
+    return jax.jit(adapt.predict)(variables, adapt.init(variables), images, valid)[0]
 
 
 def normal(x, mean, var, variables):
@@ -74,9 +81,9 @@ def own_moments(x, ddof=0):
     )
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", EACH)
 def test_every_adaptation_streams_under_jit_and_scan(x64, name):
-    adapt, (variables, images) = MAKERS[name](MODEL), served(count=8)
+    adapt, (variables, images) = program(name), served(count=8)
     batches, valid = np.asarray(images).reshape(2, 4, 6, 6, 3), np.arange(8).reshape(2, 4) < 7
 
     @jax.jit
@@ -84,14 +91,14 @@ def test_every_adaptation_streams_under_jit_and_scan(x64, name):
         step = lambda carry, batch: adapt.predict(variables, carry, *batch)[::-1]  # noqa: E731
         return jax.lax.scan(step, adapt.init(variables), (batches, valid))[1]
 
-    one, carry = program(name).predict, adapt.init(variables)
+    one, carry = jax.jit(adapt.predict), adapt.init(variables)
     for i, logits in enumerate(scanned(variables)):
         loop, carry = one(variables, carry, batches[i], valid[i])
         assert logits.shape == (4, nets.CLASSES)
         np.testing.assert_allclose(logits, loop, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", EACH)
 def test_no_valid_prediction_depends_on_padding(x64, name):
     adapt, (variables, images) = program(name), served()
     valid, poison = np.arange(4) < 3, np.array(images)
@@ -103,7 +110,8 @@ def test_no_valid_prediction_depends_on_padding(x64, name):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(MAKERS) - {"batch", "tsmobn", "random_alpha", "mixnorm"})
+    "name",
+    [one for one in EACH if one.values[0] not in ("batch", "tsmobn", "random_alpha", "mixnorm")],
 )
 def test_zero_shot_adaptations_predict_a_sample_alone_as_in_its_batch(x64, name):
     adapt, (variables, images) = program(name), served()
@@ -112,9 +120,12 @@ def test_zero_shot_adaptations_predict_a_sample_alone_as_in_its_batch(x64, name)
     np.testing.assert_allclose(alone[0], whole[1], rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["tsmobn", "zero_shot_adapter", "iabn"])
+@pytest.mark.parametrize(
+    "name",
+    ["tsmobn", *(pytest.param(n, marks=pytest.mark.slow) for n in ("zero_shot_adapter", "iabn"))],
+)
 def test_unseen_clients_are_served_in_parallel_under_shard_map(x64, name):
-    adapt, (variables, images) = MAKERS[name](MODEL), served(count=8)
+    adapt, (variables, images) = program(name), served(count=8)
     clients = np.asarray(images).reshape(2, 4, 6, 6, 3)
     mesh, spec = Mesh(np.array(jax.devices()[:2]), ("clients",)), PartitionSpec("clients")
 
@@ -139,13 +150,13 @@ def test_initial_without_affine_is_batch_norm_before_training(x64):
         for part, tree in enumerate((trained, fresh))
     )
     ours = predict(choose_adaptation("initial:affine=False", MODEL).adaptation, trained, images)
-    np.testing.assert_allclose(ours, MODEL.apply(sharing.join(kept, norms), images), rtol=1e-10)
+    np.testing.assert_allclose(ours, apply(sharing.join(kept, norms), images), rtol=1e-10)
 
 
 def test_fixed_alpha_0_is_running(x64):
     variables, images = served()
     ours = predict(adaptation.fixed_alpha(MODEL, 0.0), variables, images)
-    np.testing.assert_allclose(ours, MODEL.apply(variables, images), rtol=1e-10)
+    np.testing.assert_allclose(ours, apply(variables, images), rtol=1e-10)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
@@ -162,8 +173,9 @@ def test_random_alpha_is_drawn_anew_for_samples_and_batches_from_one_seed(x64):
     variables, x = one_layer()
     x = jnp.broadcast_to(x[:1], x.shape)
     adapt = adaptation.random_alpha(LAYER, seed=4)
-    first, carry = adapt.predict(variables, adapt.init(variables), x)
-    second, _ = adapt.predict(variables, carry, x)
+    one = jax.jit(adapt.predict)
+    first, carry = one(variables, adapt.init(variables), x)
+    second, _ = one(variables, carry, x)
     values = np.concatenate([first[:, 0, 0, 0], second[:, 0, 0, 0]])
     assert len(np.unique(values)) == 12
     np.testing.assert_array_equal(predict(adapt, variables, x), first)
@@ -231,16 +243,16 @@ def test_gates_start_as_batch_norm_in_every_layer_and_stay_in_their_range():
     ):
         np.testing.assert_array_equal(layer["gate"], 1)
     ours = predict(adaptation.learned_alpha(MODEL), variables, images)
-    np.testing.assert_allclose(ours, MODEL.apply(plain, images), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ours, apply(plain, images), rtol=1e-4, atol=1e-5)
 
     optimizer = batch_instance.keep_gates(optax.sgd(1.0))
-    params = variables["params"]
+    params, update = variables["params"], jax.jit(optimizer.update)
     for step in (5.0, 0.25, -3.0):
         gradients = jax.tree.map(
             lambda leaf, step=step: np.full(leaf.shape, step, leaf.dtype), params
         )
-        updates, _ = optimizer.update(gradients, optimizer.init(params), params)
-        moved = optax.apply_updates(params, updates)
+        updates, _ = update(gradients, optimizer.init(params), params)
+        moved = jax.tree.map(lambda w, u: np.asarray(w) + np.asarray(u), params, updates)
         expected = np.clip(1 - step, 0, 1)
         np.testing.assert_allclose(moved["middle"]["gate"], expected, rtol=1e-6)
         np.testing.assert_allclose(moved["out"]["bias"], params["out"]["bias"] - step, rtol=1e-5)
@@ -269,14 +281,17 @@ def test_mixnorm_mixes_the_moments_of_all_views(x64):
 def test_mixnorm_of_weight_0_is_running(x64):
     variables, images = served()
     ours = predict(adaptation.mixnorm(MODEL, 0.0), variables, images)
-    np.testing.assert_allclose(ours, MODEL.apply(variables, images), rtol=1e-10)
+    np.testing.assert_allclose(ours, apply(variables, images), rtol=1e-10)
 
 
 def test_a_crop_keeps_constants_and_the_whole_image_is_itself_or_its_mirror():
-    constant = jnp.full((3, 8, 8, 2), 0.7)
-    np.testing.assert_allclose(crop_and_flip(jax.random.key(0), constant), constant, rtol=1e-5)
+    constant, crop = (
+        jnp.full((20, 8, 8, 1), 0.7),
+        jax.jit(crop_and_flip, static_argnames="smallest"),
+    )
+    np.testing.assert_allclose(crop(jax.random.key(0), constant), constant, rtol=1e-5)
     images = jnp.asarray(np.random.default_rng(0).normal(size=(20, 8, 8, 1)), jnp.float32)
-    whole = crop_and_flip(jax.random.key(1), images, smallest=1.0)
+    whole = crop(jax.random.key(1), images, smallest=1.0)
     same = np.isclose(whole, images, atol=1e-5).all((1, 2, 3))
     mirrored = np.isclose(whole, images[:, :, ::-1], atol=1e-5).all((1, 2, 3))
     assert (same | mirrored).all()
@@ -291,7 +306,7 @@ def test_the_ensemble_is_the_mean_of_its_members_probabilities(x64):
         own, mixed = nets.variables_of(MODEL, nets.images_of(4), seed), received
         for path in (("block", "inner"), ("middle",), ("last",)):
             mixed = put(mixed, own, path)
-        members.append(jax.nn.softmax(MODEL.apply(mixed, images)))
+        members.append(jax.nn.softmax(apply(mixed, images)))
     ours = predict(adaptation.ensemble(MODEL), variables, images)
     np.testing.assert_allclose(jnp.exp(ours), np.mean(members, 0), rtol=1e-10)
 

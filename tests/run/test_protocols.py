@@ -13,9 +13,9 @@ import runs
 from fedjax_bn.data.domain import Dataset, Domain, Split, whole
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.data.sampling import validation_batches
-from fedjax_bn.engine.selection import validation_score
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedig
+from fedjax_bn.methods.selection import validation_score
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.normalization.batch_instance import GATE
 from fedjax_bn.run.errors import ConfigError

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from federations import assert_close
-from fedjax_bn.engine.traffic import traffic
+from fedjax_bn.federation import traffic
 from fedjax_bn.flower import client_app
 from fedjax_bn.flower.settings import config_of
 from fedjax_bn.flower.site import load_own

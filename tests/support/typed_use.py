@@ -7,7 +7,6 @@ import optax
 
 from fedjax_bn.adaptation import Adaptation, tsmobn
 from fedjax_bn.aggregation import risk_extrapolation, weighted_mean
-from fedjax_bn.engine.traffic import traffic
 from fedjax_bn.federation import (
     Broadcast,
     FederatedMethod,
@@ -18,6 +17,7 @@ from fedjax_bn.federation import (
     client_variables,
     global_variables,
     own_of,
+    traffic,
     with_own,
 )
 from fedjax_bn.methods import fedbn, fedprox

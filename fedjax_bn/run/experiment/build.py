@@ -21,7 +21,7 @@ from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.data.source import Source
-from fedjax_bn.engine.mapping import check_strategy
+from fedjax_bn.engine.devices import check_strategy
 from fedjax_bn.engine.ranges import brief
 from fedjax_bn.engine.spelling import call_chosen, naming
 from fedjax_bn.federation import FederatedMethod

@@ -15,9 +15,9 @@ from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.engine.perturb import Perturb, amplitude_mix, randconv
 from fedjax_bn.engine.ranges import brief
-from fedjax_bn.engine.selection import best_of_round, validation_score
 from fedjax_bn.engine.spelling import call_chosen, naming
 from fedjax_bn.federation import FederatedMethod
+from fedjax_bn.methods.selection import best_of_round, validation_score
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.run.config.defaults import KEYS
 from fedjax_bn.run.config.keys import choice_of

@@ -2,8 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.engine.accounting import epsilon
-from fedjax_bn.engine.privacy import Privacy, gaussian
+from fedjax_bn.engine.privacy import Privacy, epsilon, gaussian
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.training.records import Record
 

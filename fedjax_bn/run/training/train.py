@@ -10,8 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn.data.domain import form_of
-from fedjax_bn.engine.traffic import traffic
-from fedjax_bn.federation import FederatedState
+from fedjax_bn.federation import FederatedState, traffic
 from fedjax_bn.report import write_data_plots
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import InterruptedRun

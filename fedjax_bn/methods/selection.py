@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import of_clients
-from fedjax_bn.client import Load, Train, Trained, run_steps, where_tree
+from fedjax_bn.client import Load, Train, Trained, run_steps
 from fedjax_bn.data.pixels.images import Prepare
+from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.local_step import Batch, LocalStep
 from fedjax_bn.normalization import StatisticsRule
@@ -25,7 +26,7 @@ def best_of_round(score: Score, every: int = 20) -> Train:
     """Returns a local training that keeps the variables with the best score of the round.
 
     It makes the steps of `client.run_steps` and scores after every `every` steps and after the last
-    one; of equal scores the first wins. State, losses and counts are those of the whole round;
+    one; the first of equal scores wins. State, losses and counts are those of the whole round;
     `Trained.chosen` is the number of steps that made the variables.
 
     Args:
