@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
-from fedjax_bn.engine.names import short
+from fedjax_bn.arguments.text import short
 
 WAIT = 10.0  # seconds between lines that are no terminal's
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.engine.ranges import AtLeast0, Rounds, bounded
+from fedjax_bn.arguments.ranges import AtLeast0, Rounds, bounded
 from fedjax_bn.engine.weighing import Weighing
 from fedjax_bn.sharing import Variables, join
 

@@ -29,11 +29,11 @@ from fedjax_bn.aggregation import (
     by_size,
     uniform,
 )
+from fedjax_bn.arguments.ranges import SEED, refusal
 from fedjax_bn.client import Client, LocalUpdate
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.ranges import SEED, refusal
 from fedjax_bn.sharing import STATISTICS, join, path_names, split_like
 from fedjax_bn.state import Received
 

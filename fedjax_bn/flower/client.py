@@ -16,9 +16,8 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedjax_bn.aggregation import ServerState
+from fedjax_bn.arguments.text import brief, file_name
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
-from fedjax_bn.engine.names import file_name
-from fedjax_bn.engine.ranges import brief
 from fedjax_bn.federation import Broadcast, FederatedState, Own, Upload, broadcast_of
 from fedjax_bn.flower import own_part
 from fedjax_bn.flower.records import (

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.domain import Dataset, Domain, Split, form_of
 from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_batches
 from fedjax_bn.engine.batches import Batches
-from fedjax_bn.engine.ranges import brief
 from fedjax_bn.federation import FederatedState, Own, Upload, own_of
 from fedjax_bn.flower import noise
 from fedjax_bn.flower.records import Order

@@ -19,13 +19,13 @@ from fedjax_bn.aggregation import (
     messages_by_size,
     risk_extrapolation,
 )
+from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.client import Trained
-from fedjax_bn.engine.ranges import AtLeast0, Bounds, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_optimizer import check_rounds, start
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, check_optimizer, descend, differentiate
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of
-from fedjax_bn.methods.mask_training import keep_within, mask_names, mask_optimizer_of
+from fedjax_bn.methods.mask_training import Bounds, keep_within, mask_names, mask_optimizer_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.masks import COLLECTION, keep_masks, with_masks
 from fedjax_bn.sharing import Variables, everything, join

@@ -1,14 +1,42 @@
 """How a method's feature masks are trained, as a word spells it: where, by what, within what."""
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.engine.ranges import Above0, AtLeast0, Share, mask_bounds
-from fedjax_bn.engine.spelling import read_choice
+from fedjax_bn.arguments.choices import read_choice
+from fedjax_bn.arguments.ranges import FINITE, Above0, AtLeast0, Range, Share
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.models.masks import Masks
+
+
+def mask_bounds(text: str) -> tuple[float, float]:
+    """Returns LOW and HIGH of "LOW,HIGH".
+
+    Raises:
+      ValueError: they are not finite numbers, or LOW is not below HIGH.
+    """
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low = high = 0.0
+    if not (FINITE.holds(low) and FINITE.holds(high) and low < high):
+        raise ValueError(f"bounds={brief(text)} must be {BOUNDS.text}")
+    return low, high
+
+
+def _are_bounds(text: str) -> bool:
+    try:
+        return not text or bool(mask_bounds(text))
+    except ValueError:
+        return False
+
+
+BOUNDS = Range("LOW,HIGH with LOW below HIGH, such as 0,1; empty for none", _are_bounds)
+Bounds = Annotated[str, BOUNDS]
 
 
 def mask_names(names: str | Sequence[str]) -> tuple[str, ...]:

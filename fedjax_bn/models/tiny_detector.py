@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import Channels, bounded
 from fedjax_bn.detection.anchors import Anchors
-from fedjax_bn.engine.ranges import Channels, bounded
 from fedjax_bn.models.layers import Norm
 from fedjax_bn.models.yolo_blocks import ConvNorm, Tap, check_sides, doubled, predict
 

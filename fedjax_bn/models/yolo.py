@@ -14,8 +14,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import Above0, bounded
 from fedjax_bn.detection.anchors import Anchors
-from fedjax_bn.engine.ranges import Above0, bounded
 from fedjax_bn.models.layers import Norm
 from fedjax_bn.models.yolo_blocks import (
     ConvNorm,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_bn.engine.names import on_page
+from fedjax_bn.arguments.text import on_page
 from fedjax_bn.report import html_parts
 from fedjax_bn.report.charts import heat_map
 from fedjax_bn.report.finished_runs import Run

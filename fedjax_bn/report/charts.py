@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_bn.engine.names import on_page
+from fedjax_bn.arguments.text import on_page
 from fedjax_bn.run.evaluation.groups import some_of
 
 COLOURS = 8  # classes c0 to c7 of page.css

@@ -5,7 +5,7 @@ The sentences say who won, by how much, whether it is real, and what to know bef
 
 from collections.abc import Iterator, Sequence
 
-from fedjax_bn.engine.names import on_page
+from fedjax_bn.arguments.text import on_page
 from fedjax_bn.report import html_parts
 from fedjax_bn.report.intervals import Interval
 from fedjax_bn.report.papers import beside

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from fedjax_bn.arguments.text import on_page
 from fedjax_bn.data.regular_files import Refused, read_regular
-from fedjax_bn.engine.names import on_page
 from fedjax_bn.run.files.workdir import not_readable
 
 _MANY = 12  # rows, of which more scroll within the table's box

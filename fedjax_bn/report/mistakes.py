@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from PIL import Image
 
-from fedjax_bn.engine.names import on_page
+from fedjax_bn.arguments.text import on_page
 from fedjax_bn.report import html_parts
 from fedjax_bn.report.charts import heat_map
 from fedjax_bn.report.finished_runs import Run

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedjax_bn.arguments.text import on_page
 from fedjax_bn.data.domain import Dataset, Domain
-from fedjax_bn.engine.names import on_page
 from fedjax_bn.report import html_parts, plots, text_tables
 from fedjax_bn.report.about_runs import about_runs
 from fedjax_bn.report.batch_norms import alphas, batch_norms

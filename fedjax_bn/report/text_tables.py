@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from fedjax_bn.engine.names import cell, shown
+from fedjax_bn.arguments.text import cell, shown
 from fedjax_bn.report.intervals import Interval
 from fedjax_bn.report.papers import beside
 from fedjax_bn.report.results import Cell, Row, Table, best_in

@@ -14,8 +14,8 @@ from fedjax_bn.aggregation import (
     cast_like,
     equal_messages,
 )
+from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Finish, Trained
-from fedjax_bn.engine.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of

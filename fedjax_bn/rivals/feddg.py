@@ -14,11 +14,11 @@ from fedjax_bn.aggregation import (
     cast_like,
     equal_messages,
 )
+from fedjax_bn.arguments.ranges import Above0, AtLeast0, Channels, Margin, SamplesOr0, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, look_up
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.ranges import Above0, AtLeast0, Channels, Margin, SamplesOr0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of

@@ -14,9 +14,7 @@ from typing import NamedTuple, TextIO
 import jax
 import numpy as np
 
-from fedjax_bn.engine.names import cell, encodable
-from fedjax_bn.engine.ranges import brief
-from fedjax_bn.engine.spelling import one_line
+from fedjax_bn.arguments.text import brief, cell, encodable, one_line
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.serving import load
 from fedjax_bn.serving.folder import read_about

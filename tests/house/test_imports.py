@@ -11,17 +11,18 @@ ENGINE = {"aggregation", "client", "federation", "local_optimizer", "local_step"
 ENGINE |= {"state", "task"}
 # Room -> rooms below it; of rooms that are not here nothing is asked but what `ON_RUN` asks.
 BELOW = {
-    "engine": "",
-    "normalization": "engine",
-    "detection": "engine",
-    "data": "engine",
-    "models": "engine normalization detection",
-    "methods": "engine normalization models data",
-    "rivals": "engine normalization models methods",
-    "adaptation": "engine normalization models",
-    "serving": "engine models data adaptation",
-    "theory": "engine data",
-    "tfds": "engine data",
+    "arguments": "",
+    "engine": "arguments",
+    "normalization": "engine arguments",
+    "detection": "engine arguments",
+    "data": "engine arguments",
+    "models": "arguments engine normalization detection",
+    "methods": "arguments engine normalization models data",
+    "rivals": "arguments engine normalization models methods",
+    "adaptation": "arguments engine normalization models",
+    "serving": "arguments engine models data adaptation",
+    "theory": "arguments engine data",
+    "tfds": "arguments engine data",
 }
 ON_RUN = {"run", "main", "simulation", "flower", "report"}
 EXCEPTIONS = {

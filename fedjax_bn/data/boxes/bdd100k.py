@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_bn.arguments.text import shown
 from fedjax_bn.data.boxes.assemble import Squares, to_source
 from fedjax_bn.data.boxes.json_rows import read_rows
 from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
 from fedjax_bn.data.boxes.parsing import entry, number, of_kind
 from fedjax_bn.data.source import Source
-from fedjax_bn.engine.names import shown
 
 CLASSES = (*COMMON, "traffic light", "traffic sign")
 _OTHER_NAMES = {

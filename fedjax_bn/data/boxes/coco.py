@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedjax_bn.arguments.text import brief, short
 from fedjax_bn.data.boxes.labelled import CROWDS, Labelled, Slips, part_of
 from fedjax_bn.data.boxes.parsing import entry, number, of_kind, read_json
 from fedjax_bn.data.label_trees import crowd
-from fedjax_bn.engine.names import short
-from fedjax_bn.engine.ranges import brief
 
 _LONGEST, _DEEPEST = 255, 1024  # bytes of a file's name, characters of one with its folders
 _KEYS = {"images", "annotations", "categories"}

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_bn.arguments.text import short, shown
 from fedjax_bn.data.boxes.folders import IMAGES, LABELS, counterpart, files_in
 from fedjax_bn.data.boxes.labelled import Labelled, Slips, part_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import is_image, subfolders
-from fedjax_bn.engine.names import short, shown
 
 _LARGEST_TEXT = 2**24  # bytes
 _NAMES = ("classes.txt", "obj.names", "_darknet.labels")

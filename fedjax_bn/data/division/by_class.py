@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_bn.data.division.forms import drawn_samples, with_smallest
 from fedjax_bn.data.division.groups import first_samples, number_groups, samples_of
 from fedjax_bn.data.division.integer_shares import apportion, at_least_one, fraction_size
 from fedjax_bn.data.division.label_and_size_skew import REMEDY, dirichlet_counts
 from fedjax_bn.data.domain import Split, select
 from fedjax_bn.data.label_trees import has_boxes, strata, take
 from fedjax_bn.data.rows import Rows
-from fedjax_bn.engine.ranges import drawn_samples, with_smallest
 
 
 def _pools(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:

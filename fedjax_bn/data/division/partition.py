@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedjax_bn.arguments.ranges import ALPHA, refusal
 from fedjax_bn.data.division.by_class import (
     split_clients,
     stratified_sample,
     take_fraction,
 )
+from fedjax_bn.data.division.forms import drawn_samples, with_smallest
 from fedjax_bn.data.division.groups import number_groups
 from fedjax_bn.data.division.integer_shares import SIZING, TRUNCATING
 from fedjax_bn.data.division.label_and_size_skew import client_sizes
@@ -17,7 +19,6 @@ from fedjax_bn.data.domain import Dataset, Domain, Split, check_names_differ, sp
 from fedjax_bn.data.label_trees import leaves_of
 from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.engine.ranges import ALPHA, drawn_samples, refusal, with_smallest
 
 _PARTITIONS = ("iid", "dirichlet", "drawn:N")
 

@@ -25,7 +25,7 @@ from typing import BinaryIO
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedjax_bn.engine.names import file_name
+from fedjax_bn.arguments.text import file_name
 
 Write = Callable[..., None]
 _PARTIAL = "fedjax_bn-partial"  # the folder of our partial files and locks, in the cache's

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_bn.arguments.text import short
 from fedjax_bn.data.pixels.raster import open_image, read_image
 from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.files import SIZE, Original, corruption_named, first_existing
 from fedjax_bn.data.sets.lists import is_label
 from fedjax_bn.engine.inputs import class_labels
-from fedjax_bn.engine.names import short
 
 _WHERE = (
     "MNIST-M needs mnist_m_train/*.png with mnist_m_train_labels.txt and mnist_m_test/*.png with "

@@ -16,12 +16,12 @@ from zipfile import ZipFile
 
 import numpy as np
 
+from fedjax_bn.arguments.text import short
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pools import numbered_names, parts_of
 from fedjax_bn.data.sets.npz_archive import FORM, Part, array_prefix, read_archive
 from fedjax_bn.data.source import Pool, Source, check_source
-from fedjax_bn.engine.names import short
 
 
 def load(

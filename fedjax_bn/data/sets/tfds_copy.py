@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.regular_files import read_regular
-from fedjax_bn.engine.ranges import brief
 
 _PREPARE = """
 import sys, tensorflow_datasets as tfds

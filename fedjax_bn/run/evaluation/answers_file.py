@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.domain import Split
-from fedjax_bn.engine.names import cell
 from fedjax_bn.run.evaluation.answers import Keep, Kept
 from fedjax_bn.run.files.workdir import not_readable, read_arrays, write_atomically
 from fedjax_bn.task import confusion

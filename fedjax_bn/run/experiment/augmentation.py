@@ -2,13 +2,14 @@
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.choices import call_chosen
+from fedjax_bn.arguments.ranges import Magnitude, Views
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Load, augmenting, changing
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.data.label_trees import has_boxes
 from fedjax_bn.data.pixels import augment, box_augment
 from fedjax_bn.data.pixels.randaug import randaug
-from fedjax_bn.engine.ranges import Magnitude, Views, brief
-from fedjax_bn.engine.spelling import call_chosen
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.run.errors import ConfigError
 

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.regular_files import Refused, read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.ranges import brief
 from fedjax_bn.run.errors import ConfigError
 
 # What the key of a round is folded with: not by 0 and 1, into which a permutation splits its key.

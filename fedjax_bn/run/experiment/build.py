@@ -17,13 +17,13 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
+from fedjax_bn.arguments.choices import call_chosen, naming
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.data.source import Source
 from fedjax_bn.engine.mapping import check_strategy
-from fedjax_bn.engine.ranges import brief
-from fedjax_bn.engine.spelling import call_chosen, naming
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.precision import in_dtype

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.data.division.clients import make_clients
 from fedjax_bn.data.division.pooled import pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.source import Source
-from fedjax_bn.engine.ranges import brief, nearest
 from fedjax_bn.run.config.keys import choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.readers import BOXES, DATASETS, EMBEDDED, TFDS

@@ -11,15 +11,15 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import methods, sharing
 from fedjax_bn.adaptation.choice import NEEDS
+from fedjax_bn.arguments.choices import call_chosen, naming
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.engine.perturb import Perturb, amplitude_mix, randconv
-from fedjax_bn.engine.ranges import brief
 from fedjax_bn.engine.selection import best_of_round, validation_score
-from fedjax_bn.engine.spelling import call_chosen, naming
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.models import SmallCNN
-from fedjax_bn.run.config.defaults import KEYS
+from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.optimizer import ends_with_run, local_optimizer
@@ -55,7 +55,7 @@ def group_of(method: str) -> str:
     A method without arguments of its own is a variant of the one that its file is named after, and
     has that one's.
     """
-    if method not in METHODS or any(key.startswith(f"{method}.") for key in KEYS):
+    if method not in METHODS or any(key.startswith(f"{method}.") for key in keys()):
         return method
     return METHODS[method].__module__.rpartition(".")[2]
 

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.choices import naming
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import label_forms
 from fedjax_bn.engine.backend import on_cpu
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import padded
-from fedjax_bn.engine.ranges import brief
-from fedjax_bn.engine.spelling import naming
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import Experiment, sampler

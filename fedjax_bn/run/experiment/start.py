@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.partition import fingerprint
 from fedjax_bn.engine.backend import for_one_run
-from fedjax_bn.engine.ranges import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import pretrained
 from fedjax_bn.run.errors import ConfigError

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.regular_files import Refused, read_regular
-from fedjax_bn.engine.ranges import brief
 from fedjax_bn.run.errors import ConfigError, UserError
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.files.forms import CLAIM

@@ -4,10 +4,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.data.label_trees import has_boxes
 from fedjax_bn.detection import Recipe, detection
-from fedjax_bn.engine.ranges import brief
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.task import Task, classification
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_bn import aggregation
+from fedjax_bn.arguments.choices import call_chosen, naming
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.engine.ranges import brief
 from fedjax_bn.engine.selection import validation_loss, validation_score
-from fedjax_bn.engine.spelling import call_chosen, naming
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.run.errors import ConfigError

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.engine.names import shown
+from fedjax_bn.arguments.text import shown
 from fedjax_bn.run.experiment.imports import hidden
 from fedjax_bn.run.files.workdir import faults_named, sync
 

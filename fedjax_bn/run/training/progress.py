@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fedjax_bn.engine.names import shown
+from fedjax_bn.arguments.text import shown
 
 Tell = Callable[[dict[str, Any]], None]  # of the record of a round that is done
 _BETWEEN_LINES = 30.0  # seconds; a round with an accuracy has a line of its own
