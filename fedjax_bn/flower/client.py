@@ -35,8 +35,8 @@ from fedjax_bn.flower.settings import Node, config_of, node_of
 from fedjax_bn.flower.site import Site, check_site, first_own, open_site
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.evaluate import Evaluate, internal_evaluator
+from fedjax_bn.run.experiment.method import is_told
 from fedjax_bn.run.experiment.start import partition_table
-from fedjax_bn.run.experiment.weighing import is_told
 from fedjax_bn.run.files.ownership import owned
 
 _Names = tuple[str, str, str, Node, int]  # see `_names`

@@ -20,9 +20,9 @@ from fedjax_bn.flower.records import Order
 from fedjax_bn.flower.settings import Node
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build, sampler_of
+from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.experiment.shapes import check_shapes
 from fedjax_bn.run.experiment.start import Keys, prepare
-from fedjax_bn.run.experiment.weighing import what_validates
 from fedjax_bn.run.training.stream import megabytes
 from fedjax_bn.state import Broadcast
 

@@ -12,7 +12,7 @@ from fedjax_bn.report.papers import beside
 from fedjax_bn.report.results import Cell, Row, Table, best_in, ranked
 from fedjax_bn.report.scores import MEAN
 from fedjax_bn.report.variants import Variant, relevant, spell
-from fedjax_bn.run.experiment.own_rules import has_own_weighing
+from fedjax_bn.run.experiment.method import has_own_weighing
 
 _MARKS = {1: ("▲ ", "up"), -1: ("▼ ", "down"), 0: ("", "soft")}
 _MANY = 4  # rows, of which the best is no longer a fair comparison

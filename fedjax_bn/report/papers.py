@@ -14,7 +14,7 @@ from fedjax_bn.report.scores import MEAN
 from fedjax_bn.report.variants import APART, spell
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
-from fedjax_bn.run.experiment.own_rules import own_rules
+from fedjax_bn.run.experiment.method import own_rules
 
 # What rows of a paper's table differ in, or what no number depends on by much.
 _OF_ROWS = frozenset(("share", "weigh", "data.perturb", "eval_every", "patience"))

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_bn.report.finished_runs import Run, defaults
-from fedjax_bn.run.experiment.method import METHODS, group_of
-from fedjax_bn.run.experiment.own_rules import own_rules
+from fedjax_bn.run.experiment.method import METHODS, group_of, own_rules
 from fedjax_bn.run.training.records import Record
 
 # What no number depends on, and what a report puts side by side by itself: seeds, targets, tests.

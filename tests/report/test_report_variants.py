@@ -16,7 +16,7 @@ from fedjax_bn.report.protocols import PROTOCOLS
 from fedjax_bn.report.published import cells, published
 from fedjax_bn.report.results import tables_of
 from fedjax_bn.report.variants import variants_of
-from fedjax_bn.run.experiment.own_rules import own_rules
+from fedjax_bn.run.experiment.method import own_rules
 from finished_folders import counted, finished
 from pages import Page
 

@@ -23,8 +23,7 @@ from fedjax_bn.run.config.keys import assign, base, check, override
 from fedjax_bn.run.errors import ConfigError, UserError
 from fedjax_bn.run.experiment import shapes, start
 from fedjax_bn.run.experiment.build import MODELS, OF_CALLER
-from fedjax_bn.run.experiment.method import METHODS, PERTURBATIONS, SHARING
-from fedjax_bn.run.experiment.weighing import WEIGHING
+from fedjax_bn.run.experiment.method import METHODS, PERTURBATIONS, SHARING, WEIGHING
 from fedjax_bn.run.listing import listing
 
 KEYS = keys()

@@ -1,6 +1,7 @@
 """What TensorBoard shows of a run: the numbers of its rounds, and its pictures."""
 
 import struct
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,8 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_bn.arguments.text import shown
-from fedjax_bn.run.experiment.imports import hidden
 from fedjax_bn.run.files.workdir import faults_named, sync
+
+
+@contextmanager
+def hidden(name: str) -> Iterator[None]:
+    """Lets `import name` fail within the block, as if it were not installed.
+
+    A module that is there already stays; one that is imported after the block is the real one.
+    """
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # Python's own mark for "not found"
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
 
 with hidden("torch"):  # where it is installed, seconds for the name of a type
     from tensorboardX.event_file_writer import EventsWriter

@@ -23,8 +23,13 @@ from fedjax_bn.run.evaluation.unseen import unseen_evaluator
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
-from fedjax_bn.run.experiment.start import Keys, data_hash, partition_table, prepare
-from fedjax_bn.run.experiment.starting_model import starting_record
+from fedjax_bn.run.experiment.start import (
+    Keys,
+    data_hash,
+    partition_table,
+    prepare,
+    starting_record,
+)
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.files.claim import check_claim, claim
 from fedjax_bn.run.files.finished import restore_state
