@@ -23,9 +23,7 @@ from typing import NoReturn
 from absl import flags, logging
 
 from fedjax_bn import __version__
-from fedjax_bn.engine.names import file_name
-from fedjax_bn.engine.ranges import brief
-from fedjax_bn.engine.spelling import one_line
+from fedjax_bn.arguments.text import brief, file_name, one_line
 from fedjax_bn.run.config.file import changes_of, read
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, UserError
 from fedjax_bn.run.processes.stop import endure, listen

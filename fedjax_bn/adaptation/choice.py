@@ -16,8 +16,9 @@ from fedjax_bn.adaptation.ensemble import ensemble
 from fedjax_bn.adaptation.instance import fixed_alpha, iabn, learned_alpha, random_alpha
 from fedjax_bn.adaptation.mixnorm import mixnorm
 from fedjax_bn.adaptation.tsmobn import tsmobn
-from fedjax_bn.engine.ranges import ORDER, SAMPLES, brief
-from fedjax_bn.engine.spelling import Argument, call_chosen, literal, read_choice, split_choice
+from fedjax_bn.arguments.choices import Argument, call_chosen, literal, read_choice, split_choice
+from fedjax_bn.arguments.ranges import ORDER, SAMPLES
+from fedjax_bn.arguments.text import brief
 
 ADAPTATIONS = {
     make.__name__: make

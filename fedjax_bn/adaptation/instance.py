@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation, stateless
-from fedjax_bn.engine.ranges import AtLeast0, Seed, UpTo1, bounded
+from fedjax_bn.arguments.ranges import AtLeast0, Seed, UpTo1, bounded
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.batch_instance import gated_statistics
 from fedjax_bn.normalization.iabn import instance_aware_statistics

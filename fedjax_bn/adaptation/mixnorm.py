@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.engine.ranges import Seed, UpTo1, Views, bounded
+from fedjax_bn.arguments.ranges import Seed, UpTo1, Views, bounded
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.mixnorm import view_statistics
 from fedjax_bn.sharing import Variables

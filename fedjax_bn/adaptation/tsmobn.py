@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.adaptation.adaptation import Adaptation
-from fedjax_bn.engine.ranges import UpTo1, bounded
+from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.calls import name_of
 from fedjax_bn.normalization.tsmobn import About, tracked_statistics

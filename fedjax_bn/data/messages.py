@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from fedjax_bn.engine.names import short
+from fedjax_bn.arguments.text import short
 
 WAIT = 10.0  # seconds between lines of progress where stderr is not a terminal
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_bn.engine.ranges import AtLeast0, bounded
+from fedjax_bn.arguments.ranges import AtLeast0, bounded
 
 Solver = Literal["closed_form", "slsqp"]
 

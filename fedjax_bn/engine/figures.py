@@ -1,28 +1,86 @@
-"""A matplotlib figure as PNG bytes."""
+"""Figures of matplotlib: as PNG bytes, and any text as a label."""
 
 import io
+import re
+import unicodedata
+from functools import cache
 
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fedjax_bn.engine.names import font_with
+from fedjax_bn.arguments.text import shown
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as PNG, without program and date, so that equal runs write equal bytes."""
-    buffer = io.BytesIO()
-    _choose_fonts(figure)
-    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def _choose_fonts(figure: Figure) -> None:
-    """Gives texts the fonts of characters that the usual one lacks."""
+    """Returns a figure as PNG, without program and date, so that equal runs write equal bytes."""
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
-            axis.get_ticklabels()  # which makes their texts
+            axis.get_ticklabels()  # this makes their texts
     usual = font_with("a")
     for text in figure.findobj(Text):
         others = dict.fromkeys(map(font_with, text.get_text().replace("\n", "")))
         if others.keys() - {usual, ""}:
             text.set_fontfamily([*text.get_fontfamily(), *filter(None, others)])
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def on_plot(text: str, most: int = 40) -> str:
+    """Returns a text as matplotlib's labels show it, without formulas; a long one loses its middle.
+
+    `png` draws characters that the usual font lacks with another installed font. Where there is
+    none, letters become their names, all else <name of it> or <U+4EAC>. A legend shows the text
+    whatever it begins with.
+    """
+    drawn = "".join(one if font_with(one) else _spelled(one) for one in shown(text))
+    head = (most - 3) // 2
+    cut = drawn if len(drawn) <= most else f"{drawn[:head]}...{drawn[head + 3 - most :]}"
+    return (f" {cut}" if cut[:1] in ("", "_") else cut).replace("$", r"\$")
+
+
+def in_lines(text: str, width: int = 30, most: int = 255) -> str:
+    """Returns a text as `on_plot`, in lines of `width` characters; all of it up to `most`."""
+    text = text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 2) :]}"
+    lines = re.findall(rf".{{1,{width}}}(?: |$)|.{{1,{width}}}", text, re.DOTALL)
+    return "\n".join(on_plot(line.removesuffix(" "), 10 * width) for line in lines)
+
+
+def _spelled(one: str) -> str:
+    """A character in those of ASCII: a letter's sound where its Unicode name has it."""
+    name = unicodedata.name(one, "")
+    if sound := re.search(r"(?:LETTER|SYLLABLE|VOWEL SIGN)(?: SMALL)? ([A-Z]+)$", name):
+        return sound[1].lower()
+    return f"<U+{ord(one):04X}>" if not name or "IDEOGRAPH" in name else f"<{name.lower()}>"
+
+
+@cache
+def font_with(one: str) -> str:
+    """Returns the family of an installed font that has a character, the usual first, or ""."""
+    fonts = _fonts().items()
+    return next((family for family, path in fonts if ord(one) in _characters(path)), "")
+
+
+@cache
+def _fonts() -> dict[str, str]:
+    """Family -> file, the usual one first and then those of many scripts."""
+    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+
+    usual = findfont(FontProperties())
+    plain = [font for font in fontManager.ttflist if (font.style, font.weight) == ("normal", 400)]
+    # "Last Resort" has a box for each character that there is.
+    others = {font.name: font.fname for font in plain if "Last Resort" not in font.name}
+    order = sorted(others, key=lambda name: ("Noto" not in name, name))
+    first = get_font(usual).family_name
+    return {first: usual} | {name: others[name] for name in order if name != first}
+
+
+@cache
+def _characters(path: str) -> frozenset[int]:
+    from matplotlib.font_manager import get_font
+
+    try:
+        font = get_font(path)
+        return frozenset(font.get_charmap()) if font.scalable else frozenset()
+    except (OSError, RuntimeError):  # a damaged file, or pictures of one size only
+        return frozenset()

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.engine.ranges import OddSide, UpTo1, bounded
+from fedjax_bn.arguments.ranges import OddSide, UpTo1, bounded
 
 Perturb = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 

@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import SEED, refusal
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.engine.ranges import SEED, refusal
 
 PyTree = Any
 

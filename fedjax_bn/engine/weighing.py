@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import AtLeast0, Rounds, bounded
 from fedjax_bn.engine.devices import sum_over
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.engine.ranges import AtLeast0, Rounds, bounded
 from fedjax_bn.sharing import Variables, join
 
 PyTree = Any

@@ -16,9 +16,8 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedjax_bn.aggregation import ServerState
+from fedjax_bn.arguments.text import brief, file_name
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
-from fedjax_bn.engine.names import file_name
-from fedjax_bn.engine.ranges import brief
 from fedjax_bn.federation import Broadcast, FederatedState, Own, broadcast_of, own_of
 from fedjax_bn.flower.records import (
     Answer,
@@ -33,9 +32,9 @@ from fedjax_bn.flower.settings import Node, config_of, node_of
 from fedjax_bn.flower.site import Site, load_own, open_site, save_own
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.evaluate import Evaluate, internal_evaluator
+from fedjax_bn.run.experiment.method import is_told
 from fedjax_bn.run.experiment.shapes import check_shapes
 from fedjax_bn.run.experiment.start import partition_table
-from fedjax_bn.run.experiment.weighing import is_told
 from fedjax_bn.run.files.ownership import owned
 
 _Names = tuple[str, str, str, Node, int]  # source, changes, folder, node, clients of a site

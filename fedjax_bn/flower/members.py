@@ -10,7 +10,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedjax_bn.engine.names import shown
+from fedjax_bn.arguments.text import shown
 from fedjax_bn.flower.records import Answer, Hello, Order, packed, record_in
 from fedjax_bn.run.files.finished import impossible
 from fedjax_bn.run.files.forms import FINISHED, misfit

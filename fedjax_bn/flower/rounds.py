@@ -11,8 +11,8 @@ from flwr.app import MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedjax_bn.arguments.text import shown
 from fedjax_bn.engine.named_arrays import to_named
-from fedjax_bn.engine.names import shown
 from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower.accept import Accepted, Expected, accept
 from fedjax_bn.flower.host import Host, Kept

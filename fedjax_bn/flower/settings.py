@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.engine.ranges import brief, nearest
+from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.errors import ConfigError
 

@@ -82,6 +82,8 @@ __all__ = [
     "snr",
 ]
 
+USUAL = "fedbn"  # the method of a configuration that names none
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:

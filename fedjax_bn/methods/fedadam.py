@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import server_optimizer
-from fedjax_bn.engine.ranges import Above0, Share, UpTo1, bounded
+from fedjax_bn.arguments.ranges import Above0, Share, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.learning import OptionsButServer

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 import optax
 
 from fedjax_bn.aggregation import server_optimizer
-from fedjax_bn.engine.ranges import Above0, Share, bounded
+from fedjax_bn.arguments.ranges import Above0, Share, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.learning import OptionsButServer

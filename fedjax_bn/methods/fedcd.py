@@ -16,9 +16,10 @@ from fedjax_bn.aggregation import (
     messages_by_size,
     risk_extrapolation,
 )
+from fedjax_bn.arguments.choices import read_choice
+from fedjax_bn.arguments.ranges import FINITE, Above0, AtLeast0, Range, Share, bounded
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Trained
-from fedjax_bn.engine.ranges import Above0, AtLeast0, Bounds, Share, bounded, mask_bounds
-from fedjax_bn.engine.spelling import read_choice
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_optimizer import check_rounds, start
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, check_optimizer, descend, differentiate
@@ -31,6 +32,31 @@ from fedjax_bn.state import Received
 PyTree = Any
 
 
+def mask_bounds(text: str) -> tuple[float, float]:
+    """Returns LOW and HIGH of "LOW,HIGH".
+
+    Raises:
+      ValueError: they are not finite numbers, or LOW is not below HIGH.
+    """
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low = high = 0.0
+    if not (FINITE.holds(low) and FINITE.holds(high) and low < high):
+        raise ValueError(f"bounds={brief(text)} must be {_BOUNDS.text}")
+    return low, high
+
+
+def _are_bounds(text: str) -> bool:
+    try:
+        return not text or bool(mask_bounds(text))
+    except ValueError:
+        return False
+
+
+_BOUNDS = Range("LOW,HIGH with LOW below HIGH, such as 0,1; empty for none", _are_bounds)
+
+
 @bounded
 def fedcd(  # type: ignore[misc] # its own default
     model: Any,
@@ -39,7 +65,7 @@ def fedcd(  # type: ignore[misc] # its own default
     lambda_sci: AtLeast0 = 0.7,
     eta: AtLeast0 = 0.5,
     names: str | Sequence[str] = "features",
-    bounds: Bounds | Sequence[float] = "",
+    bounds: Annotated[str, _BOUNDS] | Sequence[float] = "",
     mask_optimizer: optax.GradientTransformation | str = "",
     weigh: Annotated[WeighingRule | Weighing | None, risk_extrapolation] = None,
     **options: Unpack[OptionsButServer],

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import averaging
+from fedjax_bn.arguments.ranges import AtLeast0, Cafl, bounded
 from fedjax_bn.client import Trained
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.ranges import AtLeast0, Cafl, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import (
     Batch,

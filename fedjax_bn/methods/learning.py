@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from fedjax_bn.aggregation import ServerUpdate, Weighing, WeighingRule
+from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import (
     Client,
     Finish,
@@ -29,7 +30,6 @@ from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import Perturb
 from fedjax_bn.engine.privacy import Privacy
-from fedjax_bn.engine.ranges import bounded
 from fedjax_bn.federation import FederatedMethod, check_choices, federate
 from fedjax_bn.local_step import Batch, LocalStep, Objective, Value
 from fedjax_bn.models.forward import Output, forward

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.arguments.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.client import Trained
-from fedjax_bn.engine.ranges import Above0, AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of

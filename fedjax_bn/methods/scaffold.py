@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import Aggregate, ServerUpdate, averaging, equal_messages
+from fedjax_bn.arguments.ranges import Above0, bounded
 from fedjax_bn.client import Trained
-from fedjax_bn.engine.ranges import Above0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised

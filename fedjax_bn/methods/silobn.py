@@ -4,7 +4,7 @@ from typing import Any, Unpack
 
 import optax
 
-from fedjax_bn.engine.ranges import bounded
+from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.methods.fedavg import fedavg
 from fedjax_bn.methods.learning import Options

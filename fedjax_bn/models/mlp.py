@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.engine.ranges import Above0, Units, bounded
+from fedjax_bn.arguments.ranges import Above0, Units, bounded
 from fedjax_bn.models.layers import Classifier, Norm, dense, norm_of, require_floats
 
 

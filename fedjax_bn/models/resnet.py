@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import Units, bounded
 from fedjax_bn.engine.backend import computed_once
-from fedjax_bn.engine.ranges import Units, bounded
 from fedjax_bn.models.layers import Classifier, Norm, conv_of, dense, he_fan_out, max_pool, norm_of
 
 

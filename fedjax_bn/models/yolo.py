@@ -17,8 +17,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import Above0, Channels, bounded
 from fedjax_bn.detection import Anchors
-from fedjax_bn.engine.ranges import Above0, Channels, bounded
 from fedjax_bn.models import cpu
 from fedjax_bn.models.layers import Norm, conv_of, fan_in_uniform, max_pool, norm_of
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from fedjax_bn.engine.ranges import brief
-from fedjax_bn.engine.spelling import read_choice
+from fedjax_bn.arguments.choices import read_choice
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.normalization.layer import StatisticsRule
 from fedjax_bn.normalization.mixig import constant, mixed_statistics, uniform
 from fedjax_bn.normalization.mixstyle import mixstyle_statistics

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.engine.ranges import Above0, UpTo1, bounded
+from fedjax_bn.arguments.ranges import Above0, UpTo1, bounded
 from fedjax_bn.normalization.instance import (
     deviation,
     handed_over,

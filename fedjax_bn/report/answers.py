@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 from PIL import Image
 
-from fedjax_bn.engine.names import on_page
+from fedjax_bn.arguments.text import on_page
 from fedjax_bn.report.finished_runs import Run, Variant
 from fedjax_bn.report.html_parts import (
     cell,

@@ -4,13 +4,13 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 
-from fedjax_bn.engine import names
+from fedjax_bn.arguments import text as texts
 from fedjax_bn.report.finished_runs import Variant, relevant, spell
 from fedjax_bn.report.html_parts import cell, joined, paragraphs, sortable
 from fedjax_bn.report.intervals import Interval
 from fedjax_bn.report.papers import beside
 from fedjax_bn.report.results import MEAN, Cell, Table, best_in, ranked
-from fedjax_bn.run.experiment.own_rules import has_own_weighing
+from fedjax_bn.run.experiment.method import has_own_weighing
 
 _MARKS = {1: ("▲ ", "up"), -1: ("▼ ", "down"), 0: ("", "soft")}
 _MANY = 4  # rows; the best of more is not a fair comparison
@@ -51,7 +51,7 @@ def markdown(title: str, tables: Sequence[Table]) -> str:
     """Returns the tables of a data set as Markdown: best bold, limits in brackets."""
 
     def escape(text: str) -> str:
-        return names.shown(text).replace("|", "\\|")
+        return texts.shown(text).replace("|", "\\|")
 
     parts = [f"## {escape(title)}"]
     for table in tables:
@@ -66,16 +66,16 @@ def latex(title: str, tables: Sequence[Table]) -> str:
     """Returns the tables of a data set as LaTeX tabulars (booktabs): limits as subscripts."""
 
     def escape(text: str) -> str:
-        return "".join(_IN_LATEX.get(one, one) for one in names.shown(text))
+        return "".join(_IN_LATEX.get(one, one) for one in texts.shown(text))
 
-    parts = [f"% {names.shown(title)}"]
+    parts = [f"% {texts.shown(title)}"]
     for table in tables:
         rows = _texts(table, escape, "\\textbf{{{}}}", "$_{{[{}]}}$")
         head, *rest = (" & ".join(row) + r" \\" for row in rows)
         body = "\n".join((r"\toprule", head, r"\midrule", *rest, r"\bottomrule"))
         columns = "l" + "r" * (len(rows[0]) - 1)
         tabular = f"\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}"
-        parts.append(f"% {names.shown(_caption(table))}\n{tabular}")
+        parts.append(f"% {texts.shown(_caption(table))}\n{tabular}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -88,11 +88,11 @@ def long_csv(named: Sequence[tuple[str, Sequence[Table]]]) -> str:
         for row in table.rows:
             for column, one in row.cells.items():
                 start = (dataset, table.name, row.variant, row.adaptation, column)
-                counts = (one.seeds, one.samples or "", names.cell(table.baseline))
+                counts = (one.seeds, one.samples or "", texts.cell(table.baseline))
                 versus = one.versus or Interval(float("nan"))
                 numbers = [["" if x != x else repr(float(x)) for x in ends]
                            for ends in (one.value, versus)]  # fmt: skip
-                line = [*map(names.cell, start), *numbers[0], *counts, *numbers[1]]
+                line = [*map(texts.cell, start), *numbers[0], *counts, *numbers[1]]
                 printed = [(p.mean, "" if p.std is None else p.std, p.source)
                            for p in beside(table, row, column)]  # fmt: skip
                 writer.writerows([*line, *end] for end in printed or [("", "", "")])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.engine.names import on_page
+from fedjax_bn.arguments.text import on_page
 from fedjax_bn.report import html_parts
 from fedjax_bn.report.answers import MEASURES
 from fedjax_bn.report.finished_runs import Run, Variant, spell

@@ -10,8 +10,7 @@ from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.evaluation.answers import Answered, read_answers
-from fedjax_bn.run.experiment.method import METHODS, group_of
-from fedjax_bn.run.experiment.own_rules import own_rules
+from fedjax_bn.run.experiment.method import METHODS, group_of, own_rules
 from fedjax_bn.run.files.forms import CLAIM, DATA, SUMMARY
 from fedjax_bn.run.files.workdir import read_json, read_lines
 from fedjax_bn.run.training.records import Record

@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from fedjax_bn.engine.figures import png
-from fedjax_bn.engine.names import on_plot
+from fedjax_bn.engine.figures import on_plot, png
 
 OVERLAP = 0.5  # IoU from which on a box of the right class is right, as for mAP50
 _COLOURS = {"right": "lime", "wrong": "red", "missed": "orange"}

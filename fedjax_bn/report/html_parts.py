@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from fedjax_bn.arguments.text import on_page
 from fedjax_bn.data.regular_files import Refused, read_regular
-from fedjax_bn.engine.names import on_page
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.files.workdir import not_readable
 

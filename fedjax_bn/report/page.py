@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedjax_bn.arguments.text import on_page
 from fedjax_bn.data.domain import Dataset, Domain
-from fedjax_bn.engine.names import on_page
 from fedjax_bn.report import comparison, html_parts, plots, unseen
 from fedjax_bn.report.about_runs import about_runs
 from fedjax_bn.report.answers import measured, mistakes

@@ -19,7 +19,7 @@ from fedjax_bn.report.published import (
 from fedjax_bn.report.results import MEAN, Row, Table
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
-from fedjax_bn.run.experiment.own_rules import own_rules
+from fedjax_bn.run.experiment.method import own_rules
 
 # What rows of a paper's table differ in, or what no number depends on by much.
 _OF_ROWS = frozenset(("share", "weigh", "data.perturb", "eval_every", "patience"))

@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, splits
-from fedjax_bn.engine.figures import png
-from fedjax_bn.engine.names import in_lines, on_plot
+from fedjax_bn.engine.figures import in_lines, on_plot, png
 from fedjax_bn.report.found_boxes import draw_box
 from fedjax_bn.report.tables import columns, heading, score_of
 from fedjax_bn.run.evaluation.groups import some_of

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_bn.engine.ranges import nearest
+from fedjax_bn.arguments.text import nearest
 from fedjax_bn.report import intervals
 from fedjax_bn.report.finished_runs import Run, Variant, relevant
 from fedjax_bn.report.intervals import Interval, Part

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedjax_bn.engine.names import shown
+from fedjax_bn.arguments.text import shown
 
 _MEAN = ("mean", "")
 

@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_bn.adaptation.choice import varied
-from fedjax_bn.engine.figures import png
-from fedjax_bn.engine.names import file_name, on_plot
+from fedjax_bn.arguments.text import file_name
+from fedjax_bn.engine.figures import on_plot, png
 
 
 def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, bytes]]:

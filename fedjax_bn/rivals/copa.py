@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import Aggregate, ServerState, averaging, equal_messages
+from fedjax_bn.arguments.ranges import bounded
 from fedjax_bn.client import Finish, Trained
-from fedjax_bn.engine.ranges import bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import (

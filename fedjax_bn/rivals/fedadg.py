@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.arguments.ranges import Units, UpTo1, bounded
 from fedjax_bn.client import Client, LocalUpdate
 from fedjax_bn.engine.backend import where_tree
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.ranges import Units, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import (
     Batch,

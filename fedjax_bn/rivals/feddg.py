@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import Aggregate, ServerState, averaging, equal_messages
+from fedjax_bn.arguments.ranges import Above0, AtLeast0, Channels, Margin, SamplesOr0, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, load_first
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.ranges import Above0, AtLeast0, Channels, Margin, SamplesOr0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, OptionsButServer, learning, method_of

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.arguments.ranges import AtLeast0, bounded
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.engine.ranges import AtLeast0, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised

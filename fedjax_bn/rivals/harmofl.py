@@ -16,10 +16,10 @@ from fedjax_bn.aggregation import (
     equal_messages,
     uniform,
 )
+from fedjax_bn.arguments.ranges import AtLeast0, Channels, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, load_first
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.ranges import AtLeast0, Channels, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised

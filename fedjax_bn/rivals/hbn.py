@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.aggregation import Aggregate, ServerState, ServerUpdate, averaging, messages_by_size
+from fedjax_bn.arguments.ranges import UpTo1, bounded
 from fedjax_bn.client import Client, Load, LocalUpdate, look_up
 from fedjax_bn.engine.batches import blank_padding
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.ranges import UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, differentiate, gradient_step
 from fedjax_bn.methods.learning import (

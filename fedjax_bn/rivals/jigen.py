@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_bn.arguments.ranges import AtLeast0, Puzzles, UpTo1, bounded
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.ranges import AtLeast0, Puzzles, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of

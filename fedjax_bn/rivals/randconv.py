@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.arguments.ranges import AtLeast0, OddSide, UpTo1, bounded
 from fedjax_bn.engine import perturb
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.ranges import AtLeast0, OddSide, UpTo1, bounded
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.engine.names import file_name, shown
+from fedjax_bn.arguments.text import file_name, shown
 from fedjax_bn.report import tables, write_comparison, write_report
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished
 from fedjax_bn.run.experiment.datasets import domain_names

@@ -14,15 +14,13 @@ from typing import NamedTuple, TextIO
 import jax
 import numpy as np
 
+from fedjax_bn.arguments.text import brief, cell, encodable, one_line
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode, relative_names
 from fedjax_bn.data.pixels.raster import UPRIGHT
 from fedjax_bn.data.pixels.resize import resized
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.folders import is_image
-from fedjax_bn.engine.names import cell, encodable
-from fedjax_bn.engine.ranges import brief
-from fedjax_bn.engine.spelling import one_line
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.serving import load
 from fedjax_bn.serving.folder import read_about

@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from fedjax_bn import __version__
 from fedjax_bn.adaptation import ensemble
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
-from fedjax_bn.engine.ranges import brief
-from fedjax_bn.engine.spelling import split_choice
+from fedjax_bn.arguments.choices import split_choice
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.config.keys import assign, check
 from fedjax_bn.run.config.trust import recorded_code

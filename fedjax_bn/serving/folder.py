@@ -25,13 +25,14 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_bn import models
 from fedjax_bn.adaptation.choice import ADAPTATIONS, choose_adaptation
+from fedjax_bn.arguments.choices import call_chosen, naming, read_choice, split_choice
+from fedjax_bn.arguments.ranges import ORDER, SAMPLES
+from fedjax_bn.arguments.text import brief, nearest, one_line
 from fedjax_bn.data.pixels.images import impossible_samples, standardize
 from fedjax_bn.data.pixels.raster import ORIENTATIONS, STORED
 from fedjax_bn.data.regular_files import read_regular
 from fedjax_bn.data.sets.arrays import check_memory
 from fedjax_bn.engine.named_arrays import to_named
-from fedjax_bn.engine.ranges import ORDER, SAMPLES, brief, nearest
-from fedjax_bn.engine.spelling import call_chosen, naming, one_line, read_choice, split_choice
 from fedjax_bn.models.precision import in_dtype
 from fedjax_bn.serving.predictor import Predictor, from_choice
 from fedjax_bn.serving.program import Program, open_program, read_served, write_program

@@ -15,7 +15,7 @@ from fedjax_bn.data.pixels.box_augment import Move, of_boxes
 from fedjax_bn.data.pixels.resize import GREY
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment.augmentation import choose_loading
+from fedjax_bn.run.experiment.task import choose_loading
 
 SIZE = 32
 move_pixels, gain = jax.jit(box_augment._move_pixels), jax.jit(box_augment._gain)

@@ -269,7 +269,7 @@ def test_without_a_path_the_sentence_says_what_it_must_be(name):
 def test_a_choice_that_a_dataset_does_not_have_is_refused(key):
     config = config_of("scanners", "", **{f"data_{key}": ("1",)})
     with pytest.raises(
-        ConfigError, match=rf"data\.{key}='1' is of no use with config\.data\.name="
+        ConfigError, match=rf"data\.{key}='1' has no effect with config\.data\.name="
     ):
         build(config)
 

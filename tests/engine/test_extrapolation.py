@@ -241,7 +241,7 @@ def test_a_run_takes_the_rule_by_name_writes_its_weights_and_draws_them(tmp_path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("risk_extrapolation:eta=big", "eta must be of type float"),
+        ("risk_extrapolation:eta=big", "eta='big' is of type str, but it must be float"),
         ("risk_extrapolation:eta=-1", "eta=-1.0 must be"),
         ("risk_extrapolation:weight=1", "key of eta, solver"),
         ("risk_extrapolation:solver=sqp", "valid are closed_form, slsqp"),

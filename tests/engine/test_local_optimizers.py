@@ -11,7 +11,7 @@ from federations import OneNorm, assert_close, assert_equal, batches_of, run_rou
 from fedjax_bn.local_optimizer import by_round
 from fedjax_bn.methods import fedavg, feddc, fednova, fedsam, scaffold
 from fedjax_bn.normalization.batch_instance import keep_gates
-from fedjax_bn.run.experiment.optimizer import learning_rates
+from fedjax_bn.run.experiment.method import learning_rates
 
 KEY, NET, SIZES = jax.random.key(1), OneNorm(), (9, 4, 6)
 DECAY = optax.exponential_decay(0.1, 1, 0.5)  # 0.1, 0.05, 0.025

@@ -8,28 +8,29 @@ import fedjax_bn
 ROOT = Path(fedjax_bn.__file__).parent
 # Floors from the ground up, modules at the top level and folders alike, with the floors from which
 # each imports: all of them are below it. Of those that are not here only `ON_RUN` is asked.
-SHARED = "sharing engine task aggregation state local_step"
+SHARED = "arguments sharing engine task aggregation state local_step"
 BELOW = {
-    "sharing": "",
-    "engine": "sharing",
-    "task": "engine",
-    "aggregation": "engine",
-    "state": "sharing aggregation",
-    "local_optimizer": "sharing",
-    "local_step": "sharing engine state local_optimizer",
+    "arguments": "",
+    "sharing": "arguments",
+    "engine": "arguments sharing",
+    "task": "arguments engine",
+    "aggregation": "arguments engine",
+    "state": "arguments sharing aggregation",
+    "local_optimizer": "arguments sharing",
+    "local_step": "arguments sharing engine state local_optimizer",
     "client": SHARED,
     "server": f"{SHARED} client",
     "federation": f"{SHARED} client server",
-    "normalization": "engine sharing local_step",
-    "detection": "task",
-    "data": "engine",
-    "models": "engine sharing normalization detection",
-    "adaptation": "engine sharing normalization models",
+    "normalization": "arguments engine sharing local_step",
+    "detection": "arguments task",
+    "data": "arguments engine",
+    "models": "arguments engine sharing normalization detection",
+    "adaptation": "arguments engine sharing normalization models",
     "methods": f"{SHARED} local_optimizer client federation normalization data models adaptation",
     "rivals": f"{SHARED} client federation normalization models methods",
-    "serving": "engine sharing models data adaptation",
-    "theory": "engine data",
-    "tfds": "data",
+    "serving": "arguments engine sharing models data adaptation",
+    "theory": "arguments engine data",
+    "tfds": "arguments data",
 }
 WITHOUT_FLAX = {*list(BELOW)[: list(BELOW).index("normalization")], "data"}
 ON_RUN = {"run", "main", "simulation", "flower", "report"}

@@ -14,11 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
+from fedjax_bn.arguments.text import cell, file_name, on_page, shown
 from fedjax_bn.data.division.partition import fingerprint, share_out_domains
 from fedjax_bn.data.domain import Dataset, Domain, Split
-from fedjax_bn.engine import names
-from fedjax_bn.engine.figures import png
-from fedjax_bn.engine.names import cell, file_name, in_lines, on_page, on_plot, shown
+from fedjax_bn.engine import figures
+from fedjax_bn.engine.figures import in_lines, on_plot, png
 from fedjax_bn.report import page, plots, tables
 from fedjax_bn.report.comparison import long_csv
 from fedjax_bn.report.intervals import Interval
@@ -155,17 +155,17 @@ def test_a_long_name_is_cut_in_the_middle_in_a_plot():
     ],
 )
 def test_what_no_font_draws_is_spelled_in_a_plot(text, drawn, monkeypatch):
-    usual, *_ = names._fonts().items()
-    monkeypatch.setattr(names, "_fonts", lambda: dict([usual]))
-    names.font_with.cache_clear()
+    usual, *_ = figures._fonts().items()
+    monkeypatch.setattr(figures, "_fonts", lambda: dict([usual]))
+    figures.font_with.cache_clear()
     assert on_plot(text) == drawn
-    names.font_with.cache_clear()
+    figures.font_with.cache_clear()
 
 
 def test_a_character_that_only_another_font_has_is_drawn_with_that_font():
     """Labels, legends and ticks; a missing glyph would be a warning, which is an error here."""
     script = "\N{MATHEMATICAL SCRIPT CAPITAL A}"  # of STIX, which matplotlib brings
-    assert names.font_with(script) != names.font_with("a")
+    assert figures.font_with(script) != figures.font_with("a")
     assert on_plot(script) == script
     figure = Figure()
     axes = figure.subplots()

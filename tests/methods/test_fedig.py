@@ -261,7 +261,7 @@ def test_gates_are_made_at_init_and_belong_to_the_clients():
     [
         ("uniforn", "'uniforn' is unknown; did you mean 'uniform'\\? valid are constant, mixstyle"),
         ("uniform:u=1", "must be key=value with a key of high, low"),
-        ("constant:u=half", "u must be of type float"),
+        ("constant:u=half", "u='half' is of type str, but it must be float"),
     ],
 )
 def test_a_wrong_mixing_is_one_clear_sentence(text, message):

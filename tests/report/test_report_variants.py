@@ -14,7 +14,7 @@ from fedjax_bn.report.finished_runs import find_runs, variants_of
 from fedjax_bn.report.papers import beside
 from fedjax_bn.report.published import PAPER_TABLES, cells, published
 from fedjax_bn.report.results import tables_of
-from fedjax_bn.run.experiment.own_rules import own_rules
+from fedjax_bn.run.experiment.method import own_rules
 from finished_folders import counted, finished
 from pages import Page
 

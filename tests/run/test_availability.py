@@ -73,7 +73,7 @@ def test_a_trace_says_who_takes_part_and_begins_again(tmp_path):
         (None, "No such file"),
         ({"present": np.ones((2, 6), bool)}, "but no array 'available'"),
         ({"available": np.ones((2, 5), bool)}, r"bool\[2, 5\], but it must be bool\[rounds, 6\]"),
-        ({"available": np.zeros((2, 6), bool)}, "nobody is available in round 1"),
+        ({"available": np.zeros((2, 6), bool)}, "no client is available in round 1"),
     ],
 )
 def test_a_wrong_trace_is_refused_naming_the_file_and_the_fault(tmp_path, content, words):

@@ -14,24 +14,25 @@ from hypothesis import strategies as st
 import runs
 from fedjax_bn import methods
 from fedjax_bn.adaptation.choice import ADAPTATIONS
-from fedjax_bn.engine.spelling import plain_arguments
+from fedjax_bn.arguments.choices import plain_arguments
 from fedjax_bn.models import MLP, DenseNet121, DigitCNN, ResNet18, TwoLayer
 from fedjax_bn.run import commands
-from fedjax_bn.run.config.defaults import KEYS
+from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import assign, base, check, override
 from fedjax_bn.run.errors import ConfigError, UserError
 from fedjax_bn.run.experiment import shapes, start
 from fedjax_bn.run.experiment.build import MODELS, OF_CALLER
-from fedjax_bn.run.experiment.method import METHODS, PERTURBATIONS, SHARING
-from fedjax_bn.run.experiment.weighing import WEIGHING
+from fedjax_bn.run.experiment.method import METHODS, PERTURBATIONS, SHARING, WEIGHING
 from fedjax_bn.run.listing import listing
 
+KEYS = keys()
 WITHIN = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 FILE = """
 from fedjax_bn.run.config import base, override
+
 
 def get_config(changes=""):
     config = base()

@@ -2,10 +2,16 @@
 
 import pytest
 
-from fedjax_bn.run.config import likely_keys
-from fedjax_bn.run.config.defaults import KEYS
+from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import base, check, flatten, override
+from fedjax_bn.run.config.keys import (
+    _SYNONYMS,
+    base,
+    check,
+    flatten,
+    likely_keys,
+    override,
+)
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.files.finished import configuration
 
@@ -312,9 +318,9 @@ def test_a_run_with_the_word_of_an_earlier_version_for_a_cache_is_still_read():
 
 
 def test_every_synonym_stands_for_a_key_and_no_key_has_more_than_three_near():
-    assert likely_keys._SYNONYMS.keys() <= {*KEYS, *(key.rpartition(".")[2] for key in KEYS)}
-    assert likely_keys.likely_keys("lr_scheduler") == ["optimizer.schedule"]
-    assert likely_keys.likely_keys("optimizer.warmup_epochs") == ["optimizer.warmup_rounds"]
-    assert likely_keys.likely_keys("resume") == ["start_from"]
-    names = [word for words in likely_keys._SYNONYMS.values() for word in words.split()]
-    assert all(1 <= len(likely_keys.likely_keys(name)) <= 3 for name in names)
+    assert _SYNONYMS.keys() <= {*keys(), *(key.rpartition(".")[2] for key in keys())}
+    assert likely_keys("lr_scheduler") == ["optimizer.schedule"]
+    assert likely_keys("optimizer.warmup_epochs") == ["optimizer.warmup_rounds"]
+    assert likely_keys("resume") == ["start_from"]
+    names = [word for words in _SYNONYMS.values() for word in words.split()]
+    assert all(1 <= len(likely_keys(name)) <= 3 for name in names)

@@ -18,11 +18,11 @@ import pytest
 import fedjax_bn as fb
 import runs
 from fedjax_bn import main
-from fedjax_bn.engine.spelling import PLAIN, REQUIRED, plain_arguments, read_choice
+from fedjax_bn.arguments.choices import PLAIN, REQUIRED, plain_arguments, read_choice
 from fedjax_bn.normalization.mixing import choose_mixing
 from fedjax_bn.run import listing
 from fedjax_bn.run.config import file as config_file
-from fedjax_bn.run.config.defaults import KEYS, METHOD_KEYS
+from fedjax_bn.run.config.defaults import keys
 from fedjax_bn.run.config.keys import base, check
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build as experiment
@@ -32,6 +32,7 @@ PACKAGE = Path(fb.__file__).parent
 # Modules that are no part of the face: the program, and helpers of the others.
 INNER = {
     "__main__",
+    "arguments",
     "flower",
     "main",
     "run",
@@ -187,7 +188,7 @@ def test_a_list_has_a_line_with_words_for_each(kind, capsys):
         "models": experiment.MODELS,
         "datasets": experiment.DATASETS,
         "configs": config_file.packaged_configs(),
-        "keys": KEYS,
+        "keys": keys(),
     }
     if kind in tables:
         assert [line.split()[0] for line in lines] == list(tables[kind])
@@ -254,7 +255,7 @@ def test_every_flag_is_in_the_help_of_a_command():
 
 def test_every_number_has_a_range_that_holds_its_default_and_every_key_a_meaning():
     inherited = {"fedadagrad", "fedyogi"}  # "Arguments are those of `fedadam`"
-    for name, key in KEYS.items():
+    for name, key in keys().items():
         assert key.meaning or name.partition(".")[0] in inherited, name
         if key.kind in (int, float):
             assert key.range.text, name
@@ -271,7 +272,9 @@ def test_keys_of_methods_are_the_plain_keyword_defaults_of_their_signatures():
     for name in [*expected]:
         if name.partition(".")[2] in ("adapter", *configured_method.GIVEN):
             expected.pop(name)
-    assert {name: key.default for name, key in METHOD_KEYS.items()} == expected
+    known = {*configured_method.METHODS}
+    found = {n: k.default for n, k in keys().items() if n.partition(".")[0] in known}
+    assert found == expected
 
 
 def test_a_configuration_that_lacks_a_key_is_refused():
@@ -328,7 +331,10 @@ def test_an_own_mixing_is_a_function_of_the_key(own):
         ({"model": "broken_code:Net"}, "ModuleNotFoundError: No module named 'no_such_thing'"),
         ({"model": "own_code:Nett"}, "no function or class 'Nett'; did you mean 'Net'"),
         ({"model": "own_code:Net:hight=3"}, "'hight=3' must be key=value with a key of width"),
-        ({"model": "own_code:Net:width=x"}, "width must be of type int, such as 3"),
+        (
+            {"model": "own_code:Net:width=x"},
+            "width='x' is of type str, but it must be int, such",
+        ),
         ({"model": "own_code:fedfoo"}, "missing a required argument: 'model'"),
         ({"model": "own_code:nothing"}, "gives NoneType, not a flax.linen.Module"),
         ({"method": "own_code:narrow"}, "unexpected keyword argument '"),
@@ -369,9 +375,9 @@ def test_types_and_defaults_are_read_off_the_signature():
     )
     for text, said in (
         ("f", "f needs size: write f:size=VALUE"),
-        ("f:size=3.0", "size must be of type int"),
-        ("f:size=3:rate=a", "rate must be of type float"),
-        ("f:size=True", "size must be of type int"),
+        ("f:size=3.0", "size=.* must be int"),
+        ("f:size=3:rate=a", "rate='a' is of type str, but it must be float"),
+        ("f:size=True", "size=.* must be int"),
         ("f:size=3:names=a", "with a key of on, rate, size"),
         ("f:size", "with a key of on, rate, size"),
         ("g", "is unknown; valid are f, or your own"),

@@ -99,7 +99,10 @@ def test_all_adaptations_can_be_chosen_by_name(state):
         ("tsmobm", "'tsmobm' is unknown; did you mean 'tsmobn'\\? valid are batch, "),
         ("tsmobn:momentun=0.5", "must be key=value with a key of about, affine, batch_size"),
         ("tsmobn:momentum", "must be key=value"),
-        ("tsmobn:momentum=high", "momentum must be of type float, such as 0.9"),
+        (
+            "tsmobn:momentum=high",
+            "momentum='high' is of type str, but it must be float",
+        ),
         ("running:batch_size=0", "batch_size=0 must be at least 1"),
     ],
 )

@@ -16,10 +16,9 @@ from fedjax_bn.methods.learning import Options
 from fedjax_bn.models import DigitCNN, SmallCNN
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build
-from fedjax_bn.run.experiment.augmentation import choose_loading
-from fedjax_bn.run.experiment.method import PERTURBATIONS
-from fedjax_bn.run.experiment.optimizer import local_optimizer
+from fedjax_bn.run.experiment.method import local_optimizer
 from fedjax_bn.run.experiment.start import make_keys, make_start
+from fedjax_bn.run.experiment.task import choose_loading
 
 RUN = Path(build.__file__).parents[1]
 # What a user has to say in either way: how much feddg shows, and that fedwon has no batch norm.
@@ -103,8 +102,8 @@ def test_the_zero_shot_adapter_is_of_spatial_batch_norms_alone():
 
 
 def test_no_file_of_run_names_a_method():
-    """Texts and attributes; docstrings may, and the key `method` has a default."""
-    names, found = {*methods.__all__} - {*PERTURBATIONS}, []
+    """Texts and attributes; docstrings may."""
+    names, found = {*methods.__all__}, []
     for file in sorted(RUN.rglob("*.py")):
         tree = ast.parse(file.read_text())
         prose = {
@@ -123,7 +122,7 @@ def test_no_file_of_run_names_a_method():
                 text = node.value
             words = set("".join(c if c.isalnum() or c == "_" else " " for c in text).split())
             found += [(file.name, name) for name in sorted(words & names)]
-    assert found == [("defaults.py", "fedbn")]
+    assert found == []
 
 
 @pytest.mark.parametrize("name", methods.__all__)

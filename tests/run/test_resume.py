@@ -17,7 +17,7 @@ from fedjax_bn.run.config.file import read
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import ConfigError, InterruptedRun, WorkdirError
 from fedjax_bn.run.experiment.method import follows_rounds
-from fedjax_bn.run.experiment.starting_model import starting_model
+from fedjax_bn.run.experiment.start import starting_model
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.files.ownership import check_claim, claim
 from fedjax_bn.run.training import logs, train

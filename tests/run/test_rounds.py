@@ -14,8 +14,8 @@ from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.evaluation.scoring_data import stack_batches
 from fedjax_bn.run.experiment import build as module
-from fedjax_bn.run.experiment.augmentation import AUGMENTATIONS
 from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.experiment.task import AUGMENTATIONS
 from fedjax_bn.run.training import rounds
 from fedjax_bn.run.training.stream import stream_rounds, stream_tests
 

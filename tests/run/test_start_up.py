@@ -8,8 +8,8 @@ import time
 import pytest
 
 import runs
-from fedjax_bn.run.experiment.imports import hidden
 from fedjax_bn.run.training import train
+from fedjax_bn.run.training.logs import hidden
 from fedjax_bn.run.training.rounds import Rounds
 
 # Each takes from 0.2 to 4 seconds, and training needs none of them before its first round.

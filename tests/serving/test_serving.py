@@ -18,9 +18,9 @@ from PIL import Image
 
 import runs
 from fedjax_bn.adaptation.choice import choose_adaptation
+from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.domain import whole
 from fedjax_bn.data.pixels.images import standardize
-from fedjax_bn.engine.names import cell
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP, SmallCNN

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_bn.arguments.text import shown
 from fedjax_bn.data.boxes.assemble import Squares, to_source
 from fedjax_bn.data.boxes.labelled import (
     COMMON,
@@ -26,7 +27,6 @@ from fedjax_bn.data.boxes.labelled import (
 )
 from fedjax_bn.data.boxes.parsing import entry, number, of_kind, read_rows
 from fedjax_bn.data.source import Source
-from fedjax_bn.engine.names import shown
 
 CLASSES = (*COMMON, "traffic light", "traffic sign")
 _OTHER_NAMES = {"pedestrian": "person", "bike": "bicycle", "motor": "motorcycle"}

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedjax_bn.arguments.text import brief, short
 from fedjax_bn.data.boxes.labelled import (
     CROWDS,
     OTHER_CLASS,
@@ -24,8 +25,6 @@ from fedjax_bn.data.boxes.labelled import (
 )
 from fedjax_bn.data.boxes.parsing import entry, number, of_kind, read_json
 from fedjax_bn.data.label_trees import crowd
-from fedjax_bn.engine.names import short
-from fedjax_bn.engine.ranges import brief
 
 NAME, SHARES = "COCO's JSON", False  # see `own`
 _LONGEST, _DEEPEST = 255, 1024  # bytes of a file's name, characters of one with its folders

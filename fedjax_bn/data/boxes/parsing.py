@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from fedjax_bn.arguments.text import shown
 from fedjax_bn.data.regular_files import open_regular, read_regular, read_text
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.engine.names import shown
 
 _LARGEST_XML = 2**24  # bytes; one image's labels take a few thousand
 _LARGEST_JSON = 2**32  # bytes; Objects365, the largest that we know, takes half of them

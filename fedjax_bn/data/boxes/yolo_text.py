@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_bn.arguments.text import short, shown
 from fedjax_bn.data.boxes.labelled import (
     IMAGES,
     LABELS,
@@ -29,7 +30,6 @@ from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.regular_files import read_text
 from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.folders import is_image, subfolders
-from fedjax_bn.engine.names import short, shown
 
 NAME, SHARES = "YOLO's text files", True  # see `own`
 _LARGEST_TEXT = 2**24  # bytes

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedjax_bn.arguments.ranges import ALPHA, refusal
 from fedjax_bn.data.division.by_class import (
     SIZING,
     TRUNCATING,
@@ -16,12 +17,12 @@ from fedjax_bn.data.division.by_class import (
     stratified_sample,
     stratified_split,
 )
+from fedjax_bn.data.division.forms import drawn_samples, with_smallest
 from fedjax_bn.data.division.skew import REMEDY, client_sizes, dirichlet_counts
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_names_differ, select, splits
 from fedjax_bn.data.label_trees import has_boxes, leaves_of, strata, take
 from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.engine.ranges import ALPHA, drawn_samples, refusal, with_smallest
 
 _PARTITIONS = ("iid", "dirichlet", "drawn:N")
 

@@ -9,8 +9,10 @@ from fractions import Fraction
 
 import numpy as np
 
+from fedjax_bn.arguments.ranges import ALPHA, refusal
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.by_class import apportion, quantize
-from fedjax_bn.engine.ranges import ALPHA, SIZES, SMALLEST, brief, refusal, with_smallest
+from fedjax_bn.data.division.forms import SIZES, SMALLEST, with_smallest
 
 REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
 

@@ -20,8 +20,8 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import PIXELS, AtLeast0, Range, UpTo1, bounded
 from fedjax_bn.data.pixels import operations
-from fedjax_bn.engine.ranges import PIXELS, AtLeast0, Range, UpTo1, bounded
 
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
 Transform = Callable[[jax.Array, jax.Array], jax.Array]

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import Share, UpTo1, bounded
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
 from fedjax_bn.data.pixels.operations import shift_hue
 from fedjax_bn.data.pixels.resize import GREY
 from fedjax_bn.engine.keys import stream
-from fedjax_bn.engine.ranges import Share, UpTo1, bounded
 
 Batch = dict[str, Any]
 _SMALLEST, _LEAST = 2.0, 0.1  # pixels of a side, and share of its area, above which a box stays

@@ -25,8 +25,8 @@ from threading import Lock
 import numpy as np
 from filelock import FileLock, Timeout
 
+from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data.messages import progress_bar
-from fedjax_bn.engine.names import file_name
 
 Write = Callable[..., None]
 _Make = Callable[[Write], Sequence[str]]

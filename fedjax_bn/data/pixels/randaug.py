@@ -11,10 +11,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.ranges import Magnitude, Views, bounded
 from fedjax_bn.data.pixels.augment import Augment
 from fedjax_bn.data.pixels.operations import rotate
 from fedjax_bn.engine.backend import on_cpu
-from fedjax_bn.engine.ranges import Magnitude, Views, bounded
 
 _STRONGEST = 30
 _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # of Pillow's SMOOTH, over 13

@@ -15,9 +15,9 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, is_zipfile
 
 import numpy as np
 
+from fedjax_bn.arguments.text import short
 from fedjax_bn.data.regular_files import open_regular
 from fedjax_bn.data.sets.files import corruption_named
-from fedjax_bn.engine.names import short
 
 _HEADER = 12 + 10_000  # bytes; NumPy refuses to parse longer ones
 _PACKED = 200  # times a file's size to which its arrays may unpack

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_bn.arguments.text import short
 from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of
 from fedjax_bn.data.hashes import hash_of
 from fedjax_bn.data.messages import progress_bar
@@ -38,7 +39,6 @@ from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.source import Pool, Source, check_source
 from fedjax_bn.engine.inputs import class_labels
-from fedjax_bn.engine.names import short
 
 _OURS = {name: IMAGE_FOLDERS[name] for name in ("pacs", "vlcs", "officehome", "office_caltech10")}
 NAMES = ("digits", "cifar10", "cifar10_c", "domainnet", *_OURS)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.engine.ranges import brief, nearest
-from fedjax_bn.engine.spelling import one_line
+from fedjax_bn.arguments.text import brief, nearest, one_line
 from fedjax_bn.run.config.keys import assign, check, check_complete
 from fedjax_bn.run.errors import ConfigError
 

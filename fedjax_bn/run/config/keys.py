@@ -1,24 +1,71 @@
-"""Configurations: changing keys; types and ranges checked against the table of `defaults`."""
+"""Changing and checking a configuration, by the table of `defaults`."""
 
+import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.engine import spelling
-from fedjax_bn.engine.ranges import brief, nearest, refusal
-from fedjax_bn.engine.spelling import Table, as_float, literal
-from fedjax_bn.run.config.defaults import KEYS, base
-from fedjax_bn.run.config.likely_keys import likely_keys
+from fedjax_bn.arguments.choices import Table, misfit, parsed, read_choice
+from fedjax_bn.arguments.text import brief, nearest
+from fedjax_bn.run.config.defaults import base, keys
 from fedjax_bn.run.errors import ConfigError
 
 __all__ = ["base", "check", "override"]  # what a config file needs
 
-# Keys that are gone, and the value of each that changes nothing.
+# Keys that no longer exist, and the value of each that changes nothing.
 RETIRED = {"cpu_kernels": "table"}
 # What runs did before there was a key for it, where its default is something else.
 BEFORE = {"data.orientation": "stored"}
+_MOST = 3  # keys in a suggestion
+# Names of other programs and papers for a key or its last part, without capitals and underscores.
+_SYNONYMS = {
+    "optimizer.learning_rate": "lr stepsize clientlr locallr baselr initlr",
+    "optimizer.weight_decay": "wd decay l2 weightdecay",
+    "optimizer.momentum": "mom",
+    "optimizer.name": "opt optim optimiser solver adam",
+    "optimizer.schedule": "scheduler lrscheduler lrschedule learningrateschedule lrdecay cosine",
+    "optimizer.warmup_rounds": "warmup warmupepochs warmupsteps",
+    "optimizer.decay_rounds": "tmax decaysteps milestones lrstep",
+    "optimizer.decay_factor": "gamma lrgamma lrdecay",
+    "optimizer.final_fraction": "minlr etamin lrmin alphamin",
+    "rounds": "nrounds numrounds commrounds communicationrounds commround "
+    "globalrounds globalepochs maxrounds iterations steps",
+    "local_epochs": "e epoch epochs nepochs numepochs localep localepoch le innerepochs maxepochs",
+    "local_steps": "steps localiterations inneriterations",
+    "batch_size": "bs batch batchsize localbs localbatchsize minibatch trainbatchsize",
+    "eval_batch_size": "testbs testbatchsize evalbs",
+    "data.num_clients": "k nclients numclients numusers nusers users nodes sites",
+    "clients_per_round": "c frac participation participationrate samplerate clientfraction "
+    "numclients cohort",
+    "participation.dropout": "dropout stragglers",
+    "method": "algorithm algo strategy aggregator fl",
+    "weigh": "weights weighting aggregation",
+    "model": "arch architecture net network backbone",
+    "pretrained": "checkpoint init weights",
+    "start_from": "resume resumefrom initfrom load loadmodel finetune checkpoint",
+    "data.name": "dataset data task",
+    "data.path": "root dataroot datadir datapath dir folder",
+    "data.image_size": "imgsize imsize resolution size inputsize",
+    "data.validation": "val valsplit valfraction",
+    "data.orientation": "exif rotation",
+    "data.augment": "aug augmentation transform transforms",
+    "data.partition": "noniid dirichlet heterogeneity",
+    "data.alpha": "dirichlet dirichletalpha concentration",
+    "target": "unseen leaveout testdomain heldout targetdomain",
+    "eval_every": "evalfreq evalinterval testevery testinterval valinterval",
+    "checkpoint_every": "saveevery savefreq saveinterval",
+    "patience": "earlystopping earlystop",
+    "seed": "randomseed rng manualseed",
+    "compute_dtype": "dtype precision amp fp16 bf16 mixedprecision",
+    "mesh": "device devices gpu gpus cuda ngpus numgpus",
+    "privacy.noise": "dp epsilon sigma noisemultiplier",
+    "privacy.clip": "clipping maxgradnorm clipnorm maxnorm gradclip",
+    "privacy.delta": "delta",
+    "eta": "serverlr",
+    "mu": "proximal prox",
+}
 
 
 def override(config: ConfigDict, changes: str) -> ConfigDict:
@@ -27,7 +74,8 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
     A comma that no `key=` follows belongs to the value: `adaptations=running,batch`.
 
     Raises:
-      ConfigError: an unknown key, a value of the wrong type, or a part without '='.
+      ConfigError: an unknown key, a value of another type or out of its range, or a part without
+        '='.
     """
     for change in filter(None, re.split(r",(?=[\w.]+=)", changes.strip(","))):
         key, equals, text = change.partition("=")
@@ -38,112 +86,16 @@ def override(config: ConfigDict, changes: str) -> ConfigDict:
 
 
 def assign(config: ConfigDict, key: str, text: str) -> None:
-    """Sets a dotted key to the value that `text` spells.
+    """Sets a dotted key to the value that a text stands for.
 
     Raises:
-      ConfigError: there is no such key, or the value has another type than the default.
+      ConfigError: an unknown key, or a value of another type or out of its range.
     """
     check_key(key)
-    value = parse(text, KEYS[key].kind)
-    check_type(key, value)
+    value = parsed(text, keys()[key].kind)
+    _check_value(key, value)
     with config.unlocked():
         config.update_from_flattened_dict({key: value})
-
-
-def parse(text: str, kind: type) -> Any:
-    """The value that `text` spells for a key of type `kind`; of another type if it spells none.
-
-    Texts need no quotes, and tuples of texts no parentheses: `running,batch`.
-    """
-    value = literal(text)
-    if kind is float and type(value) in (int, float, str):
-        try:
-            return as_float(value)
-        except ValueError:
-            return value
-    if kind is str:
-        return value if isinstance(value, str) else text
-    if kind is tuple and isinstance(value, str):
-        return tuple(filter(None, map(str.strip, value.split(","))))
-    if kind is tuple and isinstance(value, tuple | list):
-        return tuple(entry if isinstance(entry, str) else brief(entry) for entry in value)
-    return value
-
-
-def check_type(name: str, value: Any) -> None:
-    """Raises ConfigError if a value has another type than the default of its dotted key."""
-    key = KEYS[name]
-    right = type(value) is key.kind or (value is None and key.optional is not None)
-    if key.kind is tuple and right:
-        right = all(isinstance(entry, str) for entry in value)
-    if not right:
-        kind = "a tuple of names" if key.kind is tuple else key.kind.__name__
-        such = "" if key.default is None else f", such as its default {brief(key.default)}"
-        raise ConfigError(
-            f"config.{name}={brief(value)} is of type {type(value).__name__}, but it must be {kind}"
-            f"{such}"
-        )
-
-
-def check_complete(config: ConfigDict) -> None:
-    """Raises ConfigError if keys of a configuration are not exactly those that there are."""
-    names = [name for name, _ in flatten(config)]
-    for name in names:
-        check_key(name)
-    if missing := KEYS.keys() - set(names):
-        raise ConfigError(
-            f"the configuration lacks {', '.join(sorted(missing))}: get_config must start from "
-            "fedjax_bn.run.config.keys.base()"
-        )
-
-
-def check_key(name: str) -> None:
-    """Raises ConfigError with the likeliest keys if there is no dotted key of that name."""
-    group = [key for key in sorted(KEYS) if key.startswith(f"{name}.")]
-    if group:
-        raise ConfigError(f"config.{name} is a group of keys: set one of {', '.join(group)}")
-    if name not in KEYS:
-        likely = ", ".join(map(repr, likely_keys(name)))
-        hint = f"did you mean {' or '.join(likely.rsplit(', ', 1))}? " if likely else ""
-        raise ConfigError(f"config has no key {brief(name)}; {hint}`fedjax-bn list keys` names all")
-
-
-def _check_range(name: str, value: Any) -> None:
-    """Raises ConfigError if a value of the right type is not in the range of its dotted key."""
-    if value is not None and (why := refusal(value, KEYS[name].range)):
-        raise ConfigError(f"config.{name}={brief(value)} {why}")
-
-
-def up_to_date(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that an earlier version recorded, in the form of today's.
-
-    Keys that came later have their defaults, or what was done `BEFORE`; `RETIRED` ones go where
-    their value means what is always done now.
-    """
-    defaults = {name: key.default for name, key in KEYS.items()}
-    kept = {name: value for name, value in flat.items() if RETIRED.get(name) != value}
-    return defaults | BEFORE | kept
-
-
-def flatten(config: ConfigDict, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """All (dotted key, value) pairs."""
-    for key in sorted(config):
-        value = config[key]
-        if isinstance(value, ConfigDict):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def choose(table: dict[str, Any], name: str, key: str) -> Any:
-    """`table[name]`.
-
-    Raises:
-      ConfigError: there is no such name; the message lists the valid ones.
-    """
-    if name not in table:
-        raise ConfigError(f"config.{key}={brief(name)} is unknown{nearest(name, table)}")
-    return table[name]
 
 
 def check(config: ConfigDict) -> None:
@@ -154,8 +106,7 @@ def check(config: ConfigDict) -> None:
     """
     check_complete(config)
     for name, value in flatten(config):
-        check_type(name, value)
-        _check_range(name, value)
+        _check_value(name, value)
     if config.local_steps and config.local_epochs != 1:
         raise ConfigError(
             f"config.local_steps={config.local_steps} and config.local_epochs="
@@ -163,7 +114,7 @@ def check(config: ConfigDict) -> None:
         )
     if config.client_epochs and (config.local_steps or config.local_epochs != 1):
         raise ConfigError(
-            f"config.client_epochs={','.join(config.client_epochs)} says how much clients train: "
+            f"config.client_epochs={','.join(config.client_epochs)} sets how much clients train: "
             "leave local_epochs at 1 and local_steps at 0"
         )
     if config.privacy.noise and not config.privacy.clip:
@@ -176,19 +127,66 @@ def check(config: ConfigDict) -> None:
             f"config.start_from={brief(config.start_from)} and config.pretrained="
             f"{brief(config.pretrained)} exclude each other: a run starts from one model"
         )
-    _check_optimizer(config.optimizer)
-    rounds, warmup = config.rounds, config.optimizer.warmup_rounds
-    ends_with_run = config.optimizer.schedule == "cosine" and not config.optimizer.decay_rounds
-    if ends_with_run and warmup >= rounds:
+    _check_optimizer(config.optimizer, config.rounds)
+
+
+def check_complete(config: ConfigDict) -> None:
+    """Raises ConfigError unless a configuration has all keys and no others."""
+    names = [name for name, _ in flatten(config)]
+    for name in names:
+        check_key(name)
+    if missing := keys().keys() - set(names):
         raise ConfigError(
-            f"config.optimizer.warmup_rounds={warmup} leaves none of rounds={rounds} to the "
-            "cosine: lower it, or set optimizer.decay_rounds"
+            f"the configuration lacks {', '.join(sorted(missing))}: get_config must start from "
+            "fedjax_bn.run.config.keys.base()"
         )
 
 
-def _check_optimizer(optimizer: ConfigDict) -> None:
+def check_key(name: str) -> None:
+    """Raises ConfigError with the likeliest keys if there is no dotted key of that name."""
+    group = [key for key in sorted(keys()) if key.startswith(f"{name}.")]
+    if group:
+        raise ConfigError(f"config.{name} is a group of keys: set one of {', '.join(group)}")
+    if name not in keys():
+        likely = ", ".join(map(repr, likely_keys(name)))
+        hint = f"did you mean {' or '.join(likely.rsplit(', ', 1))}? " if likely else ""
+        raise ConfigError(f"config has no key {brief(name)}; {hint}`fedjax-bn list keys` names all")
+
+
+def likely_keys(name: str) -> list[str]:
+    """Returns the keys that a name probably means, the likeliest first, at most three.
+
+    A name may be the last part of a key (`mu`), another word for it (`optimizer.lr`), a misspelt
+    key (`data.nmae`), or share words with it (`num_local_epochs`).
+    """
+    known = keys()
+    last = _plain(name.rpartition(".")[2])
+    same = [key for key in known if _plain(key.rpartition(".")[2]) == last]
+    same.sort(key=lambda key: key.count("."))
+    meant = [key for key, words in _SYNONYMS.items() if last in words.split()]
+    named = [key for one in meant for key in known if key == one or key.endswith(f".{one}")]
+    close = difflib.get_close_matches(name.lower()[:100], known, _MOST, 0.75)
+    words = set(name.lower().replace(".", "_").split("_"))
+    shared = {key: len(words & set(key.replace(".", "_").split("_"))) for key in known}
+    sharing = sorted(filter(shared.get, known), key=lambda key: (-shared[key], len(key)))
+    likely = [*named, *same] or close or sharing
+    likely = likely or difflib.get_close_matches(name.lower()[:100], known, _MOST, 0.65)
+    return list(dict.fromkeys(likely))[:_MOST]
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("_", "").replace("-", "")
+
+
+def _check_value(name: str, value: Any) -> None:
+    """Raises ConfigError if a value has another type than its key, or is out of the range."""
+    if why := misfit(value, keys()[name]):
+        raise ConfigError(f"config.{name}={brief(value)} {why}")
+
+
+def _check_optimizer(optimizer: ConfigDict, rounds: int) -> None:
     """Raises ConfigError where keys of the clients' optimizer exclude each other."""
-    schedule = optimizer.schedule
+    schedule, warmup = optimizer.schedule, optimizer.warmup_rounds
     by_factor = schedule in ("step", "exponential")
     if by_factor and not optimizer.decay_rounds:
         raise ConfigError(
@@ -202,25 +200,62 @@ def _check_optimizer(optimizer: ConfigDict) -> None:
     }
     for key, is_used in used.items():
         name = f"optimizer.{key}"
-        if not is_used and optimizer[key] != KEYS[name].default:
+        if not is_used and optimizer[key] != keys()[name].default:
             raise ConfigError(
-                f"config.{name}={optimizer[key]} is of no use with optimizer.schedule="
+                f"config.{name}={optimizer[key]} has no effect with optimizer.schedule="
                 f"{schedule!r}: leave it out, or choose another schedule"
             )
     if optimizer.nesterov and not optimizer.momentum:
         raise ConfigError("config.optimizer.nesterov=True needs optimizer.momentum above 0")
     if optimizer.name != "sgd" and optimizer.momentum:
         raise ConfigError(
-            f"config.optimizer.momentum={optimizer.momentum} is of no use with optimizer.name="
+            f"config.optimizer.momentum={optimizer.momentum} has no effect with optimizer.name="
             f"{optimizer.name!r}, which has its own: leave it at 0, or choose sgd"
         )
+    if schedule == "cosine" and not optimizer.decay_rounds and warmup >= rounds:
+        raise ConfigError(
+            f"config.optimizer.warmup_rounds={warmup} leaves none of rounds={rounds} to the "
+            "cosine: lower it, or set optimizer.decay_rounds"
+        )
+
+
+def up_to_date(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys that an earlier version recorded, in the form of today's.
+
+    Keys that came later have their defaults, or what was done `BEFORE`; `RETIRED` ones go where
+    their value means what is always done now.
+    """
+    defaults = {name: key.default for name, key in keys().items()}
+    kept = {name: value for name, value in flat.items() if RETIRED.get(name) != value}
+    return defaults | BEFORE | kept
+
+
+def flatten(config: ConfigDict, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yields all (dotted key, value) pairs, in the order of their keys."""
+    for key in sorted(config):
+        value = config[key]
+        if isinstance(value, ConfigDict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def choose(table: Mapping[str, Any], name: str, key: str) -> Any:
+    """Returns `table[name]`.
+
+    Raises:
+      ConfigError: there is no such name; the message names the nearest right one.
+    """
+    if name not in table:
+        raise ConfigError(f"config.{key}={brief(name)} is unknown{nearest(name, table)}")
+    return table[name]
 
 
 def choice_of(
     key: str, text: str, table: Table, given: Collection[str] = ()
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """`spelling.read_choice` for the value of a key, with a ConfigError."""
+    """Returns `choices.read_choice` for the value of a key; a ValueError becomes a ConfigError."""
     try:
-        return spelling.read_choice(f"config.{key}={brief(text)}", text, table, given=given)
+        return read_choice(f"config.{key}={brief(text)}", text, table, given=given)
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -14,7 +14,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from fedjax_bn.engine.spelling import imports_refused
+from fedjax_bn.arguments.choices import imports_refused
 from fedjax_bn.run.training.records import Record
 
 _PACKAGE = Path(__file__).resolve().parents[3]  # where `fedjax_bn` lies

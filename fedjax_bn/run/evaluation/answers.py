@@ -19,8 +19,8 @@ import numpy as np
 from PIL import Image
 from scipy.special import logsumexp
 
+from fedjax_bn.arguments.text import cell
 from fedjax_bn.data.domain import Split
-from fedjax_bn.engine.names import cell
 from fedjax_bn.run.evaluation.groups import by_client
 from fedjax_bn.run.evaluation.scoring_data import places_in_order
 from fedjax_bn.run.files.workdir import not_readable, read_arrays, write_atomically

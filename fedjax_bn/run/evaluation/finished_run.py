@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from fedjax_bn import adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.adaptation.choice import NEEDS, choose_adaptation
+from fedjax_bn.arguments.text import file_name
 from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
 from fedjax_bn.data.pixels.resize import resized
@@ -33,7 +34,6 @@ from fedjax_bn.data.sets.folders import (
 )
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
 from fedjax_bn.data.source import Source
-from fedjax_bn.engine.names import file_name
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.report import unseen

@@ -1,7 +1,4 @@
-"""From a configuration to what it names: data, model, method, adaptations; all checks come here.
-
-The tables below are the only place where a name becomes a function.
-"""
+"""Builds what a configuration names and checks it: data, model, method and adaptations."""
 
 import inspect
 from collections.abc import Callable
@@ -17,13 +14,14 @@ from ml_collections import ConfigDict
 
 from fedjax_bn import models, sharing
 from fedjax_bn.adaptation.choice import Choice, choose_adaptation
+from fedjax_bn.arguments.choices import call_chosen, naming
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.domain import Dataset, Domain
+from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.data.sampling import Sampler, by_epochs, by_steps
 from fedjax_bn.data.source import Source
 from fedjax_bn.engine.devices import check_strategy
-from fedjax_bn.engine.ranges import brief
-from fedjax_bn.engine.spelling import call_chosen, naming
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.precision import in_dtype
@@ -31,29 +29,26 @@ from fedjax_bn.normalization import Layer, Statistics
 from fedjax_bn.run.config.keys import check, choice_of, choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.personalization import check_labelled, choose_personalization
-from fedjax_bn.run.experiment.augmentation import choose_augmentation, choose_loading
 from fedjax_bn.run.experiment.availability import read_trace
 from fedjax_bn.run.experiment.datasets import check_data_keys, check_image_size, configured_clients
-from fedjax_bn.run.experiment.draws import check_draws, repetition_notes
 from fedjax_bn.run.experiment.method import (
     check_adaptations,
     choose_method,
+    is_told,
     local_epochs,
     method_maker,
 )
 from fedjax_bn.run.experiment.readers import DATASETS
-from fedjax_bn.run.experiment.task import choose_task
-from fedjax_bn.run.experiment.weighing import is_told
+from fedjax_bn.run.experiment.task import choose_augmentation, choose_loading, choose_task
 from fedjax_bn.run.processes.mesh import choose_mesh
 from fedjax_bn.task import Task, classification
 
 MODELS = {name: getattr(models, name) for name in models.__all__}
 OF_CALLER = ("num_classes", "rngs", "name", "parent")  # given by us; the last two by linen
+_MOST_DRAWS = 2**28  # samples a round: 2 GB of numbers
 HOLD_OUT = (
     "set config.data.validation above 0, for data that come divided config.data.split=official too"
 )
-
-
 TESTED_ON_VALIDATION = (
     "the data keep no test samples of the clients (data.test): their accuracy is of the validation "
     "samples, which also choose the round"
@@ -73,7 +68,7 @@ class Experiment(NamedTuple):
       adaptations: text -> how unseen clients predict.
       notes: sentences for the user on the data and the start.
       mesh: the devices over which the method's clients are shared out; None for one.
-      trace: who is available in which round, see `run.availability`; None where all always are.
+      trace: who is available in which round, see `availability`; None where all always are.
       task: what is learned and reported.
     """
 
@@ -119,7 +114,6 @@ def build(config: ConfigDict) -> Experiment:
         notes += (TESTED_ON_VALIDATION,)
     check_image_size(internal, config)
     _check_clients(internal, config)
-    check_draws(internal, config)
     _check_validation(internal, config)
     experiment = assemble(config, internal, unseen, notes)
     check_labelled(choose_personalization(config, experiment.method), internal, unseen)
@@ -133,7 +127,7 @@ def build(config: ConfigDict) -> Experiment:
 def assemble(
     config: ConfigDict, internal: Dataset, unseen: tuple[Domain, ...], notes: tuple[str, ...] = ()
 ) -> Experiment:
-    """What a configuration names besides its data, for these clients and unseen domains.
+    """Builds what a configuration names besides its data, for these clients and unseen domains.
 
     Raises:
       ConfigError, ValueError: as `build`.
@@ -155,7 +149,7 @@ def assemble(
             text: choose_adaptation(text, model, config.adapt_batch_size)
             for text in config.adaptations
         },
-        notes=notes + method.notes + repetition_notes(internal, config),
+        notes=notes + method.notes + _repetition_notes(internal, config),
         mesh=mesh,
         task=task,
     )
@@ -218,7 +212,7 @@ def _check_validation(internal: Dataset, config: ConfigDict) -> None:
 
 
 def _check_clients(internal: Dataset, config: ConfigDict) -> None:
-    """Raises ConfigError if a number of clients does not suit the federation."""
+    """Raises ConfigError if a number of clients, or of samples a round, does not suit them."""
     num_clients = len(internal.domains)
     check_strategy(config.clients, num_clients)
     if config.client_epochs and len(config.client_epochs) != num_clients:
@@ -232,16 +226,37 @@ def _check_clients(internal: Dataset, config: ConfigDict) -> None:
                 f"config.{key}={config[key]} is more than the {num_clients} clients there are: use "
                 "0 for all of them"
             )
+    longest = max(len(domain.train.images) for domain in internal.domains)
+    drawn = config.local_steps * config.batch_size or max(local_epochs(config)) * longest
+    drawn *= (clients := config.clients_per_round or num_clients)
+    if drawn > _MOST_DRAWS:
+        raise ConfigError(
+            f"a round of {clients} clients would draw {drawn} samples, but it can draw "
+            f"{_MOST_DRAWS} at most: lower config.local_steps, config.local_epochs, "
+            "config.client_epochs or config.batch_size"
+        )
+
+
+def _repetition_notes(internal: Dataset, config: ConfigDict) -> tuple[str, ...]:
+    """A note on the clients that have fewer samples than the full batches of their steps."""
+    sizes = {domain.name: len(domain.train.images) for domain in internal.domains}
+    few = [f"{name} ({size})" for name, size in sizes.items() if size < config.batch_size]
+    if not config.local_steps or not few:
+        return ()
+    return (
+        f"a step's batch of {config.batch_size} repeats samples of clients that have fewer: "
+        f"{first_few(few)}",
+    )
 
 
 def sampler(config: ConfigDict, internal: Dataset) -> Sampler:
-    """Which samples a round trains on."""
+    """Returns what draws the samples of a round."""
     sizes = [len(domain.train.images) for domain in internal.domains]
     return sampler_of(config, min(sizes), max(sizes))
 
 
 def sampler_of(config: ConfigDict, smallest: int, longest: int) -> Sampler:
-    """The same, for clients of which only the sizes are known.
+    """Returns the same for clients of which only the sizes are known.
 
     Args:
       config: batches, and epochs or steps.
@@ -253,12 +268,12 @@ def sampler_of(config: ConfigDict, smallest: int, longest: int) -> Sampler:
 
 
 def initial_variables(experiment: Experiment, key: jax.Array) -> sharing.Variables:
-    """The common start of all clients, at random."""
+    """Returns the common start of all clients, at random."""
     return experiment.model.init(key, sample_input(experiment.internal, experiment.prepare, 2))
 
 
 def sample_input(dataset: Dataset, prepare: Prepare, batch_size: int) -> jax.Array:
-    """Zeros in the form that the model reads, f[B, ...]."""
+    """Returns zeros in the form that the model reads, f[B, ...]."""
     images = dataset.domains[0].train.images
     return prepare(jnp.zeros((batch_size, *images.shape[1:]), images.dtype), jnp.float32)
 

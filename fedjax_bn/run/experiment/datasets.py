@@ -1,13 +1,13 @@
-"""What `data.*` and `target` of a configuration name: datasets by name, and their clients."""
+"""The clients and unseen domains of `data.*` and `target`, and checks of these keys."""
 
 from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.text import brief, nearest
 from fedjax_bn.data.division.clients import make_clients, pool_clients
 from fedjax_bn.data.domain import Dataset, Domain, check_names_differ
 from fedjax_bn.data.source import Source
-from fedjax_bn.engine.ranges import brief, nearest
 from fedjax_bn.run.config.keys import choose
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.readers import BOXES, DATASETS, EMBEDDED, TFDS
@@ -28,10 +28,10 @@ _CHOICES = {
 def configured_clients(
     data: Source | Dataset, config: ConfigDict
 ) -> tuple[Dataset, tuple[Domain, ...]]:
-    """The clients and the unseen domains, as `data.division.clients.make_clients` makes them.
+    """Returns the clients and the unseen domains, see `data.division.clients.make_clients`.
 
-    With `data.partition="pooled"` one client owns all samples, and each domain's test samples are
-    an unseen domain's (FedBN, Table 12).
+    With `data.partition="pooled"` one client owns all samples, and the test samples of each domain
+    are an unseen domain (FedBN, Table 12).
     """
     keys = config.data
     check_target(data, config)
@@ -73,29 +73,24 @@ def _check_names(names: Sequence[str], dataset: str) -> None:
 
 
 def domain_names(config: ConfigDict) -> tuple[str, ...]:
-    """The names of all domains of the configured data, in order.
+    """Returns the names of all domains of the configured data, in order.
 
     Raises:
-      ConfigError: the data are not there, or wrong.
+      ConfigError: the data are missing, or wrong.
     """
-    with config.unlocked():
-        config = config.copy_and_resolve_references()
-    config.target = ""
-    data = _read_data(config)
+    data = _read_data(config, target="")
     names = tuple(part.name for part in (data.pools if isinstance(data, Source) else data.domains))
     _check_names(names, data.name)
     return names
 
 
 def clients_without_validation(config: ConfigDict) -> tuple[str, ...]:
-    """The names of the clients that have no samples by which a round or a rate could be chosen.
+    """Returns the names of clients that have no samples by which to choose a round or a rate.
 
     Raises:
-      ConfigError: the data are not there, or wrong.
+      ConfigError: the data are missing, or wrong.
     """
-    with config.unlocked():
-        config = config.copy_and_resolve_references()
-    data = _read_data(config)
+    data = _read_data(config, target=config.target)
     try:
         internal, _ = configured_clients(data, config)
     except ValueError as error:
@@ -103,8 +98,11 @@ def clients_without_validation(config: ConfigDict) -> tuple[str, ...]:
     return tuple(domain.name for domain in internal.domains if domain.validation is None)
 
 
-def _read_data(config: ConfigDict) -> Source | Dataset:
-    """The configured data; raises ConfigError if they are not there, or wrong."""
+def _read_data(config: ConfigDict, target: str) -> Source | Dataset:
+    """The data of a configuration with this target; raises ConfigError if they are wrong."""
+    with config.unlocked():
+        config = config.copy_and_resolve_references()
+    config.target = target
     load = choose(DATASETS, config.data.name, "data.name")
     check_data_keys(config)
     try:
@@ -128,7 +126,7 @@ def check_target(data: Source | Dataset, config: ConfigDict) -> None:
 
 
 def check_data_keys(config: ConfigDict) -> None:
-    """Checks what can be said of `data` before anything is read.
+    """Checks the keys of `data` before anything is read.
 
     Raises:
       ConfigError: a dataset that needs a path has none, an embedded one has one, or a key chooses
@@ -137,7 +135,7 @@ def check_data_keys(config: ConfigDict) -> None:
     name = config.data.name
     if name in EMBEDDED and config.data.path:
         raise ConfigError(
-            f"config.data.path={brief(config.data.path)} is of no use, because config.data.name="
+            f"config.data.path={brief(config.data.path)} has no effect, because config.data.name="
             f"{name!r} is embedded: choose another data.name, or leave data.path empty"
         )
     if name not in EMBEDDED | TFDS and not config.data.path:
@@ -148,13 +146,13 @@ def check_data_keys(config: ConfigDict) -> None:
     for key, able in _CHOICES.items():
         if config.data[key] and name not in able:
             raise ConfigError(
-                f"config.data.{key}={brief(','.join(config.data[key]))} is of no use with "
+                f"config.data.{key}={brief(','.join(config.data[key]))} has no effect with "
                 f"config.data.name={name!r}: leave it empty; it is for {', '.join(sorted(able))}"
             )
 
 
 def _describe_folder(config: ConfigDict) -> str:
-    """What the reader of a dataset says of a folder that is not there: the layout, and its home."""
+    """The message of a dataset's reader for a missing folder: its layout, and where to get it."""
     with config.unlocked():
         missing = config.copy_and_resolve_references()
     missing.data.path = "PATH"

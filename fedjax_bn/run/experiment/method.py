@@ -1,75 +1,89 @@
-"""The method that a configuration names, and the adaptations that it serves."""
+"""The method of a configuration: optimizer, rules of sharing and weighing, own arguments."""
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from fedjax_bn import methods, sharing
+from fedjax_bn import aggregation, methods, sharing
 from fedjax_bn.adaptation.choice import NEEDS
+from fedjax_bn.arguments.choices import call_chosen, naming
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.engine.perturb import Perturb, amplitude_mix, randconv
-from fedjax_bn.engine.ranges import brief
-from fedjax_bn.engine.spelling import call_chosen, naming
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.methods.selection import best_of_round, validation_score
+from fedjax_bn.local_optimizer import by_round
+from fedjax_bn.methods.selection import best_of_round, validation_loss, validation_score
 from fedjax_bn.models import SmallCNN
-from fedjax_bn.run.config.defaults import KEYS
-from fedjax_bn.run.config.keys import choice_of
+from fedjax_bn.run.config.defaults import keys
+from fedjax_bn.run.config.keys import choice_of, choose
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment.optimizer import ends_with_run, local_optimizer
 from fedjax_bn.run.experiment.privacy import choose_privacy
-from fedjax_bn.run.experiment.task import option_of
-from fedjax_bn.run.experiment.weighing import (
-    choose_weighing,
-    is_told,
-    told_weighing,
-)
-from fedjax_bn.run.experiment.weighing import follows_rounds as weighing_follows_rounds
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task, classification
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__}
-SHARING = {
-    rule.__name__: rule
-    for rule in (
-        sharing.everything,
-        sharing.nothing,
-        sharing.all_but_batch_norm,
-        sharing.all_but_statistics,
-    )
+
+
+def _by_name(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    return {function.__name__: function for function in functions}
+
+
+SHARING = _by_name(
+    sharing.everything,
+    sharing.nothing,
+    sharing.all_but_batch_norm,
+    sharing.all_but_statistics,
+)
+WEIGHING = _by_name(
+    aggregation.by_size,
+    aggregation.uniform,
+    aggregation.risk_extrapolation,
+    aggregation.generalization_adjustment,
+    aggregation.by_divergence,
+)
+PERTURBATIONS = _by_name(amplitude_mix, randconv)
+OPTIMIZERS: dict[str, Callable[[ConfigDict, Any], optax.GradientTransformation]] = {
+    "sgd": lambda keys, rate: optax.sgd(rate, keys.momentum or None, nesterov=keys.nesterov),
+    "adam": lambda keys, rate: optax.adam(rate),
 }
-PERTURBATIONS = {make.__name__: make for make in (amplitude_mix, randconv)}
-# What the configuration gives every method by keys of its own.
+# Functions of the keys and of the rounds over which a rate falls by default.
+_SCHEDULES: dict[str, Callable[[ConfigDict, int], optax.Schedule]] = {
+    "constant": lambda keys, rounds: optax.constant_schedule(keys.learning_rate),
+    "cosine": lambda keys, rounds: optax.cosine_decay_schedule(
+        keys.learning_rate, keys.decay_rounds or rounds, keys.final_fraction
+    ),
+    "step": lambda keys, rounds: optax.exponential_decay(
+        keys.learning_rate, keys.decay_rounds, keys.decay_factor, staircase=True
+    ),
+    "exponential": lambda keys, rounds: optax.exponential_decay(
+        keys.learning_rate, keys.decay_rounds, keys.decay_factor
+    ),
+}
+# Arguments of every method for which the configuration has keys of its own.
 GIVEN = ("clients", "keep_optimizer", "local_epochs")
 
 
 def group_of(method: str) -> str:
-    """The group of keys that are a method's arguments.
+    """Returns the group of keys that are a method's arguments.
 
     A method without arguments of its own is a variant of the one that its file is named after, and
-    has that one's.
+    has the keys of that one.
     """
-    if method not in METHODS or any(key.startswith(f"{method}.") for key in KEYS):
+    if method not in METHODS or any(key.startswith(f"{method}.") for key in keys()):
         return method
     return METHODS[method].__module__.rpartition(".")[2]
 
 
-def follows_rounds(config: ConfigDict) -> str:
-    """The key whose plan follows from the number of rounds, such as a cosine's; "" for none."""
-    if ends_with_run(config):
-        return f"optimizer.schedule={config.optimizer.schedule} (without optimizer.decay_rounds)"
-    return f"weigh={brief(config.weigh)}" if weighing_follows_rounds(config) else ""
-
-
-def method_maker(
-    config: ConfigDict,
-) -> Callable[..., FederatedMethod]:
+def method_maker(config: ConfigDict) -> Callable[..., FederatedMethod]:
     """Returns `make(model, prepare, load, task, mesh=None)` for the configured method.
 
     A method's own arguments are the configuration's keys of its group, such as `fedprox.mu`, see
@@ -81,6 +95,7 @@ def method_maker(
       ConfigError: an unknown name, module or argument.
     """
     method, options = choose_method("method", config.method)
+    what = f"config.method={brief(config.method)}"
     options |= dict(config.get(group_of(config.method), {}))
     if config.share:
         options["share"] = _choose_sharing(config.share)
@@ -89,7 +104,7 @@ def method_maker(
     if mechanism := choose_privacy(config):
         options["privacy"] = mechanism
     if config.data.perturb:
-        options["perturb"] = choose_perturbation(config.data.perturb)
+        options["perturb"] = _choose_perturbation(config.data.perturb)
     optimizer = local_optimizer(config)
     options |= {"clients": config.clients, "local_epochs": max(local_epochs(config))}
     if config.optimizer.keep:
@@ -98,38 +113,39 @@ def method_maker(
     def make(
         model: nn.Module, prepare: Prepare, load: Load, task: Task, mesh: Mesh | None = None
     ) -> FederatedMethod:
-        options_of_run = options | {"prepare": prepare, "load": load} | option_of(task)
-        what = f"config.method={brief(config.method)}"
+        given = options | {"prepare": prepare, "load": load}
+        if not task.classifies:  # else it is what methods learn anyway
+            given["task"] = task
         if mesh is not None:
-            _check_takes_mesh(what, method)
-            options_of_run["mesh"] = mesh
-        made = call_chosen(what, method, model, optimizer, **options_of_run)
+            known = inspect.signature(method).parameters.values()
+            if not any(p.name == "mesh" or p.kind is p.VAR_KEYWORD for p in known):
+                raise ConfigError(
+                    f"{what} takes no argument mesh, the devices over which its clients are shared "
+                    "out: give it one, for `federate`, or train on one device with config.mesh=1"
+                )
+            given["mesh"] = mesh
+        made = call_chosen(what, method, model, optimizer, **given)
         if not isinstance(made, FederatedMethod):
             raise ConfigError(f"{what} gives {type(made).__name__}, not a FederatedMethod")
-        if config.local_selection:  # as its clients predict, which the method has said
-            score = validation_score(model, prepare, task, made.statistics)
-            options_of_run["train"] = best_of_round(score, config.local_selection)
+        if not config.local_selection and not is_told(config):
+            return made
+        # Clients validate a model as they predict, and `made` is the first to know how they do.
+        validated = (model, prepare, task, made.statistics)
+        if config.local_selection:
+            score = validation_score(*validated)
+            given["train"] = best_of_round(score, config.local_selection)
         if is_told(config):
-            options_of_run["weigh"] = told_weighing(config, model, prepare, task, made.statistics)
-        if config.local_selection or is_told(config):
-            made = call_chosen(what, method, model, optimizer, **options_of_run)
-        return made
+            rule, arguments = choice_of("weigh", config.weigh, WEIGHING)
+            accuracy = arguments.get("metric") == "accuracy"
+            measure = (validation_score if accuracy else validation_loss)(*validated)
+            given["weigh"] = rule(measure, **{"rounds": config.rounds} | arguments)
+        return call_chosen(what, method, model, optimizer, **given)
 
     return make
 
 
-def _check_takes_mesh(what: str, method: Callable[..., FederatedMethod]) -> None:
-    """Raises ConfigError where a user's own method knows nothing of several devices."""
-    known = inspect.signature(method).parameters.values()
-    if not any(p.name == "mesh" or p.kind is p.VAR_KEYWORD for p in known):
-        raise ConfigError(
-            f"{what} takes no argument mesh, which says over which devices its clients are shared "
-            "out: give it one, for `federate`, or train on one device with config.mesh=1"
-        )
-
-
 def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], dict[str, Any]]:
-    """The method that a value of `key` names, and the arguments that it spells (a user's own only).
+    """Returns the method in a value of `key`, and the arguments in it (a user's own method only).
 
     Raises:
       ConfigError: an unknown name or module, or arguments of a method that has keys for them.
@@ -145,15 +161,11 @@ def choose_method(key: str, text: str) -> tuple[Callable[..., FederatedMethod], 
 
 
 def _choose_sharing(text: str) -> sharing.SharingRule:
-    """The sharing rule of that name, or a user's own, `package.module:function`.
-
-    Raises:
-      ConfigError: an unknown name, module or key.
-    """
+    """The sharing rule of that name, or a user's own, `package.module:function`."""
     rule, options = choice_of("share", text, SHARING)
+    what = f"config.share={brief(text)}"
 
     def share(variables: Variables) -> Any:
-        what = f"config.share={brief(text)}"
         with naming(what):
             mask = rule(variables, **options)
             if jax.tree.structure(mask) != jax.tree.structure(variables):
@@ -163,12 +175,70 @@ def _choose_sharing(text: str) -> sharing.SharingRule:
     return share if rule not in SHARING.values() else rule
 
 
-def choose_perturbation(text: str) -> Perturb:
-    """What `amplitude_mix:probability=0.5` spells, or a user's own function that returns one.
+def choose_weighing(text: str) -> aggregation.WeighingRule:
+    """Returns the rule in `name:key=value:key=value`, such as `risk_extrapolation:eta=0.3`.
+
+    A user's own, `package.module:function`, is a rule `(sizes, risks, *, ...) -> weights`, or a
+    function without required arguments that returns one.
 
     Raises:
-      ValueError: an unknown name or key, or a value of the wrong type or out of its range.
+      ValueError: an unknown name or key, a value of the wrong type or out of its range, or a rule
+        that does not give two clients two weights.
     """
+    function, options = choice_of("weigh", text, WEIGHING)
+    what = f"config.weigh={brief(text)}"
+    if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
+        rule = partial(function, **options) if options else function
+    else:
+        rule = call_chosen(what, function, **options)
+    if not isinstance(rule, aggregation.Weighing):
+        with naming(what):
+            weights = jax.eval_shape(rule, jnp.ones(2, jnp.int32), jnp.ones(2))
+            if getattr(weights, "shape", None) != (2,):
+                raise ConfigError(f"{what} must give a weight f[K] to each of K clients")
+    return rule
+
+
+def is_told(config: ConfigDict) -> bool:
+    """Whether clients measure models on their validation samples for the weighing rule."""
+    return config.weigh.partition(":")[0] == aggregation.generalization_adjustment.__name__
+
+
+def what_validates(config: ConfigDict) -> str:
+    """Returns the key for which clients need validation samples while they train; "" for none."""
+    if config.local_selection:
+        return f"config.local_selection={config.local_selection}"
+    return f"config.weigh={brief(config.weigh)}" if is_told(config) else ""
+
+
+def own_rules(method: str, private: bool = False) -> dict[str, str]:
+    """Returns {"share": rule, "weigh": rule}, the names of a method's rules where keys are empty.
+
+    A rule is the default in the method's signature. Where that is None, the annotation names the
+    function that makes the rule: `Annotated[WeighingRule | None, risk_extrapolation]`.
+
+    Args:
+      method: as in the configuration; {} for a user's own, of which nothing is known.
+      private: whether updates are clipped; then all clients count alike.
+    """
+    if method not in METHODS:
+        return {}
+    rules = {"share": sharing.everything, "weigh": aggregation.by_size}
+    for key, parameter in inspect.signature(METHODS[method]).parameters.items():
+        if key in rules:
+            rules[key] = parameter.default or parameter.annotation.__metadata__[0]
+    named = {key: rule.__name__ for key, rule in rules.items()}
+    return named | ({"weigh": "uniform"} if private else {})
+
+
+def has_own_weighing(method: str) -> bool:
+    """Whether a method of the library weighs otherwise than FedAvg by default."""
+    usual = aggregation.by_size.__name__
+    return own_rules(method).get("weigh", usual) != usual
+
+
+def _choose_perturbation(text: str) -> Perturb:
+    """The perturbation in `amplitude_mix:probability=0.5`, or that of a user's own function."""
     make, options = choice_of("data.perturb", text, PERTURBATIONS)
     perturb = call_chosen(f"config.data.perturb={brief(text)}", make, **options)
     if not callable(perturb):
@@ -179,9 +249,55 @@ def choose_perturbation(text: str) -> Perturb:
     return perturb
 
 
+def local_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+    """Returns the clients' optimizer; by round with `optimizer.schedule` or a warm-up.
+
+    Raises:
+      ConfigError: an unknown name.
+    """
+    keys = config.optimizer
+    make = choose(OPTIMIZERS, keys.name, "optimizer.name")
+    if keys.schedule == "constant" and not keys.warmup_rounds:
+        optimizer = make(keys, keys.learning_rate)
+    else:
+        rate = learning_rates(config)
+        optimizer = by_round(lambda round: make(keys, rate(round)))
+    if keys.weight_decay:
+        optimizer = optax.chain(optax.add_decayed_weights(keys.weight_decay), optimizer)
+    return optimizer
+
+
+def learning_rates(config: ConfigDict) -> optax.Schedule:
+    """Returns the configured learning rate as a function of the round, from 0.
+
+    In W rounds of warm-up it is (round + 1) / (W + 1) of the full rate; the first round after it
+    has the full rate, and the schedule begins. A cosine without `decay_rounds` ends with the run.
+
+    Raises:
+      ConfigError: an unknown schedule.
+    """
+    keys = config.optimizer
+    warmup, full = keys.warmup_rounds, keys.learning_rate
+    make = choose(_SCHEDULES, keys.schedule, "optimizer.schedule")
+    after = make(keys, max(config.rounds - warmup, 1))
+    if not warmup:
+        return after
+    rise = optax.linear_schedule(full / (warmup + 1), full, warmup)
+    return optax.join_schedules([rise, after], [warmup])
+
+
 def local_epochs(config: ConfigDict) -> tuple[int, ...]:
-    """The local epochs of each client, or one number for all."""
+    """Returns the local epochs of each client, or one number for all."""
     return tuple(map(int, config.client_epochs)) or (config.local_epochs,)
+
+
+def follows_rounds(config: ConfigDict) -> str:
+    """Returns the key whose plan follows from the number of rounds, such as a cosine's; or ""."""
+    if config.optimizer.schedule == "cosine" and not config.optimizer.decay_rounds:
+        return f"optimizer.schedule={config.optimizer.schedule} (without optimizer.decay_rounds)"
+    if is_told(config) and "rounds" not in choice_of("weigh", config.weigh, WEIGHING)[1]:
+        return f"weigh={brief(config.weigh)}"
+    return ""
 
 
 def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:
@@ -196,7 +312,7 @@ def check_adaptations(config: ConfigDict, adaptations: Iterable[str]) -> None:
 
 
 def served_of(config: ConfigDict, adaptations: Iterable[str]) -> tuple[str, ...]:
-    """Those of the adaptations for which the configured method trains all that they need."""
+    """Returns those of the adaptations for which the configured method trains all they need."""
     names = {text: text.partition(":")[0] for text in adaptations}
     if NEEDS.keys().isdisjoint(names.values()):
         return tuple(names)

@@ -1,4 +1,4 @@
-"""The differential privacy that a configuration names, and what a run says of it."""
+"""The differential privacy of a configuration, and its record in the files of a run."""
 
 from ml_collections import ConfigDict
 
@@ -8,7 +8,7 @@ from fedjax_bn.run.training.records import Record
 
 
 def choose_privacy(config: ConfigDict) -> Privacy | None:
-    """The mechanism of `config.privacy`; None where its clip is 0."""
+    """Returns the mechanism of `config.privacy`; None where its clip is 0."""
     keys = config.privacy
     if not keys.clip:
         return None
@@ -17,9 +17,9 @@ def choose_privacy(config: ConfigDict) -> Privacy | None:
 
 
 def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
-    """What config.json and summary.json hold of privacy, in key "privacy"; {} where there is none.
+    """Returns {"privacy": ...} for config.json and summary.json; {} where nothing is clipped.
 
-    Its epsilon is None without noise, by which nothing is bounded.
+    Its epsilon is None without noise, which alone bounds it.
 
     Args:
       config: the run's.
@@ -32,7 +32,10 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
     keys = config.privacy
     if not keys.clip:
         return {}
-    cohort = _cohort(config, clients)
+    # Who takes part hides a client only if it is drawn at random and unknown to the server.
+    drawn, how = config.clients_per_round, config.participation
+    hides = how.draw == "uniform" and not how.trace and not how.dropout and keys.at == "server"
+    cohort = (drawn, clients) if 0 < drawn < clients and hides else ()
     try:
         spent = epsilon(keys.noise, rounds, keys.delta, cohort) if keys.noise else None
     except ImportError as error:
@@ -51,7 +54,7 @@ def describe_privacy(config: ConfigDict, clients: int, rounds: int) -> Record:
 
 
 def privacy_notes(about: Record) -> tuple[str, ...]:
-    """A sentence for the user on what `describe_privacy` found."""
+    """Returns a sentence for the user on what `describe_privacy` returned."""
     if not about:
         return ()
     keys = about["privacy"]
@@ -64,15 +67,3 @@ def privacy_notes(about: Record) -> tuple[str, ...]:
         f"rounds ({keys['neighbours']}), for what is shared; not for losses, accuracies and "
         "personal leaves, see docs/privacy.md",
     )
-
-
-def _cohort(config: ConfigDict, clients: int) -> tuple[int, ...]:
-    """(C, K) where who takes part is drawn so that it hides a client; () where it does not.
-
-    The server sees who it is, so that nothing is gained where clients protect themselves from it.
-    """
-    drawn, how = config.clients_per_round, config.participation
-    hides = how.draw == "uniform" and not how.trace and not how.dropout
-    if not drawn or drawn >= clients or not hides or config.privacy.at == "client":
-        return ()
-    return drawn, clients

@@ -1,4 +1,4 @@
-"""The table of datasets: what `data.name` may be, and how each is read from a configuration."""
+"""The table of datasets: the names for `data.name`, and how a configuration reads each."""
 
 from collections.abc import Callable
 from functools import partial
@@ -54,41 +54,24 @@ def _read_boxes(load: Callable[..., Source]) -> _Read:
     return _read_images(load, "domains", "classes", "max_boxes")
 
 
-def _digits_options(config: ConfigDict) -> dict[str, Any]:
-    """What the digits benchmark takes of a configuration, its own fraction included."""
-    return {
-        "seed": config.seed,
-        "fraction": config.data.fraction,
-        "truncate": config.data.truncate,
-    }
+def _read_digits(load: Callable[..., Dataset], targets: str) -> _Read:
+    """Returns `read(config)` for the digits, which draw their own fraction; `targets` is a name."""
 
+    def read(config: ConfigDict) -> Dataset:
+        keys, names = config.data, filter(None, map(str.strip, config.target.split(",")))
+        own = {"fraction": keys.fraction, "truncate": keys.truncate, targets: tuple(names)}
+        return load(keys.path, seed=config.seed, **own)
 
-def _targets(config: ConfigDict) -> tuple[str, ...]:
-    return tuple(name.strip() for name in config.target.split(",") if name.strip())
-
-
-def _read_digits(config: ConfigDict) -> Dataset:
-    return digits.load(config.data.path, whole=_targets(config), **_digits_options(config))
-
-
-def _read_digits_morpho(config: ConfigDict) -> Dataset:
-    return morpho_mnist.load_beside_digits(
-        config.data.path, target=_targets(config), **_digits_options(config)
-    )
-
-
-def _read_abide(config: ConfigDict) -> Source:
-    """ABIDE's connectomes; its own keys are the group `abide`."""
-    return abide.load(config.data.path, cache=_cache_folder(config), **config.abide)
+    return read
 
 
 def _read_own(config: ConfigDict) -> Source:
-    """A user's own data: a tree of image folders, or an archive where the path is a `.npz`."""
+    """Reads a user's own data: a tree of image folders, or an archive where the path is `.npz`."""
     if Path(config.data.path).suffix == ".npz":
         if config.data.classes:
             raise ValueError(
                 f"config.data.classes={tuple(config.data.classes)} does not go with an archive, "
-                "whose labels are what they are: leave it out"
+                "whose labels are numbers already: leave it out"
             )
         return npz.load(config.data.path, domains=config.data.domains)
     return _read_images(own_folders.load, "domains", "classes")(config)
@@ -122,7 +105,7 @@ def _read_tfds(name: str) -> _Read:
 
 
 def decoding(config: ConfigDict) -> dict[str, Any]:
-    """How image files are decoded, as arguments of `folders.to_source`."""
+    """Returns how image files are decoded, as arguments of `folders.to_source`."""
     return {
         "cache": _cache_folder(config),
         "progress": True,
@@ -158,11 +141,13 @@ DATASETS: dict[str, _Read] = {
         for name in image_folders.IMAGE_FOLDERS
     },
     **{name: _read_boxes(module.load) for name, module in BOXES.items()},
-    "abide": _read_abide,
+    "abide": lambda config: abide.load(
+        config.data.path, cache=_cache_folder(config), **config.abide
+    ),
     "camelyon17": _read_images(camelyon17.load),
     "cifar10_c": _read_images(cifar10_c.load, "corruptions", "severities"),
-    "digits": _read_digits,
-    "digits_morpho": _read_digits_morpho,
+    "digits": _read_digits(digits.load, "whole"),
+    "digits_morpho": _read_digits(morpho_mnist.load_beside_digits, "target"),
     "domainnet": _read_images(domainnet.load, "classes"),
     "folders": _read_own,
     "morpho_mnist": lambda config: morpho_mnist.load(config.data.path),
@@ -187,10 +172,10 @@ _MODULES: dict[str, ModuleType] = {
 
 
 def describe_datasets() -> dict[str, str]:
-    """What each name of `DATASETS` is, in one line."""
+    """Returns one line on each name of `DATASETS`."""
     lines = {name: f"{row.title}: {row.about}" for name, row in image_folders.IMAGE_FOLDERS.items()}
     lines |= {name: module.__doc__.splitlines()[0] for name, module in _MODULES.items()}
     lines["digits_morpho"] = "FedBN's digits with Morpho-MNIST as two unseen domains (its Table 17)"
-    lines["signs_shortcut"] = "signs whose rims tell the digit mostly, but not in dusk"
+    lines["signs_shortcut"] = "signs whose rims mostly reveal the digit, but not in dusk"
     lines |= {name: f"{name[5:]} as tensorflow-datasets has prepared it" for name in TFDS}
     return {name: lines[name].rstrip(".") for name in DATASETS}

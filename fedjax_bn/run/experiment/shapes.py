@@ -1,28 +1,25 @@
-"""What shapes alone say of a run before anything is computed: it fits in memory, a round works."""
+"""Checks before anything is computed, on shapes alone: a state fits in memory, a round works."""
 
 import math
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from fedjax_bn.data.domain import Split
+from fedjax_bn.arguments.choices import naming
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.sampling import label_forms
 from fedjax_bn.engine.backend import on_cpu
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import padded
-from fedjax_bn.engine.ranges import brief
-from fedjax_bn.engine.spelling import naming
 from fedjax_bn.federation import FederatedState, broadcast_of, own_of
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import Experiment, sampler
-from fedjax_bn.run.experiment.weighing import what_validates
+from fedjax_bn.run.experiment.method import what_validates
 
-PyTree = Any
 _Form = jax.ShapeDtypeStruct
 
 
@@ -49,7 +46,7 @@ def check_shapes(
 
 
 def batches_of_one(config: ConfigDict, experiment: Experiment) -> Batches:
-    """The form of what one client trains on in a round, see `fedjax_bn.engine.batches`."""
+    """Returns the shapes of what one client trains on in a round, see `engine.batches`."""
     domains = experiment.internal.domains
     longest = max(len(domain.train.images) for domain in domains)
     draw = sampler(config, experiment.internal)
@@ -64,21 +61,17 @@ def batches_of_one(config: ConfigDict, experiment: Experiment) -> Batches:
         "client": _Form((), jnp.int32),
         "source": _Form((longest, *images.shape[1:]), images.dtype),
     }
-    if not what_validates(config):
-        return batches
-    return batches | {"validation": _validation(config, [d.validation for d in domains])}
-
-
-def _validation(config: ConfigDict, splits: Sequence[Split]) -> Batches:
-    """The form of a client's validation samples, see `sampling.validation_batches`."""
-    longest = max(len(split.images) for split in splits)
-    size = min(config.eval_batch_size, longest)
-    place, images = (math.ceil(longest / size), size), splits[0].images
-    return {
-        "image": _Form((*place, *images.shape[1:]), images.dtype),
-        "label": label_forms(splits[0], place),
-        "valid": _Form(place, bool),
-    }
+    if what_validates(config):  # as `sampling.validation_batches` has them
+        splits = [domain.validation for domain in domains]
+        longest = max(len(split.images) for split in splits)
+        size = min(config.eval_batch_size, longest)
+        place = (math.ceil(longest / size), size)
+        batches["validation"] = {
+            "image": _Form((*place, *images.shape[1:]), images.dtype),
+            "label": label_forms(splits[0], place),
+            "valid": _Form(place, bool),
+        }
+    return batches
 
 
 def _check_memory(config: ConfigDict, state: FederatedState, mesh: Mesh | None) -> None:
@@ -95,7 +88,7 @@ def _check_memory(config: ConfigDict, state: FederatedState, mesh: Mesh | None) 
 
 
 def _memory() -> float:
-    """Bytes of a device, or of the machine; infinite where nobody says."""
+    """Bytes of a device, or of the machine; infinite where neither is known."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit:
         return limit

@@ -1,33 +1,44 @@
-"""What a run needs before its first round: the experiment, the random keys, the first state."""
+"""What a run needs before its first round: the experiment, the random keys, the first state.
+
+With `start_from` the first state has the model of a finished run. It is read from the arrays of a
+checkpoint alone: nothing that the other workdir names is imported.
+"""
 
 import hashlib
 import importlib.util
 import inspect
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_bn import models, sharing
+from fedjax_bn import models
+from fedjax_bn.aggregation import weighted_mean
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.partition import fingerprint
+from fedjax_bn.data.regular_files import Refused, read_regular
 from fedjax_bn.engine.backend import for_one_run
-from fedjax_bn.engine.ranges import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import pretrained
-from fedjax_bn.run.errors import ConfigError
+from fedjax_bn.run.errors import ConfigError, UserError
 from fedjax_bn.run.experiment.build import (
     Experiment,
     build,
     initial_variables,
 )
 from fedjax_bn.run.experiment.shapes import check_shapes
-from fedjax_bn.run.experiment.starting_model import starting_model
+from fedjax_bn.run.files import checkpoint
+from fedjax_bn.run.files.forms import CLAIM
+from fedjax_bn.run.files.workdir import read_json
 from fedjax_bn.run.processes.mesh import everywhere, place_copies, shardings_of
 from fedjax_bn.run.training.compilation_cache import keep_compiled
 from fedjax_bn.run.training.population import Held, check_population, num_clients, on_disk
+from fedjax_bn.run.training.records import Record
+from fedjax_bn.sharing import Variables, describe, join, path_names, split_like
 
 
 class Keys(NamedTuple):
@@ -84,7 +95,7 @@ def _check_tracking(project: str) -> None:
 
 
 def make_keys(config: ConfigDict) -> Keys:
-    """The random keys of a run."""
+    """Returns the random keys of a run."""
     return Keys(*jax.random.split(jax.random.key(config.seed), len(Keys._fields)))
 
 
@@ -92,7 +103,7 @@ def make_start(
     config: ConfigDict,
     experiment: Experiment,
     keys: Keys,
-    fixed: sharing.Variables | None = None,
+    fixed: Variables | None = None,
     rows: int = 0,
     clients: int = 0,
 ) -> Callable[[], FederatedState]:
@@ -104,10 +115,10 @@ def make_start(
     clients = clients or len(experiment.internal.domains)
     rows = rows or (1 if on_disk(config, clients) else clients)
 
-    def begin(fixed: sharing.Variables | None) -> FederatedState:
+    def begin(fixed: Variables | None) -> FederatedState:
         variables = initial_variables(experiment, keys.model)
         if fixed is not None:
-            variables = sharing.join(fixed, sharing.split_like(variables, fixed)[1])
+            variables = join(fixed, split_like(variables, fixed)[1])
         whole = experiment.method.init(keys.method, variables, clients)
         if rows == clients:
             return whole
@@ -144,8 +155,8 @@ def _check_rows_alike(config: ConfigDict, experiment: Experiment, keys: Keys) ->
 
 def _load_pretrained(
     config: ConfigDict, experiment: Experiment
-) -> tuple[sharing.Variables | None, tuple[str, ...]]:
-    """What of the start comes from `config.start_from` or `pretrained`, None elsewhere, and notes.
+) -> tuple[Variables | None, tuple[str, ...]]:
+    """The variables from `config.start_from` or `pretrained`, None for other leaves, and notes.
 
     Raises:
       ValueError, OSError, ImportError: the weights are missing or do not fit.
@@ -169,7 +180,7 @@ def _load_pretrained(
 
 
 def data_hash(experiment: Experiment) -> str:
-    """SHA-256 of the data split, the unseen clients included, and of the trace if there is one."""
+    """Returns a SHA-256 of the data split, unseen clients included, and of the trace if any."""
     domains = experiment.internal.domains + experiment.unseen
     data = fingerprint(experiment.internal._replace(domains=domains))
     if experiment.trace is None:
@@ -178,18 +189,96 @@ def data_hash(experiment: Experiment) -> str:
 
 
 def partition_table(config: ConfigDict, state: FederatedState | Held, modules: bool = True) -> str:
-    """Which leaves are shared and which personal, with counts and bytes of one client.
+    """Returns a table of the shared and the personal leaves, with counts and bytes of one client.
 
     Args:
       config: the run's.
       state: before the next round.
-      modules: whether it says so for each module, or in sums.
+      modules: whether the table has a line for each module, or sums alone.
     """
     own = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state.personal
     )
-    variables = sharing.join(state.shared, own)
+    variables = join(state.shared, own)
     mask = jax.tree.map(lambda leaf: leaf is not None, state.shared, is_leaf=lambda x: x is None)
     return f"{config.method} on {config.model}, {num_clients(state):,} clients\n" + (
-        sharing.describe(variables, mask, modules)
+        describe(variables, mask, modules)
     )
+
+
+def starting_model(config: ConfigDict, like: Variables) -> Variables:
+    """Returns the collections of `like` from the selected round of the run `config.start_from`.
+
+    They are what an unseen client would receive: the shared leaves, and the mean of the personal
+    ones with the last round's weights. What clients remember, and what the other method trained
+    besides the model, is not taken.
+
+    Args:
+      config: the run's.
+      like: the model's collections, as arrays or `jax.ShapeDtypeStruct`.
+
+    Raises:
+      ConfigError: there is no finished run, its checkpoint is damaged, or the model is another one.
+    """
+    what = f"config.start_from={brief(config.start_from)}"
+    try:
+        tree = checkpoint.all_arrays(_checkpoint_of(Path(config.start_from)))
+        tree = tree.get("state", tree)  # the rows of a population lie elsewhere
+        count = len(tree["weights"])
+        personal = jax.tree.map(lambda leaf: jnp.asarray(leaf[:count]), tree["personal"])
+        found = join(tree["shared"], weighted_mean(personal, tree["weights"]))
+    except UserError as error:
+        raise ConfigError(f"{what}: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{what} holds no state of a federation ({error}): give the workdir of a finished run"
+        ) from error
+    found = {name: found.get(name) for name in like}
+    if misfit := _misfit(found, like):
+        raise ConfigError(
+            f"{what} holds another model than config.model={brief(config.model)} with these "
+            f"classes: {misfit}; give the same model and classes, or another run"
+        )
+    return jax.tree.map(lambda leaf, form: jnp.asarray(leaf, form.dtype), found, like)
+
+
+def starting_record(config: ConfigDict) -> Record:
+    """Returns the entry of config.json for the start, {"start_from": {"round", "sha256"}}, or {}.
+
+    Raises:
+      ConfigError: there is no finished run.
+    """
+    if not config.start_from:
+        return {}
+    try:
+        folder = _checkpoint_of(Path(config.start_from))
+        sums = read_regular(folder / checkpoint.CHECKSUMS)
+    except (UserError, OSError, Refused) as error:
+        raise ConfigError(f"config.start_from={brief(config.start_from)}: {error}") from error
+    digest = hashlib.sha256(sums).hexdigest()
+    return {"start_from": {"round": int(folder.name), "sha256": digest}}
+
+
+def _checkpoint_of(workdir: Path) -> Path:
+    """The folder of a finished run's selected checkpoint, or of its latest one."""
+    if not (workdir / "config.json").exists():
+        raise ConfigError(f"{workdir} is not the workdir of a run: give one that has finished")
+    read_json(workdir / "config.json", CLAIM)
+    if not (workdir / "summary.json").exists():
+        raise ConfigError(f"{workdir} holds no finished run: train it to its end first")
+    for kind in ("selected", "latest"):
+        names = (path.name for path in (workdir / "checkpoints" / kind).glob("*"))
+        if rounds := [int(name) for name in names if name.isdecimal()]:
+            return workdir / "checkpoints" / kind / str(max(rounds))
+    raise ConfigError("it holds no checkpoint: give the workdir of a run that has one")
+
+
+def _misfit(found: Variables, like: Variables) -> str:
+    """The first leaf that only one of them has, or in another shape; empty where all fit."""
+    leaves = (jax.tree_util.tree_leaves_with_path(tree) for tree in (found, like))
+    theirs, ours = ({"/".join(path_names(p)): leaf.shape for p, leaf in one} for one in leaves)
+    for name in sorted({*theirs, *ours}):
+        if theirs.get(name) != ours.get(name):
+            there, here = (of.get(name, "nothing") for of in (theirs, ours))
+            return f"{name} is {there} there and {here} here"
+    return ""

@@ -1,19 +1,40 @@
-"""What a configuration's model learns from its data: classes, or boxes where images have some."""
+"""What a configuration's model learns from its data, and how training images are augmented."""
 
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedjax_bn.arguments.choices import call_chosen
+from fedjax_bn.arguments.ranges import Magnitude, Views
+from fedjax_bn.arguments.text import brief
+from fedjax_bn.client import Load, augmenting, changing
 from fedjax_bn.data.domain import Dataset
 from fedjax_bn.data.label_trees import has_boxes
+from fedjax_bn.data.pixels import augment, box_augment
+from fedjax_bn.data.pixels.randaug import randaug
 from fedjax_bn.detection import Recipe, detection
-from fedjax_bn.engine.ranges import brief
+from fedjax_bn.run.config.keys import choice_of
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.task import Task, classification
 
 
+def _randaug(size: int, ops: Views = 2, magnitude: Magnitude = 9) -> augment.Augment:
+    del size
+    return randaug(ops, magnitude)
+
+
+# `make(size, ...) -> augment`, with the side of the images that the model reads
+AUGMENTATIONS = {
+    "none": lambda size: None,
+    "domainbed": augment.domainbed,
+    "office": lambda size: augment.office(),
+    "randaug": _randaug,
+    "boxes": box_augment.of_boxes,
+}
+
+
 def choose_task(config: ConfigDict, model: Any, internal: Dataset) -> Task:
-    """`detection` with `config.detection` where images have boxes, else `classification`.
+    """Returns `detection` with `config.detection` where images have boxes, else `classification`.
 
     Raises:
       ConfigError: images have boxes and the model is no detector, or the other way round.
@@ -34,6 +55,32 @@ def choose_task(config: ConfigDict, model: Any, internal: Dataset) -> Task:
     return detection(anchors, recipe=recipe, score=keys.score)
 
 
-def option_of(task: Task) -> dict[str, Task]:
-    """What a method is given of a task: nothing where it is what methods learn anyway."""
-    return {} if task.classifies else {"task": task}
+def choose_augmentation(config: ConfigDict) -> augment.Augment | box_augment.BoxAugment | None:
+    """Returns the augmentation `config.data.augment`, such as `randaug:magnitude=5`.
+
+    Raises:
+      ConfigError: an unknown name or key, or a value of the wrong type or out of its range.
+    """
+    text = config.data.augment
+    make, options = choice_of("data.augment", text, AUGMENTATIONS, ("size",))
+    what = f"config.data.augment={brief(text)}"
+    return call_chosen(what, make, config.data.image_size, **options)
+
+
+def choose_loading(config: ConfigDict, internal: Dataset) -> Load:
+    """Returns how a batch is found and augmented, its boxes too where images have some.
+
+    Raises:
+      ConfigError: the augmentation does not suit the labels.
+    """
+    change, boxed = choose_augmentation(config), has_boxes(internal.domains[0].train.labels)
+    moves = isinstance(change, box_augment.BoxAugment)
+    if change is not None and moves != boxed:
+        have, remedy = ("boxes, which it would leave where they were", "boxes")
+        if not boxed:
+            have, remedy = "no boxes to move", "another"
+        raise ConfigError(
+            f"config.data.augment={brief(config.data.augment)} does not suit {internal.name}, "
+            f"whose images have {have}: choose {remedy}, or none"
+        )
+    return changing(change.change) if moves else augmenting(change)

@@ -15,7 +15,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import no_labels
 from fedjax_bn.data.pixels.images import impossible_samples
 from fedjax_bn.federation import FederatedState
-from fedjax_bn.run.config.defaults import KEYS, base
+from fedjax_bn.run.config.defaults import base, keys
 from fedjax_bn.run.config.keys import check, up_to_date
 from fedjax_bn.run.config.trust import started_in
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
@@ -62,7 +62,7 @@ def configuration(flat: Record) -> ConfigDict:
     config = base()
     known = {k: tuple(v) if isinstance(v, list) else v for k, v in up_to_date(flat).items()}
     for key in ("compilation_cache", "data.cache"):  # once any text was a folder
-        if type(known.get(key)) is str and not KEYS[key].range.holds(known[key]):
+        if type(known.get(key)) is str and not keys()[key].range.holds(known[key]):
             known[key] = ""
     try:
         with config.unlocked():

@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_bn.engine.devices import BATCH, CLIENTS
-from fedjax_bn.engine.ranges import mesh_sizes
 from fedjax_bn.federation import FederatedState
+from fedjax_bn.run.config.defaults import mesh_sizes
 from fedjax_bn.run.errors import ConfigError
 
 PyTree = Any

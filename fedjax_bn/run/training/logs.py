@@ -2,6 +2,7 @@
 
 import hashlib
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,15 +12,31 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from fedjax_bn.engine.names import shown
+from fedjax_bn.arguments.text import shown
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.build import Experiment
-from fedjax_bn.run.experiment.imports import hidden
 from fedjax_bn.run.files.workdir import faults_named, sync
 from fedjax_bn.run.processes.together import first
 from fedjax_bn.run.training.progress import progress
 from fedjax_bn.run.training.records import Record
 from fedjax_bn.run.training.summary import samples_a_round
+
+
+@contextmanager
+def hidden(name: str) -> Iterator[None]:
+    """Lets `import name` fail within the block, as if it were not installed.
+
+    A module that is there already stays; one that is imported after the block is the real one.
+    """
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # Python's own mark for "not found"
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
 
 with hidden("torch"):  # if it is installed, seconds for the name of a type
     from tensorboardX.event_file_writer import EventsWriter

@@ -18,7 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.adaptation import ensemble
-from fedjax_bn.engine.ranges import brief
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.errors import CheckpointError, ConfigError
 from fedjax_bn.run.processes.together import by_first

@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fedjax_bn.engine.names import shown
+from fedjax_bn.arguments.text import shown
 
 _BETWEEN_LINES = 30.0  # seconds; a round with an accuracy has a line of its own
 # Without tqdm's percentage and rounds a second, so that the whole text fits into 80 columns; and

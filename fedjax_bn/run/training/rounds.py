@@ -30,7 +30,7 @@ from fedjax_bn.federation import FederatedState, put_rows, take_rows
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.availability import Cohort, draw_cohort
 from fedjax_bn.run.experiment.build import Experiment, sampler
-from fedjax_bn.run.experiment.weighing import what_validates
+from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.processes.mesh import (
     clients_of,
     everywhere,

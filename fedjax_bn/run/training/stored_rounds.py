@@ -23,7 +23,7 @@ from fedjax_bn.engine.batches import Batches
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.run.experiment.availability import Cohort
 from fedjax_bn.run.experiment.build import Experiment
-from fedjax_bn.run.experiment.weighing import what_validates
+from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.processes.mesh import (
     clients_of,
     copies_on,

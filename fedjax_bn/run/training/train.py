@@ -20,8 +20,13 @@ from fedjax_bn.run.evaluation.per_sample import draw_boxes, shows_boxes
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
-from fedjax_bn.run.experiment.start import Keys, data_hash, partition_table, prepare
-from fedjax_bn.run.experiment.starting_model import starting_record
+from fedjax_bn.run.experiment.start import (
+    Keys,
+    data_hash,
+    partition_table,
+    prepare,
+    starting_record,
+)
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.files.finished import restore_state
 from fedjax_bn.run.files.forms import SUMMARY

@@ -1,0 +1,263 @@
+"""Choices with arguments in one word: `name:key=value:key=value`, such as `ResNet18:width=16`.
+
+The keys are the arguments of the function that the name stands for, with the types that its
+signature gives them. `package.module:function:key=value` chooses a user's own function or class.
+"""
+
+import ast
+import functools
+import importlib
+import inspect
+import types
+import typing
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from fedjax_bn.arguments.ranges import ANY, BY_KIND, Range, refusal, stated_range
+from fedjax_bn.arguments.text import brief, nearest, one_line
+
+Table = Mapping[str, Callable[..., Any]]
+PLAIN = (bool, int, float, str)  # types whose values can be written in a word
+REQUIRED = inspect.Parameter.empty
+# Returns why a word may not choose the code `module:name`; "" where it may.
+_REFUSED: ContextVar[Callable[[str], str]] = ContextVar("refused", default=lambda name: "")
+
+
+class Argument(NamedTuple):
+    """An argument of a function, or a key of the configuration.
+
+    Attributes:
+      kind: the type of its values, one of `PLAIN`; a tuple of texts for some keys.
+      default: `REQUIRED` where there is none; where it is None, None is a value too.
+      range: the allowed values of this type.
+      meaning: one line, for keys of the configuration.
+    """
+
+    kind: type
+    default: Any
+    range: Range = ANY
+    meaning: str = ""
+
+
+def read_choice(
+    what: str,
+    text: str,
+    table: Table,
+    *,
+    given: Collection[str] = (),
+    extra: Mapping[str, Argument] | None = None,
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Returns the function that a word chooses, and the arguments in the word.
+
+    Args:
+      what: what the word is, with the word, for error messages.
+      text: the word, `name:key=value:...` or `package.module:function:key=value:...`.
+      table: the functions that have a name of their own.
+      given: arguments that the caller gives, which the word cannot set.
+      extra: further keys, that are not arguments of the function.
+
+    Raises:
+      ValueError: an unknown name, module or key, a value of another type or out of its range, or
+        one that is missing.
+    """
+    name, changes = split_choice(text, table)
+    function = table[name] if name in table else _imported(what, name, table)
+    try:
+        known = plain_arguments(function, given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what}: its arguments cannot be read ({one_line(error)})") from error
+    known |= extra or {}
+    if changes and not known:
+        raise ValueError(f"{what}: {name} takes no arguments")
+    chosen = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if key not in known or not equals:
+            keys = ", ".join(sorted(known))
+            raise ValueError(f"{what}: {brief(change)} must be key=value with a key of {keys}")
+        chosen[key] = parsed(value, known[key].kind)
+        if why := misfit(chosen[key], known[key]):
+            raise ValueError(f"{what}: {key}={brief(chosen[key])} {why}")
+    for key, argument in known.items():
+        if argument.default is REQUIRED and key not in chosen:
+            raise ValueError(f"{what}: {name} needs {key}: write {name}:{key}=VALUE")
+    return function, chosen
+
+
+def split_choice(text: str, table: Collection[str]) -> tuple[str, list[str]]:
+    """Returns the name and the changes of a word; a name outside the table has a colon inside."""
+    name, *changes = text.split(":")
+    if name not in table and changes and "=" not in changes[0]:
+        name = f"{name}:{changes.pop(0)}"
+    return name, changes
+
+
+def parsed(text: str, kind: type) -> Any:
+    """Returns the value of type `kind` that a text stands for, or a value of another type.
+
+    Texts need no quotes, and tuples of texts no parentheses: `running,batch`.
+    """
+    value = literal(text)
+    if kind is float and type(value) in (int, float, str):
+        try:
+            return float(value)
+        except OverflowError:  # an integer of hundreds of digits
+            return float("inf")
+        except ValueError:
+            return value
+    if kind is str:
+        return value if isinstance(value, str) else text
+    if kind is tuple and isinstance(value, str):
+        return tuple(filter(None, map(str.strip, value.split(","))))
+    if kind is tuple and isinstance(value, tuple | list):
+        return tuple(entry if isinstance(entry, str) else brief(entry) for entry in value)
+    return value
+
+
+def literal(text: str) -> Any:
+    """Returns the value of a Python literal, or the text itself."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of "1or 2"
+            return ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # of deep nesting
+        return text
+
+
+def misfit(value: Any, argument: Argument) -> str:
+    """Returns why a value is not allowed for an argument, such as "must be ..."; "" where it is."""
+    kind, default = argument.kind, argument.default
+    if value is None and default is None:
+        return ""
+    right = type(value) is kind
+    if kind is tuple and right:
+        right = all(isinstance(entry, str) for entry in value)
+    if right:
+        return refusal(value, argument.range)
+    name = "a tuple of names" if kind is tuple else kind.__name__
+    such = "" if default in (None, REQUIRED) else f", such as its default {brief(default)}"
+    return f"is of type {type(value).__name__}, but it must be {name}{such}"
+
+
+def plain_arguments(
+    function: Callable[..., Any], given: Collection[str] = ()
+) -> dict[str, Argument]:
+    """Returns the arguments of a function that a word can set, except those `given` by its caller.
+
+    A function that passes `**fields` to the class it returns has the class's arguments too.
+    """
+    signature = _signature(function)
+    found: dict[str, Argument] = {}
+    for key, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD and inspect.isclass(signature.return_annotation):
+            found = plain_arguments(signature.return_annotation, given) | found
+        elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            kind = _kind(parameter)
+            if kind and key not in given:
+                allowed = stated_range(parameter.annotation) or BY_KIND.get(kind, ANY)
+                default = parameter.default
+                if kind is float and type(default) is int:
+                    default = float(default)
+                found[key] = Argument(kind, default, allowed)
+    return found
+
+
+def _kind(parameter: inspect.Parameter) -> type | None:
+    """The plain type of an argument, from its default or else from its annotation."""
+    default, annotation = parameter.default, parameter.annotation
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    given = typing.get_args(annotation) if union else (annotation,)
+    options = [getattr(option, "__origin__", option) for option in given]  # of Annotated
+    if type(default) in PLAIN:  # `x: float = 1` is a float
+        return float if type(default) is int and float in options else type(default)
+    plain = [kind for kind in PLAIN if kind in options]
+    empty = default is None or default is REQUIRED
+    return plain[0] if empty and len(plain) == 1 else None
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    made_by_metaclass = inspect.isclass(function) and type(function).__call__ is not type.__call__
+    if made_by_metaclass and "__init__" in vars(function):
+        # A metaclass that makes the objects, as nnx's does, hides the arguments of `__init__`.
+        function = functools.partial(vars(function)["__init__"], None)
+    try:
+        return inspect.signature(function, eval_str=True)
+    except (AttributeError, NameError, TypeError):  # annotations that only type checkers resolve
+        return inspect.signature(function)
+
+
+def _imported(what: str, name: str, table: Table) -> Callable[..., Any]:
+    """A user's own function or class, `package.module:function`."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(
+            f"{what} is unknown{nearest(name, table)}, or your own as package.module:name"
+        )
+    if why := _REFUSED.get()(name):
+        raise ValueError(f"{what} names the code {brief(name)}, which is not imported: {why}")
+    try:
+        found = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # whatever a user's own module may raise
+        raise ValueError(
+            f"{what}: module {module!r} cannot be imported ({type(error).__name__}: "
+            f"{one_line(error)}); it must lie in the current folder or be installed"
+        ) from error
+    function = getattr(found, attribute, None)
+    if not callable(function):
+        own = [
+            key
+            for key, value in vars(found).items()
+            if callable(value) and getattr(value, "__module__", "") == module and key[0] != "_"
+        ]
+        raise ValueError(
+            f"{what}: module {module!r} has no function or class {attribute!r}"
+            f"{nearest(attribute, own)}"
+        )
+    return function
+
+
+@contextmanager
+def imports_refused(why: Callable[[str], str]) -> Iterator[None]:
+    """Keeps choices that were read from someone's files from importing that person's code.
+
+    Args:
+      why: `why("module:name")` ends the sentence that refuses the code; "" allows the import.
+    """
+    before = _REFUSED.set(why)
+    try:
+        yield
+    finally:
+        _REFUSED.reset(before)
+
+
+def call_chosen(what: str, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """Returns `function(*given, **options)` of a chosen function, perhaps a user's own.
+
+    Raises:
+      ValueError: its signature does not take these, or a user's own function fails; and what a
+        function of ours raises.
+    """
+    try:
+        _signature(function).bind(*given, **options)
+    except (TypeError, ValueError) as error:
+        call = ", ".join([*(type(x).__name__ for x in given), *(f"{key}=..." for key in options)])
+        raise ValueError(f"{what}: {error}; it is called with ({call})") from error
+    ours = str(getattr(function, "__module__", "")).startswith("fedjax_bn.")
+    with nullcontext() if ours else naming(what):
+        return function(*given, **options)
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Turns whatever a user's own code raises into a ValueError that names the code.
+
+    A ValueError of one line passes: it is ours.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ValueError) and "\n" not in str(error):
+            raise
+        raise ValueError(f"{what} fails ({type(error).__name__}: {one_line(error)})") from error
