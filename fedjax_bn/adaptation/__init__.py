@@ -1,21 +1,28 @@
 """Test-time adaptation: how a client that was not in the federation uses the received model.
 
 An adaptation is a pair of pure functions; its carry streams over the batches of one client and
-starts afresh for each. None of them trains anything.
+starts again for each. No adaptation trains anything.
 """
 
 from fedjax_bn.adaptation.adaptation import (
     Adaptation,
     batch,
+    ensemble,
     initial,
     running,
     stateless,
+    with_clients,
     without_affine,
     without_mask,
 )
-from fedjax_bn.adaptation.adapter import record_alphas, zero_shot_adapter
-from fedjax_bn.adaptation.ensemble import ensemble, with_clients
-from fedjax_bn.adaptation.instance import fixed_alpha, iabn, learned_alpha, random_alpha
+from fedjax_bn.adaptation.instance import (
+    fixed_alpha,
+    iabn,
+    learned_alpha,
+    random_alpha,
+    record_alphas,
+    zero_shot_adapter,
+)
 from fedjax_bn.adaptation.mixnorm import mixnorm
 from fedjax_bn.adaptation.tsmobn import tsmobn
 

@@ -1,4 +1,4 @@
-"""What an adaptation is, and the plain ones."""
+"""What an adaptation is, the plain ones, and the ensemble of the clients' batch norms."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,9 +10,18 @@ from fedjax_bn.models.cpu import in_cache
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import take
 from fedjax_bn.normalization import Layer, Statistics, StatisticsRule, batch_statistics
-from fedjax_bn.sharing import Variables, batch_norm_paths, path_names
+from fedjax_bn.sharing import (
+    Variables,
+    all_but_batch_norm,
+    batch_norm_paths,
+    join,
+    path_names,
+    split,
+    without,
+)
 
 PyTree = Any
+_CLIENTS = "clients"  # the collection that `with_clients` adds
 
 
 class Adaptation(NamedTuple):
@@ -29,7 +38,7 @@ class Adaptation(NamedTuple):
 
 
 def running(model: Any) -> Adaptation:
-    """Plain inference: the received running statistics normalize, where there are any."""
+    """Plain inference: the received running statistics normalize, if there are any."""
     return stateless(model, None, per_sample=True)
 
 
@@ -41,8 +50,8 @@ def batch(model: Any) -> Adaptation:
 def initial(model: Any) -> Adaptation:
     """Plain inference with the statistics of an untrained batch norm: mean 0, variance 1.
 
-    With `affine=False` (scale 1, bias 0) no batch norm has learned anything. So is a global model
-    whose batch norms are never updated (UniFed, section 4.1.3, of its row FedBN).
+    With `affine=False` (scale 1, bias 0) no batch norm has learned anything, as in a global model
+    whose batch norms are never updated (UniFed, section 4.1.3, its row FedBN).
     """
 
     def untrained(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
@@ -69,8 +78,8 @@ def stateless(
         pass in chunks (`models.cpu.in_cache`).
 
     Raises:
-      ValueError: at `predict`, where there is a rule and the model has no batch norm, or one that
-        no rule reaches.
+      ValueError: at `predict`, if there is a rule and the model has no batch norm, or one that no
+        rule reaches.
     """
 
     def predict(
@@ -86,7 +95,10 @@ def stateless(
 def predict_each(
     model: Any, statistics: StatisticsRule | None, variables: Variables, images: jax.Array
 ) -> jax.Array:
-    """Logits f[B, classes] by a rule under which no sample's statistics depend on another's."""
+    """Returns logits f[B, classes] by a rule by which no sample's statistics depend on another's.
+
+    That is why a large batch may pass in chunks (`models.cpu.in_cache`).
+    """
 
     def logits(chunk: jax.Array) -> jax.Array:
         return forward(model, variables, chunk, statistics=statistics).outputs
@@ -98,7 +110,7 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
     """The adaptation with every batch norm's scale 1 and bias 0 (TsmoBN, Fig. 3d).
 
     Raises:
-      ValueError: at `init`, where the model has no batch norm.
+      ValueError: at `init`, if the model has no batch norm.
     """
 
     def plain(variables: Variables) -> Variables:
@@ -123,15 +135,76 @@ def without_affine(adaptation: Adaptation) -> Adaptation:
     ) -> tuple[jax.Array, PyTree]:
         return adaptation.predict(plain(variables), carry, images, valid)
 
-    return Adaptation(lambda variables: adaptation.init(plain(variables)), predict)
+    return _of_changed(adaptation, plain)
 
 
 def without_mask(adaptation: Adaptation) -> Adaptation:
     """The adaptation of the received model without its masks (see `fedjax_bn.models.masks`)."""
+    return _of_changed(adaptation, lambda variables: take(variables)[0])
+
+
+def _of_changed(adaptation: Adaptation, change: Callable[[Variables], Variables]) -> Adaptation:
+    """The adaptation of a received model that `change` changes first."""
 
     def predict(
         variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, PyTree]:
-        return adaptation.predict(take(variables)[0], carry, images, valid)
+        return adaptation.predict(change(variables), carry, images, valid)
 
-    return Adaptation(lambda variables: adaptation.init(take(variables)[0]), predict)
+    return Adaptation(lambda variables: adaptation.init(change(variables)), predict)
+
+
+def ensemble(model: Any) -> Adaptation:
+    """log of the mean over clients of softmax(logits with that client's batch norms).
+
+    DSON (Seo et al., ECCV 2020). Each member takes one client's scale, bias, mean and variance and
+    all else from the received model. It needs every client's batch norms at the tested client (see
+    `with_clients`), which FedIG names a threat to privacy. It costs K passes.
+
+    Raises:
+      ValueError: at `predict`, if there are no clients' batch norms, or no logits.
+    """
+
+    def predict(
+        variables: Variables, carry: tuple, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple]:
+        del valid  # no sample's statistics depend on another's
+        if _CLIENTS not in variables:
+            raise ValueError(
+                f"the variables have no collection {_CLIENTS!r}: make them with "
+                "fedjax_bn.adaptation.with_clients(global_variables(state), "
+                "client_variables(state))"
+            )
+        clients = variables[_CLIENTS]
+        received = {name: variables[name] for name in clients}
+
+        def member(own: Variables) -> jax.Array:
+            mine = without(variables, *clients) | join(own, received)
+            outputs = predict_each(model, None, mine, images)
+            if getattr(outputs, "ndim", 0) != 2:
+                raise ValueError(
+                    "ensemble takes the mean of the clients' probabilities of classes, but "
+                    f"{type(model).__name__} has other outputs than logits f[B, classes]: use "
+                    "running or another adaptation"
+                )
+            return jax.nn.log_softmax(outputs)
+
+        logs = jax.lax.map(member, clients)
+        return jax.nn.logsumexp(logs, axis=0) - jnp.log(len(logs)).astype(logs.dtype), carry
+
+    return Adaptation(lambda variables: (), predict)
+
+
+def with_clients(variables: Variables, clients: Variables) -> Variables:
+    """Adds to the received variables the collection `clients`, all clients' batch norms [K, ...].
+
+    Args:
+      variables: one model's collections, as from `federation.global_variables`.
+      clients: all clients' collections [K, ...], as from `federation.client_variables`.
+
+    Raises:
+      ValueError: the model has no batch norm.
+    """
+    model = {name: clients[name] for name in ("params", "batch_stats")}
+    _, own = split(model, all_but_batch_norm(model))
+    return {**variables, _CLIENTS: own}

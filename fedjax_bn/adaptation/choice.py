@@ -3,19 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from fedjax_bn.adaptation.adaptation import (
-    Adaptation,
-    batch,
-    initial,
-    running,
-    without_affine,
-    without_mask,
-)
-from fedjax_bn.adaptation.adapter import zero_shot_adapter
-from fedjax_bn.adaptation.ensemble import ensemble
-from fedjax_bn.adaptation.instance import fixed_alpha, iabn, learned_alpha, random_alpha
-from fedjax_bn.adaptation.mixnorm import mixnorm
-from fedjax_bn.adaptation.tsmobn import tsmobn
+from fedjax_bn import adaptation as made
+from fedjax_bn.adaptation.adaptation import Adaptation, without_affine, without_mask
 from fedjax_bn.arguments.choices import Argument, call_chosen, literal, read_choice, split_choice
 from fedjax_bn.arguments.ranges import ORDER, SAMPLES
 from fedjax_bn.arguments.text import brief
@@ -23,17 +12,9 @@ from fedjax_bn.arguments.text import brief
 ADAPTATIONS = {
     make.__name__: make
     for make in (
-        running,
-        batch,
-        initial,
-        tsmobn,
-        zero_shot_adapter,
-        fixed_alpha,
-        random_alpha,
-        learned_alpha,
-        ensemble,
-        iabn,
-        mixnorm,
+        *(made.running, made.batch, made.initial, made.tsmobn, made.zero_shot_adapter),
+        *(made.fixed_alpha, made.random_alpha, made.learned_alpha),
+        *(made.ensemble, made.iabn, made.mixnorm),
     )
 }
 # Adaptations that need something trained, and what trains it.
@@ -64,7 +45,7 @@ class Choice(NamedTuple):
 
 
 def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
-    """Builds what `name:key=value:key=value` spells, such as `tsmobn:momentum=0.5:order=3`.
+    """Builds the adaptation of a text `name:key=value`, such as `tsmobn:momentum=0.5:order=3`.
 
     Keys are the adaptation's own arguments (`momentum`, `about`, `alpha`, `strength`, `weight`,
     `views`, `seed`) and, for all, `batch_size`, `order`, `affine` (False: scale 1, bias 0) and
@@ -99,9 +80,12 @@ def choose_adaptation(text: str, model: Any, batch_size: int = 32) -> Choice:
 
 
 def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
-    """What a list of choices varies alone: (name, key) -> value -> text, such as momenta of tsmobn.
+    """Returns what a list of choices varies alone, such as the momenta of tsmobn.
 
     At least three values of a number count, or `affine=False` beside the same without it.
+
+    Returns:
+      (name, key) -> value -> text.
     """
     found: dict[tuple[str, str, tuple[str, ...]], dict[Any, str]] = {}
     for text in texts:
@@ -109,9 +93,9 @@ def varied(texts: Iterable[str]) -> dict[tuple[str, str], dict[Any, str]]:
         if not any(change.startswith("affine=") for change in changes):
             found.setdefault((name, "affine", tuple(changes)), {})["with affine"] = text
         for change in changes:
-            key, _, spelled = change.partition("=")
+            key, _, written = change.partition("=")
             others = tuple(other for other in changes if other != change)
-            value = "without affine" if key == "affine" else literal(spelled)
+            value = "without affine" if key == "affine" else literal(written)
             found.setdefault((name, key, others), {})[value] = text
     return {
         (name, key): values

@@ -1,17 +1,69 @@
-"""Rivals of the zero-shot adapter that mix a sample's own statistics in (FedIG, Table 3c)."""
+"""Adaptations that mix each sample's own statistics in: FedIG-A's zero-shot adapter and rivals."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.adaptation.adaptation import Adaptation, stateless
+from fedjax_bn.adaptation.adaptation import Adaptation, predict_each, stateless
 from fedjax_bn.arguments.ranges import AtLeast0, Seed, UpTo1, bounded
 from fedjax_bn.models.forward import forward
+from fedjax_bn.normalization.adapter import COLLECTION, Adapter, adapted_statistics
 from fedjax_bn.normalization.batch_instance import gated_statistics
-from fedjax_bn.normalization.iabn import instance_aware_statistics
-from fedjax_bn.normalization.mixig import random_weights, sample_mixed_statistics
-from fedjax_bn.sharing import Variables
+from fedjax_bn.normalization.instance import deviations, handed_over, instance_moments, positioned
+from fedjax_bn.normalization.layer import (
+    Layer,
+    Statistics,
+    StatisticsRule,
+    is_spatial,
+    key_for,
+    running_statistics,
+)
+from fedjax_bn.normalization.mixig import mix_statistics
+from fedjax_bn.sharing import Variables, path_names
+
+
+def zero_shot_adapter(model: Any) -> Adaptation:
+    """Every batch norm mixes each sample's statistics into the global ones by a learned alpha.
+
+    FedIG-A (Eq. 7, Table 14). The variables need the collection `adapter`, which
+    `methods.fedig(..., adapter=True)` trains.
+    """
+
+    def predict(
+        variables: Variables, carry: tuple, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple]:
+        del valid  # no sample's statistics depend on another's
+        statistics = adapted_statistics(_adapter_of(variables))
+        return predict_each(model, statistics, variables, images), carry
+
+    return Adaptation(lambda variables: (), predict)
+
+
+def record_alphas(model: Any) -> Callable[[Variables, jax.Array], dict[str, jax.Array]]:
+    """Returns `record(variables, images) -> {layer name: alpha f[B]}` (FedIG, Fig. 4a, 7 to 9).
+
+    `jit` sorts the layers by name; `normalization.calls.in_forward_order` restores their order.
+    """
+
+    def record(variables: Variables, images: jax.Array) -> dict[str, jax.Array]:
+        statistics = adapted_statistics(_adapter_of(variables))
+        passed = forward(model, variables, images, statistics=statistics, wanted=["recorded"])
+        leaves = jax.tree_util.tree_leaves_with_path(passed.recorded)
+        return {"/".join(path_names(path[:-1])): alpha for path, alpha in leaves}
+
+    return record
+
+
+def _adapter_of(variables: Variables) -> Adapter:
+    """The adapter's parameters; raises ValueError if the variables have no adapter."""
+    if COLLECTION not in variables:
+        raise ValueError(
+            f"the variables have no collection {COLLECTION!r} but {', '.join(sorted(variables))}: "
+            "train with fedig and adapter=True, or use another adaptation"
+        )
+    return variables[COLLECTION]
 
 
 @bounded
@@ -25,13 +77,14 @@ def fixed_alpha(model: Any, alpha: UpTo1 | jax.Array = 0.5) -> Adaptation:
       model: as in `adaptation.stateless`, images -> logits.
       alpha: weight of the sample's own statistics, in [0, 1]; f[B] for one of each sample.
     """
-    rule = sample_mixed_statistics(lambda layer, size, dtype: alpha)
+    rule = _mixed_statistics(lambda layer, size, dtype: alpha)
+    # An alpha of each sample has the length of the whole batch, so that batch cannot be cut.
     return stateless(model, rule, per_sample=jnp.ndim(alpha) == 0)
 
 
 @bounded
 def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
-    """Eq. 7 with alpha ~ U(0, 1), drawn anew for every sample and layer (FedIG, Table 3c).
+    """Eq. 7 with alpha ~ U(0, 1), drawn for every sample and layer (FedIG, Table 3c).
 
     Args:
       model: as in `adaptation.stateless`, images -> logits.
@@ -42,10 +95,32 @@ def random_alpha(model: Any, seed: Seed = 0) -> Adaptation:
         variables: Variables, key: jax.Array, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
         key, now = jax.random.split(key)
-        rule = sample_mixed_statistics(random_weights(now))
+
+        def draw(layer: Layer, size: int, dtype: Any) -> jax.Array:
+            return jax.random.uniform(key_for(layer, now), (size,), dtype)
+
+        rule = _mixed_statistics(draw)
         return forward(model, variables, images, statistics=rule, valid=valid).outputs, key
 
     return Adaptation(lambda variables: jax.random.key(seed), predict)
+
+
+def _mixed_statistics(
+    weights: Callable[[Layer, int, Any], jax.Array | float],
+) -> StatisticsRule:
+    """The rule of Eq. 7: `weights(layer, B, dtype)` gives alpha, one number or f[B]."""
+
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        del valid
+        if not is_spatial(x):
+            return running_statistics(layer, x)
+        instance, received = deviations(layer, x)
+        dtype = instance[0].dtype
+        alpha = jnp.asarray(weights(layer, x.shape[0], dtype), dtype).reshape(-1, 1)
+        mean, std = mix_statistics(instance, received, alpha)
+        return handed_over(mean, std, layer, x)
+
+    return rule
 
 
 def learned_alpha(model: Any) -> Adaptation:
@@ -60,8 +135,30 @@ def learned_alpha(model: Any) -> Adaptation:
 def iabn(model: Any, strength: AtLeast0 = 4.0) -> Adaptation:
     """Instance-aware batch norm of NOTE (Gong et al., NeurIPS 2022), on the trained model.
 
+    The mean is mean + psi(mean_i - mean; k s_mean), and likewise the variance (Section 3.1). psi is
+    soft shrinkage; s_mean = sqrt(var / n) and s_var = var sqrt(2 / (n - 1)) are the standard errors
+    of a sample's mean and unbiased variance over its n positions. A layer without spatial axes, or
+    with one position, keeps the running statistics.
+
     Args:
       model: as in `adaptation.stateless`, images -> logits.
       strength: k, the standard errors that a deviation must exceed to count; at least 0.
     """
-    return stateless(model, instance_aware_statistics(strength), per_sample=True)
+
+    def psi(x: jax.Array, threshold: jax.Array) -> jax.Array:
+        return jnp.sign(x) * jnp.maximum(jnp.abs(x) - threshold, 0)
+
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        del valid
+        n = x[0, ..., 0].size
+        if not is_spatial(x) or n == 1:
+            return running_statistics(layer, x)
+        own_mean, own_var = instance_moments(x)
+        own_var = own_var * (n / (n - 1))
+        mean, var = layer.mean.astype(own_mean.dtype), layer.var.astype(own_var.dtype)
+        floor = var + layer.epsilon
+        mean = mean + psi(own_mean - mean, strength * jnp.sqrt(floor / n))
+        var = var + psi(own_var - var, strength * floor * (2 / (n - 1)) ** 0.5)
+        return Statistics(positioned(mean, x), positioned(jnp.maximum(var, 0), x))
+
+    return stateless(model, rule, per_sample=True)

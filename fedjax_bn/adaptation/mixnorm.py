@@ -9,10 +9,9 @@ import jax.numpy as jnp
 from fedjax_bn.adaptation.adaptation import Adaptation
 from fedjax_bn.arguments.ranges import Seed, UpTo1, Views, bounded
 from fedjax_bn.models.forward import forward
-from fedjax_bn.normalization.mixnorm import view_statistics
+from fedjax_bn.normalization.instance import positioned
+from fedjax_bn.normalization.layer import Layer, Statistics, is_spatial, moments, running_statistics
 from fedjax_bn.sharing import Variables
-
-View = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 @bounded
@@ -21,36 +20,51 @@ def mixnorm(
     weight: UpTo1 = 0.05,
     *,
     views: Views = 5,
-    view: View | None = None,
+    view: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     seed: Seed = 0,
 ) -> Adaptation:
     """The sample's statistics over itself and its augmented views, mixed into the running ones.
 
+    Mean and variance are m of those over the positions of all views plus 1 - m of the running ones.
     The prediction is the original's. One pass over `views` times as many images.
+
+    Differs from the paper: the running statistics do not move with the stream, so that samples are
+    independent of each other, as FedIG's comparison (Table 3c) needs.
 
     Args:
       model: as in `adaptation.stateless`, images f[B, H, W, C] -> logits.
-      weight: m of `normalization.mixnorm.view_statistics`, in [0, 1].
+      weight: m, weight of the sample's own statistics, in [0, 1].
       views: number of views with the original; FedIG takes 5.
-      view: (key, images) -> augmented images of the same shape; `crop_and_flip` by default.
+      view: (key, images) -> augmented images of the same shape; by default a random square crop of
+        0.7 to 1 of the side, resized to the whole, and a flip half of the time.
       seed: of the random key that the carry holds.
     """
-    view = view or crop_and_flip
+    view = view or _crop_and_flip
+
+    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
+        del valid
+        if not is_spatial(x):
+            return running_statistics(layer, x)
+        # The batch is all first views, then all second ones, and so on.
+        samples = x.reshape(views, -1, *x.shape[1:]).swapaxes(0, 1)
+        own_mean, own_var, _ = jax.vmap(moments)(samples)
+        mean = weight * own_mean + (1 - weight) * layer.mean.astype(own_mean.dtype)
+        var = weight * own_var + (1 - weight) * layer.var.astype(own_var.dtype)
+        return Statistics(*(positioned(jnp.tile(one, (views, 1)), x) for one in (mean, var)))
 
     def predict(
         variables: Variables, key: jax.Array, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        del valid  # no sample sees another
+        del valid  # no sample's statistics depend on another's
         key, *keys = jax.random.split(key, views)
         stacked = jnp.concatenate([images, *(view(now, images) for now in keys)])
-        rule = view_statistics(views, weight)
         outputs = forward(model, variables, stacked, statistics=rule).outputs
         return jax.tree.map(lambda leaf: leaf[: len(images)], outputs), key
 
     return Adaptation(lambda variables: jax.random.key(seed), predict)
 
 
-def crop_and_flip(key: jax.Array, images: jax.Array, smallest: float = 0.7) -> jax.Array:
+def _crop_and_flip(key: jax.Array, images: jax.Array, smallest: float = 0.7) -> jax.Array:
     """A random square crop of each image, resized to the whole, and a flip half of the time.
 
     Args:

@@ -13,7 +13,7 @@ from fedjax_bn.normalization.tsmobn import About, tracked_statistics
 from fedjax_bn.sharing import STATISTICS, Variables
 
 
-class Tracked(NamedTuple):
+class _Tracked(NamedTuple):
     """The carry of `tsmobn`.
 
     Attributes:
@@ -41,26 +41,27 @@ def tsmobn(
       about: as in `normalization.tsmobn.update`.
 
     Raises:
-      ValueError: at `init`, where the model has no batch norm; at `predict`, where it has one that
-        no rule reaches.
+      ValueError: at `init`, if the model has no batch norm; at `predict`, if it has one that no
+        rule reaches.
     """
 
-    def init(variables: Variables) -> Tracked:
+    def init(variables: Variables) -> _Tracked:
         if STATISTICS not in variables:
             raise ValueError(
                 f"tsmobn tracks the statistics of batch norms, of which {name_of(model)} has "
                 "none: use the adaptation running"
             )
-        return Tracked(variables[STATISTICS], jnp.zeros((), bool))
+        return _Tracked(variables[STATISTICS], jnp.zeros((), bool))
 
     def predict(
-        variables: Variables, carry: Tracked, images: jax.Array, valid: jax.Array | None = None
-    ) -> tuple[jax.Array, Tracked]:
+        variables: Variables, carry: _Tracked, images: jax.Array, valid: jax.Array | None = None
+    ) -> tuple[jax.Array, _Tracked]:
+        # Momentum 0 gives the first batch its own statistics, in the same program as later ones.
         now = jnp.where(carry.started, momentum, 0)
         tracking = {**variables, STATISTICS: carry.statistics}
         rule = tracked_statistics(now, about=about)
         output = forward(model, tracking, images, statistics=rule, valid=valid, wanted=["moved"])
         some = jnp.ones((), bool) if valid is None else valid.any()
-        return output.outputs, Tracked(output.moved[STATISTICS], carry.started | some)
+        return output.outputs, _Tracked(output.moved[STATISTICS], carry.started | some)
 
     return Adaptation(init, predict)

@@ -1,6 +1,6 @@
 """Code made for CPU, and the one place that asks for which platform a program is traced.
 
-`models.cpu`, `normalization.per_sample` and the mapping `auto` ask here; on any other backend they
+`models.cpu`, `normalization.cpu` and the mapping `auto` ask here; on any other backend they
 are plain XLA. They ask while a program is traced, before JAX knows the platform of its lowering:
 `traced_for` sets another one.
 """

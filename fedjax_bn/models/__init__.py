@@ -1,18 +1,24 @@
 """The networks of the papers, in linen with our `BatchNorm`, and a user's own.
 
 Detectors map images f[B, H, W, C] to the outputs of their levels, f[B, h, w, A, 5 + classes]. Each
-other one maps images f[B, H, W, C] to logits f[B, num_classes] and shows its features as methods,
+other one maps images f[B, H, W, C] to logits f[B, num_classes] and has the methods
 `features(images) -> f[B, F]` and `classify(features) -> f[B, num_classes]`. With `norm="group"` or
-`norm="none"` networks have no running statistics (`layers.norm_of`). Methods take any linen module,
+`norm="none"` networks have no running statistics (`layers.Network`). Methods take any linen module,
 and by `from_nnx` any nnx module.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from fedjax_bn.models.cnn import AlexNet, DigitCNN, SmallCNN, SmallDigitCNN
 from fedjax_bn.models.densenet import DenseNet, DenseNet121
 from fedjax_bn.models.features import with_classifier as with_classifier
-from fedjax_bn.models.mlp import MLP, TwoLayer
+from fedjax_bn.models.plain import (
+    MLP,
+    AlexNet,
+    DigitCNN,
+    SmallCNN,
+    SmallDigitCNN,
+    TwoLayer,
+)
 from fedjax_bn.models.resnet import ResNet, ResNet10, ResNet18, ResNet50
 from fedjax_bn.models.yolo import TinyDetector, YOLOv5, YOLOv5n, YOLOv5s
 

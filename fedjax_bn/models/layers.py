@@ -1,4 +1,4 @@
-"""The layers that the networks share, and what all classifiers among them have in common.
+"""The layers that the networks share, and what all networks have in common.
 
 Functions make a linen layer inside a compact method and apply it. Padding is explicit, a bias is
 drawn from its layer's fan-in as PyTorch does, and a map that is too small is an error here instead
@@ -27,7 +27,41 @@ he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 he_fan_in = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
-class Classifier(nn.Module):
+class Network(nn.Module, kw_only=True):
+    """A network, or a part of one, whose layers are made in one dtype with one norm.
+
+    Attributes:
+      param_dtype: dtype in which the variables are created.
+      norm: which norm: "batch"; "group", group norm (Wu & He 2018), which has no running
+        statistics; "none", whose kernels are standardized, in networks without norms (Zhuang & Lyu,
+        ICLR 2024, FedWon).
+    """
+
+    param_dtype: Any = jnp.float32
+    norm: Norm = "batch"
+
+    # linen wraps the methods of a module in scopes of their own; these only make layers.
+
+    @nn.nowrap
+    def convolve(self, x: jax.Array, features: int, kernel: int, *args: Any, **options: Any) -> Any:
+        """Applies `conv` with the network's dtype, and with standardized kernels without norms."""
+        if self.norm == "none":
+            options = {"conv_general_dilated_cls": lambda: _standardized_convolve} | options
+        return conv(x, features, kernel, *args, param_dtype=self.param_dtype, **options)
+
+    @nn.nowrap
+    def normalize(self, x: jax.Array, name: str | None, **options: Any) -> jax.Array:
+        """Applies the network's norm; `options` are those of `BatchNorm`."""
+        options = options if self.norm == "batch" else {}
+        return norm_of(self.norm, self.param_dtype)(name=name, **options)(x)
+
+    @nn.nowrap
+    def part(self, kind: Callable[..., nn.Module], *args: Any, **fields: Any) -> nn.Module:
+        """Makes a part of the same dtype and norm."""
+        return kind(*args, **fields, param_dtype=self.param_dtype, norm=self.norm)
+
+
+class Classifier(Network, kw_only=True):
     """A network whose outputs are `classify(features(images))`.
 
     A subclass makes the layer `head` in `setup` and has a method `features`.
@@ -60,7 +94,7 @@ def conv(
     kernel_init: _Initializer = fan_in_uniform,
     **options: Any,
 ) -> jax.Array:
-    """A square convolution, zeros around the map.
+    """Applies a square convolution, with zeros around the map.
 
     Args:
       x: f[B, H, W, C].
@@ -71,8 +105,7 @@ def conv(
       name: the layer's name in its module.
       use_bias: whether there is a bias.
       kernel_init: initializer of the kernel f[kernel, kernel, C, F].
-      **options: of `nn.Conv`, such as `param_dtype`; `cpu.convolve` convolves unless they say
-        otherwise.
+      **options: of `nn.Conv`, such as `param_dtype`; by default `cpu.convolve` convolves.
 
     Returns:
       f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F].
@@ -96,24 +129,15 @@ def conv(
     return layer(x)
 
 
-def conv_of(norm: Norm, **options: Any) -> Callable[..., jax.Array]:
-    """`conv` with some options, whose kernels are standardized where `norm` is "none".
-
-    Scaled weight standardization (Brock et al. 2021), in networks without norms (Zhuang & Lyu,
-    ICLR 2024, FedWon): see `standardized`.
-    """
-    if norm == "none":
-        options = {"conv_general_dilated_cls": lambda: standardized_convolve} | options
-    return partial(conv, **options)
-
-
-def standardized_convolve(x: jax.Array, kernel: jax.Array, *given: Any, **options: Any) -> Any:
+def _standardized_convolve(x: jax.Array, kernel: jax.Array, *given: Any, **options: Any) -> Any:
     """`cpu.convolve` of x f[B, H, W, C] by the kernel f[h, w, C, F], `standardized`."""
     return cpu.convolve(x, standardized(kernel), *given, **options)
 
 
 def standardized(kernel: jax.Array) -> jax.Array:
-    """g (W - mean) / (std sqrt(N)) for each output channel, g = sqrt(2 / (1 - 1/pi)) of a ReLU.
+    """Returns g (W - mean) / (std sqrt(N)) for each output channel.
+
+    Scaled weight standardization (Brock et al. 2021), g = sqrt(2 / (1 - 1/pi)) of a ReLU.
 
     Args:
       kernel: W f[..., F], with N = fan-in values for each of the F channels, over which mean and
@@ -127,12 +151,11 @@ def standardized(kernel: jax.Array) -> jax.Array:
 
 
 def norm_of(norm: Norm, param_dtype: Any = jnp.float32) -> Callable[..., Any]:
-    """`make(name=...)` of a layer that normalizes, or of one that does nothing.
+    """Returns `make(name=...)` of a layer that normalizes, or of one that does nothing.
 
     Args:
-      norm: "batch"; "group", group norm (Wu & He 2018) with up to 32 groups of at least four
-        channels (one, where four does not divide the channels), which has no running statistics;
-        "none", for which `conv_of` standardizes kernels.
+      norm: as in `Network`; "group" has up to 32 groups of at least four channels, or one if four
+        does not divide the channels.
       param_dtype: dtype in which the variables are created.
 
     Raises:
@@ -142,15 +165,11 @@ def norm_of(norm: Norm, param_dtype: Any = jnp.float32) -> Callable[..., Any]:
         raise ValueError(f"norm={norm!r} must be one of {', '.join(get_args(Norm))}")
     if norm == "none":
         return lambda name=None: lambda x: x
-    return partial(BatchNorm if norm == "batch" else GroupNorm, param_dtype=param_dtype)
+    return partial(BatchNorm if norm == "batch" else _GroupNorm, param_dtype=param_dtype)
 
 
-class GroupNorm(nn.Module):
-    """Group norm over the positions and channels of each group of a sample.
-
-    Attributes:
-      param_dtype: dtype in which the variables are created.
-    """
+class _GroupNorm(nn.Module):
+    """Group norm over the positions and channels of each group of a sample."""
 
     param_dtype: Any = jnp.float32
 
@@ -159,6 +178,7 @@ class GroupNorm(nn.Module):
         """f[B, ..., C] -> f[B, ..., C]."""
         channels = x.shape[-1]
         groups = math.gcd(32, channels // 4) if channels % 4 == 0 else 1
+        # PyTorch's epsilon; flax's fast variance E[x^2] - E[x]^2 loses digits.
         layer = nn.GroupNorm(
             groups,
             param_dtype=self.param_dtype,
@@ -173,7 +193,7 @@ class GroupNorm(nn.Module):
 def dense(
     features: int, fan_in: int, *, param_dtype: Any = jnp.float32, name: str | None = None
 ) -> nn.Dense:
-    """A dense layer `fan_in` -> `features`, initialized as PyTorch's `Linear`; not yet applied."""
+    """Makes a dense layer `fan_in` -> `features`, initialized as PyTorch's `Linear`."""
     return nn.Dense(
         features,
         kernel_init=fan_in_uniform,
@@ -184,7 +204,7 @@ def dense(
 
 
 def max_pool(x: jax.Array, window: int, strides: int, padding: int = 0) -> jax.Array:
-    """Maximum over square windows of f[B, H, W, C]; the padding never wins.
+    """Returns the maximum over square windows of f[B, H, W, C]; the padding never wins.
 
     Raises:
       ValueError: the padded map is smaller than the window.
@@ -195,7 +215,7 @@ def max_pool(x: jax.Array, window: int, strides: int, padding: int = 0) -> jax.A
 
 
 def average_pool(x: jax.Array, window: int) -> jax.Array:
-    """Mean over square windows side by side, f[B, H, W, C] -> f[B, H // window, W // window, C].
+    """Returns means of windows side by side, f[B, H, W, C] -> f[B, H // window, W // window, C].
 
     Raises:
       ValueError: the map is smaller than the window.
@@ -207,7 +227,7 @@ def average_pool(x: jax.Array, window: int) -> jax.Array:
 
 
 def adaptive_average_pool(x: jax.Array, size: int) -> jax.Array:
-    """PyTorch's AdaptiveAvgPool2d: f[B, H, W, C] -> f[B, size, size, C] for any H, W >= 1.
+    """Pools as PyTorch's AdaptiveAvgPool2d: f[B, H, W, C] -> f[B, size, size, C], any H, W >= 1.
 
     Output i is the mean over rows floor(i H / size) to ceil((i + 1) H / size), likewise columns;
     the bins overlap where `size` does not divide H.

@@ -3,25 +3,32 @@
 model = from_nnx(Net(rngs=nnx.Rngs(0)))
 variables = model.init(key, images)
 method = fedbn(model, optax.sgd(0.1))
+
+nnx has no interceptors. Each pass makes a fresh copy of the net, whose modules get a class derived
+from their own, in which `__call__` goes through the handlers of `normalization.calls`. The user's
+net does not change.
 """
 
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial, wraps
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fedjax_bn.normalization.calls import takes_train
-from fedjax_bn.normalization.flax_nnx import Recorded, set_value, watch
-from fedjax_bn.normalization.layer import RECORDED
+from fedjax_bn.normalization.calls import Call, flax_batch_norm, takes_train, through_handlers
+from fedjax_bn.normalization.layer import RECORDED, Layer, StatisticsRule
 from fedjax_bn.sharing import STATISTICS, Variables
 
-PyTree = Any
+_COLLECTIONS: dict[str, type[nnx.Variable]] = {"params": nnx.Param, STATISTICS: nnx.BatchStat}
+_PASS = "fedjax_bn_pass"  # attribute of a module in a pass: (path, moving, recording)
 
-COLLECTIONS = {"params": nnx.Param, STATISTICS: nnx.BatchStat}
+
+class _Recorded(nnx.Variable):
+    """What a rule recorded in a batch norm."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +40,15 @@ class NnxModel:
     in `net`. A method `features` or `classify` of `net` is one of the model.
 
     Attributes:
-      net: the model; nobody changes it.
+      net: the model, which never changes.
     """
 
     net: nnx.Module
 
     def init(self, key: jax.Array, images: jax.Array) -> Variables:
-        """The variables of `net` as they are; key and images, which linen needs, do not count."""
+        """Returns the variables of `net` as they are; linen's key and images do not count."""
         del key, images
-        return _collect(self.net, COLLECTIONS)
+        return _collect(self.net, _COLLECTIONS)
 
     def apply(
         self,
@@ -56,17 +63,17 @@ class NnxModel:
         """Passes a batch through a fresh copy of `net` with these variables.
 
         Args:
-          variables: collections as from `init`; further ones do not count.
+          variables: collections as from `init`; others are ignored.
           images: f[B, ...].
-          train: whether the copy is in the mode of `net.train()` or of `net.eval()`; handed on to
-            what takes it.
+          train: whether the copy is in the mode of `net.train()` or of `net.eval()`; also an
+            argument of the call, if it has one of this name.
           mutable: the collections wanted back, of `batch_stats` and `recorded`.
           rngs: random keys; every stream of `net` gets one of its own from `rngs["dropout"]`.
-            Without, streams are where they were when the model was made.
-          method: `method(net, images)` in place of `net(images)`.
+            Without, streams are as they were when the model was made.
+          method: `method(net, images)` instead of `net(images)`.
 
         Returns:
-          The output, and where `mutable` names collections a pair of it and these.
+          The output, and if `mutable` names collections a pair of it and these.
 
         Raises:
           ValueError: the variables are not those of this model.
@@ -77,36 +84,40 @@ class NnxModel:
             _reseed(net, rngs["dropout"])
         modes = net.train if train else net.eval
         modes()
-        watch(net, moving=STATISTICS in mutable, recording=RECORDED in mutable)
+        for path, module in list(nnx.iter_graph(net)):
+            if isinstance(module, nnx.Module) and callable(module):
+                call = tuple(map(str, path)), STATISTICS in mutable, RECORDED in mutable
+                setattr(module, _PASS, call)
+                object.__setattr__(module, "__class__", _through_handlers(type(module)))
         options = takes_train(method or net.__call__, train)
         output = method(net, images, **options) if method else net(images, **options)
         if not mutable:
             return output
-        kinds = COLLECTIONS | {RECORDED: Recorded}
+        kinds = _COLLECTIONS | {RECORDED: _Recorded}
         return output, _collect(net, {name: kinds[name] for name in mutable})
 
     def __call__(self, images: jax.Array, train: bool = False) -> Any:
-        """The model as made, images -> outputs; `apply` is for other variables."""
+        """Computes images -> outputs by the model as made; `apply` is for other variables."""
         return self.apply(self.init(jax.random.key(0), images), images, train=train)
 
     def __getattr__(self, name: str) -> Any:
-        """`features`, `classify` and `classifier_path`, where the net has them."""
+        """Returns `features`, `classify` or `classifier_path` of a net that has it."""
         if name in ("features", "classify", "classifier_path"):
             return getattr(self.net, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 
 def from_nnx(net: nnx.Module) -> NnxModel:
-    """A model from an nnx module, for every method, sharing rule and adaptation.
+    """Makes a model of an nnx module, for every method, sharing rule and adaptation.
 
-    Its `nnx.BatchNorm` are served as ours are, with flax's conventions: momentum 0.99 by default
-    and the biased variance as running variance (see `normalization.calls`).
+    Statistics rules reach its `nnx.BatchNorm`, which keep flax's conventions: momentum 0.99 by
+    default and the biased variance as running variance (see `normalization.calls`).
 
     Args:
       net: images f[B, ...] -> outputs, with its weights; it is copied.
 
     Raises:
-      ValueError: it is no nnx module, or one of its modules has running statistics and no
+      ValueError: it is not an nnx module, or one of its modules has running statistics and no
         `__call__`, so that no statistics rule could reach them.
     """
     if not isinstance(net, nnx.Module):
@@ -124,6 +135,67 @@ def from_nnx(net: nnx.Module) -> NnxModel:
     return NnxModel(nnx.merge(*_split(net)))
 
 
+@cache
+def _through_handlers(kind: type[nnx.Module]) -> type[nnx.Module]:
+    """A class of modules whose calls go through the handlers; one a class, as JAX caches by it."""
+
+    @wraps(kind.__call__)
+    def call(self: nnx.Module, *args: Any, **kwargs: Any) -> Any:
+        path, _, _ = getattr(self, _PASS)
+        kernel = self.kernel[...] if isinstance(self, nnx.Linear) else None
+        # Not in a derived class with a call of its own: a rule would replace what it does.
+        ours = kind.__call__ is nnx.BatchNorm.__call__
+        normalize = partial(_normalize, cast(nnx.BatchNorm, self)) if ours else None
+        function = partial(kind.__call__, self)
+        return through_handlers(function, Call(path, "__call__", kernel, normalize), args, kwargs)
+
+    namespace = {"__call__": call, "__module__": kind.__module__}
+    return cast(Any, type(kind))(kind.__name__, (kind,), namespace)
+
+
+def _normalize(
+    module: nnx.BatchNorm,
+    function: Callable,
+    args: tuple,
+    kwargs: dict,
+    rule: StatisticsRule | None,
+    valid: jax.Array | None,
+) -> jax.Array:
+    """The output of a batch norm by a statistics rule; stores what the pass may and wants to."""
+    del function
+    path, moving, recording = getattr(module, _PASS)
+    scale, bias, gate = (
+        None if leaf is None else leaf[...]
+        for leaf in (module.scale, module.bias, getattr(module, "gate", None))
+    )
+    layer = Layer(
+        path=path,
+        mean=module.mean[...],
+        var=module.var[...],
+        epsilon=module.epsilon,
+        momentum=module.momentum,
+        training=moving,
+        unbiased=False,
+        gate=gate,
+    )
+    y, given = flax_batch_norm(module, layer, args, kwargs, rule, valid, (scale, bias))
+    if given.moved is not None and moving:
+        _set_value(module.mean, given.moved[0])
+        _set_value(module.var, given.moved[1])
+    if recording:
+        for name, value in (given.recorded or {}).items():
+            setattr(module, name, _Recorded(value))
+    return y
+
+
+def _set_value(variable: nnx.Variable, value: jax.Array) -> None:
+    """Gives a variable another array, of any dtype; flax 0.11 has no `Variable.set_value`."""
+    if hasattr(variable, "set_value"):
+        variable.set_value(value)
+    else:
+        variable.value = value
+
+
 def _split(net: nnx.Module) -> tuple[Any, Any]:
     graph, state = nnx.split(net)
     return graph, jax.tree.map(lambda leaf: leaf, state)  # variables of its own
@@ -136,7 +208,7 @@ def _leaves(net: nnx.Module) -> Iterator[tuple[tuple[str, ...], nnx.Variable]]:
 
 
 def _collect(net: nnx.Module, kinds: dict[str, type[nnx.Variable]]) -> Variables:
-    """The variables of each kind as dicts in dicts; no collection where there is none."""
+    """The variables of each kind as dicts in dicts; kinds without any have no collection."""
     collected: Variables = {}
     for path, leaf in _leaves(net):
         for collection, kind in kinds.items():
@@ -153,18 +225,18 @@ def _fill(net: nnx.Module, variables: Variables) -> None:
     """Puts the variables in; a parameter that the net lacks, such as a gate, is given to it."""
     rest = {
         tuple(entry.key for entry in path): leaf
-        for name in COLLECTIONS
+        for name in _COLLECTIONS
         for path, leaf in jax.tree_util.tree_leaves_with_path({name: variables.get(name, {})})
     }
     for path, leaf in _leaves(net):
-        for collection, kind in COLLECTIONS.items():
+        for collection, kind in _COLLECTIONS.items():
             if isinstance(leaf, kind):
                 if (collection, *path) not in rest:
                     raise ValueError(
                         f"the variables lack {'/'.join((collection, *path))} of "
                         f"{type(net).__name__}: make them with init of the same model"
                     )
-                set_value(leaf, rest.pop((collection, *path)))
+                _set_value(leaf, rest.pop((collection, *path)))
     modules = {tuple(map(str, path)): node for path, node in nnx.iter_graph(net)}
     for (collection, *inner, name), value in rest.items():
         if not isinstance(modules.get(tuple(inner)), nnx.Module) or collection != "params":
@@ -176,10 +248,10 @@ def _fill(net: nnx.Module, variables: Variables) -> None:
 
 
 def _reseed(net: nnx.Module, key: jax.Array) -> None:
-    """A key of its own for every random stream, counted from 0."""
+    """Gives every random stream a key of its own, counted from 0."""
     for path, stream in list(nnx.iter_graph(net)):
         if isinstance(stream, nnx.RngStream):
             own = jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))
             shape = stream.key[...].shape
-            set_value(stream.key, jax.random.split(own, shape) if shape else own)
-            set_value(stream.count, jnp.zeros(shape, jnp.uint32))
+            _set_value(stream.key, jax.random.split(own, shape) if shape else own)
+            _set_value(stream.count, jnp.zeros(shape, jnp.uint32))

@@ -1,15 +1,14 @@
 """Weights that others trained on ImageNet, as the start of a federation.
 
-They come as PyTorch's tensors by torchvision's names: from a `.safetensors` file, from a hub that
-keeps such files (timm's conversions of torchvision's weights), or from torchvision's own `.pth`.
-A YOLOv5 starts from a file of the user's own, and no code that a file holds is ever run.
-Every tensor is used once; one that is missing, left over or of another shape is an error.
+They are PyTorch's tensors by torchvision's names: from a `.safetensors` file, from a hub that keeps
+such files (timm's conversions of torchvision's weights), or from torchvision's own `.pth`. A YOLOv5
+starts from a file of the user's own. No code that a file holds is ever run. Every tensor is used
+once; one that is missing, left over or of another shape is an error.
 """
 
-import pickle
+import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ import flax.linen as nn
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_bn.models.cnn import AlexNet
 from fedjax_bn.models.densenet import DenseNet
+from fedjax_bn.models.plain import AlexNet
 from fedjax_bn.models.resnet import ResNet
 from fedjax_bn.models.torch_weights import convert, torch_name
 from fedjax_bn.models.yolo import YOLOv5
@@ -28,27 +27,25 @@ _Tensors = dict[str, np.ndarray]
 
 # Other names of the same tensors: torchvision counts AlexNet's layers, and its DenseNet files
 # still have the names of 2017.
-_RENAMED = {
-    AlexNet: tuple(
-        (rf"^features\.{index}\.", f"features.conv{i}.")
-        for i, index in enumerate((0, 3, 6, 8, 10), start=1)
-    )
-    + tuple(
-        (rf"^classifier\.{index}\.", f"classifier.fc{i}.")
-        for i, index in enumerate((1, 4, 6), start=1)
+_RENAMED: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {
+    AlexNet: (
+        *((rf"^features\.{n}\.", f"features.conv{i}.") for n, i in ((0, 1), (3, 2), (6, 3))),
+        *((rf"^features\.{n}\.", f"features.conv{i}.") for n, i in ((8, 4), (10, 5))),
+        *((rf"^classifier\.{n}\.", f"classifier.fc{i}.") for n, i in ((1, 1), (4, 2), (6, 3))),
     ),
     DenseNet: ((r"(\.denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2"),),
     ResNet: (),
     YOLOv5: (),
 }
+_SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
 def load(
     source: str | Path, model: nn.Module, variables: Mapping[str, Any]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The variables of `model` with pretrained weights in them.
+    """Returns the variables of `model` with pretrained weights in them.
 
-    The classifier stays as it is where the file's has another number of classes. AlexNet takes
+    The classifier stays as it is if the file's has another number of classes. AlexNet takes
     torchvision's convolutions and dense layers; batch norms, which that network lacks, stay
     (UniFed, section 4.1.1), and so do dense layers of another width. A file with the names of
     FedBN's AlexNet fills it whole.
@@ -60,10 +57,10 @@ def load(
       variables: its collections. Only shapes and dtypes are read, so they may be abstract.
 
     Returns:
-      The variables, dtypes as before, and sentences on what was loaded and what starts fresh.
+      The variables, dtypes as before, and lines of text on what was loaded and what starts fresh.
 
     Raises:
-      FileNotFoundError: there is no such file, and `source` is no hub id either.
+      FileNotFoundError: there is no such file, and `source` is not a hub id either.
       ModuleNotFoundError: a package that reads this form is not installed.
       ValueError: the model is another, the file is damaged or cannot be fetched, or a tensor is
         missing, left over, of another shape or not finite, or a variance is negative; the message
@@ -75,59 +72,49 @@ def load(
             "ResNet50, DenseNet121, AlexNet or YOLOv5, or leave pretrained empty"
         )
     leaves = flatten_dict(variables)
-    found = read(source)
+    names = {path: torch_name(model, path) for path in leaves}
+    found = _read(source)
     try:
-        tensors, fresh, notes = _choose(model, leaves, _rename(model, found))
-        names = {path: torch_name(model, path) for path in leaves}
+        tensors = _rename(model, found)
+        if isinstance(model, AlexNet) and "features.bn1.weight" not in tensors:
+            fresh, notes = _fresh_of_torchvisions_alexnet(leaves, names, tensors)
+        else:
+            fresh, notes = _fresh_classifier(model, leaves, names, tensors)
+        used = {name: tensor for name, tensor in tensors.items() if name not in fresh}
         wanted = {path: leaf for path, leaf in leaves.items() if names[path] not in fresh}
-        loaded = convert(model, tensors, wanted)
+        loaded = convert(model, used, wanted)
     except ValueError as error:
         raise ValueError(f"pretrained weights {source} do not fit: {error}") from error
     new = {path: value.astype(leaves[path].dtype) for path, value in loaded.items()}
-    notes = (f"pretrained: {len(new)} of {len(leaves)} arrays come from {source}", *notes)
-    return unflatten_dict(leaves | new), notes
+    first = f"{len(new)} of {len(leaves)} arrays come from {source}"
+    return unflatten_dict(leaves | new), tuple(f"pretrained: {n}" for n in (first, *notes))
 
 
-def _choose(
-    model: nn.Module, leaves: Mapping[tuple[str, ...], Any], tensors: _Tensors
-) -> tuple[_Tensors, set[str], tuple[str, ...]]:
-    """The tensors to use, the names of those that the model keeps of its own, and notes."""
-    names = {path: torch_name(model, path) for path in leaves}
-    if isinstance(model, AlexNet) and "features.bn1.weight" not in tensors:
-        return _choose_without_batch_norm(leaves, names, tensors)
-    paths = _head(model)
-    head, *_ = head_names = [names[path] for path in paths]
-    ours = leaves[paths[0]].shape[-1]
-    shape = tensors[head].shape if head in tensors else ()
-    if not shape or shape[0] == ours:  # `convert` names one that is missing or of another shape
-        return tensors, set(), ()
-    used = {name: tensor for name, tensor in tensors.items() if name not in head_names}
-    note = (
-        f"pretrained: the classifier starts fresh, because the file's has "
-        f"{_classes(model, shape[0])} classes and this model {_classes(model, ours)}"
-    )
-    return used, set(head_names), (note,)
-
-
-def _head(model: nn.Module) -> list[tuple[str, ...]]:
-    """The paths of what depends on the number of classes, a kernel first."""
-    layers = ["head"]
+def _fresh_classifier(
+    model: nn.Module, leaves: Mapping, names: Mapping, tensors: _Tensors
+) -> tuple[set[str], list[str]]:
+    """The names of the classifier's tensors if it has other classes than the file's; and notes."""
+    layers, boxes, place = ["head"], 1, 0
     if isinstance(model, YOLOv5):
         layers = [f"predict{i}" for i in range(len(model.anchors.strides))]
-    return [("params", layer, leaf) for layer in layers for leaf in ("kernel", "bias")]
+        boxes, place = model.anchors.each, 5  # a box has five numbers before its classes
+    head = {names["params", layer, leaf] for layer in layers for leaf in ("kernel", "bias")}
+    kernel = "params", layers[0], "kernel"
+    ours, theirs = leaves[kernel].shape[-1], np.shape(tensors.get(names[kernel], 0.0))
+    if not theirs or theirs[0] == ours:  # `convert` names one that is missing or of another shape
+        return set(), []
+    return head, [
+        f"the classifier starts fresh, because the file's has {theirs[0] // boxes - place} classes "
+        f"and this model {ours // boxes - place}"
+    ]
 
 
-def _classes(model: nn.Module, outputs: int) -> int:
-    """How many classes so many outputs of the head's first layer are."""
-    return outputs // model.anchors.each - 5 if isinstance(model, YOLOv5) else outputs
-
-
-def _choose_without_batch_norm(
-    leaves: Mapping[tuple[str, ...], Any], names: Mapping[tuple[str, ...], str], tensors: _Tensors
-) -> tuple[_Tensors, set[str], tuple[str, ...]]:
-    """`_choose` for torchvision's AlexNet: dense layers where the widths fit, no batch norms."""
+def _fresh_of_torchvisions_alexnet(
+    leaves: Mapping, names: Mapping, tensors: _Tensors
+) -> tuple[set[str], list[str]]:
+    """The names of all batch norms, which it lacks, and of dense layers of another width."""
     fresh = {name for name in names.values() if ".bn" in name}
-    notes = ["pretrained: batch norms start fresh, because torchvision's AlexNet has none"]
+    notes = ["batch norms start fresh, because torchvision's AlexNet has none"]
     for path, name in names.items():
         if path[-1] != "kernel" or name not in tensors:  # `convert` names one that is missing
             continue
@@ -136,14 +123,14 @@ def _choose_without_batch_norm(
             layer = name.removesuffix(".weight")
             fresh |= {name, f"{layer}.bias"}
             notes.append(
-                f"pretrained: {layer} starts fresh, because the file's is {theirs[1]} to "
-                f"{theirs[0]} and this model's {ours[1]} to {ours[0]}"
+                f"{layer} starts fresh, because the file's is {theirs[1]} to {theirs[0]} and this "
+                f"model's {ours[1]} to {ours[0]}"
             )
-    return {name: t for name, t in tensors.items() if name not in fresh}, fresh, tuple(notes)
+    return fresh, notes
 
 
 def _rename(model: nn.Module, tensors: _Tensors) -> _Tensors:
-    """The names that `torch_name` gives."""
+    """The tensors by the names that `torch_name` gives."""
 
     def usual(name: str) -> str:
         for pattern, replacement in _RENAMED[type(model)]:
@@ -158,91 +145,62 @@ def _rename(model: nn.Module, tensors: _Tensors) -> _Tensors:
     return renamed
 
 
-def read(source: str | Path) -> _Tensors:
+def _read(source: str | Path) -> _Tensors:
     """The tensors of a file or hub id, by their names; see `load` for arguments and errors."""
-    path, suffix = Path(source), Path(source).suffix
-    if suffix in _READERS and path.is_file():
-        with _damage_named(path):
-            return _READERS[suffix](path)
+    path = Path(source)
+    if path.suffix in _SUFFIXES and path.is_file():
+        return _read_file(path)
     choices = "give a .safetensors or .pth file, or a hub id such as timm/resnet18.tv_in1k"
     if path.exists():
-        raise ValueError(
-            f"pretrained weights {source} are no {', '.join(_READERS)} file: {choices}"
-        )
-    if suffix in _READERS or not re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", str(source)):
+        kinds = ", ".join(_SUFFIXES)
+        raise ValueError(f"pretrained weights {source} must be a file of {kinds}: {choices}")
+    if path.suffix in _SUFFIXES or not re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", str(source)):
         raise FileNotFoundError(f"there is no file {source} with pretrained weights: {choices}")
-    return read(_download(str(source)))
-
-
-class _HoldsCode(ValueError):
-    """A file holds more than tensors."""
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
+    hub = _imported("huggingface_hub", f"fetching {source}")
+    name, _, revision = str(source).partition("@")
     try:
-        yield
-    except (ImportError, _HoldsCode):
-        raise
-    except Exception as error:  # the readers promise no types for what damage can cause
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"pretrained weights {path} are damaged or of another form ({type(error).__name__}: "
-            f"{reason}): fetch the file again"
-        ) from error
-
-
-def _read_safetensors(path: Path) -> _Tensors:
-    try:
-        from safetensors.numpy import load_file
-    except ImportError as error:
-        raise _missing("safetensors", f"reading {path}") from error
-    return load_file(path)
-
-
-def _read_torch(path: Path) -> _Tensors:
-    try:
-        import torch
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"reading {path} needs torch: pip install torch, or give a .safetensors file"
-        ) from error
-    try:
-        state_dict = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "nsupported global" not in str(error):  # of a file that is damaged
-            raise
-        raise _HoldsCode(
-            f"pretrained weights {path} are damaged or hold objects of another package, which are "
-            "not read because that would run code: where that package is installed, save "
-            "model.float().state_dict() by torch.save or as .safetensors, and give that file"
-        ) from error
-    return {str(name): tensor.detach().numpy() for name, tensor in state_dict.items()}
-
-
-_READERS: dict[str, Callable[[Path], _Tensors]] = {
-    ".safetensors": _read_safetensors,
-    ".pth": _read_torch,
-    ".pt": _read_torch,
-}
-
-
-def _download(source: str) -> str:
-    """The path of a repository's weights, fetched or from the hub's cache on this machine."""
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise _missing("huggingface_hub", f"fetching {source}") from error
-    name, _, revision = source.partition("@")
-    try:
-        return hf_hub_download(name, "model.safetensors", revision=revision or None)
+        file = hub.hf_hub_download(name, "model.safetensors", revision=revision or None)
     except Exception as error:  # no network, no such repository, no such file, no space, ...
-        reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"pretrained weights {source!r} are no file here and cannot be fetched from the hub "
-            f"({type(error).__name__}: {reason}): check the id and the connection, or give a file"
+            f"there is no file {source!r} with pretrained weights, and none can be fetched from "
+            f"the hub ({_reason(error)}): check the id and the connection, or give a file"
+        ) from error
+    return _read(file)
+
+
+def _read_file(path: Path) -> _Tensors:
+    """The tensors of a file, by their names."""
+    safe = path.suffix == ".safetensors"
+    package = "safetensors.numpy" if safe else "torch"
+    module = _imported(package, f"reading {path}")
+    try:
+        if safe:
+            return module.load_file(path)
+        tensors = module.load(path, map_location="cpu", weights_only=True)
+        return {str(name): tensor.detach().numpy() for name, tensor in tensors.items()}
+    except Exception as error:  # the readers promise no types for what damage can cause
+        if "nsupported global" in str(error):  # PyTorch found a class or a function in it
+            raise ValueError(
+                f"pretrained weights {path} are damaged or hold objects of another package, which "
+                "are not read because that would run code: where that package is installed, save "
+                "model.float().state_dict() by torch.save or as .safetensors, and give that file"
+            ) from error
+        raise ValueError(
+            f"pretrained weights {path} are damaged or of another form ({_reason(error)}): fetch "
+            "the file again"
         ) from error
 
 
-def _missing(package: str, purpose: str) -> ModuleNotFoundError:
-    return ModuleNotFoundError(f"{purpose} needs {package}: pip install 'fedjax_bn[pretrained]'")
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _imported(name: str, purpose: str) -> Any:
+    """A module; raises ModuleNotFoundError with the remedy if its package is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        remedy = "torch, or give a .safetensors file"
+        remedy = remedy if package == "torch" else "'fedjax_bn[pretrained]'"
+        raise ModuleNotFoundError(f"{purpose} needs {package}: pip install {remedy}") from error

@@ -5,38 +5,26 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Units, bounded
 from fedjax_bn.engine.backend import computed_once
-from fedjax_bn.models.layers import Classifier, Norm, conv_of, dense, he_fan_out, max_pool, norm_of
+from fedjax_bn.models.layers import Classifier, Network, dense, he_fan_out, max_pool
 
 
-class _ResidualBlock(nn.Module):
+class _ResidualBlock(Network):
     """ReLU of the sum of a shortcut and a branch of convolutions, each followed by batch norm.
 
     The branch is 3x3, 3x3, or as a bottleneck 1x1, 3x3, 1x1 with four times `width` channels out.
-    Where the shape changes the shortcut is a 1x1 convolution with its own batch norm.
-
-    Attributes:
-      width: channels inside the branch.
-      strides: stride of the block, 1 or 2.
-      bottleneck: which branch.
-      param_dtype: dtype in which the variables are created.
-      norm: which norm, see `layers.norm_of`.
+    If the shape changes, the shortcut is a 1x1 convolution with its own batch norm.
     """
 
     width: int
     strides: int = 1
     bottleneck: bool = False
-    param_dtype: Any = jnp.float32
-    norm: Norm = "batch"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H / strides, W / strides, width or 4 width]."""
-        convolve = conv_of(self.norm, kernel_init=he_fan_out, param_dtype=self.param_dtype)
-        norm = norm_of(self.norm, self.param_dtype)
         # (channels, kernel, strides) of each convolution in the branch.
         branch: tuple[tuple[int, int, int], ...]
         branch = ((self.width, 3, self.strides), (self.width, 3, 1))
@@ -46,11 +34,15 @@ class _ResidualBlock(nn.Module):
 
         shortcut = x
         if self.strides != 1 or x.shape[-1] != out:
-            shortcut = convolve(x, out, 1, self.strides, name="shortcut_conv")
-            shortcut = norm(name="shortcut_norm")(shortcut)
+            shortcut = self.convolve(
+                x, out, 1, self.strides, kernel_init=he_fan_out, name="shortcut_conv"
+            )
+            shortcut = self.normalize(shortcut, "shortcut_norm")
         for i, (width, kernel, strides) in enumerate(branch, start=1):
-            x = convolve(x, width, kernel, strides, kernel // 2, name=f"conv{i}")
-            x = norm(name=f"norm{i}")(x)
+            x = self.convolve(
+                x, width, kernel, strides, kernel // 2, kernel_init=he_fan_out, name=f"conv{i}"
+            )
+            x = self.normalize(x, f"norm{i}")
             x = nn.relu(x if i < len(branch) else x + shortcut)
         # XLA:CPU would compute the sums of all blocks before it in every later block.
         return computed_once(x)
@@ -67,16 +59,13 @@ class ResNet(Classifier):
       bottleneck: whether the blocks are bottlenecks.
       num_classes: number of logits.
       width: channels of the stem and inside the blocks of the first stage.
-      param_dtype: dtype in which the variables are created.
-      norm: which norm, see `layers.norm_of`.
+      param_dtype, norm: as in `layers.Network`.
     """
 
     stage_sizes: Sequence[int]
     bottleneck: bool = False
     num_classes: int = 10
     width: Units = 64
-    param_dtype: Any = jnp.float32
-    norm: Norm = "batch"
 
     def setup(self) -> None:
         """Makes the classifier."""
@@ -86,17 +75,13 @@ class ResNet(Classifier):
     @nn.compact
     def maps(self, images: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H / 32, W / 32, F], the last block's output."""
-        dtype = self.param_dtype
-        convolve = conv_of(self.norm, kernel_init=he_fan_out, param_dtype=dtype)
-        x = convolve(images, self.width, 7, 2, 3, name="conv1")
-        x = nn.relu(norm_of(self.norm, dtype)(name="norm1")(x))
-        x = max_pool(x, 3, 2, 1)
+        x = self.convolve(images, self.width, 7, 2, 3, kernel_init=he_fan_out, name="conv1")
+        x = max_pool(nn.relu(self.normalize(x, "norm1")), 3, 2, 1)
         for stage, size in enumerate(self.stage_sizes):
             for block in range(size):
                 strides = 2 if stage > 0 and block == 0 else 1
-                name = f"layer{stage + 1}_{block}"
-                width = self.width * 2**stage
-                x = _ResidualBlock(width, strides, self.bottleneck, dtype, self.norm, name=name)(x)
+                name, width = f"layer{stage + 1}_{block}", self.width * 2**stage
+                x = self.part(_ResidualBlock, width, strides, self.bottleneck, name=name)(x)
         return x
 
     def features(self, images: jax.Array) -> jax.Array:
@@ -106,14 +91,12 @@ class ResNet(Classifier):
 
 def ResNet10(num_classes: int = 10, **fields: Any) -> ResNet:
     """ResNet-10, for small experiments: 12 batch norms, 512 features; `fields` of `ResNet`."""
-    usual: dict[str, Any] = {"stage_sizes": (1, 1, 1, 1), "num_classes": num_classes}
-    return ResNet(**usual | fields)
+    return ResNet(**{"stage_sizes": (1, 1, 1, 1), "num_classes": num_classes} | fields)
 
 
 def ResNet18(num_classes: int = 10, **fields: Any) -> ResNet:
     """ResNet-18: 20 batch norms, three of them in shortcuts; 512 features; `fields` of `ResNet`."""
-    usual: dict[str, Any] = {"stage_sizes": (2, 2, 2, 2), "num_classes": num_classes}
-    return ResNet(**usual | fields)
+    return ResNet(**{"stage_sizes": (2, 2, 2, 2), "num_classes": num_classes} | fields)
 
 
 def ResNet50(num_classes: int = 10, **fields: Any) -> ResNet:

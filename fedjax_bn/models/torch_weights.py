@@ -1,4 +1,4 @@
-"""Turns PyTorch's weights of the same network into our variables.
+"""Converts PyTorch's weights of the same network to our variables, and back.
 
 Names are torchvision's for ResNet and DenseNet and those of FedBN's code for DigitCNN and AlexNet;
 MLP follows DigitCNN's (fc1, bn1, fc2, bn2, fc3). Those of YOLOv5 count its layers from 0 to 24; its
@@ -15,15 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_bn.models.cnn import AlexNet, DigitCNN
 from fedjax_bn.models.densenet import DenseNet
-from fedjax_bn.models.mlp import MLP
+from fedjax_bn.models.plain import MLP, AlexNet, DigitCNN
 from fedjax_bn.models.resnet import ResNet
 from fedjax_bn.models.yolo import YOLOv5
 
 Path = tuple[str, ...]
 
-# Our path of a layer, as "layer1_0/conv1", to PyTorch's, by substitutions in this order.
+# From our path of a layer, such as "layer1_0/conv1", to PyTorch's, by substitutions in this order.
 _FEDBN = ((r"^norm", "bn"), (r"^dense", "fc"), (r"^head$", "fc3"))
 _NAMES = {
     DigitCNN: _FEDBN,
@@ -64,7 +63,6 @@ _LEAVES = {
     "var": "running_var",
 }
 _COUNTER = "num_batches_tracked"
-_IMAGE_SHAPES = {DigitCNN: (28, 28, 3), MLP: (5995,)}
 
 
 def from_torch(
@@ -72,7 +70,7 @@ def from_torch(
     state_dict: Mapping[str, Any],
     image_shape: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """The variables of `model` that compute what PyTorch's network with `state_dict` computes.
+    """Returns the variables of `model` that compute what PyTorch's network computes.
 
     Convolutions go from (out, in, height, width) to (height, width, in, out), dense layers from
     (out, in) to (in, out); the one after a flattened map is permuted from (channel, height, width)
@@ -89,11 +87,10 @@ def from_torch(
       {"params": ..., "batch_stats": ...}.
 
     Raises:
-      ValueError: the model is none of this package's, or a tensor does not suit, see `convert`; the
+      ValueError: the model is not one of this package, or a tensor does not fit, see `convert`; the
         message names it.
     """
-    _check_known(model)
-    image_shape = image_shape or _IMAGE_SHAPES.get(type(model), (224, 224, 3))
+    image_shape = _image_shape(model, image_shape)
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     leaves = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), images))
     return unflatten_dict(convert(model, state_dict, leaves, image_shape))
@@ -105,7 +102,7 @@ def convert(
     leaves: Mapping[Path, Any],
     image_shape: Sequence[int] = (224, 224, 3),
 ) -> dict[Path, jax.Array]:
-    """PyTorch's tensors as `leaves` of the variables of `model`, which need not be all.
+    """Converts PyTorch's tensors to some leaves of the variables of `model`.
 
     Args:
       model: a network of this package.
@@ -123,18 +120,32 @@ def convert(
     names = {path: torch_name(model, path) for path in leaves}
     if isinstance(model, YOLOv5):
         state_dict = _without_anchors(model, state_dict)
-    _check_names(model, set(names.values()), state_dict)
+    expected = set(names.values())
+    means = [name for name in expected if name.endswith(_LEAVES["mean"])]
+    given = set(state_dict) - {name.replace(_LEAVES["mean"], _COUNTER) for name in means}
+    for problem, wrong in (("lacks", expected - given), ("has left over", given - expected)):
+        if wrong:
+            listed = ", ".join(sorted(wrong)[:5]) + (", ..." if len(wrong) > 5 else "")
+            raise ValueError(
+                f"the state dict {problem} {len(wrong)} tensor(s) beside this "
+                f"{type(model).__name__}: {listed}"
+            )
     maps = _flattened_maps(model, image_shape)
-    return {
-        path: _convert(names[path], state_dict[names[path]], leaf.shape, maps.get(path))
-        for path, leaf in leaves.items()
-    }
+    converted = {}
+    for path, leaf in leaves.items():
+        tensor, shape = _checked(names[path], state_dict[names[path]], leaf.shape), leaf.shape
+        if path in maps:
+            tensor = tensor.reshape(-1, *maps[path]).transpose(0, 2, 3, 1).reshape(tensor.shape)
+        converted[path] = jnp.asarray(
+            tensor if len(shape) < 2 else np.moveaxis(tensor, (1, 0), (-2, -1))
+        )
+    return converted
 
 
 def to_torch(
     model: nn.Module, variables: Mapping[str, Any], image_shape: Sequence[int] | None = None
 ) -> dict[str, np.ndarray]:
-    """The state dict of PyTorch's network that computes what `model` does, the way back.
+    """Returns the state dict of PyTorch's network that computes what `model` does.
 
     Args:
       model: a network of this package.
@@ -145,10 +156,9 @@ def to_torch(
       arrays by PyTorch's names, with counters `num_batches_tracked` of 0 and a YOLOv5's anchors.
 
     Raises:
-      ValueError: the model is none of this package's.
+      ValueError: the model is not one of this package.
     """
-    _check_known(model)
-    maps = _flattened_maps(model, image_shape or _IMAGE_SHAPES.get(type(model), (224, 224, 3)))
+    maps = _flattened_maps(model, _image_shape(model, image_shape))
     state_dict = {}
     for path, leaf in flatten_dict(variables).items():
         tensor, name = np.asarray(leaf), torch_name(model, path)
@@ -167,14 +177,23 @@ def to_torch(
 
 
 def torch_name(model: nn.Module, path: Path) -> str:
-    """PyTorch's name of a leaf: ("params", "layer1_0", "conv1", "kernel") of a ResNet is
-    "layer1.0.conv1.weight".
+    """Returns PyTorch's name of a leaf.
+
+    ("params", "layer1_0", "conv1", "kernel") of a ResNet is "layer1.0.conv1.weight".
     """
     _, *layer, leaf = path
     name = "/".join(layer)
     for pattern, replacement in _NAMES[type(model)]:
         name = re.sub(pattern, replacement, name)
     return f"{name}.{_LEAVES[leaf]}"
+
+
+def _image_shape(model: nn.Module, given: Sequence[int] | None) -> Sequence[int]:
+    """The shape of an image of a network; raises ValueError if PyTorch's names are not known."""
+    if type(model) not in _NAMES:
+        known = ", ".join(sorted(kind.__name__ for kind in _NAMES))
+        raise ValueError(f"no names of PyTorch are known for {type(model).__name__}, only {known}")
+    return given or {DigitCNN: (28, 28, 3), MLP: (5995,)}.get(type(model), (224, 224, 3))
 
 
 def _flattened_maps(
@@ -189,12 +208,6 @@ def _flattened_maps(
     return {}
 
 
-def _check_known(model: nn.Module) -> None:
-    if type(model) not in _NAMES:
-        known = ", ".join(sorted(kind.__name__ for kind in _NAMES))
-        raise ValueError(f"no names of PyTorch are known for {type(model).__name__}, only {known}")
-
-
 def _anchors_in_cells(model: YOLOv5) -> np.ndarray:
     """f32[levels, A, 2]."""
     sizes, strides = model.anchors
@@ -202,11 +215,7 @@ def _anchors_in_cells(model: YOLOv5) -> np.ndarray:
 
 
 def _without_anchors(model: YOLOv5, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The weights alone.
-
-    Raises:
-      ValueError: the file has no anchors, or others than the model.
-    """
+    """The weights alone; raises ValueError unless the file has the model's anchors."""
     if _ANCHORS not in state_dict:
         raise ValueError(f"the state dict lacks {_ANCHORS}, the anchors of its boxes")
     theirs, ours = np.asarray(state_dict[_ANCHORS], np.float32), _anchors_in_cells(model)
@@ -220,39 +229,21 @@ def _without_anchors(model: YOLOv5, state_dict: Mapping[str, Any]) -> Mapping[st
     return {name: tensor for name, tensor in state_dict.items() if name != _ANCHORS}
 
 
-def _check_names(model: nn.Module, expected: set[str], state_dict: Mapping[str, Any]) -> None:
-    means = [name for name in expected if name.endswith(_LEAVES["mean"])]
-    counters = {name.replace(_LEAVES["mean"], _COUNTER) for name in means}
-    given = set(state_dict) - counters
-    kind = type(model).__name__
-    for problem, names in (("lacks", expected - given), ("has left over", given - expected)):
-        if names:
-            listed = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
-            raise ValueError(
-                f"the state dict {problem} {len(names)} tensor(s) beside this {kind}: {listed}"
-            )
+def _checked(name: str, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """PyTorch's tensor of a leaf of `shape`.
 
-
-def _convert(
-    name: str, tensor: Any, shape: tuple[int, ...], flattened: tuple[int, int, int] | None
-) -> jax.Array:
-    """PyTorch's tensor in our layout, of `shape`."""
+    Raises:
+      ValueError: it has another shape, is not finite, or is a variance below 0.
+    """
     tensor = np.asarray(tensor)
     expected = (*shape[:-3:-1], *shape[:-2]) if len(shape) > 1 else shape
     if tensor.shape != expected:
         raise ValueError(f"{name} has shape {tensor.shape}, but this model needs {expected}")
-    _check_values(name, tensor)
-    if flattened:
-        tensor = tensor.reshape(-1, *flattened).transpose(0, 2, 3, 1).reshape(tensor.shape)
-    return jnp.asarray(tensor if tensor.ndim < 2 else np.moveaxis(tensor, (1, 0), (-2, -1)))
-
-
-def _check_values(name: str, tensor: np.ndarray) -> None:
-    """Raises ValueError unless a tensor holds finite numbers, and variances none below zero."""
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
         raise ValueError(f"{name} holds {tensor.dtype}; weights are floating-point numbers")
-    kept = jax.dtypes.canonicalize_dtype(tensor.dtype)  # float32 where JAX has no float64
+    kept = jax.dtypes.canonicalize_dtype(tensor.dtype)  # float32 unless JAX has float64
     if not (np.abs(tensor) <= float(jnp.finfo(kept).max)).all():
         raise ValueError(f"{name} holds values that are not finite in {kept}")
     if name.endswith(_LEAVES["var"]) and (tensor < 0).any():
         raise ValueError(f"{name} holds {tensor.min()}; a variance is at least 0")
+    return tensor

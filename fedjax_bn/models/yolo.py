@@ -4,8 +4,8 @@ Written from a table of layers and formulas, and from the papers of their parts:
 (YOLOv3, Redmon & Farhadi 2018), batch norm after every convolution and no bias (YOLOv2, Redmon &
 Farhadi 2017), bottlenecks between two halves of the channels (CSPNet, Wang et al. 2020), maxima
 over growing windows (SPP, He et al. 2015), PANet's two ways through the levels (Liu et al. 2018).
-No code or weights of another implementation are in it, and none is fetched: `models.pretrained`
-reads a file that a user has, by the names of the layers here (see `models.torch_weights`).
+It has no code or weights of another implementation and fetches none: `models.pretrained` reads a
+file that a user has, by the names of the layers here (see `models.torch_weights`).
 """
 
 import math
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from fedjax_bn.arguments.ranges import Above0, Channels, bounded
 from fedjax_bn.detection import Anchors
 from fedjax_bn.models import cpu
-from fedjax_bn.models.layers import Norm, conv_of, fan_in_uniform, max_pool, norm_of
+from fedjax_bn.models.layers import Network, fan_in_uniform, max_pool
 
 # For images of 640 pixels a side.
 ANCHORS = Anchors(
@@ -36,7 +36,7 @@ TINY_ANCHORS = Anchors((((12, 12), (20, 20), (28, 28)), ((36, 36), (48, 48), (72
 
 
 @bounded
-class YOLOv5(nn.Module):
+class YOLOv5(Network):
     """Five halvings of the map, then two ways through the last three levels; 57 batch norms.
 
     The maps that prediction layers read are outputs of the modules `tap0` to `tap2`, so that
@@ -47,16 +47,13 @@ class YOLOv5(nn.Module):
       width: channels are ceil(nominal * width / 8) * 8.
       depth: bottlenecks are max(round(nominal * depth), 1).
       anchors: three a level.
-      norm: which norm, see `layers.norm_of`.
-      param_dtype: dtype in which the variables are created.
+      param_dtype, norm: as in `layers.Network`.
     """
 
     num_classes: int = 80
     width: Above0 = 0.25
     depth: Above0 = 0.33
     anchors: Anchors = ANCHORS
-    norm: Norm = "batch"
-    param_dtype: Any = jnp.float32
 
     @property
     def taps(self) -> dict[str, int]:
@@ -77,7 +74,7 @@ class YOLOv5(nn.Module):
         fine = self._stage(down(x, 3, 256), 4, 256, 6)
         middle = self._stage(down(fine, 5, 512), 6, 512, 9)
         x = self._stage(down(middle, 7, 1024), 8, 1024, 3)
-        x = _PooledPyramid(self._channels(1024), self.norm, self.param_dtype, name="layer9")(x)
+        x = self.part(_PooledPyramid, self._channels(1024), name="layer9")(x)
 
         third = self._convolve(x, 10, 512)
         x = jnp.concatenate([_doubled(third), middle], -1)
@@ -94,16 +91,14 @@ class YOLOv5(nn.Module):
 
     def _convolve(self, x: jax.Array, i: int, nominal: int, **fields: Any) -> jax.Array:
         """Layer number i, a convolution."""
-        make = partial(_ConvNorm, norm=self.norm, param_dtype=self.param_dtype, name=f"layer{i}")
-        return make(self._channels(nominal), **fields)(x)
+        return self.part(_ConvNorm, self._channels(nominal), **fields, name=f"layer{i}")(x)
 
     def _stage(
         self, x: jax.Array, i: int, nominal: int, repeats: int, shortcut: bool = True
     ) -> jax.Array:
         """Layer number i, bottlenecks."""
-        repeats = max(round(repeats * self.depth), 1)
-        make = partial(_CrossStage, norm=self.norm, param_dtype=self.param_dtype, name=f"layer{i}")
-        return make(self._channels(nominal), repeats, shortcut)(x)
+        given = self._channels(nominal), max(round(repeats * self.depth), 1), shortcut
+        return self.part(_CrossStage, *given, name=f"layer{i}")(x)
 
 
 def YOLOv5n(num_classes: int = 80, **fields: Any) -> YOLOv5:
@@ -117,7 +112,7 @@ def YOLOv5s(num_classes: int = 80, **fields: Any) -> YOLOv5:
 
 
 @bounded
-class TinyDetector(nn.Module):
+class TinyDetector(Network):
     """Nine convolutions with batch norm and SiLU, and predictions at strides 8 and 16.
 
     Ours, from no paper: 382,570 parameters at ten classes, 98,274 with `width=8`, for images of
@@ -128,15 +123,12 @@ class TinyDetector(nn.Module):
       num_classes: C.
       width: channels at stride 2; two, four and eight times as many at strides 4, 8 and 16.
       anchors: of both levels.
-      norm: which norm, see `layers.norm_of`.
-      param_dtype: dtype in which the variables are created.
+      param_dtype, norm: as in `layers.Network`.
     """
 
     num_classes: int = 10
     width: Channels = 16
     anchors: Anchors = TINY_ANCHORS
-    norm: Norm = "batch"
-    param_dtype: Any = jnp.float32
 
     @property
     def taps(self) -> dict[str, int]:
@@ -148,7 +140,7 @@ class TinyDetector(nn.Module):
         """Images f[B, H, W, 3] -> twice f[B, H / stride, W / stride, A, 5 + C]."""
         _check_sides(images, self.anchors.strides[-1], type(self).__name__)
         first, second, third, fourth = (self.width * times for times in (1, 2, 4, 8))
-        make = partial(_ConvNorm, kernel=3, norm=self.norm, param_dtype=self.param_dtype)
+        make = partial(self.part, _ConvNorm, kernel=3)
         x = make(first, strides=2, name="conv1")(images)
         x = make(second, strides=2, name="conv2")(x)
         x = make(second, name="conv3")(x)
@@ -161,96 +153,76 @@ class TinyDetector(nn.Module):
         return _read_out((fine, coarse), self.anchors, self.num_classes, self.param_dtype)
 
 
-class _ConvNorm(nn.Module):
+class _ConvNorm(Network):
     """A convolution without bias, batch norm, SiLU.
 
     Attributes:
       features: channels out.
-      kernel: side of the kernel; the padding keeps the map where `strides` is 1.
+      kernel: side of the kernel; the padding keeps the map if `strides` is 1.
       strides: in both directions.
       padding: zeros on each side; None for half of the kernel.
-      norm: which norm, see `layers.norm_of`; standardized kernels have the gain of a ReLU, 0.96 of
-        SiLU's.
-      param_dtype: dtype in which the variables are created.
+      param_dtype, norm: as in `layers.Network`; standardized kernels have the gain of a ReLU, 0.96
+        of SiLU's.
     """
 
     features: int
     kernel: int = 1
     strides: int = 1
     padding: int | None = None
-    norm: Norm = "batch"
-    param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H / strides, W / strides, features]."""
         padding = self.kernel // 2 if self.padding is None else self.padding
-        convolve = conv_of(self.norm, param_dtype=self.param_dtype)
-        x = convolve(x, self.features, self.kernel, self.strides, padding, name="conv")
-        options = {"momentum": 0.97, "epsilon": 1e-3} if self.norm == "batch" else {}
-        return nn.silu(norm_of(self.norm, self.param_dtype)(name="norm", **options)(x))
+        x = self.convolve(x, self.features, self.kernel, self.strides, padding, name="conv")
+        # YOLOv5's own batch norm; PyTorch's default is 0.9 and 1e-5.
+        return nn.silu(self.normalize(x, "norm", momentum=0.97, epsilon=1e-3))
 
 
-class _Bottleneck(nn.Module):
+class _Bottleneck(Network):
     """A 1x1 and a 3x3 convolution of as many channels; with `shortcut` the input is added."""
 
     shortcut: bool = True
-    norm: Norm = "batch"
-    param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H, W, C]."""
-        make = partial(_ConvNorm, x.shape[-1], norm=self.norm, param_dtype=self.param_dtype)
+        make = partial(self.part, _ConvNorm, x.shape[-1])
         y = make(kernel=3, name="cv2")(make(name="cv1")(x))
         return x + y if self.shortcut else y
 
 
-class _CrossStage(nn.Module):
-    """Half of the channels through bottlenecks, the other half beside them, and both together.
-
-    Attributes:
-      features: channels out.
-      repeats: number of bottlenecks.
-      shortcut: whether they add their input.
-      norm: which norm, see `layers.norm_of`.
-      param_dtype: dtype in which the variables are created.
-    """
+class _CrossStage(Network):
+    """Half of the channels through `repeats` bottlenecks, the other half beside them, then both."""
 
     features: int
     repeats: int = 1
     shortcut: bool = True
-    norm: Norm = "batch"
-    param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H, W, features]."""
-        make = partial(_ConvNorm, norm=self.norm, param_dtype=self.param_dtype)
+        make = partial(self.part, _ConvNorm)
         through = make(self.features // 2, name="cv1")(x)
         for i in range(self.repeats):
-            block = _Bottleneck(self.shortcut, self.norm, self.param_dtype, name=f"bottleneck{i}")
-            through = block(through)
+            through = self.part(_Bottleneck, self.shortcut, name=f"bottleneck{i}")(through)
         beside = make(self.features // 2, name="cv2")(x)
         return make(self.features, name="cv3")(jnp.concatenate([through, beside], -1))
 
 
-class _PooledPyramid(nn.Module):
+class _PooledPyramid(Network):
     """Maxima over 5x5, 9x9 and 13x13 pixels beside the map itself, between 1x1 convolutions."""
 
     features: int
-    norm: Norm = "batch"
-    param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """f[B, H, W, C] -> f[B, H, W, features]."""
-        make = partial(_ConvNorm, norm=self.norm, param_dtype=self.param_dtype)
-        maps = [make(x.shape[-1] // 2, name="cv1")(x)]
+        maps = [self.part(_ConvNorm, x.shape[-1] // 2, name="cv1")(x)]
         # Windows of 5x5 one after another make windows of 9x9 and of 13x13.
         for _ in range(3):
             maps.append(max_pool(maps[-1], 5, 1, 2))
-        return make(self.features, name="cv2")(jnp.concatenate(maps, -1))
+        return self.part(_ConvNorm, self.features, name="cv2")(jnp.concatenate(maps, -1))
 
 
 class Tap(nn.Module):
@@ -267,11 +239,8 @@ def _read_out(
 ) -> tuple[jax.Array, ...]:
     """A 1x1 convolution with bias from each map to 4 + 1 + C numbers for each of A anchors.
 
-    Its biases start such that 8 objects are expected in an image of 640 pixels a side, and each of
-    C classes with a probability of 0.6 / C (as Lin et al. 2017 start from a prior).
-
     Args:
-      maps: f[B, H, W, F] of each level; level i is seen by masks as the module `tap{i}`.
+      maps: f[B, H, W, F] of each level; masks act on that of level i as the module `tap{i}`.
       anchors: of the levels.
       num_classes: C.
       param_dtype: dtype in which the variables are created.
@@ -283,29 +252,38 @@ def _read_out(
     for i, (x, stride) in enumerate(zip(maps, anchors.strides, strict=True)):
         x = Tap(name=f"tap{i}")(x)
 
-        def start(
-            key: jax.Array,
-            shape: tuple[int, ...],
-            dtype: Any,
-            stride: int = stride,
-            bound: float = x.shape[-1] ** -0.5,
-        ) -> jax.Array:
-            drawn = jax.random.uniform(key, shape, dtype, -bound, bound)
-            drawn = drawn.reshape(anchors.each, depth)
-            drawn = drawn.at[:, 4].add(math.log(8 / (640 / stride) ** 2))
-            return drawn.at[:, 5:].add(math.log(0.6 / (num_classes - 0.99999))).reshape(shape)
-
         layer = nn.Conv(
             anchors.each * depth,
             (1, 1),
             kernel_init=fan_in_uniform,
-            bias_init=start,
+            bias_init=partial(_prior, anchors=anchors, stride=stride, fan_in=x.shape[-1]),
             param_dtype=param_dtype,
             conv_general_dilated_cls=lambda: cpu.convolve,
             name=f"predict{i}",
         )
         outputs.append(layer(x).reshape(*x.shape[:3], anchors.each, depth))
     return tuple(outputs)
+
+
+def _prior(
+    key: jax.Array,
+    shape: tuple[int, ...],
+    dtype: Any,
+    *,
+    anchors: Anchors,
+    stride: int,
+    fan_in: int,
+) -> jax.Array:
+    """Biases at the start: PyTorch's draws about a prior (as Lin et al. 2017).
+
+    8 objects are expected in an image of 640 pixels a side, and each of C classes with a
+    probability of 0.6 / C.
+    """
+    bound = fan_in**-0.5
+    drawn = jax.random.uniform(key, shape, dtype, -bound, bound).reshape(anchors.each, -1)
+    drawn = drawn.at[:, 4].add(math.log(8 / (640 / stride) ** 2))
+    classes = drawn.shape[1] - 5
+    return drawn.at[:, 5:].add(math.log(0.6 / (classes - 0.99999))).reshape(shape)
 
 
 def _doubled(x: jax.Array) -> jax.Array:
@@ -317,7 +295,7 @@ def _doubled(x: jax.Array) -> jax.Array:
 
 
 def _check_sides(images: jax.Array, stride: int, name: str) -> None:
-    """Raises ValueError unless images f[B, H, W, C] have sides that the coarsest stride divides."""
+    """Raises ValueError unless the coarsest stride divides the sides of images f[B, H, W, C]."""
     if images.ndim != 4 or any(side < stride or side % stride for side in images.shape[1:3]):
         raise ValueError(
             f"{name} reads images f[B, H, W, C] whose sides {stride} divides, not samples of shape "

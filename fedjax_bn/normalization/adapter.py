@@ -1,7 +1,7 @@
 """The zero-shot adapter of FedIG-A (Eq. 7 to 9): how much a batch norm trusts each sample.
 
-Its parameters are a dict, layer name -> {"hidden": dense, "out": dense}, which travels in the
-collection `adapter` beside a model's own and needs no change of the model.
+Its parameters are a dict, layer name -> {"hidden": dense, "out": dense}, in the collection
+`adapter`. The model itself does not change.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.normalization.calls import name_of, spatial_layers
-from fedjax_bn.normalization.instance import handed_over, instance_deviation, running_deviation
+from fedjax_bn.normalization.instance import deviations, handed_over
 from fedjax_bn.normalization.layer import (
     Layer,
     Statistics,
@@ -23,16 +23,15 @@ from fedjax_bn.normalization.layer import (
 from fedjax_bn.normalization.mixig import mix_statistics
 
 COLLECTION = "adapter"
-ALPHA = "alpha"
 _REDUCTION = 16
-START = (0.1, 0.1)  # delta and epsilon: inside (0, 1), where the clamp passes gradients
+_START = (0.1, 0.1)  # delta and epsilon: inside (0, 1), where the clamp passes gradients
 
-Dense = dict[str, jax.Array]
-Adapter = dict[str, dict[str, Dense]]
+_Dense = dict[str, jax.Array]
+Adapter = dict[str, dict[str, _Dense]]
 
 
 def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Adapter:
-    """Parameters of an adapter for each layer; every alpha starts around a small positive value.
+    """Makes an adapter for each layer; every alpha starts around a small positive value.
 
     Args:
       key: random key.
@@ -51,7 +50,7 @@ def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Ad
                 "kernel": kernel(jax.random.fold_in(key, i), (2 * channels, width), dtype),
                 "bias": jnp.zeros(width, dtype),
             },
-            "out": {"kernel": jnp.zeros((width, 2), dtype), "bias": jnp.asarray(START, dtype)},
+            "out": {"kernel": jnp.zeros((width, 2), dtype), "bias": jnp.asarray(_START, dtype)},
         }
     return adapter
 
@@ -59,7 +58,7 @@ def init(key: jax.Array, layers: dict[str, int], dtype: Any = jnp.float32) -> Ad
 def with_adapter(
     key: jax.Array, model: Any, variables: dict[str, Any], images: jax.Array | jax.ShapeDtypeStruct
 ) -> dict[str, Any]:
-    """The variables with the collection `adapter`, an adapter for every spatial batch norm.
+    """Adds the collection `adapter`, with an adapter for every spatial batch norm.
 
     Args:
       key: random key.
@@ -80,8 +79,8 @@ def with_adapter(
     return {**variables, COLLECTION: init(key, layers, dtype)}
 
 
-def estimate(adapter: dict[str, Dense], distance: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """delta, epsilon f[B] = G([mean_i - mean_G; std_i - std_G]), two dense layers and a ReLU.
+def estimate(adapter: dict[str, _Dense], distance: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns delta, epsilon f[B] = G([mean_i - mean_G; std_i - std_G]), G two dense layers.
 
     Args:
       adapter: the parameters of one layer.
@@ -96,7 +95,7 @@ def estimate(adapter: dict[str, Dense], distance: jax.Array) -> tuple[jax.Array,
 
 
 def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> StatisticsRule:
-    """The rule of Eq. 7: a sample's statistics and the running ones, mixed by its own alpha.
+    """Returns the rule of Eq. 7: a sample's statistics and the running ones, mixed by its alpha.
 
     alpha = clip(delta z + epsilon, 0, 1) with z ~ N(0, 1) a sample and layer in training (Eq. 9),
     clip(epsilon, 0, 1) at test. The running statistics of the model are taken as the global ones.
@@ -120,7 +119,7 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
                 f"{', '.join(sorted(adapter)) or 'no layer'} have one: make them with "
                 "fedjax_bn.normalization.adapter.with_adapter for this model and image size"
             )
-        instance, received = instance_deviation(layer, x), running_deviation(layer)
+        instance, received = deviations(layer, x)
         differences = [own - all_ for own, all_ in zip(instance, received, strict=True)]
         delta, epsilon = estimate(adapter[layer.name], jnp.concatenate(differences, axis=-1))
         if key is not None:
@@ -128,6 +127,6 @@ def adapted_statistics(adapter: Adapter, key: jax.Array | None = None) -> Statis
             epsilon += delta * computed_once(z)
         alpha = computed_once(jnp.clip(epsilon, 0, 1))
         mean, std = mix_statistics(instance, received, alpha[:, None])
-        return handed_over(mean, std, layer, x)._replace(recorded={ALPHA: alpha})
+        return handed_over(mean, std, layer, x)._replace(recorded={"alpha": alpha})
 
     return rule

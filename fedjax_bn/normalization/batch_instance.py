@@ -8,12 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.local_step import check_optimizer
-from fedjax_bn.normalization.instance import (
-    deviation,
-    handed_over,
-    instance_moments,
-    moments_of_all,
-)
+from fedjax_bn.normalization.instance import handed_over, instance_moments, moments_of_all
 from fedjax_bn.normalization.layer import Layer, Statistics, is_spatial, moving, statistics_of
 
 PyTree = Any
@@ -21,7 +16,7 @@ GATE = "gate"
 
 
 def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-    """The rule of scale (rho x_B + (1 - rho) x_I) + bias, rho f[C] in [0, 1] (BIN, Section 3).
+    """Normalizes to rho x_B + (1 - rho) x_I with the gate rho f[C] in [0, 1] (BIN, Section 3).
 
     x_B is normalized by the batch in a pass that may move `batch_stats` and by the running
     statistics in any other, x_I by the sample's own. The sum is one normalization, with deviation
@@ -42,19 +37,19 @@ def gated_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Sta
     if layer.training:
         positions = x[0, ..., 0].size
         plain = moving(layer, *moments_of_all(own_mean, own_var, positions, valid))
-    (mean, var), own_std, gate = plain[:2], deviation(own_var, layer.epsilon), layer.gate
-    # The value is clipped, the gradient is not: at its start, 1, a gate would learn nothing else.
+    (mean, var), gate = plain[:2], layer.gate
+    # The value is clipped, the gradient is not: a gate that starts at 1 would otherwise never move.
     gate = gate + jax.lax.stop_gradient(jnp.clip(gate, 0, 1) - gate)
     gate = gate.astype(own_mean.dtype)
-    share = gate / deviation(var, layer.epsilon).astype(gate.dtype)
-    own_share = (1 - gate) / own_std
+    share = gate / jnp.sqrt(var + layer.epsilon).astype(gate.dtype)
+    own_share = (1 - gate) / jnp.sqrt(own_var + layer.epsilon)
     std = 1 / (share + own_share)
     mixed = std * (share * mean.astype(gate.dtype) + own_share * own_mean)
     return handed_over(mixed, std, layer, x)._replace(moved=plain.moved)
 
 
 def with_gates(variables: dict[str, PyTree]) -> dict[str, PyTree]:
-    """The variables with a gate rho = 1 f[C], pure batch norm, beside every scale and bias.
+    """Adds to every batch norm's parameters a gate f[C] of 1, which is pure batch norm.
 
     Gates that are there already stay as they are.
     """
@@ -73,9 +68,8 @@ def _add_gates(params: PyTree, statistics: PyTree) -> PyTree:
 
 
 def keep_gates(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, whose steps leave every gate in [0, 1] (BIN, Section 3)."""
+    """Returns the optimizer, whose steps leave every gate in [0, 1] (BIN, Section 3)."""
     check_optimizer(optimizer)
-
     inner = optax.with_extra_args_support(optimizer)
 
     def update(

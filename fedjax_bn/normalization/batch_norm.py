@@ -1,7 +1,7 @@
-"""Our batch-norm module for linen: it normalizes with whatever statistics it is handed.
+"""Our batch-norm module for linen: it normalizes by the statistics that a rule returns.
 
-A rule reaches all batch norms of a model, however deep, through `calls.normalize_with`, so a
-model's `__call__` takes its images and nothing else:
+`calls.normalize_with` gives a rule to all batch norms of a model, however deep, so that a model's
+`__call__` takes its images and nothing else:
 
     class Net(nn.Module):
         @nn.compact
@@ -85,7 +85,7 @@ class BatchNorm(nn.Module):
 
 
 def layer_of(module: nn.Module, *, unbiased: bool) -> Layer:
-    """What rules see of a linen module with epsilon, momentum and its variables."""
+    """Returns what rules see of a linen module with epsilon, momentum and its variables."""
     return Layer(
         path=module.path,
         mean=module.get_variable("batch_stats", "mean"),
@@ -99,7 +99,7 @@ def layer_of(module: nn.Module, *, unbiased: bool) -> Layer:
 
 
 def store(module: nn.Module, layer: Layer, given: Statistics) -> None:
-    """Stores in a linen module what a rule moved, where the pass may do so, and recorded."""
+    """Stores in a linen module what a rule recorded, and what it moved if the pass may move it."""
     if given.moved is not None and layer.training:
         for name, value in zip(("mean", "var"), given.moved, strict=True):
             module.put_variable("batch_stats", name, value)

@@ -1,14 +1,14 @@
-"""What happens when a model calls its layers: one way to look at it in linen and in nnx.
+"""Handlers around the calls of a model's layers, the same for linen and for nnx.
 
-A *handler* is a function `handler(function, call, args, kwargs) -> output` that stands around every
-call of a module and usually returns `function(*args, **kwargs)`. `intercepting(handler)` puts it
-there for linen models and for those of `models.from_nnx`; `normalize_with` is the handler that
-hands a statistics rule to all batch norms.
+A *handler* is a function `handler(function, call, args, kwargs) -> output` that is called instead
+of a module and usually returns `function(*args, **kwargs)`. `intercepting(handler)` installs it for
+linen models and for those of `models.from_nnx`; `normalize_with` is the handler that gives all
+batch norms a statistics rule.
 
-Served are our `BatchNorm`, flax's `nn.BatchNorm` and `nnx.BatchNorm`. Flax's own keep flax's
+Rules reach our `BatchNorm`, flax's `nn.BatchNorm` and `nnx.BatchNorm`. Flax's own keep flax's
 conventions: momentum 0.99 by default, the *biased* variance as running variance, moments in at
-least float32. Their `use_running_average` does not count: whether a pass trains says who makes the
-pass. Moments are taken in two passes, whatever `use_fast_variance` says.
+least float32. Their `use_running_average` does not count: the caller of the pass decides whether it
+trains. Moments are taken in two passes, whatever `use_fast_variance` is.
 """
 
 import inspect
@@ -42,10 +42,10 @@ class Call(NamedTuple):
 
     Attributes:
       path: the names that lead to the module, () for the model itself.
-      method: name of the method, `__call__` mostly; calls of other methods are seen in linen only.
+      method: name of the method, usually `__call__`; only linen shows calls of other methods.
       kernel: f[inputs, outputs] of a dense layer, () while it is being made; None for another one.
-      normalize: `normalize(function, args, kwargs, rule, valid) -> y` of a batch norm that is
-        served, None for any other module.
+      normalize: `normalize(function, args, kwargs, rule, valid) -> y` of a batch norm that rules
+        reach, None for any other module.
     """
 
     path: Path
@@ -55,29 +55,27 @@ class Call(NamedTuple):
 
 
 Handler = Callable[[Callable[..., Any], Call, tuple, dict[str, Any]], Any]
-
-Concerns = Callable[[Call], bool]
-
-_handlers: ContextVar[tuple[tuple[Handler, Concerns], ...]] = ContextVar("handlers", default=())
+_Concerns = Callable[[Call], bool]
+_handlers: ContextVar[tuple[tuple[Handler, _Concerns], ...]] = ContextVar("handlers", default=())
 
 
 @contextmanager
-def intercepting(handler: Handler, concerns: Concerns = lambda call: True) -> Iterator[None]:
-    """A context in which the handler stands around calls of modules.
+def intercepting(handler: Handler, concerns: _Concerns = lambda call: True) -> Iterator[None]:
+    """Returns a context in which the handler is called instead of modules.
 
     It acts while a model is traced, so it works under `jit`, `vmap`, `scan` and `shard_map` and
     costs nothing at run time.
 
     Args:
       handler: see above.
-      concerns: whether it stands around a call; by default around every one.
+      concerns: which calls it takes; by default all.
     """
 
     def linen(function: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
         call = _linen_call(context.module, context.method_name)
-        return (
-            handler(function, call, args, kwargs) if concerns(call) else function(*args, **kwargs)
-        )
+        if concerns(call):
+            return handler(function, call, args, kwargs)
+        return function(*args, **kwargs)
 
     token = _handlers.set((*_handlers.get(), (handler, concerns)))
     try:
@@ -88,15 +86,15 @@ def intercepting(handler: Handler, concerns: Concerns = lambda call: True) -> It
 
 
 def through_handlers(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-    """Calls a module that no framework intercepts, through the handlers of now."""
+    """Calls a module that no framework intercepts, through the handlers of the present context."""
+
+    def inside(handler: Handler, function: Callable) -> Callable:
+        return lambda *args, **kwargs: handler(function, call, args, kwargs)
+
     for handler, concerns in _handlers.get():
         if concerns(call):
-            function = partial(_handled, handler, function, call)
+            function = inside(handler, function)
     return function(*args, **kwargs)
-
-
-def _handled(handler: Handler, function: Callable, call: Call, *args: Any, **kwargs: Any) -> Any:
-    return handler(function, call, args, kwargs)
 
 
 def normalize_with(
@@ -105,7 +103,7 @@ def normalize_with(
     *,
     owners: frozenset[Path] = frozenset(),
 ) -> AbstractContextManager:
-    """Hands a statistics rule and a mask of valid samples to every batch norm applied inside.
+    """Gives every batch norm applied inside a statistics rule and a mask of valid samples.
 
         with normalize_with(running_statistics):
             logits = model.apply(variables, images)
@@ -114,11 +112,11 @@ def normalize_with(
       statistics: the rule; None for the batch's own statistics in a pass that may move the running
         ones, else these.
       valid: bool[B], the samples that count; None for all.
-      owners: paths of the modules that own running statistics (`sharing.batch_norm_paths`); one of
-        them that is not served is refused.
+      owners: paths of the modules that own running statistics (`sharing.batch_norm_paths`), of
+        which rules must reach each.
 
     Raises:
-      ValueError: while tracing, where a rule does not reach an owner.
+      ValueError: while tracing, if a rule does not reach an owner.
     """
 
     def concerns(call: Call) -> bool:
@@ -141,10 +139,10 @@ def normalize_with(
 def spatial_layers(
     model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStruct
 ) -> dict[str, int]:
-    """Name -> channels C of every batch norm that sees spatial axes; nothing is computed.
+    """Returns name -> channels C of every batch norm that sees spatial axes; computes nothing.
 
     Args:
-      model: a model whose batch norms are served.
+      model: a model whose batch norms rules reach.
       variables: its collections, arrays or `jax.ShapeDtypeStruct`.
       images: f[B, ...] as the model reads them, an array or a `jax.ShapeDtypeStruct`.
     """
@@ -185,7 +183,7 @@ def in_forward_order(
 
 
 def shapes_of(model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStruct) -> Any:
-    """The shapes of a model's outputs in evaluation mode; nothing is computed."""
+    """Returns the shapes of a model's outputs in evaluation mode; computes nothing."""
 
     def outputs(variables: dict, images: jax.Array) -> Any:
         return model.apply(variables, images, **takes_train(model.__call__, False))
@@ -194,27 +192,35 @@ def shapes_of(model: Any, variables: dict, images: jax.Array | jax.ShapeDtypeStr
 
 
 def takes_train(function: Callable[..., Any], train: bool) -> dict[str, bool]:
-    """{"train": train} for a function that has such a parameter, else {}."""
+    """Returns {"train": train} for a function that has such a parameter, else {}."""
     return {"train": train} if "train" in inspect.signature(function).parameters else {}
 
 
 def name_of(model: Any) -> str:
-    """The name of a model's class, for a sentence."""
+    """Returns the name of a model's class, without wrappers, for messages."""
     return type(inspect.unwrap(model)).__name__
 
 
-def flax_output(module: Any, layer: Layer, x: jax.Array, given: Statistics, affine: tuple) -> Any:
-    """The output of one of flax's own batch norms, in the dtype that flax gives it."""
-    y = normalize(x, given, layer.epsilon, *affine)
-    leaves = [leaf.dtype for leaf in affine if leaf is not None]
-    return y.astype(module.dtype or promote(x.dtype, *leaves))
+def flax_batch_norm(
+    module: Any,
+    layer: Layer,
+    args: tuple,
+    kwargs: dict,
+    rule: StatisticsRule | None,
+    valid: jax.Array | None,
+    affine: tuple,
+) -> tuple[jax.Array, Statistics]:
+    """Returns the output of one of flax's own batch norms by a rule, and the rule's statistics.
 
-
-def flax_input(module: Any, path: Path, args: tuple, kwargs: dict) -> jax.Array:
-    """The input f[B, ..., C] of a call of one of flax's own batch norms.
+    Args:
+      module: linen's or nnx's, with flax's attributes.
+      layer: what the rule sees of it.
+      args, kwargs: of its call.
+      rule, valid: as of `normalize_with`.
+      affine: scale and bias f[C] or None.
 
     Raises:
-      ValueError: the call is one that statistics rules do not know.
+      ValueError: the batch norm has an option that statistics rules do not handle.
     """
     options = dict(zip(("x", "use_running_average"), args, strict=False)) | kwargs
     x = options["x"]
@@ -226,9 +232,11 @@ def flax_input(module: Any, path: Path, args: tuple, kwargs: dict) -> jax.Array:
     elif options.get("mask") is not None:
         wrong = "a mask of its own: leave it out, the valid samples of a batch are handed over"
     if wrong:
-        name = "/".join(path)
-        raise ValueError(f"statistics rules do not know the batch norm {name!r} with {wrong}")
-    return x
+        raise ValueError(f"statistics rules do not know the batch norm {layer.name!r} with {wrong}")
+    given = statistics_of(rule, layer, x, valid)
+    y = normalize(x, given, layer.epsilon, *affine)
+    leaves = [leaf.dtype for leaf in affine if leaf is not None]
+    return y.astype(module.dtype or promote(x.dtype, *leaves)), given
 
 
 def _linen_call(module: nn.Module, method: str) -> Call:
@@ -236,18 +244,14 @@ def _linen_call(module: nn.Module, method: str) -> Call:
     if isinstance(module, nn.Dense):
         kernel = module.get_variable("params", "kernel", ())
     elif isinstance(module, BatchNorm):
-        normalize_by = _hand_to_ours
-    elif isinstance(module, nn.BatchNorm) and _calls_flax(module):
+        normalize_by = _normalize_ours
+    # Not in a derived class with a call of its own: a rule would replace what it does.
+    elif isinstance(module, nn.BatchNorm) and type(module).__call__ is nn.BatchNorm.__call__:
         normalize_by = partial(_normalize_linen, module)
     return Call(module.path, method, kernel, normalize_by)
 
 
-def _calls_flax(module: nn.BatchNorm) -> bool:
-    """Whether a call of the module is flax's own, not that of a class derived from it."""
-    return type(module).__call__ is nn.BatchNorm.__call__
-
-
-def _hand_to_ours(
+def _normalize_ours(
     function: Callable,
     args: tuple,
     kwargs: dict,
@@ -265,11 +269,11 @@ def _normalize_linen(
     rule: StatisticsRule | None,
     valid: jax.Array | None,
 ) -> jax.Array:
-    x = flax_input(module, module.path, args, kwargs)
     if module.is_initializing():
+        x = args[0] if args else kwargs["x"]
         function(jnp.zeros_like(x), use_running_average=True)  # makes the variables
     layer = layer_of(module, unbiased=False)
-    given = statistics_of(rule, layer, x, valid)
+    affine = tuple(module.get_variable("params", name) for name in ("scale", "bias"))
+    y, given = flax_batch_norm(module, layer, args, kwargs, rule, valid, affine)
     store(module, layer, given)
-    affine = tuple[Any, ...](module.get_variable("params", name) for name in ("scale", "bias"))
-    return flax_output(module, layer, x, given, affine)
+    return y

@@ -1,10 +1,10 @@
 """A batch norm as statistics rules see it: arrays, and no module of any framework.
 
-A *statistics rule* is a function `rule(layer, x, valid) -> Statistics`. Two are here, the batch's
-own statistics and the running ones; every paper's idea is one more function in a file of its own.
-A rule changes nothing: what it moved or recorded it returns, and the module that applied it stores
-it (a rule that does neither may return a plain pair). So one rule serves our `BatchNorm`, flax's
-`nn.BatchNorm` and `nnx.BatchNorm` (see `calls`).
+A *statistics rule* is a function `rule(layer, x, valid) -> Statistics`. This module has two, the
+batch's own statistics and the running ones; each paper's rule is in a file of its own. A rule is
+pure: it returns what it moved or recorded, and the module that applied it stores that (a rule that
+does neither may return a plain pair). So one rule serves our `BatchNorm`, flax's `nn.BatchNorm` and
+`nnx.BatchNorm` (see `calls`).
 """
 
 import zlib
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.normalization import few_channels, per_sample
+from fedjax_bn.normalization import cpu
 
 RECORDED = "recorded"  # the collection of what rules recorded
 
@@ -33,7 +33,7 @@ class Layer(NamedTuple):
       training: whether this pass may move the running statistics.
       unbiased: whether the running variance takes the batch's unbiased variance, as PyTorch's does,
         or the biased one, as flax's does.
-      gate: f[C], the gate of batch-instance normalization; None where there is none.
+      gate: f[C], the gate of batch-instance normalization, or None.
     """
 
     path: tuple[str, ...]
@@ -47,19 +47,19 @@ class Layer(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The path in one word, such as `layer1_0/norm1`."""
+        """The path as one string, such as `layer1_0/norm1`."""
         return "/".join(self.path)
 
 
 class Statistics(NamedTuple):
-    """What a rule gives.
+    """What a rule returns.
 
     Attributes:
       mean: f[C], or what broadcasts against x f[B, ..., C].
       var: likewise.
-      moved: the new running mean and variance f[C], stored in a pass that may move them; None where
+      moved: the new running mean and variance f[C], stored in a pass that may move them; None if
         they stay.
-      recorded: name -> array to be shown to who asks for the collection `recorded`; None for none.
+      recorded: name -> array, returned to callers who ask for the collection `recorded`; or None.
     """
 
     mean: jax.Array
@@ -72,22 +72,23 @@ StatisticsRule = Callable[[Layer, jax.Array, jax.Array | None], Statistics]
 
 
 def running_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
-    """The layer's running mean and variance, f[C] each: the usual rule at test time."""
+    """Returns the layer's running mean and variance, f[C] each: the usual rule at test time."""
     del x, valid
     return Statistics(layer.mean, layer.var)
 
 
 def batch_statistics(layer: Layer, x: jax.Array, valid: jax.Array | None = None) -> Statistics:
-    """Mean and biased variance of the batch, f[C] each; moves the running statistics.
+    """Returns mean and biased variance of the batch, f[C] each; moves the running statistics.
 
-    Where `layer.unbiased`, the running variance takes the unbiased variance, n / (n - 1) times the
+    If `layer.unbiased`, the running variance takes the unbiased variance, n / (n - 1) times the
     biased one; with n = 1 it takes the biased one, which is 0.
     """
     return moving(layer, *moments(x, valid))
 
 
 def moving(layer: Layer, mean: jax.Array, var: jax.Array, count: jax.Array) -> Statistics:
-    """What `batch_statistics` gives for a batch with these `moments`."""
+    """Returns what `batch_statistics` returns for a batch with these `moments`."""
+    # As PyTorch does: the batch is normalized by the biased variance, the running one is unbiased.
     spread = var * (count / jnp.maximum(count - 1, 1)) if layer.unbiased else var
 
     def moved(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -100,7 +101,7 @@ def moving(layer: Layer, mean: jax.Array, var: jax.Array, count: jax.Array) -> S
 def statistics_of(
     rule: StatisticsRule | None, layer: Layer, x: jax.Array, valid: jax.Array | None
 ) -> Statistics:
-    """What a rule gives; None is `batch_statistics` in training, else `running_statistics`."""
+    """Applies a rule; None is `batch_statistics` in training, else `running_statistics`."""
     if rule is None:
         rule = batch_statistics if layer.training else running_statistics
     return Statistics(*rule(layer, x, valid))
@@ -113,7 +114,7 @@ def normalize(
     scale: jax.Array | None,
     bias: jax.Array | None,
 ) -> jax.Array:
-    """scale * (x - mean) / sqrt(var + epsilon) + bias, in the dtype of x and mean together.
+    """Returns scale * (x - mean) / sqrt(var + epsilon) + bias, in the dtype of x and mean together.
 
     Args:
       x: f[B, ..., C].
@@ -130,43 +131,44 @@ def normalize(
     mean, factor = computed_once((mean.astype(dtype), factor))
     x = x.astype(dtype)
     offset = jnp.zeros(x.shape[-1], dtype) if bias is None else bias.astype(dtype)
-    if mean.ndim == factor.ndim == 1 and few_channels.suits(x):
-        return few_channels.scaled(x, mean, factor, offset)
-    if per_sample.suits(x, mean, factor):
-        return per_sample.scaled(x, mean, factor, offset)
+    if mean.ndim == factor.ndim == 1 and cpu.few_channels(x):
+        return cpu.channel_scaled(x, mean, factor, offset)
+    if cpu.one_each(x, mean, factor):
+        return cpu.sample_scaled(x, mean, factor, offset)
     y = (x - mean) * factor
-    return y if bias is None else y + bias.astype(dtype)
+    return y if bias is None else y + offset
 
 
 def moments(x: jax.Array, valid: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Mean, biased variance and count over all axes but the last, in two passes.
+    """Returns mean, biased variance and count over all axes but the last, in two passes.
 
     Args:
       x: f[B, ..., C].
       valid: bool[B], the samples that count; None for all.
 
     Returns:
-      mean f[C], variance f[C] and the number n f[] of values behind each, in at least float32.
+      mean f[C], variance f[C] and n f[], how many values of a channel count, in at least float32.
       Without any valid sample mean and variance are 0.
     """
     x = x.astype(promote(x.dtype, jnp.float32))
     axes = tuple(range(x.ndim - 1))
-    per_sample = x[0, ..., 0].size
+    positions = x[0, ..., 0].size
     if valid is None:
-        keep, count = None, jnp.asarray(x.shape[0] * per_sample, x.dtype)
+        keep, count = None, jnp.asarray(x.shape[0] * positions, x.dtype)
     else:
         keep = valid.reshape(-1, *[1] * (x.ndim - 1))
-        count = valid.sum(dtype=x.dtype) * per_sample
+        count = valid.sum(dtype=x.dtype) * positions
     inverse = 1 / jnp.maximum(count, 1)
-    if few_channels.suits(x):
-        return *few_channels.moments(x, keep, inverse), count
+    if cpu.few_channels(x):
+        return *cpu.channel_moments(x, keep, inverse), count
+    # Two passes: E[x^2] - E[x]^2 loses all digits of a channel whose mean is large.
     mean = jnp.sum(x, axes, where=keep) * inverse
     var = jnp.sum(jnp.square(x - mean), axes, where=keep) * inverse
     return mean, var, count
 
 
 def key_for(layer: Layer, key: jax.Array) -> jax.Array:
-    """A random key of this layer, the same wherever the layer stands in the order of calls."""
+    """Returns a random key of this layer, the same wherever it stands in the order of calls."""
     return jax.random.fold_in(key, zlib.crc32(layer.name.encode()))
 
 

@@ -1,4 +1,4 @@
-"""FedIG's mixing (Eq. 3 and 7): every sample's statistics with the received global ones."""
+"""MixIG (FedIG, Eq. 3): every sample's statistics, mixed with the received global ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.engine.backend import computed_once
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.normalization.instance import (
-    Pair,
-    handed_over,
-    instance_deviation,
-    running_deviation,
-)
+from fedjax_bn.normalization.instance import Pair, deviations, handed_over
 from fedjax_bn.normalization.layer import (
     Layer,
     Statistics,
@@ -21,17 +16,14 @@ from fedjax_bn.normalization.layer import (
     is_spatial,
     key_for,
     moments,
-    running_statistics,
 )
 
-# weights(layer, batch size, dtype) -> alpha, a number or f[B]
-Weights = Callable[[Layer, int, Any], jax.Array | float]
 # draw(key, shape, dtype) -> u of that shape
 Draw = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 
 
 def mix_statistics(instance: Pair, global_: Pair, u: jax.Array) -> Pair:
-    """mean = u mean_i + (1 - u) mean_G and std = u std_i + (1 - u) std_G (FedIG, Eq. 3 and 7).
+    """Returns u mean_i + (1 - u) mean_G and u std_i + (1 - u) std_G (FedIG, Eq. 3 and 7).
 
     Args:
       instance: mean and standard deviation of each sample, f[B, C].
@@ -49,7 +41,7 @@ def mix_statistics(instance: Pair, global_: Pair, u: jax.Array) -> Pair:
 
 
 def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
-    """u ~ U(low, high), each channel on its own; beyond [0, 1] it extrapolates (FedIG, Table 6).
+    """Draws u ~ U(low, high) for each channel; beyond [0, 1] it extrapolates (FedIG, Table 6).
 
     Raises:
       ValueError: low is above high.
@@ -64,7 +56,7 @@ def uniform(low: float = 0.0, high: float = 1.0) -> Draw:
 
 
 def constant(u: float) -> Draw:
-    """The same u for all channels (FedIG, Table 1): 0 global, 1 instance, 0.5 both."""
+    """Takes one u for all channels (FedIG, Table 1): 0 global, 1 instance, 0.5 both."""
 
     def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         del key
@@ -74,7 +66,7 @@ def constant(u: float) -> Draw:
 
 
 def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule:
-    """The rule of the augmented pass: Eq. 3 with one vector u f[C] a layer, shared by the batch.
+    """Returns the rule of the augmented pass: Eq. 3 with one vector u f[C] a layer and batch.
 
     The layer's running statistics are taken as the global ones, so the model must be applied with
     the received `batch_stats`. A layer without spatial axes normalizes with the batch's own
@@ -89,40 +81,9 @@ def mixed_statistics(key: jax.Array, draw: Draw | None = None) -> StatisticsRule
     def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
         if not is_spatial(x):
             return Statistics(*moments(x, valid)[:2])
-        instance = instance_deviation(layer, x)
+        instance, received = deviations(layer, x)
         u = computed_once(draw(key_for(layer, key), x.shape[-1:], instance[0].dtype))
-        mean, std = mix_statistics(instance, running_deviation(layer), u)
+        mean, std = mix_statistics(instance, received, u)
         return handed_over(mean, std, layer, x)
 
     return rule
-
-
-def sample_mixed_statistics(weights: Weights) -> StatisticsRule:
-    """The rule of Eq. 7: a sample's statistics and the running ones, mixed by an alpha a sample.
-
-    A layer without spatial axes keeps the running statistics.
-
-    Args:
-      weights: gives alpha, one number or f[B], for a layer and a batch.
-    """
-
-    def rule(layer: Layer, x: jax.Array, valid: jax.Array | None) -> Statistics:
-        del valid
-        if not is_spatial(x):
-            return running_statistics(layer, x)
-        instance = instance_deviation(layer, x)
-        dtype = instance[0].dtype
-        alpha = jnp.asarray(weights(layer, x.shape[0], dtype), dtype).reshape(-1, 1)
-        mean, std = mix_statistics(instance, running_deviation(layer), alpha)
-        return handed_over(mean, std, layer, x)
-
-    return rule
-
-
-def random_weights(key: jax.Array) -> Weights:
-    """alpha ~ U(0, 1) f[B], one of each sample and layer."""
-
-    def weights(layer: Layer, size: int, dtype: Any) -> jax.Array:
-        return jax.random.uniform(key_for(layer, key), (size,), dtype)
-
-    return weights

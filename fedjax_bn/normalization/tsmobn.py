@@ -19,7 +19,7 @@ def update(
     *,
     about: About = "tracked",
 ) -> Pair:
-    """One step of Algorithm 1 (Eq. 4; UniFed, Eq. 3 and 4).
+    """Takes one step of Algorithm 1 (Eq. 4; UniFed, Eq. 3 and 4).
 
     mean <- tau mean + (1 - tau) mean_b, then var <- tau var + (1 - tau) E_b (x - mean)^2 about the
     moved mean. The first batch gives its own mean and biased variance.
@@ -28,7 +28,7 @@ def update(
       tracked: mean and variance so far, f[C] each; None on the first batch.
       x: f[B, ..., C], the batch.
       momentum: tau, the weight of the past, in [0, 1].
-      valid: bool[B], the samples that count; None for all. Where none counts nothing changes.
+      valid: bool[B], the samples that count; None for all. If none counts, nothing changes.
       about: "tracked" as in the algorithm, or "batch" for a variance about the batch's mean.
 
     Returns:
@@ -40,7 +40,8 @@ def update(
     old_mean, old_var = tracked
     momentum = jnp.asarray(momentum).astype(mean.dtype)
     moved = momentum * old_mean.astype(mean.dtype) + (1 - momentum) * mean
-    if about == "tracked":  # E (x - m)^2 = var + (mean - m)^2, safe in any precision
+    if about == "tracked":
+        # E (x - m)^2 = var + (mean - m)^2, which is safe in any precision.
         var = var + jnp.square(mean - moved)
     spread = momentum * old_var.astype(var.dtype) + (1 - momentum) * var
     some = count > 0
@@ -51,7 +52,7 @@ def update(
 
 
 def tracked_statistics(momentum: float | jax.Array, *, about: About = "tracked") -> StatisticsRule:
-    """The rule that keeps the tracked pair where the running one was, and moves it.
+    """Returns the rule that keeps the tracked pair as the running one, and moves it.
 
     The model must be applied with the tracked statistics as its `batch_stats`, in a pass that may
     move them.

@@ -22,7 +22,7 @@ from fedjax_bn.federation import broadcast_of, own_of
 from fedjax_bn.local_step import differentiate
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.models import layers
-from fedjax_bn.normalization import per_sample
+from fedjax_bn.normalization import cpu
 from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.normalization.batch_instance import with_gates
 from fedjax_bn.state import Received
@@ -55,7 +55,7 @@ def lowered_elsewhere(function, *arguments):
     """The same, traced for an accelerator: nothing in it was made for CPU."""
     with traced_for("cuda"), pytest.MonkeyPatch.context() as patch:
         # It lies inside a custom_jvp, where older versions of JAX name no lines: a call would fail.
-        patch.setattr(per_sample, "_moments_on_cpu", None)
+        patch.setattr(cpu, "_sample_moments_on_cpu", None)
         text = lowered(function, *arguments)
     assert not set(MADE_FOR_CPU.findall(text))
     return text

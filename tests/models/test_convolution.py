@@ -10,13 +10,13 @@ import pytest
 from jax import lax
 from scipy.signal import correlate
 
+from fedjax_bn.models.cpu import convolve
 from fedjax_bn.models.cpu.bilinear import transforms
 from fedjax_bn.models.cpu.convolution import (
     ALGORITHMS,
     UNIT_STRIDES,
     Shapes,
     algorithm_of,
-    convolution,
     differentiated_twice,
 )
 from fedjax_bn.models.cpu.direct import NHWC
@@ -184,11 +184,11 @@ def test_the_algorithm_follows_from_the_shapes(images, kernel, stride, padding, 
 def test_gradients_that_are_differentiated_take_matrix_products_where_these_fit_in_memory():
     stem = Shapes((16, 64, 64, 3), (7, 7, 3, 64), (2, 2), ((3, 3), (3, 3)))
     huge = stem._replace(images=(1024, 224, 224, 3))
-    convolve = partial(convolution, window_strides=(2, 2), padding=stem.padding)
+    convolve_stem = partial(convolve, window_strides=(2, 2), padding=stem.padding)
 
     def traced():  # by one function in both contexts
         shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in stem[:2]]
-        return str(jax.make_jaxpr(convolve)(*shapes))
+        return str(jax.make_jaxpr(convolve_stem)(*shapes))
 
     with differentiated_twice():
         assert algorithm_of(stem) == "patches"
@@ -206,7 +206,7 @@ def test_vmap_over_clients_is_the_loop_and_never_a_grouped_convolution(
     x, w = draw((3, 2, *images[1:]), (3, *kernel))
 
     def gradients(x, w):
-        y, pull = jax.vjp(lambda x, w: convolution(x, w, (stride,) * 2, [(padding,) * 2] * 2), x, w)
+        y, pull = jax.vjp(lambda x, w: convolve(x, w, (stride,) * 2, [(padding,) * 2] * 2), x, w)
         return y, *pull(y)
 
     looped = jax.jit(lambda x, w: lax.map(lambda a: gradients(*a), (x, w)))(x, w)
@@ -218,9 +218,9 @@ def test_vmap_over_clients_is_the_loop_and_never_a_grouped_convolution(
 @pytest.mark.usefixtures("x64")
 def test_vmap_over_images_or_kernels_alone_is_the_loop():
     x, w, more_x, more_w = draw((4, 8, 8, 16), (3, 3, 16, 16), (2, 4, 8, 8, 16), (2, 3, 3, 16, 16))
-    convolve = partial(convolution, window_strides=(1, 1), padding=PADDING)
-    over_images = jax.jit(jax.vmap(convolve, (0, None)))(more_x, w)
-    over_kernels = jax.jit(jax.vmap(convolve, (None, 0)))(x, more_w)
+    given = {"window_strides": (1, 1), "padding": PADDING}
+    over_images = jax.jit(jax.vmap(lambda x, w: convolve(x, w, **given), (0, None)))(more_x, w)
+    over_kernels = jax.jit(jax.vmap(lambda x, w: convolve(x, w, **given), (None, 0)))(x, more_w)
     for i in range(2):
         assert_close(over_images[i], reference(more_x[i], w, (1, 1), PADDING))
         assert_close(over_kernels[i], reference(x, more_w[i], (1, 1), PADDING))
@@ -237,7 +237,7 @@ def test_gradient_in_a_scan_is_the_gradient_outside():
         return lax.scan(step, jnp.zeros(()), x)[0]
 
     gradient = jax.jit(jax.grad(total), static_argnums=1)
-    assert_close(gradient(w, convolution), gradient(w, reference))
+    assert_close(gradient(w, convolve), gradient(w, reference))
 
 
 @pytest.mark.usefixtures("x64")
@@ -255,7 +255,7 @@ def test_linen_convolutions_keep_their_meaning(arguments):
     (x,) = draw((4, 9, 8, 16))
     layer = partial(nn.Conv, 16, (3, 3), param_dtype=jnp.float64, **arguments)
     variables = layer().init(jax.random.key(0), x)
-    fast = layer(conv_general_dilated=convolution)
+    fast = layer(conv_general_dilated=convolve)
     assert_close(jax.jit(fast.apply)(variables, x), layer().apply(variables, x))
 
 
@@ -264,5 +264,5 @@ def test_other_dimension_orders_are_left_to_xla(numbers):
     x, w = draw((2, 6, 6, 6), (6, 6, 3, 3), dtype=np.float32)
     expected = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
     np.testing.assert_array_equal(
-        convolution(x, w, (1, 1), "SAME", dimension_numbers=numbers), expected
+        convolve(x, w, (1, 1), "SAME", dimension_numbers=numbers), expected
     )

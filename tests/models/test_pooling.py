@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_bn.models.cpu.pooling import max_pool
+from fedjax_bn.models.cpu import max_pool
 
 # sizes, window, strides, padding
 CASES = [

@@ -18,9 +18,9 @@ from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd, fedig
 from fedjax_bn.models import from_nnx
 from fedjax_bn.models.forward import forward
+from fedjax_bn.models.nnx_model import _set_value
 from fedjax_bn.normalization import batch_instance, batch_statistics
 from fedjax_bn.normalization.adapter import with_adapter
-from fedjax_bn.normalization.flax_nnx import set_value
 from fedjax_bn.normalization.tsmobn import tracked_statistics, update
 from fedjax_bn.sharing import all_but_batch_norm, all_but_statistics
 
@@ -98,7 +98,7 @@ def by_flax(name, variables, images):
     for path, leaf in list(nnx.iter_graph(net)):
         if isinstance(leaf, nnx.Param | nnx.BatchStat):
             collection = "params" if isinstance(leaf, nnx.Param) else "batch_stats"
-            set_value(leaf, variables[collection][path[0]][path[1]])
+            _set_value(leaf, variables[collection][path[0]][path[1]])
     outputs = net(images)
     moved = {
         norm: {"mean": getattr(net, norm).mean[...], "var": getattr(net, norm).var[...]}

@@ -15,7 +15,7 @@ from fedjax_bn import adaptation, methods, models
 from fedjax_bn.adaptation.choice import ADAPTATIONS
 from fedjax_bn.methods import fedbn
 from fedjax_bn.models import MLP
-from fedjax_bn.models.cpu.convolution import convolution
+from fedjax_bn.models.cpu import convolve
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import with_masks
 from fedjax_bn.models.precision import in_dtype
@@ -141,8 +141,8 @@ def test_a_convolution_sums_in_float32_on_cpu():
     random = np.random.default_rng(0)
     x = jnp.asarray(random.normal(size=(2, 6, 6, 64)), HALF)
     kernel = jnp.asarray(random.normal(size=(3, 3, 64, 4)), HALF)
-    ours = convolution(x, kernel, (1, 1), "SAME")
-    whole = convolution(x.astype(jnp.float32), kernel.astype(jnp.float32), (1, 1), "SAME")
+    ours = convolve(x, kernel, (1, 1), "SAME")
+    whole = convolve(x.astype(jnp.float32), kernel.astype(jnp.float32), (1, 1), "SAME")
     assert ours.dtype == HALF
     np.testing.assert_array_equal(ours, whole.astype(HALF))
 

@@ -11,7 +11,7 @@ import norm_nets as nets
 from fedjax_bn.normalization import BatchNorm, normalize_with
 from fedjax_bn.normalization.instance import instance_moments
 from fedjax_bn.normalization.mixig import constant, mix_statistics, mixed_statistics, uniform
-from fedjax_bn.normalization.mixstyle import mixstyle_statistics
+from fedjax_bn.normalization.mixing import mixstyle_statistics
 
 MODEL = nets.HandMade()
 KEY = jax.random.key(3)

@@ -10,7 +10,7 @@ from federations import CLASSES, PlainNet, assert_close, batches_of, run_rounds,
 from fedjax_bn import models
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedavg, fedwon
-from fedjax_bn.models.layers import GroupNorm, norm_of, standardized, standardized_convolve
+from fedjax_bn.models.layers import _GroupNorm, _standardized_convolve, norm_of, standardized
 
 KEY = jax.random.key(0)
 NETS = {
@@ -51,7 +51,7 @@ def test_group_norm_is_pytorchs(x64, channels):
     random = np.random.default_rng(channels)
     x, scale, bias = (random.normal(size=s) for s in ((2, 3, 5, channels), channels, channels))
     variables = {"params": {"group": {"scale": scale, "bias": bias}}}
-    ours = jax.jit(GroupNorm(param_dtype=float).apply)(variables, jnp.asarray(x))
+    ours = jax.jit(_GroupNorm(param_dtype=float).apply)(variables, jnp.asarray(x))
     groups = {4: 1, 6: 1, 64: 16, 256: 32}[channels]
     theirs = torch.nn.functional.group_norm(
         torch.tensor(x).permute(0, 3, 1, 2), groups, *map(torch.tensor, (scale, bias))
@@ -71,7 +71,7 @@ def test_standardized_kernels_have_mean_0_and_squares_that_sum_to_the_gain(x64):
 def test_a_convolution_without_norm_is_pytorchs_by_the_standardized_kernel(x64):
     torch = pytest.importorskip("torch")
     x, kernel = (np.random.default_rng(1).normal(size=s) for s in ((2, 6, 5, 3), (3, 3, 3, 4)))
-    ours = standardized_convolve(
+    ours = _standardized_convolve(
         jnp.asarray(x), jnp.asarray(kernel), (1, 1), "SAME",
         dimension_numbers=jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2)),
     )  # fmt: skip

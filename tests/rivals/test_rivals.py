@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 import norm_nets as nets
 from fedjax_bn import adaptation, sharing
 from fedjax_bn.adaptation.choice import choose_adaptation
-from fedjax_bn.adaptation.mixnorm import crop_and_flip
+from fedjax_bn.adaptation.mixnorm import _crop_and_flip
 from fedjax_bn.normalization import BatchNorm, adapter, batch_instance, normalize_with
 
 MODEL = nets.HandMade()
@@ -287,7 +287,7 @@ def test_mixnorm_of_weight_0_is_running(x64):
 def test_a_crop_keeps_constants_and_the_whole_image_is_itself_or_its_mirror():
     constant, crop = (
         jnp.full((20, 8, 8, 1), 0.7),
-        jax.jit(crop_and_flip, static_argnames="smallest"),
+        jax.jit(_crop_and_flip, static_argnames="smallest"),
     )
     np.testing.assert_allclose(crop(jax.random.key(0), constant), constant, rtol=1e-5)
     images = jnp.asarray(np.random.default_rng(0).normal(size=(20, 8, 8, 1)), jnp.float32)

@@ -1,15 +1,15 @@
 """Kernels for CPU, reached through this module alone; any other backend gets plain XLA.
 
-XLA:CPU is slow at convolutions and windows inside loops and at maps that leave the caches. The
-functions here ask `fedjax_bn.engine.backend.on_cpu` while a program is traced:
+XLA:CPU is slow at convolutions and windows inside loops and at maps that do not fit in the caches.
+The functions here ask `fedjax_bn.engine.backend.on_cpu` while a program is traced:
 
     function     on CPU                                                     elsewhere
     convolve     matrix products, tiles or transforms (`convolution`)       lax.conv_general_dilated
     max_pool     comparisons of shifted maps (`pooling`)                    lax.reduce_window
     in_cache     a batch in chunks (`chunks`)                               the batch at once
 
-Batch norm has kernels of its own in `fedjax_bn.normalization.per_sample` and `few_channels`, and
-the step of `fedjax_bn.client` avoids a copy; each asks the same question in one line.
+Batch norm has kernels of its own in `fedjax_bn.normalization.cpu`, and the step of
+`fedjax_bn.client` avoids a copy; each asks the same question in one line.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,14 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from fedjax_bn.engine.backend import on_cpu
+from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.models.cpu import convolution, pooling
 from fedjax_bn.models.cpu.chunks import in_chunks
+from fedjax_bn.models.cpu.direct import NHWC
 
 CHUNK_VALUES = 2**18  # values of images at a time: 21 of 64 x 64 x 3
 MIN_CHUNK = 8  # images; fewer do not fill the matrix products
@@ -33,17 +36,61 @@ def convolve(
     rhs: jax.Array,
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = NHWC,
+    feature_group_count: int = 1,
     **options: Any,
 ) -> jax.Array:
-    """`lax.conv_general_dilated`, in the order NHWC by default, as `nn.Conv` takes it.
+    """Convolves as `jax.lax.conv_general_dilated`, whose arguments and results it has.
+
+    On CPU a two-dimensional convolution in floating numbers, in the order NHWC and HWIO, without
+    dilation or groups, takes the algorithm that suits its shapes. All others are left to XLA.
 
     Args:
-      lhs, rhs, window_strides, padding, **options: as of `convolution.convolution`.
+      lhs: images f[B, H, W, C].
+      rhs: kernel f[r, s, C, F].
+      window_strides: strides (down, across).
+      padding: ((top, bottom), (left, right)), or "SAME" or "VALID".
+      lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count: as lax takes them, in the
+        order NHWC, HWIO, NHWC by default, as `nn.Conv` calls it.
+      **options: further arguments of lax; `precision` changes nothing on CPU.
+
+    Returns:
+      f[B, H', W', F].
     """
-    if on_cpu():
-        return convolution.convolution(lhs, rhs, window_strides, padding, **options)
-    options = {"dimension_numbers": convolution.NHWC} | options
-    return lax.conv_general_dilated(lhs, rhs, window_strides, padding, **options)
+    made_for_cpu = (
+        on_cpu()
+        and lhs.ndim == 4
+        and lhs.dtype == rhs.dtype
+        and jnp.issubdtype(lhs.dtype, jnp.floating)
+        and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+        == lax.conv_dimension_numbers(lhs.shape, rhs.shape, NHWC)
+        and {1, *(lhs_dilation or ()), *(rhs_dilation or ())} == {1}
+        and feature_group_count == options.get("batch_group_count", 1) == 1
+        and options.get("preferred_element_type") in (None, lhs.dtype)
+    )
+    if not made_for_cpu:
+        return lax.conv_general_dilated(
+            lhs,
+            rhs,
+            window_strides,
+            padding,
+            lhs_dilation,
+            rhs_dilation,
+            dimension_numbers,
+            feature_group_count,
+            **options,
+        )
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(lhs.shape[1:3], rhs.shape[:2], window_strides, padding)
+    sides = tuple((low, high) for low, high in padding)
+    shapes = convolution.Shapes(lhs.shape, rhs.shape, tuple(window_strides), sides)
+    algorithm = convolution.ALGORITHMS[convolution.algorithm_of(shapes)]
+    # Half precision has no arithmetic of its own on CPU: products and sums are in float32.
+    dtype = promote(lhs.dtype, jnp.float32)
+    y = algorithm(lhs.astype(dtype), rhs.astype(dtype), shapes.strides, sides)
+    return y.astype(lhs.dtype)
 
 
 def max_pool(
@@ -52,14 +99,28 @@ def max_pool(
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]] = ((0, 0), (0, 0)),
 ) -> jax.Array:
-    """Maximum over windows of f[B, H, W, C]; the padding never wins; see `pooling.max_pool`."""
-    if on_cpu():
-        return pooling.max_pool(x, window, strides, padding)
-    return nn.max_pool(x, tuple(window), tuple(strides), tuple(padding))
+    """Maximum over windows; the padding never wins, and what does not fill a window is dropped.
+
+    The gradient of a window goes whole to one element; on CPU it is the first of its largest in
+    reading order, as in PyTorch. There it is differentiable twice in reverse mode, and forward over
+    reverse.
+
+    Args:
+      x: f[B, H, W, C].
+      window: (height, width) of a window.
+      strides: (down, across).
+      padding: ((top, bottom), (left, right)), each smaller than the window.
+
+    Returns:
+      f[B, (H + top + bottom - height) // down + 1, likewise W, C].
+    """
+    sides = tuple((low, high) for low, high in padding)
+    pool = pooling.max_pool if on_cpu() else nn.max_pool
+    return pool(x, tuple(window), tuple(strides), sides)
 
 
 def in_cache(function: Callable[[jax.Array], Any], images: jax.Array) -> Any:
-    """`function(images)`, on CPU in chunks whose maps stay in the caches, elsewhere at once.
+    """Returns `function(images)`, on CPU in chunks whose maps fit in the caches.
 
     For inference: ResNet-18 takes 0.7 to 0.9 of the time for 64 images of 64 x 64 pixels.
 

@@ -9,7 +9,7 @@ from jax import lax
 
 
 def in_chunks(function: Callable[[jax.Array], Any], x: jax.Array, size: int) -> Any:
-    """`function(x)`, with at most `size` samples at a time, all chunks in one loop.
+    """Returns `function(x)`, with at most `size` samples at a time, all chunks in one loop.
 
     Args:
       function: f[b, ...] -> arrays [b, ...], any b, each sample by itself.

@@ -1,4 +1,4 @@
-"""Convolution that is fast on CPU, where XLA's own is not.
+"""Algorithms for convolutions on CPU, and which of them `models.cpu.convolve` takes.
 
 XLA:CPU runs matrix products at full speed on all cores, its convolutions at less than half of that,
 and gradient convolutions inside a loop at a fifteenth. So most layers become matrix products here:
@@ -25,25 +25,18 @@ model 17), CPU ms of both, the least of 9; * marks what is chosen:
     6x6 / 2   3 ->  16, 4 x 320 x 320     /50.7; "folded" /22.4*                            /9.0
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from scipy.fft import next_fast_len
 
-from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.models.cpu.bilinear import TILE, tiled_convolution, transformed_convolution
-from fedjax_bn.models.cpu.direct import (
-    NHWC,
-    Padding,
-    Strides,
-    direct_convolution,
-    folded_convolution,
-)
+from fedjax_bn.models.cpu.direct import Padding, Strides, direct_convolution, folded_convolution
 
 _MIN_SAVED = 3000  # multiplications a pair of channels, for which its kernel is transformed
 _FEW_CHANNELS = 16  # of images times those of outputs, such as the three colours of L2D's styles
@@ -54,71 +47,17 @@ _MAX_PATCH_VALUES = 2 * 2**20  # more no longer stay in the caches
 _twice = jax.make_user_context(False)
 
 
-def convolution(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    window_strides: Sequence[int],
-    padding: str | Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int] | None = None,
-    rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers: Any = NHWC,
-    feature_group_count: int = 1,
-    **options: Any,
-) -> jax.Array:
-    """Drop-in for `jax.lax.conv_general_dilated` on CPU; layers call `models.cpu.convolve`.
-
-    A two-dimensional convolution in floating numbers, in the order NHWC and HWIO, without dilation
-    or groups, takes the algorithm that suits its shapes. Any other one is left to lax.
-
-    Args:
-      lhs: images f[B, H, W, C].
-      rhs: kernel f[r, s, C, F].
-      window_strides: strides (down, across).
-      padding: ((top, bottom), (left, right)), or "SAME" or "VALID".
-      lhs_dilation: dilation of the images.
-      rhs_dilation: dilation of the kernel.
-      dimension_numbers: as lax takes them; NHWC, HWIO, NHWC by default.
-      feature_group_count: number of groups of channels.
-      **options: further arguments of `lax.conv_general_dilated`; `precision` changes nothing here.
-
-    Returns:
-      f[B, H', W', F].
-    """
-    usual = (
-        lhs.ndim == 4
-        and lhs.dtype == rhs.dtype
-        and jnp.issubdtype(lhs.dtype, jnp.floating)
-        and lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
-        == lax.conv_dimension_numbers(lhs.shape, rhs.shape, NHWC)
-        and {1, *(lhs_dilation or ()), *(rhs_dilation or ())} == {1}
-        and feature_group_count == options.get("batch_group_count", 1) == 1
-        and options.get("preferred_element_type") in (None, lhs.dtype)
-    )
-    if not usual:
-        options |= {"lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation}
-        options |= {"dimension_numbers": dimension_numbers}
-        options |= {"feature_group_count": feature_group_count}
-        return lax.conv_general_dilated(lhs, rhs, window_strides, padding, **options)
-    if isinstance(padding, str):
-        padding = lax.padtype_to_pads(lhs.shape[1:3], rhs.shape[:2], window_strides, padding)
-    strides, sides = tuple(window_strides), tuple((low, high) for low, high in padding)
-    algorithm = ALGORITHMS[algorithm_of(Shapes(lhs.shape, rhs.shape, strides, sides))]
-    # Half precision has no arithmetic of its own here: products and sums are in float32.
-    dtype = promote(lhs.dtype, jnp.float32)
-    return algorithm(lhs.astype(dtype), rhs.astype(dtype), strides, sides).astype(lhs.dtype)
-
-
 def differentiated_twice() -> AbstractContextManager[None]:
-    """A context in which programs are traced whose gradients are differentiated in turn.
+    """Returns a context for programs whose gradients are differentiated in turn.
 
     XLA's convolution has its gradients in forms that XLA:CPU is fast at (`direct`), but not their
-    gradients, so a product of windows is chosen instead where its windows fit in the memory.
+    gradients, so a product of windows is chosen instead if its windows fit in the memory.
     """
     return _twice(True)
 
 
 class Shapes(NamedTuple):
-    """What is known of a convolution while it is traced.
+    """What a trace shows of a convolution.
 
     Attributes:
       images: (B, H, W, C).
@@ -134,7 +73,7 @@ class Shapes(NamedTuple):
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Rows and columns of the result; below 1 where a kernel does not fit."""
+        """Rows and columns of the result; below 1 if a kernel does not fit."""
         return tuple(
             (size + sum(sides) - taps) // stride + 1
             for size, taps, stride, sides in zip(
@@ -144,12 +83,12 @@ class Shapes(NamedTuple):
 
     @property
     def windows(self) -> int:
-        """How many numbers all windows of the images are, side by side."""
+        """How many numbers all windows of the images have together."""
         return prod((self.images[0], *self.outputs, *self.kernel[:3]))
 
     @property
     def usual(self) -> bool:
-        """Whether all algorithms can compute it: nothing is empty, nothing cut off."""
+        """Whether all algorithms can compute it: nothing is empty, and no pixel is cut off."""
         return min(*self.images, *self.outputs) >= 1 and min(map(min, self.padding)) >= 0
 
     @property
@@ -170,7 +109,7 @@ class Shapes(NamedTuple):
 
 
 def algorithm_of(shapes: Shapes) -> str:
-    """The name in `ALGORITHMS` of what was fastest on the CPU of the table above."""
+    """Returns the name in `ALGORITHMS` of what was fastest on the CPU of the table above."""
     images, strides, outputs = shapes.images, shapes.strides, shapes.outputs
     sizes, taps, channels = images[1:3], shapes.kernel[:2], images[3]
     direct = "patches" if _twice.value and shapes.windows <= _MAX_TWICE else "direct"
@@ -197,7 +136,7 @@ def algorithm_of(shapes: Shapes) -> str:
     return "folded" if whole and channels <= 4 else direct
 
 
-def patches_convolution(
+def _patches_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
     """Convolution as one matrix product of all windows, f[B * H' * W', r * s * C], with the kernel.
@@ -217,7 +156,7 @@ def patches_convolution(
     )
 
 
-def taps_convolution(
+def _taps_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
     """Convolution as a sum of matrix products, one for each tap of the kernel.
@@ -252,7 +191,7 @@ def taps_convolution(
     return y
 
 
-def fast_fourier_convolution(
+def _fast_fourier_convolution(
     x: jax.Array, kernel: jax.Array, strides: Strides, padding: Padding
 ) -> jax.Array:
     """Convolution of large kernels with few channels: XLA's fast Fourier transform.
@@ -279,10 +218,10 @@ def fast_fourier_convolution(
 # All have the arguments (x, kernel, strides, padding); those of `UNIT_STRIDES` take strides of 1.
 ALGORITHMS: dict[str, Callable[[jax.Array, jax.Array, Strides, Padding], jax.Array]] = {
     "direct": direct_convolution,
-    "fast_fourier": fast_fourier_convolution,
+    "fast_fourier": _fast_fourier_convolution,
     "folded": folded_convolution,
-    "patches": patches_convolution,
-    "taps": taps_convolution,
+    "patches": _patches_convolution,
+    "taps": _taps_convolution,
     "tiled": tiled_convolution,
     "transformed": transformed_convolution,
 }

@@ -4,7 +4,7 @@ XLA:CPU spends a third of a ResNet's step on `reduce_window` and its gradient. H
 compares shifted copies of the map and remembers which won; the backward pass is a few selects.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial, reduce
 
 import jax
@@ -14,32 +14,9 @@ import numpy as np
 from fedjax_bn.models.cpu.direct import Padding, Pair
 
 
-def max_pool(
-    x: jax.Array,
-    window: Sequence[int],
-    strides: Sequence[int],
-    padding: Sequence[Sequence[int]] = ((0, 0), (0, 0)),
-) -> jax.Array:
-    """Maximum over windows; the padding never wins, and what does not fill a window is dropped.
-
-    The gradient of a window goes whole to one element, the first of its largest in reading order,
-    as in PyTorch. Differentiable twice in reverse mode, and forward over reverse.
-
-    Args:
-      x: f[B, H, W, C].
-      window: (height, width) of a window.
-      strides: (down, across).
-      padding: ((top, bottom), (left, right)), each smaller than the window.
-
-    Returns:
-      f[B, (H + top + bottom - height) // down + 1, likewise W, C].
-    """
-    sides = tuple((low, high) for low, high in padding)
-    return _max_pool(x, tuple(window), tuple(strides), sides)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _max_pool(x: jax.Array, window: Pair, strides: Pair, padding: Padding) -> jax.Array:
+def max_pool(x: jax.Array, window: Pair, strides: Pair, padding: Padding) -> jax.Array:
+    """Maximum over windows; arguments and result as of `models.cpu.max_pool`."""
     return reduce(jnp.maximum, _elements(x, window, strides, padding))
 
 
@@ -99,4 +76,4 @@ def _places(window: Pair, strides: Pair, windows_back: Pair) -> np.ndarray:
     return np.where(inside, i[:, None] * window[1] + j, -1).astype(np.int32)
 
 
-_max_pool.defvjp(_max_pool_forward, _max_pool_backward)
+max_pool.defvjp(_max_pool_forward, _max_pool_backward)
