@@ -25,8 +25,8 @@ from fedjax_bn.local_optimizer import check_rounds, start
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, check_optimizer, descend, differentiate
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
-from fedjax_bn.models.masks import COLLECTION, Masks, keep_masks, with_masks
-from fedjax_bn.sharing import Variables, everything, join
+from fedjax_bn.models.masks import COLLECTION, Masks, with_masks
+from fedjax_bn.sharing import Variables, everything, join, keeping
 from fedjax_bn.state import Received
 
 PyTree = Any
@@ -130,7 +130,7 @@ def fedcd(  # type: ignore[misc] # its own default
     each = optax.multi_transform(optimizers, {name: name for name in trained})
     return method_of(
         masked_step(gradient, each, _keep_within(bounds)),
-        share=keep_masks(rest.pop("share", everything)),
+        share=keeping(rest.pop("share", everything), COLLECTION),
         weigh=weigh or risk_extrapolation(eta),
         server=averaging(_no_gradient, _average_gradients, messages_by_size),
         finish=_send_gradient,

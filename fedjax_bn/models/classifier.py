@@ -1,11 +1,11 @@
-"""Which layer of a model classifies, and how large what it reads and gives is.
+"""Finds the layer of a model that classifies, and the sizes of its inputs and outputs.
 
 A model may show it by methods `features(images) -> f[B, F]` and `classify(features) -> f[B,
 classes]`, such that its `__call__` is one after the other. In any other model the classifier is the
-dense layer (`nn.Dense`, `nnx.Linear`) whose output the model's outputs are made of, which a trace
-finds: the output of every dense layer gets a name in the traced program, and a value is made of the
-layers whose named outputs lead to it without passing through another layer. Where several layers
-could be it, the user names one by `models.with_classifier`.
+dense layer (`nn.Dense`, `nnx.Linear`) whose output the model's outputs are made of. A trace finds
+it: the output of every dense layer gets a name in the traced program, and a value is made of the
+layers whose named outputs lead to it without passing through another layer. If several layers could
+be it, the user names one by `models.with_classifier`.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,8 +24,13 @@ _OTHER: Source = ((), 0)  # whatever is not the output of a dense layer
 _CHANGED: Source = ((), 1)  # a computation on the output of a layer
 _MARK = "fedjax_bn dense "
 _MIXING = ("dot_general", "conv_general_dilated")  # in layers that are not dense ones
+# Operations after which logits are still f W + b, such as a cast to float32 at the end.
 _SAME = ("convert_element_type", "copy", "reshape", "squeeze", "optimization_barrier")
 _SIDES = (32, 28, 224, 64, 16, 8, 96, 128, 256)  # of images, those that are common
+
+
+def _classify(model: Any, features: jax.Array) -> Any:
+    return model.classify(features)
 
 
 class Sizes(NamedTuple):
@@ -35,7 +40,7 @@ class Sizes(NamedTuple):
       features: F, how many values of a sample it reads.
       classes: how many it gives.
       dtype: of the model's parameters.
-      path: names of the modules that lead to its dense layer; () where it has several.
+      path: names of the modules that lead to its dense layer; () if it has several.
     """
 
     features: int
@@ -45,7 +50,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(model: Any, variables: Variables) -> Sizes:
-    """The sizes of a model; nothing is computed.
+    """Returns the sizes of a model's classifier; computes nothing.
 
     Args:
       model: a linen module, or what `from_nnx` makes.
@@ -81,7 +86,7 @@ def features_read(model: Any, variables: Variables, images: jax.Array | None = N
     found: list[int] = []
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        if calls_dense(call) and not found:
+        if call.is_dense and not found:
             found.append(call.kernel.shape[0])
             args = (jnp.zeros((1, found[0]), call.kernel.dtype),)  # instead of the guess below
         return function(*args, **kwargs)
@@ -168,13 +173,8 @@ def shows_features(model: Any) -> bool:
     return not named and hasattr(model, "features") and hasattr(model, "classify")
 
 
-def calls_dense(call: Call) -> bool:
-    """Whether a call is that of a dense layer."""
-    return call.kernel is not None and call.method == "__call__"
-
-
 def readable_images(model: Any, variables: Variables) -> jax.ShapeDtypeStruct:
-    """Returns the form of images that a model reads, tried out with traces.
+    """Returns the form of images that a model reads, found by traces.
 
     Args:
       model: a linen module, or what `from_nnx` makes.
@@ -226,7 +226,7 @@ def _sources_of(
 
     def mark(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         output = function(*args, **kwargs)
-        if not calls_dense(call):
+        if not call.is_dense:
             return output
         source = call.path, sum(path == call.path for path, _ in called)
         called[source] = output.shape
@@ -254,7 +254,8 @@ def _made_of(
     known = dict(zip(jaxpr.invars, given, strict=True))
 
     def sources(value: Any) -> frozenset[Source]:
-        return frozenset() if hasattr(value, "val") else known.get(value, frozenset())  # a literal
+        # A literal, which has a `val`, cannot be looked up: it has no hash.
+        return frozenset() if hasattr(value, "val") else known.get(value, frozenset())
 
     for equation in jaxpr.eqns:
         inputs = [sources(value) for value in equation.invars]
@@ -266,7 +267,7 @@ def _made_of(
         elif forms == [(len(equation.invars), len(equation.outvars))]:
             made = _made_of(inner[0], inputs, calls)
         elif inner or kind in _MIXING:
-            # Loops and branches are not followed: what they give is no dense layer's output.
+            # Loops and branches are not followed: their outputs count as not of a dense layer.
             made = [frozenset({_OTHER})] * len(equation.outvars)
         else:
             changed = frozenset[Source]() if kind in _SAME else frozenset({_CHANGED})
@@ -282,10 +283,6 @@ def _programs(parameters: dict[str, Any]) -> Iterator[Any]:
             each = getattr(each, "jaxpr", each)
             if hasattr(each, "eqns"):
                 yield each
-
-
-def _classify(model: Any, features: jax.Array) -> Any:
-    return model.classify(features)
 
 
 def _kernel(variables: Variables, path: tuple[str, ...]) -> jax.Array:

@@ -7,21 +7,20 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_bn.models.classifier import calls_dense, last_dense, shows_features
+from fedjax_bn.models.classifier import last_dense, shows_features
 from fedjax_bn.normalization.calls import Call, intercepting, takes_train
 
 # method(model, images, train=False) -> (features f[B, F], outputs), applied as `__call__` would be
-FeaturesMethod = Callable[..., tuple[jax.Array, Any]]
+_FeaturesMethod = Callable[..., tuple[jax.Array, Any]]
 Classify = Callable[[jax.Array], Any]
 # around(classify, features) -> outputs, called where the model calls `classify(features)`
 Around = Callable[[Classify, jax.Array], Any]
 
 
 class FeaturesOf(NamedTuple):
-    """A model whose outputs are the features f[B, F] of another one.
+    """A model whose outputs are the features f[B, F] of another one, before their own mask.
 
-    `adaptation.running(FeaturesOf(model))` predicts features where that of the model predicts
-    logits. They are those before their own mask.
+    `adaptation.running(FeaturesOf(model))` predicts features instead of logits.
     """
 
     model: Any
@@ -36,18 +35,18 @@ class ClassifiedBy(NamedTuple):
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A model with a network inside, to which all attributes belong that it lacks itself."""
+    """A model with a network inside, which has all attributes of the network."""
 
     network: Any
 
     @property
     def __wrapped__(self) -> Any:
-        """The network, which `inspect.unwrap` finds."""
+        """Returns the network, for `inspect.unwrap`."""
         return self.network
 
     def __getattr__(self, name: str) -> Any:
-        """The network's: `init`, `__call__`, and `features` and `classify` if any."""
-        if name == "network":  # a copy is made, which has no attributes yet
+        """Returns the network's attribute, such as `init`, `__call__` or `features`."""
+        if name == "network":  # `copy` and `pickle` ask before the object has attributes
             raise AttributeError(name)
         return getattr(self.network, name)
 
@@ -81,8 +80,8 @@ def features_method(
     frozen: bool = False,
     mask: jax.Array | None = None,
     around: Around | None = None,
-) -> FeaturesMethod:
-    """A function to be applied instead of `__call__` that returns (features, outputs).
+) -> _FeaturesMethod:
+    """Returns a function to be applied instead of `__call__`, which returns (features, outputs).
 
         method = features_method(model, variables, images)
         features, logits = model.apply(variables, images, method=method)
@@ -123,7 +122,7 @@ def features_method(
         seen = []
 
         def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-            if not calls_dense(call) or call.path != classifier:
+            if not call.is_dense or call.path != classifier:
                 return function(*args, **kwargs)
             features, output = pass_on(args[0], lambda x: function(x, *args[1:], **kwargs))
             seen.append(features)
@@ -137,7 +136,7 @@ def features_method(
 
 
 def times(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """x f[..., C] times a mask f[C], in the dtype of x.
+    """Multiplies x f[..., C] by a mask f[C], in the dtype of x.
 
     Raises:
       ValueError: the mask has another size.

@@ -1,8 +1,8 @@
 """One pass of a model: the only place where methods and adaptations meet its framework.
 
-A model is what initializes variables and computes outputs: a linen module, or an nnx module by
-`models.from_nnx`. Whether it shows its features, carries masks or takes an argument `train` is
-settled here.
+A model initializes variables and computes outputs: a linen module, or an nnx module by
+`models.from_nnx`. `forward` handles features, masks, hooks, statistics rules and an argument
+`train`, so that no caller needs to ask what a model has.
 """
 
 from collections.abc import Collection
@@ -23,7 +23,7 @@ PyTree = Any
 
 
 class Output(NamedTuple):
-    """What a pass gives.
+    """What a pass returns.
 
     Attributes:
       outputs: what the model returns, such as logits f[B, classes].
@@ -58,14 +58,14 @@ def forward(
       variables: its collections, optionally with `mask` (see `models.masks`) or some that have
         hooks (see `models.hooks`).
       images: f[B, ...] as the model reads them.
-      train: whether running statistics move, and what a model with an argument `train` gets.
-      statistics: the rule of all batch norms; by default the batch's own in training and the
-        running ones else.
+      train: whether running statistics move; also the argument `train` of a model that has one.
+      statistics: the rule of all batch norms; by default the batch's own in training, otherwise the
+        running ones.
       valid: bool[B], the samples that count in batch statistics; None for all.
       key: random key of dropout, in training.
-      wanted: what the output shows in addition: the features; "frozen features" are these, and the
-        gradient of the outputs stops at them; the running statistics as a rule moves them; what it
-        records.
+      wanted: what the output has in addition: "features"; "frozen features", at which the gradient
+        of the outputs stops; "moved", the running statistics as a rule moves them; "recorded", what
+        it records.
 
     Raises:
       ValueError: the images are bytes; features are asked for, and the model has none to show; a
@@ -78,7 +78,7 @@ def forward(
     images = hooked.images
     model, around = model if isinstance(model, ClassifiedBy) else (model, hooked.around)
     if instead := isinstance(model, FeaturesOf):
-        # Their mask does not act: these are the features before it.
+        # The features before their mask, which therefore must not act.
         model, wanted = model.model, (*wanted, "features")
         own = {name: mask for name, mask in own.items() if name != masks.FEATURES}
     if not hasattr(model, "apply"):
@@ -89,7 +89,7 @@ def forward(
     owners = batch_norm_paths(plain) if statistics is not None else frozenset()
     if statistics is not None and not owners:
         raise ValueError(
-            f"the statistics of batch norms are to be chosen, but the variables of "
+            f"a statistics rule chooses how batch norms normalize, but the variables of "
             f"{name_of(model)} have no batch norm: build the model with {SERVED}, or use a "
             "method that needs none, such as fedavg, and the adaptation running"
         )

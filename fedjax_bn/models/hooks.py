@@ -1,8 +1,8 @@
-"""What collections beside a model's own do in each of its passes.
+"""What collections that a method adds to a model's own do in each pass.
 
 A method may add a collection that the network itself does not read, such as a latent between
 features and classifier. Its module has a function `hook(tree, images, key) -> Hooked`, which
-`models.forward.forward` calls in training and at test where the variables hold the collection.
+`models.forward.forward` calls in training and at test if the variables hold the collection.
 """
 
 import importlib
@@ -12,11 +12,11 @@ from typing import NamedTuple
 import jax
 
 from fedjax_bn.models.features import Around
-from fedjax_bn.sharing import Variables
+from fedjax_bn.sharing import Variables, without
 
 # Collection -> module with its `hook`. Modules are imported at their first use: their room imports
 # from this one, and variables read from a file must find a hook that is not imported yet.
-HOOKS = {
+_HOOKS = {
     "restitution": "fedjax_bn.rivals.snr",
     "amplitude": "fedjax_bn.rivals.harmofl",
     "latent": "fedjax_bn.rivals.fedsr",
@@ -43,13 +43,13 @@ def take(
     """Returns the variables without the collections that have hooks, and what the hooks do.
 
     Args:
-      variables: a model's collections, optionally with some of `HOOKS`.
+      variables: a model's collections, optionally with some of `_HOOKS`.
       images: f[B, ...] as the model reads them.
       key: random key of a training pass; None at test.
     """
-    plain, done = {n: tree for n, tree in variables.items() if n not in HOOKS}, Hooked(images)
-    for name, module in HOOKS.items():
+    done = Hooked(images)
+    for name, module in _HOOKS.items():
         if name in variables:
             new = importlib.import_module(module).hook(variables[name], done.images, key)
             done = Hooked(new.images, new.around or done.around, done.contexts + new.contexts)
-    return plain, done
+    return without(variables, *_HOOKS), done

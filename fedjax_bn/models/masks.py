@@ -1,10 +1,9 @@
 """Feature masks: arrays that multiply intermediates of any model, channel by channel.
 
-They are a collection of their own, `mask`, beside a model's: name -> f[C]. The name "features" is
-what the classifier reads (see `fedjax_bn.models.features`), or of a detector the maps that its
-prediction layers read; any other is the path of a module, such as "layer4_1", whose output is
-multiplied. The model needs no change: `models.forward.forward` applies them in every pass whose
-variables hold any.
+They are a collection of their own, `mask`: name -> f[C]. The name "features" is what the classifier
+reads (see `fedjax_bn.models.features`), or in a detector the maps that its prediction layers read;
+any other is the path of a module, such as "layer4_1", whose output is multiplied. The model does
+not change: `models.forward.forward` applies masks in every pass whose variables have some.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,9 +17,8 @@ from fedjax_bn.models.classifier import features_read
 from fedjax_bn.models.features import features_method, times
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of
-from fedjax_bn.sharing import SharingRule, Variables, path_names
+from fedjax_bn.sharing import Variables, path_names, without
 
-PyTree = Any
 Masks = Mapping[str, jax.Array]
 
 COLLECTION = "mask"
@@ -28,16 +26,15 @@ FEATURES = "features"
 
 
 def take(variables: Variables) -> tuple[Variables, Masks]:
-    """The variables without their masks, and the masks, which are {} if there are not any."""
-    plain = {name: tree for name, tree in variables.items() if name != COLLECTION}
-    return plain, variables.get(COLLECTION, {})
+    """Returns the variables without their masks, and the masks, {} if there are not any."""
+    return without(variables, COLLECTION), variables.get(COLLECTION, {})
 
 
 def multiply(masks: Masks) -> AbstractContextManager:
-    """A context in which the outputs of modules are masked; it acts while they are traced.
+    """Returns a context in which the outputs of modules are masked while they are traced.
 
     Args:
-      masks: name -> f[C]; that of the features is applied by `features_method`.
+      masks: name -> f[C]; `features_method` applies that of the features.
     """
     inside = {name: mask for name, mask in masks.items() if name != FEATURES}
     if not inside:
@@ -58,17 +55,16 @@ def with_masks(
     names: Iterable[str] = (FEATURES,),
     images: jax.Array | None = None,
 ) -> Variables:
-    """The variables with masks of ones; masks that are there already stay as they are.
+    """Adds masks of ones to the variables; masks that are there already stay as they are.
 
     Args:
       model: a linen module, or what `from_nnx` makes.
       variables: its collections, arrays or `jax.ShapeDtypeStruct`.
       names: "features", or paths of modules; "features" of a model with `taps` (name -> channels),
         such as a detector, are all of these.
-      images: f[B, ...] as the model reads them, of which only the shape counts. Without them the
-        size of a layer's output is that of its own kernel, scale or bias, and the size of the
-        features is found as `classifier.last_dense` finds the classifier. A size that is wrong is
-        an error where the mask is applied.
+      images: f[B, ...] as the model reads them; only the shape counts. Without them the size of a
+        layer's output is that of its own kernel, scale or bias, and `classifier.last_dense` finds
+        the size of the features. A wrong size is an error when the mask is applied.
 
     Raises:
       ValueError: there is no intermediate of such a name, its size cannot be found, or the
@@ -90,20 +86,22 @@ def with_masks(
         found[FEATURES] = features_read(model, plain, images)
     for name in wanted:
         if name not in found:
-            known = ", ".join(sorted({*found, FEATURES} if images is None else found))
-            message = f"{name_of(model)} has no intermediate {name!r} to mask; valid are {known}"
+            known, more = sorted({*found, FEATURES} if images is None else found), ""
             if images is None:
-                message += (
+                more = (
                     ", whose sizes follow from the parameters: for another one add the masks by "
                     "fedjax_bn.models.masks.with_masks(model, variables, names, images=images)"
                 )
-            raise ValueError(message)
+            raise ValueError(
+                f"{name_of(model)} has no intermediate {name!r} to mask; valid are "
+                f"{', '.join(known)}{more}"
+            )
     dtype = jax.tree.leaves(plain["params"])[0].dtype
     return {**plain, COLLECTION: {name: jnp.ones(found[name], dtype) for name in wanted} | {**old}}
 
 
 def _channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, int]:
-    """Name -> channels of every intermediate that can be masked; nothing is computed."""
+    """Name -> channels of every intermediate that can be masked; computes nothing."""
     found = {}
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
@@ -122,13 +120,3 @@ def _channels(model: Any, variables: Variables, images: jax.Array) -> dict[str, 
         lambda variables, images: model.apply(variables, images, method=method), variables, images
     )
     return found | {FEATURES: features.shape[-1]}
-
-
-def keep_masks(share: SharingRule) -> SharingRule:
-    """The sharing rule, by which every client keeps its masks."""
-
-    def rule(variables: Variables) -> PyTree:
-        plain, masks = take(variables)
-        return {**share(plain), COLLECTION: dict.fromkeys(masks, False)}
-
-    return rule

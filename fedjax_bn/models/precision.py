@@ -14,7 +14,7 @@ PyTree = Any
 
 
 @dataclass(frozen=True)
-class InDtype(Wrapped):
+class _InDtype(Wrapped):
     """A model whose layers compute in another dtype than that of its parameters; see `in_dtype`.
 
     Attributes:
@@ -25,7 +25,7 @@ class InDtype(Wrapped):
     dtype: Any
 
     def apply(self, variables: Variables, images: jax.Array, **options: Any) -> Any:
-        """As the network's own; outputs are in the dtype of the parameters again."""
+        """Applies the network in the dtype; outputs are in that of the parameters again."""
         whole = parameter_dtype(variables)
         rounded = {**variables, "params": _to(self.dtype, variables["params"])}
         result = self.network.apply(rounded, _to(self.dtype, images), **options)
@@ -35,16 +35,16 @@ class InDtype(Wrapped):
         return _to(whole, result[0]), result[1]
 
 
-def in_dtype(model: Any, dtype: Any) -> InDtype:
-    """The model, whose layers compute in `dtype` (mixed precision; Micikevicius et al., ICLR 2018).
+def in_dtype(model: Any, dtype: Any) -> _InDtype:
+    """Makes the model compute in `dtype` (mixed precision; Micikevicius et al., ICLR 2018).
 
         method = fedbn(in_dtype(ResNet18(), jnp.bfloat16), optax.sgd(0.1))
 
-    Variables stay in the dtype in which they were made, and with them gradients, optimizers,
-    running statistics and what is averaged; so do outputs and features, and with them the loss.
-    Every pass rounds the images and the parameters, and layers compute with these. Batch norms take
-    moments and normalize in float32 at least, by running statistics that are not rounded. Bfloat16
-    has the range of float32, so that no loss needs a scale.
+    Every pass rounds the images and the parameters, and layers compute with these. Variables stay
+    in the dtype in which they were made, and with them gradients, optimizers, running statistics
+    and what is averaged; so do outputs, features and the loss. Batch norms take moments and
+    normalize in float32 at least, by running statistics that are not rounded. Bfloat16 has the
+    range of float32, so that no loss needs a scale.
 
     Args:
       model: a linen module or `models.from_nnx` of an nnx module.
@@ -55,7 +55,7 @@ def in_dtype(model: Any, dtype: Any) -> InDtype:
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"a model computes in a floating dtype such as bfloat16, not {dtype!r}")
-    return InDtype(model, jnp.dtype(dtype))
+    return _InDtype(model, jnp.dtype(dtype))
 
 
 def _to(dtype: Any, tree: PyTree) -> PyTree:

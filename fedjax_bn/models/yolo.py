@@ -32,7 +32,7 @@ ANCHORS = Anchors(
     (8, 16, 32),
 )
 # For images of 96 pixels a side, with objects from a tenth of the side to the whole.
-TINY_ANCHORS = Anchors((((12, 12), (20, 20), (28, 28)), ((36, 36), (48, 48), (72, 72))), (8, 16))
+_TINY_ANCHORS = Anchors((((12, 12), (20, 20), (28, 28)), ((36, 36), (48, 48), (72, 72))), (8, 16))
 
 
 @bounded
@@ -128,7 +128,7 @@ class TinyDetector(Network):
 
     num_classes: int = 10
     width: Channels = 16
-    anchors: Anchors = TINY_ANCHORS
+    anchors: Anchors = _TINY_ANCHORS
 
     @property
     def taps(self) -> dict[str, int]:
@@ -225,7 +225,7 @@ class _PooledPyramid(Network):
         return self.part(_ConvNorm, self.features, name="cv2")(jnp.concatenate(maps, -1))
 
 
-class Tap(nn.Module):
+class _Tap(nn.Module):
     """Returns its input: FedCD's masks act on the output of a module, by the module's name."""
 
     @nn.compact
@@ -250,7 +250,7 @@ def _read_out(
     """
     depth, outputs = 5 + num_classes, []
     for i, (x, stride) in enumerate(zip(maps, anchors.strides, strict=True)):
-        x = Tap(name=f"tap{i}")(x)
+        x = _Tap(name=f"tap{i}")(x)
 
         layer = nn.Conv(
             anchors.each * depth,

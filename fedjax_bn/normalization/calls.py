@@ -53,14 +53,19 @@ class Call(NamedTuple):
     kernel: Any
     normalize: Callable[..., jax.Array] | None
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is the call of a dense layer (`nn.Dense`, `nnx.Linear`)."""
+        return self.kernel is not None and self.method == "__call__"
 
-Handler = Callable[[Callable[..., Any], Call, tuple, dict[str, Any]], Any]
+
+_Handler = Callable[[Callable[..., Any], Call, tuple, dict[str, Any]], Any]
 _Concerns = Callable[[Call], bool]
-_handlers: ContextVar[tuple[tuple[Handler, _Concerns], ...]] = ContextVar("handlers", default=())
+_handlers: ContextVar[tuple[tuple[_Handler, _Concerns], ...]] = ContextVar("handlers", default=())
 
 
 @contextmanager
-def intercepting(handler: Handler, concerns: _Concerns = lambda call: True) -> Iterator[None]:
+def intercepting(handler: _Handler, concerns: _Concerns = lambda call: True) -> Iterator[None]:
     """Returns a context in which the handler is called instead of modules.
 
     It acts while a model is traced, so it works under `jit`, `vmap`, `scan` and `shard_map` and
@@ -88,7 +93,7 @@ def intercepting(handler: Handler, concerns: _Concerns = lambda call: True) -> I
 def through_handlers(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
     """Calls a module that no framework intercepts, through the handlers of the present context."""
 
-    def inside(handler: Handler, function: Callable) -> Callable:
+    def inside(handler: _Handler, function: Callable) -> Callable:
         return lambda *args, **kwargs: handler(function, call, args, kwargs)
 
     for handler, concerns in _handlers.get():

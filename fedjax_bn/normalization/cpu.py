@@ -40,7 +40,7 @@ def _channel_sums(term: Callable[..., jax.Array], *maps: jax.Array) -> jax.Array
             break
         parts = [one.reshape(count, -1, channels) for one in parts]
         added = sum(term(*(one[i] for one in parts)) for i in range(count))
-        # Once: XLA would merge all levels into one loop and read the map anew for every level.
+        # Once: XLA would merge all levels into one loop and read the map again at every level.
         parts, term = [computed_once(added)[None]], lambda part: part
     return term(*(one[0] for one in parts)).sum(0)
 

@@ -30,8 +30,8 @@ PER_SAMPLE = {
 @pytest.fixture
 def small_caches(monkeypatch):
     """A machine whose caches hold three images."""
-    monkeypatch.setattr(cpu, "CHUNK_VALUES", 3 * 6 * 6 * 3)
-    monkeypatch.setattr(cpu, "MIN_CHUNK", 1)
+    monkeypatch.setattr(cpu, "_CHUNK_VALUES", 3 * 6 * 6 * 3)
+    monkeypatch.setattr(cpu, "_MIN_CHUNK", 1)
 
 
 def variables_for(name, images):

@@ -27,8 +27,8 @@ from fedjax_bn.models.cpu import convolution, pooling
 from fedjax_bn.models.cpu.chunks import in_chunks
 from fedjax_bn.models.cpu.direct import NHWC
 
-CHUNK_VALUES = 2**18  # values of images at a time: 21 of 64 x 64 x 3
-MIN_CHUNK = 8  # images; fewer do not fill the matrix products
+_CHUNK_VALUES = 2**18  # values of images at a time: 21 of 64 x 64 x 3
+_MIN_CHUNK = 8  # images; fewer do not fill the matrix products
 
 
 def convolve(
@@ -131,5 +131,5 @@ def in_cache(function: Callable[[jax.Array], Any], images: jax.Array) -> Any:
     """
     if images.ndim != 4 or not on_cpu():
         return function(images)
-    size = max(CHUNK_VALUES // max(prod(images.shape[1:]), 1), MIN_CHUNK)
+    size = max(_CHUNK_VALUES // max(prod(images.shape[1:]), 1), _MIN_CHUNK)
     return in_chunks(function, images, size)
