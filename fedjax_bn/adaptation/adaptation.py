@@ -1,6 +1,7 @@
 """What an adaptation is, the plain ones, and the ensemble of the clients' batch norms."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -81,15 +82,23 @@ def stateless(
       ValueError: at `predict`, if there is a rule and the model has no batch norm, or one that no
         rule reaches.
     """
+    if per_sample:
+        return each_by_itself(partial(predict_each, model, statistics))
 
     def predict(
         variables: Variables, carry: PyTree, images: jax.Array, valid: jax.Array | None = None
     ) -> tuple[jax.Array, PyTree]:
-        if per_sample:
-            return predict_each(model, statistics, variables, images), carry
         return forward(model, variables, images, statistics=statistics, valid=valid).outputs, carry
 
     return Adaptation(init=lambda variables: (), predict=predict)
+
+
+def each_by_itself(predict: Callable[[Variables, jax.Array], jax.Array]) -> Adaptation:
+    """Makes an adaptation of a prediction whose samples do not depend on each other."""
+    return Adaptation(
+        init=lambda variables: (),
+        predict=lambda variables, carry, images, valid=None: (predict(variables, images), carry),
+    )
 
 
 def predict_each(
@@ -165,10 +174,7 @@ def ensemble(model: Any) -> Adaptation:
       ValueError: at `predict`, if there are no clients' batch norms, or no logits.
     """
 
-    def predict(
-        variables: Variables, carry: tuple, images: jax.Array, valid: jax.Array | None = None
-    ) -> tuple[jax.Array, tuple]:
-        del valid  # no sample's statistics depend on another's
+    def predict(variables: Variables, images: jax.Array) -> jax.Array:
         if _CLIENTS not in variables:
             raise ValueError(
                 f"the variables have no collection {_CLIENTS!r}: make them with "
@@ -190,9 +196,9 @@ def ensemble(model: Any) -> Adaptation:
             return jax.nn.log_softmax(outputs)
 
         logs = jax.lax.map(member, clients)
-        return jax.nn.logsumexp(logs, axis=0) - jnp.log(len(logs)).astype(logs.dtype), carry
+        return jax.nn.logsumexp(logs, axis=0) - jnp.log(len(logs)).astype(logs.dtype)
 
-    return Adaptation(lambda variables: (), predict)
+    return each_by_itself(predict)
 
 
 def with_clients(variables: Variables, clients: Variables) -> Variables:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.adaptation.adaptation import Adaptation, predict_each, stateless
+from fedjax_bn.adaptation.adaptation import Adaptation, each_by_itself, predict_each, stateless
 from fedjax_bn.arguments.ranges import AtLeast0, Seed, UpTo1, bounded
 from fedjax_bn.models.forward import forward
 from fedjax_bn.normalization.adapter import COLLECTION, Adapter, adapted_statistics
@@ -31,14 +31,11 @@ def zero_shot_adapter(model: Any) -> Adaptation:
     `methods.fedig(..., adapter=True)` trains.
     """
 
-    def predict(
-        variables: Variables, carry: tuple, images: jax.Array, valid: jax.Array | None = None
-    ) -> tuple[jax.Array, tuple]:
-        del valid  # no sample's statistics depend on another's
+    def predict(variables: Variables, images: jax.Array) -> jax.Array:
         statistics = adapted_statistics(_adapter_of(variables))
-        return predict_each(model, statistics, variables, images), carry
+        return predict_each(model, statistics, variables, images)
 
-    return Adaptation(lambda variables: (), predict)
+    return each_by_itself(predict)
 
 
 def record_alphas(model: Any) -> Callable[[Variables, jax.Array], dict[str, jax.Array]]:

@@ -249,20 +249,15 @@ def _linen_call(module: nn.Module, method: str) -> Call:
     if isinstance(module, nn.Dense):
         kernel = module.get_variable("params", "kernel", ())
     elif isinstance(module, BatchNorm):
-        normalize_by = _normalize_ours
+        normalize_by = _give_rule
     # Not in a derived class with a call of its own: a rule would replace what it does.
     elif isinstance(module, nn.BatchNorm) and type(module).__call__ is nn.BatchNorm.__call__:
         normalize_by = partial(_normalize_linen, module)
     return Call(module.path, method, kernel, normalize_by)
 
 
-def _normalize_ours(
-    function: Callable,
-    args: tuple,
-    kwargs: dict,
-    rule: StatisticsRule | None,
-    valid: jax.Array | None,
-) -> jax.Array:
+def _give_rule(function: Callable, args: tuple, kwargs: dict, rule: Any, valid: Any) -> jax.Array:
+    """Calls our batch norm, which applies the rule itself."""
     return function(*args, **{"statistics": rule, "valid": valid} | kwargs)
 
 

@@ -72,9 +72,6 @@ def write(tmp_path):
     return write
 
 
-# Without PyTorch
-
-
 def test_every_tensor_reaches_its_place_in_our_layout(write):
     tensors = resnet_tensors()
     variables, notes = pretrained.load(write(tensors), small_resnet(), drawn(small_resnet()))

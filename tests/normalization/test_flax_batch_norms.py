@@ -20,14 +20,12 @@ from fedjax_bn.models import from_nnx
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.nnx_model import _set_value
 from fedjax_bn.normalization import batch_instance, batch_statistics
-from fedjax_bn.normalization.adapter import with_adapter
+from fedjax_bn.normalization.adapter import adapted_statistics, with_adapter
 from fedjax_bn.normalization.tsmobn import tracked_statistics, update
 from fedjax_bn.sharing import all_but_batch_norm, all_but_statistics
 
 KEY = jax.random.key(3)
 SGD = optax.sgd(0.1)
-# They read a batch, carry statistics from batch to batch, and call a network of their own.
-OFTEN = ("batch", "tsmobn", "zero_shot_adapter")
 METHODS = {
     "fedbn": partial(fedbn, optimizer=SGD),
     "fediga": partial(fedig, optimizer=SGD, adapter=True),
@@ -46,9 +44,15 @@ def trained(method, name):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", nets.THEIRS)
 @pytest.mark.parametrize(
-    "method", ["fedbn", "fediga", pytest.param("fedcd", marks=pytest.mark.slow)]
+    ("method", "name"),
+    [
+        ("fedbn", "linen"),
+        ("fediga", "nnx"),
+        pytest.param("fedbn", "nnx", marks=pytest.mark.slow),
+        pytest.param("fediga", "linen", marks=pytest.mark.slow),
+        *(pytest.param("fedcd", name, marks=pytest.mark.slow) for name in nets.THEIRS),
+    ],
 )
 def test_two_rounds_are_those_of_our_batch_norm(method, name):
     assert_close(trained(method, name), trained(method, "ours"), rtol=1e-12, atol=1e-12)
@@ -71,7 +75,7 @@ def prepared(adapt, images):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
-    "adapt", [pytest.param(a, marks=[pytest.mark.slow] * (a not in OFTEN)) for a in ADAPTATIONS]
+    "adapt", [pytest.param(a, marks=[pytest.mark.slow] * (a != "tsmobn")) for a in ADAPTATIONS]
 )
 def test_every_adaptation_predicts_as_with_our_batch_norm(adapt):
     images, valid = nets.images_of(6), jnp.arange(6) < 5
@@ -109,14 +113,20 @@ def by_flax(name, variables, images):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", nets.THEIRS)
-def test_alphas_are_recorded_as_with_our_batch_norm(name):
+def test_the_adapter_predicts_and_records_alphas_as_with_our_batch_norm(name):
     images = nets.images_of(3)
     variables = prepared("zero_shot_adapter", images)
+    rule = adapted_statistics(variables["adapter"])
     ours, theirs = (
-        adaptation.record_alphas(nets.MODELS[model])(variables, images) for model in ("ours", name)
+        jax.jit(
+            lambda images, model=nets.MODELS[model]: forward(
+                model, variables, images, statistics=rule, wanted=["recorded"]
+            )
+        )(images)
+        for model in ("ours", name)
     )
-    assert ours["first"].shape == (3,)
-    assert_close(theirs, ours, rtol=1e-12)
+    assert ours.recorded["first"]["alpha"].shape == (3,)
+    assert_close(theirs[::3], ours[::3], rtol=1e-12)
 
 
 class Scanned(nnx.Module):
