@@ -50,7 +50,8 @@ def mixnorm(
         own_mean, own_var, _ = jax.vmap(moments)(samples)
         mean = weight * own_mean + (1 - weight) * layer.mean.astype(own_mean.dtype)
         var = weight * own_var + (1 - weight) * layer.var.astype(own_var.dtype)
-        return Statistics(*(positioned(jnp.tile(one, (views, 1)), x) for one in (mean, var)))
+        mean, var = (positioned(jnp.tile(one, (views, 1)), x) for one in (mean, var))
+        return Statistics(mean, var)
 
     def predict(
         variables: Variables, key: jax.Array, images: jax.Array, valid: jax.Array | None = None

@@ -82,4 +82,5 @@ class DenseNet(Classifier):
 
 def DenseNet121(num_classes: int = 10, **fields: Any) -> DenseNet:
     """DenseNet-121: 121 batch norms, 1024 features; `fields` of `DenseNet`."""
-    return DenseNet(**{"block_sizes": (6, 12, 24, 16), "num_classes": num_classes} | fields)
+    usual: dict[str, Any] = {"block_sizes": (6, 12, 24, 16), "num_classes": num_classes}
+    return DenseNet(**usual | fields)

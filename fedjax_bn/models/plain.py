@@ -155,7 +155,8 @@ class DigitCNN(Classifier):
 
 def SmallDigitCNN(num_classes: int = 10, **fields: Any) -> DigitCNN:
     """DigitCNN with dense layers of 256 and 128: 2.0 instead of 14.2 million parameters."""
-    return DigitCNN(**{"num_classes": num_classes, "hidden": (256, 128)} | fields)
+    usual: dict[str, Any] = {"num_classes": num_classes, "hidden": (256, 128)}
+    return DigitCNN(**usual | fields)
 
 
 class AlexNet(Classifier):

@@ -91,12 +91,14 @@ class ResNet(Classifier):
 
 def ResNet10(num_classes: int = 10, **fields: Any) -> ResNet:
     """ResNet-10, for small experiments: 12 batch norms, 512 features; `fields` of `ResNet`."""
-    return ResNet(**{"stage_sizes": (1, 1, 1, 1), "num_classes": num_classes} | fields)
+    usual: dict[str, Any] = {"stage_sizes": (1, 1, 1, 1), "num_classes": num_classes}
+    return ResNet(**usual | fields)
 
 
 def ResNet18(num_classes: int = 10, **fields: Any) -> ResNet:
     """ResNet-18: 20 batch norms, three of them in shortcuts; 512 features; `fields` of `ResNet`."""
-    return ResNet(**{"stage_sizes": (2, 2, 2, 2), "num_classes": num_classes} | fields)
+    usual: dict[str, Any] = {"stage_sizes": (2, 2, 2, 2), "num_classes": num_classes}
+    return ResNet(**usual | fields)
 
 
 def ResNet50(num_classes: int = 10, **fields: Any) -> ResNet:

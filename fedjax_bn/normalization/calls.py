@@ -273,7 +273,7 @@ def _normalize_linen(
         x = args[0] if args else kwargs["x"]
         function(jnp.zeros_like(x), use_running_average=True)  # makes the variables
     layer = layer_of(module, unbiased=False)
-    affine = tuple(module.get_variable("params", name) for name in ("scale", "bias"))
+    affine = tuple[Any, ...](module.get_variable("params", name) for name in ("scale", "bias"))
     y, given = flax_batch_norm(module, layer, args, kwargs, rule, valid, affine)
     store(module, layer, given)
     return y

@@ -26,11 +26,23 @@ def algorithm(batches, momentum, about="tracked"):
     return pairs
 
 
-def stream(adapt, variables, batches, valid=None):
+@jax.jit
+def tracked(momentum, variables, carry, images, valid):
+    """One program for all momenta."""
+    return adaptation.tsmobn(MODEL, momentum).predict(variables, carry, images, valid)
+
+
+@jax.jit
+def by_batch(variables, images):
+    return adaptation.batch(MODEL).predict(variables, (), images)[0]
+
+
+def stream(momentum, variables, batches, valid=None):
     """All logits, batch after batch."""
-    carry, logits = adapt.init(variables), []
+    carry, logits = adaptation.tsmobn(MODEL).init(variables), []
     for i, images in enumerate(batches):
-        out, carry = adapt.predict(variables, carry, images, None if valid is None else valid[i])
+        given = carry, images, None if valid is None else valid[i]
+        out, carry = tracked(momentum, variables, *given)
         logits.append(out)
     return logits, carry
 
@@ -39,15 +51,11 @@ def test_each_client_starts_afresh(x64):
     """Its first batch is normalized by its own statistics, nothing of another client is left."""
     one, other = nets.images_of(8).reshape(2, 4, 6, 6, 3)
     variables = nets.variables_of(MODEL, one)
-    adapt, plain = adaptation.tsmobn(MODEL, 0.7), adaptation.batch(MODEL)
-    ((_, carry), (first, _), (alone, _)) = (
-        stream(adapt, variables, [one]),
-        stream(adapt, variables, [other]),
-        stream(plain, variables, [other]),
-    )
-    np.testing.assert_allclose(first, alone, rtol=1e-10)
-    going_on, _ = adapt.predict(variables, carry, other)
-    assert np.abs(going_on - alone[0]).max() > 1e-3
+    _, carry = stream(0.7, variables, [one])
+    (first,), _ = stream(0.7, variables, [other])
+    np.testing.assert_allclose(first, by_batch(variables, other), rtol=1e-10)
+    continued, _ = tracked(0.7, variables, carry, other, None)
+    assert np.abs(continued - first).max() > 1e-3
 
 
 @pytest.mark.parametrize("about", ["tracked", "batch"])
@@ -81,7 +89,7 @@ def test_update_without_valid_samples_changes_nothing():
 def test_the_model_is_normalized_with_the_tracked_pair(x64):
     images = nets.images_of(12).reshape(3, 4, 6, 6, 3)
     variables = nets.variables_of(MODEL, images[0])
-    logits, carry = stream(adaptation.tsmobn(MODEL, 0.8), variables, images)
+    logits, carry = stream(0.8, variables, images)
     inputs = []
     for batch in images:
         kernel = variables["params"]["block"]["conv"]
@@ -95,42 +103,33 @@ def test_the_model_is_normalized_with_the_tracked_pair(x64):
     np.testing.assert_allclose(logits[-1], plain, rtol=1e-11)
 
 
-def test_momentum_zero_is_batch_statistics(x64):
+def test_momentum_zero_and_a_single_batch_are_batch_statistics(x64):
     images = nets.images_of(12).reshape(3, 4, 6, 6, 3)
     variables = nets.variables_of(MODEL, images[0])
-    ours, _ = stream(adaptation.tsmobn(MODEL, 0.0), variables, images)
-    batch, _ = stream(adaptation.batch(MODEL), variables, images)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11), ours, batch)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 1.0])
-def test_with_one_batch_any_momentum_is_batch_statistics(x64, momentum):
-    images = nets.images_of(5)
-    variables = nets.variables_of(MODEL, images)
-    ours, _ = stream(adaptation.tsmobn(MODEL, momentum), variables, [images])
-    batch, _ = stream(adaptation.batch(MODEL), variables, [images])
-    np.testing.assert_allclose(ours[0], batch[0], rtol=1e-11)
+    expected = [by_batch(variables, batch) for batch in images]
+    np.testing.assert_allclose(stream(0.0, variables, images)[0], expected, rtol=1e-11)
+    for momentum in (0.5, 1.0):
+        (alone,), _ = stream(momentum, variables, images[:1])
+        np.testing.assert_allclose(alone, expected[0], rtol=1e-11)
 
 
 def test_a_padded_last_batch_is_a_short_one(x64):
     images = nets.images_of(8)
     variables = nets.variables_of(MODEL, images)
-    adapt = adaptation.tsmobn(MODEL, 0.6)
-    short, _ = stream(adapt, variables, [images[:4], images[4:6]])
+    short, _ = stream(0.6, variables, [images[:4], images[4:6]])
     poisoned = images.at[6:].set(1e6).reshape(2, 4, 6, 6, 3)
-    padded, _ = stream(adapt, variables, poisoned, jnp.arange(8).reshape(2, 4) < 6)
+    padded, _ = stream(0.6, variables, poisoned, jnp.arange(8).reshape(2, 4) < 6)
     np.testing.assert_allclose(padded[1][:2], short[1], rtol=1e-10)
 
 
 def test_batches_without_valid_samples_are_as_if_never_seen(x64):
     images = nets.images_of(8).reshape(2, 4, 6, 6, 3)
     variables = nets.variables_of(MODEL, images[0])
-    adapt = adaptation.tsmobn(MODEL, 0.6)
-    expected, _ = stream(adapt, variables, images)
+    expected, _ = stream(0.6, variables, images)
     nothing = jnp.full_like(images[0], 1e3)
     batches = [nothing, images[0], nothing, images[1]]
     valid = [jnp.full(4, i % 2 == 1) for i in range(4)]
-    logits, _ = stream(adapt, variables, batches, valid)
+    logits, _ = stream(0.6, variables, batches, valid)
     for ours, theirs in ((logits[1], expected[0]), (logits[3], expected[1])):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)
     assert all(np.isfinite(out).all() for out in logits)
@@ -140,7 +139,7 @@ def test_nothing_received_is_changed():
     images = nets.images_of(4)
     variables = nets.variables_of(MODEL, images)
     before = jax.tree.map(np.array, variables)
-    stream(adaptation.tsmobn(MODEL), variables, [images, images])
+    stream(0.9, variables, [images, images])
     jax.tree.map(np.testing.assert_array_equal, variables, before)
 
 
@@ -157,22 +156,23 @@ def test_it_streams_under_jit_scan_vmap_and_over_momenta(x64):
     momenta = jnp.asarray([0.2, 0.9])
     ours = jax.vmap(scanned)(momenta, images)
     for k, momentum in enumerate((0.2, 0.9)):
-        loop, _ = stream(adaptation.tsmobn(MODEL, momentum), variables, images[k])
+        loop, _ = stream(momentum, variables, images[k])
         np.testing.assert_allclose(ours[k], jnp.stack(loop), rtol=1e-10)
 
 
 def test_it_reaches_layers_behind_remat(x64):
-    model, images = nets.Remat(), nets.images_of(8).reshape(2, 4, 6, 6, 3)
-    variables = nets.variables_of(model, images[0])
-    ours, _ = stream(adaptation.tsmobn(model, 0.0), variables, images)
-    batch, _ = stream(adaptation.batch(model), variables, images)
-    np.testing.assert_allclose(ours[1], batch[1], rtol=1e-11)
+    model, images = nets.Remat(), nets.images_of(4)
+    variables, adapt = nets.variables_of(model, images), adaptation.tsmobn(model, 0.5)
+    ours, _ = jax.jit(adapt.predict)(variables, adapt.init(variables), images)
+    batch, _ = jax.jit(adaptation.batch(model).predict)(variables, (), images)
+    np.testing.assert_allclose(ours, batch, rtol=1e-11)
 
 
 def test_without_affine_scale_is_one_and_bias_zero(x64):
     images = nets.images_of(6)
     variables = nets.variables_of(MODEL, images)
-    ours, _ = stream(adaptation.without_affine(adaptation.tsmobn(MODEL)), variables, [images])
+    adapt = adaptation.without_affine(adaptation.running(MODEL))
+    ours, _ = jax.jit(adapt.predict)(variables, adapt.init(variables), images)
 
     def plain(path, leaf):
         name, layer = path[-1].key, path[-2].key
@@ -181,5 +181,5 @@ def test_without_affine_scale_is_one_and_bias_zero(x64):
         return values[name] if norm and name in values else leaf
 
     params = jax.tree_util.tree_map_with_path(plain, variables["params"])
-    theirs, _ = stream(adaptation.tsmobn(MODEL), {**variables, "params": params}, [images])
-    np.testing.assert_array_equal(ours[0], theirs[0])
+    theirs = jax.jit(MODEL.apply)({**variables, "params": params}, images)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)

@@ -84,8 +84,9 @@ def convolve(
         )
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(lhs.shape[1:3], rhs.shape[:2], window_strides, padding)
-    sides = tuple((low, high) for low, high in padding)
-    shapes = convolution.Shapes(lhs.shape, rhs.shape, tuple(window_strides), sides)
+    (down, across), (rows, columns) = window_strides, padding
+    sides = (rows[0], rows[1]), (columns[0], columns[1])
+    shapes = convolution.Shapes(lhs.shape, rhs.shape, (down, across), sides)
     algorithm = convolution.ALGORITHMS[convolution.algorithm_of(shapes)]
     # Half precision has no arithmetic of its own on CPU: products and sums are in float32.
     dtype = promote(lhs.dtype, jnp.float32)
