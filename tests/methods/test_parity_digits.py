@@ -130,15 +130,22 @@ def test_the_unseen_stream_of_tsmobn_equals_pytorch(shared, stored, x64, optimiz
     stream = jnp.asarray(images).reshape(5, 32, *images.shape[1:])
 
     @jax.jit
-    def logits(momentum):
-        adapt = adaptation.tsmobn(model, momentum)
-        step = lambda carry, batch: adapt.predict(variables, carry, batch)[::-1]  # noqa: E731
-        return jax.lax.scan(step, adapt.init(variables), stream)[1].reshape(160, -1)
+    def logits(variables, momenta):
+        """Plain ones, and by TsmoBN for each momentum; one loop over the batches."""
+        adapts = [adaptation.tsmobn(model, momentum) for momentum in momenta]
 
-    plain = jax.lax.map(lambda batch: model.apply(variables, batch), stream).reshape(160, -1)
+        def step(carries, batch):
+            passed = [a.predict(variables, c, batch) for a, c in zip(adapts, carries, strict=True)]
+            tracked, carries = zip(*passed, strict=True)
+            return list(carries), (model.apply(variables, batch), *tracked)
+
+        started = [adapt.init(variables) for adapt in adapts]
+        return [one.reshape(160, -1) for one in jax.lax.scan(step, started, stream)[1]]
+
+    plain, *tracked = logits(variables, [0.9, 0.0])
     close(plain, values[f"{name}__server_usps"])
-    for momentum in (0.9, 0.0):
-        close(logits(momentum), values[f"{name}__tsmobn_usps__momentum{momentum}"])
+    for ours, momentum in zip(tracked, (0.9, 0.0), strict=True):
+        close(ours, values[f"{name}__tsmobn_usps__momentum{momentum}"])
 
 
 def check_server(name, values, variables):

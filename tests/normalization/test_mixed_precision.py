@@ -39,14 +39,15 @@ def dtypes(tree):
     return jax.tree.map(lambda leaf: leaf.dtype, tree)
 
 
-def products(function, *arguments):
-    """The dtypes in which matrix products and convolutions are taken."""
-    text = str(jax.make_jaxpr(function)(*arguments))
-    return set(re.findall(r":(\w+)\[[\d,]*\] = (?:dot_general|conv_general_dilated)", text))
+def traced(function, *arguments):
+    """The form of the outputs, and the dtypes of matrix products and convolutions, by one trace."""
+    program, outputs = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    pattern = r":(\w+)\[[\d,]*\] = (?:dot_general|conv_general_dilated)"
+    return outputs, set(re.findall(pattern, str(program)))
 
 
 # Each has seams of its own; the others share theirs with one of them.
-FEW = ("fedbn", "scaffold", "perfedavg", "fediga", "fedcd", "fedsam", "hbn", "copa", "csac")
+FEW = ("fedbn", "perfedavg", "fediga", "fedcd", "hbn")
 
 
 @pytest.mark.parametrize(
@@ -67,10 +68,10 @@ def test_every_method_keeps_its_state_and_losses_in_float32(name):
     }
     method = getattr(methods, name)(in_dtype(model, HALF), optax.sgd(0.1), **NAMED.get(name, {}))
     state = jax.eval_shape(lambda: method.init(KEY, variables, 2))
-    after, metrics = jax.eval_shape(method.round, state, batches, KEY)
+    (after, metrics), products = traced(method.round, state, batches, KEY)
     assert dtypes(after) == dtypes(state)
     assert metrics["loss"].dtype == jnp.float32
-    assert "bf16" in products(method.round, state, batches, KEY)
+    assert "bf16" in products
 
 
 @pytest.mark.parametrize("name", ADAPTATIONS)
@@ -86,9 +87,9 @@ def test_every_adaptation_predicts_in_float32_what_it_computes_in_bfloat16(name)
         adapt = getattr(adaptation, name)(model, **options)
         return lambda images: adapt.predict(variables, adapt.init(variables), images)
 
-    half = predict(in_dtype(model, HALF))
-    assert dtypes(jax.eval_shape(half, IMAGES)) == dtypes(jax.eval_shape(predict(model), IMAGES))
-    assert "bf16" in products(half, IMAGES)
+    outputs, products = traced(predict(in_dtype(model, HALF)), IMAGES)
+    assert dtypes(outputs) == dtypes(jax.eval_shape(predict(model), IMAGES))
+    assert "bf16" in products
 
 
 @pytest.mark.parametrize(
@@ -119,11 +120,8 @@ def test_after_one_of_flaxs_batch_norms_layers_still_compute_in_bfloat16(kind):
     model, images = in_dtype(flax_nets.MODELS[kind], HALF), flax_nets.images_of(2)
 
     variables = flax_nets.variables_of()
-
-    def logits(images):
-        return forward(model, variables, images, train=True).outputs
-
-    assert products(logits, images) == {"bf16"}
+    _, products = traced(lambda x: forward(model, variables, x, train=True).outputs, images)
+    assert products == {"bf16"}
 
 
 def test_moments_are_taken_in_float32():
