@@ -72,14 +72,14 @@ def start(index):
     images = jax.random.normal(KEY, (4, *shape))
     if index > 9:
         return model, jax.eval_shape(model.init, KEY, images), images
-    return model, model.init(KEY, images), images
+    return model, jax.jit(model.init)(KEY, images), images
 
 
 @cache
 def tiny():
     """A network small enough to be compiled often."""
     model, images = SmallCNN(3, widths=(4, 6)), jax.random.normal(KEY, (4, 6, 6, 3))
-    return model, model.init(KEY, images), images
+    return model, jax.jit(model.init)(KEY, images), images
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,11 @@ from fedjax_bn.models.torch_weights import from_torch
 
 # name -> (our network, PyTorch's given its module, shape of a batch without its size)
 SMALL = {
-    "digit_cnn": (models.DigitCNN(), lambda t: t.DigitCNN(), (28, 28, 3)),
+    "digit_cnn": (
+        models.DigitCNN(hidden=(32, 16)),
+        lambda t: t.DigitCNN(hidden=(32, 16)),
+        (28, 28, 3),
+    ),
     "alexnet": (
         models.AlexNet(hidden=(32, 16)),
         lambda t: t.AlexNet(hidden=(32, 16)),
@@ -37,6 +41,7 @@ SMALL = {
     "mlp": (models.MLP(), lambda t: t.MLP(23), (23,)),
 }
 FULL = {
+    "digit_cnn": (models.DigitCNN(), lambda t: t.DigitCNN(), (28, 28, 3)),
     "resnet18": (models.ResNet18(), lambda t: t.ResNet(t.BasicBlock, (2, 2, 2, 2)), (64, 64, 3)),
     "resnet50": (models.ResNet50(), lambda t: t.ResNet(t.Bottleneck, (3, 4, 6, 3)), (64, 64, 3)),
     "densenet121": (models.DenseNet121(), lambda t: t.DenseNet((6, 12, 24, 16)), (64, 64, 3)),
@@ -74,27 +79,50 @@ def assert_near(actual, expected, tolerance=1e-10):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
-def check_parity(make, model, shape):
+def check_parity(make, model, shape, *, differentiated=False):
+    """Features, logits and moved statistics; optionally the gradients of a training step."""
     network, theirs, variables, images = torch_and_jax(make, model, shape)
 
-    def both(variables, images):
-        features = model.apply(variables, images, method="features")
-        logits, moved = model.apply(variables, images, mutable=["batch_stats"])
-        return features, logits, moved["batch_stats"]
+    def loss(params):
+        trained = variables | {"params": params}
+        logits, moved = model.apply(trained, images, mutable=["batch_stats"])
+        return -nn.log_softmax(logits)[:, 1].mean(), (logits, moved["batch_stats"])
 
-    features, train_logits, moved = jax.jit(both)(variables, images)
+    @jax.jit
+    def both(params):
+        features = model.apply(variables, images, method="features")
+        step = jax.value_and_grad(loss, has_aux=True) if differentiated else loss
+        return features, step(params)
+
+    features, step = both(variables["params"])
     expected = [output.detach() for output in network.eval()(theirs)]
     assert_near(features, expected[0])
     assert_near(model.apply(variables, features, method="classify"), expected[1])
-    assert_near(train_logits, network.train()(theirs)[1].detach())
+    logits = network.train()(theirs)[1]
+    (value, (ours, moved)), gradients = step if differentiated else (step, None)
+    assert_near(ours, logits.detach())
     jax.tree.map(assert_near, moved, from_torch(model, arrays(network), shape)["batch_stats"])
+    if gradients is None:
+        return
+    expected = -logits.log_softmax(-1)[:, 1].mean()
+    expected.backward()
+    assert_near(value, expected.detach())
+    theirs = {name: tensor.grad.numpy() for name, tensor in network.named_parameters()}
+    theirs = from_torch(model, arrays(network) | theirs, shape)["params"]
+    # Some gradients are 0 but for rounding (a bias before batch norm): compare by the largest.
+    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(theirs))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10 * scale),
+        gradients,
+        theirs,
+    )
 
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", SMALL)
-def test_small_networks_equal_pytorch_in_both_modes_and_in_moved_statistics(name):
+def test_small_networks_equal_pytorch_in_both_modes_moved_statistics_and_gradients(name):
     model, make, shape = SMALL[name]
-    check_parity(make, model, shape)
+    check_parity(make, model, shape, differentiated=name in ("resnet_basic", "densenet"))
 
 
 @pytest.mark.slow
@@ -103,33 +131,6 @@ def test_small_networks_equal_pytorch_in_both_modes_and_in_moved_statistics(name
 def test_full_networks_equal_pytorch_in_both_modes_and_in_moved_statistics(name):
     model, make, shape = FULL[name]
     check_parity(make, model, shape)
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["resnet_basic", "densenet"])
-def test_gradients_of_a_training_step_equal_pytorch(name):
-    model, make, shape = SMALL[name]
-    network, theirs, variables, images = torch_and_jax(make, model, shape)
-    stats = variables["batch_stats"]
-
-    def loss(params):
-        variables = {"params": params, "batch_stats": stats}
-        logits, _ = model.apply(variables, images, mutable=["batch_stats"])
-        return -nn.log_softmax(logits)[:, 1].mean()
-
-    value, gradients = jax.jit(jax.value_and_grad(loss))(variables["params"])
-    expected = -network(theirs)[1].log_softmax(-1)[:, 1].mean()
-    expected.backward()
-    theirs = {name: tensor.grad.numpy() for name, tensor in network.named_parameters()}
-    theirs = from_torch(model, arrays(network) | theirs, shape)["params"]
-    assert_near(value, expected.detach())
-    # Some gradients are 0 but for rounding (a bias before batch norm): compare by the largest.
-    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(theirs))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-10 * scale),
-        gradients,
-        theirs,
-    )
 
 
 @pytest.mark.parametrize(
@@ -175,8 +176,11 @@ def test_padding_never_wins_a_max_pool():
     np.testing.assert_array_equal(pooled, jnp.full((1, 2, 2, 2), -3.0))
 
 
+SMALLEST = models.DenseNet121(block_sizes=(1, 1, 1, 1))
+
+
 @pytest.mark.parametrize(
-    ("model", "side"), [(models.AlexNet(), 62), (models.DigitCNN(), 3), (models.DenseNet121(), 16)]
+    ("model", "side"), [(models.AlexNet(), 62), (models.DigitCNN(), 3), (SMALLEST, 16)]
 )
 def test_images_that_are_too_small_are_refused(model, side):
     with pytest.raises(ValueError, match="images are too small"):

@@ -52,8 +52,8 @@ def test_parameters_are_as_many_as_published(make, norms, parameters):
     assert len(batch_norm_paths(variables)) == norms
 
 
-@pytest.mark.parametrize("size", [(32, 32), (96, 640)])
-def test_maps_have_strides_8_16_and_32_at_any_size_that_32_divides(size):
+def test_maps_have_strides_8_16_and_32_at_any_size_that_32_divides():
+    size = (32, 96)
     model = small()
     images = jax.ShapeDtypeStruct((2, *size, 3), jnp.float32)
     outputs = jax.eval_shape(model.apply, abstract(model), images)

@@ -6,14 +6,14 @@ from torch.nn import functional
 
 
 class DigitCNN(nn.Module):
-    def __init__(self, num_classes=10):
+    def __init__(self, num_classes=10, hidden=(2048, 512)):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 64, 5, 1, 2), nn.BatchNorm2d(64)
         self.conv2, self.bn2 = nn.Conv2d(64, 64, 5, 1, 2), nn.BatchNorm2d(64)
         self.conv3, self.bn3 = nn.Conv2d(64, 128, 5, 1, 2), nn.BatchNorm2d(128)
-        self.fc1, self.bn4 = nn.Linear(6272, 2048), nn.BatchNorm1d(2048)
-        self.fc2, self.bn5 = nn.Linear(2048, 512), nn.BatchNorm1d(512)
-        self.fc3 = nn.Linear(512, num_classes)
+        self.fc1, self.bn4 = nn.Linear(6272, hidden[0]), nn.BatchNorm1d(hidden[0])
+        self.fc2, self.bn5 = nn.Linear(*hidden), nn.BatchNorm1d(hidden[1])
+        self.fc3 = nn.Linear(hidden[1], num_classes)
 
     def forward(self, x):
         x = functional.max_pool2d(torch.relu(self.bn1(self.conv1(x))), 2)
