@@ -1,8 +1,8 @@
 """The layers that the networks share, and what all networks have in common.
 
-Functions make a linen layer inside a compact method and apply it. Padding is explicit, a bias is
-drawn from its layer's fan-in as PyTorch does, and a map that is too small is an error here instead
-of an empty array and NaN later.
+Padding is explicit, because "SAME" with strides pads unlike PyTorch. A bias is drawn from its
+layer's fan-in as PyTorch does. A map that is too small is an error here instead of an empty array
+and NaN later.
 """
 
 import math
@@ -27,6 +27,12 @@ he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 he_fan_in = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
+def _fan_in_uniform_bias(fan_in: int) -> Callable[..., jax.Array]:
+    """PyTorch's default bias, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), for `fan_in` inputs a unit."""
+    bound = fan_in**-0.5
+    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
 class Network(nn.Module, kw_only=True):
     """A network, or a part of one, whose layers are made in one dtype with one norm.
 
@@ -43,11 +49,57 @@ class Network(nn.Module, kw_only=True):
     # linen wraps the methods of a module in scopes of their own; these only make layers.
 
     @nn.nowrap
-    def convolve(self, x: jax.Array, features: int, kernel: int, *args: Any, **options: Any) -> Any:
-        """Applies `conv` with the network's dtype, and with standardized kernels without norms."""
-        if self.norm == "none":
-            options = {"conv_general_dilated_cls": lambda: _standardized_convolve} | options
-        return conv(x, features, kernel, *args, param_dtype=self.param_dtype, **options)
+    def convolve(
+        self,
+        x: jax.Array,
+        features: int,
+        kernel: int,
+        strides: int = 1,
+        padding: int = 0,
+        *,
+        name: str,
+        kernel_init: _Initializer = fan_in_uniform,
+        use_bias: bool = False,
+        **options: Any,
+    ) -> jax.Array:
+        """Applies a square convolution, with zeros around the map; standardized without a norm.
+
+        Args:
+          x: f[B, H, W, C].
+          features: number of output channels F.
+          kernel: side of the kernel.
+          strides: stride in both directions.
+          padding: zeros on each of the four sides.
+          name: the layer's name.
+          kernel_init: initializer of the kernel f[kernel, kernel, C, F].
+          use_bias: whether there is a bias, by default drawn as PyTorch does.
+          **options: further ones of `nn.Conv`; by default `cpu.convolve` convolves.
+
+        Returns:
+          f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F].
+
+        Raises:
+          ValueError: the padded map is smaller than the kernel, or holds bytes.
+        """
+        _check_window(x, kernel, padding, name)
+        made = {
+            "bias_init": _fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
+            "conv_general_dilated_cls": lambda: (
+                _standardized_convolve if self.norm == "none" else cpu.convolve
+            ),
+        }
+        layer = nn.Conv(
+            features,
+            (kernel, kernel),
+            (strides, strides),
+            ((padding, padding), (padding, padding)),
+            use_bias=use_bias,
+            kernel_init=kernel_init,
+            param_dtype=self.param_dtype,
+            name=name,
+            **made | options,
+        )
+        return layer(x)
 
     @nn.nowrap
     def normalize(self, x: jax.Array, name: str | None, **options: Any) -> jax.Array:
@@ -76,65 +128,12 @@ class Classifier(Network, kw_only=True):
         return self.classify(self.features(images))
 
 
-def _fan_in_uniform_bias(fan_in: int) -> Callable[..., jax.Array]:
-    """PyTorch's default bias, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), for `fan_in` inputs a unit."""
-    bound = fan_in**-0.5
-    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
-
-
-def conv(
-    x: jax.Array,
-    features: int,
-    kernel: int,
-    strides: int = 1,
-    padding: int = 0,
-    *,
-    name: str,
-    use_bias: bool = False,
-    kernel_init: _Initializer = fan_in_uniform,
-    **options: Any,
-) -> jax.Array:
-    """Applies a square convolution, with zeros around the map.
-
-    Args:
-      x: f[B, H, W, C].
-      features: number of output channels F.
-      kernel: side of the kernel.
-      strides: stride in both directions.
-      padding: zeros on each of the four sides.
-      name: the layer's name in its module.
-      use_bias: whether there is a bias.
-      kernel_init: initializer of the kernel f[kernel, kernel, C, F].
-      **options: of `nn.Conv`, such as `param_dtype`; by default `cpu.convolve` convolves.
-
-    Returns:
-      f[B, (H + 2 padding - kernel) // strides + 1, likewise W, F].
-
-    Raises:
-      ValueError: the padded map is smaller than the kernel, or holds bytes.
-    """
-    _check_window(x, kernel, padding, name)
-    options = {"conv_general_dilated_cls": lambda: cpu.convolve} | options
-    layer = nn.Conv(
-        features,
-        (kernel, kernel),
-        (strides, strides),
-        ((padding, padding), (padding, padding)),
-        use_bias=use_bias,
-        kernel_init=kernel_init,
-        bias_init=_fan_in_uniform_bias(kernel * kernel * x.shape[-1]),
-        name=name,
-        **options,
-    )
-    return layer(x)
-
-
 def _standardized_convolve(x: jax.Array, kernel: jax.Array, *given: Any, **options: Any) -> Any:
-    """`cpu.convolve` of x f[B, H, W, C] by the kernel f[h, w, C, F], `standardized`."""
-    return cpu.convolve(x, standardized(kernel), *given, **options)
+    """`cpu.convolve` of x f[B, H, W, C] by the kernel f[h, w, C, F], standardized."""
+    return cpu.convolve(x, _standardized(kernel), *given, **options)
 
 
-def standardized(kernel: jax.Array) -> jax.Array:
+def _standardized(kernel: jax.Array) -> jax.Array:
     """Returns g (W - mean) / (std sqrt(N)) for each output channel.
 
     Scaled weight standardization (Brock et al. 2021), g = sqrt(2 / (1 - 1/pi)) of a ReLU.

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from fedjax_bn.arguments.ranges import Above0, Channels, bounded
 from fedjax_bn.detection import Anchors
 from fedjax_bn.models import cpu
-from fedjax_bn.models.layers import Network, fan_in_uniform, max_pool
+from fedjax_bn.models.layers import Network, max_pool
 
 # For images of 640 pixels a side.
 ANCHORS = Anchors(
@@ -64,7 +64,7 @@ class YOLOv5(Network):
     def __call__(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """Images f[B, H, W, 3] -> three times f[B, H / stride, W / stride, 3, 5 + C]."""
         _check_sides(images, self.anchors.strides[-1], type(self).__name__)
-        return _read_out(self._maps(images), self.anchors, self.num_classes, self.param_dtype)
+        return _read_out(self, self._maps(images))
 
     def _maps(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """What the prediction layers read: f[B, H / s, W / s, F] for s of 8, 16 and 32."""
@@ -150,7 +150,7 @@ class TinyDetector(Network):
         coarse = make(fourth, name="conv7")(x)
         x = _doubled(make(third, kernel=1, name="conv8")(coarse))
         fine = make(third, name="conv9")(jnp.concatenate([x, fine], -1))
-        return _read_out((fine, coarse), self.anchors, self.num_classes, self.param_dtype)
+        return _read_out(self, (fine, coarse))
 
 
 class _ConvNorm(Network):
@@ -234,34 +234,30 @@ class _Tap(nn.Module):
         return x
 
 
-def _read_out(
-    maps: Sequence[jax.Array], anchors: Anchors, num_classes: int, param_dtype: Any
-) -> tuple[jax.Array, ...]:
+def _read_out(net: YOLOv5 | TinyDetector, maps: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     """A 1x1 convolution with bias from each map to 4 + 1 + C numbers for each of A anchors.
 
     Args:
+      net: the detector, in whose compact method the layers are made.
       maps: f[B, H, W, F] of each level; masks act on that of level i as the module `tap{i}`.
-      anchors: of the levels.
-      num_classes: C.
-      param_dtype: dtype in which the variables are created.
 
     Returns:
       f[B, H, W, A, 5 + C] of each level.
     """
-    depth, outputs = 5 + num_classes, []
-    for i, (x, stride) in enumerate(zip(maps, anchors.strides, strict=True)):
+    depth, outputs = 5 + net.num_classes, []
+    for i, (x, stride) in enumerate(zip(maps, net.anchors.strides, strict=True)):
         x = _Tap(name=f"tap{i}")(x)
-
-        layer = nn.Conv(
-            anchors.each * depth,
-            (1, 1),
-            kernel_init=fan_in_uniform,
-            bias_init=partial(_prior, anchors=anchors, stride=stride, fan_in=x.shape[-1]),
-            param_dtype=param_dtype,
+        x = net.convolve(
+            x,
+            net.anchors.each * depth,
+            1,
+            use_bias=True,
+            bias_init=partial(_prior, anchors=net.anchors, stride=stride, fan_in=x.shape[-1]),
+            # Not standardized without norms: the bias sets where the predictions start.
             conv_general_dilated_cls=lambda: cpu.convolve,
             name=f"predict{i}",
         )
-        outputs.append(layer(x).reshape(*x.shape[:3], anchors.each, depth))
+        outputs.append(x.reshape(*x.shape[:3], net.anchors.each, depth))
     return tuple(outputs)
 
 

@@ -11,7 +11,7 @@ from jax import lax
 from scipy.signal import correlate
 
 from fedjax_bn.models.cpu import convolve
-from fedjax_bn.models.cpu.bilinear import transforms
+from fedjax_bn.models.cpu.bilinear import _transforms
 from fedjax_bn.models.cpu.convolution import (
     ALGORITHMS,
     UNIT_STRIDES,
@@ -110,14 +110,14 @@ def test_one_channel_is_scipys_correlation():
 
 @pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 3), (2, 5), (4, 5), (6, 3), (1, 1)])
 def test_minimal_filtering_is_the_correlation(outputs, taps):
-    a, g, b = transforms(outputs, taps)
+    a, g, b = _transforms(outputs, taps)
     d, w = np.random.default_rng(0).standard_normal((2, 16))
     d, w = d[: outputs + taps - 1], w[:taps]
     np.testing.assert_allclose(a @ ((g @ w) * (b @ d)), np.correlate(d, w), atol=1e-13)
 
 
 def test_transforms_of_f_2_3_are_winograds():
-    a, g, b = transforms(2, 3)
+    a, g, b = _transforms(2, 3)
     # Lavin & Gray 2016, section 4.1, divide in G what is divided in B^T here, and turn a sign.
     np.testing.assert_array_equal(a, [[1, 1, 1, 0], [0, 1, -1, 1]])
     np.testing.assert_array_equal(g, [[1, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 1]])

@@ -10,7 +10,7 @@ from federations import CLASSES, PlainNet, assert_close, batches_of, run_rounds,
 from fedjax_bn import models
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedavg, fedwon
-from fedjax_bn.models.layers import _GroupNorm, _standardized_convolve, norm_of, standardized
+from fedjax_bn.models.layers import _GroupNorm, _standardized, _standardized_convolve, norm_of
 
 KEY = jax.random.key(0)
 NETS = {
@@ -61,11 +61,11 @@ def test_group_norm_is_pytorchs(x64, channels):
 
 def test_standardized_kernels_have_mean_0_and_squares_that_sum_to_the_gain(x64):
     kernel = jnp.asarray(np.random.default_rng(0).normal(1.0, 3.0, (3, 3, 4, 5)))
-    ours = standardized(kernel)
+    ours = _standardized(kernel)
     np.testing.assert_allclose(ours.mean((0, 1, 2)), 0, atol=1e-14)
     np.testing.assert_allclose(jnp.square(ours).sum((0, 1, 2)), 2.9338, rtol=1e-4)
-    np.testing.assert_allclose(standardized(kernel + 7.0), ours, rtol=1e-10)
-    np.testing.assert_array_equal(standardized(jnp.ones((3, 3, 4, 5))), 0)
+    np.testing.assert_allclose(_standardized(kernel + 7.0), ours, rtol=1e-10)
+    np.testing.assert_array_equal(_standardized(jnp.ones((3, 3, 4, 5))), 0)
 
 
 def test_a_convolution_without_norm_is_pytorchs_by_the_standardized_kernel(x64):

@@ -59,7 +59,7 @@ def tiled_convolution(
     ]
     (down_in, down_out), (across_in, across_out) = axes
     r, s, channels, features = kernel.shape
-    both = np.kron(transforms(TILE, s)[1], transforms(TILE, r)[1])
+    both = np.kron(_transforms(TILE, s)[1], _transforms(TILE, r)[1])
     filters = _constant_product(both, kernel.swapaxes(0, 1).reshape(1, s * r, -1))
     filters = filters.reshape(-1, channels, features)
 
@@ -72,7 +72,7 @@ def tiled_convolution(
 
 
 @cache
-def transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _transforms(outputs: int, taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The matrices A f64[m, n], G f64[n, r] and B f64[n, n], n = m + r - 1, of `F(m, r)`.
 
     With Vandermonde matrices V_k[i, j] = point_i ** j (infinity: 1 in the last column), A^T = V_m^T
@@ -111,7 +111,7 @@ def _tiles(size: int, taps: int, padding: tuple[int, int]) -> tuple[np.ndarray, 
     """B and A of every tile along one axis, f64[n, tiles, size] and f64[n, tiles, outputs]."""
     # Tiles overlap, the padding is zero, and the last tile may be cut off. Matrices of the whole
     # axis take care of all three, so that nothing is padded, gathered or cut at run time.
-    a, _, b = transforms(TILE, taps)
+    a, _, b = _transforms(TILE, taps)
     outputs = size + sum(padding) - taps + 1
     tiles = -(-outputs // TILE)
     spread = np.zeros((len(b), tiles, sum(padding) + size + TILE))
