@@ -16,21 +16,17 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_bn.normalization import normalize_with, running_statistics
-from fedjax_bn.normalization.calls import Call, intercepting, name_of, takes_train
+from fedjax_bn.normalization.calls import Call, Path, intercepting, name_of, takes_train
 from fedjax_bn.sharing import Variables, path_names
 
-Source = tuple[tuple[str, ...], int]  # the path of a dense layer, and which of its calls
-_OTHER: Source = ((), 0)  # whatever is not the output of a dense layer
-_CHANGED: Source = ((), 1)  # a computation on the output of a layer
+_Source = tuple[Path, int]  # the path of a dense layer, and which of its calls
+_OTHER: _Source = ((), 0)  # whatever is not the output of a dense layer
+_CHANGED: _Source = ((), 1)  # a computation on the output of a layer
 _MARK = "fedjax_bn dense "
 _MIXING = ("dot_general", "conv_general_dilated")  # in layers that are not dense ones
 # Operations after which logits are still f W + b, such as a cast to float32 at the end.
 _SAME = ("convert_element_type", "copy", "reshape", "squeeze", "optimization_barrier")
 _SIDES = (32, 28, 224, 64, 16, 8, 96, 128, 256)  # of images, those that are common
-
-
-def _classify(model: Any, features: jax.Array) -> Any:
-    return model.classify(features)
 
 
 class Sizes(NamedTuple):
@@ -46,7 +42,7 @@ class Sizes(NamedTuple):
     features: int
     classes: int
     dtype: jnp.dtype
-    path: tuple[str, ...]
+    path: Path
 
 
 def sizes_of(model: Any, variables: Variables) -> Sizes:
@@ -62,17 +58,14 @@ def sizes_of(model: Any, variables: Variables) -> Sizes:
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     if not shows_features(model):
         path = last_dense(model, variables)
-        features, classes = _kernel(variables, path).shape
-        return Sizes(features, classes, dtype, path)
-    form = jax.ShapeDtypeStruct((2, features_read(model, variables)), dtype)
-    sources = _sources_of(model, variables, form, _classify)
-    if sources.shape is None:
+        return Sizes(*_kernel(variables, path).shape, dtype, path)
+    ((path, features), *others), outputs = _classify_traced(model, variables)
+    if not hasattr(outputs, "shape"):
         raise ValueError(
             f"the method classify of {name_of(model)} returns several arrays: let it return logits "
             "f[B, classes] alone"
         )
-    ((path, _), *others) = sources.called
-    return Sizes(form.shape[1], sources.shape[-1], dtype, () if others else path)
+    return Sizes(features, outputs.shape[-1], dtype, () if others else path)
 
 
 def features_read(model: Any, variables: Variables, images: jax.Array | None = None) -> int:
@@ -81,31 +74,36 @@ def features_read(model: Any, variables: Variables, images: jax.Array | None = N
     Raises:
       ValueError: the classifier cannot be found.
     """
-    if not shows_features(model):
-        return _kernel(variables, last_dense(model, variables, images)).shape[0]
-    found: list[int] = []
+    if shows_features(model):
+        return _classify_traced(model, variables)[0][0][1]
+    return _kernel(variables, last_dense(model, variables, images)).shape[0]
+
+
+def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path, int]], Any]:
+    """The path and the inputs of each dense layer of a method `classify`, and its outputs' form."""
+    dtype, found = jax.tree.leaves(variables["params"])[0].dtype, []
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
-        if call.is_dense and not found:
-            found.append(call.kernel.shape[0])
-            args = (jnp.zeros((1, found[0]), call.kernel.dtype),)  # instead of the guess below
+        if call.is_dense:
+            if not found:  # only now is it known what it reads: below one value stands for all
+                args = (jnp.zeros((2, call.kernel.shape[0]), call.kernel.dtype),)
+            found.append((call.path, call.kernel.shape[0]))
         return function(*args, **kwargs)
 
-    dtype = jax.tree.leaves(variables["params"])[0].dtype
-    features = jax.ShapeDtypeStruct((1, 1), dtype)
+    def classify(variables: Variables, features: jax.Array) -> Any:
+        return model.apply(variables, features, method=lambda model, x: model.classify(x))
+
     with intercepting(note), normalize_with(running_statistics):
-        jax.eval_shape(lambda v, x: model.apply(v, x, method=_classify), variables, features)
+        outputs = jax.eval_shape(classify, variables, jax.ShapeDtypeStruct((2, 1), dtype))
     if not found:
         raise ValueError(
             f"the classifier of {name_of(model)} cannot be found: its method classify calls no "
             "nn.Dense or nnx.Linear"
         )
-    return found[0]
+    return found, outputs
 
 
-def last_dense(
-    model: Any, variables: Variables, images: jax.Array | None = None
-) -> tuple[str, ...]:
+def last_dense(model: Any, variables: Variables, images: jax.Array | None = None) -> Path:
     """Returns the path of the dense layer whose output the model's outputs are made of.
 
     Args:
@@ -212,17 +210,15 @@ class _Sources(NamedTuple):
     shape: that of the outputs; None unless they are a single array.
     """
 
-    outputs: frozenset[Source]
+    outputs: frozenset[_Source]
     direct: bool
-    called: dict[Source, tuple[int, ...]]
+    called: dict[_Source, tuple[int, ...]]
     shape: tuple[int, ...] | None
 
 
-def _sources_of(
-    model: Any, variables: Variables, images: Any, method: Callable[..., Any] | None = None
-) -> _Sources:
-    """Traces a model, or a function `method(model, images)`, in evaluation mode."""
-    called: dict[Source, tuple[int, ...]] = {}
+def _sources_of(model: Any, variables: Variables, images: Any) -> _Sources:
+    """Traces a model in evaluation mode."""
+    called: dict[_Source, tuple[int, ...]] = {}
 
     def mark(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         output = function(*args, **kwargs)
@@ -233,27 +229,25 @@ def _sources_of(
         return checkpoint_name(output, f"{_MARK}{len(called) - 1}")
 
     def outputs(variables: Variables, images: Any) -> Any:
-        return model.apply(
-            variables, images, method=method, **takes_train(method or model.__call__, False)
-        )
+        return model.apply(variables, images, **takes_train(model.__call__, False))
 
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (variables, images))
     with intercepting(mark), normalize_with(running_statistics):
         program, shapes = jax.make_jaxpr(outputs, return_shape=True)(*like)
     last = len(program.jaxpr.invars) - 1  # the images; all before them are variables
     given = [frozenset({_OTHER} if place == last else ()) for place in range(last + 1)]
-    made = frozenset[Source]().union(*_made_of(program.jaxpr, given, list(called)))
+    made = frozenset[_Source]().union(*_made_of(program.jaxpr, given, list(called)))
     shape = getattr(shapes, "shape", None)
     return _Sources(made - {_CHANGED}, _CHANGED not in made, called, shape)
 
 
 def _made_of(
-    jaxpr: Any, given: list[frozenset[Source]], calls: list[Source]
-) -> list[frozenset[Source]]:
+    jaxpr: Any, given: list[frozenset[_Source]], calls: list[_Source]
+) -> list[frozenset[_Source]]:
     """The sources of each output of a program, from those of its inputs."""
     known = dict(zip(jaxpr.invars, given, strict=True))
 
-    def sources(value: Any) -> frozenset[Source]:
+    def sources(value: Any) -> frozenset[_Source]:
         # A literal, which has a `val`, cannot be looked up: it has no hash.
         return frozenset() if hasattr(value, "val") else known.get(value, frozenset())
 
@@ -270,7 +264,7 @@ def _made_of(
             # Loops and branches are not followed: their outputs count as not of a dense layer.
             made = [frozenset({_OTHER})] * len(equation.outvars)
         else:
-            changed = frozenset[Source]() if kind in _SAME else frozenset({_CHANGED})
+            changed = frozenset[_Source]() if kind in _SAME else frozenset({_CHANGED})
             made = [changed.union(*inputs)] * len(equation.outvars)
         known |= zip(equation.outvars, made, strict=True)
     return [sources(value) for value in jaxpr.outvars]
@@ -285,7 +279,7 @@ def _programs(parameters: dict[str, Any]) -> Iterator[Any]:
                 yield each
 
 
-def _kernel(variables: Variables, path: tuple[str, ...]) -> jax.Array:
+def _kernel(variables: Variables, path: Path) -> jax.Array:
     layer = variables["params"]
     for name in path:
         layer = layer[name]
