@@ -104,7 +104,7 @@ def each_by_itself(predict: Callable[[Variables, jax.Array], jax.Array]) -> Adap
 def predict_each(
     model: Any, statistics: StatisticsRule | None, variables: Variables, images: jax.Array
 ) -> jax.Array:
-    """Returns logits f[B, classes] by a rule by which no sample's statistics depend on another's.
+    """Returns logits f[B, classes] by a rule that takes no sample's statistics from another one.
 
     That is why a large batch may pass in chunks (`models.cpu.in_cache`).
     """

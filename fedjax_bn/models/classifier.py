@@ -85,7 +85,7 @@ def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path,
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         if call.is_dense:
-            if not found:  # only now is it known what it reads: below one value stands for all
+            if not found:  # the trace begins with one value, since F is not known before
                 args = (jnp.zeros((2, call.kernel.shape[0]), call.kernel.dtype),)
             found.append((call.path, call.kernel.shape[0]))
         return function(*args, **kwargs)
@@ -132,7 +132,7 @@ def last_dense(model: Any, variables: Variables, images: jax.Array | None = None
             found = first[0]
         elif others and sources.shape is not None:
             parts = ["/".join(path) for path, _ in (first, *others)]
-            named = [repr(part) if part else "what no dense layer gives" for part in parts]
+            named = [repr(part) if part else "values of no dense layer" for part in parts]
             why = f"show which layer classifies: its outputs are made of {' and '.join(named)}"
     if not dense or not found:
         name = "name the classifier by fedjax_bn.models.with_classifier(model, NAME), or "

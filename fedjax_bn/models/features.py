@@ -143,7 +143,7 @@ def times(x: jax.Array, mask: jax.Array) -> jax.Array:
     """
     if mask.shape != x.shape[-1:]:
         raise ValueError(
-            f"a mask of shape {mask.shape} meets an intermediate of {x.shape[-1]} channels: add "
+            f"a mask of shape {mask.shape} cannot multiply {x.shape[-1]} channels: add "
             "masks by fedjax_bn.models.masks.with_masks(model, variables, images=images)"
         )
     return x * mask.astype(x.dtype)

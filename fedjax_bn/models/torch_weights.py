@@ -127,8 +127,8 @@ def convert(
         if wrong:
             listed = ", ".join(sorted(wrong)[:5]) + (", ..." if len(wrong) > 5 else "")
             raise ValueError(
-                f"the state dict {problem} {len(wrong)} tensor(s) beside this "
-                f"{type(model).__name__}: {listed}"
+                f"the state dict does not fit {type(model).__name__}: it {problem} {len(wrong)} "
+                f"tensor(s): {listed}"
             )
     maps = _flattened_maps(model, image_shape)
     converted = {}

@@ -62,7 +62,7 @@ def with_adapter(
 
     Args:
       key: random key.
-      model: a model whose batch norms are served (see `calls`).
+      model: a model whose batch norms rules reach (see `calls`).
       variables: its collections.
       images: f[B, ...] as the model reads them; only the shape counts.
 

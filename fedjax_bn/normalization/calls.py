@@ -135,7 +135,7 @@ def normalize_with(
         raise ValueError(
             f"the module {'/'.join(call.path) or 'at the root'!r} has running statistics of "
             f"its own, which no statistics rule reaches: use {SERVED} there, or a method and "
-            "an adaptation that hand over no rule, such as fedbn and running"
+            "an adaptation that use no rule, such as fedbn and running"
         )
 
     return intercepting(hand_over, concerns)
@@ -235,9 +235,11 @@ def flax_batch_norm(
     elif module.axis_name is not None:
         wrong = f"axis_name={module.axis_name!r}: leave it out, a mesh with an axis 'batch' does it"
     elif options.get("mask") is not None:
-        wrong = "a mask of its own: leave it out, the valid samples of a batch are handed over"
+        wrong = "a mask of its own: leave it out, the valid samples of a batch are passed on"
     if wrong:
-        raise ValueError(f"statistics rules do not know the batch norm {layer.name!r} with {wrong}")
+        raise ValueError(
+            f"statistics rules cannot serve the batch norm {layer.name!r} with {wrong}"
+        )
     given = statistics_of(rule, layer, x, valid)
     y = normalize(x, given, layer.epsilon, *affine)
     leaves = [leaf.dtype for leaf in affine if leaf is not None]
