@@ -238,7 +238,7 @@ def flax_batch_norm(
         wrong = "a mask of its own: leave it out, the valid samples of a batch are passed on"
     if wrong:
         raise ValueError(
-            f"statistics rules cannot serve the batch norm {layer.name!r} with {wrong}"
+            f"no statistics rule serves the batch norm {layer.name!r} with {wrong}"
         )
     given = statistics_of(rule, layer, x, valid)
     y = normalize(x, given, layer.epsilon, *affine)
