@@ -18,7 +18,7 @@ from fedjax_bn.models import cpu
 from fedjax_bn.normalization import BatchNorm
 
 _Initializer = jax.nn.initializers.Initializer
-Norm = Literal["batch", "group", "none"]
+_Norm = Literal["batch", "group", "none"]
 
 # PyTorch's default, kaiming_uniform(a=sqrt(5)): U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
 fan_in_uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -44,7 +44,7 @@ class Network(nn.Module, kw_only=True):
     """
 
     param_dtype: Any = jnp.float32
-    norm: Norm = "batch"
+    norm: _Norm = "batch"
 
     # linen wraps the methods of a module in scopes of their own; these only make layers.
 
@@ -149,7 +149,7 @@ def _standardized(kernel: jax.Array) -> jax.Array:
     return centred * (gain * jax.lax.rsqrt(jnp.maximum(squares, 1e-8)))
 
 
-def norm_of(norm: Norm, param_dtype: Any = jnp.float32) -> Callable[..., Any]:
+def norm_of(norm: _Norm, param_dtype: Any = jnp.float32) -> Callable[..., Any]:
     """Returns `make(name=...)` of a layer that normalizes, or of one that does nothing.
 
     Args:
@@ -160,8 +160,8 @@ def norm_of(norm: Norm, param_dtype: Any = jnp.float32) -> Callable[..., Any]:
     Raises:
       ValueError: another norm.
     """
-    if norm not in get_args(Norm):
-        raise ValueError(f"norm={norm!r} must be one of {', '.join(get_args(Norm))}")
+    if norm not in get_args(_Norm):
+        raise ValueError(f"norm={norm!r} must be one of {', '.join(get_args(_Norm))}")
     if norm == "none":
         return lambda name=None: lambda x: x
     return partial(BatchNorm if norm == "batch" else _GroupNorm, param_dtype=param_dtype)

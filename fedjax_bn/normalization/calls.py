@@ -237,9 +237,7 @@ def flax_batch_norm(
     elif options.get("mask") is not None:
         wrong = "a mask of its own: leave it out, the valid samples of a batch are passed on"
     if wrong:
-        raise ValueError(
-            f"no statistics rule serves the batch norm {layer.name!r} with {wrong}"
-        )
+        raise ValueError(f"no statistics rule serves the batch norm {layer.name!r} with {wrong}")
     given = statistics_of(rule, layer, x, valid)
     y = normalize(x, given, layer.epsilon, *affine)
     leaves = [leaf.dtype for leaf in affine if leaf is not None]

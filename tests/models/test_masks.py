@@ -120,9 +120,7 @@ def test_a_size_that_parameters_do_not_show_needs_images():
 def test_a_mask_of_another_size_is_refused_with_the_remedy():
     model, variables, images = tiny()
     wrong = {**variables, "mask": {"features": jnp.ones(1)}}
-    with pytest.raises(
-        ValueError, match=r"mask of shape \(1,\) .* 6 channels.*with_masks"
-    ):
+    with pytest.raises(ValueError, match=r"mask of shape \(1,\) .* 6 channels.*with_masks"):
         forward(model, wrong, images)
 
 
