@@ -128,14 +128,17 @@ def test_mixig_of_one_u_is_a_fixed_alpha_in_spatial_layers_under_every_transform
     sharded = jax.shard_map(
         at_once, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=spec, check_vma=False
     )
-    one, *others = (jax.jit(way) for way in (mixed, at_once, sharded, scan))
+
+    def fixed_alpha(images, u):
+        return adaptation.fixed_alpha(model, u).predict(variables, (), images)[0]
+
+    one, fixed, *others = (jax.jit(way) for way in (mixed, fixed_alpha, at_once, sharded, scan))
     for u in (0.0, 0.4, 1.0):
         loop = np.stack([one(batch, u) for batch in images])
         for other in others:
             np.testing.assert_allclose(other(images, u), loop, rtol=1e-9, atol=1e-12)
         if isinstance(model, nets.Remat):
-            fixed = jax.jit(adaptation.fixed_alpha(model, u).predict)(variables, (), images[0])[0]
-            np.testing.assert_allclose(loop[0], fixed, rtol=1e-10)
+            np.testing.assert_allclose(loop[0], fixed(images[0], u), rtol=1e-10)
     if isinstance(model, nets.Remat):
         running = jax.jit(model.apply)(variables, images[0])
         np.testing.assert_allclose(one(images[0], 0.0), running, rtol=1e-10)
