@@ -51,8 +51,8 @@ def variables_for(name, images):
     return variables
 
 
-@pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 20])
-@pytest.mark.parametrize("count", [1, 2, 7, 8, 9])
+# One chunk, whole chunks, chunks of which the last is filled, chunks of one sample.
+@pytest.mark.parametrize(("count", "size"), [(2, 20), (8, 8), (8, 4), (9, 4), (7, 3), (9, 1)])
 def test_chunks_are_the_whole_in_order_and_never_larger_than_asked(count, size):
     x, seen = np.arange(count * 2.0).reshape(count, 2), []
 

@@ -66,15 +66,6 @@ def test_an_adapter_that_is_not_used_adds_nothing_to_inference():
     assert texts[0].count(" = ") == texts[1].count(" = ")
 
 
-def test_alphas_that_are_not_asked_for_are_not_returned():
-    model = MODELS[0]
-    variables, images = ready(model)
-    variables = with_adapter(KEY, model, variables, images)
-    adapt = adaptation.zero_shot_adapter(model)
-    out = jax.eval_shape(lambda v, x: adapt.predict(v, (), x), variables, images)
-    assert jax.tree.map(jnp.shape, out) == ((4, nets.CLASSES), ())
-
-
 def test_fedig_without_its_losses_is_the_objective_of_fedbn():
     model = MODELS[0]
     variables, images = ready(model)
