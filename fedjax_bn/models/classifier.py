@@ -58,7 +58,8 @@ def sizes_of(model: Any, variables: Variables) -> Sizes:
     dtype = jax.tree.leaves(variables["params"])[0].dtype
     if not shows_features(model):
         path = last_dense(model, variables)
-        return Sizes(*_kernel(variables, path).shape, dtype, path)
+        features, classes = _kernel(variables, path).shape
+        return Sizes(features, classes, dtype, path)
     ((path, features), *others), outputs = _classify_traced(model, variables)
     if not hasattr(outputs, "shape"):
         raise ValueError(
@@ -81,7 +82,8 @@ def features_read(model: Any, variables: Variables, images: jax.Array | None = N
 
 def _classify_traced(model: Any, variables: Variables) -> tuple[list[tuple[Path, int]], Any]:
     """The path and the inputs of each dense layer of a method `classify`, and its outputs' form."""
-    dtype, found = jax.tree.leaves(variables["params"])[0].dtype, []
+    dtype = jax.tree.leaves(variables["params"])[0].dtype
+    found: list[tuple[Path, int]] = []
 
     def note(function: Callable, call: Call, args: tuple, kwargs: dict) -> Any:
         if call.is_dense:

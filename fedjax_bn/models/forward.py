@@ -17,7 +17,7 @@ from fedjax_bn.models.layers import require_floats
 from fedjax_bn.normalization import StatisticsRule, normalize_with
 from fedjax_bn.normalization.calls import SERVED, name_of, takes_train
 from fedjax_bn.normalization.layer import RECORDED
-from fedjax_bn.sharing import STATISTICS, Variables, batch_norm_paths
+from fedjax_bn.sharing import STATISTICS, Variables, batch_norm_paths, without
 
 PyTree = Any
 
@@ -80,7 +80,7 @@ def forward(
     if instead := isinstance(model, FeaturesOf):
         # The features before their mask, which therefore must not act.
         model, wanted = model.model, (*wanted, "features")
-        own = {name: mask for name, mask in own.items() if name != masks.FEATURES}
+        own = without(own, masks.FEATURES)
     if not hasattr(model, "apply"):
         raise ValueError(
             f"{name_of(model)} has no method apply: a model is a linen module, or "
@@ -110,7 +110,5 @@ def forward(
         result = model.apply(plain, images, method=method, **options)
     out, moved = result if mutable else (result, {})
     found, outputs = out if method else (None, out)
-    recorded = moved.get(RECORDED, {})
-    moved = {name: tree for name, tree in moved.items() if name != RECORDED}
-    features = found if shown or frozen else None
-    return Output(found if instead else outputs, features, moved, recorded)
+    features, recorded = found if shown or frozen else None, moved.get(RECORDED, {})
+    return Output(found if instead else outputs, features, without(moved, RECORDED), recorded)

@@ -6,7 +6,7 @@ any other is the path of a module, such as "layer4_1", whose output is multiplie
 not change: `models.forward.forward` applies masks in every pass whose variables have some.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, name_of, shapes_of
 from fedjax_bn.sharing import Variables, path_names, without
 
-Masks = Mapping[str, jax.Array]
+Masks = dict[str, jax.Array]
 
 COLLECTION = "mask"
 FEATURES = "features"
@@ -36,7 +36,7 @@ def multiply(masks: Masks) -> AbstractContextManager:
     Args:
       masks: name -> f[C]; `features_method` applies that of the features.
     """
-    inside = {name: mask for name, mask in masks.items() if name != FEATURES}
+    inside = without(masks, FEATURES)
     if not inside:
         return nullcontext()
 
