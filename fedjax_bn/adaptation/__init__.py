@@ -19,11 +19,11 @@ from fedjax_bn.adaptation.instance import (
     fixed_alpha,
     iabn,
     learned_alpha,
+    mixnorm,
     random_alpha,
     record_alphas,
     zero_shot_adapter,
 )
-from fedjax_bn.adaptation.mixnorm import mixnorm
 from fedjax_bn.adaptation.tsmobn import tsmobn
 
 __all__ = [

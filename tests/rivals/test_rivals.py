@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 import norm_nets as nets
 from fedjax_bn import adaptation, sharing
 from fedjax_bn.adaptation.choice import choose_adaptation
-from fedjax_bn.adaptation.mixnorm import _crop_and_flip
+from fedjax_bn.adaptation.instance import _crop_and_flip
 from fedjax_bn.normalization import BatchNorm, adapter, batch_instance, normalize_with
 
 MODEL = nets.HandMade()
