@@ -171,7 +171,7 @@ def mixnorm(
     view: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     seed: Seed = 0,
 ) -> Adaptation:
-    """MixNorm (Hu et al. 2021): statistics over augmented views of a sample, mixed with the running.
+    """MixNorm (Hu et al. 2021): moments over a sample and its views, mixed with the running ones.
 
     Mean and variance are m of those over the positions of all views plus 1 - m of the running ones.
     The prediction is the original's. One pass over `views` times as many images.
