@@ -112,6 +112,14 @@ def loop_loss(outs, label, valid, anchors=ANCHORS, held=None, smoothing=0.0, sca
     return total * len(images)
 
 
+def encoded(centres, anchors):
+    """The raw outputs f[..., 4] of centres f[..., 4] relative to the cell: the formula solved."""
+    share = np.concatenate(
+        [(centres[..., :2] + 0.5) / 2, np.sqrt(centres[..., 2:] / anchors) / 2], -1
+    )
+    return np.log(share / (1 - share))
+
+
 def _decoded(raw, size, stride):
     x, y, w, h = 2 * sigmoid(raw[:4])
     return x - 0.5, y - 0.5, w**2 * size[0] / stride, h**2 * size[1] / stride
