@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.data.label_trees import BOXES, CLASS
-from fedjax_bn.data.pixels.box_augment import Move, _put_together, _tile_moves, of_boxes
+from fedjax_bn.data.pixels.box_augment import _Move, _put_together, _tile_moves, of_boxes
 from fedjax_bn.data.pixels.resize import GREY
 
 SIZE, COUNT = 16, 6
@@ -26,7 +26,7 @@ def batch_of(valid=None):
 
 
 def test_four_images_meet_at_the_point_and_cover_everything():
-    still = Move(jnp.ones(2), jnp.zeros(2))
+    still = _Move(jnp.ones(2), jnp.zeros(2))
     for seed in range(2):
         moves, seen = jax.jit(_tile_moves)(jax.random.key(seed), still, 1.0)
         assert bool(seen.all())

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_bn.data.boxes.labelled import Labelled, Slips
-from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
+from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING, crowd
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.cache import cached_numbers
 from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
@@ -29,6 +29,8 @@ from fedjax_bn.data.pixels.raster import (
 from fedjax_bn.data.pixels.resize import to_square
 from fedjax_bn.data.source import Pool, Source, check_source
 
+_CROWDS = "crowds (groups of objects): no client learns them, no detection is wrong there"
+_OTHER_CLASS = "boxes of classes that data.classes does not name left out"
 _NO_AREA = "boxes without area, or outside their image, left out"
 _CLIPPED = "boxes that reach out of their image cut at its border"
 _BORDER = 1.0  # pixels by which formats disagree on where a box ends
@@ -66,20 +68,21 @@ def to_source(
     name: str,
     root: Path,
     domains: Mapping[str, Sequence[Labelled]],
-    classes: Sequence[str],
+    numbers: Mapping[str, int],
     slips: Slips,
     squares: Squares,
     notes: Sequence[str] = (),
 ) -> Source:
     """Reads the images of all domains: u8[N, image_size, image_size, 3], see `pixels.resize`.
 
-    Boxes are cut at the border of their image; what is left out is counted in the notes.
+    Boxes of other classes are left out, the others are cut at the border of their image; the notes
+    count what is left out.
 
     Args:
       name: of the dataset.
       root: folder of the images, from which their names count.
       domains: name -> its images.
-      classes: their names.
+      numbers: name of each class -> its number, see `numbers_of`.
       slips: what the reader has changed or left out.
       squares: how images become squares.
       notes: further notes for the user.
@@ -89,7 +92,12 @@ def to_source(
       FileNotFoundError: images are missing.
       OSError: the cache cannot be written.
     """
-    everything = [one for owned in domains.values() for one in owned]
+    everything = []
+    for one in (one for owned in domains.values() for one in owned):
+        boxes = [box for box in one.boxes if box.label in numbers]
+        slips.add(_OTHER_CLASS, count=len(one.boxes) - len(boxes))
+        slips.add(_CROWDS, count=sum(box.crowd for box in boxes))
+        everything.append(one._replace(boxes=boxes))
     files = [one.file for one in everything]
     _check(everything, root)  # before hours of decoding
     images, converted = decode(
@@ -104,7 +112,10 @@ def to_source(
     )
     frames = _frames_of(files, root, squares).tolist()
     labels = _padded(
-        [_place(one, frame, squares, slips) for one, frame in zip(everything, frames, strict=True)]
+        [
+            _place(one, frame, numbers, squares, slips)
+            for one, frame in zip(everything, frames, strict=True)
+        ]
     )
     counts = (labels[CLASS] >= 0).sum(1)
     if not counts.any():
@@ -136,7 +147,7 @@ def to_source(
     return check_source(
         Source(
             name,
-            tuple(classes),
+            tuple(numbers),
             tuple(pools),
             mean=(0.0,) * 3,  # YOLO's detectors read u8/255
             std=(1.0,) * 3,
@@ -166,7 +177,11 @@ def _check(everything: Sequence[Labelled], root: Path) -> None:
 
 
 def _place(
-    one: Labelled, frame: Sequence[int], squares: Squares, slips: Slips
+    one: Labelled,
+    frame: Sequence[int],
+    numbers: Mapping[str, int],
+    squares: Squares,
+    slips: Slips,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the boxes f64[n, 4] of an image in shares of its square, and their classes i32[n]."""
     width, height, tag = frame
@@ -192,8 +207,12 @@ def _place(
         slips.add(left_out, str(one.file), len(kept) - most)
         areas = np.prod(inside[kept, 2:] - inside[kept, :2], axis=1)
         kept = kept[np.sort(np.argsort(-areas, kind="stable")[:most])]
-    numbers = np.array([box.number for box in one.boxes], np.int32)
-    return to_square(inside[kept], width, height, squares.image_size), numbers[kept]
+    own = [numbers[box.label] for box in one.boxes]
+    own = [
+        crowd(number) if box.crowd else number for box, number in zip(one.boxes, own, strict=True)
+    ]
+    classes = np.array(own, np.int32)[kept]
+    return to_square(inside[kept], width, height, squares.image_size), classes
 
 
 def _padded(placed: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
