@@ -98,7 +98,7 @@ def test_a_file_of_absurd_length_is_not_even_read(tmp_path):
     ],
 )
 def test_numbers_without_a_stated_white_are_refused_naming_the_file(tmp_path, image, kind, words):
-    sentence = rf"a\.jpg \(its pixels are {words}.* which is white; save it with 8 or 16 bits\)"
+    sentence = rf"a\.jpg \(its pixels are {words}.* value for white; save it with 8 or 16 bits\)"
     with pytest.raises(ValueError, match=sentence):
         read(tmp_path, encoded(image, kind))
 

@@ -42,7 +42,7 @@ def of_coco(path: Path):
 
 
 READERS = {
-    "data.yaml": lambda path: yolo_text.class_names([path.parent]),
+    "data.yaml": lambda path: yolo_text._class_names([path.parent]),
     "classes.json": of_coco,
     "a.xml": lambda path: voc.find(path.parent, path.parent, Slips()),
     "rows.json": lambda path: list(bdd100k._read_rows(path)),
@@ -207,7 +207,7 @@ def test_a_class_of_thousands_of_digits_is_one_short_sentence(tmp_path, digits):
 def test_names_of_thousands_of_digits_are_one_short_sentence(tmp_path, names):
     (tmp_path / "data.yaml").write_text(f"names: {names}")
     with pytest.raises(ValueError, match=r"data\.yaml") as caught:
-        yolo_text.class_names([tmp_path])
+        yolo_text._class_names([tmp_path])
     assert len(str(caught.value)) < SHORT
 
 

@@ -22,9 +22,9 @@ from fedjax_bn.data.pixels.raster import (
     STORED,
     UPRIGHT,
     open_raster,
+    orientation_of,
     read_image,
-    tag_of_other_frame,
-    turn_corners,
+    turned_by_pillow,
 )
 from fedjax_bn.data.pixels.resize import to_square
 from fedjax_bn.data.source import Pool, Source, check_source
@@ -190,7 +190,12 @@ def _place(
     # A size that is the other one's only if width and height are exchanged shows which is meant.
     if tag > 4 and width != height and one.size == (height, width):
         slips.add(_TURNED, one.place)
-        corners = turn_corners(corners / image[[1, 0, 1, 0]], tag)
+        top, left, bottom, right = (corners / image[[1, 0, 1, 0]]).T  # rows become columns
+        if tag in (6, 7):
+            left, right = 1 - right, 1 - left
+        if tag in (7, 8):
+            top, bottom = 1 - bottom, 1 - top
+        corners = np.stack([left, top, right, bottom], axis=1)
     elif not squares.shares:
         corners = corners / image
         if one.size is not None and one.size != (width, height) and min(one.size) > 0:
@@ -228,11 +233,22 @@ def _padded(placed: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.nda
 
 
 def _frames_of(files: Sequence[Path], root: Path, squares: Squares) -> np.ndarray:
-    """Returns i32[N, 3], what `tag_of_other_frame` returns of each image, kept in the cache."""
+    """Returns i32[N, 3], kept in the cache: width and height of each image as used, and a tag.
+
+    The tag of EXIF turns boxes of the image's other frame into this one: of the stored frame where
+    images are used upright, else of the upright one.
+    """
     orientation, most = squares.orientation, squares.max_megapixels
 
     def frame(file: Path) -> tuple[int, int, int]:
-        return tag_of_other_frame(open_raster(read_image(file, most), most), orientation)
+        image = open_raster(read_image(file, most), most)
+        tag, (width, height) = orientation_of(image), image.size
+        if not turned_by_pillow(image):
+            if orientation == STORED:
+                tag = {6: 8, 8: 6}.get(tag, tag)  # every other turn is its own inverse
+            elif tag > 4:
+                width, height = height, width
+        return width, height, tag
 
     form = f"-{STORED}" * (orientation == STORED)
     name = f"{root.resolve().name or 'images'}-sizes{form}-{hash_of_files(files, root, 0)}"

@@ -183,57 +183,49 @@ def _read_rows(path: Path) -> Iterator[Any]:
     """
     decoder = json.JSONDecoder()
     text, at, ended = "", 0, False  # what has been read, from the value at hand on
-
-    def read_more() -> None:
-        nonlocal text, at, ended
-        left = text[at:]
-        if len(left) > _LONGEST:
-            raise ValueError(f"a value of its list has over {_LONGEST:,} characters")
-        # As much as is at hand, so that the longest value is tried a few times only.
-        new = file.read(max(_CHUNK, len(left)))
-        text, at, ended = left + new, 0, not new
-
-    def next_character() -> str:
-        nonlocal at
-        while True:
-            at = _SPACE.match(text, at).end()
-            if at < len(text) or ended:
-                return text[at : at + 1]
-            read_more()
-
-    def next_value() -> Any:
-        nonlocal at
-        while True:
-            try:
-                value, end = decoder.raw_decode(text, at)
-            except json.JSONDecodeError:  # the value may continue in the next chunk
-                if ended:
-                    raise
-            else:
-                # A number at the end of the text may continue; before a comma it does not.
-                after = _SPACE.match(text, end).end()
-                if text[after : after + 1] in (",", "]") or ended:
-                    at = end
-                    return value
-            read_more()
-
+    state, more = "begin", False
     with (
         corruption_named(path),
         open_regular(path, _LARGEST) as raw,
         TextIOWrapper(raw, "utf-8-sig") as file,
     ):
-        if next_character() != "[":
-            raise ValueError("it must be a list")
-        at += 1
-        mark = next_character()
-        while mark != "]":
-            yield next_value()
-            mark = next_character()
-            if mark not in ("]", ","):
-                raise ValueError(f"a value of its list is followed by {mark or 'nothing'!r}")
-            if mark == ",":
-                at += 1
-                next_character()
-        at += 1
-        if next_character():
-            raise ValueError("something follows its list")
+        while True:
+            at = _SPACE.match(text, at).end()
+            if more or (at == len(text) and not ended):
+                left = text[at:]
+                if len(left) > _LONGEST:
+                    raise ValueError(f"a value of its list has over {_LONGEST:,} characters")
+                # As much as is at hand, so that the longest value is tried a few times only.
+                new = file.read(max(_CHUNK, len(left)))
+                text, at, ended, more = left + new, 0, not new, False
+                continue
+            mark = text[at : at + 1]
+            if state == "begin":
+                if mark != "[":
+                    raise ValueError("it must be a list")
+                at, state = at + 1, "first"
+            elif state == "end":
+                if mark:
+                    raise ValueError("something follows its list")
+                return
+            elif mark == "]" and state in ("first", "after"):
+                at, state = at + 1, "end"
+            elif state == "after":
+                if mark != ",":
+                    raise ValueError(f"a value of its list is followed by {mark or 'nothing'!r}")
+                at, state = at + 1, "value"
+            else:
+                try:
+                    value, end = decoder.raw_decode(text, at)
+                except json.JSONDecodeError:  # the value may continue in the next chunk
+                    if ended:
+                        raise
+                    more = True
+                    continue
+                # A number at the end of the text may continue; before a comma it does not.
+                following = _SPACE.match(text, end).end()
+                if text[following : following + 1] in (",", "]") or ended:
+                    at, state = end, "after"
+                    yield value
+                else:
+                    more = True

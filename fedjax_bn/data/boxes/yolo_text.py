@@ -60,7 +60,7 @@ def read(
     Raises:
       ValueError: a line is not of the form, or its class does not exist.
     """
-    named = class_names([root, *folders.values()])
+    named = _class_names([root, *folders.values()])
     boxes: dict[Path | None, list[Box]] = {None: []}
     domains: dict[str, list[Labelled]] = {}
     for domain, files in found.items():
@@ -88,7 +88,7 @@ def read(
     return [str(number) for number in range(most + 1)], domains
 
 
-def class_names(folders: Sequence[Path]) -> list[str]:
+def _class_names(folders: Sequence[Path]) -> list[str]:
     """Returns the names in the first YAML or text file of names in these folders; else none.
 
     Text files of names may also be among the labels, where some programs for labelling put them.

@@ -56,17 +56,6 @@ def apportion(counts: np.ndarray, total: int) -> np.ndarray:
     return shares
 
 
-def quantize(shares: np.ndarray) -> np.ndarray:
-    """Returns real shares f64[n] in [0, 1] as whole numbers of 2**-32, for `apportion`.
-
-    The last bits of a draw from a gamma or normal distribution may differ between machines, since
-    it goes through log and exp of the machine's own library. Rounded to whole samples, they change
-    a count only where a share is within about 1e-16 of a border: of a million samples, in one of
-    10**10 draws.
-    """
-    return np.rint(np.asarray(shares, np.float64) * 2**32).astype(np.int64)
-
-
 def shuffled_classes(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Returns the indices of each class, shuffled."""
     return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
