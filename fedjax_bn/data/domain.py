@@ -57,7 +57,8 @@ class Dataset(NamedTuple):
     Attributes:
       mean, std: per channel (or one number for all); images reach a model as (u8/255 - mean)/std.
       classes: their names, in the order of the labels; empty where they have none.
-      key: on which the fingerprint of samples with names depends too, see `source.Source`.
+      key: a digest of the content, which the fingerprint of samples with names includes, see
+        `source.Source`.
     """
 
     name: str

@@ -20,7 +20,7 @@ PADDING = -1  # the class of what is not a box
 
 
 def crowd(number: int) -> int:
-    """Returns the class of a crowd of a class; of a crowd's class the class itself."""
+    """Returns the number of a crowd of a class; the other way round, the class of a crowd."""
     return -2 - number
 
 

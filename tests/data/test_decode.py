@@ -328,16 +328,6 @@ def start(folder: Path, mode: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_what_a_killed_process_leaves_is_removed_and_harms_nobody(tmp_path, files):
-    process = start(tmp_path, "hang")
-    assert process.stdout.readline() == "writing\n"
-    process.kill()
-    process.communicate()
-    assert [path.suffix for path in kept_in(tmp_path / "cache")] == [".partial"]
-    load(files, cache=tmp_path / "cache")
-    assert [path.suffix for path in kept_in(tmp_path / "cache")] == [".npy"]
-
-
 def test_partial_files_are_swept_unless_their_writer_lives_or_they_are_another_programs(
     tmp_path, files
 ):
@@ -350,9 +340,13 @@ def test_partial_files_are_swept_unless_their_writer_lives_or_they_are_another_p
     load(files, 6, tmp_path / "cache")
     assert not dead.exists()
     assert len(list(ours.glob("set-8-*.partial"))) == 1
-    assert all(file.read_bytes() == b"half of a download" for file in theirs)
     process.kill()
     process.communicate()
+    assert len(list(ours.glob("set-8-*.partial"))) == 1
+    load(files, cache=tmp_path / "cache")
+    assert not list(ours.glob("*.partial"))
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
+    assert all(file.read_bytes() == b"half of a download" for file in theirs)
 
 
 def test_of_two_processes_one_decodes_and_both_read_the_same(tmp_path, files):

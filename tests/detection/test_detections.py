@@ -220,4 +220,3 @@ def test_outputs_that_say_the_boxes_score_100(x64):
     kept = jax.jit(task.score.of_batch)(tuple(map(jnp.asarray, outs)), label, valid)
     assert (np.asarray(kept[0].scores) > 0.9).sum(1).tolist() == [1, 1]  # one detection each
     np.testing.assert_allclose(task.score.of_all(jax.tree.map(lambda x: x[None], kept)), 100)
-    np.testing.assert_allclose(task.score(tuple(map(jnp.asarray, outs)), label), 100)

@@ -1,8 +1,8 @@
 """Samples drawn class by class, group by group, in whole numbers.
 
-A group is all samples with one name: windows of one recording, corruptions of one photograph. Who
-divides samples divides groups, so that a model is never tested on a recording that it was trained
-on. Where all names differ, groups are samples.
+A group is all samples with one name: windows of one recording, corruptions of one photograph.
+Divisions keep groups whole, so that a model is never tested on a recording that it was trained on.
+Where all names differ, each sample is a group.
 
 Everything here is a pure function of labels, names and a generator. Shares are worked out in
 integers, so that the same seed gives the same samples on any machine.
@@ -68,8 +68,8 @@ def stratified_split(
 
     Args:
       labels: i32[N].
-      sizes: samples of each part; together at most N. What is over belongs to no part.
-      rng: draws who goes where, and the order within a part.
+      sizes: samples of each part; together at most N. The others belong to no part.
+      rng: draws the samples of each part, and their order.
 
     Returns:
       One i64[size] of indices for each part, in random order.
@@ -93,9 +93,9 @@ def stratified_split(
 
 
 def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Split:
-    """Draws `size` samples, stratified; returns the split itself if it has no more than that.
+    """Returns `size` samples, stratified, or the split itself if it has no more than that.
 
-    Every class that the split has stays, with one sample at least, if `size` allows it.
+    Every class of the split keeps one sample at least, if `size` allows it.
 
     Raises:
       ValueError: size is less than 1.

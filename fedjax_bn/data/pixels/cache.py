@@ -38,7 +38,7 @@ _LARGE = 2e9  # bytes; checking more takes so long that the user is informed
 def cached_array(
     folder: str | Path | None, name: str, shape: Sequence[int], make: _Make
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns the array of that name in the cache, made first if it is not there.
+    """Returns the array of that name in the cache, after making it if it is not there.
 
     Args:
       folder: the cache, created if need be; None to keep the array in memory only.
@@ -223,7 +223,7 @@ def _write_whole(partial: Path, shape: tuple[int, ...], make: _Make) -> None:
             file.flush()
             os.fsync(file.fileno())
     finally:
-        with suppress(OSError):  # an error has been raised already, and is the one to be seen
+        with suppress(OSError):  # which would hide the error that was raised before
             file.close()
 
 
