@@ -35,7 +35,7 @@ def test_four_images_meet_at_the_point_and_cover_everything():
         assert max(across, down) <= SIZE
         tiles = [jnp.full((SIZE, SIZE, 3), float(t)) for t in range(4)]
         empty = {BOXES: jnp.zeros((4, 1, 4)), CLASS: jnp.full((4, 1), -1, jnp.int32)}
-        image = np.asarray(_put_together(tiles, empty, moves, seen)[0])
+        image = np.asarray(jax.jit(_put_together)(tiles, empty, moves, seen)[0])
         for y in range(SIZE):
             for x in range(SIZE):
                 if abs(x + 0.5 - across) > 1 and abs(y + 0.5 - down) > 1:  # seams are blended

@@ -122,21 +122,6 @@ def test_clients_dealt_from_a_seed_are_these_on_any_machine():
     ]
 
 
-@settings(deadline=None, max_examples=25)
-@given(
-    counts=st.lists(st.integers(0, 60), min_size=1, max_size=6),
-    n=st.integers(1, 20),
-    alpha=st.floats(0.01, 100),
-    seed=seeds,
-)
-def test_dirichlet_counts_use_up_every_class_and_reach_the_minimum(counts, n, alpha, seed):
-    counts = np.array([*counts, 20])
-    table = _dirichlet_counts(counts, n, alpha, generator(seed), 10)
-    assert (table >= 0).all()
-    assert table.sum(1).tolist() == counts.tolist()
-    assert table.sum(0).min() >= min(10, counts.sum() // n)
-
-
 def test_the_smallest_client_is_a_choice_of_whoever_names_the_partition():
     split = numbered(np.arange(400) % 4)
 
@@ -229,7 +214,6 @@ def _with_train(dataset: Dataset, train: Split) -> Dataset:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda d: share_out_domains(d, fraction=0.0), "data.fraction is 0.0; it must be above 0"),
         (
             lambda d: share_out_domains(d, clients_per_domain=0),
             "clients_per_domain is 0; it must be at",

@@ -1,8 +1,8 @@
 """Makes a source of labelled images: letterboxed pixels, and boxes in one form.
 
 Boxes refer to the image as viewers show it, turned upright by its EXIF, or with the orientation
-"stored" to the rows of its file. If the width and height of the labels are those of the other of
-these two images, the boxes refer to the other one, and are turned with it.
+"stored" to the rows of its file. If the width and height in the labels are those of the other one
+of these two, the boxes refer to the other one, and are turned with it.
 """
 
 import math
@@ -35,14 +35,14 @@ _NO_AREA = "boxes without area, or outside their image, left out"
 _CLIPPED = "boxes that reach out of their image cut at its border"
 _BORDER = 1.0  # pixels by which formats disagree on where a box ends
 _NO_SPLIT = (
-    "domains whose files name a part (train, val, test) of some images only, or none that train, "
-    "and are divided as those without"
+    "domains whose files name a part (train, val, test) for some images only, or for no training "
+    "image; they are divided as if no part were named"
 )
 _TURNED = (
-    "images whose labels state the size without EXIF's turn (or, of stored pixels, with it), and "
-    "whose boxes are turned"
+    "images whose labels state the size before EXIF's turn (where pixels stay as stored, after "
+    "it), and whose boxes are turned"
 )
-_OTHER_SIZE = "images of another size than their labels say, whose own size counts"
+_OTHER_SIZE = "images of another size than their labels state; the size of the image is used"
 
 
 class Squares(NamedTuple):

@@ -3,9 +3,9 @@
     annotations/instances_train.json   images/NAME.jpg     or images beside the file, or in train/
 
 {"images": [{"id", "file_name", "width", "height"}], "categories": [{"id", "name"}],
-"annotations": [{"image_id", "category_id", "bbox": [x, y, w, h], "iscrowd"}]}; boxes are in pixels
-from the image's upper left corner, of the image as viewers show it or, where "width" and "height"
-are those before EXIF's turn, as it is stored (see `assemble`). Crowds stay such, see `label_trees`.
+"annotations": [{"image_id", "category_id", "bbox": [x, y, w, h], "iscrowd"}]}. Boxes are in pixels
+from the upper left corner of the image as viewers show it; or as it is stored, where "width" and
+"height" are those before EXIF's turn (see `assemble`). Crowds stay crowds, see `label_trees`.
 """
 
 import os

@@ -45,7 +45,7 @@ def with_instances(
             if not image.mode.startswith(("I", "L")):  # 16 or 8 bits
                 raise ValueError(f"its pixels are {image.mode}, not numbers")
             ids = np.asarray(image).astype(np.int32)
-        found = [(class_of(k), box) for k, box in boxes_of(ids).items()]
+        found = [(class_of(k), box) for k, box in _boxes_of(ids).items()]
         found = [(number, box) for number, box in found if number != PADDING]
         found.sort(key=lambda one: (one[1][0] - one[1][2]) * (one[1][3] - one[1][1]))
         table = np.full((_MOST + 1, _FIELDS), PADDING, np.int32)
@@ -72,7 +72,7 @@ def with_instances(
     return labelled
 
 
-def boxes_of(ids: np.ndarray) -> dict[int, tuple[int, int, int, int]]:
+def _boxes_of(ids: np.ndarray) -> dict[int, tuple[int, int, int, int]]:
     """Returns number -> x1, y1, x2, y2 of the pixels of i[H, W] that hold it, except for 0.
 
     x2 and y2 are one pixel after the last.
@@ -80,6 +80,7 @@ def boxes_of(ids: np.ndarray) -> dict[int, tuple[int, int, int, int]]:
     from scipy.ndimage import find_objects
 
     values, dense = np.unique(ids, return_inverse=True)
+    # Numbered without gaps: `find_objects` makes room for every number up to the largest.
     places = find_objects(dense.reshape(ids.shape).astype(np.int32) + 1)
     return {
         int(value): (across.start, down.start, across.stop, down.stop)

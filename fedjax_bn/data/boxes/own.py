@@ -4,9 +4,9 @@
     clear/annotations/1.xml  clear/images/1.jpg  ...                               (VOC)
     clear/annotations/instances_train.json  clear/images/1.jpg  ...                (COCO)
 
-A folder that is itself of such a form is one domain, which `data.num_clients` shares out. Parts
-(train, val, test) that folders or files name are taken for the official split if all images of a
-domain have one. Images keep their shape, see `pixels.resize`.
+A folder that is itself of such a form is one domain, which `data.num_clients` shares out. Where
+folders or files name a part (train, val, test) of every image of a domain, the parts are its
+official split. Images keep their shape, see `pixels.resize`.
 
 A form is a module with NAME, SHARES (whether corners are shares of the image), `find(root, folder,
 slips)`, which returns what a domain's folder has of this form, and `read(root, folders, found,

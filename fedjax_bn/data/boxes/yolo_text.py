@@ -4,9 +4,9 @@
 
 A line is "class cx cy w h": the number of the class, the centre, width and height in shares of the
 image; or "class x1 y1 x2 y2 x3 y3 ...", the corners of an outline, whose extent is the box. Images
-may also be in train/images, or beside their text files. Names of the classes stand in a YAML file
-under `names`, or in classes.txt, a name a line; without either they are numbers. An image without
-text file has no boxes.
+may also be in train/images, or beside their text files. The classes have the names under `names` of
+a YAML file, or those of classes.txt, one a line; without either they are numbers. An image without
+a text file has no boxes.
 """
 
 import math

@@ -25,7 +25,7 @@ def _snow(
     blur: tuple[int, float],
     keep: float,
 ) -> np.ndarray:
-    """Lets flakes fall steeply before a whitened picture.
+    """Adds flakes that fall steeply in front of a whitened picture.
 
     Args:
       rng: draws flakes and the direction of their fall.
@@ -126,7 +126,7 @@ def _spatter(
       size: by which the layer is blurred, pixels.
       least: the layer below it stays dry.
       strength: of the water's light; of mud, the blur of its edge in pixels.
-      mud: mud instead of water, which needs OpenCV.
+      mud: True for mud; water needs OpenCV.
     """
     layer = rng.normal(mean, scale, images.shape[:3])
     layer = scipy.ndimage.gaussian_filter(layer, (0, size, size), mode="nearest")

@@ -131,7 +131,7 @@ def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_
         for across in (0, 1):
             # Old coordinates are those in the middle of the four, less the image's own corner.
             behind = jnp.asarray((across, down), point.dtype)
-            away = jnp.where(together, 1 - point - behind, 0)
+            away = jnp.where(together, 1 - point - behind, 0)  # 0: as an image alone
             moves.append(_Move(move.scale, move.shift - move.scale * away))
     return moves, together | (jnp.arange(4) == 0)
 

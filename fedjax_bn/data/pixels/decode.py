@@ -1,4 +1,4 @@
-"""Image files to pixels: in parallel, with progress, and kept for the next time."""
+"""Decodes image files in parallel, with progress, and keeps their pixels for the next time."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ from fedjax_bn.data.pixels.resize import letterboxed
 _BLOCK = 64  # images that a thread decodes at a time
 _FORM = 2  # to be raised when the same files would give other pixels
 _FORM_OF_KEYS = 1
-_MODES = {  # Pillow's words in ours
+_MODES = {  # Pillow's modes in plain words
     "1": "black and white",
     "L": "grey",
     "LA": "grey with transparency",
@@ -66,8 +66,8 @@ def decode(
 
     Returns:
       u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and notes: how
-      many images had to be converted from grey, palettes, CMYK or transparency, and how many EXIF
-      turns.
+      many images were converted from grey, palettes, CMYK or transparency, and how many have an
+      EXIF orientation.
 
     Raises:
       ValueError: there are no files, or some cannot be read; the first ten are named.

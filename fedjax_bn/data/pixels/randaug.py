@@ -2,7 +2,8 @@
 
 Operations are torchvision's, `RandAugment(num_ops, magnitude)` with 31 bins, nearest pixels and
 zeros where there was nothing, on bytes as Pillow computes them: image u8[H, W, C] -> u8[H, W, C].
-A strength is f[] in [0, 1], the magnitude over 30, and a sign is drawn where there is one.
+A strength is f[] in [-1, 1], the magnitude over 30 with a random sign; operations that have no
+direction take its size.
 """
 
 from collections.abc import Callable

@@ -1,12 +1,12 @@
-"""Image files as images of Pillow: which formats, how large, which way up, what numbers mean.
+"""Opens image files with Pillow: allowed formats and sizes, orientation, and deep greys.
 
-Pillow opens some fifty formats, of which PostScript starts another program; here only raster
-formats that datasets have are. It also has two limits of its own on pixels, one that warns and one
-that refuses; here there is one, which the caller states.
+Pillow opens some fifty formats, and starts another program for PostScript; here only the raster
+formats of datasets are opened. Pillow also has two limits on pixels, one that warns and one that
+refuses; here there is one, which the caller states.
 
-A camera stores the rows of its sensor and writes into EXIF how the picture was held; every viewer
-turns it, `Image.open` and so torchvision's readers do not. The tag is one of eight: 1 as stored, 2
-to 4 mirrored or upside down, 5 to 8 with width and height exchanged.
+A camera stores the rows of its sensor and writes into EXIF how it was held. Every viewer turns the
+picture accordingly; `Image.open`, and so torchvision's readers, do not. The tag is one of eight: 1
+as stored, 2 to 4 mirrored or upside down, 5 to 8 with width and height exchanged.
 """
 
 import io
