@@ -243,7 +243,7 @@ def served(tmp_path_factory):
     place = tmp_path_factory.mktemp("served") / "model"
     rng = np.random.default_rng(0)
     like = jax.eval_shape(MLP(2).init, jax.random.key(0), np.zeros((1, 8, 8, 3), np.float32))
-    variables = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), like)
+    variables = jax.tree.map(lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(leaf.dtype), like)
     about = folder.About(
         form=folder.FORM,
         library="",

@@ -133,7 +133,7 @@ def to_rgb(image: Any) -> Any:
             f"its pixels are {kind}, which have no known value for white; save it with 8 or 16 bits"
         )
     elif mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
+        image = image.convert("RGBA")  # in one step, Pillow warns of what it drops
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
