@@ -136,7 +136,8 @@ class Detector(nn.Module):
     def __call__(self, images):
         x = nn.Conv(6, (8, 8), 8, "VALID", name="conv")(images)
         x = Tap(name="tap0")(nn.silu(BatchNorm(name="norm")(x)))
-        y = nn.Conv(2 * (5 + self.num_classes), (1, 1), name="predict0")(x)
+        few = nn.initializers.constant(-2.0)  # an untrained detector finds next to nothing
+        y = nn.Conv(2 * (5 + self.num_classes), (1, 1), bias_init=few, name="predict0")(x)
         return (y.reshape(*y.shape[:3], 2, -1),)
 
 
