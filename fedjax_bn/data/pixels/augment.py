@@ -88,7 +88,7 @@ def _random_crop(
     key: jax.Array,
     image: jax.Array,
     size: int,
-    scale: _Interval = (0.08, 1.0),
+    scale: _Interval,
     ratio: _Interval = (3 / 4, 4 / 3),
 ) -> jax.Array:
     """Resizes a random box to `size` pixels a side, see `_crop_box` and `_crop_and_resize`."""
