@@ -57,7 +57,8 @@ class Dataset(NamedTuple):
     Attributes:
       mean, std: per channel (or one number for all); images reach a model as (u8/255 - mean)/std.
       classes: their names, in the order of the labels; empty where they have none.
-      key: on which the fingerprint of samples with names depends too, see `source.Source`.
+      key: a digest of the content, which the fingerprint of samples with names includes, see
+        `source.Source`.
     """
 
     name: str
@@ -85,7 +86,7 @@ def select(split: Split, index: np.ndarray) -> Split:
 
 
 def whole(domain: Domain) -> Split:
-    """Returns all samples of a domain, on which an unseen domain is tested: none of them train."""
+    """Returns all samples of a domain, on which it is tested if it is unseen."""
     parts = [split for _, split in splits(domain)]
     if domain.test is domain.validation:  # the same samples, which count once
         parts.pop()
@@ -96,6 +97,7 @@ def join_splits(parts: Sequence[Split]) -> Split:
     """Returns splits one after the other; rows of one array stay ungathered."""
     images = [part.images for part in parts]
     first = images[0]
+    # One array, however often it is divided: to join numbers reads no image.
     if all(isinstance(rows, Rows) and rows.array is first.array for rows in images):
         joined = Rows(first.array, np.concatenate([rows.index for rows in images]))
     else:
@@ -177,7 +179,7 @@ def _check_form(images: np.ndarray | Rows, first: np.ndarray | Rows, place: str)
     if images.dtype == np.uint8:
         return
     start = 0
-    for block in blocks(images):
+    for block in blocks(images):  # features may be memory-mapped and large
         if not np.isfinite(block).all():
             row, *feature = np.argwhere(~np.isfinite(block))[0].tolist()
             raise ValueError(

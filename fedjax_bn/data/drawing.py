@@ -1,4 +1,4 @@
-"""The batches of rounds from one's own arrays, in one call.
+"""Batches of rounds from a user's own arrays, in one call.
 
     draw = drawing([(images_a, labels_a), (images_b, labels_b)], batch_size=32)
     for number in range(20):

@@ -20,7 +20,7 @@ PADDING = -1  # the class of what is not a box
 
 
 def crowd(number: int) -> int:
-    """Returns the class of a crowd of a class; of a crowd's class the class itself."""
+    """Returns the number of a crowd of a class; the other way round, the class of a crowd."""
     return -2 - number
 
 
@@ -78,7 +78,7 @@ def strata(labels: PyTree) -> np.ndarray:
     """
     if not has_boxes(labels):
         return labels
-    own = [row[row >= 0] for row in labels[CLASS]]
+    own = [row[row >= 0] for row in labels[CLASS]]  # `bincount` takes no padding and no crowds
     return np.array([np.bincount(row).argmax() if row.size else PADDING for row in own], np.int32)
 
 
@@ -142,7 +142,7 @@ def _check_boxes(labels: dict[str, np.ndarray], num_classes: int, place: str) ->
             f"{place} has class {classes[image, row]} at image {image}, box {row}; classes must be "
             f"in 0..{num_classes - 1}, -2 less that of a crowd, or -1 after an image's last box"
         )
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # comparisons with NaN are False, which is right here
         sound = ((boxes >= 0) & (boxes <= 1)).all(-1) & (boxes[..., 2:] > boxes[..., :2]).all(-1)
     wrong = np.argwhere(~sound & (classes != PADDING))
     if len(wrong):

@@ -37,7 +37,7 @@ def as_source(dataset: Dataset) -> Source:
 def numbered_names(domain: str, sizes: dict[str, int]) -> np.ndarray:
     """Returns str[N]: names such as "mnist/train/00017" for parts of these sizes in order.
 
-    The part "" leaves no trace: "mnist/00017".
+    The part "" does not appear: "mnist/00017".
     """
     return np.array(
         [

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Rows:
-    """Read-only rows `array[index]`, gathered only when asked for.
+    """Read-only rows `array[index]`, gathered when they are read.
 
     `rows[i]`, `rows[a:b]`, `rows[i64 array]` and `rows[bool array]` are what `array[index]` would
     give there, as new NumPy arrays; so are `len`, `shape`, `dtype`, `ndim`, `nbytes`, iteration and
@@ -24,7 +24,7 @@ class Rows:
     __slots__ = ("array", "index")
 
     def __init__(self, array: "np.ndarray | Rows", index: np.ndarray):
-        # Checked here, since rows are read only much later, and a negative row would be found.
+        # Checked here, since rows are read much later, and NumPy takes negative numbers.
         wrong = index[(index < 0) | (index >= len(array))]
         if wrong.size:
             raise IndexError(f"there is no row {wrong[0]}; rows are 0..{len(array) - 1}")
@@ -51,7 +51,7 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the chosen rows, had they been gathered."""
+        """Bytes that the chosen rows would take."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Training data of all clients on the device, and which of them a round trains on.
+"""Training data of all clients on the device, and which samples a round trains on.
 
 A `Sampler` is `draw(sizes i32[C], client i32[C], longest, key) -> Draw`, of the clients with these
 numbers; `sizes` are theirs, `longest` the largest of all clients, N.
@@ -55,6 +55,7 @@ def client_rows(splits: Sequence[Split], longest: int, start: int, stop: int) ->
     chosen = splits[start:stop]
 
     def stacked(arrays: Iterable[Any], form: Any, dtype: np.dtype) -> np.ndarray:
+        # Zeros, so that padding is finite and the same in every run.
         rows = np.zeros((stop - start, longest, *form.shape[1:]), dtype)
         for row, array in enumerate(arrays):
             rows[row, : len(array)] = np.asarray(array)
@@ -80,7 +81,7 @@ class Draw(NamedTuple):
       valid: bool[K, S, B].
     """
 
-    index: jax.Array  # type: ignore[assignment]
+    index: jax.Array  # type: ignore[assignment]  # a tuple has a method of this name
     valid: jax.Array
 
 
@@ -131,6 +132,7 @@ def by_steps(batch_size: int, steps: int, smallest: int) -> Sampler:
 
     def draw(sizes: jax.Array, client: jax.Array, longest: int, key: jax.Array) -> Draw:
         orders = _orders(key, sizes, client, longest, epochs)
+        # Position p of a client with n samples is sample p % n of its epoch p // n.
         position = jnp.arange(steps * batch_size)
         epoch, offset = jnp.divmod(position, sizes[:, None])
         index = jax.vmap(lambda order, e, o: order[e, o])(orders, epoch, offset)
@@ -155,7 +157,7 @@ def label_forms(split: Split, place: tuple[int, ...]) -> PyTree:
 def point_to(data: ClientData, draw: Draw) -> dict[str, jax.Array]:
     """Returns batches whose `image` i32[C, S, B] are numbers among a client's samples, `source`.
 
-    So a round holds the images of one step at a time, not of all its steps.
+    So a round gathers the images of one step at a time, not of all its steps at once.
     """
     look_up = jax.vmap(lambda rows, index: rows[index])
     return {

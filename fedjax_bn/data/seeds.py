@@ -13,4 +13,5 @@ def generator(seed: int, *path: int) -> np.random.Generator:
     """
     if seed < 0:
         raise ValueError(f"seed is {seed}; it must be an integer of at least 0")
+    # Named, because `default_rng` may use another generator in a later NumPy.
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *path])))

@@ -1,4 +1,4 @@
-"""What a reader of a dataset gives: pools of named samples, before anybody owns or trains on any.
+"""What a reader of a dataset gives: pools of named samples, before clients own any.
 
 `clients.make_clients` turns a source into the clients of a federation: it leaves the unseen domains
 out whole, splits the others into training, validation and test samples, and shares them out.
@@ -58,6 +58,7 @@ class Source(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     notes: tuple[str, ...] = ()
+    # Read-only, since all sources share the default.
     groups: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     key: str = ""
 

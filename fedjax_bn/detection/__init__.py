@@ -5,8 +5,8 @@ whose anchors it reads. Everything is written from formulas of papers: YOLOv3 (R
 2018) for anchors and logistic classes, CIoU (Zheng et al. 2020), COCO's mean average precision.
 """
 
-from fedjax_bn.detection.anchors import Anchors
 from fedjax_bn.detection.average_precision import Found, mean_average_precision
+from fedjax_bn.detection.boxes import Anchors
 from fedjax_bn.detection.decode import (
     EVALUATION,
     PREDICTION,
@@ -16,7 +16,7 @@ from fedjax_bn.detection.decode import (
     detect,
     suppress,
 )
-from fedjax_bn.detection.loss import Parts, Recipe, detection_loss, detection_parts
+from fedjax_bn.detection.loss import Recipe, detection_loss
 from fedjax_bn.detection.task import detection
 
 __all__ = [
@@ -26,13 +26,11 @@ __all__ = [
     "Detections",
     "Found",
     "Keeping",
-    "Parts",
     "Recipe",
     "decode",
     "detect",
     "detection",
     "detection_loss",
-    "detection_parts",
     "mean_average_precision",
     "suppress",
 ]

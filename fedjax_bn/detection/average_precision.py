@@ -1,9 +1,9 @@
 """Mean average precision as COCO counts it, on the host in float64.
 
-For every class the detections of all images are taken from the best on; one is right where it
-meets a box of that class and image, not taken yet, with an IoU of at least t. The average precision
-is the mean, at the recalls 0, 0.01, ..., 1, of the best precision at that recall or above; its mean
-over the classes that have boxes is the mAP at t.
+For every class the detections of all images are taken from the best on; one is right if it meets,
+with an IoU of at least t, a box of that class and image that no better one has met. The average
+precision is the mean, at the recalls 0, 0.01, ..., 1, of the best precision at that recall or
+above; its mean over the classes that have boxes is the mAP at t.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ class Found(NamedTuple):
     Attributes:
       boxes: corners f[N, D, 4] of detections, in the unit of `true_boxes`.
       scores: f[N, D].
-      classes: i32[N, D]; -1 where there is none.
+      classes: i32[N, D]; -1 where there is nothing.
       true_boxes: corners f[N, M, 4].
-      true_classes: i32[N, M]; -1 where there is none, and -2 - c of a crowd of class c, which a
-        detection may meet without being right or wrong.
+      true_classes: i32[N, M]; -1 where there is nothing, and -2 - c for a crowd of class c,
+        which a detection may meet without being right or wrong.
     """
 
     boxes: np.ndarray
@@ -38,28 +38,21 @@ class Found(NamedTuple):
 def mean_average_precision(
     found: Found, thresholds: Sequence[float] = (0.5,), most: int = _MOST
 ) -> float:
-    """mAP in percent, a mean over thresholds and the classes that have boxes; NaN without any.
+    """Returns mAP in percent, a mean over thresholds and classes that have boxes; NaN without any.
 
     Args:
       found: of all images.
       thresholds: least IoUs t; (0.5,) is mAP50, `THRESHOLDS` is mAP50-95.
       most: how many detections of a class count in an image.
     """
-    values = average_precisions(found, thresholds, most)
-    return 100 * float(np.mean(list(values.values()))) if values else float("nan")
-
-
-def average_precisions(
-    found: Found, thresholds: Sequence[float] = (0.5,), most: int = _MOST
-) -> dict[int, np.ndarray]:
-    """Class -> average precision f64[thresholds] in [0, 1], of the classes that have boxes."""
     found = Found(*map(np.asarray, found))
     known = np.unique(found.true_classes[found.true_classes >= 0])
-    return {int(number): _of_class(found, int(number), thresholds, most) for number in known}
+    values = [_of_class(found, number, thresholds, most) for number in known.tolist()]
+    return 100 * float(np.mean(values)) if values else float("nan")
 
 
 def _of_class(found: Found, number: int, thresholds: Sequence[float], most: int) -> np.ndarray:
-    """Average precision f64[thresholds] of one class that has boxes."""
+    """Returns the average precision f64[thresholds] in [0, 1] of one class that has boxes."""
     scores, right, ignored = [], [], []
     mine = found.classes == number
     crowd = found.true_classes == -2 - number
@@ -89,9 +82,9 @@ def _of_class(found: Found, number: int, thresholds: Sequence[float], most: int)
 def _match(
     boxes: np.ndarray, true: np.ndarray, crowd: np.ndarray, thresholds: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which of d detections, best first, are right, and which count neither way: bool[t, d].
+    """Returns which of d detections, best first, are right, and which do not count: bool[t, d].
 
-    True boxes come before crowds, which may be met again and again.
+    True boxes come before crowds, which several detections may meet.
     """
     right, ignored = np.zeros((2, len(thresholds), len(boxes)), bool)
     if not len(true):
@@ -113,7 +106,7 @@ def _match(
 
 
 def _overlaps(boxes: np.ndarray, true: np.ndarray, crowd: np.ndarray) -> np.ndarray:
-    """IoU f64[d, m]; with a crowd the share of the detection that lies in it."""
+    """Returns IoU f64[d, m]; with a crowd, the share of the detection that is inside it."""
     low = np.maximum(boxes[:, None, :2], true[:, :2])
     high = np.minimum(boxes[:, None, 2:], true[:, 2:])
     both = np.clip(high - low, 0, None).prod(-1)
@@ -123,7 +116,7 @@ def _overlaps(boxes: np.ndarray, true: np.ndarray, crowd: np.ndarray) -> np.ndar
 
 
 def _area(right: np.ndarray, total: int) -> float:
-    """Average precision of detections in order, bool[n], of `total` boxes."""
+    """Returns the average precision of detections in order, bool[n], of `total` boxes."""
     if not len(right):
         return 0.0
     hits = np.cumsum(right)

@@ -1,6 +1,6 @@
-"""From a detector's outputs to detections: boxes, scores, and which of those that overlap to keep.
+"""From a detector's outputs to detections: boxes, scores, and which overlapping ones are kept.
 
-Shapes are fixed: every image has D detections, the rest of them with class -1.
+Shapes are fixed: every image has D detections, those beyond what is found with class -1.
 """
 
 from typing import NamedTuple
@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_bn.detection.anchors import Anchors
-from fedjax_bn.detection.boxes import decode_offsets, iou, to_corners
+from fedjax_bn.detection.boxes import Anchors, decode_offsets, iou, to_corners
 from fedjax_bn.detection.loss import Outputs
 
 
@@ -52,7 +51,7 @@ PREDICTION = Keeping(score=0.25, overlap=0.45, best_class=True, detections=100)
 
 
 def decode(outputs: Outputs, anchors: Anchors) -> tuple[jax.Array, jax.Array]:
-    """All predictions: boxes as corners f[B, N, 4] in [0, 1] of the image, scores f[B, N, C].
+    """Returns all predictions: corners f[B, N, 4] in [0, 1] of the image, scores f[B, N, C].
 
     The score of class c is sigmoid(objectness) sigmoid(c). Boxes are cut at the image's border.
 
@@ -75,7 +74,7 @@ def decode(outputs: Outputs, anchors: Anchors) -> tuple[jax.Array, jax.Array]:
 
 
 def suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping = EVALUATION) -> Detections:
-    """Non-maximum suppression, class by class: the best first, then whatever it leaves.
+    """Returns what non-maximum suppression, class by class and best first, keeps.
 
     Args:
       boxes: corners f[B, N, 4].
@@ -86,13 +85,22 @@ def suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping = EVALUATION)
 
 
 def detect(outputs: Outputs, anchors: Anchors, keeping: Keeping = EVALUATION) -> Detections:
-    """`suppress(*decode(outputs, anchors), keeping)`."""
+    """Returns `suppress(*decode(outputs, anchors), keeping)`."""
     return suppress(*decode(outputs, anchors), keeping)
 
 
 def _suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping) -> Detections:
-    """Of one image, f[N, 4] and f[N, C]."""
-    boxes, scores, classes = _candidates(boxes, scores, keeping)
+    """Suppresses within one image, f[N, 4] and f[N, C]."""
+    # The n best pairs of box and class are among the n boxes whose best class is best.
+    few, number = min(keeping.candidates, len(boxes)), scores.shape[-1]
+    best, place = lax.top_k(scores.max(-1), few)
+    if keeping.best_class:
+        boxes, classes = boxes[place], scores[place].argmax(-1).astype(jnp.int32)
+        scores = best
+    else:
+        scores, pair = lax.top_k(scores[place].reshape(-1), min(keeping.candidates, few * number))
+        row, classes = jnp.divmod(pair, number)
+        boxes = boxes[place[row]]
     depth = keeping.detections
 
     def more(state: tuple) -> jax.Array:
@@ -114,18 +122,3 @@ def _suppress(boxes: jax.Array, scores: jax.Array, keeping: Keeping) -> Detectio
         jnp.where(there, scores[kept], 0),
         jnp.where(there, classes[kept], -1),
     )
-
-
-def _candidates(
-    boxes: jax.Array, scores: jax.Array, keeping: Keeping
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The best (box, class) pairs of one image, best first: f[n, 4], f[n] and i32[n]."""
-    # The n best pairs are of the n boxes whose best class is best.
-    few = min(keeping.candidates, len(boxes))
-    best, place = lax.top_k(scores.max(-1), few)
-    if keeping.best_class:
-        return boxes[place], best, scores[place].argmax(-1).astype(jnp.int32)
-    number = scores.shape[-1]
-    chosen, pair = lax.top_k(scores[place].reshape(-1), min(keeping.candidates, few * number))
-    row, label = jnp.divmod(pair, number)
-    return boxes[place[row]], chosen, label

@@ -1,9 +1,8 @@
 """The loss of a detector with anchors: boxes by complete IoU, objectness and classes by logits.
 
 Written from the formulas: anchors and logistic classes of YOLOv3 (Redmon & Farhadi 2018), CIoU
-(Zheng et al., AAAI 2020), matches as in `fedjax_bn.detection.matching`. Shapes are fixed, so it
-works under `jit`, `vmap`, `scan` and `shard_map`: M boxes x 5 cells x A anchors a level, of which a
-mask says what counts.
+(Zheng et al., AAAI 2020). Shapes are fixed, so it works under `jit`, `vmap`, `scan` and
+`shard_map`: M boxes x 5 cells x A anchors a level, with a mask of those that count.
 
     L = (g_box L_box + g_obj (S / 640)^2 L_obj + g_class (C / 80) L_class) n
 
@@ -13,6 +12,10 @@ over n images of S = sqrt(H W) pixels a side; each part is a sum over levels,
     L_obj    balance * mean over cells and anchors of BCE with target max(CIoU, 0) at a match,
              the greatest of several, without gradient; 0 elsewhere
     L_class  mean over matches and classes of BCE with one-hot targets; 0 for a single class
+
+A box matches an anchor of a level where max(w / a_w, a_w / w, h / a_h, a_h / h) < ratio. The cell
+of its centre then predicts it, and so do its nearest neighbours, up to two: the left one where the
+fraction of x is below 1/2 and x > 1, and likewise up, right (with W - x) and down.
 """
 
 from collections.abc import Sequence
@@ -22,13 +25,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.detection.anchors import Anchors
-from fedjax_bn.detection.boxes import ciou, decode_offsets, to_centres
-from fedjax_bn.detection.matching import Matches, match
+from fedjax_bn.detection.boxes import Anchors, ciou, decode_offsets, to_centres
 
 Outputs = Sequence[jax.Array]
 _SIDE, _CLASSES = 640, 80  # those for which the gains are stated
 _BALANCE = (4.0, 1.0, 0.4)
+# The cell itself, and its neighbours left, up, right and down: (across, down).
+_STEPS = ((0, 0), (-1, 0), (0, -1), (1, 0), (0, 1))
 
 
 class Recipe(NamedTuple):
@@ -54,12 +57,18 @@ class Recipe(NamedTuple):
     smoothing: float = 0.0
 
 
-class Parts(NamedTuple):
-    """The parts of the loss, each f[]: sums over levels, without their gains."""
+class _Matches(NamedTuple):
+    """The matches of M boxes an image on one level, with P = 5 cells a box and A anchors a cell.
 
+    Attributes:
+      place: i32[B, M, P, A], number of a prediction among the H * W * A of the image's level.
+      matched: bool[B, M, P, A]; where it is False the other values have no meaning.
+      box: f[B, M, P, 4], centres relative to the cell, in cells; of side 1 where nothing matches.
+    """
+
+    place: jax.Array
+    matched: jax.Array
     box: jax.Array
-    objectness: jax.Array
-    classes: jax.Array
 
 
 def detection_loss(
@@ -69,41 +78,32 @@ def detection_loss(
     anchors: Anchors,
     recipe: Recipe | None = None,
 ) -> jax.Array:
-    """The loss f[] above, in the dtype of the outputs.
+    """Returns the loss f[] above, in the dtype of the outputs.
 
     Args:
       outputs: of each level f[B, H, W, A, 5 + C]: x, y, width, height, objectness, classes.
-      label: {"boxes": corners f[B, M, 4] in [0, 1] of the image, "class": i32[B, M]}; with a class
-        below 0, such as -1 of padding, there is no box to be learned.
+      label: {"boxes": corners f[B, M, 4] in [0, 1] of the image, "class": i32[B, M]}; a row with a
+        class below 0, such as -1 of padding, is not a box to be learned.
       valid: bool[B], images that count.
       anchors: of the levels.
       recipe: `Recipe()` by default.
 
     Raises:
-      ValueError: the outputs do not have the levels of the anchors.
+      ValueError: outputs, anchors and balance have different levels.
     """
     recipe = recipe or Recipe()
-    parts = detection_parts(outputs, label, valid, anchors, recipe)
-    by_area = by_classes = 1.0
-    if recipe.scaled:
-        height, width = outputs[0].shape[1:3]
-        by_area = height * width * anchors.strides[0] ** 2 / _SIDE**2
-        by_classes = (outputs[0].shape[-1] - 5) / _CLASSES
-    total = recipe.box * parts.box
-    total += recipe.objectness * by_area * parts.objectness
-    total += recipe.classes * by_classes * parts.classes
-    return total * valid.sum().astype(total.dtype) if recipe.by_batch else total
-
-
-def detection_parts(
-    outputs: Outputs,
-    label: dict[str, jax.Array],
-    valid: jax.Array,
-    anchors: Anchors,
-    recipe: Recipe,
-) -> Parts:
-    """The three parts of `detection_loss`; its arguments and errors."""
-    _check_levels(outputs, anchors, recipe)
+    each = [raw.shape[3] for raw in outputs]
+    if each != [len(level) for level in anchors.sizes]:
+        raise ValueError(
+            f"the detector's levels have {each} anchors a cell, but the task's anchors are "
+            f"{anchors.sizes}: make the task of the model's own, detection(model.anchors)"
+        )
+    balance = recipe.balance or _BALANCE[: len(each)]
+    if len(balance) != len(each):
+        raise ValueError(
+            f"a detector of {len(each)} levels needs a balance of each, not {recipe.balance}: "
+            "give Recipe(balance=...)"
+        )
     dtype = outputs[0].dtype
     real = valid[:, None] & (label["class"] >= 0)
     boxes = to_centres(label["boxes"].astype(dtype))
@@ -111,28 +111,67 @@ def detection_parts(
     for raw, sizes, stride in zip(outputs, *anchors, strict=True):
         cells, inside = raw.shape[1:3], jnp.asarray(sizes, dtype) / stride
         scale = jnp.asarray(cells[::-1] * 2, dtype)
-        matches = match(boxes * scale, real, inside, cells, recipe.ratio)
-        part = _of_level(raw, matches, label["class"], valid, inside, recipe.smoothing)
-        levels.append(part)
-    weights = recipe.balance or _BALANCE
-    return Parts(
-        sum(part.box for part in levels),
-        sum(weight * part.objectness for weight, part in zip(weights, levels, strict=False)),
-        sum(part.classes for part in levels),
-    )
+        matches = _match(boxes * scale, real, inside, cells, recipe.ratio)
+        levels.append(_of_level(raw, matches, label["class"], valid, inside, recipe.smoothing))
+    box, objectness, classes = zip(*levels, strict=True)
+    by_area = by_classes = 1.0
+    if recipe.scaled:
+        height, width = outputs[0].shape[1:3]
+        by_area = height * width * anchors.strides[0] ** 2 / _SIDE**2
+        by_classes = (outputs[0].shape[-1] - 5) / _CLASSES
+    weighted = sum(weight * part for weight, part in zip(balance, objectness, strict=True))
+    total = recipe.box * sum(box)
+    total += recipe.objectness * by_area * weighted
+    total += recipe.classes * by_classes * sum(classes)
+    return total * valid.sum().astype(total.dtype) if recipe.by_batch else total
+
+
+def _match(
+    boxes: jax.Array, real: jax.Array, anchors: jax.Array, cells: tuple[int, int], ratio: float
+) -> _Matches:
+    """Returns the matches of one level; a centre between two cells belongs to both, once each.
+
+    Args:
+      boxes: centres f[B, M, 4], in cells.
+      real: bool[B, M], those that are boxes at all.
+      anchors: f[A, 2], in cells.
+      cells: (H, W).
+      ratio: above 1.
+    """
+    sides = boxes[..., 2:]
+    real = real & (sides > 0).all(-1)
+    sides = jnp.where(real[..., None], sides, 1)  # so that no quotient is infinite
+    quotient = sides[..., None, :] / anchors
+    fits = jnp.maximum(quotient, 1 / quotient).max(-1) < ratio  # [B, M, A]
+
+    centre, size = boxes[..., :2], jnp.asarray(cells[::-1], boxes.dtype)
+    low, high = centre % 1, (size - centre) % 1
+    before = (low < 0.5) & (centre > 1)
+    after = (high > 0) & (high < 0.5) & (size - centre > 1)
+    near = jnp.concatenate([jnp.ones_like(before[..., :1]), before, after], -1)  # [B, M, P]
+    cell = jnp.floor(centre).astype(jnp.int32)[..., None, :] + jnp.asarray(_STEPS, jnp.int32)
+    cell = jnp.clip(cell, 0, jnp.asarray(cells[::-1], jnp.int32) - 1)  # [B, M, P, 2]
+
+    number, each = cell[..., 1] * cells[1] + cell[..., 0], anchors.shape[0]
+    matched = (real[..., None] & near)[..., None] & fits[..., None, :]
+    offset = centre[..., None, :] - cell.astype(boxes.dtype)
+    offset = jnp.where(matched.any(-1, keepdims=True), offset, 0)
+    box = jnp.concatenate([offset, jnp.broadcast_to(sides[..., None, :], offset.shape)], -1)
+    return _Matches(number[..., None] * each + jnp.arange(each, dtype=jnp.int32), matched, box)
 
 
 def _of_level(
     raw: jax.Array,
-    matches: Matches,
+    matches: _Matches,
     classes: jax.Array,
     valid: jax.Array,
     anchors: jax.Array,
     smoothing: float,
-) -> Parts:
-    """The parts of one level; objectness without its balance."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns L_box, L_obj without its balance, and L_class of one level, f[] each."""
     flat = raw.reshape(raw.shape[0], -1, raw.shape[-1])
     place, mask = matches.place.reshape(raw.shape[0], -1), matches.matched
+    # Places are clipped to the map, so XLA need not check each index.
     found = jax.vmap(lambda row, index: row.at[index].get(mode="promise_in_bounds"))(flat, place)
     found = found.reshape(*matches.place.shape, -1)  # [B, M, P, A, 5 + C]
     overlap = ciou(decode_offsets(found[..., :4], anchors), matches.box[..., None, :])
@@ -140,6 +179,7 @@ def _of_level(
     box = jnp.where(mask, 1 - overlap, 0).sum() / count
 
     goal = jnp.where(mask, jax.lax.stop_gradient(overlap), 0).reshape(place.shape)
+    # `max` and not `set`: of several boxes at one place, a scatter would keep any.
     target = jax.vmap(lambda row, index, value: row.at[index].max(value, mode="promise_in_bounds"))(
         jnp.zeros(flat.shape[:2], raw.dtype), place, goal
     )
@@ -149,22 +189,7 @@ def _of_level(
 
     number = raw.shape[-1] - 5
     if number == 1:
-        return Parts(box, objectness, jnp.zeros((), raw.dtype))
+        return box, objectness, jnp.zeros((), raw.dtype)
     hot = jax.nn.one_hot(classes, number, dtype=raw.dtype) * (1 - smoothing) + smoothing / 2
     cost = optax.sigmoid_binary_cross_entropy(found[..., 5:], hot[:, :, None, None]).mean(-1)
-    return Parts(box, objectness, jnp.where(mask, cost, 0).sum() / count)
-
-
-def _check_levels(outputs: Outputs, anchors: Anchors, recipe: Recipe) -> None:
-    """Raises ValueError unless outputs, anchors and balance have the same levels."""
-    each = [raw.shape[3] for raw in outputs]
-    if each != [len(level) for level in anchors.sizes]:
-        raise ValueError(
-            f"the detector's levels have {each} anchors a cell, but the task's anchors are "
-            f"{anchors.sizes}: make the task of the model's own, detection(model.anchors)"
-        )
-    if len(recipe.balance or _BALANCE[: len(each)]) != len(each):
-        raise ValueError(
-            f"a detector of {len(each)} levels needs a balance of each, not {recipe.balance}: "
-            "give Recipe(balance=...)"
-        )
+    return box, objectness, jnp.where(mask, cost, 0).sum() / count

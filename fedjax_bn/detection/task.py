@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_bn.detection.anchors import Anchors, checked
 from fedjax_bn.detection.average_precision import THRESHOLDS, Found, mean_average_precision
+from fedjax_bn.detection.boxes import Anchors
 from fedjax_bn.detection.decode import EVALUATION, Detections, Keeping, detect
 from fedjax_bn.detection.loss import Outputs, Recipe, detection_loss
 from fedjax_bn.task import Score, Task
@@ -21,11 +21,11 @@ def detection(
     keeping: Keeping = EVALUATION,
     score: str = "mAP50",
 ) -> Task:
-    """The task of a detector with anchors, such as `detection(model.anchors)`.
+    """Returns the task of a detector with anchors, such as `detection(model.anchors)`.
 
     Labels are {"boxes": corners f[B, M, 4] in [0, 1] of the image, "class": i32[B, M]}, with class
-    -1 for padding and -2 - c for a crowd of class c, which nobody learns and no detection misses.
-    Outputs are those of the levels, f[B, H, W, A, 5 + C].
+    -1 for padding and -2 - c for a crowd of class c, which no client learns and no detection
+    misses. Outputs are those of the levels, f[B, H, W, A, 5 + C].
 
     Args:
       anchors: of the model.
@@ -34,11 +34,13 @@ def detection(
       score: "mAP50" or "mAP50-95", in percent; 0 where there are no boxes.
 
     Raises:
-      ValueError: the score is unknown, or the anchors do not make sense.
+      ValueError: the score is unknown; or a level lacks its stride or its anchors, levels have
+        different numbers of them, or a size or stride is not above 0.
     """
     if score not in _SCORES:
         raise ValueError(f"score={score!r} is unknown; valid are {', '.join(_SCORES)}")
-    anchors, recipe, thresholds = checked(anchors), recipe or Recipe(), _SCORES[score]
+    _check_anchors(anchors)
+    recipe, thresholds = recipe or Recipe(), _SCORES[score]
 
     def loss(outputs: Outputs, label: Any, valid: jax.Array) -> jax.Array:
         return detection_loss(outputs, label, valid, anchors, recipe)
@@ -50,28 +52,31 @@ def detection(
 
     def of_all(kept: tuple[Detections, Any, Any]) -> Any:
         def on_host(kept: Any) -> np.ndarray:
-            value = mean_average_precision(found_of(kept), thresholds)
-            return np.nan_to_num(value).astype(kept[0].scores.dtype)
+            detections, label, valid = jax.tree.map(np.asarray, kept)
+            valid = valid.astype(bool)
+            leaves = (*detections, label["boxes"], label["class"])
+            # Batches [T, B, ...] become images that count, [N, ...].
+            found = [leaf.reshape(-1, *leaf.shape[valid.ndim :])[valid.ravel()] for leaf in leaves]
+            value = mean_average_precision(Found(*found), thresholds)
+            return np.nan_to_num(value).astype(detections.scores.dtype)
 
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(kept))
-        if not traced:
-            return on_host(jax.tree.map(np.asarray, kept))
+        if not traced:  # a callback would only copy to the host and back
+            return on_host(kept)
         shape = jax.ShapeDtypeStruct((), kept[0].scores.dtype)
-        return jax.pure_callback(
-            lambda given: on_host(jax.tree.map(np.asarray, given)),
-            shape,
-            kept,
-            vmap_method="sequential",
-        )
+        return jax.pure_callback(on_host, shape, kept, vmap_method="sequential")
 
     return Task(loss, Score(score, of_batch, of_all))
 
 
-def found_of(kept: tuple[Detections, Any, Any]) -> Found:
-    """What is kept of batches, [T, B, ...], as images that count, [N, ...]."""
-    detections, label, valid = kept
-    leaves = (*detections, label["boxes"], label["class"])
-    valid = valid.astype(bool)
-    return Found(
-        *(leaf.reshape(-1, *leaf.shape[valid.ndim :])[valid.reshape(-1)] for leaf in leaves)
-    )
+def _check_anchors(anchors: Anchors) -> None:
+    """Raises ValueError unless the anchors make a detector."""
+    sizes, strides = anchors
+    if not sizes or len(sizes) != len(strides) or len({len(level) for level in sizes}) != 1:
+        raise ValueError(
+            f"anchors have {[len(level) for level in sizes]} sizes on their levels and "
+            f"{len(strides)} strides: give each level one stride and all the same number of sizes"
+        )
+    numbers = [number for level in sizes for size in level for number in size]
+    if not numbers or min(*numbers, *strides) <= 0:
+        raise ValueError(f"anchors need sizes and strides above 0, not {sizes} and {strides}")

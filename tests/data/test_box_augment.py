@@ -11,7 +11,7 @@ from scipy.ndimage import affine_transform
 from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.label_trees import BOXES, CLASS
 from fedjax_bn.data.pixels import box_augment
-from fedjax_bn.data.pixels.box_augment import Move, of_boxes
+from fedjax_bn.data.pixels.box_augment import _Move, of_boxes
 from fedjax_bn.data.pixels.resize import GREY
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.errors import ConfigError
@@ -22,8 +22,8 @@ move_pixels, gain = jax.jit(box_augment._move_pixels), jax.jit(box_augment._gain
 move_boxes = jax.jit(box_augment._move_boxes, static_argnums=2)
 
 
-def of(scale, shift) -> Move:
-    return Move(jnp.asarray(scale, float), jnp.asarray(shift, float))
+def of(scale, shift) -> _Move:
+    return _Move(jnp.asarray(scale, float), jnp.asarray(shift, float))
 
 
 def labels(*rows):

@@ -161,7 +161,7 @@ def test_instances_left_out_crowds_and_sizes_that_differ_are_said(tmp_path, monk
         assert (source.pools[0].labels[CLASS] == [2]).all()
         assert "1 crowds" in notes
         assert "1 instances left out, the smallest of images with more than 2" in notes
-        assert "1 images of another size than their labels say" in notes
+        assert "1 images of another size than their labels state" in notes
 
 
 def test_a_config_of_vistas_without_known_classes_is_refused(tmp_path):

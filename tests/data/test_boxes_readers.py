@@ -7,7 +7,7 @@ import pytest
 
 from boxed import instances, picture, text
 from fedjax_bn.data.boxes import bdd100k, cityscapes, driving, own, vistas
-from fedjax_bn.data.boxes.instances import boxes_of
+from fedjax_bn.data.boxes.instances import _boxes_of
 from fedjax_bn.data.label_trees import BOXES, CLASS, crowd
 from fedjax_bn.data.pixels.resize import GREY
 from fedjax_bn.data.source import TRAIN, VALIDATION, Source
@@ -262,10 +262,10 @@ def test_table_2s_three_datasets_are_three_domains_of_the_same_eight_classes(tmp
 def test_the_box_of_an_instance_holds_all_its_pixels_and_no_more():
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 5, (9, 11)) * 1000
-    for value, (x1, y1, x2, y2) in boxes_of(ids).items():
+    for value, (x1, y1, x2, y2) in _boxes_of(ids).items():
         rows, columns = np.nonzero(ids == value)
         assert (x1, y1, x2, y2) == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
-    assert set(boxes_of(ids)) == {1000, 2000, 3000, 4000}
+    assert set(_boxes_of(ids)) == {1000, 2000, 3000, 4000}
 
 
 BAD_XML = voc(("cat", 1, 1, 8, "nan"))

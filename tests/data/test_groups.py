@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_bn.data.division.partition import share_out_domains, split_clients
+from fedjax_bn.data.division.partition import _split_clients, share_out_domains
 from fedjax_bn.data.seeds import generator
 from fedjax_bn.report import plots, write_report
 from fedjax_bn.report.data import data_facts
@@ -82,7 +82,7 @@ def test_a_sample_is_evaluated_as_all_clients_are(monkeypatch, validate_with):
 
 def test_drawn_clients_may_be_more_than_the_samples_which_stay_where_they_are():
     split = runs.DATA.domains[0].train
-    clients = split_clients(split, 50, generator(3), partition="drawn:7")
+    clients = _split_clients(split, 50, generator(3), partition="drawn:7")
     assert len(clients) == 50
     for client in clients:
         assert client.images.array is split.images

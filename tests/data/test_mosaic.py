@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_bn.data.label_trees import BOXES, CLASS
-from fedjax_bn.data.pixels.box_augment import Move, _put_together, _tile_moves, of_boxes
+from fedjax_bn.data.pixels.box_augment import _Move, _put_together, _tile_moves, of_boxes
 from fedjax_bn.data.pixels.resize import GREY
 
 SIZE, COUNT = 16, 6
@@ -26,7 +26,7 @@ def batch_of(valid=None):
 
 
 def test_four_images_meet_at_the_point_and_cover_everything():
-    still = Move(jnp.ones(2), jnp.zeros(2))
+    still = _Move(jnp.ones(2), jnp.zeros(2))
     for seed in range(2):
         moves, seen = jax.jit(_tile_moves)(jax.random.key(seed), still, 1.0)
         assert bool(seen.all())
@@ -35,7 +35,7 @@ def test_four_images_meet_at_the_point_and_cover_everything():
         assert max(across, down) <= SIZE
         tiles = [jnp.full((SIZE, SIZE, 3), float(t)) for t in range(4)]
         empty = {BOXES: jnp.zeros((4, 1, 4)), CLASS: jnp.full((4, 1), -1, jnp.int32)}
-        image = np.asarray(_put_together(tiles, empty, moves, seen)[0])
+        image = np.asarray(jax.jit(_put_together)(tiles, empty, moves, seen)[0])
         for y in range(SIZE):
             for x in range(SIZE):
                 if abs(x + 0.5 - across) > 1 and abs(y + 0.5 - down) > 1:  # seams are blended

@@ -241,7 +241,9 @@ def served(tmp_path_factory):
     import jax
 
     place = tmp_path_factory.mktemp("served") / "model"
-    variables = jax.device_get(MLP(2).init(jax.random.key(0), np.zeros((1, 8, 8, 3), np.float32)))
+    rng = np.random.default_rng(0)
+    like = jax.eval_shape(MLP(2).init, jax.random.key(0), np.zeros((1, 8, 8, 3), np.float32))
+    variables = jax.tree.map(lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(leaf.dtype), like)
     about = folder.About(
         form=folder.FORM,
         library="",

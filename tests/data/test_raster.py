@@ -66,17 +66,10 @@ def test_all_images_above_one_stated_size_are_refused_in_one_way(tmp_path, side)
     sentence = rf"\({side} x {side} pixels are more than the 100 megapixels of data.max_megapixels"
     with pytest.raises(ValueError, match=sentence):
         read(tmp_path, header)
-    image = open_raster(header, max_megapixels=1600)
+    image = open_raster(header, max_megapixels=side**2 / 1e6)
     assert image.size == (side, side)
-
-
-def test_a_large_image_is_read_where_the_limit_allows_it(tmp_path):
-    content = encoded(Image.new("1", (13_000, 13_800)), "PNG")  # 179.4 megapixels, Pillow's limit
-    (tmp_path / "a.jpg").write_bytes(content)
-    image = open_raster(content, max_megapixels=180)
-    assert image.size == (13_000, 13_800)
     with pytest.raises(ValueError, match=r"of data\.max_megapixels"):
-        open_raster(content, max_megapixels=179)
+        open_raster(header, max_megapixels=side**2 / 1e6 - 1)
 
 
 def test_a_file_of_absurd_length_is_not_even_read(tmp_path):
@@ -98,7 +91,7 @@ def test_a_file_of_absurd_length_is_not_even_read(tmp_path):
     ],
 )
 def test_numbers_without_a_stated_white_are_refused_naming_the_file(tmp_path, image, kind, words):
-    sentence = rf"a\.jpg \(its pixels are {words}.* which is white; save it with 8 or 16 bits\)"
+    sentence = rf"a\.jpg \(its pixels are {words}.* value for white; save it with 8 or 16 bits\)"
     with pytest.raises(ValueError, match=sentence):
         read(tmp_path, encoded(image, kind))
 

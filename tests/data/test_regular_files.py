@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from fedjax_bn.data import regular_files
-from fedjax_bn.data.boxes import coco, own, parsing, voc, yolo_text
+from fedjax_bn.data.boxes import bdd100k, coco, own, voc, yolo_text
 from fedjax_bn.data.boxes.labelled import Slips
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.decode import decode
 from fedjax_bn.data.regular_files import Refused, open_regular, read_text
-from fedjax_bn.data.sets import abide, arrays, cifar10, digit_files
+from fedjax_bn.data.sets import abide, arrays, digit_files
 from fedjax_bn.data.sets.files import open_table, read_list
 from fedjax_bn.data.sets.npz import read_archive
 from fedjax_bn.run.experiment.availability import read_trace
@@ -26,10 +26,6 @@ SHORT = 600  # characters of a sentence, paths of tests included
 def of_mnist_m(path: Path):
     (path.parent / "mnist_m_train").mkdir()
     return digit_files.mnist_m(path.parent)
-
-
-def of_cifar(path: Path):
-    return cifar10._read_batch(path)
 
 
 def of_table(path: Path):
@@ -46,13 +42,12 @@ def of_coco(path: Path):
 
 
 READERS = {
-    "data.yaml": lambda path: yolo_text.class_names([path.parent]),
+    "data.yaml": lambda path: yolo_text._class_names([path.parent]),
     "classes.json": of_coco,
-    "a.xml": parsing.read_xml,
-    "rows.json": lambda path: list(parsing.read_rows(path)),
+    "a.xml": lambda path: voc.find(path.parent, path.parent, Slips()),
+    "rows.json": lambda path: list(bdd100k._read_rows(path)),
     "list.txt": read_list,
     "metadata.csv": of_table,
-    "data_batch_1": of_cifar,
     "train_32x32.mat": lambda path: digit_files._read_mat(path, 0),
     "train-images-idx3-ubyte": lambda path: digit_files.read_idx(path, 3),
     "train-images-idx3-ubyte.gz": lambda path: digit_files.read_idx(path, 3),
@@ -82,7 +77,7 @@ def test_a_pipe_or_an_endless_device_is_refused_at_once_in_one_sentence(tmp_path
 
 @pytest.mark.parametrize(
     "name",
-    ["data.yaml", "classes.json", "a.xml", "list.txt", "metadata.csv", "data_batch_1", "trace.txt"],
+    ["data.yaml", "classes.json", "a.xml", "list.txt", "metadata.csv", "trace.txt"],
 )
 def test_a_file_above_the_stated_limit_is_refused_before_it_is_read(tmp_path, name):
     with open(tmp_path / name, "wb") as file:
@@ -212,7 +207,7 @@ def test_a_class_of_thousands_of_digits_is_one_short_sentence(tmp_path, digits):
 def test_names_of_thousands_of_digits_are_one_short_sentence(tmp_path, names):
     (tmp_path / "data.yaml").write_text(f"names: {names}")
     with pytest.raises(ValueError, match=r"data\.yaml") as caught:
-        yolo_text.class_names([tmp_path])
+        yolo_text._class_names([tmp_path])
     assert len(str(caught.value)) < SHORT
 
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_bn.data.division.by_class import first_samples, number_groups, samples_of
-from fedjax_bn.data.division.clients import make_clients
-from fedjax_bn.data.division.split import choose_parts
+from fedjax_bn.data.division.clients import _choose_parts, make_clients
 from fedjax_bn.data.domain import splits
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
 from sources import CLASSES, numbers, official, pool, sizes_of, toy
@@ -77,7 +76,7 @@ def test_parts_are_disjoint_and_complete_and_never_separate_a_name(source, split
 )
 def test_stratified_parts_have_the_promised_sizes_and_proportions(labels, validation, test, seed):
     source = Source("any", CLASSES, (pool("a", labels),), (0.5,), (0.5,))
-    (parts,) = choose_parts(source, "stratified", validation, test, seed)
+    (parts,) = _choose_parts(source, "stratified", validation, test, seed)
     sizes = np.bincount(parts, minlength=3)
     assert sizes.tolist() == expected_sizes(len(labels), validation, test)
     of_class = np.bincount(labels, minlength=4)
@@ -101,7 +100,7 @@ def test_stratified_parts_have_the_promised_sizes_and_proportions(labels, valida
 def test_sizes_of_parts_are_those_of_the_papers(count, validation, test, sizes):
     source = Source("any", CLASSES, (pool("a", np.arange(count) % 4),), (0.5,), (0.5,))
     for split in ("holdout", "stratified"):
-        (parts,) = choose_parts(source, split, validation, test, 0)
+        (parts,) = _choose_parts(source, split, validation, test, 0)
         assert np.bincount(parts, minlength=3).tolist() == sizes
     assert expected_sizes(count, validation, test) == sizes
 

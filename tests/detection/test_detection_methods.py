@@ -70,7 +70,7 @@ def in_float32():
     )
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", [*TRAINED, "fedsam", "harmofl", "mixstyle"])
 def test_a_round_of_a_method_that_needs_no_logits_takes_boxes(name):
     """Nothing is compiled here; that losses fall is shown by the slow test below."""
     method, (variables, batches) = of_name(name), in_float32()
@@ -93,7 +93,9 @@ def test_a_method_that_needs_no_logits_trains_a_detector(name):
     assert (losses[-1] < 0.9 * losses[0]).all(), losses
 
 
-@pytest.mark.parametrize("name", ["moon", "fedig"])
+@pytest.mark.parametrize(
+    "name", ["moon", "fedig", "copa", "csd", "fedsr", "jigen", "randconv", "rsc", "selfreg"]
+)
 def test_a_method_that_needs_logits_refuses_with_a_sentence(name):
     with pytest.raises(ValueError, match=f"{name} needs the logits .*'mAP50'.* fedbn"):
         make(name)

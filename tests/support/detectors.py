@@ -112,6 +112,14 @@ def loop_loss(outs, label, valid, anchors=ANCHORS, held=None, smoothing=0.0, sca
     return total * len(images)
 
 
+def encoded(centres, anchors):
+    """The raw outputs f[..., 4] of centres f[..., 4] relative to the cell: the formula solved."""
+    share = np.concatenate(
+        [(centres[..., :2] + 0.5) / 2, np.sqrt(centres[..., 2:] / anchors) / 2], -1
+    )
+    return np.log(share / (1 - share))
+
+
 def _decoded(raw, size, stride):
     x, y, w, h = 2 * sigmoid(raw[:4])
     return x - 0.5, y - 0.5, w**2 * size[0] / stride, h**2 * size[1] / stride
@@ -128,7 +136,8 @@ class Detector(nn.Module):
     def __call__(self, images):
         x = nn.Conv(6, (8, 8), 8, "VALID", name="conv")(images)
         x = _Tap(name="tap0")(nn.silu(BatchNorm(name="norm")(x)))
-        y = nn.Conv(2 * (5 + self.num_classes), (1, 1), name="predict0")(x)
+        few = nn.initializers.constant(-2.0)  # an untrained detector finds next to nothing
+        y = nn.Conv(2 * (5 + self.num_classes), (1, 1), bias_init=few, name="predict0")(x)
         return (y.reshape(*y.shape[:3], 2, -1),)
 
 

@@ -1,8 +1,8 @@
 """Makes a source of labelled images: letterboxed pixels, and boxes in one form.
 
 Boxes refer to the image as viewers show it, turned upright by its EXIF, or with the orientation
-"stored" to the rows of its file. If the width and height of the labels are those of the other of
-these two images, the boxes refer to the other one, and are turned with it.
+"stored" to the rows of its file. If the width and height in the labels are those of the other one
+of these two, the boxes refer to the other one, and are turned with it.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_bn.data.boxes.labelled import Labelled, Slips
-from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
+from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING, crowd
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.pixels.cache import cached_numbers
 from fedjax_bn.data.pixels.decode import decode, hash_of_files, relative_names
@@ -22,25 +22,27 @@ from fedjax_bn.data.pixels.raster import (
     STORED,
     UPRIGHT,
     open_raster,
+    orientation_of,
     read_image,
-    tag_of_other_frame,
-    turn_corners,
+    turned_by_pillow,
 )
 from fedjax_bn.data.pixels.resize import to_square
 from fedjax_bn.data.source import Pool, Source, check_source
 
+_CROWDS = "crowds (groups of objects): no client learns them, no detection is wrong there"
+_OTHER_CLASS = "boxes of classes that data.classes does not name left out"
 _NO_AREA = "boxes without area, or outside their image, left out"
 _CLIPPED = "boxes that reach out of their image cut at its border"
 _BORDER = 1.0  # pixels by which formats disagree on where a box ends
 _NO_SPLIT = (
-    "domains whose files name a part (train, val, test) of some images only, or none that train, "
-    "and are divided as those without"
+    "domains whose files name a part (train, val, test) for some images only, or for no training "
+    "image; they are divided as if no part were named"
 )
 _TURNED = (
-    "images whose labels state the size without EXIF's turn (or, of stored pixels, with it), and "
-    "whose boxes are turned"
+    "images whose labels state the size before EXIF's turn (where pixels stay as stored, after "
+    "it), and whose boxes are turned"
 )
-_OTHER_SIZE = "images of another size than their labels say, whose own size counts"
+_OTHER_SIZE = "images of another size than their labels state; the size of the image is used"
 
 
 class Squares(NamedTuple):
@@ -66,20 +68,21 @@ def to_source(
     name: str,
     root: Path,
     domains: Mapping[str, Sequence[Labelled]],
-    classes: Sequence[str],
+    numbers: Mapping[str, int],
     slips: Slips,
     squares: Squares,
     notes: Sequence[str] = (),
 ) -> Source:
     """Reads the images of all domains: u8[N, image_size, image_size, 3], see `pixels.resize`.
 
-    Boxes are cut at the border of their image; what is left out is counted in the notes.
+    Boxes of other classes are left out, the others are cut at the border of their image; the notes
+    count what is left out.
 
     Args:
       name: of the dataset.
       root: folder of the images, from which their names count.
       domains: name -> its images.
-      classes: their names.
+      numbers: name of each class -> its number, see `numbers_of`.
       slips: what the reader has changed or left out.
       squares: how images become squares.
       notes: further notes for the user.
@@ -89,7 +92,12 @@ def to_source(
       FileNotFoundError: images are missing.
       OSError: the cache cannot be written.
     """
-    everything = [one for owned in domains.values() for one in owned]
+    everything = []
+    for one in (one for owned in domains.values() for one in owned):
+        boxes = [box for box in one.boxes if box.label in numbers]
+        slips.add(_OTHER_CLASS, count=len(one.boxes) - len(boxes))
+        slips.add(_CROWDS, count=sum(box.crowd for box in boxes))
+        everything.append(one._replace(boxes=boxes))
     files = [one.file for one in everything]
     _check(everything, root)  # before hours of decoding
     images, converted = decode(
@@ -104,7 +112,10 @@ def to_source(
     )
     frames = _frames_of(files, root, squares).tolist()
     labels = _padded(
-        [_place(one, frame, squares, slips) for one, frame in zip(everything, frames, strict=True)]
+        [
+            _place(one, frame, numbers, squares, slips)
+            for one, frame in zip(everything, frames, strict=True)
+        ]
     )
     counts = (labels[CLASS] >= 0).sum(1)
     if not counts.any():
@@ -136,7 +147,7 @@ def to_source(
     return check_source(
         Source(
             name,
-            tuple(classes),
+            tuple(numbers),
             tuple(pools),
             mean=(0.0,) * 3,  # YOLO's detectors read u8/255
             std=(1.0,) * 3,
@@ -166,7 +177,11 @@ def _check(everything: Sequence[Labelled], root: Path) -> None:
 
 
 def _place(
-    one: Labelled, frame: Sequence[int], squares: Squares, slips: Slips
+    one: Labelled,
+    frame: Sequence[int],
+    numbers: Mapping[str, int],
+    squares: Squares,
+    slips: Slips,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the boxes f64[n, 4] of an image in shares of its square, and their classes i32[n]."""
     width, height, tag = frame
@@ -175,7 +190,12 @@ def _place(
     # A size that is the other one's only if width and height are exchanged shows which is meant.
     if tag > 4 and width != height and one.size == (height, width):
         slips.add(_TURNED, one.place)
-        corners = turn_corners(corners / image[[1, 0, 1, 0]], tag)
+        top, left, bottom, right = (corners / image[[1, 0, 1, 0]]).T  # rows become columns
+        if tag in (6, 7):
+            left, right = 1 - right, 1 - left
+        if tag in (7, 8):
+            top, bottom = 1 - bottom, 1 - top
+        corners = np.stack([left, top, right, bottom], axis=1)
     elif not squares.shares:
         corners = corners / image
         if one.size is not None and one.size != (width, height) and min(one.size) > 0:
@@ -192,8 +212,12 @@ def _place(
         slips.add(left_out, str(one.file), len(kept) - most)
         areas = np.prod(inside[kept, 2:] - inside[kept, :2], axis=1)
         kept = kept[np.sort(np.argsort(-areas, kind="stable")[:most])]
-    numbers = np.array([box.number for box in one.boxes], np.int32)
-    return to_square(inside[kept], width, height, squares.image_size), numbers[kept]
+    own = [numbers[box.label] for box in one.boxes]
+    own = [
+        crowd(number) if box.crowd else number for box, number in zip(one.boxes, own, strict=True)
+    ]
+    classes = np.array(own, np.int32)[kept]
+    return to_square(inside[kept], width, height, squares.image_size), classes
 
 
 def _padded(placed: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -209,11 +233,22 @@ def _padded(placed: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.nda
 
 
 def _frames_of(files: Sequence[Path], root: Path, squares: Squares) -> np.ndarray:
-    """Returns i32[N, 3], what `tag_of_other_frame` returns of each image, kept in the cache."""
+    """Returns i32[N, 3], kept in the cache: width and height of each image as used, and a tag.
+
+    The tag of EXIF turns boxes of the image's other frame into this one: of the stored frame where
+    images are used upright, else of the upright one.
+    """
     orientation, most = squares.orientation, squares.max_megapixels
 
     def frame(file: Path) -> tuple[int, int, int]:
-        return tag_of_other_frame(open_raster(read_image(file, most), most), orientation)
+        image = open_raster(read_image(file, most), most)
+        tag, (width, height) = orientation_of(image), image.size
+        if not turned_by_pillow(image):
+            if orientation == STORED:
+                tag = {6: 8, 8: 6}.get(tag, tag)  # every other turn is its own inverse
+            elif tag > 4:
+                width, height = height, width
+        return width, height, tag
 
     form = f"-{STORED}" * (orientation == STORED)
     name = f"{root.resolve().name or 'images'}-sizes{form}-{hash_of_files(files, root, 0)}"

@@ -9,8 +9,11 @@ read first, and lanes and areas of the one of 2018, which have no "box2d", are s
 included, so a box ends at x2 + 1. A frame whose labels are missing or null has no boxes.
 """
 
+import json
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +21,22 @@ from fedjax_bn.arguments.text import shown
 from fedjax_bn.data.boxes.assemble import Squares, to_source
 from fedjax_bn.data.boxes.labelled import (
     COMMON,
-    OTHER_CLASS,
     PARTS,
     Box,
     Labelled,
     Slips,
+    entry,
     numbers_of,
+    of_kind,
 )
-from fedjax_bn.data.boxes.parsing import entry, number, of_kind, read_rows
+from fedjax_bn.data.regular_files import open_regular
+from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import Source
 
+_LARGEST = 2**34  # bytes of labels, of which one frame is held at a time
+_CHUNK = 2**20  # characters that are read at a time
+_LONGEST = 2**27  # characters of a frame; the longest of BDD100K has some hundred thousand
+_SPACE = re.compile(r"[ \t\n\r]*")
 CLASSES = (*COMMON, "traffic light", "traffic sign")
 _OTHER_NAMES = {"pedestrian": "person", "bike": "bicycle", "motor": "motorcycle"}
 _OTHER_NAMES |= {"van": "car", "caravan": "car"}
@@ -66,30 +75,26 @@ def load(
       classes: of the ten; by default the eight that driving datasets share.
       path, image_size, **how: as in `own.load`, with its errors.
     """
-    slips, squares, classes = Slips(), Squares(image_size, **how), tuple(classes) or COMMON
-    frames = list_scenes(path, domains, classes, slips, squares)
-    return to_source("bdd100k", Path(path), frames, classes, slips, squares)
+    slips, squares = Slips(), Squares(image_size, **how)
+    numbers = numbers_of(CLASSES, classes or COMMON, "BDD100K")
+    frames = list_scenes(path, domains, slips, squares)
+    return to_source("bdd100k", Path(path), frames, numbers, slips, squares)
 
 
 def list_scenes(
-    path: str | Path | None,
-    domains: Sequence[str],
-    classes: Sequence[str],
-    slips: Slips,
-    squares: Squares,
+    path: str | Path | None, domains: Sequence[str], slips: Slips, squares: Squares
 ) -> dict[str, list[Labelled]]:
     """Returns domain -> its frames; arguments as of `load`."""
     del squares
     if not path or not Path(path).is_dir():
         raise FileNotFoundError(f"data.path {path} is not a folder of BDD100K: {_WHERE}")
     root, domain_of = Path(path), _rule(domains)
-    numbers = numbers_of(CLASSES, classes, "BDD100K")
     found: dict[str, list[Labelled]] = {}
     for part in ("train", "val"):
         label_file = next((p for p in (root / f.format(part) for f in _FILES) if p.is_file()), None)
         if label_file is None:
             raise FileNotFoundError(f"{root / _FILES[0].format(part)} is missing: {_WHERE}")
-        for row, frame in enumerate(read_rows(label_file), 1):
+        for row, frame in enumerate(_read_rows(label_file), 1):
             place = f"{label_file}, frame {row}"
             given = of_kind(frame, dict, place).get("attributes") or {}
             of_kind(given, dict, f"{place}: 'attributes'")
@@ -98,7 +103,7 @@ def list_scenes(
             if not domain:
                 slips.add("frames that are in no domain left out")
                 continue
-            image = _read_frame(frame, place, root / "images" / "100k" / part, numbers, slips)
+            image = _read_frame(frame, place, root / "images" / "100k" / part, slips)
             found.setdefault(domain, []).append(image._replace(part=PARTS[part]))
     # Rules by attributes make as many domains as there are values; Table 3's all must be there.
     chosen = [d for d in domains if d in TABLE_3] or (sorted(found) if domains else list(TABLE_3))
@@ -134,9 +139,8 @@ def _rule(domains: Sequence[str]) -> Callable[[dict[str, str]], str]:
     return by_table
 
 
-def _read_frame(
-    frame: dict[str, Any], place: str, folder: Path, numbers: dict[str, int], slips: Slips
-) -> Labelled:
+def _read_frame(frame: dict[str, Any], place: str, folder: Path, slips: Slips) -> Labelled:
+    """Returns a frame with its boxes."""
     name = entry(frame, "name", str, place)
     if Path(name).name != name or name in ("", ".", "..") or not 0 < len(os.fsencode(name)) < 256:
         raise ValueError(f"{place}: 'name' {shown(name[:60])!r} is not the name of a file")
@@ -157,14 +161,71 @@ def _read_frame(
             raise ValueError(
                 f"{here} is of category {shown(category[:40])!r}, which BDD100K does not have"
             )
-        elif category not in numbers:
-            slips.add(OTHER_CLASS)
         else:
             keys = ("x1", "y1", "x2", "y2")
             if not set(keys) <= set(of_kind(box, dict, f"{here}: 'box2d'")):
                 raise ValueError(f"{here}: 'box2d' must have x1, y1, x2 and y2")
-            x1, y1, x2, y2 = (number(box[key], f"{here}: {key}") for key in keys)
+            x1, y1, x2, y2 = (of_kind(box[key], float, f"{here}: {key}") for key in keys)
             if x2 >= x1 and y2 >= y1:  # else it has no area, and to_source counts it
                 x2, y2 = x2 + 1, y2 + 1
-            boxes.append(Box(row, numbers[category], (x1, y1, x2, y2)))
+            boxes.append(Box(row, category, (x1, y1, x2, y2)))
     return Labelled(folder / name, f"{place} ({name})", boxes, name=f"bdd100k/{name}")
+
+
+def _read_rows(path: Path) -> Iterator[Any]:
+    """Yields the values of a JSON file that is one long list, and holds the text of one at a time.
+
+    BDD100K's labels of 2018 have 1.4 GB.
+
+    Raises:
+      FileNotFoundError: there is no file.
+      ValueError: it is damaged, not a list, or a value is absurdly long.
+    """
+    decoder = json.JSONDecoder()
+    text, at, ended = "", 0, False  # what has been read, from the value at hand on
+    state, more = "begin", False
+    with (
+        corruption_named(path),
+        open_regular(path, _LARGEST) as raw,
+        TextIOWrapper(raw, "utf-8-sig") as file,
+    ):
+        while True:
+            at = _SPACE.match(text, at).end()
+            if more or (at == len(text) and not ended):
+                left = text[at:]
+                if len(left) > _LONGEST:
+                    raise ValueError(f"a value of its list has over {_LONGEST:,} characters")
+                # As much as is at hand, so that the longest value is tried a few times only.
+                new = file.read(max(_CHUNK, len(left)))
+                text, at, ended, more = left + new, 0, not new, False
+                continue
+            mark = text[at : at + 1]
+            if state == "begin":
+                if mark != "[":
+                    raise ValueError("it must be a list")
+                at, state = at + 1, "first"
+            elif state == "end":
+                if mark:
+                    raise ValueError("something follows its list")
+                return
+            elif mark == "]" and state in ("first", "after"):
+                at, state = at + 1, "end"
+            elif state == "after":
+                if mark != ",":
+                    raise ValueError(f"a value of its list is followed by {mark or 'nothing'!r}")
+                at, state = at + 1, "value"
+            else:
+                try:
+                    value, end = decoder.raw_decode(text, at)
+                except json.JSONDecodeError:  # the value may continue in the next chunk
+                    if ended:
+                        raise
+                    more = True
+                    continue
+                # A number at the end of the text may continue; before a comma it does not.
+                following = _SPACE.match(text, end).end()
+                if text[following : following + 1] in (",", "]") or ended:
+                    at, state = end, "after"
+                    yield value
+                else:
+                    more = True

@@ -16,12 +16,22 @@ from typing import Any
 
 from fedjax_bn.data.boxes.assemble import Squares, to_source
 from fedjax_bn.data.boxes.instances import with_instances
-from fedjax_bn.data.boxes.labelled import COMMON, CROWDS, PARTS, Box, Labelled, Slips, numbers_of
-from fedjax_bn.data.boxes.parsing import entry, number, read_json
+from fedjax_bn.data.boxes.labelled import (
+    COMMON,
+    PARTS,
+    Box,
+    Labelled,
+    Slips,
+    entry,
+    numbers_of,
+    of_kind,
+    read_json,
+)
 from fedjax_bn.data.label_trees import PADDING, crowd
 from fedjax_bn.data.source import Source
 
-_IDS = dict(zip((24, 25, 26, 27, 28, 31, 32, 33), COMMON, strict=True))
+# number of a class in the PNGs -> its number in COMMON
+_IDS = {24: 0, 25: 1, 26: 2, 27: 3, 28: 4, 31: 5, 32: 6, 33: 7}
 # domain -> the folder of its images, and the end of their names
 _DOMAINS = {
     "cityscapes": ("leftImg8bit", "_leftImg8bit.png"),
@@ -49,39 +59,35 @@ def load(
       classes: of the eight; empty for all.
       path, image_size, **how: as in `own.load`, with its errors.
     """
-    slips, squares, classes = Slips(), Squares(image_size, **how), tuple(classes) or COMMON
-    scenes = list_scenes(path, domains, classes, slips, squares)
-    return to_source("cityscapes", Path(path), scenes, classes, slips, squares)
+    slips, squares = Slips(), Squares(image_size, **how)
+    numbers = numbers_of(COMMON, classes, "Cityscapes")
+    scenes = list_scenes(path, domains, slips, squares)
+    return to_source("cityscapes", Path(path), scenes, numbers, slips, squares)
 
 
 def list_scenes(
-    path: str | Path | None,
-    domains: Sequence[str],
-    classes: Sequence[str],
-    slips: Slips,
-    squares: Squares,
+    path: str | Path | None, domains: Sequence[str], slips: Slips, squares: Squares
 ) -> dict[str, list[Labelled]]:
     """Returns domain -> its scenes, by name; arguments as of `load`."""
     if not path or not Path(path).is_dir():
         raise FileNotFoundError(f"data.path {path} is not a folder of Cityscapes: {_WHERE}")
-    root, numbers = Path(path), numbers_of(COMMON, classes, "Cityscapes")
+    root = Path(path)
     unknown = [name for name in domains if name not in _DOMAINS]
     if unknown:
         raise ValueError(f"data.domains names {unknown[0]!r}; Cityscapes has {', '.join(_DOMAINS)}")
     chosen = domains or [name for name, (folder, _) in _DOMAINS.items() if (root / folder).is_dir()]
-    ids = {number: numbers[name] for number, name in _IDS.items() if name in numbers}
 
     def class_of(value: int) -> int:
         """Returns the class of an instance, of a group of some, or -1."""
-        return crowd(ids[value]) if value in ids else ids.get(value // 1000, PADDING)
+        return crowd(_IDS[value]) if value in _IDS else _IDS.get(value // 1000, PADDING)
 
-    name = f"cityscapes-{'-'.join(map(str, sorted(ids.items())))}"
-    found = {}
+    # The cache is found by what pixels mean.
+    name, found = f"cityscapes-{'-'.join(map(str, sorted(_IDS.items())))}", {}
     for domain in chosen:
         instances, polygons = _files_of(root, domain)
-        scenes = [_read_polygons(one, numbers, slips) for one in polygons]
+        scenes = [_read_polygons(one) for one in polygons]
         if instances:
-            scenes += with_instances(instances, class_of, squares, slips, root=root, name=name)
+            scenes += with_instances(instances, class_of, squares, slips, root, name)
         found[domain] = sorted(scenes, key=lambda one: one.file)
     empty = [domain for domain, scenes in found.items() if not scenes]
     if empty or not found:
@@ -105,7 +111,7 @@ def _files_of(root: Path, domain: str) -> tuple[list[Labelled], list[Labelled]]:
     return instances, polygons
 
 
-def _read_polygons(one: Labelled, numbers: dict[str, int], slips: Slips) -> Labelled:
+def _read_polygons(one: Labelled) -> Labelled:
     """Returns the image with the boxes of its polygons [[x, y], ...]."""
     content = read_json(Path(one.place))
     size = tuple(entry(content, key, int, one.place) for key in ("imgWidth", "imgHeight"))
@@ -114,20 +120,17 @@ def _read_polygons(one: Labelled, numbers: dict[str, int], slips: Slips) -> Labe
         place = f"{one.place}, row {row}"
         label = entry(each, "label", str, place)
         single = label.removesuffix("group")
-        if single not in numbers:
+        if single not in COMMON:
             continue
         polygon = entry(each, "polygon", list, place)
         if not polygon or not all(isinstance(point, list) and len(point) == 2 for point in polygon):
             raise ValueError(f"{place}: 'polygon' must be a list of [x, y]")
-        points = [[number(value, f"{place}: 'polygon'") for value in point] for point in polygon]
+        points = [[of_kind(value, float, f"{place}: 'polygon'") for value in p] for p in polygon]
         across, down = zip(*points, strict=True)
-        if not all(map(math.isfinite, (*across, *down))):
+        if not all(map(math.isfinite, (*across, *down))):  # `min` may pass over NaN
             raise ValueError(
                 f"{place}: 'polygon' has a number that is not finite: correct or remove it"
             )
-        class_ = numbers[single]
-        if label != single:
-            slips.add(CROWDS)
-            class_ = crowd(class_)
-        boxes.append(Box(row, class_, (min(across), min(down), max(across), max(down))))
+        corners = (min(across), min(down), max(across), max(down))
+        boxes.append(Box(row, single, corners, crowd=label != single))
     return one._replace(boxes=boxes, size=size)

@@ -3,28 +3,26 @@
     annotations/instances_train.json   images/NAME.jpg     or images beside the file, or in train/
 
 {"images": [{"id", "file_name", "width", "height"}], "categories": [{"id", "name"}],
-"annotations": [{"image_id", "category_id", "bbox": [x, y, w, h], "iscrowd"}]}; boxes are in pixels
-from the image's upper left corner, of the image as viewers show it or, where "width" and "height"
-are those before EXIF's turn, as it is stored (see `assemble`). Crowds stay such, see `label_trees`.
+"annotations": [{"image_id", "category_id", "bbox": [x, y, w, h], "iscrowd"}]}. Boxes are in pixels
+from the upper left corner of the image as viewers show it; or as it is stored, where "width" and
+"height" are those before EXIF's turn (see `assemble`). Crowds stay crowds, see `label_trees`.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedjax_bn.arguments.text import brief, short
 from fedjax_bn.data.boxes.labelled import (
-    CROWDS,
-    OTHER_CLASS,
     Box,
     Labelled,
     Slips,
-    numbers_of,
+    entry,
+    of_kind,
     part_of,
+    read_json,
 )
-from fedjax_bn.data.boxes.parsing import entry, number, of_kind, read_json
-from fedjax_bn.data.label_trees import crowd
 
 NAME, SHARES = "COCO's JSON", False  # see `own`
 _LONGEST, _DEEPEST = 255, 1024  # bytes of a file's name, characters of one with its folders
@@ -55,24 +53,26 @@ def find(root: Path, folder: Path, slips: Slips) -> _Found:
 
 
 def read(
-    root: Path,
-    folders: Mapping[str, Path],
-    found: Mapping[str, _Found],
-    classes: Sequence[str],
-    slips: Slips,
+    root: Path, folders: Mapping[str, Path], found: Mapping[str, _Found], slips: Slips
 ) -> tuple[list[str], dict[str, list[Labelled]]]:
     """Returns the names of all classes, and domain -> its images; see `own`.
 
     Raises:
       ValueError: a file is not of the form, or an annotation is of no image or category.
     """
-    every = (content for files in found.values() for content in files)
-    names = list({name: None for content in every for name in _categories(*content).values()})
-    numbers = numbers_of(names, classes, str(root))
-    return names, {
-        name: [one for content in files for one in _images(*content, folders[name], numbers, slips)]
-        for name, files in found.items()
-    }
+    del root, slips
+    names: dict[str, None] = {}  # in the order of the files
+    domains: dict[str, list[Labelled]] = {}
+    for domain, files in found.items():
+        domains[domain] = []
+        for path, content in files:
+            categories = {
+                identity: entry(one, "name", str, place)
+                for identity, (place, one) in _by_id(path, content, "categories").items()
+            }
+            names |= dict.fromkeys(categories.values())
+            domains[domain] += _images(path, content, folders[domain], categories)
+    return list(names), domains
 
 
 def _by_id(path: Path, content: Mapping[str, Any], key: str) -> dict[int, tuple[str, Any]]:
@@ -89,41 +89,36 @@ def _by_id(path: Path, content: Mapping[str, Any], key: str) -> dict[int, tuple[
     return found
 
 
-def _categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
-    named = _by_id(path, content, "categories").items()
-    return {identity: entry(one, "name", str, place) for identity, (place, one) in named}
-
-
 def _images(
-    path: Path, content: Mapping[str, Any], folder: Path, numbers: Mapping[str, int], slips: Slips
+    path: Path, content: Mapping[str, Any], folder: Path, categories: Mapping[int, str]
 ) -> list[Labelled]:
-    """Returns the images of one file with their boxes of the classes in `numbers`."""
-    named, images = _categories(path, content), _by_id(path, content, "images")
+    """Returns the images of one file with their boxes."""
+    images = _by_id(path, content, "images")
     boxes: dict[int, list[Box]] = {identity: [] for identity in images}
     for row, one in enumerate(entry(content, "annotations", list, str(path)), 1):
         place = f"{path}, annotations, row {row}"
         image, category = entry(one, "image_id", int, place), entry(one, "category_id", int, place)
         if image not in boxes:
             raise ValueError(f"{place} is of image {brief(image)}, which `images` does not have")
-        if category not in named:
+        if category not in categories:
             raise ValueError(
                 f"{place} is of category {brief(category)}, which `categories` does not name"
             )
-        if named[category] not in numbers:
-            slips.add(OTHER_CLASS)
-            continue
-        class_ = numbers[named[category]]
-        if one.get("iscrowd"):
-            slips.add(CROWDS)
-            class_ = crowd(class_)
         box = entry(one, "bbox", list, place)
         if len(box) != 4:
             raise ValueError(f"{place}: 'bbox' must be [x, y, width, height]")
-        x, y, w, h = (number(value, f"{place}: 'bbox'") for value in box)
-        boxes[image].append(Box(row, class_, (x, y, x + w, y + h)))
+        x, y, w, h = (of_kind(value, float, f"{place}: 'bbox'") for value in box)
+        corners = (x, y, x + w, y + h)
+        boxes[image].append(Box(row, categories[category], corners, bool(one.get("iscrowd"))))
     # Both the folders of a file and the words of its name may name a part.
     part = part_of([*path.relative_to(folder).parts[:-1], *path.stem.split("_")])
-    base, labelled = _base(path, folder, images.values()), []
+    places = [path.parent, path.parent / "images", folder / "images", folder]
+    for word in path.stem.split("_"):
+        places += [folder / word, folder / "images" / word]
+    # Names count from the first of these folders that holds the first image.
+    first = [_file_name(one, place) for place, one in list(images.values())[:1]]
+    held = (place for place in places if any((place / name).is_file() for name in first))
+    base, labelled = next(held, folder / "images"), []
     for identity, (place, one) in images.items():
         size = None
         if "width" in one and "height" in one:
@@ -144,15 +139,3 @@ def _file_name(one: Mapping[str, Any], place: str) -> PurePosixPath:
             "more than a file's name can have: correct it"
         )
     return name
-
-
-def _base(path: Path, folder: Path, images: Iterable[tuple[str, Any]]) -> Path:
-    """Returns the folder from which files of images count: the first that holds the first image."""
-    first = next(iter(images), None)
-    if first is None:
-        return folder
-    name = _file_name(first[1], first[0])
-    places = [path.parent, path.parent / "images", folder / "images", folder]
-    for word in path.stem.split("_"):
-        places += [folder / word, folder / "images" / word]
-    return next((place for place in places if (place / name).is_file()), folder / "images")

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedjax_bn.data.boxes import bdd100k, cityscapes, vistas
 from fedjax_bn.data.boxes.assemble import Squares, to_source
-from fedjax_bn.data.boxes.labelled import COMMON, Slips
+from fedjax_bn.data.boxes.labelled import COMMON, Slips, numbers_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.source import Source
 
@@ -48,10 +48,9 @@ def load(
             f"data.path {path} is not a folder: it must hold {', '.join(DOMAINS)}, each as its own "
             "reader has it"
         )
-    root, slips, classes = Path(path), Slips(), tuple(classes) or COMMON
-    squares = Squares(image_size, **how)
-    scenes = {}
+    root, slips, squares = Path(path), Slips(), Squares(image_size, **how)
+    numbers, scenes = numbers_of(COMMON, classes, "driving"), {}
     for name in domains or DOMAINS:
         reader, inner = _READERS[name]
-        scenes |= reader.list_scenes(root / name, inner, classes, slips, squares)
-    return to_source("driving", root, scenes, classes, slips, squares)
+        scenes |= reader.list_scenes(root / name, inner, slips, squares)
+    return to_source("driving", root, scenes, numbers, slips, squares)

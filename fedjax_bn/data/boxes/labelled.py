@@ -1,18 +1,21 @@
-"""The common form of images with boxes, and what all readers of boxes share."""
+"""Images with boxes as all readers give them, and how readers count, list and check what they read.
 
+Labels may come from anyone: each fault is an error message that names the file and the row.
+"""
+
+import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_bn.data.messages import first_few
+from fedjax_bn.data.regular_files import read_text
+from fedjax_bn.data.sets.files import corruption_named
 from fedjax_bn.data.source import TEST, TRAIN, VALIDATION
 
-# Kinds of slips that several readers count.
-CROWDS = "crowds (groups of objects): no client learns them, no detection is wrong there"
-OTHER_CLASS = "boxes of classes that data.classes does not name left out"
 # The classes that BDD100K, Cityscapes and Mapillary Vistas share.
 COMMON = ("person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle")
 PARTS: Mapping[str, int] = MappingProxyType(
@@ -22,6 +25,14 @@ PARTS: Mapping[str, int] = MappingProxyType(
 # Names of the folders of a set of images with boxes, in small letters.
 IMAGES = ("images", "jpegimages", "imgs")
 LABELS = ("labels", "annotations", "xmls")
+_LARGEST_JSON = 2**32  # bytes; Objects365, the largest that we know, takes half of them
+_WORDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+}
 
 
 class Box(NamedTuple):
@@ -29,14 +40,16 @@ class Box(NamedTuple):
 
     Attributes:
       row: the row of the labels, counted from 1.
-      number: its class, a position in the dataset's classes; see `label_trees.crowd`.
+      label: the name of its class.
       corners: x1, y1, x2, y2, from the left and upper edge of the image; x2 and y2 are where the
         box ends, so that x2 - x1 is its width.
+      crowd: whether it is a group of objects, see `label_trees`.
     """
 
     row: int
-    number: int
+    label: str
     corners: tuple[float, ...]
+    crowd: bool = False
 
 
 class Labelled(NamedTuple):
@@ -45,7 +58,7 @@ class Labelled(NamedTuple):
     Attributes:
       file: the image.
       place: the file of its labels, and the place in it; error messages begin with it.
-      boxes: as the labels have them.
+      boxes: of all classes, as the labels have them.
       size: width and height of the image by its labels; None if the labels do not state them.
       part: TRAIN, VALIDATION or TEST; None if the labels do not divide the images.
       name: of the sample, by default its file. Samples of one name are never separated.
@@ -86,11 +99,8 @@ class Slips:
 
 def part_of(names: Sequence[str]) -> int | None:
     """Returns the part that a folder's name means, such as "train2017" or "val"; the last wins."""
-    for name in reversed(names):
-        plain = name.lower().rstrip("0123456789_-")
-        if plain in PARTS:
-            return PARTS[plain]
-    return None
+    plain = [name.lower().rstrip("0123456789_-") for name in names]
+    return next((PARTS[name] for name in reversed(plain) if name in PARTS), None)
 
 
 def numbers_of(classes: Sequence[str], chosen: Sequence[str], place: str) -> dict[str, int]:
@@ -115,7 +125,45 @@ def files_in(folder: Path) -> list[Path]:
     for place, inner, names in os.walk(folder, followlinks=True):
         visible = sorted(name for name in inner if not name.startswith("."))
         real = {name: os.path.realpath(os.path.join(place, name)) for name in visible}
+        # os.walk enters what is left in `inner`: a link to a folder above would never end.
         inner[:] = [name for name in visible if real[name] not in seen]
         seen.update(real.values())
         found += [Path(place, name) for name in names if not name.startswith(".")]
     return sorted(found)
+
+
+def read_json(path: Path) -> Any:
+    """Returns the content of a JSON file.
+
+    Raises:
+      FileNotFoundError: there is no file.
+      ValueError: it is damaged, nested absurdly deep, or not a regular file of up to 4 GiB.
+    """
+    with corruption_named(path):
+        return json.loads(read_text(path, _LARGEST_JSON))
+
+
+def entry(value: Any, key: str, kind: type, place: str) -> Any:
+    """Returns `value[key]`, which must be of a kind, see `of_kind`.
+
+    Raises:
+      ValueError: `value` is not an object, lacks the key, or has another kind of value there.
+    """
+    if key not in of_kind(value, dict, place):
+        raise ValueError(f"{place} has no {key!r}")
+    return of_kind(value[key], kind, f"{place}: {key!r}")
+
+
+def of_kind(value: Any, kind: type, place: str) -> Any:
+    """Returns a value of JSON that must be a dict, list, str, int, or for `float` any number.
+
+    Raises:
+      ValueError: it is of another kind, or a number too large for a float.
+    """
+    wanted = (int, float) if kind is float else kind
+    if isinstance(value, bool) or not isinstance(value, wanted):  # bool is a kind of int
+        raise ValueError(f"{place} must be {_WORDS[kind]}")
+    try:
+        return float(value) if kind is float else value
+    except OverflowError:
+        raise ValueError(f"{place} is too large a number") from None

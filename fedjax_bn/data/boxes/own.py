@@ -4,13 +4,13 @@
     clear/annotations/1.xml  clear/images/1.jpg  ...                               (VOC)
     clear/annotations/instances_train.json  clear/images/1.jpg  ...                (COCO)
 
-A folder that is itself of such a form is one domain, which `data.num_clients` shares out. Parts
-(train, val, test) that folders or files name are taken for the official split if all images of a
-domain have one. Images keep their shape, see `pixels.resize`.
+A folder that is itself of such a form is one domain, which `data.num_clients` shares out. Where
+folders or files name a part (train, val, test) of every image of a domain, the parts are its
+official split. Images keep their shape, see `pixels.resize`.
 
 A form is a module with NAME, SHARES (whether corners are shares of the image), `find(root, folder,
 slips)`, which returns what a domain's folder has of this form, and `read(root, folders, found,
-classes, slips)`, which returns the names of all classes and the images of each domain.
+slips)`, which returns the names of all classes and the images of each domain.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from typing import Any
 
 from fedjax_bn.data.boxes import coco, voc, yolo_text
 from fedjax_bn.data.boxes.assemble import Squares, to_source
-from fedjax_bn.data.boxes.labelled import IMAGES, LABELS, Slips, part_of
+from fedjax_bn.data.boxes.labelled import IMAGES, LABELS, Slips, numbers_of, part_of
 from fedjax_bn.data.messages import first_few
 from fedjax_bn.data.sets.folders import is_image, subfolders
 from fedjax_bn.data.source import Source
@@ -79,13 +79,14 @@ def load(
                 f"{folders[name]} is in the form of {other.NAME}, but {folders[first]} in that of "
                 f"{form.NAME}: bring both into one, or choose by data.domains"
             )
-    known, owned = form.read(root, folders, found, classes, slips)
+    known, owned = form.read(root, folders, found, slips)
+    numbers = numbers_of(known, classes, str(root))
     empty = [name for name, images in owned.items() if not images]
     if empty:
         raise ValueError(f"{folders[empty[0]]} has no labelled images: {_WHERE}")
     squares = Squares(image_size, shares=form.SHARES, **how)
     notes = (f"{root} is read as {form.NAME}",)
-    return to_source("boxes", root, owned, classes or known, slips, squares, notes)
+    return to_source("boxes", root, owned, numbers, slips, squares, notes)
 
 
 def _domain_folders(path: Path, domains: Sequence[str]) -> dict[str, Path]:

@@ -15,8 +15,15 @@ from typing import Any
 
 from fedjax_bn.data.boxes.assemble import Squares, to_source
 from fedjax_bn.data.boxes.instances import with_instances
-from fedjax_bn.data.boxes.labelled import COMMON, PARTS, Labelled, Slips, numbers_of
-from fedjax_bn.data.boxes.parsing import entry, read_json
+from fedjax_bn.data.boxes.labelled import (
+    COMMON,
+    PARTS,
+    Labelled,
+    Slips,
+    entry,
+    numbers_of,
+    read_json,
+)
 from fedjax_bn.data.label_trees import PADDING, crowd
 from fedjax_bn.data.sets.folders import list_files
 from fedjax_bn.data.source import Source
@@ -52,28 +59,33 @@ def load(
       classes: of the eight; empty for all.
       path, image_size, **how: as in `own.load`, with its errors.
     """
-    slips, squares, classes = Slips(), Squares(image_size, **how), tuple(classes) or COMMON
-    scenes = list_scenes(path, (), classes, slips, squares)
-    return to_source("vistas", Path(path), scenes, classes, slips, squares)
+    slips, squares = Slips(), Squares(image_size, **how)
+    numbers = numbers_of(COMMON, classes, "Mapillary Vistas")
+    scenes = list_scenes(path, (), slips, squares)
+    return to_source("vistas", Path(path), scenes, numbers, slips, squares)
 
 
 def list_scenes(
-    path: str | Path | None,
-    domains: Sequence[str],
-    classes: Sequence[str],
-    slips: Slips,
-    squares: Squares,
+    path: str | Path | None, domains: Sequence[str], slips: Slips, squares: Squares
 ) -> dict[str, list[Labelled]]:
     """Returns {"vistas": the labelled images}; arguments as of `load`, there are no domains."""
     del domains
     if not path or not Path(path).is_dir():
         raise FileNotFoundError(f"data.path {path} is not a folder of Mapillary Vistas: {_WHERE}")
-    root, numbers = Path(path), numbers_of(COMMON, classes, "Mapillary Vistas")
+    root = Path(path)
     there = [(root / name, inner) for name, inner in _VERSIONS if (root / name).is_file()]
     if not there:
         raise FileNotFoundError(f"{root / _VERSIONS[0][0]} is missing: {_WHERE}")
     config, inner = there[0]
-    by_value = _classes_of(config, numbers)
+    by_value = {}  # number of a class in the PNGs -> its number, see `with_instances`
+    for value, one in enumerate(entry(read_json(config), "labels", list, str(config))):
+        label = entry(one, "name", str, f"{config}, labels, row {value + 1}")
+        if label in _NAMES:
+            by_value[value] = COMMON.index(_NAMES[label])
+        elif label == _GROUP and one.get("instances", True):
+            by_value[value] = crowd(COMMON.index("person"))
+    if not by_value:
+        raise ValueError(f"{config} names no class of people or vehicles; fetch it again")
     scenes = []
     for part in ("training", "validation"):
         for image in list_files(root / part / "images")[0]:
@@ -83,21 +95,7 @@ def list_scenes(
             scenes.append(Labelled(image, str(label), part=PARTS[part]))
     if not scenes:
         raise FileNotFoundError(f"{root} has no images: {_WHERE}")
+    # The cache is found by what pixels mean, which differs between configs.
     name = f"vistas-{'-'.join(map(str, sorted(by_value.items())))}"
     class_of = lambda value: by_value.get(value // 256, PADDING)  # noqa: E731
-    return {"vistas": with_instances(scenes, class_of, squares, slips, root=root, name=name)}
-
-
-def _classes_of(config: Path, numbers: dict[str, int]) -> dict[int, int]:
-    """Returns value of a pixel's class -> its number, see `label_trees`, of the chosen classes."""
-    found = {}
-    for value, one in enumerate(entry(read_json(config), "labels", list, str(config))):
-        label = entry(one, "name", str, f"{config}, labels, row {value + 1}")
-        name = _NAMES.get(label)
-        if name in numbers:
-            found[value] = numbers[name]
-        elif label == _GROUP and "person" in numbers and one.get("instances", True):
-            found[value] = crowd(numbers["person"])
-    if not found:
-        raise ValueError(f"{config} names no class of people or vehicles; fetch it again")
-    return found
+    return {"vistas": with_instances(scenes, class_of, squares, slips, root, name)}

@@ -4,9 +4,9 @@
 
 A line is "class cx cy w h": the number of the class, the centre, width and height in shares of the
 image; or "class x1 y1 x2 y2 x3 y3 ...", the corners of an outline, whose extent is the box. Images
-may also be in train/images, or beside their text files. Names of the classes stand in a YAML file
-under `names`, or in classes.txt, a name a line; without either they are numbers. An image without
-text file has no boxes.
+may also be in train/images, or beside their text files. The classes have the names under `names` of
+a YAML file, or those of classes.txt, one a line; without either they are numbers. An image without
+a text file has no boxes.
 """
 
 import math
@@ -18,12 +18,10 @@ from fedjax_bn.arguments.text import short, shown
 from fedjax_bn.data.boxes.labelled import (
     IMAGES,
     LABELS,
-    OTHER_CLASS,
     Box,
     Labelled,
     Slips,
     files_in,
-    numbers_of,
     part_of,
 )
 from fedjax_bn.data.messages import first_few
@@ -42,66 +40,55 @@ _Found = list[tuple[Path, Path | None]]  # images, each with its text file
 def find(root: Path, folder: Path, slips: Slips) -> _Found:
     """Returns the images of a domain, each with its text file; none where no image has one."""
     del root, slips
-    images = [file for file in files_in(folder) if is_image(file.name)]
-    found = [(image, _text_file(image, folder)) for image in images]
+    found: _Found = []
+    for image in (file for file in files_in(folder) if is_image(file.name)):
+        # images/train/a.jpg has labels/train/a.txt; an image outside of images has it beside.
+        parts = list(image.relative_to(folder).with_suffix(".txt").parts)
+        at = max((k for k, name in enumerate(parts[:-1]) if name.lower() in IMAGES), default=None)
+        names = ["labels", "Labels"] if at is not None else []
+        places = [folder.joinpath(*parts[:at], name, *parts[at + 1 :]) for name in names]
+        places = places or [folder.joinpath(*parts)]
+        found.append((image, next((path for path in places if path.is_file()), None)))
     return found if any(text for _, text in found) else []
 
 
-def _text_file(image: Path, folder: Path) -> Path | None:
-    """Returns images/train/a.jpg -> labels/train/a.txt; a file outside of images has it beside."""
-    parts = list(image.relative_to(folder).with_suffix(".txt").parts)
-    at = max((k for k, name in enumerate(parts[:-1]) if name.lower() in IMAGES), default=None)
-    if at is None:
-        places = [folder.joinpath(*parts)]
-    else:
-        names = ("labels", "Labels")
-        places = [folder.joinpath(*parts[:at], name, *parts[at + 1 :]) for name in names]
-    return next((path for path in places if path.is_file()), None)
-
-
 def read(
-    root: Path,
-    folders: Mapping[str, Path],
-    found: Mapping[str, _Found],
-    classes: Sequence[str],
-    slips: Slips,
+    root: Path, folders: Mapping[str, Path], found: Mapping[str, _Found], slips: Slips
 ) -> tuple[list[str], dict[str, list[Labelled]]]:
     """Returns the names of all classes, and domain -> its images, with boxes in shares; see `own`.
 
     Raises:
       ValueError: a line is not of the form, or its class does not exist.
     """
-    named = class_names([root, *folders.values()])
-    # Read once: where no file names the classes, the greatest number says how many there are.
-    lines = {
-        text: _read_boxes(text, named) for files in found.values() for _, text in files if text
-    }
-    used = (box.number for boxes in lines.values() for box in boxes)
-    names = named or [str(number) for number in range(max(used, default=-1) + 1)]
-    chosen = numbers_of(names, classes, str(root))
-    numbers = {k: chosen[name] for k, name in enumerate(names) if name in chosen}
+    named = _class_names([root, *folders.values()])
+    boxes: dict[Path | None, list[Box]] = {None: []}
     domains: dict[str, list[Labelled]] = {}
     for domain, files in found.items():
         folder, domains[domain] = folders[domain], []
         for image, text in files:
             if text is None:
                 slips.add("images without a text file, which have no boxes")
-            boxes = lines.get(text, [])
-            kept = [
-                box._replace(number=numbers[box.number]) for box in boxes if box.number in numbers
-            ]
-            slips.add(OTHER_CLASS, count=len(boxes) - len(kept))
+            elif text not in boxes:
+                boxes[text] = [
+                    _read_line(row, line.split(), f"{text}, row {row}", named)
+                    for row, line in enumerate(_lines(text), 1)
+                    if line.strip()
+                ]
             part = part_of(image.relative_to(folder).parts[:-1])
-            domains[domain].append(Labelled(image, str(text or image), kept, part=part))
+            domains[domain].append(Labelled(image, str(text or image), boxes[text], part=part))
         for file in files_in(folder):
             below = file.relative_to(folder).parts[:-1]
             is_label = file.suffix == ".txt" and any(part.lower() in LABELS for part in below)
-            if is_label and file not in lines and file.name not in _NAMES:
+            if is_label and file not in boxes and file.name not in _NAMES:
                 slips.add("text files without an image left out", str(file))
-    return names, domains
+    if named:
+        return named, domains
+    # Where no file names the classes, the greatest number shows how many there are.
+    most = max((int(box.label) for own in boxes.values() for box in own), default=-1)
+    return [str(number) for number in range(most + 1)], domains
 
 
-def class_names(folders: Sequence[Path]) -> list[str]:
+def _class_names(folders: Sequence[Path]) -> list[str]:
     """Returns the names in the first YAML or text file of names in these folders; else none.
 
     Text files of names may also be among the labels, where some programs for labelling put them.
@@ -110,21 +97,23 @@ def class_names(folders: Sequence[Path]) -> list[str]:
       ValueError: the file is damaged, `names` is not a list of names, or two are equal.
     """
     for folder in folders:
-        for path in sorted((*folder.glob("*.yaml"), *folder.glob("*.yml"))):
-            if (names := _names_in(path)) is not None:
-                return _distinct(names, path)
+        described = sorted((*folder.glob("*.yaml"), *folder.glob("*.yml")))
         places = (folder, *(one for one in subfolders(folder) if one.name.lower() in LABELS))
-        for path in (place / name for place in places for name in _NAMES):
-            if path.is_file():
-                return _distinct([line.strip() for line in _lines(path) if line.strip()], path)
+        listed = [place / name for place in places for name in _NAMES]
+        for path in (*described, *(path for path in listed if path.is_file())):
+            if path in listed:
+                names = [line.strip() for line in _lines(path) if line.strip()]
+            else:
+                names = _names_in(path)
+            if names is None:
+                continue
+            twice = [name for number, name in enumerate(names) if name in names[:number]]
+            if twice:
+                raise ValueError(
+                    f"{path} names {short(twice[0])!r} more than once: rename one of them"
+                )
+            return names
     return []
-
-
-def _distinct(names: list[str], path: Path) -> list[str]:
-    twice = [name for number, name in enumerate(names) if name in names[:number]]
-    if twice:
-        raise ValueError(f"{path} names {short(twice[0])!r} more than once: rename one of them")
-    return names
 
 
 def _names_in(path: Path) -> list[str] | None:
@@ -151,16 +140,8 @@ def _lines(path: Path) -> list[str]:
         return read_text(path, _LARGEST_TEXT).splitlines()
 
 
-def _read_boxes(path: Path, names: Sequence[str]) -> list[Box]:
-    """Returns the box of every line that is not empty; its number is the one in the file."""
-    return [
-        Box(row, *_read_line(line.split(), f"{path}, row {row}", names))
-        for row, line in enumerate(_lines(path), 1)
-        if line.strip()
-    ]
-
-
-def _read_line(words: list[str], place: str, names: Sequence[str]) -> tuple[int, tuple[float, ...]]:
+def _read_line(row: int, words: list[str], place: str, names: Sequence[str]) -> Box:
+    """Returns the box of a line; its label is a name, or the number where classes have none."""
     try:
         first, *numbers = map(float, words)
     except ValueError:
@@ -184,6 +165,8 @@ def _read_line(words: list[str], place: str, names: Sequence[str]) -> tuple[int,
         )
     if len(numbers) == 4:
         x, y, w, h = numbers
-        return int(first), (x - w / 2, y - h / 2, x + w / 2, y + h / 2)
-    across, down = numbers[::2], numbers[1::2]
-    return int(first), (min(across), min(down), max(across), max(down))
+        corners = x - w / 2, y - h / 2, x + w / 2, y + h / 2
+    else:
+        across, down = numbers[::2], numbers[1::2]
+        corners = min(across), min(down), max(across), max(down)
+    return Box(row, names[int(first)] if names else str(int(first)), corners)

@@ -1,47 +1,52 @@
-"""What lenses, sensors and programs do: blur, noise, other colours, less detail, distortion."""
+"""What lenses, sensors and programs do: blur, noise, other colours, less detail, distortion.
 
-from collections.abc import Callable, Sequence
+A corruption is a function of images f64[N, S, S, 3] in [0, 1], a generator, and a strength; its
+result is cut to [0, 1] and to bytes by `corrupt`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import scipy  # loads ndimage where it is used
 
 
-def gaussian_noise(images: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
-    """Adds normal noise of that standard deviation to images f64[N, H, W, 3]."""
+def _gaussian_noise(images: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
+    """Adds normal noise of that standard deviation."""
     return images + rng.normal(scale=scale, size=images.shape)
 
 
-def shot_noise(images: np.ndarray, rng: np.random.Generator, photons: float) -> np.ndarray:
+def _shot_noise(images: np.ndarray, rng: np.random.Generator, photons: float) -> np.ndarray:
     """Draws from Poisson: white is that many photons on average."""
     return rng.poisson(images * photons) / photons
 
 
-def impulse_noise(images: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
+def _impulse_noise(images: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
     """Makes that share of the values, each channel for itself, 0 or 1: salt and pepper."""
     hit, salt = rng.random(images.shape) <= share, rng.random(images.shape) < 0.5
     return np.where(hit, salt, images)
 
 
-def speckle_noise(images: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
+def _speckle_noise(images: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
     """Adds normal noise in proportion to the value."""
     return images + images * rng.normal(scale=scale, size=images.shape)
 
 
-def contrast(images: np.ndarray, rng: np.random.Generator, keep: float) -> np.ndarray:
-    """Moves each channel of images f64[N, H, W, 3] towards its own mean over the image."""
+def _contrast(images: np.ndarray, rng: np.random.Generator, keep: float) -> np.ndarray:
+    """Moves each channel towards its own mean over the image."""
     means = images.mean(axis=(1, 2), keepdims=True)
     return (images - means) * keep + means
 
 
-def brightness(images: np.ndarray, rng: np.random.Generator, more: float) -> np.ndarray:
+def _brightness(images: np.ndarray, rng: np.random.Generator, more: float) -> np.ndarray:
     """Raises HSV's value (the largest channel), at most to 1; hue and saturation stay."""
     value = images.max(axis=-1, keepdims=True)
     raised = np.minimum(value + more, 1)
     return np.where(value > 0, images * raised / np.where(value > 0, value, 1), raised)
 
 
-def saturate(
+def _saturate(
     images: np.ndarray, rng: np.random.Generator, factor: float, more: float
 ) -> np.ndarray:
     """Makes HSV's saturation s factor * s + more, within [0, 1]; grey has the hue of red."""
@@ -53,7 +58,7 @@ def saturate(
     return value * (1 - shape * np.clip(saturation * factor + more, 0, 1))
 
 
-def jpeg_compression(images: np.ndarray, rng: np.random.Generator, quality: int) -> np.ndarray:
+def _jpeg_compression(images: np.ndarray, rng: np.random.Generator, quality: int) -> np.ndarray:
     """Saves images as JPEG of that quality, 1 to 95, and reads them again."""
     from PIL import Image
 
@@ -65,7 +70,7 @@ def jpeg_compression(images: np.ndarray, rng: np.random.Generator, quality: int)
     return _by_pillow(images, save_and_read)
 
 
-def pixelate(images: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
+def _pixelate(images: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
     """Makes images smaller, to that share of the side, and large again, averaging areas."""
     from PIL import Image
 
@@ -82,7 +87,7 @@ def _by_pillow(images: np.ndarray, change: Callable) -> np.ndarray:
     return np.stack([np.asarray(change(Image.fromarray(image))) for image in pixels]) / 255
 
 
-def elastic_transform(
+def _elastic_transform(
     images: np.ndarray, rng: np.random.Generator, alpha: float, sigma: float, shift: float
 ) -> np.ndarray:
     """Skews images by a random affine map, then stretches them as if printed on rubber.
@@ -124,12 +129,12 @@ def _look_at(images: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
     return np.stack(seen, axis=-1)
 
 
-def gaussian_blur(images: np.ndarray, rng: np.random.Generator, sigma: float) -> np.ndarray:
-    """Blurs images f64[N, H, W, 3] by a Gaussian of sigma pixels; edges are repeated outwards."""
+def _gaussian_blur(images: np.ndarray, rng: np.random.Generator, sigma: float) -> np.ndarray:
+    """Blurs by a Gaussian of sigma pixels; edges are repeated outwards."""
     return scipy.ndimage.gaussian_filter(images, (0, sigma, sigma, 0), mode="nearest")
 
 
-def glass_blur(
+def _glass_blur(
     images: np.ndarray, rng: np.random.Generator, sigma: float, reach: int, passes: int
 ) -> np.ndarray:
     """Blurs, lets every pixel take the colour of a near one (one after the other), and blurs again.
@@ -138,13 +143,13 @@ def glass_blur(
     copies one onto the other; so does this.
 
     Args:
-      images: f64[N, H, W, 3].
-      rng: draws the neighbour: -reach to reach - 1 pixels away on both axes.
+      images: f64[N, S, S, 3].
+      rng: draws the neighbour.
       sigma: of both Gaussian blurs, pixels.
-      reach: pixels.
+      reach: a neighbour is -reach to reach - 1 pixels away on both axes.
       passes: over the image.
     """
-    pixels = np.floor(gaussian_blur(images, rng, sigma) * 255 + 1e-6)  # k/255 is to stay k
+    pixels = np.floor(_gaussian_blur(images, rng, sigma) * 255 + 1e-6)  # k/255 is to stay k
     count, height, width = images.shape[:3]
     every = np.arange(count)
     for _ in range(passes):
@@ -152,27 +157,22 @@ def glass_blur(
             for column in range(width - reach, reach, -1):
                 across, down = rng.integers(-reach, reach, (2, count))
                 pixels[:, row, column] = pixels[every, row + down, column + across]
-    return gaussian_blur(pixels / 255, rng, sigma)
+    return _gaussian_blur(pixels / 255, rng, sigma)
 
 
-def defocus_blur(
+def _defocus_blur(
     images: np.ndarray, rng: np.random.Generator, radius: float, smooth: float
 ) -> np.ndarray:
     """Spreads each point to a disk of that radius in pixels, its edge smoothed over 3x3 pixels."""
-    kernel = _disk(radius, smooth)
-    return scipy.ndimage.correlate(images, kernel[None, :, :, None], mode="mirror")
-
-
-def _disk(radius: float, smooth: float) -> np.ndarray:
-    """Returns f64[2r+3, 2r+3], r = floor(radius): a disk through a 3x3 Gaussian of that sigma."""
     reach = np.arange(-int(radius) - 1, int(radius) + 2)
     inside = (reach[:, None] ** 2 + reach**2 <= radius**2).astype(np.float64)
     bell = np.exp(-np.square([-1, 0, 1]) / (2 * smooth**2))
     bell /= bell.sum()
-    return scipy.ndimage.convolve(inside / inside.sum(), np.outer(bell, bell), mode="constant")
+    disk = scipy.ndimage.convolve(inside / inside.sum(), np.outer(bell, bell), mode="constant")
+    return scipy.ndimage.correlate(images, disk[None, :, :, None], mode="mirror")
 
 
-def motion_blur(
+def _motion_blur(
     images: np.ndarray, rng: np.random.Generator, radius: int, sigma: float
 ) -> np.ndarray:
     """Drags along one random direction, at most 45 degrees from the horizontal."""
@@ -206,7 +206,9 @@ def drag(images: np.ndarray, degrees: np.ndarray, radius: int, sigma: float) -> 
     return blurred
 
 
-def zoom_blur(images: np.ndarray, rng: np.random.Generator, factors: Sequence[float]) -> np.ndarray:
+def _zoom_blur(
+    images: np.ndarray, rng: np.random.Generator, factors: Sequence[float]
+) -> np.ndarray:
     """Returns the mean of the image and of itself magnified by each of the factors."""
     return sum((magnify(images, factor) for factor in factors), images) / (len(factors) + 1)
 
@@ -226,3 +228,36 @@ def magnify(images: np.ndarray, factor: float) -> np.ndarray:
         large = matrix @ large.reshape(count, height, width * channels)
         large = large.reshape(count, side, width, channels).swapaxes(1, 2)
     return large
+
+
+def _singles(*values: Any) -> tuple[tuple[Any], ...]:
+    return tuple((value,) for value in values)
+
+
+# name -> the corruption, with its arguments at severity 1 to 5
+CAMERA: Mapping[str, tuple[Callable[..., np.ndarray], tuple[tuple[Any, ...], ...]]] = {
+    "gaussian_noise": (_gaussian_noise, _singles(0.04, 0.06, 0.08, 0.09, 0.10)),
+    "shot_noise": (_shot_noise, _singles(500, 250, 100, 75, 50)),
+    "impulse_noise": (_impulse_noise, _singles(0.01, 0.02, 0.03, 0.05, 0.07)),
+    "speckle_noise": (_speckle_noise, _singles(0.06, 0.1, 0.12, 0.16, 0.2)),
+    "defocus_blur": (_defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
+    "glass_blur": (
+        _glass_blur,
+        ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
+    ),
+    "motion_blur": (_motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
+    "zoom_blur": (
+        _zoom_blur,
+        _singles(*(np.arange(1, end, 0.01) for end in (1.06, 1.11, 1.16, 1.21, 1.26))),
+    ),
+    "gaussian_blur": (_gaussian_blur, _singles(0.4, 0.6, 0.7, 0.8, 1)),
+    "brightness": (_brightness, _singles(0.05, 0.1, 0.15, 0.2, 0.3)),
+    "contrast": (_contrast, _singles(0.75, 0.5, 0.4, 0.3, 0.15)),
+    "saturate": (_saturate, ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))),
+    "elastic_transform": (
+        _elastic_transform,
+        ((0, 0, 2.56), (1.6, 6.4, 2.24), (2.56, 1.92, 1.92), (3.2, 1.28, 1.6), (3.2, 0.96, 0.96)),
+    ),
+    "pixelate": (_pixelate, _singles(0.95, 0.9, 0.85, 0.75, 0.65)),
+    "jpeg_compression": (_jpeg_compression, _singles(80, 65, 58, 50, 40)),
+}

@@ -1,8 +1,10 @@
-"""Weather: snow, frost, fog, and spatter of rain or mud."""
+"""Weather: snow, frost, fog, and spatter of rain or mud, in the form of `camera`."""
 
 import importlib.util
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy  # loads ndimage where it is used
@@ -11,10 +13,10 @@ from fedjax_bn.data.corruptions.camera import drag, magnify
 
 _NEEDS = "install fedjax_bn with its corruptions extra (pip install imagecorruptions-imaug)"
 _GREY = np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601
-WATER, MUD = np.array([175, 238, 238]) / 255, np.array([63, 42, 20]) / 255
+_WATER, _MUD = np.array([175, 238, 238]) / 255, np.array([63, 42, 20]) / 255
 
 
-def snow(
+def _snow(
     images: np.ndarray,
     rng: np.random.Generator,
     layer: tuple[float, float],
@@ -23,10 +25,9 @@ def snow(
     blur: tuple[int, float],
     keep: float,
 ) -> np.ndarray:
-    """Lets flakes fall steeply before a whitened picture.
+    """Adds flakes that fall steeply in front of a whitened picture.
 
     Args:
-      images: f64[N, S, S, 3] in [0, 1].
       rng: draws flakes and the direction of their fall.
       layer: mean and standard deviation of the normal layer from which flakes are cut.
       size: by which the layer is magnified.
@@ -42,7 +43,7 @@ def snow(
     return keep * images + (1 - keep) * white + flakes + flakes[:, ::-1, ::-1]
 
 
-def frost(images: np.ndarray, rng: np.random.Generator, keep: float, share: float) -> np.ndarray:
+def _frost(images: np.ndarray, rng: np.random.Generator, keep: float, share: float) -> np.ndarray:
     """Returns keep * image + share * a random crop from one of five photographs of frost."""
     photographs = _frost_photographs()
     frosted = np.empty_like(images)
@@ -73,7 +74,7 @@ def _frost_photographs() -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(Image.open(file).convert("RGB"))[2::5, 2::5] / 255 for file in files)
 
 
-def fog(images: np.ndarray, rng: np.random.Generator, share: float, decay: float) -> np.ndarray:
+def _fog(images: np.ndarray, rng: np.random.Generator, share: float, decay: float) -> np.ndarray:
     """Lays a cloud over each image, which then is darkened to its own brightest value again."""
     brightest = images.max(axis=(1, 2, 3), keepdims=True)
     cloud = _plasma(len(images), images.shape[1], decay, rng)[..., None]
@@ -107,7 +108,7 @@ def _plasma(count: int, side: int, decay: float, rng: np.random.Generator) -> np
     return (cloud / cloud.max(axis=(1, 2), keepdims=True))[:, :side, :side]
 
 
-def spatter(
+def _spatter(
     images: np.ndarray,
     rng: np.random.Generator,
     mean: float,
@@ -120,13 +121,12 @@ def spatter(
     """Adds drops of water, which add light, or splashes of mud, which hide the picture.
 
     Args:
-      images: f64[N, H, W, 3] in [0, 1].
       rng: draws where drops are.
       mean, scale: of the normal layer from which they are cut.
       size: by which the layer is blurred, pixels.
       least: the layer below it stays dry.
       strength: of the water's light; of mud, the blur of its edge in pixels.
-      mud: mud instead of water, which needs OpenCV.
+      mud: True for mud; water needs OpenCV.
     """
     layer = rng.normal(mean, scale, images.shape[:3])
     layer = scipy.ndimage.gaussian_filter(layer, (0, size, size), mode="nearest")
@@ -135,9 +135,9 @@ def spatter(
         cover = (layer > least).astype(np.float64)
         cover = scipy.ndimage.gaussian_filter(cover, (0, strength, strength), mode="nearest")
         cover = np.where(cover < 0.8, 0, cover)[..., None]
-        return images * (1 - cover) + MUD * cover
+        return images * (1 - cover) + _MUD * cover
     light = np.stack([_water_light(drops) for drops in (layer * 255).astype(np.uint8)])
-    return images + strength * light[..., None] * WATER
+    return images + strength * light[..., None] * _WATER
 
 
 def _water_light(drops: np.ndarray) -> np.ndarray:
@@ -154,3 +154,30 @@ def _water_light(drops: np.ndarray) -> np.ndarray:
     shade = cv2.blur(cv2.filter2D(shade, cv2.CV_8U, relief), (3, 3)).astype(np.float32)
     light = drops * shade
     return light / max(light.max(), np.float32(1e-12))
+
+
+# name -> the corruption, with its arguments at severity 1 to 5
+WEATHER: Mapping[str, tuple[Callable[..., np.ndarray], tuple[tuple[Any, ...], ...]]] = {
+    "snow": (
+        _snow,
+        (
+            ((0.1, 0.2), 1, 0.6, (8, 3), 0.95),
+            ((0.1, 0.2), 1, 0.5, (10, 4), 0.9),
+            ((0.15, 0.3), 1.75, 0.55, (10, 4), 0.9),
+            ((0.25, 0.3), 2.25, 0.6, (12, 6), 0.85),
+            ((0.3, 0.3), 1.25, 0.65, (14, 12), 0.8),
+        ),
+    ),
+    "frost": (_frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))),
+    "fog": (_fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
+    "spatter": (
+        _spatter,
+        (
+            (0.62, 0.1, 0.7, 0.7, 0.5, False),
+            (0.65, 0.1, 0.8, 0.7, 0.5, False),
+            (0.65, 0.3, 1, 0.69, 0.5, False),
+            (0.65, 0.1, 0.7, 0.69, 0.6, True),
+            (0.65, 0.1, 0.5, 0.68, 0.6, True),
+        ),
+    ),
+}

@@ -1,8 +1,8 @@
 """Samples drawn class by class, group by group, in whole numbers.
 
-A group is all samples with one name: windows of one recording, corruptions of one photograph. Who
-divides samples divides groups, so that a model is never tested on a recording that it was trained
-on. Where all names differ, groups are samples.
+A group is all samples with one name: windows of one recording, corruptions of one photograph.
+Divisions keep groups whole, so that a model is never tested on a recording that it was trained on.
+Where all names differ, each sample is a group.
 
 Everything here is a pure function of labels, names and a generator. Shares are worked out in
 integers, so that the same seed gives the same samples on any machine.
@@ -56,17 +56,6 @@ def apportion(counts: np.ndarray, total: int) -> np.ndarray:
     return shares
 
 
-def quantize(shares: np.ndarray) -> np.ndarray:
-    """Returns real shares f64[n] in [0, 1] as whole numbers of 2**-32, for `apportion`.
-
-    The last bits of a draw from a gamma or normal distribution may differ between machines, since
-    it goes through log and exp of the machine's own library. Rounded to whole samples, they change
-    a count only where a share is within about 1e-16 of a border: of a million samples, in one of
-    10**10 draws.
-    """
-    return np.rint(np.asarray(shares, np.float64) * 2**32).astype(np.int64)
-
-
 def shuffled_classes(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Returns the indices of each class, shuffled."""
     return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
@@ -79,8 +68,8 @@ def stratified_split(
 
     Args:
       labels: i32[N].
-      sizes: samples of each part; together at most N. What is over belongs to no part.
-      rng: draws who goes where, and the order within a part.
+      sizes: samples of each part; together at most N. The others belong to no part.
+      rng: draws the samples of each part, and their order.
 
     Returns:
       One i64[size] of indices for each part, in random order.
@@ -104,9 +93,9 @@ def stratified_split(
 
 
 def stratified_sample(split: Split, size: int, rng: np.random.Generator) -> Split:
-    """Draws `size` samples, stratified; returns the split itself if it has no more than that.
+    """Returns `size` samples, stratified, or the split itself if it has no more than that.
 
-    Every class that the split has stays, with one sample at least, if `size` allows it.
+    Every class of the split keeps one sample at least, if `size` allows it.
 
     Raises:
       ValueError: size is less than 1.

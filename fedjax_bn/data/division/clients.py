@@ -1,14 +1,40 @@
-"""From a dataset to a federation: who is left out, who trains on what."""
+"""From a dataset to a federation: which domains are left out, and what trains, validates or tests.
 
-from collections.abc import Mapping, Sequence
+    official    the authors' own lists; a part that they do not have is a share of their training
+                samples, stratified
+    holdout     random shares (DomainBed)
+    stratified  random shares in which every class has its part
+
+Samples with the same name are never separated, in whatever domains they are: windows of one
+recording, or all corruptions of one photograph, are all training, all validation, or all test.
+Shares count such groups, by the label of their first sample; where all names differ, they count
+samples.
+
+Reference: Gulrajani & Lopez-Paz, "In search of lost domain generalization", ICLR 2021.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
-from fedjax_bn.data.division.by_class import DIVIDING, ORDERING
-from fedjax_bn.data.division.partition import share_out_domains, truncate_all
-from fedjax_bn.data.division.split import choose_parts, hold_out, internal_domain, unseen_domain
-from fedjax_bn.data.domain import Dataset, Domain, check_dataset, join_splits
+import numpy as np
+
+from fedjax_bn.data.division.by_class import (
+    DIVIDING,
+    ORDERING,
+    first_samples,
+    number_groups,
+    samples_of,
+    share_size,
+    stratified_split,
+)
+from fedjax_bn.data.division.partition import share_out_domains
+from fedjax_bn.data.domain import Dataset, Domain, Split, check_dataset, join_splits, select
+from fedjax_bn.data.label_trees import strata
+from fedjax_bn.data.rows import Rows
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.source import Source, check_source
+from fedjax_bn.data.source import TEST, TRAIN, VALIDATION, Pool, Source, check_source
+
+_SPLITS = ("official", "holdout", "stratified")
 
 
 def make_clients(
@@ -33,15 +59,16 @@ def make_clients(
         `validation` of the training samples where a domain has no validation samples.
       target: the unseen domains: one name, several (or "a,b"), or a group of the source's, such as
         "noise" of CIFAR-10-C; empty for none.
-      split: "official", "holdout" or "stratified", see `split`; "" for official where every domain
+      split: "official", "holdout" or "stratified", see above; "" for official where every domain
         that trains has official lists, else stratified.
-      validation, test: shares of a domain's samples, see `split.choose_parts`. Where no sample is
-        kept for testing, internal clients are tested on their validation samples.
+      validation: share of a domain's samples that validate, in [0, 1), 0.2 in DomainBed;
+        floor(share * N), and one at least.
+      test: likewise, together below 1; N - floor((1 - share) * N), as in FedBN's 80 to 20. Where no
+        sample is kept for testing, internal clients are tested on their validation samples.
       truncate: cut training and validation splits to the size of the smallest domain's, before
-        they are shared out (FedBN, section 5.1; TsmoBN, section 4.1). Test splits stay whole,
-        unless they are the validation splits.
+        they are shared out.
       seed: at least 0; the same seed gives the same clients on any machine.
-      **shares: arguments of `partition.share_out_domains`: fraction, partition, num_clients, alpha,
+      **shares: arguments of `partition.share_out_domains`: fraction, partition, alpha, num_clients,
         clients_per_domain and sizes.
 
     Returns:
@@ -50,42 +77,54 @@ def make_clients(
     Raises:
       ValueError: naming the configuration key, or the sample, that is wrong.
     """
+    if not isinstance(data, Dataset):
+        data = check_source(data)
+    left = _named(data, target)
+    if len(left) == len(_owners(data)):
+        raise ValueError(
+            f"target {target if isinstance(target, str) else ','.join(target)} leaves out every "
+            f"domain of {data.name}; none would train"
+        )
     if isinstance(data, Dataset):
-        internal, unseen = _own_splits(data, target, split, validation, seed)
+        internal, unseen = _own_splits(data, left, split, validation, seed)
     else:
-        internal, unseen = _divide_domains(data, target, split, validation, test, seed)
-    if truncate:
-        internal = truncate_all(internal, seed)
-    return share_out_domains(internal, seed=seed, **shares), unseen
+        internal, unseen = _divide_domains(data, left, split, validation, test, seed)
+    return share_out_domains(internal, seed=seed, truncate=truncate, **shares), unseen
 
 
 def _own_splits(
-    data: Dataset, target: str | Sequence[str], split: str, validation: float, seed: int
+    data: Dataset, left: Sequence[str], split: str, validation: float, seed: int
 ) -> tuple[Dataset, tuple[Domain, ...]]:
     """Returns the domains of a dataset with splits of its own: those that train, the unseen."""
     if split not in ("", "official"):
         raise ValueError(
             f"data.split={split!r} is of no use, because {data.name} comes with splits of its own: "
-            "leave it empty, or say 'official', which holds data.validation of the training "
+            "leave it empty, or set 'official', which holds data.validation of the training "
             "samples out where there are no validation samples"
         )
-    left = _left_out([d.name for d in data.domains], {}, target, data.name)
-    unseen = tuple(d for d in data.domains if d.name in left)
     share = validation if split else 0.0
-    internal = tuple(
-        hold_out(d, share, generator(seed, 0, position, DIVIDING))
-        for position, d in enumerate(data.domains)
-        if d.name not in left
-    )
-    return data._replace(domains=internal), unseen
+    _check_shares("official", share, 0.0)
+    internal = []
+    for position, domain in enumerate(data.domains):
+        train = domain.train
+        if domain.name in left:
+            continue
+        if share and train is not None and domain.validation is None:
+            group = number_groups(train.names, len(train.images))
+            sizes = _part_sizes(int(group.max()) + 1, share, 0.0)[:2]
+            rng = generator(seed, 0, position, DIVIDING)
+            parts = stratified_split(strata(train.labels)[first_samples(group)], sizes, rng)
+            train, held = (select(train, samples_of(part, group)) for part in parts)
+            domain = domain._replace(train=train, validation=held if sizes[1] else None)
+        internal.append(domain)
+    unseen = tuple(domain for domain in data.domains if domain.name in left)
+    return data._replace(domains=tuple(internal)), unseen
 
 
 def _divide_domains(
-    data: Source, target: str | Sequence[str], split: str, validation: float, test: float, seed: int
+    data: Source, left: Sequence[str], split: str, validation: float, test: float, seed: int
 ) -> tuple[Dataset, tuple[Domain, ...]]:
     """Returns the domains that train, each with its splits, and the unseen ones."""
-    data = check_source(data)
-    left = _left_out([pool.name for pool in data.pools], data.groups, target, data.name)
     without = [p.name for p in data.pools if p.parts is None and p.name not in left]
     if split == "official" and without:
         raise ValueError(
@@ -93,48 +132,137 @@ def _divide_domains(
             f"{', '.join(without[:10])}; choose 'holdout' or 'stratified'"
         )
     split = split or ("stratified" if without else "official")
-    parts = choose_parts(data, split, validation, test, seed)
+    parts = _choose_parts(data, split, validation, test, seed)
     internal, unseen = [], []
     for position, (pool, part) in enumerate(zip(data.pools, parts, strict=True)):
         rng = generator(seed, 0, position, ORDERING)
         if pool.name in left:
-            unseen.append(unseen_domain(pool, rng))
+            unseen.append(_unseen_domain(pool, rng))
         else:
-            internal.append(internal_domain(data, pool, part, rng))
+            internal.append(_internal_domain(data, pool, part, rng))
     check_dataset(_dataset_of(data, [*internal, *unseen]))
     return _dataset_of(data, internal), tuple(unseen)
 
 
-def _left_out(
-    names: Sequence[str],
-    groups: Mapping[str, Sequence[str]],
-    target: str | Sequence[str],
-    data: str,
-) -> list[str]:
-    """Returns the unseen domains, see `_named`, or raises ValueError if none would train."""
-    left = _named(names, groups, target, data)
-    if len(left) == len(names):
-        raise ValueError(
-            f"target {target if isinstance(target, str) else ','.join(target)} leaves out every "
-            f"domain of {data}; none would train"
-        )
-    return left
+def _choose_parts(
+    source: Source, split: str, validation: float, test: float, seed: int
+) -> list[np.ndarray]:
+    """Returns for each pool i8[N] whether a sample trains, validates or tests.
 
-
-def _named(
-    names: Sequence[str],
-    groups: Mapping[str, Sequence[str]],
-    target: str | Sequence[str],
-    data: str,
-) -> list[str]:
-    """Returns the domains that a target of `make_clients` means, in the order of `names`.
-
-    Args:
-      names: of all domains.
-      groups: names of several domains together; those without any of the domains do not count.
-      target: names of domains or groups.
-      data: the dataset's name, for error messages.
+    A domain's parts do not depend on which other domain is left out. A domain without official
+    lists is all training under "official".
     """
+    _check_shares(split, validation, test)
+    official = [
+        np.asarray(pool.parts, np.int8)
+        if split == "official" and pool.parts is not None
+        else np.full(len(pool.images), TRAIN, np.int8)
+        for pool in source.pools
+    ]
+    names = np.concatenate([np.asarray(pool.names, np.str_) for pool in source.pools])
+    borders = np.cumsum([len(parts) for parts in official])[:-1]
+    groups = np.split(number_groups(names, len(names)), borders)
+    count = max(group.max() for group in groups) + 1
+    labels, found_in = np.zeros(count, np.int32), np.zeros((count, len(groups)), bool)
+    for position, (pool, parts, group) in enumerate(
+        zip(source.pools, official, groups, strict=True)
+    ):
+        found_in[group[parts == TRAIN], position] = True
+        if split != "holdout":
+            labels[group[::-1]] = strata(pool.labels)[::-1]  # the first sample of a group wins
+    # Groups found in the same domains are drawn together: so every domain has its shares, and
+    # domains of the same samples have the same parts.
+    drawn = np.full(count, TRAIN, np.int8)
+    kinds, kind = np.unique(found_in, axis=0, return_inverse=True)
+    for number, where in enumerate(kinds):
+        members, listed = np.flatnonzero(kind == number), official[where.argmax()]
+        sizes = _part_sizes(
+            len(members),
+            0.0 if (listed == VALIDATION).any() else validation,
+            0.0 if (listed == TEST).any() else test,
+        )
+        rng = generator(seed, 0, number, DIVIDING)
+        for part, index in enumerate(stratified_split(labels[members], sizes, rng)):
+            drawn[members[index]] = part
+    return [
+        np.where(parts == TRAIN, drawn[group], parts)
+        for parts, group in zip(official, groups, strict=True)
+    ]
+
+
+def _part_sizes(count: int, validation: float, test: float) -> list[int]:
+    """Returns how many of `count` train, validate and test; all train if none else would."""
+    validating = max(1, share_size(count, validation)) if validation else 0
+    testing = count - share_size(count, 1 - test)
+    training = count - validating - testing
+    return [training, validating, testing] if training > 0 else [count, 0, 0]
+
+
+def _check_shares(split: str, validation: float, test: float) -> None:
+    if split not in _SPLITS:
+        raise ValueError(f"data.split is {split!r}; it must be one of {', '.join(_SPLITS)}")
+    if not (0 <= validation < 1 and 0 <= test < 1 and validation + test < 1):
+        raise ValueError(
+            f"data.validation is {validation} and data.test is {test}; they are shares of a "
+            "domain's samples, at least 0 and together below 1"
+        )
+
+
+def _internal_domain(
+    source: Source, pool: Pool, parts: np.ndarray, rng: np.random.Generator
+) -> Domain:
+    """Returns a domain that trains, its samples in random order.
+
+    Where no sample is kept for testing, the validation samples serve as test split too (the same
+    object): FedIG and DomainBed test on the unseen domain and keep a validation set only.
+
+    Raises:
+      ValueError: no sample trains, or none validates or tests.
+    """
+    of_part = (rng.permutation(np.flatnonzero(parts == part)) for part in (TRAIN, VALIDATION, TEST))
+    train, validation, test = (
+        select(_all_of(pool), index) if len(index) else None for index in of_part
+    )
+    place = f"{source.name}, {pool.name!r} ({len(pool.images)} samples)"
+    if train is None:
+        raise ValueError(
+            f"{place} has no training samples in its official split; choose another data.split "
+            "('holdout' or 'stratified'), or make it a target"
+        )
+    if test is None and validation is None:
+        raise ValueError(
+            f"{place} has nothing to validate or test on; set data.validation or data.test above "
+            "0, such as 0.1, and give every domain enough samples to divide"
+        )
+    return Domain(pool.name, train, validation, test or validation)
+
+
+def _unseen_domain(pool: Pool, rng: np.random.Generator) -> Domain:
+    """Returns a domain that no client trains on, tested whole.
+
+    Its samples come in random order: published class after class, they would make batches of one
+    class, which an adaptation to the stream (TsmoBN, batch statistics) would take for the domain.
+    """
+    return Domain(pool.name, None, None, select(_all_of(pool), rng.permutation(len(pool.images))))
+
+
+def _all_of(pool: Pool) -> Split:
+    """Returns the samples of a pool, whose images stay where they are."""
+    return Split(Rows(pool.images, np.arange(len(pool.images))), pool.labels, pool.names)
+
+
+def _owners(data: Source | Dataset) -> Sequence[Domain | Pool]:
+    """Returns the domains of a dataset, or the pools of a source."""
+    return data.domains if isinstance(data, Dataset) else data.pools
+
+
+def _named(data: Source | Dataset, target: str | Sequence[str]) -> list[str]:
+    """Returns the domains that a target of `make_clients` means, in the order of the data.
+
+    Groups of the source that have none of its domains do not count.
+    """
+    names = [one.name for one in _owners(data)]
+    groups = {} if isinstance(data, Dataset) else data.groups
     meant = {group: set(members) & set(names) for group, members in groups.items()}
     meant = {group: members for group, members in meant.items() if members}
     meant |= {name: {name} for name in names}
@@ -143,9 +271,11 @@ def _named(
         target = [target] if target in meant else parts
     for entry in target:
         if entry not in meant:
-            choice = f"target {entry!r} is not a domain of {data}; choose from {', '.join(names)}"
-            grouped = [group for group in meant if group not in names]
-            raise ValueError(choice + (f", or a group: {', '.join(grouped)}" if grouped else ""))
+            grouped = ", ".join(group for group in meant if group not in names)
+            raise ValueError(
+                f"target {entry!r} is not a domain of {data.name}; choose from {', '.join(names)}"
+                + (f", or a group: {grouped}" if grouped else "")
+            )
     left = set().union(*(meant[entry] for entry in target))
     return [name for name in names if name in left]
 
@@ -163,16 +293,14 @@ def unseen_only(
     Raises:
       ValueError: naming the target, or the sample, that is wrong.
     """
+    if not isinstance(data, Dataset):
+        data = check_source(data)
+    chosen = _named(data, target) or [one.name for one in _owners(data)]
     if isinstance(data, Dataset):
-        names = [d.name for d in data.domains]
-        chosen = _named(names, {}, target, data.name) or names
         domains = tuple(d for d in data.domains if d.name in chosen)
         return check_dataset(data._replace(domains=domains))
-    data = check_source(data)
-    names = [pool.name for pool in data.pools]
-    chosen = _named(names, data.groups, target, data.name) or names
     domains = [
-        unseen_domain(pool, generator(seed, 0, position, ORDERING))
+        _unseen_domain(pool, generator(seed, 0, position, ORDERING))
         for position, pool in enumerate(data.pools)
         if pool.name in chosen
     ]

@@ -1,14 +1,21 @@
-"""Who owns which samples: the clients of a federation, and the hash of it all."""
+"""Who owns which samples: clients alike, or that differ in labels or in size; and its hash.
+
+Reference for label skew: Hsu, Qi & Brown, "Measuring the effects of non-identical data distribution
+for federated visual classification", 2019; used by FedIG, appendix A.6.
+"""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 
 from fedjax_bn.arguments.ranges import ALPHA, refusal
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.data.division.by_class import (
     SIZING,
     TRUNCATING,
+    apportion,
     first_samples,
     fraction_size,
     number_groups,
@@ -17,13 +24,13 @@ from fedjax_bn.data.division.by_class import (
     stratified_sample,
     stratified_split,
 )
-from fedjax_bn.data.division.forms import drawn_samples, with_smallest
-from fedjax_bn.data.division.skew import REMEDY, client_sizes, dirichlet_counts
+from fedjax_bn.data.division.forms import SIZES, drawn_samples, with_smallest
 from fedjax_bn.data.domain import Dataset, Domain, Split, check_names_differ, select, splits
-from fedjax_bn.data.label_trees import has_boxes, leaves_of, strata, take
+from fedjax_bn.data.label_trees import has_boxes, leaves_of, strata
 from fedjax_bn.data.rows import Rows, blocks
 from fedjax_bn.data.seeds import generator
 
+_REMEDY = "lower data.clients_per_domain (or data.num_clients) or raise data.fraction"
 _PARTITIONS = ("iid", "dirichlet", "drawn:N")
 
 
@@ -37,11 +44,25 @@ def share_out_domains(
     num_clients: int = 0,
     alpha: float = 0.5,
     sizes: str | Sequence[int] = "",
+    truncate: bool = False,
 ) -> Dataset:
     """Returns the dataset whose domains are the clients: "mnist", or "mnist/0", "mnist/1", ...
 
     Only training samples are shared out: every client validates and tests on the whole validation
-    and test split of its domain. Clients of one domain follow each other.
+    and test split of its domain. Clients of one domain follow each other. They are disjoint except
+    for "drawn", and samples of one name have one owner: what is shared out are groups, see
+    `by_class`. How the clients of a domain differ is the partition:
+
+    iid: the same label distribution for all. Groups are dealt out class after class like cards, so
+      the clients' numbers of groups differ by at most one, and so do those of any class. FedBN,
+      Table 7, has 1 to 10 clients a domain. With `sizes`, clients get that many groups, stratified,
+      and no client gets the rest.
+    dirichlet: every class is shared out by largest remainder, in proportion to a draw from
+      Dirichlet(alpha, ..., alpha) over the clients. Then clients below min(N, samples // clients)
+      are raised to it: they take from the largest client. N is 10, or that of
+      "dirichlet:smallest=N"; it is ours, the reference has none.
+    drawn:N: each client draws N samples at random with replacement, so that there may be far more
+      clients than samples, and several may have the same sample.
 
     Args:
       dataset: domains that take part in training.
@@ -50,18 +71,27 @@ def share_out_domains(
         stratified, floor(fraction * N) samples, and one at least. A source that has taken its own
         fraction already needs none here.
       seed: at least 0.
-      partition: "iid", "dirichlet", "dirichlet:smallest=N" or "drawn:N", how the clients of a
-        domain differ, see `split_clients`.
+      partition: "iid", "dirichlet", "dirichlet:smallest=N" or "drawn:N", see above.
       num_clients: of all domains together, instead of `clients_per_domain`; the domains have
-        equally many, the larger ones one more where that does not go out even. 0 for none.
-      alpha: concentration of "dirichlet", above 0. FedIG, A.6, has 0.5 and 0.1.
-      sizes: of the clients' training sets, iid only, see `client_sizes`; "" for what the
-        partition gives. Where samples share names, sizes count the names.
+        equally many, the larger ones one more where the number cannot be divided evenly. 0 for
+        `clients_per_domain`.
+      alpha: concentration of "dirichlet", above 0: near 0 a class has one owner, at 100 all have
+        nearly the same. FedIG, A.6, has 0.5 and 0.1.
+      sizes: of the clients' training sets, iid only; "" for what the partition gives. Whole
+        numbers, one a client or one for all; or "lognormal:SIGMA" or "dirichlet:ALPHA". Drawn sizes
+        are proportional to K draws of exp(SIGMA * normal) or to one draw of Dirichlet(ALPHA, ...,
+        ALPHA), and as large as every domain's samples allow; but none is below min(N, its domain's
+        samples // its domain's clients), with N of a further ":smallest=N", or 10.
+      truncate: cut training and validation splits to the size of the smallest domain's, before
+        they are shared out (FedBN, section 5.1; TsmoBN, section 4.1). Test splits stay whole,
+        unless they are the validation splits.
 
     Raises:
-      ValueError: an argument is out of range, two exclude each other, or two clients would have one
-        name; see also `split_clients` and `client_sizes`.
+      ValueError: an argument is out of range, two exclude each other, there are too few samples
+        (iid: of some class) for the clients, or two clients would have one name.
     """
+    if truncate:
+        dataset = _truncated(dataset, seed)
     kind = "drawn:N" if drawn_samples(partition) else with_smallest(partition)[0]
     if kind not in _PARTITIONS or (kind == "iid" and partition != kind):
         raise ValueError(
@@ -92,12 +122,12 @@ def share_out_domains(
             name: int(number_groups(split.names, len(split.images)).max()) + 1
             for name, split in trains.items()
         }
-        wanted = client_sizes(sizes, available, counts, generator(seed, 0, 0, SIZING))
+        wanted = _client_sizes(sizes, available, counts, generator(seed, 0, 0, SIZING))
     clients: list[Domain] = []
     for k, (domain, n) in enumerate(zip(dataset.domains, counts, strict=True)):
         options = {"partition": partition, "alpha": alpha, "sizes": wanted[k]}
         try:
-            parts = split_clients(trains[domain.name], n, rngs[k], **options)
+            parts = _split_clients(trains[domain.name], n, rngs[k], **options)
         except ValueError as error:
             raise ValueError(f"{dataset.name}, {domain.name!r}: {error}") from error
         for i, part in enumerate(parts):
@@ -131,72 +161,8 @@ def _clients_by_domain(dataset: Dataset, per_domain: int, num_clients: int) -> l
     return counts.tolist()
 
 
-def split_clients(
-    split: Split,
-    n: int,
-    rng: np.random.Generator,
-    *,
-    partition: str = "iid",
-    alpha: float = 0.5,
-    sizes: np.ndarray | None = None,
-) -> list[Split]:
-    """Returns n clients of a split, disjoint but for "drawn"; samples of a name have one owner.
-
-    iid: the same label distribution for all. The groups (see `by_class`) are dealt out class after
-      class like cards, so the clients' numbers of groups differ by at most one, and so do those of
-      any class. FedBN, Table 7, has 1 to 10 clients a domain. With `sizes`, clients get that many
-      groups, stratified, and what is over belongs to no client.
-    dirichlet: every class is shared out by a draw from Dirichlet(alpha), see `dirichlet_counts`;
-      "dirichlet:smallest=N" says how many samples the smallest client has at least.
-    drawn:N: each client draws N samples at random with replacement, so that there may be far more
-      clients than samples, and several may have the same sample.
-
-    Raises:
-      ValueError: n is less than 1, more than the groups of some class (iid) or than all groups
-        (dirichlet), or alpha is not above 0.
-    """
-    if n < 1:
-        raise ValueError(f"data.clients_per_domain is {n}; it must be at least 1")
-    if count := drawn_samples(partition):
-        drawn = rng.integers(len(split.images), size=(n, count))
-        names = split.names
-        return [  # the images stay where they are
-            Split(
-                Rows(split.images, index),
-                take(split.labels, index),
-                None if names is None else names[index],
-            )
-            for index in drawn
-        ]
-    if n == 1 and sizes is None:
-        return [split]
-    group = number_groups(split.names, len(split.images))
-    labels = strata(split.labels)[first_samples(group)]
-    values, counts = np.unique(labels, return_counts=True)
-    kind, smallest = with_smallest(partition)
-    if sizes is not None:
-        parts = stratified_split(labels, sizes.tolist(), rng)
-    elif kind == "dirichlet":
-        shares = dirichlet_counts(counts, n, alpha, rng, smallest)
-        cuts, pools = np.cumsum(shares, axis=1)[:, :-1], shuffled_classes(labels, rng)
-        dealt = [np.split(pool, cut) for pool, cut in zip(pools, cuts, strict=True)]
-        parts = [np.concatenate(own) for own in zip(*dealt, strict=True)]
-    else:
-        rarest = int(np.argmin(counts))
-        # An image's boxes have many classes, some of them rare.
-        if not has_boxes(split.labels) and counts[rarest] < n:
-            what = "samples" if len(labels) == len(group) else "groups (by name)"
-            raise ValueError(
-                f"cannot share out {counts[rarest]} training {what} of class {values[rarest]} "
-                f"among {n} clients; {REMEDY}"
-            )
-        cards = np.concatenate(shuffled_classes(labels, rng))
-        parts = [cards[client::n] for client in range(n)]
-    return [select(split, rng.permutation(samples_of(part, group))) for part in parts]
-
-
-def truncate_all(dataset: Dataset, seed: int) -> Dataset:
-    """Cuts training and validation splits to the smallest domain's, classes kept in proportion.
+def _truncated(dataset: Dataset, seed: int) -> Dataset:
+    """Returns training and validation splits cut to the smallest domain's, classes in proportion.
 
     What serves as test split too stays so; other test splits stay whole.
     """
@@ -215,6 +181,152 @@ def truncate_all(dataset: Dataset, seed: int) -> Dataset:
     return dataset._replace(domains=tuple(domains))
 
 
+def _split_clients(
+    split: Split,
+    n: int,
+    rng: np.random.Generator,
+    *,
+    partition: str = "iid",
+    alpha: float = 0.5,
+    sizes: np.ndarray | None = None,
+) -> list[Split]:
+    """Returns n clients of a split, at least 1, see `share_out_domains`."""
+    if count := drawn_samples(partition):
+        drawn = rng.integers(len(split.images), size=(n, count))
+        rows = Rows(split.images, np.arange(len(split.images)))  # images stay where they are
+        return [select(split._replace(images=rows), index) for index in drawn]
+    if n == 1 and sizes is None:
+        return [split]
+    group = number_groups(split.names, len(split.images))
+    labels = strata(split.labels)[first_samples(group)]
+    values, counts = np.unique(labels, return_counts=True)
+    kind, smallest = with_smallest(partition)
+    if sizes is not None:
+        parts = stratified_split(labels, sizes.tolist(), rng)
+    elif kind == "dirichlet":
+        shares = _dirichlet_counts(counts, n, alpha, rng, smallest)
+        cuts, pools = np.cumsum(shares, axis=1)[:, :-1], shuffled_classes(labels, rng)
+        dealt = [np.split(pool, cut) for pool, cut in zip(pools, cuts, strict=True)]
+        parts = [np.concatenate(own) for own in zip(*dealt, strict=True)]
+    else:
+        rarest = int(np.argmin(counts))
+        # An image's boxes have many classes, some of them rare.
+        if not has_boxes(split.labels) and counts[rarest] < n:
+            what = "samples" if len(labels) == len(group) else "groups (by name)"
+            raise ValueError(
+                f"cannot share out {counts[rarest]} training {what} of class {values[rarest]} "
+                f"among {n} clients; {_REMEDY}"
+            )
+        cards = np.concatenate(shuffled_classes(labels, rng))
+        parts = [cards[client::n] for client in range(n)]
+    return [select(split, rng.permutation(samples_of(part, group))) for part in parts]
+
+
+def _dirichlet_counts(
+    counts: np.ndarray, n: int, alpha: float, rng: np.random.Generator, smallest: int
+) -> np.ndarray:
+    """Returns i64[C, n]: how many of the samples i64[C] of each class each of n clients gets."""
+    if counts.sum() < n:
+        raise ValueError(f"{counts.sum()} samples are too few for {n} clients, one each; {_REMEDY}")
+    draws = [rng.dirichlet(np.full(n, alpha, np.float64)) for _ in counts]
+    shared = [
+        apportion(_quantize(draw), count)
+        for draw, count in zip(draws, counts.tolist(), strict=True)
+    ]
+    return _raise_smallest(np.array(shared), min(smallest, int(counts.sum()) // n))
+
+
+def _raise_smallest(counts: np.ndarray, minimum: int) -> np.ndarray:
+    """Moves samples i64[C, n] of class and client until each client has `minimum`.
+
+    One sample at a time goes from the largest to the smallest client, of the class of which the
+    largest has most; of equals, the first.
+    """
+    counts = counts.copy()
+    sizes = counts.sum(0)
+    while sizes.min() < minimum:
+        poor, rich = sizes.argmin(), sizes.argmax()
+        label = counts[:, rich].argmax()
+        counts[label, [poor, rich]] += [1, -1]
+        sizes[[poor, rich]] += [1, -1]
+    return counts
+
+
+def _client_sizes(
+    sizes: str | Sequence[int],
+    available: Mapping[str, int],
+    clients: Sequence[int],
+    rng: np.random.Generator,
+) -> list[np.ndarray]:
+    """Returns for each domain i64[its clients], their training samples.
+
+    Args:
+      sizes: as `share_out_domains` has it.
+      available: name of each domain -> its samples.
+      clients: number of clients of each domain.
+      rng: draws the sizes.
+    """
+    for (name, limit), n in zip(available.items(), clients, strict=True):
+        if limit < n:
+            raise ValueError(
+                f"{limit} training samples of {name!r} are too few for {n} clients, one each; "
+                f"{_REMEDY}"
+            )
+    if isinstance(sizes, str) and (why := refusal(sizes, SIZES)):
+        raise ValueError(f"data.sizes is {brief(sizes)}; it {why}")
+    total, borders = sum(clients), np.cumsum(clients)[:-1]
+    text, smallest = with_smallest(sizes) if isinstance(sizes, str) else ("", 0)
+    kind, _, number = text.partition(":")
+    if kind in ("lognormal", "dirichlet"):
+        if kind == "dirichlet":
+            draws = rng.dirichlet(np.full(total, float(number), np.float64))
+        else:
+            logs = float(number) * rng.standard_normal(total)
+            draws = np.exp(logs - logs.max())  # at most 1, whatever SIGMA is
+        weights = np.maximum(_quantize(draws / draws.max()), 1)
+        return _largest_that_fit(np.split(weights, borders), list(available.values()), smallest)
+    entries = sizes.split(",") if isinstance(sizes, str) else sizes
+    listed = np.array([int(entry) for entry in entries], np.int64)
+    if len(listed) not in (1, total) or listed.min(initial=1) < 1:
+        raise ValueError(
+            f"data.sizes is {brief(sizes)}; it must have one number of at least 1 for all clients, "
+            f"or one for each of the {total}"
+        )
+    parts = np.split(np.broadcast_to(listed, total), borders)
+    for (name, limit), size in zip(available.items(), parts, strict=True):
+        if size.sum() > limit:
+            raise ValueError(
+                f"data.sizes asks for {size.sum()} training samples of {name!r}, which has {limit};"
+                " lower it or raise data.fraction"
+            )
+    return parts
+
+
+def _largest_that_fit(
+    weights: list[np.ndarray], available: Sequence[int], smallest: int
+) -> list[np.ndarray]:
+    """Returns sizes proportional to weights over all domains, so large that one is used up."""
+    totals = [int(weight.sum()) for weight in weights]
+    scale = min(Fraction(count, total) for count, total in zip(available, totals, strict=True))
+    sizes = []
+    for weight, total, limit in zip(weights, totals, available, strict=True):
+        least = min(smallest, limit // len(weight))
+        size = apportion(weight, max(int(scale * total), least * len(weight)))
+        sizes.append(_raise_smallest(size[None], least)[0])
+    return sizes
+
+
+def _quantize(shares: np.ndarray) -> np.ndarray:
+    """Returns real shares f64[n] in [0, 1] as whole numbers of 2**-32, for `apportion`.
+
+    The last bits of a draw from a gamma or normal distribution may differ between machines, since
+    it goes through log and exp of the machine's own library. Rounded to whole samples, they change
+    a count only where a share is within about 1e-16 of a border: of a million samples, in one of
+    10**10 draws.
+    """
+    return np.rint(np.asarray(shares, np.float64) * 2**32).astype(np.int64)
+
+
 def fingerprint(dataset: Dataset) -> str:
     """Returns SHA-256 in hex of who owns which samples, in order; equal on any machine.
 
@@ -224,16 +336,22 @@ def fingerprint(dataset: Dataset) -> str:
     little-endian order.
     """
     digest = hashlib.sha256(repr((dataset.name, dataset.num_classes)).encode())
-    digest.update(
-        repr([[float(x) for x in dataset.mean], [float(x) for x in dataset.std]]).encode()
-    )
+    constants = [[float(x) for x in values] for values in (dataset.mean, dataset.std)]
+    digest.update(repr(constants).encode())
+
+    def add(place: tuple[str, ...], array: np.ndarray | Rows) -> None:
+        little = array.dtype.newbyteorder("<")
+        digest.update(repr((*place, little.str, array.shape)).encode())
+        for block in blocks(array):
+            digest.update(np.ascontiguousarray(block).astype(little).tobytes())
+
     if dataset.key:
         digest.update(repr(("key", dataset.key)).encode())
     for domain in dataset.domains:
         for name, split in splits(domain):
             place = (domain.name, name)
             if split.names is None:
-                _hash_array(digest.update, place, split.images)
+                add(place, split.images)
             else:
                 form = (str(split.images.dtype), split.images.shape)
                 digest.update(repr((*place, form, len(split.names))).encode())
@@ -241,14 +359,5 @@ def fingerprint(dataset: Dataset) -> str:
                 names = "\0".join(split.names.tolist())
                 digest.update(names.encode("utf-8", "surrogatepass"))
             for leaf, array in leaves_of(split.labels):
-                _hash_array(digest.update, (*place, leaf) if leaf else place, array)
+                add((*place, leaf) if leaf else place, array)
     return digest.hexdigest()
-
-
-def _hash_array(
-    update: Callable[[bytes], None], place: tuple[str, ...], array: np.ndarray | Rows
-) -> None:
-    little = array.dtype.newbyteorder("<")
-    update(repr((*place, little.str, array.shape)).encode())
-    for block in blocks(array):
-        update(np.ascontiguousarray(block).astype(little).tobytes())

@@ -3,36 +3,38 @@
 A *transform* is a function `(key, image f[H, W, C] in [0, 1]) -> f[h, w, C]` of one image, and
 `compose` makes of some of them an `Augment` of whole batches of bytes:
 
-    augment = compose(random_flip(), random_rotation(30))
+    augment = office()
     images = augment(key, images)  # u8[B, H, W, C] -> u8[B, H, W, C]
 
 Bytes in, bytes out, so whatever prepares stored images for a model prepares these too. The result
 of a sample depends on the key, its place in the batch and its own pixels, not on other samples.
 
-Differs from torchvision on Pillow images: bytes are rounded once, at the end, not after each step.
+Coordinates are Pillow's: pixel i covers [i, i + 1), and the first row is the top one. Colours are
+red, green and blue; definitions are those of Pillow's `ImageEnhance` and of torchvision, except
+that bytes are rounded once, at the end, not after each step.
 """
 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.arguments.ranges import PIXELS, AtLeast0, Range, UpTo1, bounded
-from fedjax_bn.data.pixels import operations
+from fedjax_bn.arguments.ranges import PIXELS, bounded
 
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
 Transform = Callable[[jax.Array, jax.Array], jax.Array]
 _Interval = tuple[float, float]
-_Degrees = Annotated[float, Range("at least 0 and at most 180", lambda value: 0 <= value <= 180)]
-_HalfTurn = Annotated[float, Range("at least 0 and at most 0.5", lambda value: 0 <= value <= 0.5)]
 
 _ATTEMPTS = 10  # torchvision's, before it takes the middle of the image
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2, as Pillow's mode "L"
+_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
 
 
-def domainbed(size: int) -> Augment:
+@bounded
+def domainbed(size: Annotated[int, PIXELS]) -> Augment:
     """DomainBed's augmentation for PACS, VLCS and OfficeHome (Gulrajani & Lopez-Paz 2021).
 
     Crops of 70 to 100 % of the area resized to `size` pixels a side, mirrored half of the time,
@@ -41,10 +43,10 @@ def domainbed(size: int) -> Augment:
     Differs from DomainBed: boxes are cut from stored images, which were made square before.
     """
     return compose(
-        random_resized_crop(size, scale=(0.7, 1.0)),
-        random_flip(),
-        color_jitter(0.3, 0.3, 0.3, 0.3),
-        random_grayscale(0.1),
+        partial(_random_crop, size=size, scale=(0.7, 1.0)),
+        _random_flip,
+        partial(_random_jitter, spread=(0.3, 0.3, 0.3, 0.3)),
+        partial(_random_grey, probability=0.1),
     )
 
 
@@ -53,7 +55,7 @@ def office() -> Augment:
 
     Mirrored half of the time, turned by up to 30 degrees; the size stays.
     """
-    return compose(random_flip(), random_rotation(30))
+    return compose(_random_flip, partial(_random_rotation, degrees=30))
 
 
 def compose(*transforms: Transform) -> Augment:
@@ -82,28 +84,26 @@ def compose(*transforms: Transform) -> Augment:
     return augment
 
 
-@bounded
-def random_resized_crop(
-    size: Annotated[int, PIXELS], scale: _Interval = (0.08, 1.0), ratio: _Interval = (3 / 4, 4 / 3)
-) -> Transform:
-    """Resizes a random box to `size` pixels a side, see `operations.crop_and_resize`.
-
-    The box is torchvision's: its area is uniform in `scale` times the image's, its width to height
-    log-uniform in `ratio`, its place uniform. The first of ten draws that fits is taken; if none
-    does, the largest box in the middle whose ratio is allowed.
-    """
-
-    def transform(key: jax.Array, image: jax.Array) -> jax.Array:
-        box = _crop_box(key, *image.shape[:2], scale, ratio)
-        return operations.crop_and_resize(image, *box, size)
-
-    return transform
+def _random_crop(
+    key: jax.Array,
+    image: jax.Array,
+    size: int,
+    scale: _Interval,
+    ratio: _Interval = (3 / 4, 4 / 3),
+) -> jax.Array:
+    """Resizes a random box to `size` pixels a side, see `_crop_box` and `_crop_and_resize`."""
+    return _crop_and_resize(image, *_crop_box(key, *image.shape[:2], scale, ratio), size)
 
 
 def _crop_box(
     key: jax.Array, height: int, width: int, scale: _Interval, ratio: _Interval
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Returns the random box: top, left, height, width, i32[] each."""
+    """Returns torchvision's random box: top, left, height, width, i32[] each.
+
+    Its area is uniform in `scale` times the image's, its width to height log-uniform in `ratio`,
+    its place uniform. The first of ten draws that fits is taken; if none does, the largest box in
+    the middle whose ratio is allowed.
+    """
     draws = jax.random.uniform(key, (2 * _ATTEMPTS + 2,))  # one call, because each takes compiling
     area = height * width * _between(draws[:_ATTEMPTS], *scale)
     aspect = jnp.exp(_between(draws[_ATTEMPTS:-2], math.log(ratio[0]), math.log(ratio[1])))
@@ -116,84 +116,183 @@ def _crop_box(
     wide = jnp.where(any_fits, wide[first], largest[1])
     room = jnp.stack([height - high, width - wide])
     places = jnp.floor(draws[-2:] * (room + 1).astype(draws.dtype)).astype(jnp.int32)
+    # In float32 a draw near 1 times room + 1 may round up to room + 1.
     top, left = jnp.where(any_fits, jnp.minimum(places, room), room // 2)
     return top, left, high, wide
 
 
-@bounded
-def random_flip(probability: UpTo1 = 0.5) -> Transform:
+def _crop_and_resize(
+    image: jax.Array,
+    top: jax.Array | int,
+    left: jax.Array | int,
+    height: jax.Array | int,
+    width: jax.Array | int,
+    size: int,
+) -> jax.Array:
+    """Cuts a box out of f[H, W, C] and stretches it to f[size, size, C], with antialiasing.
+
+    Pillow's `crop` and then `resize(BILINEAR)`, before rounding to bytes; nothing outside the box
+    is seen. Both directions are matrix products, so the box may be traced.
+    """
+    down = _resize_weights(top, height, image.shape[0], size, image.dtype)
+    across = _resize_weights(left, width, image.shape[1], size, image.dtype)
+    # The fast modes of accelerators keep too few digits for pixels.
+    rows = jnp.einsum("oh,hwc->owc", down, image, precision="highest")
+    return jnp.einsum("pw,owc->opc", across, rows, precision="highest")
+
+
+def _resize_weights(
+    start: jax.Array | int, length: jax.Array | int, count: int, size: int, dtype: Any
+) -> jax.Array:
+    """Returns f[size, count]: what `count` pixels add to new ones of [start, start + length).
+
+    A triangle of half width max(1, length / size) about the centre of the new pixel, cut off at the
+    ends of the interval and normalized to 1: Pillow's BILINEAR, PyTorch's antialias=True.
+    """
+    start, length = (jnp.asarray(value).astype(dtype) for value in (start, length))
+    scale = length / size
+    centres = start + (jnp.arange(size, dtype=dtype)[:, None] + 0.5) * scale
+    pixels = jnp.arange(count, dtype=dtype) + 0.5
+    weights = jnp.maximum(1 - jnp.abs(pixels - centres) / jnp.maximum(scale, 1), 0)
+    inside = (pixels > start) & (pixels < start + length)
+    weights = jnp.where(inside, weights, 0)
+    return weights / weights.sum(1, keepdims=True)
+
+
+def _random_flip(key: jax.Array, image: jax.Array, probability: float = 0.5) -> jax.Array:
     """Exchanges left and right with `probability`."""
-
-    def transform(key: jax.Array, image: jax.Array) -> jax.Array:
-        return jnp.where(jax.random.bernoulli(key, probability), operations.mirror(image), image)
-
-    return transform
+    return jnp.where(jax.random.bernoulli(key, probability), image[:, ::-1], image)
 
 
-@bounded
-def random_rotation(degrees: _Degrees) -> Transform:
+def _random_rotation(key: jax.Array, image: jax.Array, degrees: float) -> jax.Array:
     """Turns about the centre by an angle uniform in [-degrees, degrees], see `rotate`."""
-
-    def transform(key: jax.Array, image: jax.Array) -> jax.Array:
-        angle = jax.random.uniform(key, minval=-degrees, maxval=degrees)
-        return operations.rotate(image, angle)
-
-    return transform
+    return rotate(image, jax.random.uniform(key, minval=-degrees, maxval=degrees))
 
 
-@bounded
-def color_jitter(
-    brightness: AtLeast0 = 0.0,
-    contrast: AtLeast0 = 0.0,
-    saturation: AtLeast0 = 0.0,
-    hue: _HalfTurn = 0.0,
-) -> Transform:
-    """Changes the colours of an RGB image in random order, see `operations.jitter`.
+def rotate(image: jax.Array, degrees: jax.Array | float) -> jax.Array:
+    """Turns an image about its centre; same size, nearest pixels, zeros where there was nothing.
+
+    Pillow's `rotate` with its defaults, which torchvision's RandomRotation takes over; bit by bit
+    where `degrees` is float64, because the arithmetic is its own: 16 bits before the point and 16
+    after it.
 
     Args:
-      brightness, contrast, saturation: factors are uniform in [max(0, 1 - x), 1 + x].
-      hue: hue moves by a uniform part of a turn in [-hue, hue].
+      image: [H, W, C] of any dtype; H and W are at most 2**14.
+      degrees: f[], counterclockwise.
 
-    Raises:
-      ValueError: at use, the image does not have three channels.
-    """
-    spread = (brightness, contrast, saturation)
-
-    def transform(key: jax.Array, image: jax.Array) -> jax.Array:
-        _check_channels("color_jitter", image)
-        draws = jax.random.uniform(key, (8,))
-        low = jnp.array([*(max(0.0, 1 - x) for x in spread), -hue])
-        high = jnp.array([*(1 + x for x in spread), hue])
-        amounts = _between(draws[:4], low, high)
-        order = jnp.argsort(draws[4:]).astype(jnp.int32)  # all 24 alike
-        return operations.jitter(image, amounts[:3], amounts[3], order)
-
-    return transform
-
-
-@bounded
-def random_grayscale(probability: UpTo1 = 0.1) -> Transform:
-    """Makes an RGB image grey, in three equal channels, with `probability`.
-
-    Raises:
-      ValueError: at use, the image does not have three channels.
+    Returns:
+      [H, W, C] in the dtype of `image`.
     """
 
-    def transform(key: jax.Array, image: jax.Array) -> jax.Array:
-        _check_channels("random_grayscale", image)
-        return jnp.where(jax.random.bernoulli(key, probability), operations.grey(image), image)
+    def fixed(value: jax.Array) -> jax.Array:
+        """Returns i32[], a number in multiples of 2**-16."""
+        return jnp.floor(value * 65536 + 0.5).astype(jnp.int32)
 
-    return transform
+    high, wide = image.shape[:2]
+    angle = -jnp.deg2rad(degrees)
+    cosine, sine = jnp.cos(angle), jnp.sin(angle)
+    # From the middle of a new pixel to where it was: (x, y) -> (a x + b y + c, -b x + a y + d).
+    a, b = fixed(cosine), fixed(sine)
+    c = fixed((wide - cosine * (wide - 1) - sine * (high - 1)) / 2)
+    d = fixed((high + sine * (wide - 1) - cosine * (high - 1)) / 2)
+    x, y = jnp.arange(wide, dtype=jnp.int32), jnp.arange(high, dtype=jnp.int32)[:, None]
+    columns, rows = (a * x + b * y + c) >> 16, (a * y - b * x + d) >> 16
+    inside = (columns >= 0) & (columns < wide) & (rows >= 0) & (rows < high)
+    index = jnp.where(inside, rows * wide + columns, 0)
+    turned = image.reshape(high * wide, -1)[index]
+    return jnp.where(inside[..., None], turned, jnp.zeros((), image.dtype))
+
+
+def _random_jitter(
+    key: jax.Array, image: jax.Array, spread: tuple[float, float, float, float]
+) -> jax.Array:
+    """Changes the colours of an RGB image in random order, see `_jitter`.
+
+    `spread` is x of brightness, contrast and saturation, whose factors are uniform in
+    [max(0, 1 - x), 1 + x], and of hue, which moves by turns uniform in [-x, x].
+
+    Raises:
+      ValueError: the image does not have three channels.
+    """
+    if image.shape[-1] != 3:
+        raise ValueError(
+            f"changes of colour need images with 3 channels (red, green, blue), not "
+            f"{image.shape[-1]}: choose an augmentation without colours"
+        )
+    *factors, hue = spread
+    draws = jax.random.uniform(key, (8,))
+    low = jnp.array([*(max(0.0, 1 - x) for x in factors), -hue])
+    high = jnp.array([*(1 + x for x in factors), hue])
+    amounts = _between(draws[:4], low, high)
+    order = jnp.argsort(draws[4:]).astype(jnp.int32)  # all 24 alike
+    return _jitter(image, amounts[:3], amounts[3], order)
+
+
+def _jitter(image: jax.Array, factors: jax.Array, turns: jax.Array, order: jax.Array) -> jax.Array:
+    """Changes brightness, contrast, saturation and hue, one after another in any order.
+
+    A factor below 1 moves the image towards black (brightness), the mean grey of the image
+    (contrast) or the grey of each pixel (saturation), a factor above 1 away from it.
+
+    Args:
+      image: f[H, W, 3] in [0, 1].
+      factors: f[3] of brightness, contrast and saturation, at least 0.
+      turns: f[], by which hue moves.
+      order: i32[n] of _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE; may be traced.
+    """
+    for which in order:
+        # All but hue are one blend, so a traced choice computes two results, not four.
+        factor = jnp.asarray(factors[jnp.minimum(which, _SATURATION)], image.dtype)
+        shade = _grey(image)
+        other = jnp.where(which == _SATURATION, shade, shade.mean())
+        other = jnp.where(which == _BRIGHTNESS, 0, other)
+        blended = jnp.clip(factor * image + (1 - factor) * other, 0, 1)
+        image = jnp.where(which == _HUE, shift_hue(image, turns), blended)
+    return image
+
+
+def shift_hue(image: jax.Array, turns: jax.Array | float) -> jax.Array:
+    """Moves hue around the circle of HSV; saturation and value stay.
+
+    Args:
+      image: f[H, W, 3] in [0, 1].
+      turns: f[], whole turns; 1/3 makes green of red.
+
+    Differs from Pillow's HSV: neither hue nor saturation is rounded to bytes.
+    """
+
+    def valley(sixths: jax.Array) -> jax.Array:
+        """Returns the lack of chroma at a hue: 0 from 4 to 6, rising to 1 from 1 to 3."""
+        sixths = sixths - 6 * jnp.floor(sixths / 6)
+        return jnp.clip(jnp.minimum(sixths, 4 - sixths), 0, 1)
+
+    turns = jnp.asarray(turns, image.dtype)
+    red, green, blue = (image[..., i] for i in range(3))
+    high, low = image.max(-1), image.min(-1)
+    chroma = high - low
+    inverse = 1 / jnp.where(chroma > 0, chroma, 1)
+    # Not `high == red`: a compiler may round what it computes twice in two ways, and then no
+    # channel is the highest; near a tie all cases agree.
+    sixths = jnp.where(
+        (red >= green) & (red >= blue),
+        (green - blue) * inverse,
+        jnp.where(green >= blue, (blue - red) * inverse + 2, (red - green) * inverse + 4),
+    )
+    sixths = sixths + 6 * turns
+    return jnp.stack([high - chroma * valley(sixths + start) for start in (5, 3, 1)], axis=-1)
+
+
+def _random_grey(key: jax.Array, image: jax.Array, probability: float) -> jax.Array:
+    """Makes an RGB image grey, in three equal channels, with `probability`."""
+    return jnp.where(jax.random.bernoulli(key, probability), _grey(image), image)
+
+
+def _grey(image: jax.Array) -> jax.Array:
+    """Returns f[H, W, 1] of f[H, W, 3]: 0.299 red + 0.587 green + 0.114 blue."""
+    red, green, blue = (image[..., i : i + 1] * _LUMA[i] for i in range(3))
+    return red + green + blue
 
 
 def _between(draws: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:
     """Returns draws from [0, 1) stretched to [low, high)."""
     return low + (high - low) * draws
-
-
-def _check_channels(name: str, image: jax.Array) -> None:
-    if image.shape[-1] != 3:
-        raise ValueError(
-            f"{name} needs images with 3 channels (red, green, blue), not {image.shape[-1]}: "
-            "choose an augmentation without colours"
-        )

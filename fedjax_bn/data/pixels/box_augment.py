@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Share, UpTo1, bounded
 from fedjax_bn.data.label_trees import BOXES, CLASS, PADDING
-from fedjax_bn.data.pixels.operations import shift_hue
+from fedjax_bn.data.pixels.augment import shift_hue
 from fedjax_bn.data.pixels.resize import GREY
 from fedjax_bn.engine.keys import stream
 
@@ -43,7 +43,7 @@ class BoxAugment(NamedTuple):
     change: Callable[[jax.Array, Batch], Batch]
 
 
-class Move(NamedTuple):
+class _Move(NamedTuple):
     """Where pixels and boxes go, f[2] each: across and down.
 
     Attributes:
@@ -86,7 +86,7 @@ def of_boxes(
         spread = 2 * draws - 1
         mirror = jnp.where(draws[0] < flip, -1, 1).astype(draws.dtype)
         size = 1 + scale * spread[1]
-        move = Move(jnp.stack([size * mirror, size]), shift * spread[2:4])
+        move = _Move(jnp.stack([size * mirror, size]), shift * spread[2:4])
         factors = (hue * spread[4], 1 + saturation * spread[5], 1 + value * spread[6])
         tiles = [_gain(image.astype(draws.dtype) / 255, *factors) for image in images]
         if len(tiles) == 1:
@@ -119,7 +119,7 @@ def of_boxes(
     return BoxAugment(change)
 
 
-def _tile_moves(key: jax.Array, move: Move, probability: float) -> tuple[list[Move], jax.Array]:
+def _tile_moves(key: jax.Array, move: _Move, probability: float) -> tuple[list[_Move], jax.Array]:
     """Returns the moves of the four images of a mosaic, and which are seen, bool[4].
 
     Without a mosaic, with 1 - `probability`, the first is moved as an image alone is.
@@ -131,13 +131,13 @@ def _tile_moves(key: jax.Array, move: Move, probability: float) -> tuple[list[Mo
         for across in (0, 1):
             # Old coordinates are those in the middle of the four, less the image's own corner.
             behind = jnp.asarray((across, down), point.dtype)
-            away = jnp.where(together, 1 - point - behind, 0)
-            moves.append(Move(move.scale, move.shift - move.scale * away))
+            away = jnp.where(together, 1 - point - behind, 0)  # 0: as an image alone
+            moves.append(_Move(move.scale, move.shift - move.scale * away))
     return moves, together | (jnp.arange(4) == 0)
 
 
 def _put_together(
-    tiles: Sequence[jax.Array], label: Batch, moves: Sequence[Move], seen: jax.Array
+    tiles: Sequence[jax.Array], label: Batch, moves: Sequence[_Move], seen: jax.Array
 ) -> tuple[jax.Array, Batch]:
     """Moves T images f[S, S, 3] in [0, 1], those that are seen, into one, with all their boxes.
 
@@ -152,10 +152,10 @@ def _put_together(
     return total, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
 
 
-def _move_pixels(image: jax.Array, move: Move) -> jax.Array:
+def _move_pixels(image: jax.Array, move: _Move) -> jax.Array:
     """Moves an image f[S, S, C] in [0, 1], bilinear, grey where there was nothing.
 
-    Both directions are matrix products, as in `operations.crop_and_resize`.
+    Both directions are matrix products, as in `augment`.
     """
     size, dtype = image.shape[0], image.dtype
     grey = jnp.asarray(GREY / 255, dtype)
@@ -172,7 +172,7 @@ def _move_pixels(image: jax.Array, move: Move) -> jax.Array:
     return jnp.einsum("pw,owc->opc", across, rows, precision="highest") + grey
 
 
-def _move_boxes(label: Batch, move: Move, size: int) -> Batch:
+def _move_boxes(label: Batch, move: _Move, size: int) -> Batch:
     """Moves the boxes of an image and cuts them at its border; what vanishes becomes padding."""
     given = label[BOXES]
     corners = given.reshape(-1, 2, 2)  # [M, first or last, across or down]

@@ -5,8 +5,8 @@ of its name: a second process waits for the first and reads what it made. A kill
 partial file, which the next process removes.
 
 Checksums of the blocks in which the array was written follow it in the file. They are compared
-whenever the array is opened; a file that has changed since is made again. CRC-32 is for accidents,
-and reads some 3 GB a second and core, four times as many as BLAKE2b.
+whenever the array is opened; a file that has changed since is made again. CRC-32 finds accidental
+changes, and reads about 3 GB a second and core, four times as fast as BLAKE2b.
 """
 
 import io
@@ -38,7 +38,7 @@ _LARGE = 2e9  # bytes; checking more takes so long that the user is informed
 def cached_array(
     folder: str | Path | None, name: str, shape: Sequence[int], make: _Make
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns the array of that name in the cache, made first if it is not there.
+    """Returns the array of that name in the cache, after making it if it is not there.
 
     Args:
       folder: the cache, created if need be; None to keep the array in memory only.
@@ -176,16 +176,16 @@ def _make_file(path: Path, shape: tuple[int, ...], make: _Make) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.partial"):
             # The lock of a file that a living process writes raises Timeout, which is an OSError.
-            with suppress(OSError), _lock_of(old).acquire(blocking=False):
+            with suppress(OSError), FileLock(old.with_suffix(".lock")).acquire(blocking=False):
                 old.unlink(missing_ok=True)
-        lock = _lock_of(partial)
+        lock = FileLock(partial.with_suffix(".lock"))
         try:
             lock.acquire(blocking=False)
         except Timeout:
             print(f"waiting for another process that writes {partial}", file=sys.stderr)
             lock.acquire()
     try:
-        if _read(path, shape) is None:
+        if _read(path, shape) is None:  # else another process has made it while this one waited
             _write_whole(partial, shape, make)
             with _faults_named(folder, size):
                 os.replace(partial, path)
@@ -223,7 +223,7 @@ def _write_whole(partial: Path, shape: tuple[int, ...], make: _Make) -> None:
             file.flush()
             os.fsync(file.fileno())
     finally:
-        with suppress(OSError):  # an error has been raised already, and is the one to be seen
+        with suppress(OSError):  # which would hide the error that was raised before
             file.close()
 
 
@@ -238,7 +238,3 @@ def _faults_named(folder: Path, size: int) -> Iterator[None]:
             f"({error.strerror or error}): make room there, or give another data.cache (empty for "
             "none)"
         ) from error
-
-
-def _lock_of(partial: Path) -> FileLock:
-    return FileLock(partial.with_suffix(".lock"))

@@ -1,4 +1,4 @@
-"""Image files to pixels: in parallel, with progress, and kept for the next time."""
+"""Decodes image files in parallel, with progress, and keeps their pixels for the next time."""
 
 import hashlib
 import os
@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,13 +25,11 @@ from fedjax_bn.data.pixels.resize import letterboxed
 _BLOCK = 64  # images that a thread decodes at a time
 _FORM = 2  # to be raised when the same files would give other pixels
 _FORM_OF_KEYS = 1
-_MODES = {  # Pillow's words in ours
+_MODES = {  # Pillow's modes in plain words
     "1": "black and white",
     "L": "grey",
     "LA": "grey with transparency",
-    "I": "16-bit grey",
-    "I;16": "16-bit grey",
-    "I;16B": "16-bit grey",
+    **dict.fromkeys(("I", "I;16", "I;16B"), "16-bit grey"),
     "P": "a palette",
     "RGBA": "RGB with transparency",
 }
@@ -69,8 +66,8 @@ def decode(
 
     Returns:
       u8[N, size, size, 3] (memory-mapped and read-only, if it comes from a cache), and notes: how
-      many images had to be converted from grey, palettes, CMYK or transparency, and how many EXIF
-      turns.
+      many images were converted from grey, palettes, CMYK or transparency, and how many have an
+      EXIF orientation.
 
     Raises:
       ValueError: there are no files, or some cannot be read; the first ten are named.
@@ -81,7 +78,6 @@ def decode(
             f"cannot decode {len(files)} files at size {size}; give at least 1 of each"
         )
     how = {"max_megapixels": max_megapixels, "boxed": letterbox, "orientation": orientation}
-    read = partial(_read_image, size=size, **how)
 
     def read_block(start: int, write: Write) -> tuple[Counter, int, list[str]]:
         """Hands a block to `write`; returns modes, the number of images with a tag, and faults."""
@@ -89,7 +85,9 @@ def decode(
         images = np.empty((len(block), size, size, 3), np.uint8)
         for k, file in enumerate(block):
             try:
-                images[k], mode, tag = read(file)
+                # Read as a whole: Pillow's many small reads would hand Python's lock to and fro.
+                content = read_image(file, max_megapixels)
+                images[k], mode, tag = decode_image(content, size, **how)
             except MemoryError:
                 raise
             except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error, ...
@@ -159,13 +157,6 @@ def relative_names(files: Sequence[Path], root: Path) -> list[str]:
         for name in names
     )
     return [name.replace(os.sep, "/") for name in inside]
-
-
-def _read_image(
-    file: Path, size: int, max_megapixels: float, **how: Any
-) -> tuple[np.ndarray, str, int]:
-    # Read as a whole: Pillow's many small reads would hand Python's lock to and fro.
-    return decode_image(read_image(file, max_megapixels), size, max_megapixels, **how)
 
 
 def decode_image(

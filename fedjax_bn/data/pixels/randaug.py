@@ -2,7 +2,8 @@
 
 Operations are torchvision's, `RandAugment(num_ops, magnitude)` with 31 bins, nearest pixels and
 zeros where there was nothing, on bytes as Pillow computes them: image u8[H, W, C] -> u8[H, W, C].
-A strength is f[] in [0, 1], the magnitude over 30, and a sign is drawn where there is one.
+A strength is f[] in [-1, 1], the magnitude over 30 with a random sign; operations that have no
+direction take its size.
 """
 
 from collections.abc import Callable
@@ -12,11 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_bn.arguments.ranges import Magnitude, Views, bounded
-from fedjax_bn.data.pixels.augment import Augment
-from fedjax_bn.data.pixels.operations import rotate
+from fedjax_bn.data.pixels.augment import Augment, rotate
 from fedjax_bn.engine.backend import on_cpu
 
-_STRONGEST = 30
 _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # of Pillow's SMOOTH, over 13
 
 
@@ -33,7 +32,7 @@ def randaug(ops: Views = 2, magnitude: Magnitude = 9) -> Augment:
       `augment(key, images u8[B, H, W, 3]) -> u8[B, H, W, 3]`; it raises ValueError if images
       are not such bytes.
     """
-    strength = magnitude / _STRONGEST
+    strength = magnitude / 30
 
     def one(key: jax.Array, image: jax.Array) -> jax.Array:
         for own in jax.random.split(key, ops):
@@ -72,10 +71,6 @@ def _affine(image: jax.Array, rows: tuple, columns: tuple) -> jax.Array:
     index = jnp.where(inside, old_y * wide + old_x, 0).astype(jnp.int32)
     found = image.reshape(high * wide, -1)[index]
     return jnp.where(inside[..., None], found, jnp.zeros((), image.dtype))
-
-
-def _shift(side: int, strength: jax.Array) -> jax.Array:
-    return jnp.trunc(150 / 331 * side * strength)
 
 
 def _luma(image: jax.Array) -> jax.Array:
@@ -142,8 +137,12 @@ OPERATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "identity": lambda image, strength: image,
     "shear_x": lambda image, s: _affine(image, (1, 0, 0), (0.3 * s, 1, 0)),
     "shear_y": lambda image, s: _affine(image, (1, 0.3 * s, 0), (0, 1, 0)),
-    "translate_x": lambda image, s: _affine(image, (1, 0, 0), (0, 1, _shift(image.shape[1], s))),
-    "translate_y": lambda image, s: _affine(image, (1, 0, _shift(image.shape[0], s)), (0, 1, 0)),
+    "translate_x": lambda image, s: _affine(
+        image, (1, 0, 0), (0, 1, jnp.trunc(150 / 331 * image.shape[1] * s))
+    ),
+    "translate_y": lambda image, s: _affine(
+        image, (1, 0, jnp.trunc(150 / 331 * image.shape[0] * s)), (0, 1, 0)
+    ),
     "rotate": lambda image, strength: rotate(image, 30 * strength),
     "brightness": lambda image, strength: _blend(jnp.zeros_like(image), image, strength),
     "color": lambda image, s: _blend(

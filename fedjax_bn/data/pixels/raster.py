@@ -1,12 +1,12 @@
-"""Image files as images of Pillow: which formats, how large, which way up, what numbers mean.
+"""Opens image files with Pillow: allowed formats and sizes, orientation, and deep greys.
 
-Pillow opens some fifty formats, of which PostScript starts another program; here only raster
-formats that datasets have are. It also has two limits of its own on pixels, one that warns and one
-that refuses; here there is one, which the caller states.
+Pillow opens some fifty formats, and starts another program for PostScript; here only the raster
+formats of datasets are opened. Pillow also has two limits on pixels, one that warns and one that
+refuses; here there is one, which the caller states.
 
-A camera stores the rows of its sensor and writes into EXIF how the picture was held; every viewer
-turns it, `Image.open` and so torchvision's readers do not. The tag is one of eight: 1 as stored, 2
-to 4 mirrored or upside down, 5 to 8 with width and height exchanged.
+A camera stores the rows of its sensor and writes into EXIF how it was held. Every viewer turns the
+picture accordingly; `Image.open`, and so torchvision's readers, do not. The tag is one of eight: 1
+as stored, 2 to 4 mirrored or upside down, 5 to 8 with width and height exchanged.
 """
 
 import io
@@ -22,16 +22,14 @@ MEGAPIXELS = 100.0
 UPRIGHT, STORED = "upright", "stored"
 ORIENTATIONS = (UPRIGHT, STORED)
 ORIENTATION = 274  # EXIF's number of the tag
-_TURNS = {  # the tag -> how Pillow calls what makes the image upright
-    2: "FLIP_LEFT_RIGHT",
-    3: "ROTATE_180",
-    4: "FLIP_TOP_BOTTOM",
-    5: "TRANSPOSE",
-    6: "ROTATE_270",
-    7: "TRANSVERSE",
-    8: "ROTATE_90",
-}
-_BACK = {6: 8, 8: 6}  # every other turn is its own inverse
+# How Pillow calls what makes an image of the tags 2 to 8 upright.
+_TURNS = dict(
+    enumerate(
+        ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM")
+        + ("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"),
+        start=2,
+    )
+)
 _BYTES_OF_A_PIXEL = 16  # more than any of these formats takes
 _BITS, _WHITE_IS_ZERO = 258, 262  # tags of TIFF: bits of a number, and which number is white
 
@@ -62,6 +60,7 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
     from PIL import Image
 
     Image.init()
+    # `Image.open` has limits of its own on pixels, which a thread cannot lift for itself alone.
     for name in FORMATS:
         make, accepts = Image.OPEN.get(name, (None, lambda begin: False))  # WEBP may be left out
         # Some of Pillow's return a text where a decoder is missing, so "true" is not enough.
@@ -69,7 +68,7 @@ def open_raster(content: bytes, max_megapixels: float = MEGAPIXELS) -> Any:
             break
     else:
         raise ValueError(f"not an image of a known kind, {', '.join(FORMATS)}")
-    image = make(io.BytesIO(content), "")  # `Image.open` but for its own limits on pixels
+    image = make(io.BytesIO(content), "")
     width, height = image.size
     if width * height > max_megapixels * 1e6:
         raise ValueError(
@@ -117,7 +116,7 @@ def to_rgb(image: Any) -> Any:
     white.
 
     Raises:
-      ValueError: the numbers have 32 bits, or a sign: nothing says which of them is white.
+      ValueError: the numbers have 32 bits, or a sign, so that the value of white is unknown.
       OSError, and whatever else Pillow raises on a damaged file.
     """
     from PIL import Image
@@ -129,12 +128,12 @@ def to_rgb(image: Any) -> Any:
         grey = (np.asarray(image) >> (tags.get(_BITS, (16,))[0] - 8)).astype(np.uint8)
         image = Image.fromarray(255 - grey if tags.get(_WHITE_IS_ZERO, 1) == 0 else grey)
     elif mode in ("I", "F"):
+        kind = "floats" if mode == "F" else "integers of 32 bits or with a sign"
         raise ValueError(
-            f"its pixels are {'floats' if mode == 'F' else 'integers of 32 bits or with a sign'}, "
-            "of which nothing says which is white; save it with 8 or 16 bits"
+            f"its pixels are {kind}, which have no known value for white; save it with 8 or 16 bits"
         )
     elif mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
+        image = image.convert("RGBA")  # in one step, Pillow warns of what it drops
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -156,35 +155,6 @@ def orientation_of(image: Any) -> int:
 def turned_by_pillow(image: Any) -> bool:
     """Returns whether Pillow itself turns the image while it decodes, as it does for TIFF."""
     return image.format == "TIFF"
-
-
-def tag_of_other_frame(image: Any, orientation: str) -> tuple[int, int, int]:
-    """Returns width and height of the image as it is used, and the tag that leads to it.
-
-    Args:
-      image: of Pillow, before its pixels are decoded.
-      orientation: "upright" or "stored", how it is used.
-
-    Returns:
-      Width and height in pixels, and the tag by which boxes of the other frame are turned into this
-      one: of the stored frame where the image is used upright, else of the upright one.
-    """
-    tag, (width, height) = orientation_of(image), image.size
-    if turned_by_pillow(image):
-        return width, height, tag
-    if orientation == STORED:
-        return width, height, _BACK.get(tag, tag)
-    return (height, width, tag) if tag > 4 else (width, height, tag)
-
-
-def turn_corners(corners: np.ndarray, tag: int) -> np.ndarray:
-    """Returns boxes f64[n, 4], in shares of an image, turned with it; for tags 5 to 8."""
-    top, left, bottom, right = corners.T  # rows become columns
-    if tag in (6, 7):
-        left, right = 1 - right, 1 - left
-    if tag in (7, 8):
-        top, bottom = 1 - bottom, 1 - top
-    return np.stack([left, top, right, bottom], axis=1)
 
 
 def orientation_notes(count: int, orientation: str) -> tuple[str, ...]:

@@ -314,7 +314,7 @@ DATA = {
         one_of("", "official", "holdout", "stratified"),
     ),
     "data.validation": _key(
-        0.1, "share of a domain's samples; see fedjax_bn.data.division.split", SHARE
+        0.1, "share of a domain's samples; see fedjax_bn.data.division.clients", SHARE
     ),
     "data.test": _key(0.0, "share of a domain's samples", SHARE),
     "data.truncate": _key(None, "to the smallest domain; empty: the source's own", kind=bool),
