@@ -11,7 +11,8 @@ import torch
 from machine import CORES
 from tasks import LEARNING_RATE, Task, make_batches, make_test_images
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))  # which has the networks' definitions
+# The definitions of the networks are there.
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 import torch_models
 

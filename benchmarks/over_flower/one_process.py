@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))  # the Grid in memory is there
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))  # the Grid in memory is there
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 

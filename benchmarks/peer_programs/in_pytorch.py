@@ -9,7 +9,8 @@ import torch
 
 from peer_programs.rounds import LEARNING_RATE, read
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))  # which has the networks' definitions
+# The definitions of the networks are there.
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 
 import torch_models
 

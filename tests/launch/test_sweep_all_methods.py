@@ -51,9 +51,9 @@ def test_every_run_has_a_valid_configuration(name):
     bench = all_methods.bench_of(options)
     for entry in entries.ENTRIES.values():
         run = all_methods.runs_of(options, bench, entry, 0.1, 1)[-1]
-        spelled = [(key, plan.text(value)) for key, value in run.changes.items()]
+        changes = [(key, plan.text(value)) for key, value in run.changes.items()]
         config, colon, inline = run.config.partition(":")
-        check(read(f"{ROOT / config}{colon}{inline}", spelled))
+        check(read(f"{ROOT / config}{colon}{inline}", changes))
 
 
 def test_every_digit_domain_of_the_data_is_left_out_in_each_form(tmp_path):
