@@ -58,20 +58,6 @@ def small_resnet(classes=7):
     return SMALL["resnet_basic"][0](classes)
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Writes tensors to a safetensors file and returns its path."""
-    numpy = pytest.importorskip("safetensors.numpy")
-
-    def write(tensors, name="weights.safetensors"):
-        numpy.save_file(
-            {key: np.array(t, order="C") for key, t in tensors.items()}, tmp_path / name
-        )
-        return tmp_path / name
-
-    return write
-
-
 def test_every_tensor_reaches_its_place_in_our_layout(write):
     tensors = resnet_tensors()
     variables, notes = pretrained.load(write(tensors), small_resnet(), drawn(small_resnet()))

@@ -147,20 +147,6 @@ def test_the_way_back_serves_the_other_networks_too():
     jax.tree.map(np.testing.assert_array_equal, again, variables)
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Writes a state dict to a safetensors file and returns its path."""
-    numpy = pytest.importorskip("safetensors.numpy")
-
-    def write(tensors):
-        numpy.save_file(
-            {k: np.array(t, order="C") for k, t in tensors.items()}, tmp_path / "w.safetensors"
-        )
-        return tmp_path / "w.safetensors"
-
-    return write
-
-
 def test_a_file_of_other_classes_fills_all_but_the_predictions(write):
     state_dict = to_torch(small(), drawn(small()))
     variables, notes = pretrained.load(write(state_dict), small(2), abstract(small(2)))
