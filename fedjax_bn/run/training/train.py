@@ -45,7 +45,7 @@ from fedjax_bn.run.processes.together import (
 from fedjax_bn.run.training.batch_norm_log import log_batch_norms
 from fedjax_bn.run.training.logs import watchers
 from fedjax_bn.run.training.mask_log import log_masks
-from fedjax_bn.run.training.population import Held, disk_note, keep_rows, protect_rows, start_held
+from fedjax_bn.run.training.population import Held, disk_note, protect_rows, start_held
 from fedjax_bn.run.training.records import (
     Record,
     have_trained,
@@ -271,7 +271,8 @@ def loop(
                 watch.settle()
                 if first():
                     workdir.sync(folder / "metrics.jsonl")
-                keep_rows(kind, state)
+                if isinstance(state, Held):
+                    state.store.keep(kind, state.slots)
                 checkpoint.save(manager, number, state)
             if stop:
                 checkpoint.settle(latest)
