@@ -23,7 +23,6 @@ from statistics import median
 from typing import Any
 
 import jax
-import numpy as np
 
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.start import prepare

@@ -57,10 +57,10 @@ def test_the_stream_holds_the_samples_that_the_device_gathers_in_their_order(ste
     experiment, keys, _ = prepare(config, traced=False)
     splits = [domain.train for domain in experiment.internal.domains]
     data = stack_clients(splits)
-    longest = data.labels.shape[1]
+    drawing = rounds.drawing_of(config, experiment)
 
     def draw(number):
-        return rounds.draw_round(config, experiment, longest, keys, number)
+        return drawing(keys, number)[1:3]
 
     for first in (0, 2):
         for number, streamed in enumerate(stream_rounds(splits, draw, first, 3), first):
