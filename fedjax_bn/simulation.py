@@ -38,7 +38,7 @@ from fedjax_bn.run.config.keys import base, check
 from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.start import make_keys, make_start
-from fedjax_bn.run.training.progress import progress
+from fedjax_bn.run.training.logs import progress
 from fedjax_bn.run.training.records import (
     Record,
     have_trained,

@@ -103,7 +103,7 @@ def watch(monkeypatch, disk: Disk) -> None:
     for name in ("replace", "rename", "unlink", "remove", "rmdir"):
         monkeypatch.setattr(os, name, before(getattr(os, name)))
     monkeypatch.setattr(os, "fsync", before(os.fsync, disk.wait))
-    monkeypatch.setattr(logs, "write_events", before(logs.write_events))
+    monkeypatch.setattr(logs, "_write_events", before(logs._write_events))
 
 
 @pytest.fixture(scope="module")

@@ -187,7 +187,7 @@ def expected_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """The same from metrics.jsonl."""
     tags: dict[str, list] = {}
     for line in lines(folder):
-        for tag, value in logs.scalars(line):
+        for tag, value in logs._scalars(line):
             tags.setdefault(tag, []).append((line["round"], float(np.float32(value))))
     return tags
 

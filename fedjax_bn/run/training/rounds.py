@@ -26,8 +26,7 @@ from fedjax_bn.run.experiment.build import Experiment, sampler
 from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.processes.mesh import (
     clients_of,
-    everywhere,
-    over_clients,
+    copies_on,
     own_rows,
     place_copies,
     place_own,
@@ -175,7 +174,7 @@ def one_row(leaf: Any) -> jax.ShapeDtypeStruct:
 def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
     """Returns arrays [P, ...] of a round's clients, each on the device that trains it."""
     rows = rows_of(data, client)
-    return rows if mesh is None else jax.lax.with_sharding_constraint(rows, over_clients(mesh))
+    return rows if mesh is None else jax.lax.with_sharding_constraint(rows, clients_of(mesh))
 
 
 def _compile_round(
@@ -209,7 +208,7 @@ def _compile_round(
             told[name] = everybody.at[drawn.client].set(metrics[name])
         return put_rows(state, after, drawn.client), told
 
-    spread = None if mesh is None else (shardings_of(state, mesh), everywhere(mesh))
+    spread = None if mesh is None else (shardings_of(state, mesh), copies_on(mesh))
     program = jax.jit(round, donate_argnums=0, out_shardings=spread)
     # Keys are arguments: runs with other seeds find this program in JAX's compilation cache.
     compiled = compile_quickly(program.lower(state, data, kept, keys))

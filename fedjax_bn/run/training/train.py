@@ -42,9 +42,8 @@ from fedjax_bn.run.processes.together import (
     require_same,
     together,
 )
-from fedjax_bn.run.training.batch_norm_log import log_batch_norms
+from fedjax_bn.run.training.client_logs import log_batch_norms, log_masks
 from fedjax_bn.run.training.logs import watchers
-from fedjax_bn.run.training.mask_log import log_masks
 from fedjax_bn.run.training.population import Held, disk_note, protect_rows, start_held
 from fedjax_bn.run.training.records import (
     Record,
