@@ -39,13 +39,7 @@ from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.run.training.logs import progress
-from fedjax_bn.run.training.records import (
-    Record,
-    have_trained,
-    require_finite,
-    require_weights,
-    round_record,
-)
+from fedjax_bn.run.training.records import Record, have_trained, require_usable, round_record
 from fedjax_bn.run.training.rounds import open_rounds
 from fedjax_bn.run.training.summary import out_of_patience, samples_a_round, select_round, summarize
 from fedjax_bn.serving import predictor
@@ -201,8 +195,7 @@ def simulate(
             state, metrics = round(state)
             metrics = jax.device_get(metrics)
             records.append(round_record(names, metrics, number, time.perf_counter() - start))
-            require_finite(records[-1], metrics, config.on_nonfinite)
-            require_weights(names, metrics, number)
+            require_usable(records[-1], metrics, names, config.on_nonfinite)
             if number == rounds or number % eval_every == 0:
                 records[-1] |= evaluate(state, have_trained(records, names))
                 if select_round(records) == number:

@@ -139,7 +139,12 @@ def lay(image: Image, folder: Path) -> Path:
 def selected_in(folder: Path) -> set[int]:
     """The rounds of which there is a whole checkpoint of the selected round."""
     places = (folder / "checkpoints" / "selected").iterdir()
-    return {int(p.name) for p in places if p.name.isdecimal() and checkpoint.is_whole(p)}
+    names = {p.name: p / checkpoint.CHECKSUMS for p in places if p.name.isdecimal()}
+    return {
+        int(name)
+        for name, sums in names.items()
+        if sums.exists() and sums.read_text() == checkpoint._checksums(sums.parent)
+    }
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])

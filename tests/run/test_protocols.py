@@ -280,7 +280,7 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
         state = checkpoint.resume(tmp_path, lambda: first, workdir.rounds_recorded(lines))
         records = workdir.read_lines(lines, int(state["round"]))
         workdir.keep_lines(lines, records)
-        return train.loop(config, built, tmp_path, round, state, records)
+        return train._loop(config, built, tmp_path, round, state, records)
 
     monkeypatch.setattr(train, "evaluator", evaluated)
     if killed:

@@ -52,7 +52,7 @@ def join(wanted: bool | None, timeout: int = 300) -> None:
         cannot be reached.
     """
     if wanted:
-        _connect(read_place(os.environ), timeout)
+        _connect(_read_place(os.environ), timeout)
     elif wanted is None:
         there = os.environ
         found = [f"{name}={there[name]}" for name in _TASKS if there.get(name, "1") != "1"]
@@ -64,15 +64,8 @@ def join(wanted: bool | None, timeout: int = 300) -> None:
             )
 
 
-def read_place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """Reads the coordinator's address, the number of processes and this one's from the variables.
-
-    Returns:
-      None where none of the variables is set.
-
-    Raises:
-      ConfigError: one is missing or not in its range.
-    """
+def _read_place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
+    """Reads the coordinator's address, the number of processes and this one's; None if not set."""
     given = {name: environment[name] for name in _VARIABLES if environment.get(name)}
     if not given:
         return None
@@ -122,13 +115,7 @@ def _connect(place: tuple[str, int, int] | None, timeout: int) -> None:
 
 
 def _reach(address: str, here: bool, timeout: int) -> None:
-    """Raises ConfigError if process 0 cannot listen at its port, or does not answer in time.
-
-    Args:
-      address: HOST:PORT of process 0.
-      here: whether this is process 0.
-      timeout: seconds to wait for it.
-    """
+    """Raises ConfigError if process 0 cannot listen at its port, or does not answer in time."""
     host, _, port = address.rpartition(":")
     end = time.monotonic() + timeout
     while True:
@@ -153,8 +140,7 @@ def _reach(address: str, here: bool, timeout: int) -> None:
 def _meet() -> None:
     """Connects the devices of all now: later, one may be busy longer than the others wait for it.
 
-    Raises:
-      ConfigError: the processes have unequal numbers of devices, which `multihost_utils` refuses.
+    `multihost_utils` refuses processes with unequal numbers of devices, with less clear words.
     """
     counts = Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:

@@ -68,18 +68,26 @@ def have_trained(records: list[Record], names: list[str] | None = None) -> np.nd
     return trained
 
 
-def require_finite(record: Record, metrics: dict[str, np.ndarray], on_nonfinite: str) -> None:
-    """Raises NotFiniteError if the run cannot continue after this round.
+def require_usable(
+    record: Record, metrics: dict[str, np.ndarray], names: list[str], on_nonfinite: str
+) -> None:
+    """Raises an error if the run cannot continue after a round.
 
     Args:
       record: of the round.
       metrics: of the round, as a method's `round` returns them.
+      names: of the K clients.
       on_nonfinite: the configuration's. With "drop" a client whose update is not finite is left
         out, if there are others, and so is a server's step that is not finite. With "stop" none is.
+
+    Raises:
+      NotFiniteError: an update of a client or the server's step is not finite.
+      RiskError: the weighing rule gave no weights, because it cannot use a risk.
     """
-    failed = ", ".join(record.get("not_finite", ()))
-    lower = f"round {record['round']}: the update of {failed} is not finite; lower "
-    if failed and not (metrics["finite"] & np.isfinite(metrics["loss"])).any():
+    round, failed = f"round {record['round']}", ", ".join(record.get("not_finite", ()))
+    lower = f"{round}: the update of {failed} is not finite; lower "
+    counts = np.isfinite(metrics["loss"]) & metrics["finite"]
+    if failed and not counts.any():
         raise NotFiniteError(
             f"{lower}optimizer.learning_rate or look at the data: no other client took part, so "
             "the round has no update (on_nonfinite=drop leaves out some clients, not all)"
@@ -91,18 +99,12 @@ def require_finite(record: Record, metrics: dict[str, np.ndarray], on_nonfinite:
         )
     if "server_finite" in record and on_nonfinite == "stop":
         raise NotFiniteError(
-            f"round {record['round']}: the server's step is not finite; lower its learning rate "
+            f"{round}: the server's step is not finite; lower its learning rate "
             "(the method's key eta), or set on_nonfinite=drop to leave such steps out"
         )
-
-
-def require_weights(names: list[str], metrics: dict[str, np.ndarray], number: int) -> None:
-    """Raises RiskError if the weighing rule gave no weights, because it cannot use a risk."""
-    if np.isfinite(metrics["weights"]).all():
-        return
-    counts = np.isfinite(metrics["loss"]) & metrics["finite"]
-    try:
-        check_risks(counts, metrics["risk"], names)
-    except ValueError as error:
-        raise RiskError(f"round {number}: {error}") from error
-    raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
+    if not np.isfinite(metrics["weights"]).all():
+        try:
+            check_risks(counts, metrics["risk"], names)
+        except ValueError as error:
+            raise RiskError(f"{round}: {error}") from error
+        raise RiskError(f"{round}: the weighing rule gave weights that are not finite")

@@ -45,13 +45,7 @@ from fedjax_bn.run.processes.together import (
 from fedjax_bn.run.training.client_logs import log_batch_norms, log_masks
 from fedjax_bn.run.training.logs import watchers
 from fedjax_bn.run.training.population import Held, disk_note, protect_rows, start_held
-from fedjax_bn.run.training.records import (
-    Record,
-    have_trained,
-    require_finite,
-    require_weights,
-    round_record,
-)
+from fedjax_bn.run.training.records import Record, have_trained, require_usable, round_record
 from fedjax_bn.run.training.rounds import open_rounds
 from fedjax_bn.run.training.stored_rounds import open_stored_rounds
 from fedjax_bn.run.training.summary import out_of_patience, select_round, summarize
@@ -153,7 +147,7 @@ def _finish(
     say: Callable[[str], None],
     modules: bool,
 ) -> Record:
-    """Makes the rounds that are left, and the summary; arguments as of `run` and `loop`."""
+    """Makes the rounds that are left, and the summary; arguments as of `run` and `_loop`."""
     form = form_on(state, experiment.mesh)  # before a round donates it
     # 4. Print and draw what will be trained, and compile a round.
     for note in (*experiment.notes, partition_table(config, state, modules)):
@@ -175,7 +169,7 @@ def _finish(
         began = time.perf_counter()
         round = rounds.compile(state)
         compile_seconds = time.perf_counter() - began
-        records = loop(config, experiment, folder, round, state, records)
+        records = _loop(config, experiment, folder, round, state, records)
     spent = describe_privacy(config, len(experiment.internal.domains), len(records))
     summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent, **spent)
     if len(records) < config.rounds:
@@ -205,7 +199,7 @@ def _complete(config: ConfigDict, records: list[Record]) -> bool:
     return len(records) >= config.rounds or out_of_patience(records, config.patience)
 
 
-def loop(
+def _loop(
     config: ConfigDict,
     experiment: Experiment,
     folder: Path,
@@ -241,8 +235,7 @@ def loop(
             metrics = jax.device_get(metrics)
             seconds = time.perf_counter() - start
             record = round_record(names, metrics, number, seconds, config.clients_named)
-            require_finite(record, metrics, config.on_nonfinite)
-            require_weights(names, metrics, number)
+            require_usable(record, metrics, names, config.on_nonfinite)
             answers: Keep = {}
             if number == config.rounds or number % config.eval_every == 0:
                 record |= evaluate(state, have_trained([*records, record], names), answers)
