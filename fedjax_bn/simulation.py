@@ -164,7 +164,7 @@ def simulate(
       show_progress: whether a progress bar is printed to standard error.
 
     Raises:
-      ValueError: samples, names or options are wrong; the message says which.
+      ValueError: samples, names or options are wrong; the message names the one.
       fedjax_bn.run.errors.NotFiniteError: an update is not finite.
     """
     config = base()

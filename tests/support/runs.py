@@ -89,15 +89,33 @@ def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> Non
 
 
 def once(function: Callable) -> Callable:
-    """The function, called once for each configuration, its first argument."""
+    """The function, called once for each configuration, its first argument.
+
+    Rounds of data on the device, which read nothing from a stream, are compiled once too.
+    """
 
     def remembered(config: ConfigDict, *rest: object) -> object:
         key = (function.__name__, config.to_json_best_effort(sort_keys=True))
         if key not in COMPILED:
-            COMPILED[key] = function(config, *rest)
+            made = function(config, *rest)
+            if "stay on the device" in getattr(made, "note", ""):
+                made = made._replace(compile=first_of(made.compile))
+            COMPILED[key] = made
         return COMPILED[key]
 
     return remembered
+
+
+def first_of(function: Callable) -> Callable:
+    """The function, whose first result is that of every call."""
+    results = []
+
+    def first(argument: object) -> object:
+        if not results:
+            results.append(function(argument))
+        return results[0]
+
+    return first
 
 
 def config(**changes: object) -> ConfigDict:

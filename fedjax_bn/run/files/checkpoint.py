@@ -42,7 +42,7 @@ def open_folder(folder: Path, keep: int) -> Folder:
     """
     folder = folder.absolute()
     for path in folder.rglob("*"):
-        # Orbax would wait for ever on a named pipe or a device.
+        # Orbax would never return from a named pipe or a device.
         if path.exists() and not path.is_file() and not path.is_dir():
             raise CheckpointError(
                 f"{path}, in a checkpoint, must be a regular file: delete that checkpoint, or give "

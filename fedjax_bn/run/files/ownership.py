@@ -117,9 +117,9 @@ def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any], follows:
     if rounds_recorded(workdir / "metrics.jsonl") < was or not was % config["eval_every"]:
         return ""
     return (
-        f"round {was} was evaluated as the last one of {was}, which a run of {now} rounds in one "
-        f"go does not do with eval_every={config['eval_every']}: the model is the same, the "
-        "selected round may be another one"
+        f"round {was} was evaluated because it was the last one; a run that was given {now} rounds "
+        f"at once would not (eval_every={config['eval_every']}): the model is the same, "
+        "but another round may be selected"
     )
 
 

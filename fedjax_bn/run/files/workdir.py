@@ -124,7 +124,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def not_readable(path: Path, why: Exception) -> WorkdirError:
     """Returns the error for a file that a report can do without."""
     return WorkdirError(
-        f"cannot read {path} ({_reason(why)}): move it away, and the report goes without it"
+        f"cannot read {path} ({_reason(why)}): move it away, and the report leaves it out"
     )
 
 
@@ -142,7 +142,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     with _WRITING, faults_named(path), open(path, "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         try:
-            while data:  # a disk that is nearly full takes a part
+            while data:  # a disk that is nearly full writes a part of it
                 data = data[file.write(data) :]
         except OSError:
             with suppress(OSError):

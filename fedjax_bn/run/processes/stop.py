@@ -24,7 +24,7 @@ _saved: list[Callable[[], str]] = []  # what is printed about the runs under way
 
 
 def listen() -> None:
-    """Makes Ctrl-C and SIGTERM end this process as the module says; for the command line."""
+    """Makes Ctrl-C and SIGTERM end this process as described above; for the command line."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     for number in _NUMBERS:
@@ -80,8 +80,8 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     """Takes Ctrl-C and SIGTERM as requests to stop after the round; a second one acts at once.
 
     Yields:
-      A function without arguments that returns whether a stop was asked for. In another thread than
-      the main one, where Python gives no signals, it never was.
+      A function without arguments that returns whether a stop was asked for; never in a thread
+      other than the main one, where Python gives no signals.
     """
     requested, old = threading.Event(), {}
 

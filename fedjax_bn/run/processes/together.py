@@ -1,6 +1,6 @@
 """Several processes as one run: how they find each other, agree, and end.
 
-The flag --distributed says that this process is one of several. JAX finds the others on SLURM (a
+With the flag --distributed this process is one of several. JAX finds the others on SLURM (a
 task each GPU), under Open MPI and on Cloud TPUs; elsewhere three variables name them.
 
 All processes compute; process 0 alone writes to the workdir and prints. The others learn from it
@@ -39,12 +39,11 @@ _GRACE = 4.0  # seconds in which the others can end before process 0 does
 
 
 def join(wanted: bool | None, timeout: int = 300) -> None:
-    """Connects this process with the others of its run, before anything else is asked of JAX.
+    """Connects this process with the others of its run, before any other call of JAX.
 
     Args:
-      wanted: the flag. True: connect. False: train alone, whatever the launcher says. None: train
-        alone, but raise where a launcher has started several processes, which would share a
-        workdir.
+      wanted: the flag. True: connect. False: train alone, whatever started it. None: train alone,
+        but raise if a launcher has started several processes, which would share a workdir.
       timeout: seconds to wait for the others.
 
     Raises:

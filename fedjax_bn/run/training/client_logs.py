@@ -162,7 +162,7 @@ def log_masks(
 
     Returns:
       {"mask_l1": {client: L1 norm, "mean": their mean}}, the mean over a client's masks if it has
-      several (FedCD, Fig. 3). Of more than `limit` clients, or of a cohort, it is a summary
+      several (FedCD, Fig. 3). With more than `limit` clients, or with a cohort, it is a summary
       (`run.evaluation.groups`). {} if there are no masks.
     """
     if not state.personal.get(COLLECTION):

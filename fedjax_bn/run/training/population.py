@@ -96,7 +96,7 @@ class RowStore:
             numbers = slots[client[have]].astype(int), client[have].astype(int)
             try:
                 for slot, number in zip(*numbers, strict=True):
-                    # tensorstore would wait for ever on a named pipe.
+                    # tensorstore would never return from a named pipe.
                     if (path := place / f"c.{slot}.{number}.0").exists() and not path.is_file():
                         raise ValueError(f"{path} must be a regular file")
                 rows[have] = self._open(part).vindex[numbers].read().result()

@@ -20,7 +20,7 @@ def round_record(
 ) -> Record:
     """Returns one line of metrics.jsonl; a client that took no part has the loss None.
 
-    Of more than `limit` clients it has a summary, see `run.evaluation.groups`, and `clients`, the
+    With more than `limit` clients it has a summary (`run.evaluation.groups`), and `clients`, the
     numbers of those that took part, if not all did.
 
     Args:
