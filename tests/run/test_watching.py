@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import sys
 import termios
 import types
@@ -99,8 +100,20 @@ def test_a_duration_is_said_as_people_say_it(seconds, text):
     assert logs._duration(seconds) == text
 
 
-def test_a_run_whose_rounds_are_done_makes_its_summary_without_compiling(tmp_path, monkeypatch):
-    runs.run(tmp_path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A finished run with pictures of its data."""
+    place = tmp_path_factory.mktemp("watching") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch, draw=True)
+        runs.run(place)
+    return place
+
+
+def test_a_run_whose_rounds_are_done_makes_its_summary_without_compiling(
+    tmp_path, folder, monkeypatch
+):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     whole = workdir.read_json(tmp_path / "summary.json")
     (tmp_path / "summary.json").unlink()
     monkeypatch.setattr(
@@ -110,14 +123,13 @@ def test_a_run_whose_rounds_are_done_makes_its_summary_without_compiling(tmp_pat
     assert runs.without_times(runs.run(tmp_path)) == runs.without_times(whole)
 
 
-def test_tensorboard_shows_the_pictures_of_the_data(tmp_path):
+def test_tensorboard_shows_the_pictures_of_the_data(folder):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    runs.run(tmp_path)
-    events = reader.EventAccumulator(str(tmp_path / "events"))
+    events = reader.EventAccumulator(str(folder / "events"))
     events.Reload()
     assert set(events.Tags()["images"]) == {"samples", "class_counts"}
     picture = events.Images("class_counts")[0]
-    assert picture.encoded_image_string == (tmp_path / "plots" / "class_counts.png").read_bytes()
+    assert picture.encoded_image_string == (folder / "plots" / "class_counts.png").read_bytes()
     assert picture.width == width_of(picture.encoded_image_string)
 
 

@@ -224,11 +224,7 @@ def start_held(
 ) -> Callable[[], FederatedState | Held]:
     """Returns `start`, or a function that makes the first `Held` if rows are kept on the disk.
 
-    Args:
-      config: the run's.
-      start: makes the first state, of one client if rows are kept on the disk.
-      folder: the workdir.
-      num_clients: N.
+    Then `start` must make a state of one client; the rows are in a folder of the workdir `folder`.
     """
     if not on_disk(config, num_clients):
         return start
