@@ -293,5 +293,5 @@ def test_a_run_starts_from_the_model_of_a_finished_one(straight, tmp_path):
     runs.run(tmp_path / "new", rounds=1, **changes)  # of the same model
     with pytest.raises(ConfigError, match=r"holds another model .*there and .* here"):
         starting_model(runs.config(**changes), longer(expected))
-    with pytest.raises(ConfigError, match=r"start_from=.*is no workdir of a run"):
+    with pytest.raises(ConfigError, match=r"start_from=.*is not the workdir of a run"):
         train.prepare(runs.config(start_from=str(tmp_path / "nothing")))
