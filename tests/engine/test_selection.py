@@ -195,8 +195,8 @@ def tiny(monkeypatch):
     monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: runs.DATA)
 
 
-def first_round(config):
-    built, keys, start = prepare(config, traced=False)
+def first_round(config, prepared=None):
+    built, keys, start = prepared or prepare(config, traced=False)
     state = start()
     opened = rounds.open_rounds(config, built, keys, state)
     return jax.device_get(opened.compile(state)(state)[0]), opened.note
@@ -204,23 +204,24 @@ def first_round(config):
 
 def test_a_config_key_selects_with_resident_and_with_streamed_data_alike(tiny):
     keys = {"local_selection": 1, "rounds": 1}
-    resident, _ = first_round(runs.config(**keys))
+    prepared = prepare(runs.config(**keys), traced=False)
+    resident, _ = first_round(runs.config(**keys), prepared)
     plain, _ = first_round(runs.config(**keys | {"local_selection": 0}))
     # Validation fits within a megabyte, padded training data do not within none of it.
-    streamed, note = stream_of(runs.config(**keys))
+    streamed, note = stream_of(runs.config(**keys), prepared)
     assert "are streamed" in note
     federations.assert_close(resident, streamed, rtol=1e-4, atol=1e-6)
     differs = jax.tree.map(lambda a, b: bool((a != b).any()), resident.shared, plain.shared)
     assert any(jax.tree.leaves(differs))
 
 
-def stream_of(config):
+def stream_of(config, prepared):
     """The first round of a run whose training data do not fit on the device."""
     with pytest.MonkeyPatch.context() as patch:
         sizes = iter((1, 0))  # of training and of validation samples
         patch.setattr(rounds, "_padded_megabytes", lambda *given: next(sizes))
         config.data.device_megabytes = 0
-        return first_round(config)
+        return first_round(config, prepared)
 
 
 def test_selection_without_validation_samples_is_one_sentence(tiny, monkeypatch):

@@ -20,6 +20,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report import plots
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.training import logs, train
 
@@ -95,7 +96,12 @@ def once(function: Callable) -> Callable:
     """
 
     def remembered(config: ConfigDict, *rest: object) -> object:
-        key = (function.__name__, config.to_json_best_effort(sort_keys=True))
+        known = json.loads(config.to_json_best_effort(sort_keys=True))
+        # What is built and compiled does not depend on these, unless a plan follows from one.
+        for name in ("rounds", "eval_every", "checkpoint_every"):
+            if type(known[name]) is int and known[name] > 0 and not follows_rounds(config):
+                del known[name]
+        key = (function.__name__, json.dumps(known))
         if key not in COMPILED:
             made = function(config, *rest)
             if "stay on the device" in getattr(made, "note", ""):

@@ -121,6 +121,7 @@ def place_rows(
     """
     if sharding is None:
         return jax.tree.map(jnp.asarray, read(0, rows))
+    # Not by `device_put` with the sharding, which needs all rows in every process.
     parts, tree = [], None
     for (start, stop), devices in _own_places(rows, sharding):
         tree = read(start, stop)
@@ -154,6 +155,7 @@ def _own_places(
     rows: int, sharding: NamedSharding
 ) -> list[tuple[tuple[int, int], list[jax.Device]]]:
     """Returns ((start, stop), this process's devices with these rows), in order."""
+    # Devices that share a client's batch have the same rows, so a place may have several.
     where: dict[tuple[int, int], list[jax.Device]] = {}
     for device, (index,) in sharding.addressable_devices_indices_map((rows,)).items():
         start, stop, _ = index.indices(rows)
@@ -167,6 +169,7 @@ def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
         return jax.device_put(tree)
 
     def copied(leaf: Any) -> jax.Array:
+        # Random keys have no form in NumPy, so their words are placed.
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             numbers = copied(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))

@@ -30,6 +30,7 @@ def listen() -> None:
     for number in _NUMBERS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and `&` have it
             signal.signal(number, lambda number, frame: None)
+    # C code writes the number of a signal there at once, also while the main thread compiles.
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(reading,), daemon=True).start()
     _listening.set()
@@ -60,6 +61,7 @@ def end(why: str, status: int) -> None:
     line = "\n" if _rounds else ""  # after the progress bar
     text = f"{line}fedjax_bn: {why}{what}: give the same command to continue\n"
     with no_write_under_way(_PATIENCE):
+        # Not by `print`: the main thread may hold the lock of the stream.
         with suppress(OSError):
             os.write(2, text.encode("ascii", "backslashreplace"))
         os._exit(status)
@@ -121,6 +123,7 @@ class _Console(io.TextIOWrapper):
 
     def _forget(self) -> None:
         """Writes nothing from now on, not even what is still held back."""
+        # Python would try to write what is held back when it ends, and fail with a traceback.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)

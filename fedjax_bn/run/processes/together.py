@@ -180,6 +180,7 @@ def by_first(act: Callable[[], Any]) -> Any:
         return act()
     result: dict[str, Any] = {}
     if first():
+        # The others wait for the broadcast below, so an error must reach it too.
         try:
             result = {"value": act()}
         except errors.UserError as error:
@@ -220,6 +221,7 @@ def require_same(what: str, value: Any) -> None:
     """
     if not _several():
         return
+    # Digests have one size, which a collective needs.
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
     digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
     if others := [i for i, row in enumerate(digests) if (row != digests[0]).any()]:

@@ -100,6 +100,7 @@ def open_stored_rounds(config: ConfigDict, experiment: Experiment, keys: Any, he
             client, given = inputs(held, batches)
             state, rows, metrics = compiled(*given)
             rows, metrics = fetched((rows, metrics), mesh)
+            # The others keep their rows: clients that sat out, and updates that are not finite.
             trained = np.flatnonzero(np.isfinite(metrics["loss"]) & metrics["finite"])
             new = jax.tree.map(lambda x: x[trained], rows)
             slots = held.store.new_slots(np.asarray(held.slots), client[trained])

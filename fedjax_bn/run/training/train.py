@@ -148,7 +148,7 @@ def _finish(
     modules: bool,
 ) -> Record:
     """Makes the rounds that are left, and the summary; arguments as of `run` and `_loop`."""
-    form = form_on(state, experiment.mesh)  # before a round donates it
+    form = form_on(state, experiment.mesh)  # before a round donates the state
     # 4. Print and draw what will be trained, and compile a round.
     for note in (*experiment.notes, partition_table(config, state, modules)):
         say(note)
