@@ -85,13 +85,8 @@ def _open_samples(
 
     Image files are stretched to the model's square, as the readers of image folders do in
     training. Hidden files and folders are left out, as in `evaluate`. An archive has one array
-    `images`, or `NAME__images`; its samples have numbers for names.
-
-    Args:
-      path: what the user gave.
-      shape: of one sample of the model.
-      resize: whether an archive's bytes of another size are stretched too.
-      orientation: of image files, "upright" or "stored", as the model was trained.
+    `images`, or `NAME__images`; its samples have numbers for names. `shape` and `orientation` are
+    those of the model's samples.
     """
     if path.suffix == ".npz":
         if not path.is_file():

@@ -55,12 +55,7 @@ def keep_compiled(folder: str) -> None:
 
 
 def _drop_torn(folder: Path) -> None:
-    """Deletes entries that a killed process left half written or half removed.
-
-    Raises:
-      OSError: the folder cannot be written, or stayed locked for a minute.
-      NotImplementedError: its file system has no locks.
-    """
+    """Deletes entries that a killed process left half written or half removed."""
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lockfile", timeout=60):  # JAX's own
         names = set(os.listdir(folder))

@@ -186,9 +186,6 @@ def _open_events(folder: Path, rounds_done: int) -> Iterator[Any]:
     Events of earlier files that are of rounds after `rounds_done`, which will come again, are
     marked for TensorBoard to drop. The writer is the one below tensorboardX's `SummaryWriter`,
     whose `flush` does not wait for what its thread has yet to write.
-
-    Raises:
-      WorkdirError: it cannot be written, here or when it is closed.
     """
     with hidden("torch"):  # if it is installed, seconds for the name of a type
         from tensorboardX.event_file_writer import EventsWriter

@@ -188,11 +188,7 @@ def _compile_round(
     state: FederatedState,
     data: Any,
 ) -> Callable[[FederatedState, Any], tuple]:
-    """Compiles sampling, look-up, augmentation and the method's round as one program.
-
-    Returns:
-      `run(state, data) -> (state, metrics)`, of all clients [K, ...].
-    """
+    """Compiles sampling, look-up, augmentation and a round as one program, `run(state, data)`."""
 
     def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
         drawn = draw(keys, state.round)

@@ -128,19 +128,9 @@ def _round(
     batches: Batches,
     key: jax.Array,
 ) -> tuple[FederatedState, dict[str, Any], dict[str, jax.Array]]:
-    """Computes a round over a cohort of `drawn` clients.
+    """Returns the next state, new rows and metrics of a cohort of `drawn` clients, out of N.
 
-    Args:
-      method: the method.
-      num_clients: N, of the population.
-      drawn: C, without rows of padding.
-      state: in the form of `Held.state`.
-      rows: part of a client -> tree [P, ...].
-      batches: [P, ...].
-      key: the run's.
-
-    Returns:
-      The next state, the cohort's new rows, and its metrics.
+    The state has the form of `Held.state`; `rows` are part -> tree [P, ...], with those of padding.
     """
     before = state.personal
     cohort = state._replace(weights=jnp.zeros_like(state.weights, shape=drawn), **rows)

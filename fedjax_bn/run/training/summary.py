@@ -83,12 +83,8 @@ def summarize(
 
 
 def _accuracies(record: Record) -> Record:
-    """Returns the accuracies of one evaluated round: {"internal": ..., "unseen": ...}.
-
-    Raises:
-      WorkdirError: its line was changed.
-    """
-    if "accuracy" not in record:
+    """Returns the accuracies of one evaluated round: {"internal": ..., "unseen": ...}."""
+    if "accuracy" not in record:  # someone has edited the line
         raise WorkdirError(
             f"metrics.jsonl has no accuracies of round {record['round']}, which was evaluated: "
             "move the workdir away and start again, or give another --workdir"

@@ -147,7 +147,7 @@ def _finish(
     say: Callable[[str], None],
     modules: bool,
 ) -> Record:
-    """Makes the rounds that are left, and the summary; arguments as of `run` and `_loop`."""
+    """Makes the rounds after those of `records`, which led to the state, and the summary."""
     form = form_on(state, experiment.mesh)  # before a round donates the state
     # 4. Print and draw what will be trained, and compile a round.
     for note in (*experiment.notes, partition_table(config, state, modules)):
@@ -212,17 +212,6 @@ def _loop(
     The order of writes lets a run that was killed between any two of them continue exactly, also
     after a power cut: the line of a round and what its report needs, then its checkpoints, which
     wait until the disk has all lines and events, and the latest one also for the selected one.
-
-    Args:
-      config: the run's.
-      experiment: what it names.
-      folder: the workdir.
-      round: `round(state) -> (state, metrics)`, compiled.
-      state: after the rounds that `records` hold.
-      records: of the rounds done.
-
-    Raises:
-      NotFiniteError, RiskError, InterruptedRun: as `run`.
     """
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(config, experiment)
