@@ -39,9 +39,17 @@ from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.run.training.logs import progress
-from fedjax_bn.run.training.records import Record, have_trained, require_usable, round_record
+from fedjax_bn.run.training.records import (
+    Record,
+    have_trained,
+    out_of_patience,
+    require_usable,
+    round_record,
+    samples_a_round,
+    select_round,
+    summarize,
+)
 from fedjax_bn.run.training.rounds import open_rounds
-from fedjax_bn.run.training.summary import out_of_patience, samples_a_round, select_round, summarize
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import confusion, require_classifier

@@ -11,7 +11,7 @@ from fedjax_bn.data.sampling import by_epochs
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build, sampler
 from fedjax_bn.run.experiment.method import OPTIMIZERS, local_epochs
-from fedjax_bn.run.training.summary import summarize
+from fedjax_bn.run.training.records import summarize
 
 SIZES, CLIENTS = jnp.asarray([5, 3, 4], jnp.int32), jnp.arange(3, dtype=jnp.int32)
 

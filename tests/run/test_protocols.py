@@ -27,8 +27,7 @@ from fedjax_bn.run.experiment import method as configured_method
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.training import train
-from fedjax_bn.run.training.records import have_trained
-from fedjax_bn.run.training.summary import out_of_patience, select_round
+from fedjax_bn.run.training.records import have_trained, out_of_patience, select_round
 from fedjax_bn.state import Received
 from fedjax_bn.task import classification
 

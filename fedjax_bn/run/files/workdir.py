@@ -21,6 +21,7 @@ from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.files.forms import OBJECT, RECORD, Form, misfit
 
+Record = dict[str, Any]  # what a JSON file holds: of a round, a run, an evaluation
 _MOST_LINES = 2**30  # bytes of metrics.jsonl
 _WRITING = RLock()  # held while a file is written, so that a process can end between two writes
 

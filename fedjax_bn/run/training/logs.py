@@ -18,8 +18,7 @@ from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.files.workdir import faults_named, sync
 from fedjax_bn.run.processes.together import first
-from fedjax_bn.run.training.records import Record
-from fedjax_bn.run.training.summary import samples_a_round
+from fedjax_bn.run.training.records import Record, samples_a_round
 
 _EVENTS = "the workdir's folder events"
 _PNG = b"\x89PNG\r\n\x1a\n"

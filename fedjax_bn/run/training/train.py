@@ -45,10 +45,17 @@ from fedjax_bn.run.processes.together import (
 from fedjax_bn.run.training.client_logs import log_batch_norms, log_masks
 from fedjax_bn.run.training.logs import watchers
 from fedjax_bn.run.training.population import Held, disk_note, protect_rows, start_held
-from fedjax_bn.run.training.records import Record, have_trained, require_usable, round_record
+from fedjax_bn.run.training.records import (
+    Record,
+    have_trained,
+    out_of_patience,
+    require_usable,
+    round_record,
+    select_round,
+    summarize,
+)
 from fedjax_bn.run.training.rounds import open_rounds
 from fedjax_bn.run.training.stored_rounds import open_stored_rounds
-from fedjax_bn.run.training.summary import out_of_patience, select_round, summarize
 
 
 def run(
