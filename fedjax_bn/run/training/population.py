@@ -27,7 +27,7 @@ from fedjax_bn.adaptation import ensemble
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.errors import CheckpointError, ConfigError
-from fedjax_bn.run.files.workdir import faults_named
+from fedjax_bn.run.files.workdir import faults_named, sync
 from fedjax_bn.run.processes.together import by_first
 
 PyTree = Any
@@ -50,8 +50,7 @@ class RowStore:
 
     Args:
       folder: for the arrays.
-      parts: name -> one client's tree, of `jax.ShapeDtypeStruct`; an array each, unless it is
-        empty.
+      parts: name -> one client's tree of `jax.ShapeDtypeStruct`s; an array each, unless empty.
       num_clients: N.
     """
 
@@ -136,8 +135,13 @@ class RowStore:
           WorkdirError: they could not be written.
         """
         for part in self._records.keys() & rows.keys() if len(client) else ():
-            numbers = slots[client].astype(int), client.astype(int)
-            with faults_named(self.folder / part):
+            place, numbers = self.folder / part, (slots[client].astype(int), client.astype(int))
+            with faults_named(place):
+                if not place.exists():
+                    place.mkdir(parents=True)
+                    # tensorstore waits for the names in its own folder alone.
+                    sync(self.folder)
+                    sync(self.folder.parent)
                 try:
                     data = self._packed(part, rows[part])
                     self._open(part, create=True).vindex[numbers].write(data).result()
@@ -284,9 +288,7 @@ def refuse_ensemble(adaptations: Iterable[str]) -> None:
 def disk_note(config: ConfigDict, start: Callable[[], FederatedState | Held]) -> str:
     """Returns a message on the disk that the clients' rows will take; "" without such rows.
 
-    Args:
-      config: the run's.
-      start: as `start_held` returns it.
+    `start` is what `start_held` returns.
 
     Raises:
       ConfigError: the disk has less.
