@@ -3,9 +3,9 @@
     python benchmarks/population.py --json
 
 FedBN on configs/population.py: 64 clients a round, 16 samples each, whose own parts are on the
-disk. Each population trains in a process of its own, from the same program as a run, and its rows
-are waited for as before a checkpoint every fifth round. The claim is that time, device and host
-memory do not grow with the population, and the disk with those who have trained.
+disk. Each population trains in a process of its own, from the same program as a run. The claim is
+that time, device and host memory do not grow with the population, and the disk with those who have
+trained.
 """
 
 import argparse
@@ -23,18 +23,15 @@ from statistics import median
 from typing import Any
 
 import jax
-import numpy as np
 
 from fedjax_bn.run.config.file import read
 from fedjax_bn.run.experiment.start import prepare
-from fedjax_bn.run.training.population import Held, start_held
-from fedjax_bn.run.training.row_store import RowStore
+from fedjax_bn.run.training.population import Held, RowStore, start_held
 from fedjax_bn.run.training.stored_rounds import open_stored_rounds
 from machine import announce
 
 CONFIG = Path(__file__).parents[1] / "configs" / "population.py"
 FIGURES = ("round_seconds", "device_megabytes", "host_megabytes", "disk_megabytes")
-FLUSH_EVERY = 5
 
 
 def main() -> None:
@@ -90,36 +87,29 @@ def measure(population: int, options: argparse.Namespace) -> dict[str, Any]:
         held = begin()
         with timed_store() as store_seconds, device_bytes() as most:
             step = open_stored_rounds(config, experiment, keys, held).compile(held)
-            seconds, flushes, cpu = train(step, held, options.rounds)
+            seconds, cpu = train(step, held, options.rounds)
         disk = held.store.taken_bytes()
         host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        length = sum(path.stat().st_size for path in (Path(folder) / "population").iterdir())
     return {
         "round_seconds": median(seconds[1:]),
         "fastest_seconds": min(seconds[1:]),
         "cpu_seconds": median(cpu[1:]),
         "store_seconds": median(store_seconds[2:]),
-        "flush_seconds": median(flushes),
         "device_megabytes": round(most[0] / 2**20, 2),
         "host_megabytes": round(host / 2**10, 1),
         "disk_megabytes": round(disk / 2**20, 2),
-        "length_megabytes": round(length / 2**20, 1),
     }
 
 
-def train(step: Any, held: Held, rounds: int) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of each round, of each wait for the disk, and CPU seconds of each round."""
-    seconds, flushes, cpu = [], [], []
-    for number in range(1, rounds + 1):
+def train(step: Any, held: Held, rounds: int) -> tuple[list[float], list[float]]:
+    """Returns the seconds and the CPU seconds of each round."""
+    seconds, cpu = [], []
+    for _ in range(rounds):
         began, used = time.perf_counter(), time.process_time()
         held, _ = step(held)
         seconds.append(time.perf_counter() - began)
         cpu.append(time.process_time() - used)
-        if number % FLUSH_EVERY == 0 or number == rounds:
-            began = time.perf_counter()
-            held.store.keep("latest", np.asarray(held.slots))
-            flushes.append(time.perf_counter() - began)
-    return seconds, flushes, cpu
+    return seconds, cpu
 
 
 @contextmanager
@@ -173,17 +163,17 @@ def device_bytes() -> Iterator[list[int]]:
 def show(found: dict[str, dict[str, Any]]) -> None:
     """Prints the table."""
     print(
-        "| clients | s a round (least) | CPU-s a round | rows read and written, s | "
-        "waiting for the disk, s | device MB | host MB | disk MB (length of the files) |"
+        "| clients | s a round (least) | CPU-s a round | rows read and written, s | device MB | "
+        "host MB | disk MB |"
     )
-    print("|---:" * 8 + "|")
+    print("|---:" * 7 + "|")
     for name, one in found.items():
         print(
             f"| {int(name):,} | {one['round_seconds']:.3f} ({one['fastest_seconds']:.3f}) | "
             f"{one['cpu_seconds']:.3f} | "
-            f"{one['store_seconds']:.4f} | {one['flush_seconds']:.3f} | "
+            f"{one['store_seconds']:.4f} | "
             f"{one['device_megabytes']:.1f} | {one['host_megabytes']:,.0f} | "
-            f"{one['disk_megabytes']:.1f} ({one['length_megabytes']:,.0f}) |"
+            f"{one['disk_megabytes']:.1f} |"
         )
 
 

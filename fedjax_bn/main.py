@@ -77,14 +77,15 @@ OWNED = {
     "predict": (_MODEL, _DATA, _ADAPT, _OUT, _RESIZE),
     "report": (_OUT, _BASELINE),
 }
-TAKES = OWNED | {
+TAKES = {
     "train": (CONFIG, _WORKDIR, _DISTRIBUTED),
     "evaluate": (_WORKDIR, CONFIG, *OWNED["evaluate"]),
     "serve": (_WORKDIR, *OWNED["serve"]),
+    "predict": OWNED["predict"],
+    "report": OWNED["report"],
     "list": (),
 }
-OURS = (CONFIG, _WORKDIR, _DISTRIBUTED, *_ONLY_EVALUATE, _EXPORT, _TRUST, *OWNED["predict"])
-OURS = (*OURS, _BASELINE)
+OURS = tuple({flag.name: flag for flags in TAKES.values() for flag in flags}.values())
 _HELP = ("--help", "-help", "-h", "help")
 _VERSION = ("--version", "-version", "-V", "version")
 
@@ -143,7 +144,7 @@ def _train(arguments: list[str]) -> None:
     if not CONFIG.value:
         raise ConfigError(
             "give a config: --config quickstart, or --config FILE; `fedjax-bn list configs` "
-            "names all, `fedjax-bn --help` says what else there is"
+            "names all, `fedjax-bn --help` shows what else there is"
         )
     config = read(CONFIG.value, changes)
     from fedjax_bn.run.commands import train_all
@@ -233,7 +234,7 @@ def _help(arguments: list[str]) -> None:
         return
 
     def of_command(flag: flags.FlagHolder) -> str:
-        """Of a help such as "predict: the file; report: the page" what belongs to the command."""
+        """Returns the command's part of a help such as "predict: the file; report: the page"."""
         text = str(flags.FLAGS[flag.name].help)
         parts = (part.partition(": ") for part in re.split("; (?=[a-z, ]+: )", text))
         return "; ".join(rest for owners, _, rest in parts if name in owners.split(", ")) or text

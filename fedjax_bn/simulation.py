@@ -38,16 +38,18 @@ from fedjax_bn.run.config.keys import base, check
 from fedjax_bn.run.evaluation.evaluate import evaluator
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.experiment.start import make_keys, make_start
-from fedjax_bn.run.training.progress import progress
+from fedjax_bn.run.training.logs import progress
 from fedjax_bn.run.training.records import (
     Record,
     have_trained,
-    require_finite,
-    require_weights,
+    out_of_patience,
+    require_usable,
     round_record,
+    samples_a_round,
+    select_round,
+    summarize,
 )
 from fedjax_bn.run.training.rounds import open_rounds
-from fedjax_bn.run.training.summary import out_of_patience, samples_a_round, select_round, summarize
 from fedjax_bn.serving import predictor
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import confusion, require_classifier
@@ -170,7 +172,7 @@ def simulate(
       show_progress: whether a progress bar is printed to standard error.
 
     Raises:
-      ValueError: samples, names or options are wrong; the message says which.
+      ValueError: samples, names or options are wrong; the message names the one.
       fedjax_bn.run.errors.NotFiniteError: an update is not finite.
     """
     config = base()
@@ -201,8 +203,7 @@ def simulate(
             state, metrics = round(state)
             metrics = jax.device_get(metrics)
             records.append(round_record(names, metrics, number, time.perf_counter() - start))
-            require_finite(records[-1], metrics, config.on_nonfinite)
-            require_weights(names, metrics, number)
+            require_usable(records[-1], metrics, names, config.on_nonfinite)
             if number == rounds or number % eval_every == 0:
                 records[-1] |= evaluate(state, have_trained(records, names))
                 if select_round(records) == number:

@@ -35,8 +35,7 @@ from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.files.ownership import claim, owned
 from fedjax_bn.run.processes.machine import describe_machine
-from fedjax_bn.run.training.records import Record
-from fedjax_bn.run.training.summary import out_of_patience, select_round
+from fedjax_bn.run.training.records import Record, out_of_patience, select_round
 from fedjax_bn.run.training.train import resume
 
 _FLOWER = "flwr"  # its logger

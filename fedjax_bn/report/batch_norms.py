@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_bn.report.finished_runs import Variant
 from fedjax_bn.report.html_parts import folded, heat_map, joined, paragraphs, side_by_side
 from fedjax_bn.run.files.workdir import not_readable, read_arrays
-from fedjax_bn.run.training.batch_norm_log import KINDS, read_distances
+from fedjax_bn.run.training.client_logs import KINDS, read_distances
 
 _ABOUT = (
     "The distance of each client's batch norm from the mean over clients, root mean square over "

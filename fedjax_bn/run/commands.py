@@ -23,9 +23,8 @@ EACH = "each"
 def train_all(config: ConfigDict, folder: Path) -> None:
     """Trains, writes reports and prints tables; `target=each` leaves out every domain in turn.
 
-    Of several processes the first writes and prints.
-
-    Each target has a workdir of its own in `folder`, and `folder` a table of all, targets.json.
+    Then each target has a workdir of its own in `folder`, and `folder` a table of all,
+    targets.json. If there are several processes, the first one writes and prints.
     """
     if config.target != EACH:
         summaries = _train_one(config, folder)
@@ -55,7 +54,7 @@ def train_all(config: ConfigDict, folder: Path) -> None:
 
 def _train_one(config: ConfigDict, folder: Path) -> list[Record]:
     """Trains the method and its baselines for one target; returns their summaries."""
-    # The leaves by module are said once: of baselines the sums.
+    # Baselines have the same modules, so only the sums of their leaves are printed.
     summaries = [
         train.run(one, place, modules=place == folder) for one, place in runs(config, folder)
     ]
@@ -66,7 +65,7 @@ def _train_one(config: ConfigDict, folder: Path) -> list[Record]:
 
 
 def runs(config: ConfigDict, folder: Path) -> Iterator[tuple[ConfigDict, Path]]:
-    """The runs of one command: the method itself, then its baselines in folders of their own."""
+    """Yields the runs of one command: the method, then its baselines in folders of their own."""
     yield config, folder
     for method in config.baselines:
         baseline = config.copy_and_resolve_references()
@@ -93,13 +92,6 @@ def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
 
 
 def report(folders: Sequence[Path], out: Path, baseline: str) -> None:
-    """Writes a page on the finished runs in folders, and prints what was written.
-
-    Args:
-      folders, out, baseline: see `report.write_comparison`.
-
-    Raises:
-      UserError: as `report.write_comparison` does.
-    """
+    """Calls `report.write_comparison`, and prints what was written."""
     files = write_comparison(folders, out, baseline)
     print(f"written: {', '.join(map(str, files))}")

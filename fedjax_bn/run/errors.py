@@ -1,4 +1,4 @@
-"""Mistakes that a user can put right; the command line prints their one sentence, no traceback."""
+"""Errors that a user can correct: the command line prints their message without a traceback."""
 
 
 class UserError(Exception):
@@ -18,11 +18,11 @@ class CheckpointError(UserError):
 
 
 class NotFiniteError(UserError):
-    """A client's update was not finite and the configuration says to stop."""
+    """An update was not finite, and the configuration asks to stop then."""
 
 
 class RiskError(UserError):
-    """The clients' training losses are none that the weighing rule can use."""
+    """The weighing rule cannot use the clients' training losses."""
 
 
 class InterruptedRun(UserError):

@@ -6,7 +6,7 @@ It imports no training code. Rows are `image,class,PROBABILITIES...`, one column
 import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -47,18 +47,6 @@ class Request(NamedTuple):
     resize: bool = False
 
 
-class Samples(NamedTuple):
-    """Samples of one client.
-
-    Attributes:
-      names: str[N], of the files, or the numbers of an archive's samples.
-      read: `read(index i64[n]) -> images [n, ...]`.
-    """
-
-    names: Sequence[str]
-    read: Callable[[np.ndarray], np.ndarray]
-
-
 def run(request: Request) -> None:
     """Predicts and writes the CSV.
 
@@ -73,42 +61,32 @@ def run(request: Request) -> None:
             rows = _stream(folder, request.adapt, about.shape, about.orientation)
         else:
             data = Path(request.data)
-            samples = open_samples(data, about.shape, request.resize, about.orientation)
-            found = load(folder, request.adapt).predict(len(samples.names), samples.read)
-            rows = zip(samples.names, found, strict=True)
-        with _opened(request.out) as file:
+            names, read = _open_samples(data, about.shape, request.resize, about.orientation)
+            found = load(folder, request.adapt).predict(len(names), read)
+            rows = zip(names, found, strict=True)
+        with ExitStack() as stack:
+            file, out = sys.stdout, request.out
+            try:
+                if out:
+                    file = stack.enter_context(open(out, "w", newline="", encoding="utf-8"))
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot write {out} ({error.strerror}): give another --out"
+                ) from error
             _write(file, ("image", "class", *about.classes), rows)
     except (ValueError, OSError, ImportError, MemoryError, jax.errors.JaxRuntimeError) as error:
         raise ConfigError(one_line(error) or "there is too little memory") from error
 
 
-def _opened(out: str) -> AbstractContextManager[TextIO]:
-    """The file to write, or the standard output; raises ConfigError if it cannot be written."""
-    try:
-        return open(out, "w", newline="", encoding="utf-8") if out else nullcontext(sys.stdout)
-    except OSError as error:
-        raise ConfigError(f"cannot write {out} ({error.strerror}): give another --out") from error
-
-
-def open_samples(
+def _open_samples(
     path: Path, shape: Sequence[int], resize: bool = False, orientation: str = UPRIGHT
-) -> Samples:
-    """Returns the samples of an image, a folder of images (and folders of them), or a `.npz`.
+) -> tuple[Sequence[str], Callable[[np.ndarray], np.ndarray]]:
+    """Returns names and `read(index i64[n]) -> images` of an image, a folder of them, or a `.npz`.
 
     Image files are stretched to the model's square, as the readers of image folders do in
     training. Hidden files and folders are left out, as in `evaluate`. An archive has one array
-    `images`, or `NAME__images`.
-
-    Args:
-      path: what the user gave.
-      shape: of one sample of the model.
-      resize: whether an archive's bytes of another size are stretched too.
-      orientation: of image files, "upright" or "stored", as the model was trained.
-
-    Raises:
-      ValueError: the archive has no such array, the model does not read image files, or there are
-        no images.
-      FileNotFoundError: there is nothing of that name.
+    `images`, or `NAME__images`; its samples have numbers for names. `shape` and `orientation` are
+    those of the model's samples.
     """
     if path.suffix == ".npz":
         if not path.is_file():
@@ -124,24 +102,22 @@ def open_samples(
             )
         images = read_npz(path, found)[found[0]]
         images = resized(images, shape) if resize else images
-        return Samples([str(i) for i in range(len(images))], images.__getitem__)
+        return [str(i) for i in range(len(images))], images.__getitem__
     if not path.exists():
         raise FileNotFoundError(f"--data {path} is not there: give images, a folder, or a .npz")
-
-    def is_shown(file: Path) -> bool:
-        folders = file.relative_to(path).parts[:-1]
-        return is_image(file.name) and not any(name.startswith(".") for name in folders)
-
     files, root = [path], path.parent
     if path.is_dir():
-        files, root = (
-            sorted(one for one in path.rglob("*") if one.is_file() and is_shown(one)),
-            path,
-        )
+        root = path
+        files = [
+            file
+            for file in sorted(one for one in path.rglob("*") if one.is_file())
+            if is_image(file.name)
+            and not any(name.startswith(".") for name in file.relative_to(path).parts[:-1])
+        ]
     if not files:
         raise ValueError(f"--data {path} holds no image file: give another folder, or a .npz")
     read = _file_reader(shape, root, orientation)
-    return Samples(relative_names(files, root), lambda index: read([files[i] for i in index]))
+    return relative_names(files, root), lambda index: read([files[i] for i in index])
 
 
 def _file_reader(
@@ -179,9 +155,6 @@ def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.nda
 
     Bytes of names that are not text are written as \\udcff, as Python reads them, and characters
     that the file's encoding lacks as \\u4eac.
-
-    Raises:
-      ValueError: probabilities are not finite.
     """
     encoding = getattr(file, "encoding", None) or "utf-8"
     table = csv.writer(file, lineterminator="\n")

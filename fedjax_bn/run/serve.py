@@ -64,11 +64,7 @@ def run(
 
 
 def _wanted(own: ConfigDict, changes: Sequence[tuple[str, str]]) -> ConfigDict:
-    """The run's configuration with the adaptations that are to be served.
-
-    Raises:
-      ConfigError: another key is changed, or an adaptation cannot be served.
-    """
+    """Returns the run's configuration with the adaptations that are to be served."""
     config = own.copy_and_resolve_references()
     for key, text in changes:
         if key != "adaptations":

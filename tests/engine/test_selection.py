@@ -19,7 +19,8 @@ from fedjax_bn.methods import fedbn, scaffold
 from fedjax_bn.methods.selection import best_of_round, validation_score
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment import build as experiment
-from fedjax_bn.run.training import rounds, train
+from fedjax_bn.run.experiment.start import prepare
+from fedjax_bn.run.training import rounds
 from fedjax_bn.state import Received
 
 
@@ -158,7 +159,7 @@ def federation(make, clients="map", every=2, **options):
     return method.round(state, batches, jax.random.key(1)), validation
 
 
-@pytest.mark.parametrize("clients", ["map", "vmap"])
+@pytest.mark.parametrize("clients", ["map", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_clients_keep_and_upload_their_best_state_of_the_round(clients):
     (state, metrics), _ = federation(fedbn, clients)
     (last, same), _ = federation(fedbn, clients, every=0)
@@ -194,42 +195,45 @@ def tiny(monkeypatch):
     monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: runs.DATA)
 
 
-def first_round(config):
-    built, keys, start = train.prepare(config)
-    opened = rounds.open_rounds(config, built, keys, start())
-    return jax.device_get(opened.compile(start())(start())[0]), opened.note
+def first_round(config, prepared=None):
+    built, keys, start = prepared or prepare(config, traced=False)
+    state = start()
+    opened = rounds.open_rounds(config, built, keys, state)
+    return jax.device_get(opened.compile(state)(state)[0]), opened.note
 
 
 def test_a_config_key_selects_with_resident_and_with_streamed_data_alike(tiny):
-    keys = {"local_selection": 1, "rounds": 1, "local_epochs": 2}
-    resident, _ = first_round(runs.config(**keys))
+    keys = {"local_selection": 1, "rounds": 1}
+    prepared = prepare(runs.config(**keys), traced=False)
+    resident, _ = first_round(runs.config(**keys), prepared)
     plain, _ = first_round(runs.config(**keys | {"local_selection": 0}))
     # Validation fits within a megabyte, padded training data do not within none of it.
-    streamed, note = stream_of(runs.config(**keys))
+    streamed, note = stream_of(runs.config(**keys), prepared)
     assert "are streamed" in note
     federations.assert_close(resident, streamed, rtol=1e-4, atol=1e-6)
     differs = jax.tree.map(lambda a, b: bool((a != b).any()), resident.shared, plain.shared)
     assert any(jax.tree.leaves(differs))
 
 
-def stream_of(config):
+def stream_of(config, prepared):
     """The first round of a run whose training data do not fit on the device."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "_check_validation_fits", lambda *given: None)
+        sizes = iter((1, 0))  # of training and of validation samples
+        patch.setattr(rounds, "_padded_megabytes", lambda *given: next(sizes))
         config.data.device_megabytes = 0
-        return first_round(config)
+        return first_round(config, prepared)
 
 
 def test_selection_without_validation_samples_is_one_sentence(tiny, monkeypatch):
     data = runs.dataset(validation=False)
     monkeypatch.setitem(experiment.DATASETS, "tiny", lambda config: data)
     with pytest.raises(ConfigError, match="local_selection=3 needs validation samples, but client"):
-        train.prepare(runs.config(local_selection=3))
+        prepare(runs.config(local_selection=3))
 
 
 def test_validation_samples_beyond_the_device_are_one_sentence(tiny):
     config = runs.config(local_selection=3)
     config.data.device_megabytes = 0
-    built, keys, start = train.prepare(config)
+    built, keys, start = prepare(config, traced=False)
     with pytest.raises(ConfigError, match="validation samples on the device, more than"):
         rounds.open_rounds(config, built, keys, start()).compile(start())

@@ -63,7 +63,8 @@ def calls_of(name: str) -> list[tuple[Path, ast.Call]]:
     return [
         (path, node)
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
+        if name in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
     ]
 

@@ -221,7 +221,7 @@ def test_a_split_of_names_that_are_no_text_has_a_fingerprint():
 def test_every_tag_of_tensorboard_is_a_column_of_its_own():
     names = [*ODD, "a b", "a_b"]
     record = {"round": 1, "loss": dict.fromkeys(names, 1.0)}
-    tags = [tag for tag, _ in logs.scalars(record)]
+    tags = [tag for tag, _ in logs._scalars(record)]
     assert len(set(tags)) == len(tags) == len(set(names))
     assert all(tag.encode().decode() == tag for tag in tags)
 

@@ -16,7 +16,7 @@ import yaml
 
 import runs
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.processes.together import join, read_place
+from fedjax_bn.run.processes.together import _read_place, join
 
 LAUNCH = runs.ROOT / "launch"
 SCRIPTS = sorted(path for path in LAUNCH.rglob("*") if path.suffix in (".sh", ".sbatch"))
@@ -98,10 +98,10 @@ def test_dry_run_shows_the_command_of_every_local_process_and_starts_none(tmp_pa
         assert line[0] == "env"
         variables = dict(word.split("=", 1) for word in line[1:5])
         assert variables["JAX_PROCESS_ID"] == variables["JAX_LOCAL_DEVICE_IDS"] == str(number)
-        place = read_place(variables)
+        place = _read_place(variables)
         assert place is not None
         assert place[1:] == (3, number)
-        assert place[0] == read_place(dict(word.split("=", 1) for word in lines[0][1:5]))[0]
+        assert place[0] == _read_place(dict(word.split("=", 1) for word in lines[0][1:5]))[0]
         assert line[5:] == [sys.executable, "-m", "fedjax_bn.main", "--distributed", *TRAIN]
 
 
@@ -119,7 +119,11 @@ time.sleep(100)
     ("how", "status", "words"),
     [
         ("fails", 3, "process 1 of 3 ended with status 3, so that the others are stopped\n"),
-        ("killed", 137, "process 1 of 3 was ended by SIGKILL, .*: give the same command to go on"),
+        (
+            "killed",
+            137,
+            "process 1 of 3 was ended by SIGKILL, .*: give the same command to continue",
+        ),
     ],
 )
 def test_when_a_local_process_is_lost_it_is_named_and_the_others_are_ended(
@@ -244,7 +248,7 @@ def test_the_jobset_agrees_with_itself():
     address = f"{name}-{job['name']}-0-0.{name}:{port['containerPort']}"
     assert variables["JAX_COORDINATOR_ADDRESS"]["value"] == address
     environment = {key: variables[key].get("value", "0") for key in VARIABLES}
-    assert read_place(environment) == (address, int(count), 0)
+    assert _read_place(environment) == (address, int(count), 0)
 
     # A pod alone does not come back: the set starts again, and the run goes on.
     assert (pods["backoffLimit"], pods["template"]["spec"]["restartPolicy"]) == (0, "Never")
@@ -263,7 +267,7 @@ def test_the_jobset_agrees_with_itself():
 
 
 def test_without_variables_jax_is_left_to_find_the_launcher():
-    assert read_place({}) is None
+    assert _read_place({}) is None
 
 
 @pytest.mark.parametrize(
@@ -279,7 +283,7 @@ def test_without_variables_jax_is_left_to_find_the_launcher():
 def test_variables_that_do_not_fit_are_named(values, message):
     given = dict(zip(VARIABLES, values, strict=True))
     with pytest.raises(ConfigError, match=message):
-        read_place({name: value for name, value in given.items() if value is not None})
+        _read_place({name: value for name, value in given.items() if value is not None})
 
 
 @pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", VARIABLES[1]])

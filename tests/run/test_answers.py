@@ -37,7 +37,7 @@ from fedjax_bn.run.evaluation.answers import (
     write_answers,
 )
 from fedjax_bn.run.evaluation.scoring_data import in_order
-from fedjax_bn.run.training.batch_norm_log import distances, log_batch_norms, read_distances
+from fedjax_bn.run.training.client_logs import distances, log_batch_norms, read_distances
 from fedjax_bn.task import accuracy, classification, confusion
 
 

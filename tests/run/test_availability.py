@@ -8,7 +8,7 @@ import runs
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.availability import draw_cohort, read_trace
 from fedjax_bn.run.experiment.build import build
-from fedjax_bn.run.training.summary import samples_a_round
+from fedjax_bn.run.training.records import samples_a_round
 
 KEY = jax.random.key(4)
 SIZES = np.array([10, 20, 30, 40, 0 + 1, 60])

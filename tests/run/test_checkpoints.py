@@ -16,7 +16,7 @@ import runs
 from fedjax_bn.run.errors import CheckpointError
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.training import train
-from fedjax_bn.run.training.summary import select_round
+from fedjax_bn.run.training.records import select_round
 
 __all__ = ("finished", "straight", "tiny")  # fixtures
 

@@ -69,14 +69,14 @@ def test_every_choice_is_streamed_in_its_own_order_and_batches(state):
     texts = ["running", "tsmobn:momentum=0.5:batch_size=4:order=2", "batch:batch_size=5:order=-1"]
     ours = score_adaptations(state, data, texts)
     pixels = PREPARE(jnp.asarray(data.images), jnp.float32)
-    expected = {"running": percent(MODEL.apply(variables, pixels), data.labels)}
+    expected = {"running": percent(jax.jit(MODEL.apply)(variables, pixels), data.labels)}
     for text, adapt, size, order in (
         (texts[1], adaptation.tsmobn(MODEL, 0.5), 4, np.random.default_rng(2).permutation(11)),
         (texts[2], adaptation.batch(MODEL), 5, np.arange(11)),
     ):
-        carry, logits = adapt.init(variables), []
+        carry, logits, predict = adapt.init(variables), [], jax.jit(adapt.predict)
         for start in range(0, 11, size):
-            out, carry = adapt.predict(variables, carry, pixels[order[start : start + size]])
+            out, carry = predict(variables, carry, pixels[order[start : start + size]])
             logits.append(out)
         expected[text] = percent(np.concatenate(logits), data.labels[order])
     assert ours == pytest.approx(expected)
@@ -114,8 +114,9 @@ def test_a_wrong_choice_is_one_clear_sentence(text, message):
 def test_a_choice_without_affine_is_tested_so(state):
     choice = choose_adaptation("running:affine=False", MODEL)
     variables, images = global_variables(state), nets.images_of(3)
-    ours, _ = choice.adaptation.predict(variables, (), images)
-    theirs, _ = adaptation.without_affine(adaptation.running(MODEL)).predict(variables, (), images)
+    plain = adaptation.without_affine(adaptation.running(MODEL))
+    ours, _ = jax.jit(choice.adaptation.predict)(variables, (), images)
+    theirs, _ = jax.jit(plain.predict)(variables, (), images)
     np.testing.assert_array_equal(ours, theirs)
 
 
@@ -131,12 +132,12 @@ def test_alphas_and_features_cover_all_samples_in_order(state):
     data, variables = split(), global_variables(state)
     pixels = PREPARE(jnp.asarray(data.images), jnp.float32)
     alphas = alphas_of(MODEL, PREPARE, variables, data, batch_size=4)
-    for name, values in adaptation.record_alphas(MODEL)(variables, pixels).items():
+    for name, values in jax.jit(adaptation.record_alphas(MODEL))(variables, pixels).items():
         np.testing.assert_allclose(alphas[name], values, rtol=1e-5)
     for make in (adaptation.running, adaptation.zero_shot_adapter):
         features = features_of(make, MODEL, PREPARE, variables, data, batch_size=4)
         out = variables["params"]["out"]
-        logits, _ = make(MODEL).predict(variables, (), pixels)
+        logits, _ = jax.jit(make(MODEL).predict)(variables, (), pixels)
         np.testing.assert_allclose(
             features @ out["kernel"] + out["bias"], logits, rtol=1e-3, atol=1e-4
         )

@@ -131,7 +131,7 @@ def test_a_run_whose_disk_is_full_says_so_leaves_no_parts_and_goes_on_when_there
     shutil.rmtree(folder / "checkpoints" / "latest" / "6")
     lines = runs.lines_written(folder)[:4]
     (folder / "metrics.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-    real = logs.open_events
+    real = logs._open_events
     limit = contextlib.ExitStack()
 
     def then_full(*args):
@@ -139,7 +139,7 @@ def test_a_run_whose_disk_is_full_says_so_leaves_no_parts_and_goes_on_when_there
         return real(*args)
 
     with monkeypatch.context() as patch, limit:
-        patch.setattr(logs, "open_events", then_full)
+        patch.setattr(logs, "_open_events", then_full)
         with pytest.raises(WorkdirError, match="File too large") as error:
             runs.run(folder)
     assert "\n" not in str(error.value)

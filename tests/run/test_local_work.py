@@ -11,7 +11,7 @@ from fedjax_bn.data.sampling import by_epochs
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.build import build, sampler
 from fedjax_bn.run.experiment.method import OPTIMIZERS, local_epochs
-from fedjax_bn.run.training.summary import summarize
+from fedjax_bn.run.training.records import summarize
 
 SIZES, CLIENTS = jnp.asarray([5, 3, 4], jnp.int32), jnp.arange(3, dtype=jnp.int32)
 
@@ -62,7 +62,7 @@ def test_a_run_takes_the_epochs_of_each_client(monkeypatch):
         ({"client_epochs": ("1", "1", "2"), "local_epochs": 2}, "leave local_epochs at 1"),
         ({"client_epochs": ("1", "1", "2"), "local_steps": 2}, "local_steps at 0"),
         ({"optimizer.nesterov": True}, "nesterov=True needs optimizer.momentum above 0"),
-        ({"optimizer.name": "adam", "optimizer.momentum": 0.9}, "of no use with optimizer.name"),
+        ({"optimizer.name": "adam", "optimizer.momentum": 0.9}, "no effect with optimizer.name"),
         (
             {"optimizer.schedule": "cosine", "optimizer.warmup_rounds": 6},
             "warmup_rounds=6 leaves none of rounds=6 to the cosine",

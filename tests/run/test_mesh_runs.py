@@ -117,7 +117,7 @@ def test_other_ways_to_test_are_those_of_one_device_too(changes):
 
 
 def test_each_device_gets_and_each_process_reads_the_rows_of_its_clients_alone():
-    over = mesh.over_clients(Mesh(np.array(jax.devices()), ("clients",)))
+    over = mesh.clients_of(Mesh(np.array(jax.devices()), ("clients",)))
     asked = []
 
     def read(start, stop):

@@ -16,7 +16,7 @@ from fedjax_bn.run import commands
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.evaluation import finished_run as evaluate_finished
 from fedjax_bn.run.files import ownership, workdir
-from fedjax_bn.run.training import progress
+from fedjax_bn.run.training import logs
 
 OWNER = f"process {os.getpid()} on {socket.gethostname()}"
 
@@ -45,7 +45,7 @@ def test_a_second_run_of_a_workdir_is_refused_naming_the_owner_and_changes_nothi
     tmp_path, monkeypatch
 ):
     folder, refused = tmp_path / "run", []
-    real = progress.in_words
+    real = logs._in_words
 
     def meanwhile(record, *rest):
         if record["round"] == 2 and not refused:
@@ -57,7 +57,7 @@ def test_a_second_run_of_a_workdir_is_refused_naming_the_owner_and_changes_nothi
             assert runs.lines_written(folder) == before
         return real(record, *rest)
 
-    monkeypatch.setattr(progress, "in_words", meanwhile)
+    monkeypatch.setattr(logs, "_in_words", meanwhile)
     runs.run(folder)
     assert [line["round"] for line in runs.lines(folder)] == [1, 2, 3, 4, 5, 6]
     assert OWNER in refused[0]

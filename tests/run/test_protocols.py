@@ -27,8 +27,7 @@ from fedjax_bn.run.experiment import method as configured_method
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.training import train
-from fedjax_bn.run.training.records import have_trained
-from fedjax_bn.run.training.summary import out_of_patience, select_round
+from fedjax_bn.run.training.records import have_trained, out_of_patience, select_round
 from fedjax_bn.state import Received
 from fedjax_bn.task import classification
 
@@ -280,7 +279,7 @@ def test_a_run_that_was_killed_runs_out_of_patience_in_the_same_round(
         state = checkpoint.resume(tmp_path, lambda: first, workdir.rounds_recorded(lines))
         records = workdir.read_lines(lines, int(state["round"]))
         workdir.keep_lines(lines, records)
-        return train.loop(config, built, tmp_path, round, state, records)
+        return train._loop(config, built, tmp_path, round, state, records)
 
     monkeypatch.setattr(train, "evaluator", evaluated)
     if killed:

@@ -129,7 +129,7 @@ def kill_at(monkeypatch, module, name: str, count: int) -> None:
     [
         # test_power_cut has every write of a run; here the command's own exceptions pass through.
         pytest.param(workdir, "append_line", 1, marks=pytest.mark.slow),  # before the first line
-        (logs, "write_events", 3),  # line written, no checkpoint of it
+        (logs, "_write_events", 3),  # line written, no checkpoint of it
         pytest.param(checkpoint, "save", 3, marks=pytest.mark.slow),  # selected or latest
         (train, "summarize", 1),  # all rounds done
         pytest.param(workdir, "write_json", 1, marks=pytest.mark.slow),  # the same, computed
@@ -153,7 +153,7 @@ def test_a_stop_request_saves_the_round_exits_with_130_and_says_how_to_go_on(
     file.touch()
     monkeypatch.setattr(main, "read", lambda source, changes: runs.config())
     arguments = ("--config", str(file), "--workdir", str(tmp_path / "stopped"))
-    real = logs.write_events
+    real = logs._write_events
 
     def raising(writer, record):
         real(writer, record)
@@ -161,7 +161,7 @@ def test_a_stop_request_saves_the_round_exits_with_130_and_says_how_to_go_on(
             signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(logs, "write_events", raising)
+        patch.setattr(logs, "_write_events", raising)
         assert runs.command(*arguments) == 130
     assert "stopped after round 3 of 6" in capsys.readouterr().err
     assert max(runs.steps(tmp_path / "stopped")) == 3
@@ -170,14 +170,14 @@ def test_a_stop_request_saves_the_round_exits_with_130_and_says_how_to_go_on(
 
 
 def test_a_stop_request_in_the_last_round_keeps_baselines_from_starting(tmp_path, monkeypatch):
-    real = logs.write_events
+    real = logs._write_events
 
     def raising(writer, record):
         real(writer, record)
         if record["round"] == 6:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(logs, "write_events", raising)
+    monkeypatch.setattr(logs, "_write_events", raising)
     with pytest.raises(InterruptedRun, match="after round 6 of 6"):
         runs.run(tmp_path / "run")
 
@@ -293,5 +293,5 @@ def test_a_run_starts_from_the_model_of_a_finished_one(straight, tmp_path):
     runs.run(tmp_path / "new", rounds=1, **changes)  # of the same model
     with pytest.raises(ConfigError, match=r"holds another model .*there and .* here"):
         starting_model(runs.config(**changes), longer(expected))
-    with pytest.raises(ConfigError, match=r"start_from=.*is no workdir of a run"):
+    with pytest.raises(ConfigError, match=r"start_from=.*is not the workdir of a run"):
         train.prepare(runs.config(start_from=str(tmp_path / "nothing")))

@@ -3,6 +3,7 @@
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -56,19 +57,18 @@ def test_the_stream_holds_the_samples_that_the_device_gathers_in_their_order(ste
     config = runs.config(local_steps=steps, rounds=3, clients_per_round=cohort)
     experiment, keys, _ = prepare(config, traced=False)
     splits = [domain.train for domain in experiment.internal.domains]
-    data = stack_clients(splits)
-    longest = data.labels.shape[1]
+    data, drawing = stack_clients(splits), rounds.drawing_of(config, experiment)
+    draw = jax.jit(lambda number: drawing(keys, number)[1:3])
 
-    def draw(number):
-        return rounds.draw_round(config, experiment, longest, keys, number)
+    @jax.jit
+    def gathered(number):
+        client, chosen = drawing(keys, number)[1:3]
+        resident = point_to(rows_of(data, client), chosen)
+        return resident, jax.vmap(lambda a, index: a[index])(resident["source"], resident["image"])
 
     for first in (0, 2):
         for number, streamed in enumerate(stream_rounds(splits, draw, first, 3), first):
-            client, chosen = draw(number)
-            resident = point_to(rows_of(data, client), chosen)
-            images = jax.vmap(lambda source, index: source[index])(
-                resident["source"], resident["image"]
-            )
+            resident, images = gathered(number)
             valid = np.asarray(resident["valid"])
             np.testing.assert_array_equal(streamed["valid"], valid)
             np.testing.assert_array_equal(streamed["size"], resident["size"])
@@ -111,22 +111,31 @@ def test_streamed_test_batches_are_the_resident_ones():
             assert not joined[len(whole.client) :].any()
 
 
-def test_streamed_evaluation_counts_as_the_resident_one():
-    config = runs.config(target=runs.DATA.domains[0].name)
-    experiment, _, start = prepare(config, traced=False)
-    state = start()
-    assert evaluator(config, experiment)(state) == evaluator(small_limit(config), experiment)(state)
+@pytest.fixture(scope="module")
+def scored():
+    """An experiment, its first state, and the scores of that with test data on the device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(module.DATASETS, "tiny", lambda config: runs.DATA)
+        config = runs.config(rounds=3)
+        experiment, _, start = prepare(config, traced=False)
+        state = start()
+        return experiment, state, evaluator(config, experiment)(state)
 
 
-def test_augmentation_changes_training_and_never_evaluation(monkeypatch, resident):
-    config = runs.config(rounds=3)
-    plain, _, start = prepare(config, traced=False)
+def test_streamed_evaluation_counts_as_the_resident_one(scored):
+    experiment, state, scores = scored
+    assert evaluator(small_limit(runs.config(rounds=3)), experiment)(state) == scores
+
+
+def test_augmentation_changes_training_and_never_evaluation(monkeypatch, resident, scored):
+    _, state, scores = scored
     monkeypatch.setitem(AUGMENTATIONS, "none", lambda size: lambda key, images: images * 0)
-    changed, _, _ = prepare(config, traced=False)
-    [(_, metrics)], _ = first_rounds(config, 1)
-    assert not np.allclose(metrics["loss"], resident[0][0][1]["loss"])
-    state = start()
-    assert evaluator(config, plain)(state) == evaluator(config, changed)(state)
+    config = runs.config(rounds=3)
+    changed, keys, _ = prepare(config, traced=False)
+    step = rounds.open_rounds(config, changed, keys, state).compile(state)
+    loss = step(jax.tree.map(jnp.copy, state))[1]["loss"]  # it donates the state
+    assert not np.allclose(loss, resident[0][0][1]["loss"])
+    assert evaluator(config, changed)(state) == scores
 
 
 def test_while_a_cohort_trains_the_samples_of_the_next_are_read():

@@ -17,7 +17,7 @@ from fedjax_bn.models import MLP
 from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.run.evaluation.scoring import score_clients, score_unseen
 from fedjax_bn.run.evaluation.scoring_data import stack_batches
-from fedjax_bn.run.training.summary import select_round
+from fedjax_bn.run.training.records import select_round
 from fedjax_bn.task import Score, Task
 
 FEATURES, CLASSES = 5, 3

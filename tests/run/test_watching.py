@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import sys
 import termios
 import types
@@ -14,7 +15,7 @@ import runs
 from fedjax_bn.data import messages
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.files import workdir
-from fedjax_bn.run.training import logs, progress, train
+from fedjax_bn.run.training import logs, train
 from fedjax_bn.run.training.rounds import Rounds
 
 
@@ -30,7 +31,7 @@ def record(number: int, **more: object) -> dict:
 def clock_of(monkeypatch, *moments: float) -> list[float]:
     """A clock for `progress` that stands at the last of the list's moments."""
     now = list(moments)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[-1])
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[-1])
     return now
 
 
@@ -38,7 +39,7 @@ def test_in_a_file_rounds_are_plain_lines_with_loss_accuracy_pace_and_time_left(
     monkeypatch, capsys
 ):
     now = clock_of(monkeypatch, 0.0)
-    with progress.progress("fedbn", 8, 4, samples=1000) as tell:
+    with logs.progress("fedbn", 8, 4, samples=1000) as tell:
         for moment, done in (
             (2.0, record(5)),  # too early for a line
             (4.0, record(6, accuracy={"mean": 61.24})),
@@ -59,7 +60,7 @@ def test_the_time_left_counts_neither_start_up_nor_compiling(monkeypatch, capsys
     """Round 1 ends after 300 s of start-up, the first evaluation compiles for 100 s."""
     now = clock_of(monkeypatch, 0.0)
     told = []
-    with progress.progress("fedbn", 100, 0, samples=1000) as tell:
+    with logs.progress("fedbn", 100, 0, samples=1000) as tell:
         for number, moment in enumerate((300, 301, 302, 402, 403, 404, 405, 407), 1):
             now.append(float(moment))
             evaluated = {"accuracy": {"mean": 50.0}} if number % 4 == 0 else {}
@@ -73,9 +74,7 @@ def test_the_time_left_counts_neither_start_up_nor_compiling(monkeypatch, capsys
 
 
 def test_a_round_without_clients_has_no_loss_and_no_pace():
-    assert (
-        progress.in_words(record(1) | {"loss": {"ant": None}}, 9, "mAP50") == "no client took part"
-    )
+    assert logs._in_words(record(1) | {"loss": {"ant": None}}, 9, "mAP50") == "no client took part"
 
 
 def test_on_a_terminal_of_80_columns_a_bar_says_the_same(monkeypatch):
@@ -84,7 +83,7 @@ def test_on_a_terminal_of_80_columns_a_bar_says_the_same(monkeypatch):
     with os.fdopen(there, "w") as terminal, os.fdopen(here, "rb") as seen:
         monkeypatch.setattr(sys, "stderr", terminal)
         now = clock_of(monkeypatch, 0.0)
-        with progress.progress("fedbn", 800, 4, samples=1000, score="accuracy") as tell:
+        with logs.progress("fedbn", 800, 4, samples=1000, score="accuracy") as tell:
             now.append(1000.0)  # of compiling
             tell(record(5, accuracy={"mean": 61.24}))
         terminal.flush()
@@ -98,11 +97,23 @@ def test_on_a_terminal_of_80_columns_a_bar_says_the_same(monkeypatch):
     ("seconds", "text"), [(7.6, "8 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
 )
 def test_a_duration_is_said_as_people_say_it(seconds, text):
-    assert progress.duration(seconds) == text
+    assert logs._duration(seconds) == text
 
 
-def test_a_run_whose_rounds_are_done_makes_its_summary_without_compiling(tmp_path, monkeypatch):
-    runs.run(tmp_path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A finished run with pictures of its data."""
+    place = tmp_path_factory.mktemp("watching") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        runs.install(patch, draw=True)
+        runs.run(place)
+    return place
+
+
+def test_a_run_whose_rounds_are_done_makes_its_summary_without_compiling(
+    tmp_path, folder, monkeypatch
+):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     whole = workdir.read_json(tmp_path / "summary.json")
     (tmp_path / "summary.json").unlink()
     monkeypatch.setattr(
@@ -112,14 +123,13 @@ def test_a_run_whose_rounds_are_done_makes_its_summary_without_compiling(tmp_pat
     assert runs.without_times(runs.run(tmp_path)) == runs.without_times(whole)
 
 
-def test_tensorboard_shows_the_pictures_of_the_data(tmp_path):
+def test_tensorboard_shows_the_pictures_of_the_data(folder):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    runs.run(tmp_path)
-    events = reader.EventAccumulator(str(tmp_path / "events"))
+    events = reader.EventAccumulator(str(folder / "events"))
     events.Reload()
     assert set(events.Tags()["images"]) == {"samples", "class_counts"}
     picture = events.Images("class_counts")[0]
-    assert picture.encoded_image_string == (tmp_path / "plots" / "class_counts.png").read_bytes()
+    assert picture.encoded_image_string == (folder / "plots" / "class_counts.png").read_bytes()
     assert picture.width == width_of(picture.encoded_image_string)
 
 

@@ -20,6 +20,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.report import plots
 from fedjax_bn.run.config.keys import base
 from fedjax_bn.run.experiment import build as experiment
+from fedjax_bn.run.experiment.method import follows_rounds
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.training import logs, train
 
@@ -89,15 +90,38 @@ def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> Non
 
 
 def once(function: Callable) -> Callable:
-    """The function, called once for each configuration, its first argument."""
+    """The function, called once for each configuration, its first argument.
+
+    Rounds of data on the device, which read nothing from a stream, are compiled once too.
+    """
 
     def remembered(config: ConfigDict, *rest: object) -> object:
-        key = (function.__name__, config.to_json_best_effort(sort_keys=True))
+        known = json.loads(config.to_json_best_effort(sort_keys=True))
+        # What is built and compiled does not depend on these, unless a plan follows from one.
+        for name in ("rounds", "eval_every", "checkpoint_every"):
+            if type(known[name]) is int and known[name] > 0 and not follows_rounds(config):
+                del known[name]
+        key = (function.__name__, json.dumps(known))
         if key not in COMPILED:
-            COMPILED[key] = function(config, *rest)
+            made = function(config, *rest)
+            if "stay on the device" in getattr(made, "note", ""):
+                made = made._replace(compile=first_of(made.compile))
+            COMPILED[key] = made
         return COMPILED[key]
 
     return remembered
+
+
+def first_of(function: Callable) -> Callable:
+    """The function, whose first result is that of every call."""
+    results = []
+
+    def first(argument: object) -> object:
+        if not results:
+            results.append(function(argument))
+        return results[0]
+
+    return first
 
 
 def config(**changes: object) -> ConfigDict:
@@ -187,7 +211,7 @@ def expected_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """The same from metrics.jsonl."""
     tags: dict[str, list] = {}
     for line in lines(folder):
-        for tag, value in logs.scalars(line):
+        for tag, value in logs._scalars(line):
             tags.setdefault(tag, []).append((line["round"], float(np.float32(value))))
     return tags
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_bn.arguments.choices import imports_refused
-from fedjax_bn.run.training.records import Record
+from fedjax_bn.run.files.workdir import Record
 
 _PACKAGE = Path(__file__).resolve().parents[3]  # where `fedjax_bn` lies
 _INSTALLED = {"site-packages", "dist-packages"}

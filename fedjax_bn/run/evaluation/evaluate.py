@@ -54,9 +54,14 @@ from fedjax_bn.run.evaluation.scoring import (
 from fedjax_bn.run.evaluation.scoring_data import TestData, as_stored, blocks_of_tests, in_order
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.processes.mesh import clients_of, copies_on, own_rows, place_own
-from fedjax_bn.run.training.population import Held, on_disk, refuse_ensemble, rows_of_clients
+from fedjax_bn.run.training.population import (
+    UNTOUCHED,
+    Held,
+    on_disk,
+    refuse_ensemble,
+    rows_of_clients,
+)
 from fedjax_bn.run.training.records import Record
-from fedjax_bn.run.training.row_store import UNTOUCHED
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task
 

@@ -4,7 +4,7 @@ from ml_collections import ConfigDict
 
 from fedjax_bn.engine.privacy import Privacy, epsilon, gaussian
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.training.records import Record
+from fedjax_bn.run.files.workdir import Record
 
 
 def choose_privacy(config: ConfigDict) -> Privacy | None:

@@ -33,11 +33,10 @@ from fedjax_bn.run.experiment.build import (
 from fedjax_bn.run.experiment.shapes import check_shapes
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.files.forms import CLAIM
-from fedjax_bn.run.files.workdir import read_json
-from fedjax_bn.run.processes.mesh import everywhere, place_copies, shardings_of
+from fedjax_bn.run.files.workdir import Record, read_json
+from fedjax_bn.run.processes.mesh import copies_on, place_copies, shardings_of
 from fedjax_bn.run.training.compilation_cache import keep_compiled
 from fedjax_bn.run.training.population import Held, check_population, num_clients, on_disk
-from fedjax_bn.run.training.records import Record
 from fedjax_bn.sharing import Variables, describe, join, path_names, split_like
 
 
@@ -131,7 +130,7 @@ def make_start(
     if mesh is None:
         return partial(for_one_run(begin), fixed)
     form = jax.eval_shape(begin, fixed)
-    spread = shardings_of(form, mesh) if rows == clients else everywhere(mesh)
+    spread = shardings_of(form, mesh) if rows == clients else copies_on(mesh)
     begin = for_one_run(begin, out_shardings=spread)
     return partial(begin, place_copies(fixed, mesh))
 

@@ -5,7 +5,6 @@ not notice a flipped bit, and its parallel readers print tracebacks of what they
 """
 
 import hashlib
-import os
 import re
 import shutil
 import textwrap
@@ -42,14 +41,13 @@ def open_folder(folder: Path, keep: int) -> Folder:
       CheckpointError: the folder cannot be listed, because a checkpoint in it is damaged.
     """
     folder = folder.absolute()
-    for place, _, names in os.walk(folder):
-        for path in (Path(place, name) for name in names):
-            # Orbax would wait for ever on a named pipe or a device.
-            if path.exists() and not path.is_file():
-                raise CheckpointError(
-                    f"{path}, in a checkpoint, must be a regular file: delete that checkpoint, or "
-                    "give another --workdir"
-                )
+    for path in folder.rglob("*"):
+        # Orbax would never return from a named pipe or a device.
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise CheckpointError(
+                f"{path}, in a checkpoint, must be a regular file: delete that checkpoint, or give "
+                "another --workdir"
+            )
     options = ocp.Context()
     # Weights hardly shrink by compression, which takes longer than all else that a save does.
     options.array.saving.use_compression = False
@@ -174,11 +172,11 @@ def save(manager: Folder, round: int, state: PyTree) -> None:
     """
 
     def kept(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return np.array(leaf)
         # On CPU the files would be written from buffers that the next round donates. Orbax copies
         # those of accelerators itself.
-        if isinstance(leaf, jax.Array):
-            return jnp.copy(leaf) if on_cpu() else leaf
-        return np.array(leaf)
+        return jnp.copy(leaf) if on_cpu() else leaf
 
     settle(manager)
     with _faults_named(manager):
@@ -233,10 +231,8 @@ def restore(manager: Folder, like: PyTree, round: int | None = None) -> PyTree:
     """
     if not (found := steps(manager)):
         raise CheckpointError(f"no checkpoint in {manager.directory}: train first")
-    round = found[-1] if round is None else round
-    folder = Path(manager.directory) / str(round)
-    other = by_first(lambda: _difference(manager, folder, like))
-    if other:
+    folder = Path(manager.directory) / str(found[-1] if round is None else round)
+    if other := by_first(lambda: _difference(manager, folder, like)):
         raise CheckpointError(
             f"the checkpoint {folder} is of another model, method or sharing rule ({other}): give "
             "the code and the keys of the run's first start to continue, or another --workdir"
@@ -268,12 +264,11 @@ def all_arrays(folder: Path) -> PyTree:
 
 
 def _shapes(manager: Folder, folder: Path) -> PyTree:
-    """Returns a checkpoint's tree of nested dicts, whose leaves have shape and dtype.
-
-    Raises:
-      ValueError: the files are not those of the checksums.
-    """
-    if not is_whole(folder):
+    """Returns a checkpoint's tree of nested dicts, whose leaves have shape and dtype."""
+    sums = folder / CHECKSUMS
+    lines = read_text(sums).splitlines(keepends=True) if sums.exists() else ["none"]
+    # Version 0.2 wrote a comment into the first line.
+    if "".join(line for line in lines if line[0] != "#") != _checksums(folder):
         raise ValueError("its checksums do not match")
     return manager.checkpointables_metadata(int(folder.name)).metadata[_ITEM]
 
@@ -291,7 +286,7 @@ def _loaded(manager: Folder, folder: Path, like: PyTree) -> PyTree:
     # reach: they would make float32 of float64.
     here = jax.config.jax_enable_x64
     with ThreadPoolExecutor(1) as pool:
-        elsewhere = pool.submit(lambda: jax.config.jax_enable_x64).result()
+        elsewhere = pool.submit(getattr, jax.config, "jax_enable_x64").result()
     jax.config.update("jax_enable_x64", here)
     try:
         return manager.load(int(folder.name), jax.tree.map(there, like), checkpointable_name=_ITEM)
@@ -300,11 +295,7 @@ def _loaded(manager: Folder, folder: Path, like: PyTree) -> PyTree:
 
 
 def _difference(manager: Folder, folder: Path, like: PyTree) -> str:
-    """Returns how a checkpoint's leaves differ from those of a tree; "" where they do not.
-
-    Raises:
-      CheckpointError: it is damaged.
-    """
+    """Returns how a checkpoint's leaves differ from those of a tree; "" where they do not."""
     with _damage_named(folder):
         theirs, ours = _leaves(_shapes(manager, folder)), _leaves(like)
     for name in sorted({*theirs, *ours}):
@@ -340,15 +331,6 @@ def _add_checksums(folder: Path) -> None:
             (place / CHECKSUMS).write_text(_checksums(place))
             for path in (*place.rglob("*"), place):
                 sync(path)
-
-
-def is_whole(folder: Path) -> bool:
-    """Returns whether a checkpoint's files are those of its checksums."""
-    if not (folder / CHECKSUMS).exists():
-        return False
-    lines = read_text(folder / CHECKSUMS).splitlines(keepends=True)
-    # Version 0.2 wrote a comment into the first line.
-    return "".join(line for line in lines if line[0] != "#") == _checksums(folder)
 
 
 def _checksums(folder: Path) -> str:

@@ -23,10 +23,10 @@ from fedjax_bn.run.experiment.build import Experiment, assemble
 from fedjax_bn.run.experiment.start import make_keys, make_start
 from fedjax_bn.run.files import checkpoint, workdir
 from fedjax_bn.run.files.forms import FINISHED
+from fedjax_bn.run.files.workdir import Record
 from fedjax_bn.run.processes.mesh import form_on
 from fedjax_bn.run.training.compilation_cache import keep_compiled
 from fedjax_bn.run.training.population import start_held
-from fedjax_bn.run.training.records import Record
 
 
 def read_about(folder: Path) -> Record:

@@ -126,15 +126,3 @@ def misfit(value: Any, form: Form, place: str = "it") -> str:
             if key in keys or further is not None
         )
     return next(filter(None, (misfit(one, of, name) for name, one, of in named)), "")
-
-
-def other_names(record: dict[str, Any], first: dict[str, Any]) -> str:
-    """Returns which part of a round's record has other names than the first record's, or ""."""
-
-    def names(part: Any) -> Any:
-        return {k: names(one) for k, one in part.items()} if isinstance(part, dict) else None
-
-    for key in ("loss", "weights", "accuracy", "validation", "unseen", "mask_l1"):
-        if key in record and key in first and names(record[key]) != names(first[key]):
-            return key
-    return ""

@@ -10,6 +10,7 @@ from typing import Any
 
 from filelock import FileLock, SoftFileLock, Timeout
 
+from fedjax_bn.arguments.text import brief
 from fedjax_bn.run.config.keys import up_to_date
 from fedjax_bn.run.errors import WorkdirError
 from fedjax_bn.run.files.forms import CLAIM
@@ -117,9 +118,9 @@ def claim(workdir: Path, config: dict[str, Any], about: dict[str, Any], follows:
     if rounds_recorded(workdir / "metrics.jsonl") < was or not was % config["eval_every"]:
         return ""
     return (
-        f"round {was} was evaluated as the last one of {was}, which a run of {now} rounds in one "
-        f"go does not do with eval_every={config['eval_every']}: the model is the same, the "
-        "selected round may be another one"
+        f"round {was} was evaluated because it was the last one, which a run that was given {now} "
+        f"rounds at once would not do (eval_every={config['eval_every']}): the model is the same, "
+        "but another round may be selected"
     )
 
 
@@ -147,7 +148,7 @@ def check_claim(
     old["config"] = json.loads(json.dumps(up_to_date(old["config"])))
     there, here = old["config"], new["config"]
     changes = [
-        f"{key:.40} ({_short(there.get(key))} there, {_short(here.get(key))} now)"
+        f"{key:.40} ({brief(there.get(key))} there, {brief(here.get(key))} now)"
         for key in sorted({*there, *here} - _MAY_DIFFER - {"rounds"})
         if there.get(key) != here.get(key)
     ]
@@ -185,12 +186,6 @@ def _check_rounds(workdir: Path, was: Any, now: int, follows: str) -> None:
             f"{workdir} has made {done} rounds, and the last one was not evaluated: give more "
             f"than rounds={now}, or another --workdir"
         )
-
-
-def _short(value: Any) -> str:
-    """Returns a value as Python prints it, shortened to 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _check_unused(workdir: Path) -> None:

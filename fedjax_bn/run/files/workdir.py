@@ -19,8 +19,9 @@ import numpy as np
 from fedjax_bn.data.regular_files import Refused, read_regular, read_text
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.run.errors import WorkdirError
-from fedjax_bn.run.files.forms import OBJECT, RECORD, Form, misfit, other_names
+from fedjax_bn.run.files.forms import OBJECT, RECORD, Form, misfit
 
+Record = dict[str, Any]  # what a JSON file holds: of a round, a run, an evaluation
 _MOST_LINES = 2**30  # bytes of metrics.jsonl
 _WRITING = RLock()  # held while a file is written, so that a process can end between two writes
 
@@ -124,7 +125,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def not_readable(path: Path, why: Exception) -> WorkdirError:
     """Returns the error for a file that a report can do without."""
     return WorkdirError(
-        f"cannot read {path} ({_reason(why)}): move it away, and the report goes without it"
+        f"cannot read {path} ({_reason(why)}): move it away, and the report leaves it out"
     )
 
 
@@ -142,7 +143,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     with _WRITING, faults_named(path), open(path, "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         try:
-            while data:  # a disk that is nearly full takes a part
+            while data:  # a disk that is nearly full writes a part of it
                 data = data[file.write(data) :]
         except OSError:
             with suppress(OSError):
@@ -158,12 +159,24 @@ def read_lines(path: Path, rounds: int) -> list[dict[str, Any]]:
     """
     records = {record["round"]: record for record in reversed(_whole_lines(path))}
     for number in range(1, rounds + 1):
-        if number not in records or other_names(records[number], records[1]):
+        if number not in records or _other_names(records[number], records[1]):
             raise WorkdirError(
                 f"{path} is damaged at round {number} of the {rounds} that the checkpoint has: "
                 f"move {path.parent} away and start again, or give another --workdir"
             )
     return [records[number] for number in range(1, rounds + 1)]
+
+
+def _other_names(record: dict[str, Any], first: dict[str, Any]) -> str:
+    """Returns which part of a round's record has other names than the first record's, or ""."""
+
+    def names(part: Any) -> Any:
+        return {k: names(one) for k, one in part.items()} if isinstance(part, dict) else None
+
+    for key in ("loss", "weights", "accuracy", "validation", "unseen", "mask_l1"):
+        if key in record and key in first and names(record[key]) != names(first[key]):
+            return key
+    return ""
 
 
 def rounds_recorded(path: Path) -> int:

@@ -20,7 +20,7 @@ _FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd"
 
 
 def describe_machine() -> dict[str, Any]:
-    """Returns, for the record, versions, devices, and all else that orders and rounds sums."""
+    """Returns versions, devices, and all else that orders and rounds sums, for config.json."""
     devices = jax.devices()
     path = Path("/proc/cpuinfo")  # of Linux; elsewhere the features stay unknown
     lines = path.read_text().splitlines() if path.exists() else []
@@ -47,7 +47,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def difference(workdir: Path, about: dict[str, Any]) -> str:
-    """Returns a message on what has changed since a run was begun; "" if its bits stay the same.
+    """Returns a message on what has changed since a run began; "" if its bits stay the same.
 
     Args:
       workdir: with the config.json of a run.
@@ -67,8 +67,8 @@ def difference(workdir: Path, about: dict[str, Any]) -> str:
     if not changes:
         return ""
     return (
-        f"{workdir} was begun where these were others: {', '.join(changes)}; what follows may "
-        "differ in its last bits from a run that was never stopped"
+        f"{workdir} began with other values of {', '.join(changes)}; from here on its last bits "
+        "may differ from those of a run that was never stopped"
     )
 
 

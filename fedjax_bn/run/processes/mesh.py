@@ -58,13 +58,18 @@ def choose_mesh(text: str, rows: int, batch_size: int) -> Mesh | None:
 
 
 def clients_of(mesh: Mesh | None) -> NamedSharding | None:
-    """Returns `over_clients`, or None for one device."""
-    return None if mesh is None else over_clients(mesh)
+    """Returns the sharding of rows [P, ...] by client; None for one device."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec(CLIENTS))
 
 
 def copies_on(mesh: Mesh | None) -> NamedSharding | None:
-    """Returns `everywhere`, or None for one device."""
-    return None if mesh is None else everywhere(mesh)
+    """Returns the sharding of arrays of which every device has a copy; None for one device."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
+def over_all(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of rows over all devices, also over those of a client's batch."""
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
 def mesh_note(mesh: Mesh | None) -> str:
@@ -78,25 +83,10 @@ def mesh_note(mesh: Mesh | None) -> str:
     return f"{spread}, in {count} processes" if count > 1 else spread
 
 
-def over_clients(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of rows [P, ...] by client."""
-    return NamedSharding(mesh, PartitionSpec(CLIENTS))
-
-
-def over_all(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of rows over all devices, also over those of a client's batch."""
-    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-
-
-def everywhere(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of arrays that every device has a copy of."""
-    return NamedSharding(mesh, PartitionSpec())
-
-
 def shardings_of(state: FederatedState, mesh: Mesh) -> FederatedState:
     """Returns the sharding of each leaf: the clients' own, [K, ...], over their axis."""
-    spread = jax.tree.map(lambda leaf: everywhere(mesh), state)
-    own = jax.tree.map(lambda leaf: over_clients(mesh), (state.personal, state.memory))
+    spread = jax.tree.map(lambda leaf: copies_on(mesh), state)
+    own = jax.tree.map(lambda leaf: clients_of(mesh), (state.personal, state.memory))
     return spread._replace(personal=own[0], memory=own[1])
 
 
@@ -108,7 +98,7 @@ def form_on(state: PyTree, mesh: Mesh | None) -> PyTree:
     form = jax.eval_shape(lambda state: state, state)
     if mesh is None:
         return form
-    spread = jax.tree.map(lambda leaf: everywhere(mesh), form)
+    spread = jax.tree.map(lambda leaf: copies_on(mesh), form)
     if isinstance(form, FederatedState):
         spread = shardings_of(form, mesh)
     return jax.tree.map(
@@ -131,6 +121,7 @@ def place_rows(
     """
     if sharding is None:
         return jax.tree.map(jnp.asarray, read(0, rows))
+    # Not by `device_put` with the sharding, which needs all rows in every process.
     parts, tree = [], None
     for (start, stop), devices in _own_places(rows, sharding):
         tree = read(start, stop)
@@ -164,6 +155,7 @@ def _own_places(
     rows: int, sharding: NamedSharding
 ) -> list[tuple[tuple[int, int], list[jax.Device]]]:
     """Returns ((start, stop), this process's devices with these rows), in order."""
+    # Devices that share a client's batch have the same rows, so a place may have several.
     where: dict[tuple[int, int], list[jax.Device]] = {}
     for device, (index,) in sharding.addressable_devices_indices_map((rows,)).items():
         start, stop, _ = index.indices(rows)
@@ -177,11 +169,12 @@ def place_copies(tree: PyTree, mesh: Mesh | None) -> PyTree:
         return jax.device_put(tree)
 
     def copied(leaf: Any) -> jax.Array:
+        # Random keys have no form in NumPy, so their words are placed.
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             numbers = copied(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(leaf))
         here = np.asarray(leaf)
-        return jax.make_array_from_callback(here.shape, everywhere(mesh), lambda index: here[index])
+        return jax.make_array_from_callback(here.shape, copies_on(mesh), lambda index: here[index])
 
     return jax.tree.map(copied, tree)
 
@@ -199,4 +192,4 @@ def fetched(tree: PyTree, mesh: Mesh | None) -> PyTree:
 @cache
 def _gather(mesh: Mesh) -> Callable[[PyTree], PyTree]:
     """Returns one function for a mesh, which is compiled once for a form of trees."""
-    return jax.jit(lambda tree: tree, out_shardings=everywhere(mesh))
+    return jax.jit(lambda tree: tree, out_shardings=copies_on(mesh))

@@ -24,12 +24,13 @@ _saved: list[Callable[[], str]] = []  # what is printed about the runs under way
 
 
 def listen() -> None:
-    """Makes Ctrl-C and SIGTERM end this process as the module says; for the command line."""
+    """Makes Ctrl-C and SIGTERM end this process as described above; for the command line."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     for number in _NUMBERS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and `&` have it
             signal.signal(number, lambda number, frame: None)
+    # C code writes the number of a signal there at once, also while the main thread compiles.
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(reading,), daemon=True).start()
     _listening.set()
@@ -60,6 +61,7 @@ def end(why: str, status: int) -> None:
     line = "\n" if _rounds else ""  # after the progress bar
     text = f"{line}fedjax_bn: {why}{what}: give the same command to continue\n"
     with no_write_under_way(_PATIENCE):
+        # Not by `print`: the main thread may hold the lock of the stream.
         with suppress(OSError):
             os.write(2, text.encode("ascii", "backslashreplace"))
         os._exit(status)
@@ -80,8 +82,8 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     """Takes Ctrl-C and SIGTERM as requests to stop after the round; a second one acts at once.
 
     Yields:
-      A function without arguments that returns whether a stop was asked for. In another thread than
-      the main one, where Python gives no signals, it never was.
+      A function without arguments that returns whether a stop was asked for; never in a thread
+      other than the main one, where Python gives no signals.
     """
     requested, old = threading.Event(), {}
 
@@ -121,6 +123,7 @@ class _Console(io.TextIOWrapper):
 
     def _forget(self) -> None:
         """Writes nothing from now on, not even what is still held back."""
+        # Python would try to write what is held back when it ends, and fail with a traceback.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)

@@ -1,6 +1,6 @@
 """Several processes as one run: how they find each other, agree, and end.
 
-The flag --distributed says that this process is one of several. JAX finds the others on SLURM (a
+With the flag --distributed this process is one of several. JAX finds the others on SLURM (a
 task each GPU), under Open MPI and on Cloud TPUs; elsewhere three variables name them.
 
 All processes compute; process 0 alone writes to the workdir and prints. The others learn from it
@@ -39,12 +39,11 @@ _GRACE = 4.0  # seconds in which the others can end before process 0 does
 
 
 def join(wanted: bool | None, timeout: int = 300) -> None:
-    """Connects this process with the others of its run, before anything else is asked of JAX.
+    """Connects this process with the others of its run, before any other call of JAX.
 
     Args:
-      wanted: the flag. True: connect. False: train alone, whatever the launcher says. None: train
-        alone, but raise where a launcher has started several processes, which would share a
-        workdir.
+      wanted: the flag. True: connect. False: train alone, whatever started it. None: train alone,
+        but raise if a launcher has started several processes, which would share a workdir.
       timeout: seconds to wait for the others.
 
     Raises:
@@ -52,7 +51,7 @@ def join(wanted: bool | None, timeout: int = 300) -> None:
         cannot be reached.
     """
     if wanted:
-        _connect(read_place(os.environ), timeout)
+        _connect(_read_place(os.environ), timeout)
     elif wanted is None:
         there = os.environ
         found = [f"{name}={there[name]}" for name in _TASKS if there.get(name, "1") != "1"]
@@ -64,15 +63,8 @@ def join(wanted: bool | None, timeout: int = 300) -> None:
             )
 
 
-def read_place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """Reads the coordinator's address, the number of processes and this one's from the variables.
-
-    Returns:
-      None where none of the variables is set.
-
-    Raises:
-      ConfigError: one is missing or not in its range.
-    """
+def _read_place(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
+    """Reads the coordinator's address, the number of processes and this one's; None if not set."""
     given = {name: environment[name] for name in _VARIABLES if environment.get(name)}
     if not given:
         return None
@@ -122,13 +114,7 @@ def _connect(place: tuple[str, int, int] | None, timeout: int) -> None:
 
 
 def _reach(address: str, here: bool, timeout: int) -> None:
-    """Raises ConfigError if process 0 cannot listen at its port, or does not answer in time.
-
-    Args:
-      address: HOST:PORT of process 0.
-      here: whether this is process 0.
-      timeout: seconds to wait for it.
-    """
+    """Raises ConfigError if process 0 cannot listen at its port, or does not answer in time."""
     host, _, port = address.rpartition(":")
     end = time.monotonic() + timeout
     while True:
@@ -153,8 +139,7 @@ def _reach(address: str, here: bool, timeout: int) -> None:
 def _meet() -> None:
     """Connects the devices of all now: later, one may be busy longer than the others wait for it.
 
-    Raises:
-      ConfigError: the processes have unequal numbers of devices, which `multihost_utils` refuses.
+    `multihost_utils` refuses processes with unequal numbers of devices, with less clear words.
     """
     counts = Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:
@@ -195,6 +180,7 @@ def by_first(act: Callable[[], Any]) -> Any:
         return act()
     result: dict[str, Any] = {}
     if first():
+        # The others wait for the broadcast below, so an error must reach it too.
         try:
             result = {"value": act()}
         except errors.UserError as error:
@@ -235,6 +221,7 @@ def require_same(what: str, value: Any) -> None:
     """
     if not _several():
         return
+    # Digests have one size, which a collective needs.
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
     digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
     if others := [i for i, row in enumerate(digests) if (row != digests[0]).any()]:

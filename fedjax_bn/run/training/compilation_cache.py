@@ -2,9 +2,8 @@
 
 JAX names an entry by the program, the versions, the options of XLA and what it is compiled for, the
 features of the CPU included, so that unlike machines can share a folder. It writes an entry in
-place, so a reader may find it half written, and a killed run leaves it half written for ever. Here
-the size is limited, which makes JAX lock the folder, and what a killed run left is deleted at the
-start.
+place: a reader may find it half written, and a killed run leaves it so. Here the size is limited,
+which makes JAX lock the folder, and what a killed run left is deleted at the start.
 """
 
 import os
@@ -56,12 +55,7 @@ def keep_compiled(folder: str) -> None:
 
 
 def _drop_torn(folder: Path) -> None:
-    """Deletes entries that a killed process left half written or half removed.
-
-    Raises:
-      OSError: the folder cannot be written, or stayed locked for a minute.
-      NotImplementedError: its file system has no locks.
-    """
+    """Deletes entries that a killed process left half written or half removed."""
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lockfile", timeout=60):  # JAX's own
         names = set(os.listdir(folder))

@@ -1,25 +1,31 @@
-"""Where a run's rounds are reported: TensorBoard, the terminal, Weights & Biases if configured."""
+"""Where a run's rounds are reported: the terminal, TensorBoard, Weights & Biases if configured."""
 
 import hashlib
 import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
+from tqdm import tqdm
 
 from fedjax_bn.arguments.text import shown
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.files.workdir import faults_named, sync
 from fedjax_bn.run.processes.together import first
-from fedjax_bn.run.training.progress import progress
-from fedjax_bn.run.training.records import Record
-from fedjax_bn.run.training.summary import samples_a_round
+from fedjax_bn.run.training.records import Record, samples_a_round
+
+_EVENTS = "the workdir's folder events"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_BETWEEN_LINES = 30.0  # seconds; a round with an accuracy has a line of its own
+# Without tqdm's percentage and rounds a second, so that the whole text fits into 80 columns; and
+# without its time left, which counts compiling.
+_BAR = "{{desc}}: {{bar}} {{n_fmt}}/{{total_fmt}} [{{elapsed}}<{left}{{postfix}}]"
 
 
 @contextmanager
@@ -36,15 +42,6 @@ def hidden(name: str) -> Iterator[None]:
         yield
     finally:
         del sys.modules[name]
-
-
-with hidden("torch"):  # if it is installed, seconds for the name of a type
-    from tensorboardX.event_file_writer import EventsWriter
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
-    from tensorboardX.proto.summary_pb2 import Summary
-
-_EVENTS = "the workdir's folder events"
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class _Watchers(NamedTuple):
@@ -74,11 +71,12 @@ def watchers(
         return
     samples, score = samples_a_round(config, experiment), experiment.task.score.name
     with ExitStack() as stack:
-        events = stack.enter_context(open_events(folder / "events", done))
-        bar = progress(config.method, config.rounds, done, samples, score)
-        told = [partial(write_events, events)]
+        events = stack.enter_context(_open_events(folder / "events", done))
+        told = [partial(_write_events, events)]
         if config.wandb:
-            told.append(stack.enter_context(_tracked(config, folder)))
+            tracked = _tracked(config.wandb, dict(flatten(config)), folder)
+            told.append(stack.enter_context(tracked))
+        bar = progress(config.method, config.rounds, done, samples, score)
         told.append(stack.enter_context(bar))
         _write_pictures(events, folder / "plots", done)
 
@@ -94,16 +92,103 @@ def watchers(
 
 
 @contextmanager
-def open_events(folder: Path, rounds_done: int) -> Iterator[EventsWriter]:
+def progress(
+    title: str, rounds: int, done: int, samples: float, score: str = "accuracy"
+) -> Iterator[Callable[[Record], None]]:
+    """Shows each round on standard error: a bar on a terminal, elsewhere plain lines.
+
+    A round has its mean loss, its mean score if it was evaluated, its pace and the time left.
+
+    Args:
+      title: of the run, such as its method.
+      rounds: of the whole run.
+      done: of them, before.
+      samples: that a round trains on, for the pace.
+      score: what the run calls its accuracy.
+
+    Yields:
+      A function of a round's record, a line of metrics.jsonl.
+    """
+    title, left = shown(title), _time_left(rounds)
+    if not sys.stderr.isatty():
+        printed = time.monotonic()
+
+        def tell(record: Record) -> None:
+            nonlocal printed
+            number, seconds, now = record["round"], left(record), time.monotonic()
+            if "accuracy" in record or number >= rounds or now - printed >= _BETWEEN_LINES:
+                printed = now
+                text = f"{_in_words(record, samples, score)}, {_duration(seconds)} left"
+                with suppress(OSError):
+                    line = f"{title}: round {number} of {rounds}, {text}"
+                    print(line, file=sys.stderr, flush=True)
+
+        yield tell
+        return
+    shape = _BAR.format(left="?")
+    with tqdm(total=rounds, initial=done, desc=title, bar_format=shape, dynamic_ncols=True) as bar:
+
+        def tell_bar(record: Record) -> None:
+            bar.bar_format = _BAR.format(left=tqdm.format_interval(left(record)))
+            bar.set_postfix_str(_in_words(record, samples, score), refresh=False)
+            bar.update()
+
+        yield tell_bar
+
+
+def _time_left(rounds: int) -> Callable[[Record], float]:
+    """Returns a function from a round's record, when it is done, to the seconds of those to come.
+
+    The mean is over the times from round to round, without the first round and the first evaluated
+    one, which compile. Until there are others, a round's own time is taken.
+    """
+    seen, paces, before = set(), [], time.monotonic()
+
+    def left(record: Record) -> float:
+        nonlocal before
+        kind, now = "accuracy" in record, time.monotonic()
+        if kind in seen:
+            paces.append(now - before)
+        seen.add(kind)
+        before = now
+        pace = sum(paces) / len(paces) if paces else record["seconds"]
+        return pace * (rounds - record["round"])
+
+    return left
+
+
+def _in_words(record: Record, samples: float, score: str) -> str:
+    """Returns a round in words: mean loss, the score if it was evaluated, samples a second."""
+    losses = record["loss"]
+    losses = {"mean": losses["mean"]} if "mean" in losses else losses  # of many clients
+    present = [loss for loss in losses.values() if loss is not None]
+    text = f"loss {sum(present) / len(present):.3f}" if present else "no client took part"
+    if "accuracy" in record:
+        text += f", {score} {record['accuracy']['mean']:.1f} %"
+    if not present:
+        return text
+    return f"{text}, {samples / max(record['seconds'], 1e-9):,.0f} samples/s"
+
+
+def _duration(seconds: float) -> str:
+    """Returns seconds as people write them: 8 s, 3 min 20 s, 2 h 5 min."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+@contextmanager
+def _open_events(folder: Path, rounds_done: int) -> Iterator[Any]:
     """Opens a new event file for TensorBoard, one for each start of the run.
 
     Events of earlier files that are of rounds after `rounds_done`, which will come again, are
     marked for TensorBoard to drop. The writer is the one below tensorboardX's `SummaryWriter`,
     whose `flush` does not wait for what its thread has yet to write.
-
-    Raises:
-      WorkdirError: it cannot be written, here or when it is closed.
     """
+    with hidden("torch"):  # if it is installed, seconds for the name of a type
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
     with faults_named(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # Files are named by the second, and read in the order of their names.
@@ -118,45 +203,51 @@ def open_events(folder: Path, rounds_done: int) -> Iterator[EventsWriter]:
             writer.close()
 
 
-def write_events(writer: EventsWriter, record: Record) -> None:
+def _write_events(writer: Any, record: Record) -> None:
     """Writes the numbers of one record of metrics.jsonl, with tags such as `accuracy/mnist`."""
-    with faults_named(_EVENTS):
-        for tag, value in scalars(record):
-            # not by tensorboardX's `scalar`, which makes one tag of "a b" and "a_b"
-            one = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-            writer.write_event(Event(wall_time=time.time(), step=record["round"], summary=one))
+    # not by tensorboardX's `scalar`, which makes one tag of "a b" and "a_b"
+    for tag, value in _scalars(record):
+        _write_value(writer, record["round"], tag=tag, simple_value=value)
 
 
-def _write_pictures(writer: EventsWriter, folder: Path, done: int) -> None:
+def _write_pictures(writer: Any, folder: Path, done: int) -> None:
     """Writes the pictures of a folder, *.png, as of the rounds that are done."""
-    with faults_named(_EVENTS):
-        for path in sorted(folder.glob("*.png")):
-            data = path.read_bytes()
-            if data[:8] != _PNG:
-                continue
+    for path in sorted(folder.glob("*.png")):
+        data = path.read_bytes()
+        if data[:8] == _PNG:
             width, height = struct.unpack(">II", data[16:24])
             form = {"width": width, "height": height, "colorspace": 4}
-            image = Summary.Image(encoded_image_string=data, **form)
-            one = Summary(value=[Summary.Value(tag=path.stem, image=image)])
-            writer.write_event(Event(wall_time=time.time(), step=done, summary=one))
+            image = {"encoded_image_string": data} | form
+            _write_value(writer, done, tag=path.stem, image=image)
 
 
-def scalars(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:
+def _write_value(writer: Any, step: int, **value: Any) -> None:
+    from tensorboardX.proto.event_pb2 import Event
+
+    with faults_named(_EVENTS):
+        event = Event(wall_time=time.time(), step=step, summary={"value": [value]})
+        writer.write_event(event)
+
+
+def _scalars(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:
     """Yields all (tag, number) pairs of a nested record but its round."""
     for key, value in record.items():
         if isinstance(value, dict):
-            yield from scalars(value, f"{prefix}{shown(key)}/")
+            yield from _scalars(value, f"{prefix}{shown(key)}/")
         elif isinstance(value, int | float) and prefix + key != "round":
             yield prefix + shown(key), float(value)
 
 
 @contextmanager
-def _tracked(config: ConfigDict, folder: Path) -> Iterator[Callable[[Record], Any]]:
-    """Reports rounds to the project `config.wandb`, where a run that continues has the same id."""
+def _tracked(project: str, flat: Record, folder: Path) -> Iterator[Callable[[Record], Any]]:
+    """Reports rounds to Weights & Biases, where a run that continues has the same id."""
     import wandb
 
-    identity = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    name = "/".join(folder.resolve().parts[-2:])
+    place = folder.resolve()
+    identity, name = (
+        hashlib.sha256(str(place).encode()).hexdigest()[:16],
+        "/".join(place.parts[-2:]),
+    )
     options = {"id": identity, "resume": "allow", "name": name, "dir": str(folder)}
-    with wandb.init(project=config.wandb, config=dict(flatten(config)), **options) as there:
-        yield lambda record: there.log(dict(scalars(record)), step=record["round"])
+    with wandb.init(project=project, config=flat, **options) as there:
+        yield lambda record: there.log(dict(_scalars(record)), step=record["round"])

@@ -3,11 +3,17 @@
 `config.population` chooses where the clients' own parts of the state are kept (personal leaves,
 method memory, what a weighing rule remembers). On the device each client has a row. On the disk a
 `RowStore` has them, and a run carries a `Held`, not a `FederatedState`.
+
+A client's new row is written to a slot that no checkpoint names, so that the rows of every
+checkpoint stay as they are. A checkpoint holds the slot of each client, u8[N]; whatever else was
+written before a kill is room for new rows.
 """
 
 import dataclasses
 import functools
 import shutil
+import textwrap
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -21,13 +27,167 @@ from fedjax_bn.adaptation import ensemble
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.run.errors import CheckpointError, ConfigError
+from fedjax_bn.run.files.workdir import faults_named, sync
 from fedjax_bn.run.processes.together import by_first
-from fedjax_bn.run.training.row_store import SLOTS, UNTOUCHED, RowStore
 
 PyTree = Any
-# A client's own part, by files of its own: evaluation reads personal leaves alone.
+# A client's own part, by arrays of its own: evaluation reads personal leaves alone.
 PARTS = ("personal", "memory", "weighing")
+UNTOUCHED = 255  # the slot of a client that has no row yet
 _MOST_ON_DEVICE = 1000  # clients, with population=auto
+# Of checkpoints that a run can continue from: committed or being written.
+_NAMED = {"latest": 3, "selected": 2}
+_SLOTS = sum(_NAMED.values()) + 1
+
+
+class RowStore:
+    """What N clients keep for themselves, in a folder that is made when a row is written.
+
+    Each part is an array u8[slots, N, bytes] in tensorstore (zarr 3), with a row as a chunk: a file
+    with a checksum, which gets its name when the disk has all of it. A client that has never
+    trained has no file. Only the owner of a workdir writes (`ownership.owned`). Rows that
+    checkpoints name (`keep`) are never written to.
+
+    Args:
+      folder: for the arrays.
+      parts: name -> one client's tree of `jax.ShapeDtypeStruct`s; an array each, unless empty.
+      num_clients: N.
+    """
+
+    def __init__(self, folder: Path, parts: dict[str, PyTree], num_clients: int) -> None:
+        self.folder, self.num_clients, self._parts = folder, num_clients, parts
+        leaves = {part: jax.tree.leaves(like) for part, like in parts.items()}
+        self._records = {
+            part: np.dtype([(str(i), leaf.dtype, leaf.shape) for i, leaf in enumerate(some)])
+            for part, some in leaves.items()
+            if some
+        }
+        self._named = {kind: deque(maxlen=count) for kind, count in _NAMED.items()}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one client."""
+        return sum(record.itemsize for record in self._records.values())
+
+    def taken_bytes(self) -> int:
+        """Returns the bytes of the disk that the rows take now."""
+        return sum(path.stat().st_blocks * 512 for path in self.folder.rglob("*"))
+
+    def read(self, part: str, slots: np.ndarray, client: np.ndarray, first: PyTree) -> PyTree:
+        """Returns the rows [C, ...] of some clients i[C], in one part.
+
+        Args:
+          part: its name.
+          slots: u8[N].
+          client: their numbers.
+          first: the row of a client that has none yet, a tree without the leading axis.
+
+        Raises:
+          CheckpointError: a row is not what was written, or its file is gone.
+        """
+        if part not in self._records:
+            return self._parts[part]
+        one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], first)
+        rows = np.repeat(self._packed(part, one), len(client), axis=0)
+        have = np.flatnonzero(slots[client] != UNTOUCHED)
+        if len(have):
+            place = self.folder / part
+            numbers = slots[client[have]].astype(int), client[have].astype(int)
+            try:
+                for slot, number in zip(*numbers, strict=True):
+                    # tensorstore would never return from a named pipe.
+                    if (path := place / f"c.{slot}.{number}.0").exists() and not path.is_file():
+                        raise ValueError(f"{path} must be a regular file")
+                rows[have] = self._open(part).vindex[numbers].read().result()
+            except (ValueError, OSError) as error:
+                raise CheckpointError(
+                    f"cannot read rows of clients in {place}, which the checkpoints in "
+                    f"{self.folder.parent} name ({textwrap.shorten(str(error), 200)}): put them "
+                    f"back, delete the newest folder in {self.folder.parent}/checkpoints/latest "
+                    "to continue from an earlier checkpoint, or give another --workdir"
+                ) from error
+        records = rows.view(self._records[part])[:, 0]
+        leaves = [np.ascontiguousarray(records[name]) for name in records.dtype.names]
+        return jax.tree.unflatten(jax.tree.structure(self._parts[part]), leaves)
+
+    def new_slots(self, slots: np.ndarray, client: np.ndarray) -> np.ndarray:
+        """Returns the slots u8[N] once some clients i[C], unlike each other, have new rows.
+
+        Theirs are the first ones that no checkpoint names.
+        """
+        taken = np.zeros((len(client), _SLOTS), bool)
+        for named in (one for several in self._named.values() for one in several):
+            has = np.flatnonzero(named[client] != UNTOUCHED)
+            taken[has, named[client[has]]] = True
+        new = slots.copy()
+        new[client] = taken.argmin(1).astype(np.uint8)
+        return new
+
+    def write(self, slots: np.ndarray, client: np.ndarray, rows: dict[str, PyTree]) -> None:
+        """Writes new rows of some clients, and waits until the disk has them.
+
+        Args:
+          slots: u8[N], as `new_slots` gives them.
+          client: numbers i[C].
+          rows: part -> tree of arrays [C, ...].
+
+        Raises:
+          WorkdirError: they could not be written.
+        """
+        for part in self._records.keys() & rows.keys() if len(client) else ():
+            place, numbers = self.folder / part, (slots[client].astype(int), client.astype(int))
+            with faults_named(place):
+                if not place.exists():
+                    place.mkdir(parents=True)
+                    # tensorstore waits for the names in its own folder alone.
+                    sync(self.folder)
+                    sync(self.folder.parent)
+                try:
+                    data = self._packed(part, rows[part])
+                    self._open(part, create=True).vindex[numbers].write(data).result()
+                except ValueError as error:  # as tensorstore raises the system's errors
+                    raise OSError(textwrap.shorten(str(error), 200)) from error
+
+    def keep(self, kind: str, slots: np.ndarray) -> None:
+        """Keeps the rows that a checkpoint names.
+
+        Args:
+          kind: of checkpoint, latest or selected.
+          slots: u8[N] that it holds or will hold.
+        """
+        self._named[kind].append(np.array(slots))
+
+    def _open(self, part: str, create: bool = False) -> Any:
+        """Returns the array of a part in tensorstore."""
+        import tensorstore  # comes with Orbax, and takes long to import
+
+        size = self._records[part].itemsize
+        chunks = {"name": "regular", "configuration": {"chunk_shape": [1, 1, size]}}
+        spec = {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": str((self.folder / part).absolute())},
+            "metadata": {
+                "shape": [_SLOTS, self.num_clients, size],
+                "data_type": "uint8",
+                "chunk_grid": chunks,
+                # Files c.SLOT.CLIENT.0; by default each would be in a folder of its own.
+                "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+                "codecs": [{"name": "bytes"}, {"name": "crc32c"}],
+            },
+            # A row that is gone is an error, so rows of zeros need files too.
+            "fill_missing_data_reads": False,
+            "store_data_equal_to_fill_value": True,
+            "context": {"file_io_sync": True},  # a write ends when the disk has it
+        }
+        return tensorstore.open(spec, open=True, create=create).result()
+
+    def _packed(self, part: str, rows: PyTree) -> np.ndarray:
+        """Returns u8[C, bytes] of arrays [C, ...], one after the other."""
+        leaves = jax.tree.leaves(rows)
+        records = np.zeros(len(leaves[0]), self._records[part])
+        for name, leaf in zip(records.dtype.names, leaves, strict=True):
+            records[name] = leaf
+        return records.view(np.uint8).reshape(len(records), -1)
 
 
 @functools.partial(
@@ -68,11 +228,7 @@ def start_held(
 ) -> Callable[[], FederatedState | Held]:
     """Returns `start`, or a function that makes the first `Held` if rows are kept on the disk.
 
-    Args:
-      config: the run's.
-      start: makes the first state, of one client if rows are kept on the disk.
-      folder: the workdir.
-      num_clients: N.
+    Then `start` must make a state of one client; the rows are in a folder of the workdir `folder`.
     """
     if not on_disk(config, num_clients):
         return start
@@ -132,9 +288,7 @@ def refuse_ensemble(adaptations: Iterable[str]) -> None:
 def disk_note(config: ConfigDict, start: Callable[[], FederatedState | Held]) -> str:
     """Returns a message on the disk that the clients' rows will take; "" without such rows.
 
-    Args:
-      config: the run's.
-      start: as `start_held` returns it.
+    `start` is what `start_held` returns.
 
     Raises:
       ConfigError: the disk has less.
@@ -148,7 +302,7 @@ def disk_note(config: ConfigDict, start: Callable[[], FederatedState | Held]) ->
     free = shutil.disk_usage(there).free
     # How many will have trained, on average, if all are drawn alike; each needs a row.
     least = store.row_bytes * total * (1 - (1 - drawn / total) ** config.rounds)
-    most = store.row_bytes * min(drawn * config.rounds, SLOTS * total)
+    most = store.row_bytes * min(drawn * config.rounds, _SLOTS * total)
     if max(0, least - store.taken_bytes()) > free:
         raise ConfigError(
             f"the own parts of {total:,} clients of {config.method}, {_size(store.row_bytes)} "
@@ -172,32 +326,16 @@ def _size(count: float) -> str:
 
 
 def protect_rows(folder: Path, state: FederatedState | Held) -> None:
-    """Keeps the rows that a workdir's checkpoints name from being written to.
-
-    If there are no checkpoints, the files are made.
-
-    Raises:
-      WorkdirError: the files cannot be made.
-    """
+    """Keeps the rows that a workdir's checkpoints name from being written to."""
     if not isinstance(state, Held):
         return
     from fedjax_bn.run.files import checkpoint  # Orbax takes long to import
 
-    none = True
-    for kind in ("latest", "selected"):
+    for kind in _NAMED:
         with checkpoint.open_folder(folder / "checkpoints" / kind, keep=2) as manager:
             for step in by_first(functools.partial(checkpoint.steps, manager)):
-                none = False
                 with suppress(CheckpointError):  # no run can continue from it
                     state.store.keep(kind, checkpoint.restore(manager, state, step).slots)
-    if none:
-        by_first(state.store.make)
-
-
-def keep_rows(kind: str, state: FederatedState | Held) -> None:
-    """Waits, before a checkpoint is saved, until the disk has the rows that it names."""
-    if isinstance(state, Held):
-        state.store.keep(kind, state.slots)
 
 
 def num_clients(state: FederatedState | Held) -> int:

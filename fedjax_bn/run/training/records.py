@@ -1,14 +1,17 @@
-"""The record of a round, a line of metrics.jsonl, and the faults that end a run."""
+"""The records of a run: a line of metrics.jsonl for a round, the selected round, the summary."""
 
+from statistics import median
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from fedjax_bn.engine.extrapolation import check_risks
-from fedjax_bn.run.errors import NotFiniteError, RiskError
+from fedjax_bn.run.errors import NotFiniteError, RiskError, WorkdirError
 from fedjax_bn.run.evaluation.groups import by_client
-
-Record = dict[str, Any]  # as JSON has it: of a round, a run, an evaluation
+from fedjax_bn.run.experiment.build import Experiment
+from fedjax_bn.run.experiment.method import local_epochs
+from fedjax_bn.run.files.workdir import Record
 
 
 def round_record(
@@ -20,7 +23,7 @@ def round_record(
 ) -> Record:
     """Returns one line of metrics.jsonl; a client that took no part has the loss None.
 
-    Of more than `limit` clients it has a summary, see `run.evaluation.groups`, and `clients`, the
+    With more than `limit` clients it has a summary (`run.evaluation.groups`), and `clients`, the
     numbers of those that took part, if not all did.
 
     Args:
@@ -68,18 +71,26 @@ def have_trained(records: list[Record], names: list[str] | None = None) -> np.nd
     return trained
 
 
-def require_finite(record: Record, metrics: dict[str, np.ndarray], on_nonfinite: str) -> None:
-    """Raises NotFiniteError if the run cannot continue after this round.
+def require_usable(
+    record: Record, metrics: dict[str, np.ndarray], names: list[str], on_nonfinite: str
+) -> None:
+    """Raises an error if the run cannot continue after a round.
 
     Args:
       record: of the round.
       metrics: of the round, as a method's `round` returns them.
+      names: of the K clients.
       on_nonfinite: the configuration's. With "drop" a client whose update is not finite is left
         out, if there are others, and so is a server's step that is not finite. With "stop" none is.
+
+    Raises:
+      NotFiniteError: an update of a client or the server's step is not finite.
+      RiskError: the weighing rule gave no weights, because it cannot use a risk.
     """
-    failed = ", ".join(record.get("not_finite", ()))
-    lower = f"round {record['round']}: the update of {failed} is not finite; lower "
-    if failed and not (metrics["finite"] & np.isfinite(metrics["loss"])).any():
+    round, failed = f"round {record['round']}", ", ".join(record.get("not_finite", ()))
+    lower = f"{round}: the update of {failed} is not finite; lower "
+    counts = np.isfinite(metrics["loss"]) & metrics["finite"]
+    if failed and not counts.any():
         raise NotFiniteError(
             f"{lower}optimizer.learning_rate or look at the data: no other client took part, so "
             "the round has no update (on_nonfinite=drop leaves out some clients, not all)"
@@ -91,18 +102,113 @@ def require_finite(record: Record, metrics: dict[str, np.ndarray], on_nonfinite:
         )
     if "server_finite" in record and on_nonfinite == "stop":
         raise NotFiniteError(
-            f"round {record['round']}: the server's step is not finite; lower its learning rate "
+            f"{round}: the server's step is not finite; lower its learning rate "
             "(the method's key eta), or set on_nonfinite=drop to leave such steps out"
         )
+    if not np.isfinite(metrics["weights"]).all():
+        try:
+            check_risks(counts, metrics["risk"], names)
+        except ValueError as error:
+            raise RiskError(f"{round}: {error}") from error
+        raise RiskError(f"{round}: the weighing rule gave weights that are not finite")
 
 
-def require_weights(names: list[str], metrics: dict[str, np.ndarray], number: int) -> None:
-    """Raises RiskError if the weighing rule gave no weights, because it cannot use a risk."""
-    if np.isfinite(metrics["weights"]).all():
-        return
-    counts = np.isfinite(metrics["loss"]) & metrics["finite"]
-    try:
-        check_risks(counts, metrics["risk"], names)
-    except ValueError as error:
-        raise RiskError(f"round {number}: {error}") from error
-    raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
+def select_round(records: list[Record]) -> int:
+    """Returns the evaluated round with the best mean validation accuracy, the first of equals.
+
+    `config.validate_with` chooses whose models are validated. Without a validation split it is the
+    last evaluated round.
+    """
+    evaluated = [record for record in records if "accuracy" in record]
+    best = evaluated[-1]
+    if "validation" in best:
+        best = max(evaluated, key=lambda record: record["validation"]["mean"])
+    return best["round"]
+
+
+def out_of_patience(records: list[Record], patience: int) -> bool:
+    """Returns whether the last round was evaluated, `patience` or more rounds after the best one.
+
+    Args:
+      records: of all rounds so far.
+      patience: `config.patience`; with 0 it never is.
+    """
+    if not patience or not records or "validation" not in records[-1]:
+        return False
+    return records[-1]["round"] - select_round(records) >= patience
+
+
+def summarize(
+    config: ConfigDict,
+    experiment: Experiment,
+    records: list[Record],
+    compile_seconds: float,
+    **more: Any,
+) -> Record:
+    """Returns the content of summary.json; accuracies are percentages, of a detector mAPs.
+
+    `rounds` are those that were made, fewer than `config.rounds` if the run ran out of patience,
+    which `stopped_early` says. `seconds_per_round` is the median over all rounds,
+    `samples_per_second` the training samples of a round divided by it, and `compile_seconds` those
+    of the last start, 0 if no round was left.
+
+    Args:
+      config: the run's.
+      experiment: what it names.
+      records: of all rounds, in order.
+      compile_seconds: of the program of a round.
+      **more: further entries that are known at the start, such as `traffic={...}`.
+    """
+    selected = select_round(records)
+    best, seconds = records[selected - 1], median(record["seconds"] for record in records)
+    measures = {}
+    if "measures" in best:
+        outside = best.get("unseen_measures", {})
+        measures = {"measures": {"internal": best["measures"], "unseen": outside}}
+    return {
+        "method": config.method,
+        "dataset": experiment.internal.name,
+        "seed": config.seed,
+        "rounds": len(records),
+        "selected_round": selected,
+        "accuracy": _accuracies(best),
+        "last_round": _accuracies(records[-1]),
+        **measures,
+        "seconds_per_round": seconds,
+        "compile_seconds": compile_seconds,
+        "samples_per_second": samples_a_round(config, experiment) / seconds,
+        **({} if experiment.task.classifies else {"score": experiment.task.score.name}),
+        **({"stopped_early": len(records) < config.rounds} if config.patience else {}),
+        **more,
+    }
+
+
+def _accuracies(record: Record) -> Record:
+    """Returns the accuracies of one evaluated round: {"internal": ..., "unseen": ...}."""
+    if "accuracy" not in record:  # someone has edited the line
+        raise WorkdirError(
+            f"metrics.jsonl has no accuracies of round {record['round']}, which was evaluated: "
+            "move the workdir away and start again, or give another --workdir"
+        )
+    return {"internal": record["accuracy"], "unseen": record.get("unseen", {})}
+
+
+def samples_a_round(config: ConfigDict, experiment: Experiment) -> float:
+    """Returns how many samples a round trains on, on average, with clients of mean size.
+
+    Args:
+      config: steps or epochs, `clients_per_round`, and who drops out.
+      experiment: with its clients, and the trace of who is available.
+    """
+    domains = experiment.internal.domains
+    total = len(domains)
+    if config.local_steps:
+        samples = total * config.local_steps * config.batch_size
+    else:
+        sizes = [len(domain.train.images) for domain in domains]
+        samples = int(np.dot(np.broadcast_to(local_epochs(config), total), sizes))
+    present = config.clients_per_round or total
+    if experiment.trace is not None:
+        available = np.unpackbits(experiment.trace, axis=1, count=total).sum(1)
+        present = np.minimum(available, present).mean()
+    return samples * float(present * (1 - config.participation.dropout)) / total

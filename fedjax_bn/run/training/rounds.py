@@ -15,26 +15,18 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from fedjax_bn.data.domain import Split
-from fedjax_bn.data.sampling import (
-    ClientData,
-    Draw,
-    client_rows,
-    point_to,
-    rows_of,
-    validation_batches,
-)
+from fedjax_bn.data.sampling import Draw, client_rows, point_to, rows_of, validation_batches
 from fedjax_bn.engine.backend import compile_quickly
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.devices import padded
-from fedjax_bn.federation import FederatedState, put_rows, take_rows
+from fedjax_bn.federation import FederatedMethod, FederatedState, put_rows, take_rows
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.run.experiment.availability import Cohort, draw_cohort
+from fedjax_bn.run.experiment.availability import draw_cohort
 from fedjax_bn.run.experiment.build import Experiment, sampler
 from fedjax_bn.run.experiment.method import what_validates
 from fedjax_bn.run.processes.mesh import (
     clients_of,
-    everywhere,
-    over_clients,
+    copies_on,
     own_rows,
     place_copies,
     place_own,
@@ -46,8 +38,6 @@ from fedjax_bn.run.training.stream import forms_of, megabytes, stream_rounds
 # The metrics of clients that were not drawn for a round.
 ABSENT = {"loss": np.nan, "risk": 0.0, "weights": 0.0, "finite": True}
 Round = Callable[[FederatedState], tuple[FederatedState, dict[str, jax.Array]]]
-# feed(number, data, keys) -> the batches of a round, of all clients or of its cohort
-_Feed = Callable[[jax.Array, Any, Any], Batches]
 
 
 class Rounds(NamedTuple):
@@ -63,6 +53,46 @@ class Rounds(NamedTuple):
     note: str
     batches: Batches
     compile: Callable[[FederatedState], Round]
+
+
+class Drawn(NamedTuple):
+    """Who is drawn for a round, and on which samples.
+
+    Attributes:
+      client: i32[C], numbers of the clients in order; None for all K.
+      rows: i32[P], the numbers of the clients that rows of batches have; K in rows of padding.
+      samples: of the rows; those of padding have none.
+      present: {"participates": bool[P]}, which of the rows take part; {} if all do.
+    """
+
+    client: jax.Array | None
+    rows: jax.Array
+    samples: Draw
+    present: dict[str, jax.Array]
+
+
+def drawing_of(config: ConfigDict, experiment: Experiment) -> Callable[[Any, jax.Array], Drawn]:
+    """Returns `draw(keys, number) -> Drawn`, a pure function of the round's number from 0."""
+    mesh = experiment.mesh
+    sizes = np.array([len(domain.train.images) for domain in experiment.internal.domains])
+    total, longest = len(sizes), int(sizes.max())
+    sample = sampler(config, experiment.internal)
+
+    def draw(keys: Any, number: jax.Array) -> Drawn:
+        cohort = draw_cohort(config, experiment.trace, sizes, keys.participation, number)
+        client = cohort.client
+        rows = jnp.arange(total, dtype=jnp.int32) if client is None else client
+        missing = padded(len(rows), mesh) - len(rows)
+        rows = jnp.pad(rows, (0, missing), constant_values=total)
+        key = jax.random.fold_in(keys.data, number)
+        samples = sample(jnp.asarray(sizes, jnp.int32)[rows], rows, longest, key)
+        samples = samples._replace(valid=samples.valid & (rows < total)[:, None, None])
+        present = jax.tree.map(
+            lambda one: jnp.pad(one, (0, padded(len(one), mesh) - len(one))), cohort.entries()
+        )
+        return Drawn(client, rows, samples, present)
+
+    return draw
 
 
 def open_rounds(
@@ -82,42 +112,55 @@ def open_rounds(
       ConfigError: validation samples that training needs do not fit on the device.
     """
     splits, mesh = [domain.train for domain in experiment.internal.domains], experiment.mesh
-    over, longest = clients_of(mesh), max(len(split.images) for split in splits)
-    needed, limit = _padded_megabytes(splits, mesh), config.data.device_megabytes
-    size = f"{megabytes(splits):.0f} MB of training samples"
-    kept = _validation_data(config, experiment)
-    program = partial(_compile_round, config, experiment, place_copies(keys, mesh), kept)
+    over, limit = clients_of(mesh), config.data.device_megabytes
+    needed, size = _padded_megabytes(splits, mesh), f"{megabytes(splits):.0f} MB"
+    draw, kept = drawing_of(config, experiment), {}
+    if why := what_validates(config):
+        validation = [domain.validation for domain in experiment.internal.domains]
+        if (more := _padded_megabytes(validation, mesh)) > limit:
+            raise ConfigError(
+                f"{why} keeps the clients' {more:.0f} MB of validation samples on the device, more "
+                f"than config.data.device_megabytes={limit}: raise it, lower "
+                "config.data.validation, or leave that key out"
+            )
+        read = partial(validation_batches, validation, config.eval_batch_size)
+        kept = {"validation": place_rows(read, padded(len(splits), mesh), over)}
+    method, placed = experiment.method, place_copies(keys, mesh)
+    program = partial(_compile_round, method, mesh, len(splits), draw, placed, kept)
     if needed <= limit:
-        read = partial(client_rows, splits, longest)
+        read = partial(client_rows, splits, max(len(split.images) for split in splits))
         data = place_rows(read, padded(len(splits), mesh), over)
-        feed = partial(_resident_batches, config, experiment, longest)
+
+        def feed(drawn: Drawn, data: Any) -> Batches:
+            own = data if drawn.client is None else _rows_on(data, drawn.rows, mesh)
+            return point_to(own, drawn.samples)
 
         def compile(state: FederatedState) -> Round:
             run = program(feed, state, data)
             return lambda state: run(state, data)
 
-        note = f"{size} stay on the device (data.device_megabytes={limit})"
-        like = jax.eval_shape(feed, state.round, data, keys) | kept
+        note = f"{size} of training samples stay on the device (data.device_megabytes={limit})"
+        like = jax.eval_shape(lambda data: feed(draw(keys, state.round), data), data) | kept
         return Rounds(note, jax.tree.map(one_row, like), compile)
 
-    draw = partial(jax.jit(partial(draw_round, config, experiment, longest)), keys)
-    shape = jax.eval_shape(draw, state.round)[1].index.shape
+    drawn_rows = partial(jax.jit(lambda keys, number: draw(keys, number)[1:3]), keys)
+    shape = jax.eval_shape(drawn_rows, state.round)[1].index.shape
     rows = own_rows(shape[0], over)
-    stream = stream_rounds(splits, draw, int(state.round), config.rounds, rows)
+    stream = stream_rounds(splits, drawn_rows, int(state.round), config.rounds, rows)
     batches = map(partial(place_own, rows, shape[0], over), stream)
 
     def compile_streamed(state: FederatedState) -> Round:
         first = next(batches, None)
         if first is None:  # the last round is done
             return lambda state: (state, {})
-        run = program(lambda number, data, keys: data, state, first)
+        run = program(lambda drawn, data: data, state, first)
         waiting = [first]
         return lambda state: run(state, waiting.pop() if waiting else next(batches))
 
     note = (
-        f"{size} are streamed, because {needed:.0f} MB pass data.device_megabytes={limit}; a "
-        f"round's batches take {splits[0].images[:1].nbytes * np.prod(shape) / 2**20:.0f} MB of "
-        "the device"
+        f"{size} of training samples are streamed, because {needed:.0f} MB pass "
+        f"data.device_megabytes={limit}; a round's batches take "
+        f"{splits[0].images[:1].nbytes * np.prod(shape) / 2**20:.0f} MB of the device"
     )
     like = forms_of(splits[0], shape[1:]) | jax.tree.map(one_row, kept)
     return Rounds(note, like, compile_streamed)
@@ -128,130 +171,44 @@ def one_row(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
 
-def cohort_of(config: ConfigDict, experiment: Experiment, keys: Any, number: jax.Array) -> Cohort:
-    """Returns who is drawn for a round, and who of them takes part.
-
-    Args:
-      config: the run's.
-      experiment: with its clients, and the trace of who is available.
-      keys: with the random key `participation`.
-      number: i32[], of the round, from 0.
-    """
-    sizes = np.array([len(domain.train.images) for domain in experiment.internal.domains])
-    return draw_cohort(config, experiment.trace, sizes, keys.participation, number)
-
-
-def draw_round(
-    config: ConfigDict, experiment: Experiment, longest: int, keys: Any, number: jax.Array
-) -> tuple[jax.Array, Draw]:
-    """Draws who takes part in a round and on which samples, on the device as for a stream.
-
-    Returns:
-      Numbers of clients i32[C], in rows of padding from K on, and their samples; padding has none.
-    """
-    splits = [domain.train for domain in experiment.internal.domains]
-    sizes = jnp.asarray([len(split.images) for split in splits], jnp.int32)
-    client = cohort_of(config, experiment, keys, number).client
-    client = jnp.arange(len(splits), dtype=jnp.int32) if client is None else client
-    client = _with_padding(client, len(splits), experiment.mesh)
-    key = jax.random.fold_in(keys.data, number)
-    draw = sampler(config, experiment.internal)(sizes[client], client, longest, key)
-    return client, draw._replace(valid=draw.valid & (client < len(splits))[:, None, None])
-
-
-def _with_padding(client: jax.Array, num_clients: int, mesh: Mesh | None) -> jax.Array:
-    """Returns i32[P]: numbers of a round's clients, and K in rows of padding after them."""
-    missing = padded(len(client), mesh) - len(client)
-    return jnp.pad(client, (0, missing), constant_values=num_clients)
-
-
-def absent_in_padding(mesh: Mesh | None, participates: jax.Array) -> jax.Array:
-    """Returns bool[P]: who takes part, and False in rows of padding."""
-    return jnp.pad(participates, (0, padded(len(participates), mesh) - len(participates)))
-
-
-def _resident_batches(
-    config: ConfigDict,
-    experiment: Experiment,
-    longest: int,
-    number: jax.Array,
-    data: ClientData,
-    keys: Any,
-) -> Batches:
-    """Returns the batches of a round: numbers of samples in the data on the device."""
-    client, draw = draw_round(config, experiment, longest, keys, number)
-    everybody = cohort_of(config, experiment, keys, number).client is None
-    return point_to(data if everybody else _rows_on(data, client, experiment.mesh), draw)
-
-
 def _rows_on(data: Any, client: jax.Array, mesh: Mesh | None) -> Any:
     """Returns arrays [P, ...] of a round's clients, each on the device that trains it."""
     rows = rows_of(data, client)
-    return rows if mesh is None else jax.lax.with_sharding_constraint(rows, over_clients(mesh))
+    return rows if mesh is None else jax.lax.with_sharding_constraint(rows, clients_of(mesh))
 
 
 def _compile_round(
-    config: ConfigDict,
-    experiment: Experiment,
+    method: FederatedMethod,
+    mesh: Mesh | None,
+    num_clients: int,
+    draw: Callable[[Any, jax.Array], Drawn],
     keys: Any,
     kept: Batches,
-    feed: _Feed,
+    feed: Callable[[Drawn, Any], Batches],
     state: FederatedState,
     data: Any,
 ) -> Callable[[FederatedState, Any], tuple]:
-    """Compiles sampling, look-up, augmentation and the method's round as one program.
-
-    Returns:
-      `run(state, data) -> (state, metrics)`, of all clients [K, ...].
-    """
-    num_clients, mesh = len(experiment.internal.domains), experiment.mesh
-    method = experiment.method
+    """Compiles sampling, look-up, augmentation and a round as one program, `run(state, data)`."""
 
     def round(state: FederatedState, data: Any, kept: Batches, keys: Any) -> tuple:
-        cohort = cohort_of(config, experiment, keys, state.round)
-        present = jax.tree.map(partial(absent_in_padding, mesh), cohort.entries())
-        client = cohort.client
-        if client is None:
-            return method.round(state, feed(state.round, data, keys) | kept | present, keys.method)
-        rows = _with_padding(client, num_clients, mesh)
-        batches = feed(state.round, data, keys) | _rows_on(kept, rows, mesh) | present
-        batches |= {"client": rows, "population": jnp.asarray(num_clients, jnp.int32)}
-        after, metrics = method.round(take_rows(state, client), batches, keys.method)
+        drawn = draw(keys, state.round)
+        batches = feed(drawn, data) | drawn.present
+        if drawn.client is None:
+            return method.round(state, batches | kept, keys.method)
+        batches |= _rows_on(kept, drawn.rows, mesh)
+        batches |= {"client": drawn.rows, "population": jnp.asarray(num_clients, jnp.int32)}
+        after, metrics = method.round(take_rows(state, drawn.client), batches, keys.method)
         told = {"server_finite": metrics["server_finite"]}
         for name, value in ABSENT.items():
             everybody = jnp.full(num_clients, value, metrics[name].dtype)
-            told[name] = everybody.at[client].set(metrics[name])
-        return put_rows(state, after, client), told
+            told[name] = everybody.at[drawn.client].set(metrics[name])
+        return put_rows(state, after, drawn.client), told
 
-    spread = None if mesh is None else (shardings_of(state, mesh), everywhere(mesh))
+    spread = None if mesh is None else (shardings_of(state, mesh), copies_on(mesh))
     program = jax.jit(round, donate_argnums=0, out_shardings=spread)
     # Keys are arguments: runs with other seeds find this program in JAX's compilation cache.
     compiled = compile_quickly(program.lower(state, data, kept, keys))
     return lambda state, data: compiled(state, data, kept, keys)
-
-
-def _validation_data(config: ConfigDict, experiment: Experiment) -> Batches:
-    """Returns {"validation": the clients' samples on the device} if training needs them, else {}.
-
-    Raises:
-      ConfigError: they do not fit.
-    """
-    if not what_validates(config):
-        return {}
-    splits, mesh = [d.validation for d in experiment.internal.domains], experiment.mesh
-    _check_validation_fits(config, splits, mesh)
-    read = partial(validation_batches, splits, config.eval_batch_size)
-    return {"validation": place_rows(read, padded(len(splits), mesh), clients_of(mesh))}
-
-
-def _check_validation_fits(config: ConfigDict, splits: list[Split], mesh: Mesh | None) -> None:
-    size, limit = _padded_megabytes(splits, mesh), config.data.device_megabytes
-    if size > limit:
-        raise ConfigError(
-            f"{what_validates(config)} keeps the clients' {size:.0f} MB of validation samples on "
-            f"the device, more than config.data.device_megabytes={limit}: raise it, lower "
-            "config.data.validation, or leave that key out"
-        )
 
 
 def _padded_megabytes(splits: list[Split], mesh: Mesh | None) -> float:

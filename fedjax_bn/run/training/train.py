@@ -42,20 +42,20 @@ from fedjax_bn.run.processes.together import (
     require_same,
     together,
 )
-from fedjax_bn.run.training.batch_norm_log import log_batch_norms
+from fedjax_bn.run.training.client_logs import log_batch_norms, log_masks
 from fedjax_bn.run.training.logs import watchers
-from fedjax_bn.run.training.mask_log import log_masks
-from fedjax_bn.run.training.population import Held, disk_note, keep_rows, protect_rows, start_held
+from fedjax_bn.run.training.population import Held, disk_note, protect_rows, start_held
 from fedjax_bn.run.training.records import (
     Record,
     have_trained,
-    require_finite,
-    require_weights,
+    out_of_patience,
+    require_usable,
     round_record,
+    select_round,
+    summarize,
 )
 from fedjax_bn.run.training.rounds import open_rounds
 from fedjax_bn.run.training.stored_rounds import open_stored_rounds
-from fedjax_bn.run.training.summary import out_of_patience, select_round, summarize
 
 
 def run(
@@ -154,8 +154,8 @@ def _finish(
     say: Callable[[str], None],
     modules: bool,
 ) -> Record:
-    """Makes the rounds that are left, and the summary; arguments as of `run` and `loop`."""
-    form = form_on(state, experiment.mesh)  # before a round donates it
+    """Makes the rounds after those of `records`, which led to the state, and the summary."""
+    form = form_on(state, experiment.mesh)  # before a round donates the state
     # 4. Print and draw what will be trained, and compile a round.
     for note in (*experiment.notes, partition_table(config, state, modules)):
         say(note)
@@ -176,7 +176,7 @@ def _finish(
         began = time.perf_counter()
         round = rounds.compile(state)
         compile_seconds = time.perf_counter() - began
-        records = loop(config, experiment, folder, round, state, records)
+        records = _loop(config, experiment, folder, round, state, records)
     spent = describe_privacy(config, len(experiment.internal.domains), len(records))
     summary = summarize(config, experiment, records, compile_seconds, traffic=bytes_sent, **spent)
     if len(records) < config.rounds:
@@ -206,7 +206,7 @@ def _complete(config: ConfigDict, records: list[Record]) -> bool:
     return len(records) >= config.rounds or out_of_patience(records, config.patience)
 
 
-def loop(
+def _loop(
     config: ConfigDict,
     experiment: Experiment,
     folder: Path,
@@ -219,17 +219,6 @@ def loop(
     The order of writes lets a run that was killed between any two of them continue exactly, also
     after a power cut: the line of a round and what its report needs, then its checkpoints, which
     wait until the disk has all lines and events, and the latest one also for the selected one.
-
-    Args:
-      config: the run's.
-      experiment: what it names.
-      folder: the workdir.
-      round: `round(state) -> (state, metrics)`, compiled.
-      state: after the rounds that `records` hold.
-      records: of the rounds done.
-
-    Raises:
-      NotFiniteError, RiskError, InterruptedRun: as `run`.
     """
     names = [domain.name for domain in experiment.internal.domains]
     evaluate = evaluator(config, experiment)
@@ -242,8 +231,7 @@ def loop(
             metrics = jax.device_get(metrics)
             seconds = time.perf_counter() - start
             record = round_record(names, metrics, number, seconds, config.clients_named)
-            require_finite(record, metrics, config.on_nonfinite)
-            require_weights(names, metrics, number)
+            require_usable(record, metrics, names, config.on_nonfinite)
             answers: Keep = {}
             if number == config.rounds or number % config.eval_every == 0:
                 record |= evaluate(state, have_trained([*records, record], names), answers)
@@ -271,7 +259,8 @@ def loop(
                 watch.settle()
                 if first():
                     workdir.sync(folder / "metrics.jsonl")
-                keep_rows(kind, state)
+                if isinstance(state, Held):
+                    state.store.keep(kind, state.slots)
                 checkpoint.save(manager, number, state)
             if stop:
                 checkpoint.settle(latest)
