@@ -21,7 +21,7 @@ from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.evaluation.evaluate import unseen_evaluator
 from fedjax_bn.run.evaluation.per_sample import alphas_of, features_of
-from fedjax_bn.run.evaluation.scoring_data import in_order
+from fedjax_bn.run.evaluation.scoring import in_order
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.files.finished import read_about, restore_state
 from fedjax_bn.task import classification

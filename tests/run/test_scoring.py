@@ -15,8 +15,7 @@ from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import MLP
 from fedjax_bn.normalization import BatchNorm
-from fedjax_bn.run.evaluation.scoring import score_clients, score_unseen
-from fedjax_bn.run.evaluation.scoring_data import stack_batches
+from fedjax_bn.run.evaluation.scoring import score_clients, score_unseen, stack_batches
 from fedjax_bn.run.training.summary import select_round
 from fedjax_bn.task import Score, Task
 

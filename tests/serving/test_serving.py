@@ -25,8 +25,7 @@ from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
 from fedjax_bn.models import MLP, SmallCNN
 from fedjax_bn.run import serve
-from fedjax_bn.run.evaluation.scoring import score_unseen
-from fedjax_bn.run.evaluation.scoring_data import in_order, stack_batches
+from fedjax_bn.run.evaluation.scoring import in_order, score_unseen, stack_batches
 from fedjax_bn.run.files import finished
 from fedjax_bn.serving import folder, load, predictor
 from fedjax_bn.task import Score, classification

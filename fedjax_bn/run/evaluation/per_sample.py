@@ -19,7 +19,7 @@ from fedjax_bn.federation import FederatedState, client_variables, global_variab
 from fedjax_bn.models.features import FeaturesOf
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.report.found_boxes import Picture, found_boxes
-from fedjax_bn.run.evaluation.scoring_data import stack_batches
+from fedjax_bn.run.evaluation.scoring import stack_batches
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.files.workdir import write_atomically
 from fedjax_bn.sharing import Variables

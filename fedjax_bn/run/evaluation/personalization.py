@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -20,11 +18,9 @@ from ml_collections import ConfigDict
 from fedjax_bn.data.division.by_class import number_groups
 from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
 from fedjax_bn.data.label_trees import has_boxes
-from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.engine.devices import apart
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.methods.perfedavg import personalize
-from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.sharing import Variables, join
 
@@ -45,6 +41,15 @@ class Personalization(NamedTuple):
     steps: int
     rate: float
     seed: int
+
+    def adapting(self, model: Any, **options: Any) -> Callable[..., Variables]:
+        """Returns `adapt(variables, images [n, ...], labels) -> variables` of one client.
+
+        Args:
+          model: linen module, images -> logits.
+          **options: `prepare` and `statistics` as in `methods.perfedavg.personalize`.
+        """
+        return partial(personalize, model, inner_rate=self.rate, steps=self.steps, **options)
 
 
 def choose_personalization(config: ConfigDict, method: FederatedMethod) -> Personalization | None:
@@ -76,7 +81,7 @@ def check_labelled(
     ]
     tested += [(domain.name, "whole", whole(domain)) for domain in unseen]
     for client, name, split in tested:
-        labelled, rest = draw_labelled(split, choice)
+        labelled, rest = _draw_labelled(split, choice)
         if len(labelled) < choice.samples or not len(rest):
             raise ConfigError(
                 f"config.personalize.samples={choice.samples}, but client {client!r} has "
@@ -86,7 +91,7 @@ def check_labelled(
             )
 
 
-def draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np.ndarray]:
+def _draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np.ndarray]:
     """Returns the numbers of the labelled samples and of those that are tested, i64[n] and i64[m].
 
     Samples with one name, such as windows of a recording, are never on both sides: where some are
@@ -98,19 +103,18 @@ def draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np
     return labelled, np.flatnonzero(~np.isin(group, group[labelled]))
 
 
-def set_aside(split: Split, choice: Personalization) -> tuple[Split, Split]:
-    """Returns the labelled samples, and those that are tested, in the split's order."""
-    labelled, rest = draw_labelled(split, choice)
-    return select(split, labelled), select(split, rest)
-
-
-def set_aside_all(
+def set_aside(
     parts: Sequence[Split], choice: Personalization
-) -> tuple[list[Split], list[Split]]:
-    """`set_aside` of each; a split that several clients have (the same object) stays one object."""
-    done = {id(split): set_aside(split, choice) for split in {id(s): s for s in parts}.values()}
-    labelled, rest = zip(*(done[id(split)] for split in parts), strict=True)
-    return list(labelled), list(rest)
+) -> tuple[tuple[Split, ...], tuple[Split, ...]]:
+    """Returns the labelled samples of each split, and those that are tested, in the split's order.
+
+    A split that several clients have (the same object) stays one object, which is stored once.
+    """
+    done = {
+        id(split): tuple(select(split, index) for index in _draw_labelled(split, choice))
+        for split in {id(split): split for split in parts}.values()
+    }
+    return tuple(zip(*(done[id(split)] for split in parts), strict=True))
 
 
 def stack_labelled(labelled: Sequence[Split]) -> tuple[np.ndarray, PyTree]:
@@ -120,66 +124,25 @@ def stack_labelled(labelled: Sequence[Split]) -> tuple[np.ndarray, PyTree]:
 
 
 def adapt_rows(
-    model: nn.Module,
-    prepare: Prepare,
-    choice: Personalization,
-    statistics: StatisticsRule | None = None,
-    mesh: Mesh | None = None,
+    adapt: Callable[..., Variables], mesh: Mesh | None = None
 ) -> Callable[[FederatedState, jax.Array, PyTree], FederatedState]:
-    """Returns jitted `adapt(state, images, labels)`: each client's own model after its steps.
+    """Returns jitted `adapt_all(state, images, labels)`: each client's own model after its steps.
 
     All leaves of the state that it returns are personal. Images and labels are as
     `stack_labelled` makes them, one row per row of the state.
 
     Args:
-      model: linen module, images -> logits.
-      prepare: stored images -> what the model reads.
-      choice: samples, steps and rate.
-      statistics: the method's `FederatedMethod.statistics`, by which it trains and predicts.
+      adapt: of one client, as `Personalization.adapting` returns it.
       mesh: the devices over which the state's clients are shared out; None for one.
     """
-    steps = _steps(model, prepare, choice, statistics)
 
     def on_device(shared: PyTree, rows: tuple, _: None) -> Variables:
-        return jax.lax.map(lambda row: steps(join(shared, row[0]), *row[1:]), rows)
+        return jax.lax.map(lambda row: adapt(join(shared, row[0]), *row[1:]), rows)
 
     @jax.jit
-    def adapt(state: FederatedState, images: jax.Array, labels: PyTree) -> FederatedState:
+    def adapt_all(state: FederatedState, images: jax.Array, labels: PyTree) -> FederatedState:
         personal = apart(on_device, mesh, state.shared, (state.personal, images, labels))
         nothing = jax.tree.map(lambda leaf: None, state.shared)
         return state._replace(shared=nothing, personal=personal)
 
-    return adapt
-
-
-def adapt_unseen(
-    model: nn.Module,
-    prepare: Prepare,
-    choice: Personalization,
-    labelled: Split,
-    statistics: StatisticsRule | None = None,
-) -> Callable[[Variables], Variables]:
-    """Returns jitted `adapt(variables)`: the received model after an unseen client's steps.
-
-    Arguments are those of `adapt_rows`; `labelled` are the client's samples.
-    """
-    steps = jax.jit(_steps(model, prepare, choice, statistics))
-    images, labels = jax.tree.map(lambda rows: jnp.asarray(rows[0]), stack_labelled([labelled]))
-    return lambda variables: steps(variables, images, labels)
-
-
-def _steps(
-    model: nn.Module,
-    prepare: Prepare,
-    choice: Personalization,
-    statistics: StatisticsRule | None,
-) -> Callable[[Variables, jax.Array, PyTree], Variables]:
-    """`personalize` as a function of variables, images and labels."""
-    return partial(
-        personalize,
-        model,
-        inner_rate=choice.rate,
-        steps=choice.steps,
-        prepare=prepare,
-        statistics=statistics,
-    )
+    return adapt_all
