@@ -202,22 +202,21 @@ def read_about(folder: Path) -> About:
 
 
 def _fault(about: About) -> str:
-    """What is wrong with the content of model.json; empty where nothing is."""
+    """Returns what is wrong with the content of model.json; empty where nothing is."""
     kinds = About.__annotations__
+    parts = {"classes": str, "adaptations": str, "programs": str, "shape": int}
+    parts |= {"mean": float, "std": float}
     for name, value in about._asdict().items():
         if type(value) is not kinds[name]:
             return f"{name} must be of type {kinds[name].__name__}"
     if about.form != FORM:
         return f"it is of form {about.form}, and this version reads form {FORM}"
-    if not all(type(text) is str for text in (*about.classes, *about.adaptations, *about.programs)):
-        return "its classes, adaptations and programs must have names"
-    if not all(type(side) is int for side in about.shape):
-        return "its shape must have whole numbers"
-    if not all(type(number) is float for number in (*about.mean, *about.std)):
-        return "its mean and std must have numbers"
+    for name, kind in parts.items():
+        if not all(type(one) is kind for one in getattr(about, name)):
+            return f"its {name} must each be of type {kind.__name__}"
+    allowed = {"batch_size": SAMPLES, "order": ORDER}
 
     def is_program(entry: Any) -> bool:
-        allowed = {"batch_size": SAMPLES, "order": ORDER}
         return (
             isinstance(entry, dict)
             and entry.keys() == allowed.keys()

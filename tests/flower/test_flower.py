@@ -12,7 +12,7 @@ from fedjax_bn.federation import broadcast_of
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
-from fedjax_bn.flower.records import Answer, Order, arrays_in, packed, record_in, recorded
+from fedjax_bn.flower.messages import Answer, Order, arrays_in, packed, record_in, recorded
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of

@@ -12,8 +12,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 
 from flwr.app import Array, Message
 
-from fedjax_bn.flower.members import NOBODY, meet
-from fedjax_bn.flower.records import Answer, Hello, Order, packed, record_in
+from fedjax_bn.flower.messages import Answer, Hello, Order, packed, record_in
+from fedjax_bn.flower.rounds import Met, meet
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of
 from fedjax_bn.flower.site import load_own, save_own
@@ -99,20 +99,20 @@ def hello(name="", form=FORM):
 )
 def test_a_node_with_an_impossible_form_of_samples_is_left_out(form, why, caplog):
     with caplog.at_level(logging.WARNING, "flwr"):
-        met = meet(Nodes(hello(form=form), hello()).grid, NOBODY, ORDER, 1.0)
+        met = meet(Nodes(hello(form=form), hello()).grid, Met(), ORDER, 1.0)
     assert list(met.members) == [1]
     assert re.search(f"node 10 is left out: .*{re.escape(why)}", caplog.text)
 
 
 def test_clients_of_one_name_or_of_one_that_records_use_are_called_apart():
     nodes = Nodes(hello("hospital"), hello("hospital"), hello("mean"))
-    members = meet(nodes.grid, NOBODY, ORDER, 1.0).members
+    members = meet(nodes.grid, Met(), ORDER, 1.0).members
     assert [member.name for member in members.values()] == ["hospital", "hospital-1", "mean-2"]
 
 
 def test_who_is_gone_keeps_its_size():
     nodes = Nodes(hello(), hello())
-    met = meet(nodes.grid, NOBODY, ORDER, 1.0)
+    met = meet(nodes.grid, Met(), ORDER, 1.0)
     del nodes.grid.nodes[10]
     met = meet(nodes.grid, met, ORDER, 1.0)
     assert list(met.members) == [1]

@@ -121,7 +121,7 @@ def _measure(answers: Answers) -> dict[str, float]:
 
 
 def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
-    """Area under the receiver operating characteristic, by ranks (Mann and Whitney)."""
+    """Returns the area under the receiver operating characteristic, by ranks (Mann and Whitney)."""
     # scikit-learn gives the same numbers (tests/run/test_answers.py) in 100 times the time, which
     # each client takes at each evaluation: 50 ms instead of 0.4 for 200 samples and 7 classes.
     from scipy.stats import rankdata  # half a second, which a start does not wait for
@@ -305,7 +305,7 @@ def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def _picture_of(split: Split, sample: int) -> np.ndarray:
-    """A sample as a small picture u8[H, W, 1 or 3], or as f32[F] where it is not an image."""
+    """Returns a small picture u8[H, W, 1 or 3]; f32[F] of a sample that is not an image."""
     stored = np.asarray(split.images[sample : sample + 1])[0]
     if stored.ndim < 3:
         return stored.astype(np.float32).reshape(-1)

@@ -36,16 +36,15 @@ from fedjax_bn.run.evaluation.answers import (
 from fedjax_bn.run.evaluation.groups import by_client, some_of
 from fedjax_bn.run.evaluation.personalization import (
     adapt_rows,
+    adapt_unseen,
     choose_personalization,
     set_aside,
-    stack_labelled,
 )
 from fedjax_bn.run.evaluation.scoring import (
     Blocks,
     as_stored,
     batches_of_tests,
     blocks_of_tests,
-    carries,
     in_order,
     mean_loss,
     score_clients,
@@ -69,7 +68,7 @@ _SAMPLE = 5  # of the generator's streams
 def evaluator(config: ConfigDict, experiment: Experiment, task: Task | None = None) -> Evaluate:
     """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent.
 
-    Test data stay on the device where they fit (`data.device_megabytes`) and are streamed else.
+    Test data that take at most `data.device_megabytes` stay on the device; others are streamed.
     Unseen clients are left out where the configuration tests them once, when the run has ended.
     """
     internal = internal_evaluator(config, experiment, task, config.eval_train_loss)
@@ -191,7 +190,7 @@ def _scoring(
     rule, rows = experiment.method.statistics, size or padded(len(splits), mesh)
     if labelled:
         how = choose_personalization(config, experiment.method)
-        adapt = adapt_rows(how.adapting(model, prepare=prepare, statistics=rule), mesh)
+        adapt = adapt_rows(how, model, mesh, prepare=prepare, statistics=rule)
     score = score_clients(model, prepare, size or len(splits), task, rule, mesh)
     batch = min(config.eval_batch_size, max(len(split.images) for split in splits))
     if not size:
@@ -205,8 +204,7 @@ def _scoring(
 
     def of_places(state: FederatedState, places: np.ndarray) -> list[float | Answers]:
         if labelled:
-            mine = [labelled[k] for k in np.resize(places, rows)]
-            state = adapt(state, *stack_labelled(mine))
+            state = adapt(state, [labelled[k] for k in np.resize(places, rows)])
         return score(state, tests_of(places))[: len(places)]
 
     return of_places
@@ -266,18 +264,12 @@ def unseen_evaluator(
         return lambda state, keep=None: {}
     model, prepare, mesh = experiment.model, experiment.prepare, experiment.mesh
     choices, task = experiment.adaptations, answering(task or experiment.task)
-    splits = {domain.name: whole(domain) for domain in experiment.unseen}
-    adapt: dict[str, Callable[[Variables], Variables]] = {}
+    names, splits = [one.name for one in experiment.unseen], [*map(whole, experiment.unseen)]
     if how := choose_personalization(config, experiment.method):
-        rule = experiment.method.statistics
-        steps = jax.jit(how.adapting(model, prepare=prepare, statistics=rule))
-        for name, split in splits.items():
-            labelled, (splits[name],) = set_aside([split], how)
-            images, labels = jax.tree.map(
-                lambda rows: jnp.asarray(rows[0]), stack_labelled(labelled)
-            )
-            adapt[name] = partial(steps, images=images, labels=labels)
-    tested = {name: as_stored(split) for name, split in splits.items()}
+        rule, (labelled, splits) = experiment.method.statistics, set_aside(splits, how)
+        steps = adapt_unseen(how, model, labelled, prepare=prepare, statistics=rule)
+        adapt = dict(zip(names, steps, strict=True))
+    tested = dict(zip(names, map(as_stored, splits), strict=True))
     score = {
         text: score_unseen(one.adaptation, prepare, task, mesh) for text, one in choices.items()
     }
@@ -298,8 +290,8 @@ def unseen_evaluator(
             for text, choice in choices.items():
                 # Where a batch depends on those before it, all devices judge all: a batch is too
                 # small to divide.
-                together = mesh is not None and carries(choice.adaptation, variables)
-                where = "copies" if together else "parts"
+                carry = jax.eval_shape(choice.adaptation.init, variables)
+                where = "copies" if mesh is not None and jax.tree.leaves(carry) else "parts"
                 parts = batches(name, choice.batch_size, choice.order, where)
                 found[text] = score[text](variables, parts())
                 if isinstance(found[text], Answers):

@@ -93,7 +93,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         for key, text in request.changes:
             assign(config, key, text)
     check(config)
-    # Today's devices and cache are those of the user, who may have another machine.
+    # The user may have another machine than the one that trained: devices and cache are today's.
     own.update(mesh=config.mesh, compilation_cache=config.compilation_cache)
     if "adaptations" in typed:  # the run's are not tested
         own.adaptations = ()
@@ -124,7 +124,7 @@ def _tested(
     config: ConfigDict,
     say: Callable[[str], None],
 ) -> tuple[Record, dict[str, bytes | str]]:
-    """Returns the content of NAME.json, and what is written beside it by the name's ending."""
+    """Returns the content of NAME.json, and those of further files by their name's ending."""
     form = about["form"]
     experiment, state, number = finished.restore(folder, own, form)
     tested = _chosen(config, own, request, form)
@@ -192,7 +192,7 @@ def _chosen(config: ConfigDict, own: ConfigDict, request: Request, form: Record)
 
 
 def _training_data(config: ConfigDict, own: ConfigDict, about: Record) -> Experiment:
-    """The run's own experiment; its data may have moved to the path that the test names.
+    """Returns the run's own experiment; its data may have moved to the path that the test names.
 
     Raises:
       WorkdirError: the data are not those that the run was trained on.
@@ -216,7 +216,7 @@ def _served_scores(
     built: Experiment,
     state: FederatedState | Held,
 ) -> Record:
-    """Adaptation -> accuracy of the internal clients with the global model (FedIG, Table 12)."""
+    """Returns adaptation -> accuracy of internal clients by the global model (FedIG, Table 12)."""
     domains = built.internal.domains
     domains = [domains[k] for k in clients_tested(own, len(domains))]
     # Clients of one domain have one test split, and the same global model.

@@ -42,7 +42,7 @@ def by_client(
 
 
 def _groups(names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns domain -> numbers of its clients; {} if there are none with several, or too many."""
+    """Returns domain -> numbers of its clients; {} if no domain has several, or more than 20 do."""
     domains = np.array([name.rpartition("/")[0] for name in names])
     found = list(dict.fromkeys(filter(None, domains.tolist())))
     if len(found) > _MOST_GROUPS:

@@ -115,7 +115,7 @@ def read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Data
 
 
 def _read_tree(config: ConfigDict, path: Path, classes: Mapping[str, tuple[str, ...]]) -> Source:
-    """The domains of a folder, or the one domain that it is."""
+    """Reads the domains of a folder, or the folder as one domain."""
     inside = subfolders(path)
     found = {one.name: one for one in inside if match_folders(subfolders(one), classes)}
     if not found and match_folders(inside, classes):

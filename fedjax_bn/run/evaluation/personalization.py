@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -41,15 +42,6 @@ class Personalization(NamedTuple):
     steps: int
     rate: float
     seed: int
-
-    def adapting(self, model: Any, **options: Any) -> Callable[..., Variables]:
-        """Returns `adapt(variables, images [n, ...], labels) -> variables` of one client.
-
-        Args:
-          model: linen module, images -> logits.
-          **options: `prepare` and `statistics` as in `methods.perfedavg.personalize`.
-        """
-        return partial(personalize, model, inner_rate=self.rate, steps=self.steps, **options)
 
 
 def choose_personalization(config: ConfigDict, method: FederatedMethod) -> Personalization | None:
@@ -117,32 +109,53 @@ def set_aside(
     return tuple(zip(*(done[id(split)] for split in parts), strict=True))
 
 
-def stack_labelled(labelled: Sequence[Split]) -> tuple[np.ndarray, PyTree]:
-    """Returns images [K, n, ...] and labels i32[K, n], or a tree of arrays."""
-    images = np.stack([np.asarray(split.images) for split in labelled])
-    return images, jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
-
-
 def adapt_rows(
-    adapt: Callable[..., Variables], mesh: Mesh | None = None
-) -> Callable[[FederatedState, jax.Array, PyTree], FederatedState]:
-    """Returns jitted `adapt_all(state, images, labels)`: each client's own model after its steps.
+    choice: Personalization, model: Any, mesh: Mesh | None = None, **options: Any
+) -> Callable[[FederatedState, Sequence[Split]], FederatedState]:
+    """Returns `adapt(state, labelled)`: each client's own model after its steps.
 
-    All leaves of the state that it returns are personal. Images and labels are as
-    `stack_labelled` makes them, one row per row of the state.
+    All leaves of the state that it returns are personal. There is one labelled split for each row
+    of the state.
 
     Args:
-      adapt: of one client, as `Personalization.adapting` returns it.
+      choice: samples, steps and rate.
+      model: linen module, images -> logits.
       mesh: the devices over which the state's clients are shared out; None for one.
+      **options: `prepare` and `statistics` as in `methods.perfedavg.personalize`.
     """
+    steps = partial(personalize, model, inner_rate=choice.rate, steps=choice.steps, **options)
 
     def on_device(shared: PyTree, rows: tuple, _: None) -> Variables:
-        return jax.lax.map(lambda row: adapt(join(shared, row[0]), *row[1:]), rows)
+        return jax.lax.map(lambda row: steps(join(shared, row[0]), *row[1:]), rows)
 
     @jax.jit
-    def adapt_all(state: FederatedState, images: jax.Array, labels: PyTree) -> FederatedState:
+    def adapted(state: FederatedState, images: jax.Array, labels: PyTree) -> FederatedState:
         personal = apart(on_device, mesh, state.shared, (state.personal, images, labels))
         nothing = jax.tree.map(lambda leaf: None, state.shared)
         return state._replace(shared=nothing, personal=personal)
 
-    return adapt_all
+    def adapt(state: FederatedState, labelled: Sequence[Split]) -> FederatedState:
+        images = np.stack([np.asarray(split.images) for split in labelled])
+        labels = jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
+        return adapted(state, images, labels)
+
+    return adapt
+
+
+def adapt_unseen(
+    choice: Personalization, model: Any, labelled: Sequence[Split], **options: Any
+) -> list[Callable[[Variables], Variables]]:
+    """Returns `adapt(variables)` of each unseen client: the received model after its steps.
+
+    Arguments are those of `adapt_rows`; `labelled` are the samples of each client.
+    """
+    steps = partial(personalize, model, inner_rate=choice.rate, steps=choice.steps, **options)
+    adapted = jax.jit(steps)
+    return [
+        partial(
+            adapted,
+            images=jnp.asarray(np.asarray(images)),
+            labels=jax.tree.map(jnp.asarray, labels),
+        )
+        for images, labels, _ in labelled
+    ]

@@ -5,13 +5,14 @@ the batches, and the host joins what a task keeps of each (`task.score.of_batch`
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
@@ -24,20 +25,15 @@ from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.run.evaluation.answers import Answers
-from fedjax_bn.run.processes.mesh import (
-    copies_on,
-    over_all,
-    own_rows,
-    place_copies,
-    place_own,
-    place_rows,
-)
-from fedjax_bn.run.training.stream import megabytes, read_ahead
+from fedjax_bn.run.processes.mesh import copies_on, over_all, place_copies, place_rows
+from fedjax_bn.run.training.stream import megabytes
 from fedjax_bn.sharing import Variables, join
 from fedjax_bn.task import Score, Task, classification
 
 PyTree = Any
-# On a mesh, batches are where their clients' models are, each device has as many, or all have all.
+_THREADS = 8
+# On a mesh a batch is on the device that has its client's model ("clients"), or the devices share
+# all batches evenly ("parts"), or each device has all of them ("copies").
 Where = Literal["clients", "parts", "copies"]
 _Place = tuple[int, Split, int]  # of a batch: client, its split, number of the first sample
 
@@ -86,12 +82,10 @@ def batches_of_tests(
     if megabytes(splits) <= device_megabytes * devices:
         resident = stack_batches(splits, batch_size, mesh, where)
         return lambda: (resident,)
-    # While one block is judged, the next is on its way, and grain holds two more.
-    one = splits[0].images[:1].nbytes * batch_size / 2**20
-    length = max(1, int(device_megabytes / 4 / max(one, 1e-9)))
     longest = max(map(len, _shared_out(splits, batch_size, mesh, where)))
-    length = min(length, longest)
-    return partial(blocks_of_tests, splits, batch_size, length, mesh, where, ahead=True)
+    one = splits[0].images[:1].nbytes * batch_size / 2**20
+    length = min(longest, max(1, int(device_megabytes / 4 / max(one, 1e-9))))
+    return partial(blocks_of_tests, splits, batch_size, length, mesh, where)
 
 
 def stack_batches(
@@ -103,27 +97,9 @@ def stack_batches(
     are those of `batches_of_tests`.
     """
     batch_size = min(batch_size, max(len(split.images) for split in splits))
-    parts, spread = _shared_out(splits, batch_size, mesh, where), _spread(mesh, where)
-    stored = [list(dict.fromkeys((id(split), start) for _, split, start in part)) for part in parts]
-    by_id, width = {id(split): split for split in splits}, max(map(len, stored))
-    length = max(map(len, parts))
-
-    def read(start: int, stop: int) -> tuple:
-        here = [(by_id[name], first) for name, first in stored[start // width]]
-        here += [(splits[0], len(splits[0].images))] * (stop - start - len(here))
-        batches = [_read_batch(split, first, batch_size) for split, first in here]
-        return jax.tree.map(lambda *rows: np.stack(rows), *batches)
-
-    def point(start: int, stop: int) -> tuple[np.ndarray, ...]:
-        part = parts[start // length]
-        number = {place: i for i, place in enumerate(stored[start // length])}
-        found = [(k, number[id(split), start]) for k, split, start in part]
-        found += [(-1, 0)] * (stop - start - len(part))
-        return tuple(np.array(column, np.int32) for column in zip(*found, strict=True))
-
-    images, labels, valid = place_rows(read, len(parts) * width, spread)
-    data = TestData(images, labels, valid, *place_rows(point, len(parts) * length, spread))
-    return place_copies(data, mesh) if where == "copies" else data
+    parts = _shared_out(splits, batch_size, mesh, where)
+    width = max(len({(id(split), first) for _, split, first in part}) for part in parts)
+    return _stacked(splits[0], parts, batch_size, width, max(map(len, parts)), mesh, where)
 
 
 def blocks_of_tests(
@@ -133,7 +109,6 @@ def blocks_of_tests(
     mesh: Mesh | None = None,
     where: Where = "clients",
     rows: int = 0,
-    ahead: bool = False,
 ) -> Iterator[TestData]:
     """Yields test batches on the device in blocks of one shape, whatever the clients have.
 
@@ -143,38 +118,20 @@ def blocks_of_tests(
       length: batches of a block on each device; the last block ends with empty ones.
       mesh, where: as in `batches_of_tests`.
       rows: of the state that answers, at least one per client; 0 for one each.
-      ahead: whether grain reads the next blocks while one is judged.
     """
-    parts, spread = _shared_out(splits, batch_size, mesh, where, rows), _spread(mesh, where)
-    own = own_rows(len(parts), spread)  # a block is read for the devices of this process alone
-    size = len(own) * length
-    places = (own[:, None] * length + np.arange(length)).reshape(-1)
+    parts = _shared_out(splits, batch_size, mesh, where, rows)
 
-    def read(number: int) -> TestData:
-        block, rest = divmod(number, size)
-        part, position = parts[own[rest // length]], block * length + rest % length
-        client, split, start = -1, splits[0], len(splits[0].images)
-        if position < len(part):
-            client, split, start = part[position]
-        images, labels, valid = _read_batch(split, start, batch_size)
-        return TestData(images, labels, valid, np.int32(client), np.int32(rest % length))
+    def block(start: int) -> TestData:
+        mine = [part[start : start + length] for part in parts]
+        return _stacked(splits[0], mine, batch_size, length, length, mesh, where)
 
-    def read_now(numbers: range) -> Iterator[TestData]:
-        for first in range(0, len(numbers), size):
-            batches = map(read, numbers[first : first + size])
-            yield jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
-
-    numbers = range(-(-max(map(len, parts)) // length) * size)
-    for block in read_ahead(numbers, read, size) if ahead else read_now(numbers):
-        if spread is None:
-            yield place_copies(block, mesh)
-        else:
-            yield place_own(places, len(parts) * length, spread, block)
-
-
-def _spread(mesh: Mesh | None, where: Where) -> NamedSharding | None:
-    """Returns the sharding of batches; None where each device has all of them."""
-    return None if mesh is None or where == "copies" else over_all(mesh)
+    starts = range(0, max(map(len, parts)), length)
+    with ThreadPoolExecutor(1) as thread:  # reads the next block while one is judged
+        waiting = thread.submit(block, 0)
+        for following in starts[1:]:
+            ready, waiting = waiting.result(), thread.submit(block, following)
+            yield ready
+        yield waiting.result()
 
 
 def _shared_out(
@@ -197,6 +154,42 @@ def _shared_out(
     for number, place in enumerate(places):
         parts[place[0] // each * beside + number % beside].append(place)
     return parts
+
+
+def _stacked(
+    any_split: Split,
+    parts: Sequence[Sequence[_Place]],
+    batch_size: int,
+    width: int,
+    length: int,
+    mesh: Mesh | None,
+    where: Where,
+) -> TestData:
+    """Returns the batches of each device as arrays, with U = `width` and T = `length` for each.
+
+    Empty batches, in the form of those of `any_split`, fill them up.
+    """
+    stored = [{(id(one[1]), one[2]): one for one in part} for part in parts]
+    spread = None if mesh is None or where == "copies" else over_all(mesh)
+    nothing = (-1, any_split, len(any_split.images))
+
+    def read(start: int, stop: int) -> tuple:
+        here = [*stored[start // width].values()]
+        here += [nothing] * (stop - start - len(here))
+        with ThreadPoolExecutor(_THREADS) as threads:  # images may be files
+            batches = threads.map(lambda one: _read_batch(*one[1:], batch_size), here)
+            return jax.tree.map(lambda *rows: np.stack(rows), *batches)
+
+    def point(start: int, stop: int) -> tuple[np.ndarray, ...]:
+        part = parts[start // length]
+        number = {key: i for i, key in enumerate(stored[start // length])}
+        found = [(k, number[id(split), first]) for k, split, first in part]
+        found += [(-1, 0)] * (stop - start - len(part))
+        return tuple(np.array(column, np.int32) for column in zip(*found, strict=True))
+
+    images, labels, valid = place_rows(read, len(parts) * width, spread)
+    data = TestData(images, labels, valid, *place_rows(point, len(parts) * length, spread))
+    return place_copies(data, mesh) if where == "copies" else data
 
 
 def _read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, PyTree, np.ndarray]:
@@ -307,7 +300,7 @@ def _judging(
 
         def one(carry: PyTree, place: tuple[jax.Array, jax.Array]) -> tuple[PyTree, PyTree]:
             client, batch = place
-            # Every device has as many rows, and they are in the order of the clients.
+            # Each device has the same number of rows, in the order of the clients.
             own = jax.tree.map(lambda leaf: leaf[client % leaf.shape[0]], personal)
             variables, valid = join(shared, own), data.valid[batch]
             images = prepare(data.images[batch], parameter_dtype(variables))
@@ -344,11 +337,6 @@ def _total(score: Score, kept: PyTree, rows: np.ndarray) -> float | Answers:
     if isinstance(total, Answers):
         return total
     return float(str(np.asarray(total)))  # with the digits that its dtype has, and no others
-
-
-def carries(adaptation: Adaptation, variables: Variables) -> bool:
-    """Returns whether an adaptation carries arrays from batch to batch, as TsmoBN does."""
-    return bool(jax.tree.leaves(jax.eval_shape(adaptation.init, variables)))
 
 
 def mean_loss(task: Task) -> Score:

@@ -78,23 +78,14 @@ def stream_rounds(
         return {"image": np.asarray(split.images[index]), "label": labels, "valid": valid}
 
     places = range(first * rows * steps, rounds * rows * steps)
-    for number, one in enumerate(read_ahead(places, read, rows * steps), first):
+    for number, one in enumerate(_ahead(places, read, rows * steps), first):
         yield jax.tree.map(lambda leaf: leaf.reshape(rows, steps, *leaf.shape[1:]), one) | {
             "size": sizes[np.minimum(drawn(number)[0][own], len(splits))]
         }
 
 
-def read_ahead(places: range, read: Callable[[int], Any], count: int) -> Iterator[Any]:
-    """Yields what `read` returns, `count` after `count` stacked, read in parallel and ahead.
-
-    Args:
-      places: what `read` is given, one after the other.
-      read: `read(place) -> tree of NumPy arrays`; threads call it.
-      count: how many are stacked.
-
-    Raises:
-      ImportError: grain is not installed.
-    """
+def _ahead(places: range, read: Callable[[int], Any], count: int) -> Iterator[Any]:
+    """Yields what `read` returns, `count` after `count` stacked, read in parallel and ahead."""
     try:
         import grain
     except ImportError as error:
