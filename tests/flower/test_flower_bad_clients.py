@@ -45,16 +45,23 @@ WRONG = {
 }
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One for all tests: clients that are configured alike compile once."""
+    folder = tmp_path_factory.mktemp("app")
+    (folder / "config.py").write_text(CONFIG)
+    return folder
+
+
 @pytest.mark.parametrize(
     "reason", [pytest.param(r, marks=[pytest.mark.slow] * ("scaffold" in r)) for r in WRONG]
 )
 def test_who_hangs_or_answers_wrongly_is_left_out_and_the_round_goes_on(
-    x64, tmp_path, monkeypatch, reason
+    x64, folder, tmp_path, monkeypatch, reason
 ):
     runs.install(monkeypatch)
-    (tmp_path / "config.py").write_text(CONFIG)
     config = run_config(tmp_path / "server", "method=fedbn,rounds=1", minimum=1, time_limit=1)
-    grid = LocalGrid(nodes_of(tmp_path, config))
+    grid = LocalGrid(nodes_of(folder, config))
     honest = grid.nodes[11]
 
     def spoils(message):
@@ -66,7 +73,7 @@ def test_who_hangs_or_answers_wrongly_is_left_out_and_the_round_goes_on(
         return reply
 
     grid.nodes[11] = spoils
-    _, (record,) = serve(grid, run_of(config), tmp_path)
+    _, (record,) = serve(grid, run_of(config), folder)
     assert list(record["left_out"]) == ["client-1"]
     assert reason in record["left_out"]["client-1"]
     assert np.isfinite(record["loss"]["client-0"])
