@@ -22,7 +22,7 @@ from fedjax_bn.data.pixels.resize import resized
 from fedjax_bn.data.sets.arrays import names_in_npz, read_npz
 from fedjax_bn.data.sets.folders import is_image
 from fedjax_bn.run.errors import ConfigError
-from fedjax_bn.serving import Predictor, load
+from fedjax_bn.serving import load
 from fedjax_bn.serving.folder import read_about
 
 _STREAM, _IMAGES = "-", "images"
@@ -66,13 +66,13 @@ def run(request: Request) -> None:
       ConfigError: the model, the images or the adaptation are not as they must be, or the CSV
         cannot be written.
     """
-    folder, data = Path(request.model), Path(request.data)
     try:
+        folder = Path(request.model)
         about = read_about(folder)
         if request.data == _STREAM:
-            read = _file_reader(about.shape, Path(), about.orientation)
-            rows = _stream(load(folder, request.adapt, batch_size=1), read)
+            rows = _stream(folder, request.adapt, about.shape, about.orientation)
         else:
+            data = Path(request.data)
             samples = open_samples(data, about.shape, request.resize, about.orientation)
             found = load(folder, request.adapt).predict(len(samples.names), samples.read)
             rows = zip(samples.names, found, strict=True)
@@ -83,7 +83,7 @@ def run(request: Request) -> None:
 
 
 def _opened(out: str) -> AbstractContextManager[TextIO]:
-    """Opens the file to write, or the standard output; raises ConfigError if it cannot."""
+    """The file to write, or the standard output; raises ConfigError if it cannot be written."""
     try:
         return open(out, "w", newline="", encoding="utf-8") if out else nullcontext(sys.stdout)
     except OSError as error:
@@ -127,14 +127,17 @@ def open_samples(
         return Samples([str(i) for i in range(len(images))], images.__getitem__)
     if not path.exists():
         raise FileNotFoundError(f"--data {path} is not there: give images, a folder, or a .npz")
-    root = path if path.is_dir() else path.parent
 
     def is_shown(file: Path) -> bool:
-        folders = file.relative_to(root).parts[:-1]
-        hidden = any(name.startswith(".") for name in folders)
-        return is_image(file.name) and not hidden and file.is_file()
+        folders = file.relative_to(path).parts[:-1]
+        return is_image(file.name) and not any(name.startswith(".") for name in folders)
 
-    files = sorted(filter(is_shown, path.rglob("*"))) if path.is_dir() else [path]
+    files, root = [path], path.parent
+    if path.is_dir():
+        files, root = (
+            sorted(one for one in path.rglob("*") if one.is_file() and is_shown(one)),
+            path,
+        )
     if not files:
         raise ValueError(f"--data {path} holds no image file: give another folder, or a .npz")
     read = _file_reader(shape, root, orientation)
@@ -155,20 +158,20 @@ def _file_reader(
 
 
 def _stream(
-    predict: Predictor, read: Callable[[Sequence[Path]], np.ndarray]
+    folder: Path, adapt: str, shape: Sequence[int], orientation: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the probabilities f[classes] of each image file named on the standard input."""
-    names: list[str] = []
+    """The probabilities f[classes] of each image file named on the standard input, at once."""
+    predict, names = load(folder, adapt, batch_size=1), []
     if isinstance(sys.stdin, TextIOWrapper):  # names of files may not be text
         sys.stdin.reconfigure(errors="surrogateescape")
+    read = _file_reader(shape, Path(), orientation)
 
     def images() -> Iterator[np.ndarray]:
         for line in filter(None, map(str.strip, sys.stdin)):
             names.append(line)
             yield read([Path(line)])
 
-    for found in predict.stream(images()):
-        yield names.pop(), found[0]
+    return ((names.pop(), found[0]) for found in predict.stream(images()))
 
 
 def _write(file: TextIO, head: tuple[str, ...], rows: Iterable[tuple[str, np.ndarray]]) -> None:

@@ -247,8 +247,9 @@ def test_distances_are_written_in_the_order_of_the_forward_pass(tmp_path):
     internal = Dataset("toy", 2, domains, (0.5,), (0.5,))
     model, prepare = Unsorted(), standardize((0.5,), (0.5,))
     key, images = jax.random.key(0), jnp.zeros((2, 16, 16, 3))
-    variables = model.init(key, images)
-    state = methods.fedbn(model, optax.sgd(0.1), prepare=prepare).init(key, variables, 2)
+    method = methods.fedbn(model, optax.sgd(0.1), prepare=prepare)
+    variables = jax.jit(model.init)(key, images)
+    state = jax.jit(method.init, static_argnums=2)(key, variables, 2)
     experiment = SimpleNamespace(model=model, prepare=prepare, internal=internal, mesh=None)
     log_batch_norms(experiment, tmp_path, state, "selected")
     layers = read_distances(tmp_path, "selected").layers

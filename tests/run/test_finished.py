@@ -40,7 +40,8 @@ def split(count=11, seed=0):
 def state():
     images = jnp.zeros((2, 6, 6, 3), jnp.float32)
     variables = with_adapter(jax.random.key(1), MODEL, nets.variables_of(MODEL, images), images)
-    state = fedbn(MODEL, optax.sgd(0.1)).init(jax.random.key(0), variables, 3)
+    start = jax.jit(fedbn(MODEL, optax.sgd(0.1)).init, static_argnums=2)
+    state = start(jax.random.key(0), variables, 3)
     factor = jnp.asarray([0.7, 1.0, 1.6])
     spread = lambda leaf: leaf * factor.reshape(3, *(1,) * (leaf.ndim - 1))  # noqa: E731
     return state._replace(personal=jax.tree.map(spread, state.personal))
