@@ -147,7 +147,7 @@ def _train(task: _Task) -> dict[str, Any]:
     """Trains a round: what the client keeps goes to its folder; returns what it sends."""
     _serving_note(task)
     site, order, broadcast = task.site, task.order, task.broadcast()
-    with owned(task.place):
+    with owned(task.place):  # a task of an earlier round may still be running
         own, upload = jax.device_get(site.train(order, broadcast, task.own()))
         save_own(task.place, int(broadcast.round) + 1, own, order.begin)
     if not site.node.reports("losses"):

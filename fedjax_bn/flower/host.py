@@ -102,7 +102,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
             "clients of the run config: use 0 for all of them"
         )
     alone = deployed(config)
-    alone.target = ""
+    alone.target = ""  # domains are the clients' matter
     internal = dataset_of(json.loads(form) | {"dataset": "federation", "clients": ["federation"]})
     make = partial(assemble, internal=internal, unseen=())
     experiment, keys, one = prepare(alone, make, clients=count)
@@ -110,6 +110,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
 
     def start() -> Kept:
         state = one()
+        # Compiled, since XLA then leaves out the clients' own rows, which are not used.
         weights, weighing = jax.jit(lambda: (rows().weights, rows().weighing))()
         served = jax.tree.map(lambda leaf: leaf[0], state.personal) if run.serve_unseen else ()
         state = state._replace(weights=weights, weighing=weighing, personal=(), memory=())
@@ -149,6 +150,7 @@ def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kep
     @jax.jit
     def step(kept: Kept, uploads: Upload, parts: PyTree) -> Kept:
         state, client = server(kept.state, uploads), uploads.client
+        # As in `global_variables` of the simulation, clients of weight 0 are not in the mean.
         counts = uploads.participates & (state.weights[client] > 0)
         weights = jnp.where(counts, state.weights[client], 0)
         served = kept.served

@@ -97,7 +97,7 @@ def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
             client, hello = _presented(replies.get(node), order)
             if client in found:
                 raise ValueError(f"it presents itself as client {client}, which is there already")
-            # No two clients share a name, and none has that of a column of the records.
+            # Records have a column for each name and one for the mean, so no two may be equal.
             others = {other.name for other in found.values()} | {"mean"}
             others |= {f"client-{k}" for k in range(order.population) if k != client}
             name = shown(hello.name)[:80] or f"client-{client}"
@@ -167,6 +167,7 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
     after = host.step(kept, accepted, rows)
     weights = np.asarray(after.state.weights)
     if not np.isfinite(weights).all():
+        # A risk that is not reported is NaN, and so are the weights that a rule makes of it.
         hidden = [met.name(k) for k, one in accepted.items() if np.isnan(one.upload.risk)]
         if hidden:
             raise ConfigError(
@@ -192,6 +193,7 @@ def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
       kept: what was kept after the round that is tested.
     """
     members = met.members
+    # A client whose upload was never taken has no model of its own yet.
     trained = [k for k, m in members.items() if m.hello.scores and np.asarray(kept.taken)[k]]
     replies = _asked(grid, host, met, kept, trained, MessageType.EVALUATE, int(kept.round))
     found: dict[str, np.ndarray] = {}

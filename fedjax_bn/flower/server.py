@@ -86,7 +86,8 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
       TooFewError, RiskError: as `rounds.play`.
     """
     config = config_of(run.config, run.changes, folder)
-    check(config)  # before clients are waited for
+    # What can be wrong is found before the server waits for clients.
+    check(config)
     method_maker(config)
     promised = describe_privacy(deployed(config), run.clients, config.rounds)
     place = Path(run.workdir).expanduser()
@@ -100,6 +101,7 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
             order = order._replace(longest=max(sizes), smallest=min(sizes))
             # The form that most have; of two as frequent that of the client of the least number.
             form = Counter(hello.form for hello in hellos).most_common(1)[0][0]
+        # The seed of the server's noise is in its compiled step alone: what is written has none.
         host = open_host(_with_own_noise(config), run, order, form)._replace(config=config)
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
         sizes = {"longest": order.longest, "smallest": order.smallest}
@@ -198,6 +200,8 @@ def _loop(
             if number == config.rounds or number % config.eval_every == 0:
                 record |= evaluate(grid, host, met, kept)
             records.append(record)
+            # The lines are on the disk before the checkpoint that counts them. So after a power cut
+            # the checkpoint is followed by too many lines at most, which `resume` drops.
             workdir.append_line(place / "metrics.jsonl", record)
             if "validation" in record and select_round(records) == number:
                 checkpoint.save(selected, number, kept)
@@ -266,6 +270,7 @@ def _write_served(
     with checkpoint.open_folder(folder / "checkpoints" / "latest", keep=1) as manager:
         checkpoint.save(manager, number, state)
         checkpoint.settle(manager)
+    # Last, since a run without it has not finished.
     workdir.write_json(folder / "summary.json", summary)
     command = shlex.join(("fedjax-bn", "serve", "--workdir", str(folder), "--export", "FOLDER"))
     return f"round {number} can be served: {command}"

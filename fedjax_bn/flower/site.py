@@ -125,7 +125,7 @@ def open_site(config: ConfigDict, node: Node, clients: int) -> Site:
     )
     train = _trainer(config, experiment, keys, node)
     form = form_of(experiment.internal)
-    del form["dataset"], form["clients"]
+    del form["dataset"], form["clients"]  # names stay here, and would differ between clients
     return Site(config, experiment, keys, start, jax.eval_shape(start), node, form, train)
 
 
@@ -218,7 +218,7 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
         order = what_compiles(order)
         found = jax.device_get(drawn(order, keys.data, number, broadcast.round))
         valid = found.valid[0]
-        index = np.where(valid, found.index[0], 0)
+        index = np.where(valid, found.index[0], 0)  # padding points outside the samples
         images = np.asarray(split.images[index.reshape(-1)])
         batches = {
             "image": images.reshape(*index.shape, *images.shape[1:]),

@@ -116,7 +116,7 @@ def write(
         }
         content = about._replace(programs=written)._asdict()
         (partial / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")
-        partial.chmod(0o755)
+        partial.chmod(0o755)  # `mkdtemp` lets only its user read it
         os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -137,6 +137,7 @@ def load(folder: str | Path, adapt: str = "", batch_size: int | None = None) -> 
     """
     folder = Path(folder)
     about = read_about(folder)
+    # Code of the user's own is imported where the user typed its name, never from the folder.
     typed, adapt = bool(adapt), adapt or about.adaptations[0]
     try:
         named = read_served(folder / _VARIABLES)

@@ -41,7 +41,6 @@ def tiny(x64, monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
-        "method=scaffold,share=all_but_batch_norm",  # personal leaves, memory and messages
         # Its broadcast and messages are as large as all clients.
         pytest.param("method=copa,copa.gates=False", marks=pytest.mark.slow),
         "method=fedcd",  # weights by risks, and a message that is broadcast in the next round
@@ -57,9 +56,12 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
     assert sum("resident" in one for one in compiled) == 2  # once a client, for two rounds
     state, sent = simulated(folder, changes)
     assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
+    assert check_what_travels(grid, state, sent) == 4
 
+
+def check_what_travels(grid, state, sent):
+    """Returns how many trainings there were, whose messages hold what the method names."""
     trained = [pair for pair in grid.sent if pair[0].metadata.message_type == "train"]
-    assert len(trained) == 4
     shared, personal = (names_of({"shared": x}) for x in (state.shared, state.personal))
     message = {n for n in arrays_in(trained[0][1].content) if n.startswith("message/")}
     for down, up in trained:
@@ -70,9 +72,11 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
         assert sum(x.nbytes for x in asked.values()) == sent["down"]
         assert sum(x.nbytes for x in answered.values()) == sent["up"]
         assert {*down.content, *up.content} == {"arrays", "header"}
+    return len(trained)
 
 
-BN = "method=fedbn,rounds=4"
+# It has personal leaves, memory and messages.
+SCAFFOLD = "method=scaffold,share=all_but_batch_norm,rounds=4"
 
 
 def in_round(message):
@@ -87,7 +91,7 @@ def test_who_fails_is_left_out_and_comes_back_and_a_server_that_ended_continues(
     In round 2 too few uploads end the server first. Client 0 has trained that round then, and
     trains it again.
     """
-    config = run_config(tmp_path / "server", BN)
+    config = run_config(tmp_path / "server", SCAFFOLD)
     grid = LocalGrid(nodes_of(folder, config))
     first, second = grid.nodes[10], grid.nodes[11]
     run = run_of(config | {"minimum": 1})
@@ -115,8 +119,9 @@ def test_who_fails_is_left_out_and_comes_back_and_a_server_that_ended_continues(
     with caplog.at_level(logging.WARNING, "flwr"):
         kept, records = serve(grid, run, folder)
     (tmp_path / "trace.txt").write_text("all\n0\n0\nall\n")
-    state, _ = simulated(folder, f"{BN},participation.trace={tmp_path / 'trace.txt'}")
+    state, sent = simulated(folder, f"{SCAFFOLD},participation.trace={tmp_path / 'trace.txt'}")
     assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
+    assert check_what_travels(grid, state, sent) == 2 + 2 + 2 + 1 + 2
     assert [record["round"] for record in records] == [1, 2, 3, 4]
     why = "the array shared/params/out/bias is not finite"
     left_out = [{}, {"client-1": why}, {"client-1": "it is not connected"}, {}]

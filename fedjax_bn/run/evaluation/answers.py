@@ -121,21 +121,18 @@ def _measure(answers: Answers) -> dict[str, float]:
 
 
 def _area(probabilities: np.ndarray, label: np.ndarray) -> float:
-    """Returns the area under the receiver operating characteristic, by ranks (Mann and Whitney)."""
-    # scikit-learn gives the same numbers (tests/run/test_answers.py) in 100 times the time, which
-    # each client takes at each evaluation: 50 ms instead of 0.4 for 200 samples and 7 classes.
-    from scipy.stats import rankdata  # half a second, which a start does not wait for
-
-    count, classes = probabilities.shape
-    chosen = np.array([1]) if classes == 2 else np.arange(classes)
-    own = label[:, None] == chosen
-    positive = own.sum(0)
-    pairs = positive * (count - positive)
-    if not pairs.any():
-        return float("nan")
-    ranks = rankdata(probabilities[:, chosen], axis=0)
-    above = np.where(own, ranks, 0).sum(0) - positive * (positive + 1) / 2
-    return float((above[pairs > 0] / pairs[pairs > 0]).mean())
+    """Returns the area under the receiver operating characteristic (Mann and Whitney)."""
+    # scikit-learn gives the same numbers (tests/run/test_answers.py) in 20 times the time, which
+    # each client takes at each evaluation: 50 ms instead of 2.5 for 200 samples and 7 classes.
+    areas, classes = [], probabilities.shape[1]
+    for one in [1] if classes == 2 else range(classes):
+        own = label == one
+        others, mine = np.sort(probabilities[~own, one]), probabilities[own, one]
+        if len(others) and len(mine):
+            # Others below a sample of the class count as 1, those that are equal as a half.
+            below = sum(np.searchsorted(others, mine, side).sum() for side in ("left", "right"))
+            areas.append(below / (2 * len(others) * len(mine)))
+    return float(np.mean(areas)) if areas else float("nan")
 
 
 def measures_by_client(

@@ -280,7 +280,7 @@ def unseen_evaluator(
         return batches_of_tests([split], size, config.data.device_megabytes, mesh, where)
 
     serve = partial(served_variables, choices=choices)
-    if mesh is not None:
+    if mesh is not None:  # every device needs the mean of rows that are spread over all
         serve = jax.jit(serve, out_shardings=copies_on(mesh))
 
     def evaluate(state: FederatedState, keep: Keep | None = None) -> Record:

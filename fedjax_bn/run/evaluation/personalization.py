@@ -89,6 +89,7 @@ def _draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, n
     Samples with one name, such as windows of a recording, are never on both sides: where some are
     labelled, the others of that name are not tested.
     """
+    # The same samples in every round and every command, whatever else the run draws.
     group = number_groups(split.names, len(split.images))
     order = np.random.default_rng(choice.seed).permutation(len(group))
     labelled = order[: choice.samples]
@@ -126,6 +127,7 @@ def adapt_rows(
     steps = partial(personalize, model, inner_rate=choice.rate, steps=choice.steps, **options)
 
     def on_device(shared: PyTree, rows: tuple, _: None) -> Variables:
+        # One client after another: side by side their gradients would need K times the memory.
         return jax.lax.map(lambda row: steps(join(shared, row[0]), *row[1:]), rows)
 
     @jax.jit

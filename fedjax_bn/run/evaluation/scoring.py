@@ -83,6 +83,7 @@ def batches_of_tests(
         resident = stack_batches(splits, batch_size, mesh, where)
         return lambda: (resident,)
     longest = max(map(len, _shared_out(splits, batch_size, mesh, where)))
+    # A quarter of the limit for a block: one is judged, the next one waits, a third is stacked.
     one = splits[0].images[:1].nbytes * batch_size / 2**20
     length = min(longest, max(1, int(device_megabytes / 4 / max(one, 1e-9))))
     return partial(blocks_of_tests, splits, batch_size, length, mesh, where)
@@ -148,7 +149,7 @@ def _shared_out(
     if where == "parts":
         size = -(-len(places) // mesh.size)
         return [places[d * size : (d + 1) * size] for d in range(mesh.size)]
-    each = padded(rows or len(splits), mesh) // mesh.shape[CLIENTS]
+    each = padded(rows or len(splits), mesh) // mesh.shape[CLIENTS]  # clients of a device
     beside = mesh.size // mesh.shape[CLIENTS]  # devices that have the same clients, in turn
     parts: list[list[_Place]] = [[] for _ in range(mesh.size)]
     for number, place in enumerate(places):
@@ -275,7 +276,7 @@ def score_unseen(
     score = (task or classification()).score
     judged = _judging(adaptation, prepare, score, mesh)
     begin = adaptation.init
-    if mesh is not None:
+    if mesh is not None:  # as `judge` returns the carry, so that it is compiled once
         begin = jax.jit(begin, out_shardings=copies_on(mesh))
 
     def score_one(variables: Variables, blocks: Blocks) -> float | Answers:
