@@ -11,8 +11,7 @@ from fedjax_bn.aggregation import uniform
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.methods import fedavg
-from fedjax_bn.run.evaluation.scoring import score_clients
-from fedjax_bn.run.evaluation.scoring_data import stack_batches
+from fedjax_bn.run.evaluation.scoring import score_clients, stack_batches
 from tasks import LEARNING_RATE, Task, make_batches, make_test_images
 
 

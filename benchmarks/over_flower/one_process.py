@@ -24,7 +24,7 @@ from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower import client_app
 from fedjax_bn.flower import server as app_server
-from fedjax_bn.flower.members import exchange
+from fedjax_bn.flower.messages import exchange
 from fedjax_bn.flower.settings import run_of
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.training.rounds import open_rounds

@@ -43,7 +43,7 @@ def _work(folder: Path, changes: str, end: Callable[[str], None]) -> None:
 
     from fedjax_bn.engine.named_arrays import to_named
     from fedjax_bn.federation import broadcast_of, own_of
-    from fedjax_bn.flower.records import Order, packed, recorded
+    from fedjax_bn.flower.messages import Order, packed, recorded
     from fedjax_bn.flower.settings import config_of, node_of
     from fedjax_bn.flower.site import open_site, save_own
 

@@ -1,4 +1,4 @@
-"""Which uploads a server takes, a stated rule; and the memory that stacks those of a round.
+"""Which uploads a server takes: a stated rule, which needs nothing of Flower.
 
 An upload is taken if it has exactly the names, shapes and dtypes of the method's own, comes from
 the client that was asked, with the size that it reported, is marked as finite and is, and is
@@ -8,7 +8,7 @@ and no running variance is negative.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,6 @@ from fedjax_bn.state import Upload
 PyTree = Any
 _BLOCK = 2**14  # numbers
 _MOST_LOSS = 1e6
-_ALIGNED = 64  # bytes; from such an address on XLA reads an array on CPU without a copy
 
 
 class Expected(NamedTuple):
@@ -30,7 +29,7 @@ class Expected(NamedTuple):
       upload: its form.
       personal: the form of the personal leaves that it sends as well; () for none.
       shared: what was broadcast, [...] as the upload's.
-      client: who was asked.
+      client: the number of the client that was asked.
       population: how many clients there are in all.
       size: its samples, as it reported before; 0 where it does not, and counts as one.
       losses: whether it reports its losses; else they are NaN.
@@ -51,9 +50,9 @@ class Accepted(NamedTuple):
     """An upload that is taken, with NumPy arrays.
 
     Attributes:
-      upload: it.
-      personal: the personal leaves beside it; () for none.
-      norm: that of the client's update.
+      upload: what the client sent.
+      personal: the personal leaves that it sent as well; () for none.
+      norm: of the client's update.
     """
 
     upload: Upload
@@ -101,7 +100,7 @@ def accept(arrays: Mapping[str, np.ndarray], expected: Expected) -> Accepted:
 
 
 def _norm(tree: PyTree, start: PyTree = None) -> float:
-    """sqrt of the sum of squares of all leaves, less those of `start`, in float64."""
+    """Returns sqrt of the sum of squares of all leaves, less those of `start`, in float64."""
     leaves, total = jax.tree.leaves(tree), 0.0
     starts = [None] * len(leaves) if start is None else jax.tree.leaves(start)
     for leaf, less in zip(leaves, starts, strict=True):
@@ -116,43 +115,3 @@ def _norm(tree: PyTree, start: PyTree = None) -> float:
                 block -= less[part].astype(np.float64)
             total += float(np.square(block, out=block).sum())
     return math.sqrt(total)
-
-
-def side_by_side(like: PyTree) -> Callable[[Sequence[PyTree]], PyTree]:
-    """Returns `stack(trees) -> tree [C, ...]`, which writes into the same arrays each time.
-
-    The caller has read, or copied, what it returned before. So a round does not ask the system for
-    as much memory as all uploads take, and a device on the host does not copy them again.
-
-    Args:
-      like: the form of one tree, arrays or `jax.ShapeDtypeStruct`s.
-    """
-    form, leaves = jax.tree.structure(like), jax.tree.leaves(like)
-    rows: list[np.ndarray] = []
-
-    def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        space = np.empty(size + _ALIGNED, np.uint8)
-        begin = -space.ctypes.data % _ALIGNED
-        return space[begin : begin + size].view(dtype).reshape(shape)
-
-    def stack(trees: Sequence[PyTree]) -> PyTree:
-        if not rows or len(rows[0]) != len(trees):
-            rows[:] = [empty((len(trees), *leaf.shape), leaf.dtype) for leaf in leaves]
-        for k, tree in enumerate(trees):
-            for row, leaf in zip(rows, form.flatten_up_to(tree), strict=True):
-                row[k] = leaf
-        return form.unflatten(rows)
-
-    return stack
-
-
-def absent(form: Upload, client: int, population: int) -> Upload:
-    """Returns an upload that does not count, for a client that sits out of K = `population`."""
-    yes, (number, count) = np.ones((), bool), map(np.int32, (client, population))
-    return blank(form)._replace(finite=yes, client=number, population=count)
-
-
-def blank(form: PyTree) -> PyTree:
-    """Returns zeros of that form, arrays that take no memory."""
-    return jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), form)

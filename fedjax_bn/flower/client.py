@@ -5,9 +5,11 @@ and compiled programs are in JAX's cache (`config.compilation_cache`, or JAX_COM
 """
 
 import json
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from logging import INFO
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +21,7 @@ from fedjax_bn.aggregation import ServerState
 from fedjax_bn.arguments.text import brief, file_name
 from fedjax_bn.engine.named_arrays import from_named, names_of, to_named
 from fedjax_bn.federation import Broadcast, FederatedState, Own, broadcast_of, own_of
-from fedjax_bn.flower.records import (
+from fedjax_bn.flower.messages import (
     Answer,
     Hello,
     Order,
@@ -37,7 +39,29 @@ from fedjax_bn.run.experiment.shapes import check_shapes
 from fedjax_bn.run.experiment.start import partition_table
 from fedjax_bn.run.files.ownership import owned
 
-_Names = tuple[str, str, str, Node, int]  # source, changes, folder, node, clients of a site
+
+class _Task:
+    """What the server asks of one client, in one message."""
+
+    def __init__(self, folder: str, message: Message, context: Context) -> None:
+        # Of the run config only what determines the training, so that `_opened` remembers it.
+        source, changes = (str(context.run_config.get(key, "")) for key in ("config", "changes"))
+        self.order, self.content = record_in(message.content, Order), message.content
+        node = node_of(context.node_config)
+        self.site, self.evaluator = _opened(source, changes, folder, node, self.order.population)
+        # Where this client keeps its own part in this federation.
+        self.place = Path(node.folder).expanduser() / file_name(self.order.federation)
+
+    def broadcast(self) -> Broadcast:
+        """Returns what the server sends to all; ValueError where it is another method's."""
+        return from_named(arrays_in(self.content), jax.eval_shape(broadcast_of, self.site.like))
+
+    def own(self) -> Own:
+        """Returns what this client begins with; raises WorkdirError where it is lost."""
+        if not self.order.begin:
+            return jax.device_get(own_of(self.site.start(), 0))
+        like = jax.eval_shape(lambda state: own_of(state, 0), self.site.like)
+        return load_own(self.place, self.order.begin, like)
 
 
 def client_app(folder: str | Path = ".") -> ClientApp:
@@ -51,45 +75,37 @@ def client_app(folder: str | Path = ".") -> ClientApp:
     Args:
       folder: of the app, where the config file is looked for first.
     """
-    app, folder = ClientApp(), str(folder)
+    app = ClientApp()
 
-    def names(message: Message, context: Context) -> _Names:
-        # Of the run config only what determines the training.
-        source, changes = (str(context.run_config.get(key, "")) for key in ("config", "changes"))
-        clients = record_in(message.content, Order).population
-        return source, changes, folder, node_of(context.node_config), clients
+    def answering(answer: Callable[[_Task], dict[str, Any]]) -> Callable:
+        def handle(message: Message, context: Context) -> Message:
+            task = _Task(str(folder), message, context)
+            content = answer(task)
+            site = task.site
+            header = Answer(task.order.federation, site.config.method, site.node.client)
+            return Message(content=packed(header, **content), reply_to=message)
 
-    @app.query()
-    def hello(message: Message, context: Context) -> Message:
-        return _hello(names(message, context), message)
+        return handle
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return _train(names(message, context), message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return _evaluate(names(message, context), message)
-
+    app.query()(answering(_hello))
+    app.train()(answering(_train))
+    app.evaluate()(answering(_evaluate))
     return app
 
 
 @lru_cache
-def _site(source: str, changes: str, folder: str, node: Node, clients: int) -> Site:
-    """Made, and compiled, once for a configuration while the process lives."""
-    return open_site(config_of(source, changes, folder), node, clients)
+def _opened(
+    source: str, changes: str, folder: str, node: Node, clients: int
+) -> tuple[Site, Callable[[], Evaluate]]:
+    """Makes, and compiles, once for a configuration while the process lives."""
+    site = open_site(config_of(source, changes, folder), node, clients)
+    # Test samples are read for an evaluation only.
+    return site, cache(partial(internal_evaluator, site.config, site.experiment))
 
 
-@lru_cache
-def _evaluator(names: _Names) -> Evaluate:
-    site = _site(*names)
-    return internal_evaluator(site.config, site.experiment)
-
-
-def _hello(names: _Names, message: Message) -> Message:
-    """The client's name, the form of its samples, and their number, if it reports it."""
-    site, order = _site(*names), record_in(message.content, Order)
-    config, node = site.config, site.node
+def _hello(task: _Task) -> dict[str, Any]:
+    """Returns the client's name, the form of its samples, and their number, if it reports it."""
+    site, node, config = task.site, task.site.node, task.site.config
     try:  # traces the client's round and the server's step, before a client joins
         check_shapes(config, site.experiment, site.start)
     except ValueError as error:
@@ -100,23 +116,26 @@ def _hello(names: _Names, message: Message) -> Message:
             f"report={brief(node.report)} of its node config keeps to itself: add losses to "
             "report, or set config.weigh=by_size or uniform"
         )
-    weights = jax.ShapeDtypeStruct((order.population,), site.like.weights.dtype)
+    weights = jax.ShapeDtypeStruct((task.order.population,), site.like.weights.dtype)
     log(INFO, partition_table(config, site.like._replace(weights=weights)))
-    log(INFO, _serving_note(site, order))
+    log(INFO, _serving_note(task))
     size = len(site.domain.train.images) if node.reports("sizes") else 0
     losses, scores = (node.reports(what) for what in ("losses", "accuracies"))
-    about = Hello(node.name, size, losses, scores, json.dumps(site.form))
-    return Message(content=packed(_answer(site, order), hello=about), reply_to=message)
+    return {"hello": Hello(node.name, size, losses, scores, json.dumps(site.form))}
 
 
-def _serving_note(site: Site, order: Order) -> str:
-    """Which personal leaves leave this client; raises ConfigError where it does not send them."""
-    names = names_of({"personal": site.like.personal})
-    if not order.serve_unseen or not names:
+def _serving_note(task: _Task) -> str:
+    """Names the personal leaves that leave this client.
+
+    Raises:
+      ConfigError: the server asks for them, and this client does not send them.
+    """
+    names = names_of({"personal": task.site.like.personal})
+    if not task.order.serve_unseen or not names:
         return "no personal leaf leaves this client"
-    if not site.node.serve_unseen:
+    if not task.site.node.serve_unseen:
         raise ConfigError(
-            f"the server asks for the personal leaves of client {site.node.client} "
+            f"the server asks for the personal leaves of client {task.site.node.client} "
             f"({', '.join(names[:3])}, ...), to serve unseen clients with their mean, but this "
             "client does not send them: set serve-unseen=true in its node config, or "
             "serve-unseen=false in the run config"
@@ -124,70 +143,41 @@ def _serving_note(site: Site, order: Order) -> str:
     return f"serve-unseen: these personal leaves leave this client: {', '.join(names)}"
 
 
-def _train(names: _Names, message: Message) -> Message:
-    """Its part of a round: what it keeps goes to its folder, what it sends into the reply."""
-    site, order = _site(*names), record_in(message.content, Order)
-    _serving_note(site, order)
-    broadcast = _broadcast_in(message, site)
-    place = _place(site, order)
-    with owned(place):
-        begun = _own_at(site, order, place)
-        own, upload = jax.device_get(site.train(order, broadcast, begun))
-        save_own(place, int(broadcast.round) + 1, own, order.begin)
+def _train(task: _Task) -> dict[str, Any]:
+    """Trains a round: what the client keeps goes to its folder; returns what it sends."""
+    _serving_note(task)
+    site, order, broadcast = task.site, task.order, task.broadcast()
+    with owned(task.place):  # a task of an earlier round may still be running
+        own, upload = jax.device_get(site.train(order, broadcast, task.own()))
+        save_own(task.place, int(broadcast.round) + 1, own, order.begin)
     if not site.node.reports("losses"):
         hidden = {name: np.full_like(getattr(upload, name), np.nan) for name in ("loss", "risk")}
         upload = upload._replace(**hidden)
     sent = to_named(upload)
     if order.serve_unseen:
         sent |= to_named({"personal": own.personal})
-    return Message(content=packed(_answer(site, order), recorded(sent)), reply_to=message)
+    return {"arrays": recorded(sent)}
 
 
-def _evaluate(names: _Names, message: Message) -> Message:
-    """The score of its own model, with what the server broadcasts, on its own samples."""
-    site, order = _site(*names), record_in(message.content, Order)
+def _evaluate(task: _Task) -> dict[str, Any]:
+    """Returns the score of its own model, with what the server broadcasts, on its own samples."""
+    site, broadcast = task.site, task.broadcast()
     if not site.node.reports("accuracies"):
         raise ConfigError(
             "this client does not report its accuracies, see report in its node config"
         )
-    broadcast = _broadcast_in(message, site)
-    place = _place(site, order)
-    with owned(place):
-        own = _own_at(site, order, place)
-        personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], tuple(own))
-        # A federation of this client alone, as far as its model needs one.
-        alone = FederatedState(
-            round=broadcast.round,
-            shared=broadcast.shared,
-            server=ServerState(sent=broadcast.message),
-            weights=np.ones(1, site.like.weights.dtype),
-            weighing=(),
-            personal=personal,
-            memory=memory,
-        )
-        record = _evaluator(names)(alone)
-    scores = {name: record[name]["mean"] for name in ("accuracy", "validation") if name in record}
-    return Message(content=packed(_answer(site, order), scores=scores), reply_to=message)
-
-
-def _broadcast_in(message: Message, site: Site) -> Broadcast:
-    """What the server sends to all; ValueError where it is another method's or model's."""
-    return from_named(arrays_in(message.content), jax.eval_shape(broadcast_of, site.like))
-
-
-def _place(site: Site, order: Order) -> Path:
-    """Where this client keeps its own part in this federation."""
-    return Path(site.node.folder).expanduser() / file_name(order.federation)
-
-
-def _own_at(site: Site, order: Order, place: Path) -> Own:
-    """What this client begins with; raises WorkdirError where it is lost."""
-    if not order.begin:
-        return jax.device_get(own_of(site.start(), 0))
-    rows = Own(site.like.personal, site.like.memory)
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
-    return load_own(place, order.begin, like)
-
-
-def _answer(site: Site, order: Order) -> Answer:
-    return Answer(order.federation, site.config.method, site.node.client)
+    with owned(task.place):
+        own = task.own()
+    personal, memory = jax.tree.map(lambda leaf: np.asarray(leaf)[None], tuple(own))
+    # A federation of this client alone, as far as its model needs one.
+    alone = FederatedState(
+        round=broadcast.round,
+        shared=broadcast.shared,
+        server=ServerState(sent=broadcast.message),
+        weights=np.ones(1, site.like.weights.dtype),
+        weighing=(),
+        personal=personal,
+        memory=memory,
+    )
+    record = task.evaluator()(alone)
+    return {"scores": {k: record[k]["mean"] for k in ("accuracy", "validation") if k in record}}

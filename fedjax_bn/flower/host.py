@@ -1,11 +1,8 @@
-"""The server's side: what it keeps of a federation, and its step, without any data."""
+"""The server's side without a network: what it keeps of a federation, and its step."""
 
 import json
-import secrets
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,24 +11,21 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_bn.aggregation import weighted_mean
-from fedjax_bn.federation import FederatedState, Own, Upload, broadcast_of, traffic
-from fedjax_bn.flower.accept import Accepted, absent, blank, side_by_side
-from fedjax_bn.flower.members import Member
-from fedjax_bn.flower.records import Order
+from fedjax_bn.federation import FederatedState, Upload, broadcast_of, own_of, traffic
+from fedjax_bn.flower.accept import Accepted
+from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import Run
 from fedjax_bn.flower.site import deployed
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.experiment.availability import read_trace
-from fedjax_bn.run.experiment.build import Experiment, assemble
+from fedjax_bn.run.experiment.build import assemble
 from fedjax_bn.run.experiment.method import local_epochs
 from fedjax_bn.run.experiment.shapes import batches_of_one
 from fedjax_bn.run.experiment.start import Keys, make_start, partition_table, prepare
 from fedjax_bn.run.files.finished import dataset_of
-from fedjax_bn.run.files.forms import CLAIM, NUMBER, TEXT
-from fedjax_bn.run.files.workdir import read_json
 
 PyTree = Any
-_ABOUT = CLAIM | {"sizes": {"longest": NUMBER, "smallest": NUMBER}, "samples": TEXT}
+_ALIGNED = 64  # bytes; from such an address on XLA reads an array on CPU without a copy
 
 
 class Kept(NamedTuple):
@@ -57,7 +51,6 @@ class Host(NamedTuple):
     Attributes:
       config: the configuration.
       run: the run config.
-      experiment: what the configuration names, with one blank client.
       keys: the run's random keys.
       one: makes the common start, a state with the row of one client.
       start: makes what is kept before the first round.
@@ -65,15 +58,14 @@ class Host(NamedTuple):
       form: of the samples of all clients, as JSON.
       upload: the form of one client's upload.
       personal: the form of the personal leaves that are sent; () for none.
-      table: which leaves are shared and which personal, to read at start.
-      traffic: the method's own account, see `fedjax_bn.federation`.
-      trace: who is available in which round; None where all always are.
-      step: `step(kept, accepted, rows) -> kept`, a round's end.
+      notes: messages for the start: which leaves are shared, how many bytes travel.
+      trace: which clients are available in which round; None where all always are.
+      step: `step(kept, accepted, rows) -> kept`, a round's end: `accepted` by client, `rows`
+        i32[C] all clients that the round could have had.
     """
 
     config: ConfigDict
     run: Run
-    experiment: Experiment
     keys: Keys
     one: Callable[[], FederatedState]
     start: Callable[[], Kept]
@@ -81,54 +73,9 @@ class Host(NamedTuple):
     form: str
     upload: Upload
     personal: PyTree
-    table: str
-    traffic: dict[str, int]
+    notes: tuple[str, ...]
     trace: np.ndarray | None
-    step: Callable[..., Kept]
-
-
-def facts_of(workdir: Path, run: Run, method: str) -> tuple[Order, str]:
-    """Returns what the workdir holds of a begun federation; of a new one its name, drawn here.
-
-    Args:
-      workdir: the server's.
-      run: the run config.
-      method: the configured method's name.
-
-    Returns:
-      The header of the server's messages with begin=0, and the form of samples as JSON, "" where
-      it is not known yet.
-
-    Raises:
-      WorkdirError: its config.json is damaged.
-    """
-    path = workdir / "config.json"
-    if not path.exists():
-        name = f"{method}-{secrets.token_hex(8)}"
-        return Order(name, method, 0, run.clients, 0, 0, run.serve_unseen), ""
-    about = read_json(path, _ABOUT)
-    longest, smallest = about["sizes"]["longest"], about["sizes"]["smallest"]
-    order = Order(about["data"], method, 0, run.clients, longest, smallest, run.serve_unseen)
-    return order, about["samples"]
-
-
-def known_from(order: Order, form: str, members: Mapping[int, Member]) -> tuple[Order, str]:
-    """Returns the same, for a new federation with what its first clients report.
-
-    Args:
-      order, form: as `facts_of` gives them.
-      members: who has presented itself, by number; at least one where the form is not known.
-
-    Returns:
-      The header with the sizes of the largest and the smallest client (0 where none reports its
-      own), and the form of samples that most have; of two as frequent that of the client of the
-      least number.
-    """
-    if form:
-        return order, form
-    sizes = [member.size for member in members.values() if member.size] or [0]
-    forms = Counter(members[k].form for k in sorted(members))
-    return order._replace(longest=max(sizes), smallest=min(sizes)), forms.most_common(1)[0][0]
+    step: Callable[[Kept, Mapping[int, Accepted], np.ndarray], Kept]
 
 
 def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
@@ -137,7 +84,8 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
     Args:
       config: the configuration.
       run: the run config.
-      order, form: as `known_from` gives them.
+      order: the header of the server's messages, with begin=0.
+      form: of the samples, `domain.form_of` as JSON without names.
 
     Raises:
       ConfigError: it does not suit, or a key does not suit the number of clients.
@@ -154,7 +102,7 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
             "clients of the run config: use 0 for all of them"
         )
     alone = deployed(config)
-    alone.target = ""
+    alone.target = ""  # domains are the clients' matter
     internal = dataset_of(json.loads(form) | {"dataset": "federation", "clients": ["federation"]})
     make = partial(assemble, internal=internal, unseen=())
     experiment, keys, one = prepare(alone, make, clients=count)
@@ -162,24 +110,23 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
 
     def start() -> Kept:
         state = one()
+        # Compiled, since XLA then leaves out the clients' own rows, which are not used.
         weights, weighing = jax.jit(lambda: (rows().weights, rows().weighing))()
         served = jax.tree.map(lambda leaf: leaf[0], state.personal) if run.serve_unseen else ()
         state = state._replace(weights=weights, weighing=weighing, personal=(), memory=())
         return Kept(state, served, jnp.zeros(count, jnp.int32))
 
     like = jax.eval_shape(one)
-    own = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), Own(like.personal, like.memory)
-    )
+    own = jax.eval_shape(lambda state: own_of(state, 0), like)
     batches = batches_of_one(config, experiment)
     batches["population"] = jax.ShapeDtypeStruct((), jnp.int32)
     key = jax.eval_shape(jax.random.key, 0)
     personal = own.personal if run.serve_unseen else ()
     _, upload = jax.eval_shape(experiment.method.client, broadcast_of(like), own, batches, key)
+    sent = traffic(experiment.method, like, batches)
     return Host(
         config=config,
         run=run,
-        experiment=experiment,
         keys=keys,
         one=one,
         start=start,
@@ -187,8 +134,11 @@ def open_host(config: ConfigDict, run: Run, order: Order, form: str) -> Host:
         form=form,
         upload=upload,
         personal=personal,
-        table=partition_table(config, jax.eval_shape(rows)),
-        traffic=traffic(experiment.method, like, batches),
+        notes=(
+            *experiment.notes,
+            partition_table(config, jax.eval_shape(rows)),
+            "a client and round: {down:,} bytes down, {up:,} bytes up".format(**sent),
+        ),
         trace=read_trace(config.participation.trace, count),
         step=_step(experiment.method.server, upload, personal),
     )
@@ -200,6 +150,7 @@ def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kep
     @jax.jit
     def step(kept: Kept, uploads: Upload, parts: PyTree) -> Kept:
         state, client = server(kept.state, uploads), uploads.client
+        # As in `global_variables` of the simulation, clients of weight 0 are not in the mean.
         counts = uploads.participates & (state.weights[client] > 0)
         weights = jnp.where(counts, state.weights[client], 0)
         served = kept.served
@@ -209,18 +160,55 @@ def _step(server: Callable, form: Upload, personal: PyTree) -> Callable[..., Kep
         taken = jnp.where(uploads.participates, state.round, kept.taken[client])
         return Kept(state, served, kept.taken.at[client].set(taken))
 
-    stack = side_by_side((form, personal))
+    stack = _side_by_side((form, personal))
 
     def take(kept: Kept, accepted: Mapping[int, Accepted], rows: np.ndarray) -> Kept:
-        """`accepted` by client; `rows` i32[C] are all that the round could have had."""
         population = len(kept.taken)
         parts = [
             (accepted[k].upload, accepted[k].personal)
             if k in accepted
-            else (absent(form, k, population), blank(personal))
+            else (_absent(form, k, population), _blank(personal))
             for k in rows
         ]
-        # Until it has ended it may read what `stack` gave.
+        # The next round writes into what `stack` gave, so this one must have read it.
         return jax.block_until_ready(step(kept, *stack(parts)))
 
     return take
+
+
+def _side_by_side(like: PyTree) -> Callable[[Sequence[PyTree]], PyTree]:
+    """Returns `stack(trees) -> tree [C, ...]`, which writes into the same arrays each time.
+
+    The caller has read, or copied, what it returned before. So a round does not ask the system for
+    as much memory as all uploads take, and a device on the host does not copy them again. `like` is
+    the form of one tree.
+    """
+    form, leaves = jax.tree.structure(like), jax.tree.leaves(like)
+    rows: list[np.ndarray] = []
+
+    def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        space = np.empty(size + _ALIGNED, np.uint8)
+        begin = -space.ctypes.data % _ALIGNED
+        return space[begin : begin + size].view(dtype).reshape(shape)
+
+    def stack(trees: Sequence[PyTree]) -> PyTree:
+        if not rows or len(rows[0]) != len(trees):
+            rows[:] = [empty((len(trees), *leaf.shape), leaf.dtype) for leaf in leaves]
+        for k, tree in enumerate(trees):
+            for row, leaf in zip(rows, form.flatten_up_to(tree), strict=True):
+                row[k] = leaf
+        return form.unflatten(rows)
+
+    return stack
+
+
+def _absent(form: Upload, client: int, population: int) -> Upload:
+    """Returns an upload that does not count, for a client that sits out of K = `population`."""
+    yes, (number, count) = np.ones((), bool), map(np.int32, (client, population))
+    return _blank(form)._replace(finite=yes, client=number, population=count)
+
+
+def _blank(form: PyTree) -> PyTree:
+    """Returns zeros of that form, arrays that take no memory."""
+    return jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), form)

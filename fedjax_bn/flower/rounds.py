@@ -1,13 +1,14 @@
-"""A round over Flower: who is asked, whose upload is taken, who is left out and why."""
+"""The rounds over Flower: which clients are connected and asked, and which uploads are taken."""
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from flwr.app import MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -16,18 +17,118 @@ from fedjax_bn.engine.named_arrays import to_named
 from fedjax_bn.federation import broadcast_of
 from fedjax_bn.flower.accept import Accepted, Expected, accept
 from fedjax_bn.flower.host import Host, Kept
-from fedjax_bn.flower.members import Member, Met, content_of, exchange, meet
-from fedjax_bn.flower.records import arrays_in, packed, recorded, scores_in
+from fedjax_bn.flower.messages import (
+    Answer,
+    Hello,
+    Order,
+    arrays_in,
+    content_of,
+    exchange,
+    packed,
+    record_in,
+    recorded,
+    scores_in,
+)
 from fedjax_bn.run.errors import ConfigError, RiskError, UserError
 from fedjax_bn.run.evaluation.groups import by_client
 from fedjax_bn.run.experiment.availability import draw_cohort
+from fedjax_bn.run.files.finished import impossible
+from fedjax_bn.run.files.forms import FINISHED, misfit
 from fedjax_bn.run.training.records import Record, round_record
 
-Members = Mapping[int, Member]
+_AGAIN = 60.0  # seconds until a node that was refused is asked again
 
 
 class TooFewError(UserError):
     """A round did not get as many good uploads as the run config asks for."""
+
+
+class Member(NamedTuple):
+    """A client that has presented itself.
+
+    Attributes:
+      node: Flower's number of its node now.
+      name: how it is called in the records.
+      hello: what it said of itself.
+    """
+
+    node: int
+    name: str
+    hello: Hello
+
+
+class Met(NamedTuple):
+    """The clients that the server has met.
+
+    Attributes:
+      members: those that are connected, by number.
+      refused: node -> when it may be asked again, on the clock of `time.monotonic`.
+      sizes: client -> the size that it reported last, also where it is gone.
+    """
+
+    members: Mapping[int, Member] = {}
+    refused: Mapping[int, float] = {}
+    sizes: Mapping[int, int] = {}
+
+    def name(self, client: int) -> str:
+        """Returns how a client is called."""
+        return self.members[client].name if client in self.members else f"client-{client}"
+
+
+def meet(grid: Grid, met: Met, order: Order, seconds: float) -> Met:
+    """Returns which clients are connected now, after asking new nodes to present themselves.
+
+    A node whose answer cannot be used, or whose place is taken, is named in the log and asked again
+    after a minute.
+
+    Args:
+      grid: Flower's.
+      met: the result of the last call; members whose node has gone are left out.
+      order: the header of the question.
+      seconds: how long to wait for an answer.
+    """
+    nodes, now = set(grid.get_node_ids()), time.monotonic()
+    found = {k: member for k, member in met.members.items() if member.node in nodes}
+    refused = {node: again for node, again in met.refused.items() if node in nodes and again > now}
+    new = sorted(nodes - {member.node for member in found.values()} - set(refused))
+    replies = exchange(grid, {node: packed(order) for node in new}, MessageType.QUERY, seconds)
+    for node in new:
+        try:
+            client, hello = _presented(replies.get(node), order)
+            if client in found:
+                raise ValueError(f"it presents itself as client {client}, which is there already")
+            # Records have a column for each name and one for the mean, so no two may be equal.
+            others = {other.name for other in found.values()} | {"mean"}
+            others |= {f"client-{k}" for k in range(order.population) if k != client}
+            name = shown(hello.name)[:80] or f"client-{client}"
+            while name in others:
+                name += f"-{client}"
+            found[client] = Member(node, name, hello)
+        except ValueError as error:
+            log(WARNING, "node %s is left out: %s", node, shown(str(error)))
+            refused[node] = time.monotonic() + _AGAIN
+    sizes = {k: member.hello.size for k, member in found.items()}
+    return Met(dict(sorted(found.items())), refused, {**met.sizes, **sizes})
+
+
+def _presented(reply: Message | None, order: Order) -> tuple[int, Hello]:
+    """Returns a client's number and how it presents itself; ValueError if that cannot be used."""
+    content = content_of(reply, order, None)
+    client, hello = record_in(content, Answer).client, record_in(content, Hello)
+    try:
+        form = json.loads(hello.form) | {"dataset": "federation", "clients": ["one"]}
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"its form of samples is not a JSON object: {hello.form:.80}") from error
+    if wrong := misfit(form, FINISHED["form"], "its form of samples") or impossible(form):
+        raise ValueError(f"no samples have the form that it gives for its own ({wrong})")
+    if not 0 <= client < order.population:
+        raise ValueError(
+            f"it presents itself as client {client}, but there are {order.population}, from 0: see "
+            "clients in the run config"
+        )
+    if not 0 <= hello.size < 2**31:
+        raise ValueError(f"it reports {hello.size} samples")
+    return client, hello
 
 
 def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Met]:
@@ -36,11 +137,11 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
     Args:
       grid: Flower's.
       host: the server's side.
-      met: who was there in the round before.
-      kept: after the round before.
+      met: the clients of the round before.
+      kept: what was kept after the round before.
 
     Returns:
-      What is kept, the round's record, and who is there now.
+      What is kept now, the round's record, and the clients that are connected now.
 
     Raises:
       TooFewError: it was begun as often as the run config allows.
@@ -51,10 +152,9 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
     least = host.run.minimum or len(asked)
     for attempt in range(1, host.run.attempts + 1):
         met = meet(grid, met, host.order, host.run.time_limit)
-        members = met.members
-        accepted, left_out = _ask(grid, host, members, kept, asked)
-        for client, reason in left_out.items():
-            log(WARNING, "round %s: %s is left out: %s", number, _name(members, client), reason)
+        accepted, left_out = _uploads(grid, host, met, kept, asked)
+        for name, reason in left_out.items():
+            log(WARNING, "round %s: %s is left out: %s", number, name, reason)
         if len(accepted) >= min(least, len(asked)) and (accepted or not asked):
             break
         log(WARNING, "round %s: %s of %s uploads", number, len(accepted), least)
@@ -67,7 +167,8 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
     after = host.step(kept, accepted, rows)
     weights = np.asarray(after.state.weights)
     if not np.isfinite(weights).all():
-        hidden = [_name(members, k) for k, one in accepted.items() if np.isnan(one.upload.risk)]
+        # A risk that is not reported is NaN, and so are the weights that a rule makes of it.
+        hidden = [met.name(k) for k, one in accepted.items() if np.isnan(one.upload.risk)]
         if hidden:
             raise ConfigError(
                 f"round {number}: {hidden[0]} keeps its losses to itself, which the weighing rule "
@@ -75,13 +176,11 @@ def play(grid: Grid, host: Host, met: Met, kept: Kept) -> tuple[Kept, Record, Me
                 "set config.weigh=by_size or uniform"
             )
         raise RiskError(f"round {number}: the weighing rule gave weights that are not finite")
-    record = _record(host, members, accepted, weights, number, time.perf_counter() - start)
-    if left_out:
-        record["left_out"] = {_name(members, k): reason for k, reason in left_out.items()}
-    return after, record, met
+    record = _record(host, met, accepted, weights, number, time.perf_counter() - start)
+    return after, record | ({"left_out": left_out} if left_out else {}), met
 
 
-def evaluate(grid: Grid, host: Host, members: Members, kept: Kept) -> Record:
+def evaluate(grid: Grid, host: Host, met: Met, kept: Kept) -> Record:
     """Returns {"accuracy": {client: percent, "mean": ...}, "validation": ...} of those who report.
 
     A client that fails, or does not answer within the run's time limit (seconds), is named in the
@@ -90,24 +189,25 @@ def evaluate(grid: Grid, host: Host, members: Members, kept: Kept) -> Record:
     Args:
       grid: Flower's.
       host: the server's side.
-      members: who is there, by number.
-      kept: after the round that is tested.
+      met: the clients.
+      kept: what was kept after the round that is tested.
     """
-    trained = [k for k, m in members.items() if m.scores and np.asarray(kept.taken)[k]]
-    replies = _exchange(grid, host, members, kept, trained, MessageType.EVALUATE, int(kept.round))
+    members = met.members
+    # A client whose upload was never taken has no model of its own yet.
+    trained = [k for k, m in members.items() if m.hello.scores and np.asarray(kept.taken)[k]]
+    replies = _asked(grid, host, met, kept, trained, MessageType.EVALUATE, int(kept.round))
     found: dict[str, np.ndarray] = {}
     for k in trained:
         try:
-            scores = scores_in(content_of(replies.get(members[k].node), host.order, k))
+            scores = scores_in(content_of(replies.get(k), host.order, k))
         except ValueError as error:
             log(WARNING, "%s is not evaluated: %s", members[k].name, shown(str(error)))
             continue
-        for name in ("accuracy", "validation"):
-            if name in scores:
-                found.setdefault(name, np.full(host.run.clients, np.nan))[k] = scores[name]
-    names, limit = [_name(members, k) for k in range(host.run.clients)], host.config.clients_named
+        for name in scores.keys() & {"accuracy", "validation"}:
+            found.setdefault(name, np.full(host.run.clients, np.nan))[k] = scores[name]
+    names, limit = [*map(met.name, range(host.run.clients))], host.config.clients_named
     record = {}
-    for name, values in found.items():
+    for name, values in sorted(found.items()):
         if len(names) <= limit:  # unlike `by_client` NaN, not None, of clients without a score
             named = dict(zip(names, values.tolist(), strict=True))
             record[name] = named | {"mean": float(np.nanmean(values))}
@@ -117,7 +217,7 @@ def evaluate(grid: Grid, host: Host, members: Members, kept: Kept) -> Record:
 
 
 def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
-    """i32[C], the clients of a round as the simulation draws them, and who of them takes part.
+    """Returns i32[C], the clients that the simulation draws, and which of them take part.
 
     Draws by size leave out clients that this server has never met.
     """
@@ -137,71 +237,62 @@ def _drawn(host: Host, met: Met, number: int) -> tuple[np.ndarray, list[int]]:
     return rows.astype(np.int32), [int(k) for k in rows[np.asarray(stays)]]
 
 
-def _exchange(
-    grid: Grid,
-    host: Host,
-    members: Members,
-    kept: Kept,
-    clients: list[int],
-    kind: str,
-    number: int,
-) -> dict[int, Any]:
-    """Sends clients the broadcast; returns node -> reply. `number` is the round's."""
+def _asked(
+    grid: Grid, host: Host, met: Met, kept: Kept, clients: Iterable[int], kind: str, number: int
+) -> dict[int, Message]:
+    """Sends clients the broadcast; returns client -> its reply. `number` is the round's."""
     arrays = recorded(to_named(broadcast_of(kept.state)))  # all messages share these bytes
-    contents: dict[int, RecordDict] = {}
-    for k in clients:
-        order = host.order._replace(begin=int(kept.taken[k]))
-        contents[members[k].node] = packed(order, arrays)
-    return exchange(grid, contents, kind, host.run.time_limit, str(number))
+    node = {k: met.members[k].node for k in clients}
+    contents = {
+        node[k]: packed(host.order._replace(begin=int(kept.taken[k])), arrays) for k in node
+    }
+    replies = exchange(grid, contents, kind, host.run.time_limit, str(number))
+    return {k: replies[node[k]] for k in node if node[k] in replies}
 
 
-def _ask(
-    grid: Grid, host: Host, members: Members, kept: Kept, asked: list[int]
-) -> tuple[dict[int, Accepted], dict[int, str]]:
-    """The uploads that are taken, and why others are not, by client."""
-    there = [k for k in asked if k in members and members[k].form == host.form]
-    number = int(kept.round) + 1
-    replies = _exchange(grid, host, members, kept, there, MessageType.TRAIN, number)
+def _uploads(
+    grid: Grid, host: Host, met: Met, kept: Kept, asked: list[int]
+) -> tuple[dict[int, Accepted], dict[str, str]]:
+    """Returns the uploads that are taken, by client, and why others are left out, by name."""
+    members, form = met.members, host.form
+    there = [k for k in asked if k in members and members[k].hello.form == form]
+    replies = _asked(grid, host, met, kept, there, MessageType.TRAIN, int(kept.round) + 1)
     accepted, left_out, shared = {}, {}, jax.device_get(kept.state.shared)
     for k in asked:
         try:
             if k not in members:
                 raise ValueError("it is not connected")
-            member = members[k]
-            if member.form != host.form:
-                raise ValueError(f"its samples are {member.form}, not {host.form} as others' are")
-            content = content_of(replies.get(member.node), host.order, k)
+            hello = members[k].hello
+            if hello.form != form:
+                raise ValueError(f"its samples are {hello.form}, not {form} as others' are")
+            content = content_of(replies.get(k), host.order, k)
             expected = Expected(
                 upload=host.upload,
                 personal=host.personal,
                 shared=shared,
                 client=k,
                 population=host.run.clients,
-                size=member.size,
-                losses=member.losses,
+                size=hello.size,
+                losses=hello.losses,
                 norm_bound=host.run.norm_bound,
             )
             accepted[k] = accept(arrays_in(content), expected)
         except ValueError as error:
-            left_out[k] = shown(str(error))
+            left_out[met.name(k)] = shown(str(error))
     return accepted, left_out
-
-
-def _name(members: Members, client: int) -> str:
-    return members[client].name if client in members else f"client-{client}"
 
 
 def _record(
     host: Host,
-    members: Members,
+    met: Met,
     accepted: Mapping[int, Accepted],
     weights: np.ndarray,
     number: int,
     seconds: float,
 ) -> Record:
-    """One line of metrics.jsonl, with the norms of the updates that were taken."""
+    """Returns one line of metrics.jsonl, with the norms of the updates that were taken."""
     population, limit = host.run.clients, host.config.clients_named
-    names, taken = [_name(members, k) for k in range(population)], list(accepted)
+    names, taken = [*map(met.name, range(population))], list(accepted)
     loss, norm = np.full(population, np.nan), np.full(population, np.nan)
     loss[taken] = [one.upload.loss for one in accepted.values()]
     norm[taken] = [one.norm for one in accepted.values()]

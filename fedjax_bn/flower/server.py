@@ -10,6 +10,7 @@ import logging
 import secrets
 import shlex
 import time
+from collections import Counter
 from collections.abc import Sequence
 from logging import INFO, WARNING
 from pathlib import Path
@@ -23,16 +24,16 @@ from flwr.serverapp import Grid, ServerApp
 from ml_collections import ConfigDict
 
 from fedjax_bn.engine.named_arrays import names_of
-from fedjax_bn.flower.host import Host, Kept, facts_of, known_from, open_host
-from fedjax_bn.flower.members import NOBODY, Met, meet
-from fedjax_bn.flower.records import Order
-from fedjax_bn.flower.rounds import TooFewError, evaluate, play
+from fedjax_bn.flower.host import Host, Kept, open_host
+from fedjax_bn.flower.messages import Order
+from fedjax_bn.flower.rounds import Met, TooFewError, evaluate, meet, play
 from fedjax_bn.flower.settings import Run, config_of, run_of
 from fedjax_bn.flower.site import adds_noise, deployed
 from fedjax_bn.run.config.keys import check, flatten
 from fedjax_bn.run.experiment.method import follows_rounds, method_maker
 from fedjax_bn.run.experiment.privacy import describe_privacy, privacy_notes
 from fedjax_bn.run.files import checkpoint, workdir
+from fedjax_bn.run.files.forms import CLAIM, NUMBER, TEXT
 from fedjax_bn.run.files.ownership import claim, owned
 from fedjax_bn.run.processes.machine import describe_machine
 from fedjax_bn.run.training.records import Record, out_of_patience, select_round
@@ -41,6 +42,7 @@ from fedjax_bn.run.training.train import resume
 _FLOWER = "flwr"  # its logger
 _SAME = ("clients", "serve_unseen")  # of the run config, in all starts of one federation
 _POLL = 2.0  # seconds between looks for clients that are not there yet
+_ABOUT = CLAIM | {"sizes": {"longest": NUMBER, "smallest": NUMBER}, "samples": TEXT}
 
 
 def server_app(folder: str | Path = ".") -> ServerApp:
@@ -64,11 +66,8 @@ def server_app(folder: str | Path = ".") -> ServerApp:
 
 
 def _say_once() -> None:
-    """Keeps Flower's lines, which it prints itself, from the root logger's handlers.
-
-    Orbax has absl give the root logger one when it is imported.
-    """
-    for handler in logging.root.handlers:
+    """Keeps Flower's lines, which it prints itself, from the root logger's handlers."""
+    for handler in logging.root.handlers:  # absl adds one when Orbax is imported
         handler.addFilter(lambda record: record.name != _FLOWER)
 
 
@@ -86,16 +85,23 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
       TooFewError, RiskError: as `rounds.play`.
     """
     config = config_of(run.config, run.changes, folder)
-    check(config)  # before clients are waited for
+    # What can be wrong is found before the server waits for clients.
+    check(config)
     method_maker(config)
     promised = describe_privacy(deployed(config), run.clients, config.rounds)
     place = Path(run.workdir).expanduser()
     with owned(place):
         order, form = facts_of(place, run, config.method)
         finished = form and workdir.rounds_recorded(place / "metrics.jsonl") >= config.rounds
-        met = NOBODY if finished else _gather(grid, order, run)
-        order, form = known_from(order, form, met.members)
-        host = open_host(with_own_noise(config), run, order, form)._replace(config=config)
+        met = Met() if finished else _gather(grid, order, run)
+        if not form:  # a new federation, whose first clients decide
+            hellos = [member.hello for member in met.members.values()]
+            sizes = [hello.size for hello in hellos if hello.size] or [0]
+            order = order._replace(longest=max(sizes), smallest=min(sizes))
+            # The form that most have; of two as frequent that of the client of the least number.
+            form = Counter(hello.form for hello in hellos).most_common(1)[0][0]
+        # The seed of the server's noise is in its compiled step alone: what is written has none.
+        host = open_host(_with_own_noise(config), run, order, form)._replace(config=config)
         flat = dict(flatten(config)) | {f"flower.{k}": getattr(run, k) for k in _SAME}
         sizes = {"longest": order.longest, "smallest": order.smallest}
         about = {"data": order.federation, "sizes": sizes, "samples": form}
@@ -103,15 +109,41 @@ def serve(grid: Grid, run: Run, folder: str | Path = ".") -> tuple[Kept, list[Re
         kept, records = resume(place, host.start)
         _say_start(host, records, promised)
         kept, records = _loop(grid, host, place, met, kept, records)
-        log(INFO, write_served(host, place, folder, kept, records))
+        log(INFO, _write_served(host, place, folder, kept, records))
         return kept, records
 
 
-def with_own_noise(config: ConfigDict) -> ConfigDict:
+def facts_of(place: Path, run: Run, method: str) -> tuple[Order, str]:
+    """Returns what a workdir holds of a begun federation; a new one gets its name here.
+
+    Args:
+      place: the server's workdir.
+      run: the run config.
+      method: the configured method's name.
+
+    Returns:
+      The header of the server's messages with begin=0, and the form of samples as JSON, "" where
+      it is not known yet.
+
+    Raises:
+      WorkdirError: its config.json is damaged.
+    """
+    path = place / "config.json"
+    new = {
+        "data": f"{method}-{secrets.token_hex(8)}",
+        "sizes": {"longest": 0, "smallest": 0},
+        "samples": "",
+    }
+    about = workdir.read_json(path, _ABOUT) if path.exists() else new
+    longest, smallest = about["sizes"]["longest"], about["sizes"]["smallest"]
+    order = Order(about["data"], method, 0, run.clients, longest, smallest, run.serve_unseen)
+    return order, about["samples"]
+
+
+def _with_own_noise(config: ConfigDict) -> ConfigDict:
     """Returns the configuration of the server's step; with a fresh seed where it adds noise.
 
-    What the server keeps of its noise is in its checkpoints. `config` is not changed, and is what
-    may be written and sent. See `site.adds_noise`.
+    `config` is not changed, and is what may be written and sent. See `site.adds_noise`.
     """
     if not adds_noise(config, "server"):
         return config
@@ -122,7 +154,7 @@ def with_own_noise(config: ConfigDict) -> ConfigDict:
 
 def _gather(grid: Grid, order: Order, run: Run) -> Met:
     """Waits for all clients, or, when the time is over, for as many as a round needs."""
-    met, start, least = NOBODY, time.monotonic(), run.minimum or run.clients
+    met, start, least = Met(), time.monotonic(), run.minimum or run.clients
     while True:
         met = meet(grid, met, order, run.time_limit)
         count, waited = len(met.members), time.monotonic() - start
@@ -137,18 +169,17 @@ def _gather(grid: Grid, order: Order, run: Run) -> Met:
 
 
 def _say_start(host: Host, records: list[Record], promised: Record) -> None:
-    """What travels, what stays, what privacy promises, and where the federation stands."""
-    for note in (*host.experiment.notes, *privacy_notes(promised), host.table):
+    """Logs what travels, what stays, what privacy promises, and where the federation stands."""
+    for note in (*privacy_notes(promised), *host.notes):
         log(INFO, note)
     keys = host.config.privacy
     if keys.clip and keys.noise and keys.seed is not None:
         log(
             WARNING,
             f"privacy.seed={keys.seed} makes noise that can be repeated, as in a simulation: "
-            "whoever knows the run config takes it away, so leave privacy.seed empty where it is "
-            "to protect",
+            "anybody who has the run config can remove it, so leave privacy.seed empty where the "
+            "noise is to protect clients",
         )
-    log(INFO, "a client and round: {down:,} bytes down, {up:,} bytes up".format(**host.traffic))
     if host.run.serve_unseen:
         names = ", ".join(names_of({"personal": host.personal}))
         log(INFO, "serve-unseen: clients send their personal leaves too: %s", names or "none")
@@ -159,15 +190,17 @@ def _say_start(host: Host, records: list[Record], promised: Record) -> None:
 def _loop(
     grid: Grid, host: Host, place: Path, met: Met, kept: Kept, records: list[Record]
 ) -> tuple[Kept, list[Record]]:
-    """The rounds that are left. A round is on the disk before the next is asked for."""
+    """Plays the rounds that are left. A round is on the disk before the next is asked for."""
     config = host.config
     with checkpoint.open_both(place, len(records)) as (latest, selected):
         while len(records) < config.rounds and not out_of_patience(records, config.patience):
             kept, record, met = play(grid, host, met, kept)
             number = record["round"]
             if number == config.rounds or number % config.eval_every == 0:
-                record |= evaluate(grid, host, met.members, kept)
+                record |= evaluate(grid, host, met, kept)
             records.append(record)
+            # The lines are on the disk before the checkpoint that counts them. So after a power cut
+            # the checkpoint is followed by too many lines at most, which `resume` drops.
             workdir.append_line(place / "metrics.jsonl", record)
             if "validation" in record and select_round(records) == number:
                 checkpoint.save(selected, number, kept)
@@ -179,20 +212,12 @@ def _loop(
     return kept, records
 
 
-def write_served(
+def _write_served(
     host: Host, place: Path, app: str | Path, kept: Kept, records: Sequence[Record]
 ) -> str:
     """Writes WORKDIR/served from the selected round, or the last one; returns a note for the log.
 
-    Args:
-      host: the server's side.
-      place: the workdir.
-      app: the app's folder, which holds a user's own modules.
-      kept: after the last round.
-      records: of all rounds.
-
-    Raises:
-      CheckpointError, WorkdirError: a checkpoint is damaged, or cannot be written.
+    `app` is the app's folder, where a user's own modules are.
     """
     personal = jax.eval_shape(host.one).personal
     if jax.tree.leaves(personal) and not jax.tree.leaves(kept.served):
@@ -244,6 +269,7 @@ def write_served(
     with checkpoint.open_folder(folder / "checkpoints" / "latest", keep=1) as manager:
         checkpoint.save(manager, number, state)
         checkpoint.settle(manager)
+    # Last, since a run without it has not finished.
     workdir.write_json(folder / "summary.json", summary)
     command = shlex.join(("fedjax-bn", "serve", "--workdir", str(folder), "--export", "FOLDER"))
     return f"round {number} can be served: {command}"

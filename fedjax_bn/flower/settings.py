@@ -85,14 +85,15 @@ def run_of(given: Mapping[str, Any]) -> Run:
       ConfigError: a key is unknown, or its value is of the wrong type or out of its range.
     """
     run = _read("run config", given, Run())
-    _require("run config", run, "config", run.config, "a file, or the name of a packaged config")
-    _require("run config", run, "clients", run.clients >= 1, "at least 1")
-    allowed = f"from 0 to clients={run.clients}"
-    _require("run config", run, "minimum", 0 <= run.minimum <= run.clients, allowed)
-    _require("run config", run, "time-limit", run.time_limit > 0, "above 0")
-    _require("run config", run, "attempts", run.attempts >= 1, "at least 1")
-    _require("run config", run, "norm-bound", run.norm_bound > 0, "above 0")
-    return run
+    right = {
+        "config": (run.config, "a file, or the name of a packaged config"),
+        "clients": (run.clients >= 1, "at least 1"),
+        "minimum": (0 <= run.minimum <= run.clients, f"from 0 to clients={run.clients}"),
+        "time-limit": (run.time_limit > 0, "above 0"),
+        "attempts": (run.attempts >= 1, "at least 1"),
+        "norm-bound": (run.norm_bound > 0, "above 0"),
+    }
+    return _checked("run config", run, right)
 
 
 def node_of(given: Mapping[str, Any]) -> Node:
@@ -100,13 +101,13 @@ def node_of(given: Mapping[str, Any]) -> Node:
     node = _read("node config", given, Node())
     report = [part.strip() for part in node.report.split(",") if part.strip()]
     known = report == ["nothing"] or (report and set(report) <= set(_REPORTS))
-    allowed = "at least 0, the number of this client"
-    _require("node config", node, "client", node.client >= 0, allowed)
-    _require("node config", node, "folder", node.folder, "a folder that outlives the SuperNode")
-    _require("node config", node, "report", known, f"of {', '.join(_REPORTS)}, or nothing")
-    fits = not node.domain or node.data
-    _require("node config", node, "domain", fits, "left out where data is not given")
-    return node._replace(report=",".join(report))
+    right = {
+        "client": (node.client >= 0, "at least 0, the number of this client"),
+        "folder": (node.folder, "a folder that outlives the SuperNode"),
+        "report": (known, f"of {', '.join(_REPORTS)}, or nothing"),
+        "domain": (not node.domain or node.data, "left out where data is not given"),
+    }
+    return _checked("node config", node, right)._replace(report=",".join(report))
 
 
 def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
@@ -126,7 +127,7 @@ def config_of(source: str, changes: str, folder: str | Path) -> ConfigDict:
 
 
 def _read(what: str, given: Mapping[str, Any], default: _Settings) -> _Settings:
-    """The settings with the given values instead of defaults; raises ConfigError."""
+    """Returns the settings with the given values instead of defaults; raises ConfigError."""
     keys = {name.replace("_", "-"): name for name in default._fields}
     found = {}
     for key, value in given.items():
@@ -145,8 +146,13 @@ def _read(what: str, given: Mapping[str, Any], default: _Settings) -> _Settings:
     return default._replace(**found)
 
 
-def _require(what: str, settings: NamedTuple, key: str, right: Any, allowed: str) -> None:
-    """Raises ConfigError unless a value is right."""
-    if not right:
-        value = getattr(settings, key.replace("-", "_"))
-        raise ConfigError(f"the {what}'s {key}={brief(value)} must be {allowed}")
+def _checked(what: str, settings: _Settings, right: Mapping[str, tuple[Any, str]]) -> _Settings:
+    """Returns the settings; raises ConfigError for the first key that is not right.
+
+    `right` has for a key whether its value is right, and which values are.
+    """
+    for key, (holds, allowed) in right.items():
+        if not holds:
+            value = getattr(settings, key.replace("-", "_"))
+            raise ConfigError(f"the {what}'s {key}={brief(value)} must be {allowed}")
+    return settings

@@ -4,9 +4,9 @@ What stays with a client, its personal leaves and the memory of its method, is i
 
     FOLDER/FEDERATION/own-00000007.npz     after its round 7, named arrays, each with a checksum
 
-A file is written beside its place and renamed, so that a kill at any moment leaves the one before
-it whole. The one that the client began its last round with is kept beside the new one: where the
-server never got the upload, or did not take it, the client begins there again.
+Files are written atomically, so that a kill at any moment leaves the one before whole. The file
+that the client began its last round with is kept as well: where the server did not get the upload,
+or did not take it, the client begins there again.
 """
 
 import io
@@ -29,7 +29,7 @@ from fedjax_bn.data.sampling import Draw, point_to, stack_clients, validation_ba
 from fedjax_bn.engine.batches import Batches
 from fedjax_bn.engine.named_arrays import from_named, to_named
 from fedjax_bn.federation import FederatedState, Own, Upload
-from fedjax_bn.flower.records import Order
+from fedjax_bn.flower.messages import Order
 from fedjax_bn.flower.settings import Node
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.experiment.build import HOLD_OUT, Experiment, assemble, build, sampler_of
@@ -76,7 +76,7 @@ class Site(NamedTuple):
 def deployed(config: ConfigDict) -> ConfigDict:
     """Returns a copy of a configuration without what only a simulation of all clients has.
 
-    One device trains; the server decides who takes part, and who is tested.
+    One device trains; the server decides which clients take part and are tested.
     """
     config = config.copy_and_resolve_references()
     config.mesh, config.population, config.baselines = "1", "device", ()
@@ -97,7 +97,7 @@ def adds_noise(config: ConfigDict, side: str) -> bool:
     return bool(keys.clip and keys.noise and keys.at == side and keys.seed is None)
 
 
-def training_keys(config: ConfigDict, keys: Keys) -> Keys:
+def _training_keys(config: ConfigDict, keys: Keys) -> Keys:
     """Returns the keys of one training of a client; with a fresh one where it adds noise.
 
     No two trainings have the same noise, so that the difference of two answers reveals nothing.
@@ -125,26 +125,20 @@ def open_site(config: ConfigDict, node: Node, clients: int) -> Site:
     )
     train = _trainer(config, experiment, keys, node)
     form = form_of(experiment.internal)
-    del form["dataset"], form["clients"]
+    del form["dataset"], form["clients"]  # names stay here, and would differ between clients
     return Site(config, experiment, keys, start, jax.eval_shape(start), node, form, train)
 
 
 def _of_client(node: Node, config: ConfigDict) -> Experiment:
-    """The experiment of one client, with its domain among the data that are here."""
+    """Returns the experiment of one client, with its domain among the data that are here."""
     reading = config.copy_and_resolve_references()
-    reading.client_epochs = ()  # of all clients, who are elsewhere
+    reading.client_epochs = ()  # has a number for each client, and only one is here
     if node.data:
         reading.data.path, reading.target = node.data, ""
         if reading.data.domains:
             reading.data.domains = (node.domain,) if node.domain else ()
-    found = build(reading).internal
+    found, place = build(reading).internal, node.client
     names = [domain.name for domain in found.domains]
-    place = node.client
-    if not node.data and place >= len(names):
-        raise ConfigError(
-            f"the node config's client={place} is not among the {len(names)} clients of "
-            f"{found.name}, which are numbered from 0: choose one, or give data=PATH"
-        )
     if node.data:
         if node.domain not in names and (node.domain or len(names) > 1):
             raise ConfigError(
@@ -152,6 +146,11 @@ def _of_client(node: Node, config: ConfigDict) -> Experiment:
                 f"choose one of {', '.join(names)}"
             )
         place = names.index(node.domain) if node.domain else 0
+    elif place >= len(names):
+        raise ConfigError(
+            f"the node config's client={place} is not among the {len(names)} clients of "
+            f"{found.name}, which are numbered from 0: choose one, or give data=PATH"
+        )
     mine = found._replace(domains=(found.domains[place],))
     if what_validates(config) and mine.domains[0].validation is None:
         raise ConfigError(
@@ -170,16 +169,28 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
     domain, method = experiment.internal.domains[0], experiment.method
     split, number = domain.train, jnp.asarray(node.client, jnp.int32)
     size = {} if node.reports("sizes") else {"size": jnp.ones((), jnp.int32)}
-    draw = partial(_draw, config, len(split.images))
     kept: Batches = {}
     if what_validates(config):
         batches = validation_batches([domain.validation], config.eval_batch_size)
         kept = {"validation": jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), batches)}
 
+    def draw(order: Order, key: jax.Array, number: jax.Array, round: jax.Array) -> Draw:
+        """The samples [1, S, B] of a round: those that the simulation draws for this client."""
+        mine = len(split.images)
+        longest = max(order.longest, mine)
+        sampler = sampler_of(config, min(order.smallest or mine, mine), longest)
+        sizes = jnp.asarray([mine], jnp.int32)
+        drawn = sampler(sizes, number[None], longest, jax.random.fold_in(key, round))
+        if config.local_steps or config.local_epochs > 1 or config.client_epochs:
+            return drawn
+        # In one epoch the steps after a smaller client's own are empty, and change nothing.
+        steps = -(-mine // min(config.batch_size, longest))
+        return jax.tree.map(lambda leaf: leaf[:, :steps], drawn)
+
     def who(order: Order, number: jax.Array) -> Batches:
         return {"client": number, "population": jnp.asarray(order.population, jnp.int32)} | size
 
-    def form_of_order(order: Order) -> Order:
+    def what_compiles(order: Order) -> Order:
         return order._replace(federation="", method="", begin=0, serve_unseen=False)
 
     if megabytes([split]) <= config.data.device_megabytes:
@@ -191,21 +202,23 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
             order: Order, broadcast: Broadcast, own: Own, number: jax.Array, given: Any
         ) -> Any:
             keys, data, kept = given
-            batches = point_to(data, draw(keys.data, number, order, broadcast.round))
+            batches = point_to(data, draw(order, keys.data, number, broadcast.round))
             batches = jax.tree.map(lambda leaf: leaf[0], batches) | kept | who(order, number)
             return method.client(broadcast, own, batches, keys.method)
 
-        return lambda order, broadcast, own: resident(
-            form_of_order(order), broadcast, own, number, (training_keys(config, keys), data, kept)
-        )
+        def on_device(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
+            given = _training_keys(config, keys), data, kept
+            return resident(what_compiles(order), broadcast, own, number, given)
 
-    drawn = jax.jit(draw, static_argnums=2)
+        return on_device
+
+    drawn = jax.jit(draw, static_argnums=0)
 
     def gathered(order: Order, broadcast: Broadcast, own: Own) -> tuple[Own, Upload]:
-        order = form_of_order(order)
-        found = jax.device_get(drawn(keys.data, number, order, broadcast.round))
+        order = what_compiles(order)
+        found = jax.device_get(drawn(order, keys.data, number, broadcast.round))
         valid = found.valid[0]
-        index = np.where(valid, found.index[0], 0)
+        index = np.where(valid, found.index[0], 0)  # padding points outside the samples
         images = np.asarray(split.images[index.reshape(-1)])
         batches = {
             "image": images.reshape(*index.shape, *images.shape[1:]),
@@ -215,25 +228,10 @@ def _trainer(config: ConfigDict, experiment: Experiment, keys: Keys, node: Node)
             "valid": valid,
             "size": np.int32(len(split.images)),
         }
-        key = training_keys(config, keys).method
+        key = _training_keys(config, keys).method
         return method.client(broadcast, own, batches | kept | who(order, number), key)
 
     return gathered
-
-
-def _draw(
-    config: ConfigDict, size: int, key: jax.Array, number: jax.Array, order: Order, round: jax.Array
-) -> Draw:
-    """The samples [1, S, B] of a client's round: those that the simulation draws for it."""
-    longest = max(order.longest, size)
-    sampler = sampler_of(config, min(order.smallest or size, size), longest)
-    sizes = jnp.asarray([size], jnp.int32)
-    draw = sampler(sizes, number[None], longest, jax.random.fold_in(key, round))
-    if config.local_steps or config.local_epochs > 1 or config.client_epochs:
-        return draw
-    # In one epoch the steps after a smaller client's own are empty, and change nothing.
-    steps = -(-size // min(config.batch_size, longest))
-    return jax.tree.map(lambda leaf: leaf[:, :steps], draw)
 
 
 def load_own(folder: Path, number: int, like: Own) -> Own:

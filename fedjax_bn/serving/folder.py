@@ -116,7 +116,7 @@ def write(
         }
         content = about._replace(programs=written)._asdict()
         (partial / _ABOUT).write_text(json.dumps(content, indent=2) + "\n")
-        partial.chmod(0o755)
+        partial.chmod(0o755)  # `mkdtemp` lets only its user read it
         os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -137,6 +137,7 @@ def load(folder: str | Path, adapt: str = "", batch_size: int | None = None) -> 
     """
     folder = Path(folder)
     about = read_about(folder)
+    # Code of the user's own is imported where the user typed its name, never from the folder.
     typed, adapt = bool(adapt), adapt or about.adaptations[0]
     try:
         named = read_served(folder / _VARIABLES)
@@ -202,22 +203,21 @@ def read_about(folder: Path) -> About:
 
 
 def _fault(about: About) -> str:
-    """What is wrong with the content of model.json; empty where nothing is."""
+    """Returns what is wrong with the content of model.json; empty where nothing is."""
     kinds = About.__annotations__
+    parts = {"classes": str, "adaptations": str, "programs": str, "shape": int}
+    parts |= {"mean": float, "std": float}
     for name, value in about._asdict().items():
         if type(value) is not kinds[name]:
             return f"{name} must be of type {kinds[name].__name__}"
     if about.form != FORM:
         return f"it is of form {about.form}, and this version reads form {FORM}"
-    if not all(type(text) is str for text in (*about.classes, *about.adaptations, *about.programs)):
-        return "its classes, adaptations and programs must have names"
-    if not all(type(side) is int for side in about.shape):
-        return "its shape must have whole numbers"
-    if not all(type(number) is float for number in (*about.mean, *about.std)):
-        return "its mean and std must have numbers"
+    for name, kind in parts.items():
+        if not all(type(one) is kind for one in getattr(about, name)):
+            return f"its {name} must each be of type {kind.__name__}"
+    allowed = {"batch_size": SAMPLES, "order": ORDER}
 
     def is_program(entry: Any) -> bool:
-        allowed = {"batch_size": SAMPLES, "order": ORDER}
         return (
             isinstance(entry, dict)
             and entry.keys() == allowed.keys()

@@ -77,6 +77,7 @@ class Predictor(NamedTuple):
                     f"a batch holds {count} images, but must hold 1 to batch_size="
                     f"{self.batch_size}: make it smaller, or the predictor with another batch_size"
                 )
+            # One shape for all batches, so that one program serves them.
             filled = np.pad(images, [(0, self.batch_size - count)] + [(0, 0)] * (images.ndim - 1))
             found, carry = self.step(carry, filled, np.arange(self.batch_size) < count)
             yield np.asarray(found)[:count]

@@ -165,7 +165,8 @@ def read_served(path: Path) -> dict[str, np.ndarray]:
 
 
 def _to_named(carry: PyTree) -> Arrays:
-    """The leaves of a carry by their number; random keys as their words."""
+    """Returns the leaves of a carry by their number; random keys as their words."""
+    # An .npz holds plain arrays, and the program is called without this library's types.
     leaves = enumerate(jax.tree.leaves(carry))
     return {str(i): jax.random.key_data(x) if _is_key(x) else x for i, x in leaves}
 

@@ -22,8 +22,8 @@ from fedjax_bn.data.sampling import (
     validation_batches,
 )
 from fedjax_bn.engine.batches import blank_padding, check_batches
-from fedjax_bn.run.evaluation.scoring_data import stack_batches
-from fedjax_bn.run.training.stream import stream_rounds, stream_tests
+from fedjax_bn.run.evaluation.scoring import batches_of_tests, stack_batches
+from fedjax_bn.run.training.stream import stream_rounds
 
 
 def equal(one, other) -> bool:
@@ -64,8 +64,9 @@ def test_streamed_boxes_are_those_on_the_device(resident):
     streamed = next(stream_rounds(PARTS, draw, 0, 1))
     kept = jax.jit(lambda: blank_padding(point_to(data, draw(0)[1])))()
     assert equal(streamed["label"], kept["label"])
-    block = next(stream_tests(PARTS, 2, 1000))
-    assert equal(block.labels, jax.tree.map(np.asarray, stack_batches(PARTS, 2).labels))
+    blocks = (jax.device_get(block.labels) for block in batches_of_tests(PARTS, 2, 1e-9)())
+    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
+    assert equal(joined, jax.device_get(stack_batches(PARTS, 2).labels))
 
 
 def test_validation_and_test_batches_hold_the_boxes_in_order():

@@ -12,7 +12,7 @@ from fedjax_bn.federation import broadcast_of
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
-from fedjax_bn.flower.records import Answer, Order, arrays_in, packed, record_in, recorded
+from fedjax_bn.flower.messages import Answer, Order, arrays_in, packed, record_in, recorded
 from fedjax_bn.flower.rounds import TooFewError
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of
@@ -41,7 +41,6 @@ def tiny(x64, monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
-        "method=scaffold,share=all_but_batch_norm",  # personal leaves, memory and messages
         # Its broadcast and messages are as large as all clients.
         pytest.param("method=copa,copa.gates=False", marks=pytest.mark.slow),
         "method=fedcd",  # weights by risks, and a message that is broadcast in the next round
@@ -57,9 +56,12 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
     assert sum("resident" in one for one in compiled) == 2  # once a client, for two rounds
     state, sent = simulated(folder, changes)
     assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
+    assert check_what_travels(grid, state, sent) == 4
 
+
+def check_what_travels(grid, state, sent):
+    """Returns how many trainings there were, whose messages hold what the method names."""
     trained = [pair for pair in grid.sent if pair[0].metadata.message_type == "train"]
-    assert len(trained) == 4
     shared, personal = (names_of({"shared": x}) for x in (state.shared, state.personal))
     message = {n for n in arrays_in(trained[0][1].content) if n.startswith("message/")}
     for down, up in trained:
@@ -70,20 +72,29 @@ def test_numbers_are_the_simulations_and_nothing_else_travels(folder, tmp_path, 
         assert sum(x.nbytes for x in asked.values()) == sent["down"]
         assert sum(x.nbytes for x in answered.values()) == sent["up"]
         assert {*down.content, *up.content} == {"arrays", "header"}
+    return len(trained)
 
 
-BN = "method=fedbn,rounds=4"
+# It has personal leaves, memory and messages.
+SCAFFOLD = "method=scaffold,share=all_but_batch_norm,rounds=4"
 
 
 def in_round(message):
     return int(arrays_in(message.content)["round"]) + 1
 
 
-def test_a_client_that_fails_is_left_out_and_one_that_comes_back_goes_on(folder, tmp_path, caplog):
-    """Client 1 sends NaN in round 2, is away in round 3, and comes back as another node."""
-    config = run_config(tmp_path / "server", BN, minimum=1)
+def test_who_fails_is_left_out_and_comes_back_and_a_server_that_ended_continues(
+    folder, tmp_path, caplog
+):
+    """Client 1 sends NaN in round 2, is away in round 3, and comes back as another node.
+
+    In round 2 too few uploads end the server first. Client 0 has trained that round then, and
+    trains it again.
+    """
+    config = run_config(tmp_path / "server", SCAFFOLD)
     grid = LocalGrid(nodes_of(folder, config))
     first, second = grid.nodes[10], grid.nodes[11]
+    run = run_of(config | {"minimum": 1})
 
     def fails(message):
         reply = second(message)
@@ -91,7 +102,9 @@ def test_a_client_that_fails_is_left_out_and_one_that_comes_back_goes_on(folder,
             arrays, header = arrays_in(reply.content), record_in(reply.content, Answer)
             arrays["shared/params/out/bias"] = arrays["shared/params/out/bias"] * np.nan
             reply.content = packed(header, recorded(arrays))
-            del grid.nodes[11]
+            failed.append(message)
+            if len(failed) == 2:
+                del grid.nodes[11]
         return reply
 
     def sees_it_come_back(message):
@@ -99,42 +112,20 @@ def test_a_client_that_fails_is_left_out_and_one_that_comes_back_goes_on(folder,
             grid.nodes[12] = second
         return first(message)
 
+    failed = []
     grid.nodes |= {10: sees_it_come_back, 11: fails}
-    with caplog.at_level(logging.WARNING, "flwr"):
-        kept, records = serve(grid, run_of(config), folder)
-    (tmp_path / "trace.txt").write_text("all\n0\n0\nall\n")
-    state, _ = simulated(folder, f"{BN},participation.trace={tmp_path / 'trace.txt'}")
-    assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
-    assert [record.get("left_out", {}) for record in records] == [
-        {},
-        {"client-1": "the array shared/params/out/bias is not finite"},
-        {"client-1": "it is not connected"},
-        {},
-    ]
-    assert (
-        "round 2: client-1 is left out: the array shared/params/out/bias is not finite"
-        in caplog.text
-    )
-
-
-def test_a_server_that_ends_in_the_middle_goes_on_and_no_round_is_lost(folder, tmp_path):
-    """Too few uploads end it in round 3, which client 0 has trained then; it trains it again."""
-    config = run_config(tmp_path, BN)
-    grid = LocalGrid(nodes_of(folder, config))
-    honest = grid.nodes[11]
-
-    def fail(message):
-        if message.metadata.message_type == "train" and in_round(message) == 3:
-            raise RuntimeError("no power")
-        return honest(message)
-
-    grid.nodes[11] = fail
-    with pytest.raises(TooFewError, match="round 3 got 1 good uploads in each of 1 attempts"):
+    with pytest.raises(TooFewError, match="round 2 got 1 good uploads in each of 1 attempts"):
         serve(grid, run_of(config), folder)
-    grid.nodes[11] = honest
-    kept, records = serve(grid, run_of(config), folder)
-    assert [record["round"] for record in records] == [1, 2, 3, 4]
-    state, _ = simulated(folder, BN)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        kept, records = serve(grid, run, folder)
+    (tmp_path / "trace.txt").write_text("all\n0\n0\nall\n")
+    state, sent = simulated(folder, f"{SCAFFOLD},participation.trace={tmp_path / 'trace.txt'}")
     assert_same(folder, kept, record_in(grid.sent[-1][0].content, Order).federation, state)
-    _, again = serve(LocalGrid({}), run_of(config), folder)
-    assert again == records  # nobody is needed where nothing is left to do
+    assert check_what_travels(grid, state, sent) == 2 + 2 + 2 + 1 + 2
+    assert [record["round"] for record in records] == [1, 2, 3, 4]
+    why = "the array shared/params/out/bias is not finite"
+    left_out = [{}, {"client-1": why}, {"client-1": "it is not connected"}, {}]
+    assert [record.get("left_out", {}) for record in records] == left_out
+    assert f"round 2: client-1 is left out: {why}" in caplog.text
+    _, again = serve(LocalGrid({}), run, folder)
+    assert again == records  # no client is needed where nothing is left to do

@@ -12,8 +12,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 
 from flwr.app import Array, Message
 
-from fedjax_bn.flower.members import NOBODY, meet
-from fedjax_bn.flower.records import Answer, Hello, Order, packed, record_in
+from fedjax_bn.flower.messages import Answer, Hello, Order, packed, record_in
+from fedjax_bn.flower.rounds import Met, meet
 from fedjax_bn.flower.server import serve
 from fedjax_bn.flower.settings import run_of
 from fedjax_bn.flower.site import load_own, save_own
@@ -45,16 +45,23 @@ WRONG = {
 }
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One for all tests: clients that are configured alike compile once."""
+    folder = tmp_path_factory.mktemp("app")
+    (folder / "config.py").write_text(CONFIG)
+    return folder
+
+
 @pytest.mark.parametrize(
     "reason", [pytest.param(r, marks=[pytest.mark.slow] * ("scaffold" in r)) for r in WRONG]
 )
 def test_who_hangs_or_answers_wrongly_is_left_out_and_the_round_goes_on(
-    x64, tmp_path, monkeypatch, reason
+    x64, folder, tmp_path, monkeypatch, reason
 ):
     runs.install(monkeypatch)
-    (tmp_path / "config.py").write_text(CONFIG)
     config = run_config(tmp_path / "server", "method=fedbn,rounds=1", minimum=1, time_limit=1)
-    grid = LocalGrid(nodes_of(tmp_path, config))
+    grid = LocalGrid(nodes_of(folder, config))
     honest = grid.nodes[11]
 
     def spoils(message):
@@ -66,7 +73,7 @@ def test_who_hangs_or_answers_wrongly_is_left_out_and_the_round_goes_on(
         return reply
 
     grid.nodes[11] = spoils
-    _, (record,) = serve(grid, run_of(config), tmp_path)
+    _, (record,) = serve(grid, run_of(config), folder)
     assert list(record["left_out"]) == ["client-1"]
     assert reason in record["left_out"]["client-1"]
     assert np.isfinite(record["loss"]["client-0"])
@@ -99,20 +106,20 @@ def hello(name="", form=FORM):
 )
 def test_a_node_with_an_impossible_form_of_samples_is_left_out(form, why, caplog):
     with caplog.at_level(logging.WARNING, "flwr"):
-        met = meet(Nodes(hello(form=form), hello()).grid, NOBODY, ORDER, 1.0)
+        met = meet(Nodes(hello(form=form), hello()).grid, Met(), ORDER, 1.0)
     assert list(met.members) == [1]
     assert re.search(f"node 10 is left out: .*{re.escape(why)}", caplog.text)
 
 
 def test_clients_of_one_name_or_of_one_that_records_use_are_called_apart():
     nodes = Nodes(hello("hospital"), hello("hospital"), hello("mean"))
-    members = meet(nodes.grid, NOBODY, ORDER, 1.0).members
+    members = meet(nodes.grid, Met(), ORDER, 1.0).members
     assert [member.name for member in members.values()] == ["hospital", "hospital-1", "mean-2"]
 
 
 def test_who_is_gone_keeps_its_size():
     nodes = Nodes(hello(), hello())
-    met = meet(nodes.grid, NOBODY, ORDER, 1.0)
+    met = meet(nodes.grid, Met(), ORDER, 1.0)
     del nodes.grid.nodes[10]
     met = meet(nodes.grid, met, ORDER, 1.0)
     assert list(met.members) == [1]

@@ -11,10 +11,10 @@ import runs
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
-from fedjax_bn.flower.records import Order, arrays_in, record_in
-from fedjax_bn.flower.server import serve, with_own_noise
+from fedjax_bn.flower.messages import Order, arrays_in, record_in
+from fedjax_bn.flower.server import _with_own_noise, serve
 from fedjax_bn.flower.settings import run_of
-from fedjax_bn.flower.site import training_keys
+from fedjax_bn.flower.site import _training_keys
 from fedjax_bn.run.experiment import privacy as configured_privacy
 from fedjax_bn.run.experiment.start import Keys
 from flower_apps import CONFIG, assert_same, nodes_of, run_config, simulated
@@ -63,17 +63,17 @@ def test_who_adds_the_noise_draws_its_key_and_nobody_else_does():
         side: runs.config(privacy__clip=1.0, privacy__noise=1.0, privacy__at=side)
         for side in ("client", "server")
     }
-    drawn = [training_keys(at["client"], keys) for _ in range(2)]
+    drawn = [_training_keys(at["client"], keys) for _ in range(2)]
     words = {tuple(jax.random.key_data(one.method).tolist()) for one in (keys, *drawn)}
     assert len(words) == 3
     assert all(one._replace(method=keys.method) == keys for one in drawn)
-    assert training_keys(at["server"], keys) is keys
-    seeds = {with_own_noise(at["server"]).privacy.seed for _ in range(2)}
+    assert _training_keys(at["server"], keys) is keys
+    seeds = {_with_own_noise(at["server"]).privacy.seed for _ in range(2)}
     assert len(seeds) == 2
     assert at["server"].privacy.seed is None
-    assert with_own_noise(at["client"]) is at["client"]
+    assert _with_own_noise(at["client"]) is at["client"]
     quiet = runs.config(privacy__clip=1.0)
-    assert with_own_noise(quiet) is quiet
+    assert _with_own_noise(quiet) is quiet
 
 
 @pytest.mark.parametrize("side", ["server", pytest.param("client", marks=pytest.mark.slow)])

@@ -19,7 +19,8 @@ import runs
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax_bn[flower]'")
 
-from fedjax_bn.flower.host import facts_of, open_host
+from fedjax_bn.flower.host import open_host
+from fedjax_bn.flower.server import facts_of
 from fedjax_bn.flower.settings import config_of, run_of
 from fedjax_bn.run.files import checkpoint
 from flower_apps import CONFIG, assert_same, simulated

@@ -8,8 +8,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedjax
 
 from flwr.app import Array, ArrayRecord
 
-from fedjax_bn.flower.accept import absent, side_by_side
-from fedjax_bn.flower.records import Answer, arrays_in, packed, recorded
+from fedjax_bn.flower.host import _absent, _side_by_side
+from fedjax_bn.flower.messages import Answer, arrays_in, packed, recorded
 from fedjax_bn.state import Upload
 
 HEADER = Answer("one", "fedbn", 0)
@@ -64,7 +64,7 @@ def test_an_array_that_cannot_be_read_is_named(stype, data, said):
 
 
 def test_uploads_lie_side_by_side_in_the_same_memory_each_round():
-    stack = side_by_side({"x": np.zeros((2, 3), np.float32), "n": np.int32(0)})
+    stack = _side_by_side({"x": np.zeros((2, 3), np.float32), "n": np.int32(0)})
     first = [{"x": np.full((2, 3), k, np.float32), "n": np.int32(k)} for k in range(4)]
     found = stack(first)
     where = found["x"].ctypes.data
@@ -89,7 +89,7 @@ def test_who_sits_out_has_an_upload_of_zeros_that_does_not_count():
         client=np.int32(9),
         population=np.int32(9),
     )
-    found = absent(form, 2, 4)
+    found = _absent(form, 2, 4)
     assert not found.participates
     assert found.finite
     assert (found.client, found.population) == (2, 4)

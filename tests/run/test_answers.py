@@ -30,13 +30,12 @@ from fedjax_bn.run.evaluation import finished_run as evaluate_finished
 from fedjax_bn.run.evaluation.answers import (
     Answers,
     Kept,
-    calibration_error,
-    measure,
+    measures_of,
     read_answers,
-    unshuffled,
     write_answers,
 )
-from fedjax_bn.run.evaluation.scoring_data import in_order
+from fedjax_bn.run.evaluation.evaluate import _in_split_order
+from fedjax_bn.run.evaluation.scoring import in_order
 from fedjax_bn.run.training.client_logs import distances, log_batch_norms, read_distances
 from fedjax_bn.task import accuracy, classification, confusion
 
@@ -46,6 +45,10 @@ def some_answers(classes, count=60, seed=0):
     label = random.integers(0, classes, count).astype(np.int32)
     logits = random.standard_normal((count, classes)) + 1.5 * np.eye(classes)[label]
     return Answers(logits.astype(np.float32).round(1), label)  # with ties
+
+
+def measure(answers):
+    return measures_of({"running": answers})["running"]
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -100,22 +103,24 @@ def test_the_area_is_the_mean_over_the_classes_that_have_samples():
     wider = Answers(np.pad(answers.logits, ((0, 0), (0, 2)), constant_values=-99), answers.label)
     np.testing.assert_allclose(measure(wider)["auc"], measure(answers)["auc"], rtol=1e-12)
     one = Answers(answers.logits, np.zeros_like(answers.label))
-    assert np.isnan(measure(one)["auc"])
-    assert all(np.isnan(v) for v in measure(Answers(np.zeros((0, 3)), np.zeros(0, int))).values())
+    assert measure(one)["auc"] is None
+    nothing = measure(Answers(np.zeros((0, 3)), np.zeros(0, int)))
+    assert nothing == dict.fromkeys(("loss", "balanced_accuracy", "auc", "ece"))
 
 
 def test_the_calibration_error_is_the_distance_of_confidence_and_accuracy_by_bin():
     confidence = np.array([0.95, 0.95, 0.95, 0.95, 0.55, 0.55])
-    right = np.array([True, True, True, False, True, False])
-    expected = (4 * abs(0.95 - 0.75) + 2 * abs(0.55 - 0.5)) / 6
-    np.testing.assert_allclose(calibration_error(confidence, right, 10), expected)
+    label = np.array([0, 0, 0, 1, 0, 1])
+    answers = Answers(np.log(np.stack([confidence, 1 - confidence], axis=1)), label)
+    expected = 100 * (4 * abs(0.95 - 0.75) + 2 * abs(0.55 - 0.5)) / 6
+    np.testing.assert_allclose(measure(answers)["ece"], expected)
 
 
 def test_answers_to_a_shuffled_stream_come_back_as_the_samples_lie():
     answers = some_answers(3, 20)
     split = Split(answers.logits, answers.label)
     shuffled = in_order(split, 5)
-    back = unshuffled(Answers(shuffled.images, shuffled.labels), 5)
+    back = _in_split_order(Answers(shuffled.images, shuffled.labels), 5)
     np.testing.assert_array_equal(back.logits, answers.logits)
     np.testing.assert_array_equal(back.label, answers.label)
 
@@ -242,8 +247,9 @@ def test_distances_are_written_in_the_order_of_the_forward_pass(tmp_path):
     internal = Dataset("toy", 2, domains, (0.5,), (0.5,))
     model, prepare = Unsorted(), standardize((0.5,), (0.5,))
     key, images = jax.random.key(0), jnp.zeros((2, 16, 16, 3))
-    variables = model.init(key, images)
-    state = methods.fedbn(model, optax.sgd(0.1), prepare=prepare).init(key, variables, 2)
+    method = methods.fedbn(model, optax.sgd(0.1), prepare=prepare)
+    variables = jax.jit(model.init)(key, images)
+    state = jax.jit(method.init, static_argnums=2)(key, variables, 2)
     experiment = SimpleNamespace(model=model, prepare=prepare, internal=internal, mesh=None)
     log_batch_norms(experiment, tmp_path, state, "selected")
     layers = read_distances(tmp_path, "selected").layers

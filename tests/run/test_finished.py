@@ -21,7 +21,7 @@ from fedjax_bn.normalization.adapter import with_adapter
 from fedjax_bn.run.errors import CheckpointError, WorkdirError
 from fedjax_bn.run.evaluation.evaluate import unseen_evaluator
 from fedjax_bn.run.evaluation.per_sample import alphas_of, features_of
-from fedjax_bn.run.evaluation.scoring_data import in_order
+from fedjax_bn.run.evaluation.scoring import in_order
 from fedjax_bn.run.files import checkpoint
 from fedjax_bn.run.files.finished import read_about, restore_state
 from fedjax_bn.task import classification
@@ -40,7 +40,8 @@ def split(count=11, seed=0):
 def state():
     images = jnp.zeros((2, 6, 6, 3), jnp.float32)
     variables = with_adapter(jax.random.key(1), MODEL, nets.variables_of(MODEL, images), images)
-    state = fedbn(MODEL, optax.sgd(0.1)).init(jax.random.key(0), variables, 3)
+    start = jax.jit(fedbn(MODEL, optax.sgd(0.1)).init, static_argnums=2)
+    state = start(jax.random.key(0), variables, 3)
     factor = jnp.asarray([0.7, 1.0, 1.6])
     spread = lambda leaf: leaf * factor.reshape(3, *(1,) * (leaf.ndim - 1))  # noqa: E731
     return state._replace(personal=jax.tree.map(spread, state.personal))
@@ -85,12 +86,26 @@ def test_every_choice_is_streamed_in_its_own_order_and_batches(state):
 def test_all_adaptations_can_be_chosen_by_name(state):
     variables = with_clients(global_variables(state), client_variables(state))
     pixels = PREPARE(jnp.asarray(split().images), jnp.float32)
-    for text in set(ADAPTATIONS) - {"learned_alpha"}:  # no gates in this federation
-        one = choose_adaptation(text, MODEL, 8).adaptation
-        carry = jax.eval_shape(one.init, variables)
-        logits, after = jax.eval_shape(one.predict, variables, carry, pixels, np.ones(11, bool))
+    texts = sorted(set(ADAPTATIONS) - {"learned_alpha"})  # no gates in this federation
+
+    @jax.jit  # one program, since each takes longer to compile than to run
+    def predict(variables):
+        chosen = {text: choose_adaptation(text, MODEL).adaptation for text in texts}
+        carries = {text: one.init(variables) for text, one in chosen.items()}
+        found = {
+            text: one.predict(variables, carries[text], pixels, np.ones(11, bool))
+            for text, one in chosen.items()
+        }
+        return carries, found
+
+    plain, (carries, found) = MODEL.apply(global_variables(state), pixels), predict(variables)
+    for text, (logits, carry) in found.items():
         assert logits.shape == (11, nets.CLASSES)
-        assert jax.tree.structure(after) == jax.tree.structure(carry)
+        assert np.isfinite(logits).all()
+        assert np.allclose(logits, plain, rtol=1e-3, atol=1e-4) == (text == "running"), text
+        assert jax.tree.structure(carry) == jax.tree.structure(carries[text])
+    carrying = {text for text, (_, carry) in found.items() if jax.tree.leaves(carry)}
+    assert carrying == {"tsmobn", "random_alpha", "mixnorm"}
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from fedjax_bn.normalization import BatchNorm
 from fedjax_bn.normalization.batch_instance import GATE
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation import evaluate
-from fedjax_bn.run.evaluation.scoring import score_clients
-from fedjax_bn.run.evaluation.scoring_data import stack_batches
+from fedjax_bn.run.evaluation.scoring import score_clients, stack_batches
 from fedjax_bn.run.experiment import build as experiment
 from fedjax_bn.run.experiment import method as configured_method
 from fedjax_bn.run.experiment.start import prepare

@@ -13,12 +13,12 @@ from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sampling import Draw, point_to, rows_of, stack_clients
 from fedjax_bn.run.config.keys import check
 from fedjax_bn.run.evaluation.evaluate import evaluator
-from fedjax_bn.run.evaluation.scoring_data import stack_batches
+from fedjax_bn.run.evaluation.scoring import batches_of_tests, stack_batches
 from fedjax_bn.run.experiment import build as module
 from fedjax_bn.run.experiment.start import prepare
 from fedjax_bn.run.experiment.task import AUGMENTATIONS
 from fedjax_bn.run.training import rounds
-from fedjax_bn.run.training.stream import stream_rounds, stream_tests
+from fedjax_bn.run.training.stream import stream_rounds
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_streamed_rounds_end_with_the_bits_of_resident_ones(resident, streamed):
 def test_streamed_test_batches_are_the_resident_ones():
     splits = [domain.test for domain in runs.DATA.domains]
     whole = jax.device_get(stack_batches(splits, 4))
-    blocks = list(stream_tests(splits, 4, 1e-9))
+    blocks = jax.device_get(list(batches_of_tests(splits, 4, 1e-9)()))
     assert len({block.images.shape for block in blocks}) == 1
     for name in ("images", "labels", "valid", "client"):
         joined = np.concatenate([getattr(block, name) for block in blocks])

@@ -15,8 +15,7 @@ from fedjax_bn.data.pixels.images import standardize
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.models import MLP
 from fedjax_bn.normalization import BatchNorm
-from fedjax_bn.run.evaluation.scoring import score_clients, score_unseen
-from fedjax_bn.run.evaluation.scoring_data import stack_batches
+from fedjax_bn.run.evaluation.scoring import score_clients, score_unseen, stack_batches
 from fedjax_bn.run.training.records import select_round
 from fedjax_bn.task import Score, Task
 
@@ -95,8 +94,9 @@ def test_batches_hold_one_client_each_and_all_samples_in_order():
 
 def test_a_fedbn_client_is_scored_with_its_own_batch_norm(x64):
     model = MLP(num_classes=CLASSES, hidden=(4,), param_dtype=jnp.float64)
-    variables = model.init(jax.random.key(0), jnp.zeros((2, FEATURES)))
-    state = methods.fedbn(model, optimizer=optax.sgd(0.1)).init(jax.random.key(0), variables, 2)
+    method = methods.fedbn(model, optimizer=optax.sgd(0.1))
+    key, images = jax.random.key(0), jnp.zeros((2, FEATURES))
+    state = jax.jit(lambda: method.init(key, model.init(key, images), 2))()
     rng = np.random.Generator(np.random.PCG64(2))
     personal = jax.tree.map(
         lambda leaf: jnp.asarray(rng.uniform(0.5, 2, leaf.shape)), state.personal

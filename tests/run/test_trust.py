@@ -38,7 +38,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3), np.uint8)
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    return runs.finished(tmp_path_factory.mktemp("run") / "run", rounds=1)
+    return runs.finished(tmp_path_factory.mktemp("run") / "run")
 
 
 @pytest.fixture

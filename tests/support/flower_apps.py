@@ -33,7 +33,7 @@ QUIET = "sizes,losses"  # what clients report where nobody shall be evaluated, w
 def simulated(folder, changes):
     """The state behind the rounds of one program of the same configuration, and its traffic."""
     config = config_of("config.py", changes, folder)
-    experiment, keys, start = prepare(config)
+    experiment, keys, start = prepare(config, traced=False)
     state = start()
     rounds = open_rounds(config, experiment, keys, state)
     batches = rounds.batches | {"population": jax.ShapeDtypeStruct((), np.int32)}

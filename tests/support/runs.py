@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -72,6 +73,7 @@ DATA = dataset()
 
 
 COMPILED: dict[tuple[str, str], object] = {}
+FINISHED: dict[str, Path] = {}
 
 
 def install(monkeypatch, data: Dataset | None = None, draw: bool = False) -> None:
@@ -148,11 +150,17 @@ def run(folder: Path, **changes: object) -> dict:
 
 
 def finished(folder: Path, **changes: object) -> Path:
-    """The folder with a finished run on the tiny data, which stay only for that run."""
-    with pytest.MonkeyPatch.context() as patch:
-        install(patch)
-        run(folder, **changes)
-    return folder
+    """The folder with a finished run on the tiny data, which stay only for that run.
+
+    Where this process has made the same run before, it is a copy.
+    """
+    key = config(**changes).to_json_best_effort(sort_keys=True)
+    if key not in FINISHED:
+        FINISHED[key] = folder.with_name(f"{folder.name}-kept")  # which no test changes
+        with pytest.MonkeyPatch.context() as patch:
+            install(patch)
+            run(FINISHED[key], **changes)
+    return Path(shutil.copytree(FINISHED[key], folder, dirs_exist_ok=True))
 
 
 class Killed(BaseException):

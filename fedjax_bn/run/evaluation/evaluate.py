@@ -11,7 +11,7 @@ Validation, which selects a round, uses the clients' own models or the aggregate
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,31 +27,29 @@ from fedjax_bn.federation import FederatedState, client_variables, global_variab
 from fedjax_bn.run.evaluation.answers import (
     Answers,
     Keep,
+    Kept,
     answering,
-    keep_answers,
     measures_by_client,
     measures_of,
     percent,
-    unshuffled,
 )
 from fedjax_bn.run.evaluation.groups import by_client, some_of
 from fedjax_bn.run.evaluation.personalization import (
-    Personalization,
     adapt_rows,
     adapt_unseen,
     choose_personalization,
     set_aside,
-    set_aside_all,
-    stack_labelled,
 )
 from fedjax_bn.run.evaluation.scoring import (
+    Blocks,
+    as_stored,
     batches_of_tests,
-    carries,
+    blocks_of_tests,
+    in_order,
     mean_loss,
     score_clients,
     score_unseen,
 )
-from fedjax_bn.run.evaluation.scoring_data import TestData, as_stored, blocks_of_tests, in_order
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.processes.mesh import clients_of, copies_on, own_rows, place_own
 from fedjax_bn.run.training.population import (
@@ -65,8 +63,8 @@ from fedjax_bn.run.training.records import Record
 from fedjax_bn.sharing import Variables
 from fedjax_bn.task import Task
 
-# evaluate(state, trained bool[K], keep) -> record. `trained` says who has taken part so far, None
-# for all; `keep` is a dict that takes the answers of a classifier, or None.
+# evaluate(state, trained bool[K], keep) -> record. `trained` marks the clients that have taken part
+# so far, None for all; `keep` is a dict that takes the answers of a classifier, or None.
 Evaluate = Callable[..., Record]
 _BLOCK = 64  # clients, or batches, at a time where no cohort gives their number
 _SAMPLE = 5  # of the generator's streams
@@ -75,7 +73,7 @@ _SAMPLE = 5  # of the generator's streams
 def evaluator(config: ConfigDict, experiment: Experiment, task: Task | None = None) -> Evaluate:
     """Returns `evaluate(state, trained, keep)`, the scores of all clients in percent.
 
-    Test data stay on the device where they fit (`data.device_megabytes`) and are streamed else.
+    Test data that take at most `data.device_megabytes` stay on the device; others are streamed.
     Unseen clients are left out where the configuration tests them once, when the run has ended.
     """
     internal = internal_evaluator(config, experiment, task, config.eval_train_loss)
@@ -104,29 +102,13 @@ def clients_tested(config: ConfigDict, num_clients: int) -> np.ndarray:
     return np.sort(order[: config.eval_clients])
 
 
-class _Part(NamedTuple):
-    """One score of all tested clients.
-
-    Attributes:
-      splits: of each client.
-      labelled: the samples that each adapts to first; None where no client adapts.
-      task: how outputs are judged.
-      own: whether each answers with its own model, or all with the aggregated one.
-    """
-
-    splits: Sequence[Split]
-    labelled: Sequence[Split] | None
-    task: Task
-    own: bool = True
-
-
 def internal_evaluator(
     config: ConfigDict, experiment: Experiment, task: Task | None = None, train_loss: bool = False
 ) -> Evaluate:
     """Returns `evaluate(state, trained, keep)`, the scores of the internal clients.
 
     The record has "accuracy", "validation" where there is one, and "measures" of a classifier's
-    answers to the test samples (`answers.measure`), which `keep` takes too.
+    answers to the test samples (`answers.measures_of`), which `keep` takes too.
 
     A sample of clients (`eval_clients`), and clients whose rows are on the disk, are evaluated in
     blocks as large as a cohort, so that what is on the device does not grow with their number.
@@ -143,86 +125,94 @@ def internal_evaluator(
     tested = clients_tested(config, len(experiment.internal.domains))
     domains = [experiment.internal.domains[k] for k in tested]
     names, limit = [domain.name for domain in domains], config.clients_named
-    how = choose_personalization(config, experiment.method)
-    task = answering(task or experiment.task)
-
-    def part(splits: Sequence[Split], own: bool = True) -> _Part:
-        labelled, rest = set_aside_all(splits, how) if how else (None, splits)
-        return _Part(rest, labelled, task, own)
-
-    parts = {"accuracy": part([domain.test for domain in domains])}
-    own_validates = config.validate_with == "own"
-    # Where a split serves for both, it is evaluated once.
-    once = own_validates and all(domain.test is domain.validation for domain in domains)
-    if not once and all(domain.validation is not None for domain in domains):
-        parts["validation"] = part([domain.validation for domain in domains], own_validates)
-    if train_loss:
-        loss = task._replace(score=mean_loss(task))
-        parts["train_loss"] = _Part([domain.train for domain in domains], None, loss)
-    size = 0
+    task, size = answering(task or experiment.task), 0
     if config.eval_clients or on_disk(config, len(experiment.internal.domains)):
         size = padded(min(config.clients_per_round or _BLOCK, len(tested)), experiment.mesh)
-    score = {key: _scorer(config, experiment, one, how, size) for key, one in parts.items()}
+    how = choose_personalization(config, experiment.method)
+    scoring = partial(_scoring, config, experiment, size)
+
+    def aside(splits: list[Split]) -> tuple[Sequence[Split], Sequence[Split]]:
+        return set_aside(splits, how) if how else ((), splits)
+
+    own = config.validate_with == "own"
+    # Where a split serves for both, it is evaluated once.
+    once = own and all(domain.test is domain.validation for domain in domains)
+    labelled, tests = aside([domain.test for domain in domains])
+    # For each score: whether a client answers with its own model, or with the aggregated one.
+    parts = {"accuracy": (True, scoring(task, tests, labelled))}
+    if not once and all(domain.validation is not None for domain in domains):
+        labelled, rest = aside([domain.validation for domain in domains])
+        parts["validation"] = own, scoring(task, rest, labelled)
+    if train_loss:
+        loss = task._replace(score=mean_loss(task))
+        parts["train_loss"] = True, scoring(loss, [domain.train for domain in domains])
 
     def evaluate(
         state: FederatedState | Held, trained: np.ndarray | None = None, keep: Keep | None = None
     ) -> Record:
-        found = {key: [] for key in parts}
+        found: dict[str, list[float | Answers]] = {key: [] for key in parts}
         step = size or len(tested)
         for places in np.split(np.arange(len(tested)), range(step, len(tested), step)):
-            # The last block is filled up, for one shape.
+            # The last block is filled up, so that all blocks have one shape.
             client = tested[np.resize(places, size)] if size else None
             models = {
-                own: _models_of(state, client, trained, own, experiment)
-                for own in {one.own for one in parts.values()}
+                of_own: _models_of(state, client, trained, of_own, experiment)
+                for of_own in {of_own for of_own, _ in parts.values()}
             }
-            for key, one in parts.items():
-                found[key] += score[key](models[one.own], places)
+            for key, (of_own, score) in parts.items():
+                found[key] += score(models[of_own], places)
         record = {k: by_client(names, [*map(percent, one)], limit) for k, one in found.items()}
         record |= measures_by_client(names, found["accuracy"], limit)
         if once:
             record["validation"] = record["accuracy"]
-        shown = some_of(len(names), limit) if size else range(len(names))
-        given = zip(names, found["accuracy"], parts["accuracy"].splits, strict=True)
-        given = [((name, ""), (answers, split)) for name, answers, split in given]
-        keep_answers(keep, dict(given[k] for k in shown))
+        if keep is not None:
+            for k in some_of(len(names), limit) if size else range(len(names)):
+                if isinstance(answers := found["accuracy"][k], Answers):
+                    keep[names[k], ""] = Kept(answers, tests[k])
         return record
 
     return evaluate
 
 
-def _scorer(
+def _scoring(
     config: ConfigDict,
     experiment: Experiment,
-    part: _Part,
-    how: Personalization | None,
     size: int,
+    task: Task,
+    splits: Sequence[Split],
+    labelled: Sequence[Split] = (),
 ) -> Callable[[FederatedState, np.ndarray], list[float | Answers]]:
     """Returns `score(state, places)`, of the clients at these places, in the rows of the state.
 
-    `size` is the number of clients of a block; 0 for all at once.
+    Args:
+      config, experiment: as of `internal_evaluator`.
+      size: clients of a block; 0 for all at once.
+      task: how outputs are judged.
+      splits: of all tested clients.
+      labelled: the samples that each adapts to first; () where no client adapts.
     """
     model, prepare, mesh = experiment.model, experiment.prepare, experiment.mesh
-    rule, rows = experiment.method.statistics, size or padded(len(part.splits), mesh)
-    score = score_clients(model, prepare, size or len(part.splits), part.task, rule, mesh)
-    steps = None if part.labelled is None else adapt_rows(model, prepare, how, rule, mesh)
-
-    def stacked(places: np.ndarray) -> tuple:
-        return stack_labelled([part.labelled[k] for k in np.resize(places, rows)])
-
+    rule, rows = experiment.method.statistics, size or padded(len(splits), mesh)
+    if labelled:
+        how = choose_personalization(config, experiment.method)
+        adapt = adapt_rows(how, model, mesh, prepare=prepare, statistics=rule)
+    score = score_clients(model, prepare, size or len(splits), task, rule, mesh)
+    batch = min(config.eval_batch_size, max(len(split.images) for split in splits))
     if not size:
         limit = config.data.device_megabytes
-        tests = batches_of_tests(part.splits, config.eval_batch_size, limit, mesh)
-        given = stacked(np.arange(len(part.splits))) if steps else ()
-        return lambda state, _: score(steps(state, *given) if steps else state, tests())
-    batch = min(config.eval_batch_size, max(len(split.images) for split in part.splits))
+        resident = batches_of_tests(splits, batch, limit, mesh)
 
-    def of_block(state: FederatedState, places: np.ndarray) -> list[float | Answers]:
-        state = steps(state, *stacked(places)) if steps else state
-        splits = [part.splits[k] for k in places]
-        return score(state, blocks_of_tests(splits, batch, _BLOCK, size, mesh))[: len(places)]
+    def tests_of(places: np.ndarray) -> Blocks:
+        if not size:
+            return resident()
+        return blocks_of_tests([splits[k] for k in places], batch, _BLOCK, mesh, rows=size)
 
-    return of_block
+    def of_places(state: FederatedState, places: np.ndarray) -> list[float | Answers]:
+        if labelled:
+            state = adapt(state, [labelled[k] for k in np.resize(places, rows)])
+        return score(state, tests_of(places))[: len(places)]
+
+    return of_places
 
 
 def _models_of(
@@ -232,7 +222,7 @@ def _models_of(
     own: bool,
     experiment: Experiment,
 ) -> FederatedState:
-    """A state with the models of some clients, or of all (None): their own, or the aggregated one.
+    """Returns a state with the models of some clients (None: all), their own or the aggregated one.
 
     Clients that have never trained have what an unseen client receives.
     """
@@ -257,7 +247,7 @@ def _models_of(
 
 @jax.jit
 def _with_rows(state: FederatedState, rows: Any, known: jax.Array) -> FederatedState:
-    """The state whose clients own these rows where they are known, else the clients' mean."""
+    """Returns the state whose clients have these rows where known bool[C], else their mean."""
     personal = jax.tree.map(lambda leaf: leaf[: state.weights.shape[0]], state.personal)
     mean = weighted_mean(personal, state.weights)
 
@@ -279,25 +269,23 @@ def unseen_evaluator(
         return lambda state, keep=None: {}
     model, prepare, mesh = experiment.model, experiment.prepare, experiment.mesh
     choices, task = experiment.adaptations, answering(task or experiment.task)
-    how, tested, adapt = choose_personalization(config, experiment.method), {}, {}
-    for domain in experiment.unseen:
-        split = whole(domain)
-        if how:
-            labelled, split = set_aside(split, how)
-            rule = experiment.method.statistics
-            adapt[domain.name] = adapt_unseen(model, prepare, how, labelled, rule)
-        tested[domain.name] = as_stored(split)
+    names, splits = [one.name for one in experiment.unseen], [*map(whole, experiment.unseen)]
+    if how := choose_personalization(config, experiment.method):
+        rule, (labelled, splits) = experiment.method.statistics, set_aside(splits, how)
+        steps = adapt_unseen(how, model, labelled, prepare=prepare, statistics=rule)
+        adapt = dict(zip(names, steps, strict=True))
+    tested = dict(zip(names, map(as_stored, splits), strict=True))
     score = {
         text: score_unseen(one.adaptation, prepare, task, mesh) for text, one in choices.items()
     }
 
     @cache  # adaptations with the same stream share its batches
-    def batches(name: str, size: int, order: int, where: str) -> Callable[[], Iterable[TestData]]:
+    def batches(name: str, size: int, order: int, where: str) -> Callable[[], Blocks]:
         split = in_order(tested[name], order)
         return batches_of_tests([split], size, config.data.device_megabytes, mesh, where)
 
     serve = partial(served_variables, choices=choices)
-    if mesh is not None:
+    if mesh is not None:  # every device needs the mean of rows that are spread over all
         serve = jax.jit(serve, out_shardings=copies_on(mesh))
 
     def evaluate(state: FederatedState, keep: Keep | None = None) -> Record:
@@ -307,17 +295,26 @@ def unseen_evaluator(
             for text, choice in choices.items():
                 # Where a batch depends on those before it, all devices judge all: a batch is too
                 # small to divide.
-                where = "copies" if carries(choice.adaptation, variables) else "parts"
-                where = where if mesh is not None else ""
+                carry = jax.eval_shape(choice.adaptation.init, variables)
+                where = "copies" if mesh is not None and jax.tree.leaves(carry) else "parts"
                 parts = batches(name, choice.batch_size, choice.order, where)
-                found[text] = unshuffled(score[text](variables, parts()), choice.order)
-            keep_answers(keep, {(name, text): (one, split) for text, one in found.items()})
+                found[text] = score[text](variables, parts())
+                if isinstance(found[text], Answers):
+                    found[text] = _in_split_order(found[text], choice.order)
+                    if keep is not None:
+                        keep[name, text] = Kept(found[text], split)
             scores[name] = {text: percent(one) for text, one in found.items()}
             measures[name] = measures_of(found)
         measured = {"unseen_measures": measures} if any(measures.values()) else {}
         return {"unseen": scores} | measured
 
     return evaluate
+
+
+def _in_split_order(answers: Answers, order: int) -> Answers:
+    """Returns the answers to a split that was streamed `in_order`, in the split's own order."""
+    places = in_order(Split(np.arange(len(answers.label)), answers.label), order).images
+    return Answers(*(leaf[np.argsort(places)] for leaf in answers))
 
 
 def served_variables(state: FederatedState | Held, choices: Iterable[str]) -> Variables:

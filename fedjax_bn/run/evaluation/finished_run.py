@@ -1,15 +1,9 @@
 """The command `evaluate`: tests a finished run without training, on domains new to it too.
 
-Training data are needed only where the internal clients are tested. A published dataset knows its
-domains by name, and a hospital is not among them. So an archive or a folder of another place is
-read by its own names:
-
-    PATH/DOMAIN/CLASS/*.jpg  or  PATH/CLASS/*.jpg  or  PATH.npz with arrays as in `data.sets.npz`
-
-with the run's classes in the run's order, of which a new domain need not have all.
+Training data are needed only where the internal clients are tested.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,25 +14,12 @@ from fedjax_bn import adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
 from fedjax_bn.adaptation.choice import NEEDS, choose_adaptation
 from fedjax_bn.arguments.text import file_name
-from fedjax_bn.data.division.clients import unseen_only
 from fedjax_bn.data.domain import Dataset, Domain, whole
-from fedjax_bn.data.pixels.resize import resized
-from fedjax_bn.data.sets import npz
-from fedjax_bn.data.sets.folders import (
-    Published,
-    list_classes,
-    match_folders,
-    spelled,
-    subfolders,
-    to_source,
-)
-from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS
-from fedjax_bn.data.source import Source
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization.adapter import COLLECTION
 from fedjax_bn.report import unseen
 from fedjax_bn.run.config.file import read
-from fedjax_bn.run.config.keys import assign, check, choose, flatten
+from fedjax_bn.run.config.keys import assign, check, flatten
 from fedjax_bn.run.config.trust import recorded_code
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluation.answers import Keep, packed, predictions_of
@@ -49,12 +30,10 @@ from fedjax_bn.run.evaluation.evaluate import (
     unseen_evaluator,
 )
 from fedjax_bn.run.evaluation.groups import by_client
+from fedjax_bn.run.evaluation.new_data import domains_to_test
 from fedjax_bn.run.evaluation.per_sample import alphas_of, features_of
-from fedjax_bn.run.evaluation.scoring_data import as_stored
 from fedjax_bn.run.experiment.build import TESTED_ON_VALIDATION, Experiment, build
-from fedjax_bn.run.experiment.datasets import check_data_keys, check_target
 from fedjax_bn.run.experiment.method import check_adaptations
-from fedjax_bn.run.experiment.readers import DATASETS, decoding
 from fedjax_bn.run.experiment.start import data_hash
 from fedjax_bn.run.files import finished, workdir
 from fedjax_bn.run.files.ownership import owned
@@ -62,7 +41,6 @@ from fedjax_bn.run.training.population import Held
 from fedjax_bn.run.training.records import Record, have_trained
 
 _KINDS = ("alphas", "tsne", "predictions")  # of files beside NAME.json
-_OWN = ("folders", "npz")  # datasets that are a user's own
 
 
 class Request(NamedTuple):
@@ -95,7 +73,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
     Args:
       folder: the run's workdir.
       request: what to test.
-      say: where messages go.
+      say: prints a message.
 
     Returns:
       The content of NAME.json, and the paths of all files written.
@@ -115,7 +93,7 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
         for key, text in request.changes:
             assign(config, key, text)
     check(config)
-    # Today's devices and cache are those of the user, who may have another machine.
+    # The user may have another machine than the one that trained: devices and cache are today's.
     own.update(mesh=config.mesh, compilation_cache=config.compilation_cache)
     if "adaptations" in typed:  # the run's are not tested
         own.adaptations = ()
@@ -129,12 +107,11 @@ def run(folder: Path, request: Request, say: Callable[[str], None] = print) -> t
     start = file_name(request.name)
     for kind in _KINDS:
         start = start.replace(f"-{kind}", f"%2D{kind}")
-    paths = []
+    place = folder / "evaluations"
+    paths = [place / f"{start}{end}" for end in (*contents, ".json")]
     with owned(folder, wait=True):
-        for end, content in contents.items():
-            paths.append(folder / "evaluations" / f"{start}{end}")
-            workdir.write_atomically(paths[-1], content)
-        paths.append(folder / "evaluations" / f"{start}.json")
+        for path, content in zip(paths, contents.values(), strict=False):
+            workdir.write_atomically(path, content)
         workdir.write_json(paths[-1], result)
     return result, paths
 
@@ -147,10 +124,10 @@ def _tested(
     config: ConfigDict,
     say: Callable[[str], None],
 ) -> tuple[Record, dict[str, bytes | str]]:
-    """The content of NAME.json, and what is written beside it by the end of the file's name."""
+    """Returns the content of NAME.json, and those of further files by their name's ending."""
     form = about["form"]
     experiment, state, number = finished.restore(folder, own, form)
-    tested = _tested_domains(config, own, request, form)
+    tested = _chosen(config, own, request, form)
     choices = {
         text: choose_adaptation(text, experiment.model, config.adapt_batch_size)
         for text in config.adaptations
@@ -174,7 +151,8 @@ def _tested(
         if TESTED_ON_VALIDATION in built.notes:
             say(TESTED_ON_VALIDATION)
             notes = [TESTED_ON_VALIDATION]
-    files: dict[str, bytes | str] = dict(_draw(config, experiment, state, tested, request, scores))
+    files: dict[str, bytes | str] = dict(unseen.ablations(scores))
+    files |= _plots(config, experiment, state, tested, request)
     if config.predictions and answers:
         end = f"-predictions.{config.predictions}"
         files[end] = predictions_of(answers, config.predictions)
@@ -194,13 +172,11 @@ def _tested(
     }, files
 
 
-def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request, form: Record) -> Dataset:
-    """The domains to test, each whole: `target`, and of other data than the run's own all.
-
-    The run's own target counts for its own data only.
+def _chosen(config: ConfigDict, own: ConfigDict, request: Request, form: Record) -> Dataset:
+    """Returns the domains to test; the run's own target counts for its own data only.
 
     Raises:
-      ConfigError: there is nothing to test, or samples have another form than the run's.
+      ConfigError: there is nothing to test, or as `domains_to_test`.
     """
     same = all(config.data[key] == own.data[key] for key in ("name", "path"))
     if same and not config.target:
@@ -212,97 +188,11 @@ def _tested_domains(config: ConfigDict, own: ConfigDict, request: Request, form:
         )
     if not same and not request.source and "target" not in dict(request.changes):
         config.target = ""
-    check_data_keys(config)
-    data = read_new(config, own, form)
-    check_target(data, config)
-    tested = unseen_only(data, target=config.target, seed=config.seed)
-    if request.resize:
-        tested = stretched(tested, form["shape"])
-    if tested.domains:
-        images = tested.domains[0].test.images
-        given = (list(images.shape[1:]), str(images.dtype), tested.num_classes)
-        needed = (form["shape"], form["dtype"], form["num_classes"])
-        if given != needed:
-            raise ConfigError(
-                "the run was trained on samples of shape {} ({}) in {} classes".format(*needed)
-                + ", but those to test have {} ({}) in {}".format(*given)
-                + ": give data of the same form; --resize brings images to the run's size"
-            )
-    return tested
-
-
-def stretched(tested: Dataset, shape: Sequence[int]) -> Dataset:
-    """Returns whole domains with images of a shape [H, W, C], see `resize.resized`."""
-
-    def stretch(domain: Domain) -> Domain:
-        split = as_stored(whole(domain))
-        return Domain(domain.name, None, None, split._replace(images=resized(split.images, shape)))
-
-    return tested._replace(domains=tuple(map(stretch, tested.domains)))
-
-
-def read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Dataset:
-    """Returns the data of a test.
-
-    Args:
-      config: of the test, which names the data.
-      own: the run's.
-      form: of the run's samples, as `domain.form_of` makes it.
-
-    Raises:
-      ConfigError: there is no such dataset; the folder holds no class of the run, or no domain that
-        `data.domains` names.
-      ValueError, OSError: as the readers.
-    """
-    name, path = config.data.name, Path(config.data.path)
-    load = choose(DATASETS, name, "data.name")
-    moved = config.data.path and config.data.path != own.data.path
-    if not moved or not (name == own.data.name or name in _OWN):
-        return load(config)
-    numbers = [str(label) for label in range(form["num_classes"])]  # names of classes without
-    if path.suffix == ".npz":
-        return npz.load(path, domains=config.data.domains, classes=form.get("classes") or numbers)
-    if name in IMAGE_FOLDERS:
-        domains, classes = IMAGE_FOLDERS[name].domains, dict(IMAGE_FOLDERS[name].classes)
-        copies = (match_folders(subfolders(one), domains) for one in (path, *subfolders(path)))
-        if any(len(copy) == len(domains) for copy in copies):
-            return load(config)
-    elif name == "folders":
-        given = config.data.classes or form.get("classes", ())
-        classes = spelled(*(given if given or own.data.name in _OWN else numbers))
-    else:
-        return load(config)
-    if not classes:  # a run of a version that did not write them down
-        return DATASETS["folders"](config)
-    return _read_tree(config, path, classes)
-
-
-def _read_tree(config: ConfigDict, path: Path, classes: Mapping[str, tuple[str, ...]]) -> Source:
-    """The domains of a folder, or the one domain that it is."""
-    inside = subfolders(path)
-    found = {one.name: one for one in inside if match_folders(subfolders(one), classes)}
-    if not found and match_folders(inside, classes):
-        found = {path.resolve().name: path}
-    for name in config.data.domains:
-        if name not in found:
-            raise ConfigError(
-                f"config.data.domains={name!r} is not a domain of {path}: it has "
-                f"{', '.join(found) or 'none'}"
-            )
-    found = {name: found[name] for name in config.data.domains or found}
-    if not found:
-        raise ConfigError(
-            f"config.data.path={path} holds no class of the run: give a folder "
-            f"DOMAIN/CLASS/*.jpg, or CLASS/*.jpg of one domain, CLASS of {', '.join(classes)}"
-        )
-    listings = [list_classes(name, folder, classes) for name, folder in found.items()]
-    about = Published("new data", "", "", spelled(*found), classes, {}, "", (0.0,), (0.0,))
-    root = path if path not in found.values() else path.parent
-    return to_source(about, root, listings, config.data.image_size, **decoding(config))
+    return domains_to_test(config, own, form, request.resize)
 
 
 def _training_data(config: ConfigDict, own: ConfigDict, about: Record) -> Experiment:
-    """The run's own experiment; its data may have moved to the path that the test names.
+    """Returns the run's own experiment; its data may have moved to the path that the test names.
 
     Raises:
       WorkdirError: the data are not those that the run was trained on.
@@ -326,7 +216,7 @@ def _served_scores(
     built: Experiment,
     state: FederatedState | Held,
 ) -> Record:
-    """Adaptation -> accuracy of the internal clients with the global model (FedIG, Table 12)."""
+    """Returns adaptation -> accuracy of internal clients by the global model (FedIG, Table 12)."""
     domains = built.internal.domains
     domains = [domains[k] for k in clients_tested(own, len(domains))]
     # Clients of one domain have one test split, and the same global model.
@@ -340,16 +230,14 @@ def _served_scores(
     return rows
 
 
-def _draw(
+def _plots(
     config: ConfigDict,
     experiment: Experiment,
     state: FederatedState | Held,
     tested: Dataset,
     request: Request,
-    scores: Record,
 ) -> Iterator[tuple[str, bytes]]:
-    """(end of the file's name, its bytes) of all plots and alphas."""
-    yield from unseen.ablations(scores)
+    """Yields (ending of the file's name, its bytes) of alphas and of the plots asked for."""
     variables = served_variables(state, ())
     adapted = COLLECTION in variables
     if request.tsne and not experiment.task.classifies:

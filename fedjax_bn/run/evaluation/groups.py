@@ -38,11 +38,11 @@ def by_client(
     points = np.quantile(known, list(QUANTILES.values())) if len(known) else [np.nan] * 7
     found = {"mean": _mean(values)}
     found |= {name: _finite(float(x)) for name, x in zip(QUANTILES, points, strict=True)}
-    return found | {f"{domain}/*": _mean(values[rows]) for domain, rows in groups(names).items()}
+    return found | {f"{domain}/*": _mean(values[rows]) for domain, rows in _groups(names).items()}
 
 
-def groups(names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns domain -> numbers of its clients; {} for one client per domain, or > 20 domains."""
+def _groups(names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns domain -> numbers of its clients; {} if no domain has several, or more than 20 do."""
     domains = np.array([name.rpartition("/")[0] for name in names])
     found = list(dict.fromkeys(filter(None, domains.tolist())))
     if len(found) > _MOST_GROUPS:

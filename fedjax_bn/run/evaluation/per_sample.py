@@ -19,13 +19,13 @@ from fedjax_bn.federation import FederatedState, client_variables, global_variab
 from fedjax_bn.models.features import FeaturesOf
 from fedjax_bn.normalization.calls import in_forward_order
 from fedjax_bn.report.found_boxes import Picture, found_boxes
-from fedjax_bn.run.evaluation.scoring_data import stack_batches
+from fedjax_bn.run.evaluation.scoring import stack_batches
 from fedjax_bn.run.experiment.build import Experiment
 from fedjax_bn.run.files.workdir import write_atomically
 from fedjax_bn.sharing import Variables
 
-_IMAGES = 6  # with boxes, of a client
-_CLIENTS = 8  # whose boxes are drawn, and as many unseen ones
+_IMAGES = 6  # of a client
+_CLIENTS = 8  # internal ones, and at most as many unseen ones
 
 
 def alphas_of(
@@ -73,7 +73,7 @@ def _over_batches(
     batch_size: int,
     function: Callable[[Variables, jax.Array], Any],
 ) -> Any:
-    """The function's outputs [B, ...] over all samples, one after the other [N, ...]."""
+    """Returns the function's outputs for all samples, joined: arrays [N, ...]."""
     data = stack_batches([split], batch_size)
 
     @jax.jit

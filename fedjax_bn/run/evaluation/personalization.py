@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,11 +19,9 @@ from ml_collections import ConfigDict
 from fedjax_bn.data.division.by_class import number_groups
 from fedjax_bn.data.domain import Dataset, Domain, Split, select, splits, whole
 from fedjax_bn.data.label_trees import has_boxes
-from fedjax_bn.data.pixels.images import Prepare
 from fedjax_bn.engine.devices import apart
 from fedjax_bn.federation import FederatedMethod, FederatedState
 from fedjax_bn.methods.perfedavg import personalize
-from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.sharing import Variables, join
 
@@ -76,7 +73,7 @@ def check_labelled(
     ]
     tested += [(domain.name, "whole", whole(domain)) for domain in unseen]
     for client, name, split in tested:
-        labelled, rest = draw_labelled(split, choice)
+        labelled, rest = _draw_labelled(split, choice)
         if len(labelled) < choice.samples or not len(rest):
             raise ConfigError(
                 f"config.personalize.samples={choice.samples}, but client {client!r} has "
@@ -86,100 +83,81 @@ def check_labelled(
             )
 
 
-def draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np.ndarray]:
+def _draw_labelled(split: Split, choice: Personalization) -> tuple[np.ndarray, np.ndarray]:
     """Returns the numbers of the labelled samples and of those that are tested, i64[n] and i64[m].
 
     Samples with one name, such as windows of a recording, are never on both sides: where some are
     labelled, the others of that name are not tested.
     """
+    # The same samples in every round and every command, whatever else the run draws.
     group = number_groups(split.names, len(split.images))
     order = np.random.default_rng(choice.seed).permutation(len(group))
     labelled = order[: choice.samples]
     return labelled, np.flatnonzero(~np.isin(group, group[labelled]))
 
 
-def set_aside(split: Split, choice: Personalization) -> tuple[Split, Split]:
-    """Returns the labelled samples, and those that are tested, in the split's order."""
-    labelled, rest = draw_labelled(split, choice)
-    return select(split, labelled), select(split, rest)
-
-
-def set_aside_all(
+def set_aside(
     parts: Sequence[Split], choice: Personalization
-) -> tuple[list[Split], list[Split]]:
-    """`set_aside` of each; a split that several clients have (the same object) stays one object."""
-    done = {id(split): set_aside(split, choice) for split in {id(s): s for s in parts}.values()}
-    labelled, rest = zip(*(done[id(split)] for split in parts), strict=True)
-    return list(labelled), list(rest)
+) -> tuple[tuple[Split, ...], tuple[Split, ...]]:
+    """Returns the labelled samples of each split, and those that are tested, in the split's order.
 
-
-def stack_labelled(labelled: Sequence[Split]) -> tuple[np.ndarray, PyTree]:
-    """Returns images [K, n, ...] and labels i32[K, n], or a tree of arrays."""
-    images = np.stack([np.asarray(split.images) for split in labelled])
-    return images, jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
+    A split that several clients have (the same object) stays one object, which is stored once.
+    """
+    done = {
+        id(split): tuple(select(split, index) for index in _draw_labelled(split, choice))
+        for split in {id(split): split for split in parts}.values()
+    }
+    return tuple(zip(*(done[id(split)] for split in parts), strict=True))
 
 
 def adapt_rows(
-    model: nn.Module,
-    prepare: Prepare,
-    choice: Personalization,
-    statistics: StatisticsRule | None = None,
-    mesh: Mesh | None = None,
-) -> Callable[[FederatedState, jax.Array, PyTree], FederatedState]:
-    """Returns jitted `adapt(state, images, labels)`: each client's own model after its steps.
+    choice: Personalization, model: Any, mesh: Mesh | None = None, **options: Any
+) -> Callable[[FederatedState, Sequence[Split]], FederatedState]:
+    """Returns `adapt(state, labelled)`: each client's own model after its steps.
 
-    All leaves of the state that it returns are personal. Images and labels are as
-    `stack_labelled` makes them, one row per row of the state.
+    All leaves of the state that it returns are personal. There is one labelled split for each row
+    of the state.
 
     Args:
-      model: linen module, images -> logits.
-      prepare: stored images -> what the model reads.
       choice: samples, steps and rate.
-      statistics: the method's `FederatedMethod.statistics`, by which it trains and predicts.
+      model: linen module, images -> logits.
       mesh: the devices over which the state's clients are shared out; None for one.
+      **options: `prepare` and `statistics` as in `methods.perfedavg.personalize`.
     """
-    steps = _steps(model, prepare, choice, statistics)
+    steps = partial(personalize, model, inner_rate=choice.rate, steps=choice.steps, **options)
 
     def on_device(shared: PyTree, rows: tuple, _: None) -> Variables:
+        # One client after another: side by side their gradients would need K times the memory.
         return jax.lax.map(lambda row: steps(join(shared, row[0]), *row[1:]), rows)
 
     @jax.jit
-    def adapt(state: FederatedState, images: jax.Array, labels: PyTree) -> FederatedState:
+    def adapted(state: FederatedState, images: jax.Array, labels: PyTree) -> FederatedState:
         personal = apart(on_device, mesh, state.shared, (state.personal, images, labels))
         nothing = jax.tree.map(lambda leaf: None, state.shared)
         return state._replace(shared=nothing, personal=personal)
+
+    def adapt(state: FederatedState, labelled: Sequence[Split]) -> FederatedState:
+        images = np.stack([np.asarray(split.images) for split in labelled])
+        labels = jax.tree.map(lambda *rows: np.stack(rows), *(one.labels for one in labelled))
+        return adapted(state, images, labels)
 
     return adapt
 
 
 def adapt_unseen(
-    model: nn.Module,
-    prepare: Prepare,
-    choice: Personalization,
-    labelled: Split,
-    statistics: StatisticsRule | None = None,
-) -> Callable[[Variables], Variables]:
-    """Returns jitted `adapt(variables)`: the received model after an unseen client's steps.
+    choice: Personalization, model: Any, labelled: Sequence[Split], **options: Any
+) -> list[Callable[[Variables], Variables]]:
+    """Returns `adapt(variables)` of each unseen client: the received model after its steps.
 
-    Arguments are those of `adapt_rows`; `labelled` are the client's samples.
+    Arguments are those of `adapt_rows`; `labelled` are the samples of each client.
     """
-    steps = jax.jit(_steps(model, prepare, choice, statistics))
-    images, labels = jax.tree.map(lambda rows: jnp.asarray(rows[0]), stack_labelled([labelled]))
-    return lambda variables: steps(variables, images, labels)
-
-
-def _steps(
-    model: nn.Module,
-    prepare: Prepare,
-    choice: Personalization,
-    statistics: StatisticsRule | None,
-) -> Callable[[Variables, jax.Array, PyTree], Variables]:
-    """`personalize` as a function of variables, images and labels."""
-    return partial(
-        personalize,
-        model,
-        inner_rate=choice.rate,
-        steps=choice.steps,
-        prepare=prepare,
-        statistics=statistics,
-    )
+    steps = partial(personalize, model, inner_rate=choice.rate, steps=choice.steps, **options)
+    adapted = jax.jit(steps)
+    return [
+        partial(
+            adapted,
+            images=jnp.asarray(np.asarray(images)),
+            labels=jax.tree.map(jnp.asarray, labels),
+        )
+        for images, labels, _ in labelled
+    ]

@@ -1,12 +1,13 @@
 """Scores of internal clients, each with its own model, and of unseen clients by adaptation.
 
-One program judges all batches on the device. What a task keeps of a batch
-(`task.score.of_batch`) is joined on the host, so that the data may come in several blocks.
+Test samples are put on the device as batches, all at once or block after block. One program judges
+the batches, and the host joins what a task keeps of each (`task.score.of_batch`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,24 +16,49 @@ from jax.sharding import Mesh
 
 from fedjax_bn.adaptation import Adaptation
 from fedjax_bn.adaptation.adaptation import of_clients
-from fedjax_bn.data.domain import Split
+from fedjax_bn.data.domain import Split, select
 from fedjax_bn.data.pixels.images import Prepare
-from fedjax_bn.engine.devices import apart
+from fedjax_bn.data.rows import Rows
+from fedjax_bn.data.sets.folders import is_image
+from fedjax_bn.engine.devices import CLIENTS, apart, padded
 from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedState
 from fedjax_bn.normalization import StatisticsRule
 from fedjax_bn.run.evaluation.answers import Answers
-from fedjax_bn.run.evaluation.scoring_data import TestData, stack_batches
-from fedjax_bn.run.processes.mesh import copies_on, over_all, own_rows, place_copies, place_own
-from fedjax_bn.run.training.stream import megabytes, stream_tests
+from fedjax_bn.run.processes.mesh import copies_on, over_all, place_copies, place_rows
+from fedjax_bn.run.training.stream import megabytes
 from fedjax_bn.sharing import Variables, join
 from fedjax_bn.task import Score, Task, classification
 
 PyTree = Any
+_THREADS = 8
+# On a mesh a batch is on the device that has its client's model ("clients"), or the devices share
+# all batches evenly ("parts"), or each device has all of them ("copies").
+Where = Literal["clients", "parts", "copies"]
+_Place = tuple[int, Split, int]  # of a batch: client, its split, number of the first sample
+
+
+class TestData(NamedTuple):
+    """Test samples of some clients as batches, none of which mixes two clients.
+
+    Clients of one domain may test on the same batches, so T client batches point to U stored ones.
+
+    Attributes:
+      images: u8[U, B, H, W, C] or f32[U, B, F].
+      labels: i32[U, B], or a tree of arrays [U, B, ...].
+      valid: bool[U, B].
+      client: i32[T], whose batch it is; -1 for padding, which counts for nothing.
+      batch: i32[T], which of the batches stored on its device it is.
+    """
+
+    images: jax.Array
+    labels: PyTree
+    valid: jax.Array
+    client: jax.Array
+    batch: jax.Array
+
+
 Blocks = TestData | Iterable[TestData]  # all on the device at once, or block after block
-# Of T batches: their clients i32[T], whether they hold samples bool[T] (a stream pads with others),
-# and what the task keeps of them, a tree of arrays [T, ...].
-_Judged = tuple[jax.Array, jax.Array, PyTree]
 
 
 def batches_of_tests(
@@ -40,7 +66,7 @@ def batches_of_tests(
     batch_size: int,
     device_megabytes: float,
     mesh: Mesh | None = None,
-    where: str = "clients",
+    where: Where = "clients",
 ) -> Callable[[], Iterable[TestData]]:
     """Returns `parts()`, the test batches: all of them on the device, or streamed in blocks.
 
@@ -49,28 +75,162 @@ def batches_of_tests(
       batch_size: B at most.
       device_megabytes: splits that take more on each device are streamed from the host.
       mesh: the devices; None for one.
-      where: on a mesh, batches are where their clients' models are ("clients"), each device has as
-        many ("parts"), or all have all ("copies").
+      where: on a mesh, which devices have which batches.
     """
-    over, by_client = (None if where == "copies" else mesh), where == "clients"
-    if megabytes(splits) <= device_megabytes * (1 if over is None else over.size):
-        resident = stack_batches(splits, batch_size, over, by_client)
-        resident = place_copies(resident, mesh) if over is None else resident
+    batch_size = min(batch_size, max(len(split.images) for split in splits))
+    devices = 1 if mesh is None or where == "copies" else mesh.size
+    if megabytes(splits) <= device_megabytes * devices:
+        resident = stack_batches(splits, batch_size, mesh, where)
         return lambda: (resident,)
+    longest = max(map(len, _shared_out(splits, batch_size, mesh, where)))
+    # A quarter of the limit for a block: one is judged, the next one waits, a third is stacked.
+    one = splits[0].images[:1].nbytes * batch_size / 2**20
+    length = min(longest, max(1, int(device_megabytes / 4 / max(one, 1e-9))))
+    return partial(blocks_of_tests, splits, batch_size, length, mesh, where)
 
-    def put(block: TestData) -> TestData:
-        if over is None:
-            return place_copies(block, mesh)
-        everywhere = over_all(over)  # a block holds the batches of this process's devices
-        own, length = own_rows(over.size, everywhere), len(block.client)
-        length //= len(own)
-        rows = (own[:, None] * length + np.arange(length)).reshape(-1)
-        return place_own(rows, over.size * length, everywhere, block)
 
-    def parts() -> Iterator[TestData]:
-        return map(put, stream_tests(splits, batch_size, device_megabytes, over, by_client))
+def stack_batches(
+    splits: Sequence[Split], batch_size: int, mesh: Mesh | None = None, where: Where = "clients"
+) -> TestData:
+    """Cuts each client's split into batches in order, the last one padded, and stacks them all.
 
+    A split that several clients have (the same object) is stored once on each device. Arguments
+    are those of `batches_of_tests`.
+    """
+    batch_size = min(batch_size, max(len(split.images) for split in splits))
+    parts = _shared_out(splits, batch_size, mesh, where)
+    width = max(len({(id(split), first) for _, split, first in part}) for part in parts)
+    return _stacked(splits[0], parts, batch_size, width, max(map(len, parts)), mesh, where)
+
+
+def blocks_of_tests(
+    splits: Sequence[Split],
+    batch_size: int,
+    length: int,
+    mesh: Mesh | None = None,
+    where: Where = "clients",
+    rows: int = 0,
+) -> Iterator[TestData]:
+    """Yields test batches on the device in blocks of one shape, whatever the clients have.
+
+    Args:
+      splits: of the clients.
+      batch_size: B.
+      length: batches of a block on each device; the last block ends with empty ones.
+      mesh, where: as in `batches_of_tests`.
+      rows: of the state that answers, at least one per client; 0 for one each.
+    """
+    parts = _shared_out(splits, batch_size, mesh, where, rows)
+
+    def block(start: int) -> TestData:
+        mine = [part[start : start + length] for part in parts]
+        return _stacked(splits[0], mine, batch_size, length, length, mesh, where)
+
+    starts = range(0, max(map(len, parts)), length)
+    with ThreadPoolExecutor(1) as thread:  # reads the next block while one is judged
+        waiting = thread.submit(block, 0)
+        for following in starts[1:]:
+            ready, waiting = waiting.result(), thread.submit(block, following)
+            yield ready
+        yield waiting.result()
+
+
+def _shared_out(
+    splits: Sequence[Split], batch_size: int, mesh: Mesh | None, where: Where, rows: int = 0
+) -> list[list[_Place]]:
+    """Returns the batches of each device; arguments as of `blocks_of_tests`."""
+    places = [
+        (k, split, start)
+        for k, split in enumerate(splits)
+        for start in range(0, len(split.images), batch_size)
+    ]
+    if mesh is None or where == "copies":
+        return [places]
+    if where == "parts":
+        size = -(-len(places) // mesh.size)
+        return [places[d * size : (d + 1) * size] for d in range(mesh.size)]
+    each = padded(rows or len(splits), mesh) // mesh.shape[CLIENTS]  # clients of a device
+    beside = mesh.size // mesh.shape[CLIENTS]  # devices that have the same clients, in turn
+    parts: list[list[_Place]] = [[] for _ in range(mesh.size)]
+    for number, place in enumerate(places):
+        parts[place[0] // each * beside + number % beside].append(place)
     return parts
+
+
+def _stacked(
+    any_split: Split,
+    parts: Sequence[Sequence[_Place]],
+    batch_size: int,
+    width: int,
+    length: int,
+    mesh: Mesh | None,
+    where: Where,
+) -> TestData:
+    """Returns the batches of each device as arrays, with U = `width` and T = `length` for each.
+
+    Empty batches, in the form of those of `any_split`, fill them up.
+    """
+    stored = [{(id(one[1]), one[2]): one for one in part} for part in parts]
+    spread = None if mesh is None or where == "copies" else over_all(mesh)
+    nothing = (-1, any_split, len(any_split.images))
+
+    def read(start: int, stop: int) -> tuple:
+        here = [*stored[start // width].values()]
+        here += [nothing] * (stop - start - len(here))
+        with ThreadPoolExecutor(_THREADS) as threads:  # images may be files
+            batches = threads.map(lambda one: _read_batch(*one[1:], batch_size), here)
+            return jax.tree.map(lambda *rows: np.stack(rows), *batches)
+
+    def point(start: int, stop: int) -> tuple[np.ndarray, ...]:
+        part = parts[start // length]
+        number = {key: i for i, key in enumerate(stored[start // length])}
+        found = [(k, number[id(split), first]) for k, split, first in part]
+        found += [(-1, 0)] * (stop - start - len(part))
+        return tuple(np.array(column, np.int32) for column in zip(*found, strict=True))
+
+    images, labels, valid = place_rows(read, len(parts) * width, spread)
+    data = TestData(images, labels, valid, *place_rows(point, len(parts) * length, spread))
+    return place_copies(data, mesh) if where == "copies" else data
+
+
+def _read_batch(split: Split, start: int, batch_size: int) -> tuple[np.ndarray, PyTree, np.ndarray]:
+    """Returns images [B, ...], labels [B, ...] and valid bool[B] from a sample on.
+
+    Zeros fill the batch after the last sample. Whole numbers among the labels become i32.
+    """
+    images = np.asarray(split.images[start : start + batch_size])
+    count = len(images)
+
+    def fill(rows: np.ndarray) -> np.ndarray:
+        return np.pad(rows, [(0, batch_size - count)] + [(0, 0)] * (rows.ndim - 1))
+
+    def label(rows: np.ndarray) -> np.ndarray:
+        part = np.asarray(rows[start : start + batch_size])
+        return fill(part.astype(np.int32) if np.issubdtype(part.dtype, np.integer) else part)
+
+    return fill(images), jax.tree.map(label, split.labels), np.arange(batch_size) < count
+
+
+def as_stored(split: Split) -> Split:
+    """Returns the split in the order of storage, in which `predict` reads the same samples.
+
+    Image files come in the order of their paths, rows of an array in that of the array; any others
+    keep their order.
+    """
+    images, _, names = split
+    if names is not None and len(names) and is_image(str(names[0])):
+        paths = [str(name).split("/") for name in names]
+        return select(split, np.array(sorted(range(len(paths)), key=paths.__getitem__)))
+    if isinstance(images, Rows):
+        return select(split, np.argsort(images.index, kind="stable"))
+    return split
+
+
+def in_order(split: Split, order: int) -> Split:
+    """Returns a split in the random order of a seed, see `adaptation.choice`; -1 keeps it."""
+    if order < 0:
+        return split
+    return select(split, np.random.default_rng(order).permutation(len(split.images)))
 
 
 def score_clients(
@@ -94,26 +254,11 @@ def score_clients(
         their running statistics.
       mesh: the devices that hold state and blocks; None for one.
     """
-    score, adaptation = (task or classification()).score, of_clients(model, statistics)
-
-    def on_device(shared: PyTree, personal: PyTree, data: TestData) -> _Judged:
-        def one(_: None, place: tuple[jax.Array, jax.Array]) -> tuple[None, PyTree]:
-            client, batch = place
-            # Every device has as many rows, and they are in the order of the clients.
-            own = jax.tree.map(lambda leaf: leaf[client % leaf.shape[0]], personal)
-            variables = join(shared, own)
-            images = prepare(data.images[batch], parameter_dtype(variables))
-            outputs, _ = adaptation.predict(variables, (), images, data.valid[batch])
-            return None, _keep(score, outputs, data, batch)
-
-        return _judged(data, jax.lax.scan(one, None, (data.client, data.batch))[1])
-
-    @partial(jax.jit, out_shardings=copies_on(mesh))
-    def judge(state: FederatedState, data: TestData) -> _Judged:
-        return apart(on_device, mesh, state.shared, state.personal, data)
+    score = (task or classification()).score
+    judged = _judging(of_clients(model, statistics), prepare, score, mesh)
 
     def score_all(state: FederatedState, blocks: Blocks) -> list[float | Answers]:
-        client, kept = _joined([_used(judge(state, block)) for block in _as_blocks(blocks)])
+        client, kept = judged(state.shared, state.personal, (), blocks)
         return [_total(score, kept, client == k) for k in range(num_clients)]
 
     return score_all
@@ -129,41 +274,70 @@ def score_unseen(
     Arguments are those of `score_clients`.
     """
     score = (task or classification()).score
-
-    def on_device(variables: Variables, carry: PyTree, data: TestData) -> tuple[PyTree, _Judged]:
-        def one(carry: PyTree, batch: jax.Array) -> tuple[PyTree, PyTree]:
-            images = prepare(data.images[batch], parameter_dtype(variables))
-            outputs, carry = adaptation.predict(variables, carry, images, data.valid[batch])
-            return carry, _keep(score, outputs, data, batch)
-
-        carry, kept = jax.lax.scan(one, carry, data.batch)
-        return carry, _judged(data, kept)
-
-    @partial(jax.jit, out_shardings=copies_on(mesh))
-    def judge(variables: Variables, carry: PyTree, data: TestData) -> tuple[PyTree, _Judged]:
-        if jax.tree.leaves(carry):
-            return on_device(variables, carry, data)
-        part = lambda variables, _, data: on_device(variables, carry, data)[1]  # noqa: E731
-        return carry, apart(part, mesh, variables, (), data)
-
+    judged = _judging(adaptation, prepare, score, mesh)
     begin = adaptation.init
-    if mesh is not None:
+    if mesh is not None:  # as `judge` returns the carry, so that it is compiled once
         begin = jax.jit(begin, out_shardings=copies_on(mesh))
 
     def score_one(variables: Variables, blocks: Blocks) -> float | Answers:
-        carry, judged = begin(variables), []
-        for block in _as_blocks(blocks):
-            carry, one = judge(variables, carry, block)
-            judged.append(_used(one))
-        client, kept = _joined(judged)
+        nothing = jax.tree.map(lambda leaf: None, variables)
+        client, kept = judged(variables, nothing, begin(variables), blocks)
         return _total(score, kept, np.ones_like(client, bool))
 
     return score_one
 
 
-def carries(adaptation: Adaptation, variables: Variables) -> bool:
-    """Returns whether an adaptation carries arrays from batch to batch, as TsmoBN does."""
-    return bool(jax.tree.leaves(jax.eval_shape(adaptation.init, variables)))
+def _judging(
+    adaptation: Adaptation, prepare: Prepare, score: Score, mesh: Mesh | None
+) -> Callable[[PyTree, PyTree, PyTree, Blocks], tuple[np.ndarray, PyTree]]:
+    """Returns `judged(shared, personal, carry, blocks)`, on the host.
+
+    It gives the clients i32[T] of all batches that hold samples, and what the score keeps of them,
+    arrays [T, ...].
+    """
+
+    def on_device(common: tuple, personal: PyTree, data: TestData) -> tuple[PyTree, tuple]:
+        shared, carry = common
+
+        def one(carry: PyTree, place: tuple[jax.Array, jax.Array]) -> tuple[PyTree, PyTree]:
+            client, batch = place
+            # Each device has the same number of rows, in the order of the clients.
+            own = jax.tree.map(lambda leaf: leaf[client % leaf.shape[0]], personal)
+            variables, valid = join(shared, own), data.valid[batch]
+            images = prepare(data.images[batch], parameter_dtype(variables))
+            outputs, carry = adaptation.predict(variables, carry, images, valid)
+            label = jax.tree.map(lambda leaf: leaf[batch], data.labels)
+            return carry, score.of_batch(outputs, label, valid)
+
+        carry, kept = jax.lax.scan(one, carry, (data.client, data.batch))
+        return carry, (data.client, data.valid.any(1)[data.batch] & (data.client >= 0), kept)
+
+    @partial(jax.jit, out_shardings=copies_on(mesh))
+    def judge(shared: PyTree, personal: PyTree, carry: PyTree, data: TestData) -> tuple:
+        if jax.tree.leaves(carry):  # each batch depends on the one before: all devices judge all
+            return on_device((shared, carry), personal, data)
+        return apart(on_device, mesh, (shared, carry), personal, data)
+
+    def judged(
+        shared: PyTree, personal: PyTree, carry: PyTree, blocks: Blocks
+    ) -> tuple[np.ndarray, PyTree]:
+        found = []
+        for block in [blocks] if isinstance(blocks, TestData) else blocks:
+            carry, one = judge(shared, personal, carry, block)
+            # To NumPy, which waits for the device: so one block is in flight at a time.
+            client, used, kept = jax.tree.map(np.asarray, one)
+            found.append(jax.tree.map(lambda leaf, used=used: leaf[used], (client, kept)))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)
+
+    return judged
+
+
+def _total(score: Score, kept: PyTree, rows: np.ndarray) -> float | Answers:
+    """Returns the score over the batches that bool[T] chooses."""
+    total = score.of_all(jax.tree.map(lambda leaf: leaf[rows], kept))
+    if isinstance(total, Answers):
+        return total
+    return float(str(np.asarray(total)))  # with the digits that its dtype has, and no others
 
 
 def mean_loss(task: Task) -> Score:
@@ -179,34 +353,3 @@ def mean_loss(task: Task) -> Score:
         return losses.sum() / counts.sum().clip(1)
 
     return Score("loss", of_batch, of_all)
-
-
-def _as_blocks(blocks: Blocks) -> Iterable[TestData]:
-    return [blocks] if isinstance(blocks, TestData) else blocks
-
-
-def _keep(score: Score, outputs: PyTree, data: TestData, batch: jax.Array) -> PyTree:
-    label = jax.tree.map(lambda leaf: leaf[batch], data.labels)
-    return score.of_batch(outputs, label, data.valid[batch])
-
-
-def _judged(data: TestData, kept: PyTree) -> _Judged:
-    return data.client, data.valid.any(1)[data.batch] & (data.client >= 0), kept
-
-
-def _used(judged: _Judged) -> tuple[np.ndarray, PyTree]:
-    """Client i32[t] and what is kept, on the host, of the batches that hold samples."""
-    client, used, kept = jax.tree.map(np.asarray, judged)  # waits, so that one block is in flight
-    return client[used], jax.tree.map(lambda leaf: leaf[used], kept)
-
-
-def _joined(parts: Sequence[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-
-
-def _total(score: Score, kept: PyTree, rows: np.ndarray) -> float | Answers:
-    """The score over the batches that bool[T] chooses."""
-    total = score.of_all(jax.tree.map(lambda leaf: leaf[rows], kept))
-    if isinstance(total, Answers):
-        return total
-    return float(str(np.asarray(total)))  # with the digits that its dtype has, and no others

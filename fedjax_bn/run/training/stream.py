@@ -9,14 +9,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.label_trees import stored
 from fedjax_bn.data.sampling import Draw, label_forms
 from fedjax_bn.engine.batches import Batches
-from fedjax_bn.run.evaluation.scoring_data import TestData, batch_places, read_batch, shared_out
-from fedjax_bn.run.processes.mesh import over_all, own_rows
 
 _THREADS = 8
 
@@ -106,34 +103,3 @@ def _valid_rows(leaf: np.ndarray, index: np.ndarray, valid: np.ndarray) -> np.nd
     """Returns leaf[index], with zeros where `valid` bool[B] is False."""
     rows = leaf[index]
     return np.where(valid.reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0).astype(stored(leaf))
-
-
-def stream_tests(
-    splits: Sequence[Split],
-    batch_size: int,
-    limit_megabytes: float,
-    mesh: Mesh | None = None,
-    by_client: bool = True,
-) -> Iterator[TestData]:
-    """Yields the batches of `stack_batches` in blocks of one shape, read ahead on the host.
-
-    On a mesh a block holds those of this process's devices, one device's after another's.
-    """
-    batch_size = min(batch_size, max(len(split.images) for split in splits))
-    parts = shared_out(batch_places(splits, batch_size), len(splits), mesh, by_client)
-    own = [0] if mesh is None else own_rows(mesh.size, over_all(mesh)).tolist()
-    longest, one = max(map(len, parts)), splits[0].images[:1].nbytes * batch_size / 2**20
-    length = max(1, min(longest, int(limit_megabytes / 4 / max(one, 1e-9))))
-    size = len(own) * length
-
-    def read(number: int) -> TestData:
-        block, rest = divmod(number, size)
-        device, position = own[rest // length], block * length + rest % length
-        there = position < len(parts[device])
-        # After the last batch any one is read, and counts for nothing.
-        client, split, start = parts[device][position] if there else (-1, splits[0], 0)
-        images, labels, valid = read_batch(split, start, batch_size)
-        client, batch = np.int32(client), np.int32(rest % length)
-        return TestData(images, labels, valid & there, client, batch)
-
-    yield from _ahead(range(-(-longest // length) * size), read, size)

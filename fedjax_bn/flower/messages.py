@@ -1,11 +1,16 @@
-"""What travels in a Flower message: named arrays, or scores, and a short header."""
+"""What travels between server and clients: named arrays, or scores, and a short header.
 
+`exchange` sends messages and collects the replies.
+"""
+
+import time
 from collections.abc import Mapping
 from io import BytesIO
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 
 _ARRAYS, _HEADER, _SCORES, _ABOUT = "arrays", "header", "scores", "about"
 _NUMPY = "numpy.ndarray"  # Flower's name of bytes that `numpy.save` writes
@@ -13,6 +18,7 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+_POLL = 0.5  # seconds between questions for replies; `Grid.send_and_receive` waits 3
 _Kind = TypeVar("_Kind", bound=NamedTuple)
 
 
@@ -68,13 +74,12 @@ class Hello(NamedTuple):
 def recorded(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Returns arrays in Flower's form, which messages to many clients share: one copy, one hash.
 
-    The bytes are those of Flower's own `Array(array)`, which copies large arrays several times.
-
     Args:
       arrays: name -> array [...], any dtype that `numpy.save` writes.
     """
     record = {}
     for name, given in arrays.items():
+        # The bytes are those of Flower's `Array(array)`, which copies large arrays several times.
         array, file = np.asarray(given), BytesIO()
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         order = "F" if array.flags.fnc else "C"  # as the header says
@@ -107,6 +112,22 @@ def packed(
     return RecordDict(records)
 
 
+def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
+    """Returns the `Order`, `Answer` or `Hello` of a message.
+
+    Raises:
+      ValueError: it has none, or one with other entries.
+    """
+    name, types = _ABOUT if kind is Hello else _HEADER, kind.__annotations__
+    record = content.config_records.get(name, {})
+    if set(record) != set(types) or any(type(record[k]) is not t for k, t in types.items()):
+        raise ValueError(
+            f"the message's {name} must hold {', '.join(types)}, but it holds "
+            f"{', '.join(sorted(record)) or 'nothing'}: the other side has another version"
+        )
+    return kind(**record)
+
+
 def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
     """Returns the arrays of a message: name -> array [...], read-only views of its bytes.
 
@@ -137,22 +158,6 @@ def arrays_in(content: RecordDict) -> dict[str, np.ndarray]:
     return found
 
 
-def record_in(content: RecordDict, kind: type[_Kind]) -> _Kind:
-    """Returns the `Order`, `Answer` or `Hello` of a message.
-
-    Raises:
-      ValueError: it has none, or one with other entries.
-    """
-    name, types = _ABOUT if kind is Hello else _HEADER, kind.__annotations__
-    record = content.config_records.get(name, {})
-    if set(record) != set(types) or any(type(record[k]) is not t for k, t in types.items()):
-        raise ValueError(
-            f"the message's {name} must hold {', '.join(types)}, but it holds "
-            f"{', '.join(sorted(record)) or 'nothing'}: the other side has another version"
-        )
-    return kind(**record)
-
-
 def scores_in(content: RecordDict) -> dict[str, float]:
     """Returns the scores of a message, name -> percent; {} where it has none.
 
@@ -163,3 +168,57 @@ def scores_in(content: RecordDict) -> dict[str, float]:
     if not all(isinstance(x, int | float) and np.isfinite(x) for x in record.values()):
         raise ValueError("a reported score is not a finite number")
     return {name: float(x) for name, x in record.items()}
+
+
+def exchange(
+    grid: Grid, contents: Mapping[int, RecordDict], kind: str, seconds: float, group: str = ""
+) -> dict[int, Message]:
+    """Sends each node its message and returns the replies that come in time.
+
+    Args:
+      grid: Flower's.
+      contents: node -> what it is sent.
+      kind: `MessageType.TRAIN` and the like.
+      seconds: how long to wait for replies; messages are valid as long.
+      group: how Flower groups them, the round.
+
+    Returns:
+      node -> its reply, which may be an error; nodes that did not answer are missing.
+    """
+    nodes = list(contents)
+    messages = [Message(contents[node], node, kind, ttl=seconds, group_id=group) for node in nodes]
+    given = list(grid.push_messages(messages)) if messages else []
+    waiting = {m: node for m, node in zip(given, nodes, strict=False) if m is not None}
+    replies, end = {}, time.monotonic() + seconds
+    while waiting:
+        for reply in grid.pull_messages(list(waiting)):
+            node = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if node is not None:
+                replies[node] = reply
+        if not waiting or time.monotonic() > end:
+            break
+        time.sleep(min(_POLL, max(0.0, end - time.monotonic())))
+    return replies
+
+
+def content_of(reply: Message | None, order: Order, client: int | None) -> RecordDict:
+    """Returns the content of a client's reply to an order.
+
+    Args:
+      reply: as `exchange` gives it; None where it did not come.
+      order: the header of the question.
+      client: the number of the client that was asked; None where the answer is to give it.
+
+    Raises:
+      ValueError: it is missing, is an error, or is of another kind.
+    """
+    if reply is None:
+        raise ValueError("it did not answer in time")
+    if reply.has_error():
+        raise ValueError(f"it failed: {reply.error.reason}")
+    answer = record_in(reply.content, Answer)
+    if answer.method != order.method:
+        raise ValueError(f"it answers as {answer.method:.40}, not as {order.method}")
+    if answer.federation != order.federation or client not in (None, answer.client):
+        raise ValueError("it answers for another federation or another client")
+    return reply.content
