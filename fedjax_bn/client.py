@@ -2,7 +2,7 @@
 
 A *client* makes local steps over the round's batches by default (`train_locally`). It is the widest
 of the four seams that `fedjax_bn.local_step` lists. A round calls `take_part` for each client;
-`server` has the server's half of a round.
+`aggregation` has the server's half.
 """
 
 import functools
@@ -101,22 +101,11 @@ Finish = Callable[[Received, Trained], tuple[Variables, PyTree, PyTree]]
 Train = Callable[..., Trained]
 
 
-def no_memory(shared: PyTree, personal: PyTree) -> PyTree:
-    """Returns an empty memory: the client keeps nothing but its personal leaves."""
-    del shared, personal
-    return ()
-
-
-def plain_finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-    """Returns the trained leaves, the memory of before, and no message."""
-    return trained.variables, received.memory, ()
-
-
 def train_locally(
     step: LocalStep,
     *,
-    memory: Callable[[PyTree, PyTree], PyTree] = no_memory,
-    finish: Finish = plain_finish,
+    memory: Callable[[PyTree, PyTree], PyTree] | None = None,
+    finish: Finish | None = None,
     local_epochs: int = 1,
     keep_optimizer: bool = False,
     load: Load | None = None,
@@ -149,7 +138,7 @@ def train_locally(
         variables = join(shared, personal)
         step.check(variables, keep_optimizer, None)
         state = step.init(variables) if keep_optimizer else ()
-        return Memory(memory(shared, personal), state)
+        return Memory(memory(shared, personal) if memory else (), state)
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         own, received = received.memory, received._replace(memory=received.memory.method)
@@ -157,7 +146,9 @@ def train_locally(
         step.check(variables, keep_optimizer, batches["valid"].shape[0])
         state = own.step if keep_optimizer else step.init(variables)
         trained = train(step, received, variables, state, batches, key, load)
-        variables, mine, message = finish(received, trained)
+        variables, mine, message = (
+            finish(received, trained) if finish else (trained.variables, received.memory, ())
+        )
         kept = Memory(mine, trained.state if keep_optimizer else ())
         return LocalUpdate(variables, kept, message, trained.losses, trained.counts)
 

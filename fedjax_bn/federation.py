@@ -17,12 +17,20 @@ from jax.sharding import Mesh
 
 from fedjax_bn.aggregation import (
     ServerUpdate,
+    Sums,
     Weighing,
     WeighingRule,
     averaging,
     by_size,
-    normalize,
+    conclude,
+    early_weights,
+    noising,
+    part_of,
+    reporting,
+    serve,
+    sum_uploads,
     uniform,
+    weigh_uploads,
 )
 from fedjax_bn.client import Client, clipping, take_part
 from fedjax_bn.engine.batches import (
@@ -47,20 +55,7 @@ from fedjax_bn.engine.devices import (
 )
 from fedjax_bn.engine.inputs import random_key
 from fedjax_bn.engine.privacy import Privacy
-from fedjax_bn.server import (
-    Sums,
-    conclude,
-    counting,
-    early_weights,
-    leaf_weights,
-    noising,
-    part_of,
-    reporting,
-    serve,
-    sum_uploads,
-    weigh_uploads,
-    weighs_leaves,
-)
+from fedjax_bn.engine.weighing import normalize
 from fedjax_bn.sharing import SharingRule, Variables, everything, split
 from fedjax_bn.state import (
     Broadcast,
@@ -377,16 +372,16 @@ def _train_all(
     weights, weighing = early, state.weighing
     if early is None:
         # Risks and messages are known only now, and a rule sees those of all devices' clients.
-        needed = uploads if weighs_leaves(plan.weigh) else uploads._replace(shared=())
+        leaves = isinstance(plan.weigh, Weighing) and plan.weigh.by_leaf is not None
+        needed = uploads if leaves else uploads._replace(shared=())
         _, everybody = meeting.together((), needed)
         num_clients = state.weights.shape[0]
         # Without rows of padding: a rule's state has a row for each real client alone.
         known = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
-        weights, weighing = weigh_uploads(plan.weigh, weighing, known)
-        both = weights, leaf_weights(plan.weigh, weights, known)
-        weights, by_leaf = meeting.mine(pad_rows(both, everybody.size.shape[0]))
+        *both, weighing = weigh_uploads(plan.weigh, weighing, known)
+        weights, by_leaf = meeting.mine(pad_rows(tuple(both), everybody.size.shape[0]))
         sums = sum_uploads(plan.server, weights, uploads, by_leaf)
-    counts = counting(uploads)
+    counts = uploads.counts
     seen = {
         "loss": uploads.loss,
         "step_loss": losses,

@@ -24,7 +24,8 @@ import jax
 import optax
 
 from fedjax_bn.engine.backend import wait_for_all
-from fedjax_bn.local_optimizer import check_arguments, check_rounds, start, updates_of
+from fedjax_bn.engine.optimizers import by_round as by_round
+from fedjax_bn.engine.optimizers import check_arguments, check_rounds, start, updates_of
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 
@@ -82,7 +83,7 @@ def gradient_step(
 
     Args:
       gradient: usually `differentiate(objective, collections)`, possibly corrected.
-      optimizer: an optax transformation of {collection: tree}, see `fedjax_bn.local_optimizer`;
+      optimizer: an optax transformation of {collection: tree}, see `fedjax_bn.engine.optimizers`;
         if `params` is the only collection, masks and labels may have the form of the parameters.
       collections: those that the gradient is of.
 

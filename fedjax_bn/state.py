@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.aggregation import ServerState, weighted_mean
+from fedjax_bn.engine.weighing import weighted_mean
 from fedjax_bn.sharing import Variables, join
 
 PyTree = Any
@@ -83,6 +83,23 @@ class Upload(NamedTuple):
     participates: jax.Array
     client: jax.Array
     population: jax.Array | None = None
+
+    @property
+    def counts(self) -> jax.Array:
+        """Returns which clients count, bool[...]: they take part and their update is finite."""
+        return self.participates & self.finite
+
+
+class ServerState(NamedTuple):
+    """The server's part of the method state.
+
+    Attributes:
+      sent: what clients receive in addition to the shared leaves, `Received.server`.
+      kept: what stays at the server, such as an optimizer's moments.
+    """
+
+    sent: PyTree = ()
+    kept: PyTree = ()
 
 
 class FederatedState(NamedTuple):

@@ -6,8 +6,8 @@
 (McMahan, Ramage, Talwar & Zhang, "Learning differentially private recurrent language models", ICLR
 2018, Algorithm 1 with flat clipping and equal weights; n clients count in the round.) Any method
 takes it as an option, `fedbn(model, optimizer, privacy=gaussian(clip=1.0, noise=1.0))`, and so do a
-deployment's client and server, which are the method's. `client.clipping` and `server.noising` apply
-it.
+deployment's client and server, which are the method's. `client.clipping` and `aggregation.noising`
+apply it.
 
 It covers what a method shares each round, for the number of rounds given to `epsilon`. It does not
 cover other reports: sizes, losses, accuracies, the round selected by them, and personal leaves that

@@ -20,8 +20,8 @@ from fedjax_bn.arguments.choices import read_choice
 from fedjax_bn.arguments.ranges import FINITE, Above0, AtLeast0, Range, Share, bounded
 from fedjax_bn.arguments.text import brief
 from fedjax_bn.client import Trained
+from fedjax_bn.engine.optimizers import check_rounds, start
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_optimizer import check_rounds, start
 from fedjax_bn.local_step import Batch, Gradient, LocalStep, check_optimizer, descend, differentiate
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
@@ -32,7 +32,7 @@ from fedjax_bn.state import Received
 PyTree = Any
 
 
-def mask_bounds(text: str) -> tuple[float, float]:
+def _mask_bounds(text: str) -> tuple[float, float]:
     """Returns LOW and HIGH of "LOW,HIGH".
 
     Raises:
@@ -49,7 +49,7 @@ def mask_bounds(text: str) -> tuple[float, float]:
 
 def _are_bounds(text: str) -> bool:
     try:
-        return not text or bool(mask_bounds(text))
+        return not text or bool(_mask_bounds(text))
     except ValueError:
         return False
 
@@ -122,14 +122,14 @@ def fedcd(  # type: ignore[misc] # its own default
     check_optimizer(optimizer)
     of_masks = mask_optimizer or optimizer
     if isinstance(of_masks, str):
-        of_masks = mask_optimizer_of(of_masks)
+        of_masks = _mask_optimizer_of(of_masks)
     learned, rest = learning(model, **options)
     trained = ("params", COLLECTION)
     gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
     optimizers = {"params": optimizer, COLLECTION: of_masks}
     each = optax.multi_transform(optimizers, {name: name for name in trained})
     return method_of(
-        masked_step(gradient, each, _keep_within(bounds)),
+        _masked_step(gradient, each, _keep_within(bounds)),
         share=keep_masks(rest.pop("share", everything)),
         weigh=weigh or risk_extrapolation(eta),
         server=averaging(_no_gradient, _average_gradients, messages_by_size),
@@ -155,7 +155,7 @@ class _Progress(NamedTuple):
     rounds: jax.Array
 
 
-def masked_step(
+def _masked_step(
     gradient: Gradient,
     optimizer: optax.GradientTransformation,
     within: Callable[[PyTree], PyTree] = lambda masks: masks,
@@ -223,11 +223,11 @@ def _keep_within(bounds: str | Sequence[float]) -> Callable[[Masks], Masks]:
     """Returns the function that moves masks to the nearest ones within "LOW,HIGH"."""
     if isinstance(bounds, str) and not bounds:
         return lambda masks: masks
-    low, high = mask_bounds(bounds if isinstance(bounds, str) else ",".join(map(str, bounds)))
+    low, high = _mask_bounds(bounds if isinstance(bounds, str) else ",".join(map(str, bounds)))
     return lambda masks: jax.tree.map(lambda mask: jnp.clip(mask, low, high), masks)
 
 
-def mask_optimizer_of(text: str) -> optax.GradientTransformation:
+def _mask_optimizer_of(text: str) -> optax.GradientTransformation:
     """Reads `sgd:learning_rate=0.1:weight_decay=0.01`, `adam:learning_rate=0.001` or `none`.
 
     Raises:

@@ -104,10 +104,10 @@ def fedig(  # type: ignore[misc] # its own default
     if gates:
         optimizer = keep_gates(optimizer)
     rule = gated_statistics if gates else None
-    objective = client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
+    objective = _client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
-        step = in_turn(step, adapter_step(learned, optimizer))
+        step = in_turn(step, _adapter_step(learned, optimizer))
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         require_batch_norm("fedig", variables, "use another method")
@@ -174,7 +174,7 @@ def fediga(  # type: ignore[misc] # its own default
     return fedig(model, optimizer, adapter=True, share=share, **options)
 
 
-def client_agnostic(
+def _client_agnostic(
     learned: Learning,
     lambda_1: float = 0.1,
     lambda_2: float = 4.0,
@@ -229,7 +229,7 @@ def _choose_distance(name: str) -> Distance:
     return lambda one, other: reduce(jnp.square(one - other).reshape(len(one), -1), axis=1)
 
 
-def adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
+def _adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
     """Returns a step of the adapter alone; the main network is frozen (Eq. 8 and 9)."""
 
     def loss(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:

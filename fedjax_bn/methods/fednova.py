@@ -67,7 +67,7 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
         if momentum is None:
             work = response(optimizer, trained.steps, trained.counts.shape[0], dtype, received)
         else:
-            work = momentum_work(trained.steps.astype(dtype), momentum)
+            work = _momentum_work(trained.steps.astype(dtype), momentum)
         start = received.shared["params"]
         now, personal = split_like(trained.variables["params"], start)
 
@@ -83,7 +83,7 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
     return finish
 
 
-def momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
+def _momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
     """Returns a = sum_{j=1..tau} (1 - rho^j) / (1 - rho) in closed form.
 
     Args:

@@ -20,8 +20,6 @@ from fedjax_bn.client import (
     Load,
     Train,
     look_up,
-    no_memory,
-    plain_finish,
     train_locally,
 )
 from fedjax_bn.data.pixels.images import Prepare, standardize
@@ -183,8 +181,8 @@ def learning(
 def method_of(
     step: LocalStep,
     *,
-    memory: Callable[[PyTree, PyTree], PyTree] = no_memory,
-    finish: Finish = plain_finish,
+    memory: Callable[[PyTree, PyTree], PyTree] | None = None,
+    finish: Finish | None = None,
     around: Callable[[Client], Client] = lambda client: client,
     start: Callable[[jax.Array, Variables], Variables] | None = None,
     **options: Unpack[_Learned],

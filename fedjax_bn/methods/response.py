@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.local_optimizer import by_parameter, scheduled, start, updates_of
+from fedjax_bn.engine.optimizers import by_parameter, scheduled, start, updates_of
 from fedjax_bn.sharing import join, split_like
 from fedjax_bn.state import Received
 

@@ -58,7 +58,7 @@ def csd(
     """
     learned, rest = learning(model, classifier="csd", **options)
     trained = ("params", SPECIFIC, OWN)
-    objective = decomposed(learned, specific, penalty)
+    objective = _decomposed(learned, specific, penalty)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if SPECIFIC in variables:
@@ -83,7 +83,7 @@ def csd(
     )
 
 
-def decomposed(learned: Learning, specific: float, penalty: float) -> Objective:
+def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective:
     """Returns the objective of `csd`, for variables with `specific` and `domain`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -102,7 +102,7 @@ def decomposed(learned: Learning, specific: float, penalty: float) -> Objective:
             learned.task.loss(logits, batch["label"], valid) for logits in (common, mine)
         )
         kernels = jnp.concatenate([kernel[None], layers["kernel"]])
-        value = loss + specific * by_domain + penalty * gram_penalty(kernels)
+        value = loss + specific * by_domain + penalty * _gram_penalty(kernels)
         return value, (loss, out.moved)
 
     return objective
@@ -118,7 +118,7 @@ def _with_weights(classify: Classify, features: jax.Array) -> jax.Array:
     return classify(jnp.concatenate([features, units]))
 
 
-def gram_penalty(kernels: jax.Array) -> jax.Array:
+def _gram_penalty(kernels: jax.Array) -> jax.Array:
     """Returns the mean over classes and entries of (G - I)^2, for kernels f[K, F, classes]."""
     gram = jnp.einsum("kfc,lfc->ckl", kernels, kernels)
     return jnp.square(gram - jnp.eye(len(kernels), dtype=gram.dtype)).mean()

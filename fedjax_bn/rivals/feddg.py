@@ -149,7 +149,7 @@ def _in_other_styles(
     share = jnp.zeros((), x.dtype)
     if drawn:
         share = jax.random.uniform(share_key, (len(x), 1, 1, 1), x.dtype)
-    return jnp.where(allowed.any(), with_amplitudes(x, found.astype(x.dtype), share, half), x)
+    return jnp.where(allowed.any(), _with_amplitudes(x, found.astype(x.dtype), share, half), x)
 
 
 def _showing(client: Client, learned: Learning, load: Load | None, count: int, half: int) -> Client:
@@ -163,7 +163,7 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
         dtype = parameter_dtype(join(received.shared, received.personal))
         valid, bank = batch["valid"], received.server
         order = jnp.argsort(~valid, stable=True)[:count]
-        found = amplitudes(learned.prepare(batch["image"], dtype)[order], half)
+        found = _amplitudes(learned.prepare(batch["image"], dtype)[order], half)
         known = valid[order] & ~received.memory.method
 
         def placed(like: jax.Array, own: jax.Array) -> jax.Array:
@@ -189,7 +189,7 @@ def _collect(sent: PyTree, aggregate: Aggregate) -> PyTree:
     return {name: renewed(old, aggregate.message[name], part) for name, old in sent.items()}
 
 
-def amplitudes(x: jax.Array, half: int) -> jax.Array:
+def _amplitudes(x: jax.Array, half: int) -> jax.Array:
     """Returns the amplitudes of the (2 b + 1)^2 lowest frequencies, f[B, 2 b + 1, 2 b + 1, C].
 
     They are |F x|, except the frequency 0, which is real, the sum of the pixels, and keeps its
@@ -206,7 +206,7 @@ def amplitudes(x: jax.Array, half: int) -> jax.Array:
     return _signed(low, half)
 
 
-def with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int) -> jax.Array:
+def _with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int) -> jax.Array:
     """Returns F^-1((share |F x| + (1 - share) other) e^(i angle F x)) within the window.
 
     Args:
@@ -216,7 +216,7 @@ def with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int)
       half: b.
 
     Raises:
-      ValueError: as `amplitudes`.
+      ValueError: as `_amplitudes`.
     """
     spectrum, low = _spectrum(x, half)
     own, size = _signed(low, half), jnp.abs(low)

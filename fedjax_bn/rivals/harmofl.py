@@ -99,7 +99,7 @@ def harmofl(  # type: ignore[misc] # its own default
     )
 
 
-class Means(NamedTuple):
+class _Means(NamedTuple):
     """What the server keeps and sends.
 
     Attributes:
@@ -114,10 +114,10 @@ class Means(NamedTuple):
 def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Gives images f[B, H, W, C] the federation's means, see `models.hooks`."""
     del key
-    return Hooked(harmonize(images, tree["mean"]))
+    return Hooked(_harmonize(images, tree["mean"]))
 
 
-def harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
+def _harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C] with the means f[C] over height and width.
 
     Raises:
@@ -146,7 +146,7 @@ def _measuring(client: Client, learned: Learning, load: Load | None) -> Client:
         shared = {**received.shared, COLLECTION: {"mean": mean}}
         update = client.run(received._replace(shared=shared), batches, key)
         new = ~sent & valid.any()
-        message = Means(jnp.where(new, own, 0), new.astype(old.dtype))
+        message = _Means(jnp.where(new, own, 0), new.astype(old.dtype))
         memory = update.memory._replace(method=sent | new)
         return update._replace(memory=memory, message=message)
 
@@ -158,7 +158,7 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
         mean = shared[COLLECTION]["mean"]
-        nobody = Means(jnp.zeros_like(mean), jnp.zeros((), mean.dtype))
+        nobody = _Means(jnp.zeros_like(mean), jnp.zeros((), mean.dtype))
         return ServerState(sent=nobody, kept=server.init(shared, personal))
 
     def update(

@@ -8,7 +8,7 @@ import pytest
 
 import runs
 from federations import OneNorm, assert_close, assert_equal, batches_of, run_rounds, variables_of
-from fedjax_bn.local_optimizer import by_round
+from fedjax_bn.local_step import by_round
 from fedjax_bn.methods import fedavg, feddc, fednova, fedsam, scaffold
 from fedjax_bn.normalization.batch_instance import keep_gates
 from fedjax_bn.run.experiment.method import learning_rates

@@ -25,7 +25,7 @@ from fedjax_bn.adaptation import running
 from fedjax_bn.aggregation import by_size, risk_extrapolation, uniform
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn, fedcd
-from fedjax_bn.methods.fedcd import mask_optimizer_of
+from fedjax_bn.methods.fedcd import _mask_optimizer_of
 from fedjax_bn.models import MLP, masks
 from fedjax_bn.models.forward import forward
 from fedjax_bn.run.errors import ConfigError
@@ -249,7 +249,7 @@ def test_a_word_spells_where_the_masks_are_and_what_trains_them():
 
 @pytest.mark.parametrize("text", ["adam:learning_rate=0.5", "sgd:learning_rate=0.5"])
 def test_weight_decay_is_added_to_the_gradient_of_the_masks(text):
-    plain, decayed = (mask_optimizer_of(word) for word in (text, f"{text}:weight_decay=3"))
+    plain, decayed = (_mask_optimizer_of(word) for word in (text, f"{text}:weight_decay=3"))
     mask, gradient = jnp.array([1.0, -2.0]), jnp.array([0.5, 1.0])
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
         expected, _ = plain.update(gradient + 3 * mask, plain.init(mask), mask)

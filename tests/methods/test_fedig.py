@@ -14,7 +14,7 @@ from federations import assert_close, assert_equal, client
 from fedjax_bn.aggregation import ServerState
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedbn
-from fedjax_bn.methods.fedig import adapter_step, client_agnostic, fedig
+from fedjax_bn.methods.fedig import _adapter_step, _client_agnostic, fedig
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.models import MLP
 from fedjax_bn.models.features import features_method
@@ -91,7 +91,7 @@ def tiny_numpy(variables, global_, batch, u):
 def test_the_objective_is_equations_2_to_6(x64, u):
     variables, global_ = start(Tiny())
     batch = batch_of()
-    objective = client_agnostic(
+    objective = _client_agnostic(
         learning(Tiny())[0], 0.1, 4.0, lambda key: mixed_statistics(key, constant(u))
     )
     received = Received({}, {}, server=global_)
@@ -107,7 +107,7 @@ def gradient_of(lambda_1, lambda_2, **options):
     with jax.enable_x64(True):
         variables, global_ = start()
         variables = batch_instance.with_gates(variables)
-        objective = client_agnostic(LEARNED, lambda_1, lambda_2, **options)
+        objective = _client_agnostic(LEARNED, lambda_1, lambda_2, **options)
         received = Received({}, {}, server=global_)
 
         def value(params):
@@ -227,7 +227,7 @@ def test_the_adapter_is_shared_and_averaged(trained):
 def test_an_adapters_step_moves_only_the_adapter(x64):
     variables, global_ = start()
     variables = with_adapter(KEY, MODEL, variables, nets.images_of(2))
-    step = adapter_step(LEARNED, optax.sgd(0.1))
+    step = _adapter_step(LEARNED, optax.sgd(0.1))
     received = Received({}, {}, server=global_)
     state = step.init(variables)
     after, _, _ = jax.jit(step.update)(variables, state, batch_of(), received, KEY)

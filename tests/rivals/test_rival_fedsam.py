@@ -19,7 +19,7 @@ from federations import (
 )
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedavg, fedsam, scaffold
-from fedjax_bn.rivals.fedsam import ascend, sharpness_aware
+from fedjax_bn.rivals.fedsam import _ascend, sharpness_aware
 
 SIZES = (9, 4, 6)
 SGD = optax.sgd(0.1, momentum=0.5)
@@ -100,7 +100,7 @@ def test_of_a_quadratic_the_gradient_is_exact(x64):
 def test_where_the_gradient_is_0_the_worst_point_is_the_point_itself(eta):
     params = {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}
     nowhere = jax.tree.map(jnp.zeros_like, params)
-    assert_equal(ascend(params, nowhere, 0.5, eta), params)
+    assert_equal(_ascend(params, nowhere, 0.5, eta), params)
 
 
 def test_running_statistics_move_once_a_step_by_the_pass_at_w():

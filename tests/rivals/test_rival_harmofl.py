@@ -11,7 +11,7 @@ from fedjax_bn import adaptation
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedsam, harmofl
-from fedjax_bn.rivals.harmofl import harmonize
+from fedjax_bn.rivals.harmofl import _harmonize
 
 KEY, SIZES = jax.random.key(1), (9, 4, 6)
 SGD = optax.sgd(0.1)
@@ -25,11 +25,11 @@ def test_of_the_spectrum_the_amplitude_of_the_mean_alone_is_exchanged(x64):
     amplitude = np.abs(spectrum)
     amplitude[:, 0, 0] = 30 * m
     expected = np.fft.ifft2(amplitude * np.exp(1j * np.angle(spectrum)), axes=(1, 2))
-    ours = harmonize(jnp.asarray(x), jnp.asarray(m))
+    ours = _harmonize(jnp.asarray(x), jnp.asarray(m))
     np.testing.assert_allclose(ours, expected.real, rtol=0, atol=1e-12)
     np.testing.assert_allclose(ours.mean((1, 2)), np.tile(m, (4, 1)), rtol=1e-12)
     with pytest.raises(ValueError, match=r"harmofl\.channels"):
-        harmonize(jnp.asarray(x), jnp.zeros(1))
+        _harmonize(jnp.asarray(x), jnp.zeros(1))
 
 
 def test_the_means_are_those_of_first_batches_and_then_all_train_on_them(x64):

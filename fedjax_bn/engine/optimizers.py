@@ -170,7 +170,7 @@ def check_rounds(
     if _holds(state, _COUNTING, (_InRound,)):
         raise ValueError(
             "a schedule or a counter inside the local optimizer counts its own steps and starts "
-            "again every round: write it over rounds with fedjax_bn.local_optimizer.by_round, or "
+            "again every round: write it over rounds with fedjax_bn.local_step.by_round, or "
             "let clients keep its state (keep_optimizer=True)"
         )
     if steps and _holds(state, _GATHERING) and not _acts(optimizer, trained, steps):
