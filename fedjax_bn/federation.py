@@ -171,16 +171,16 @@ def federate(
       privacy: a mechanism that clips and noises what is shared, see `fedjax_bn.engine.privacy`.
       clients: how clients are mapped, see `fedjax_bn.engine.devices`; with a mesh, those of each
         device.
-      mesh: devices with an axis "clients", which divides the rows of a round, and perhaps "batch",
-        which divides the samples of a batch; None for one device. Results equal those of one device
-        up to the order of sums.
+      mesh: devices with an axis "clients", which divides the rows of a round, and optionally one
+        "batch", which divides the samples of a batch; None for one device. Results equal those of
+        one device up to the order of sums.
       statistics: how the method's own clients predict, see `FederatedMethod`.
       classes: `classes(variables, batches) -> C`, the number of classes of one client's labels,
         from shapes alone; None if labels are not classes. A label outside [0, C) raises ValueError
         if its array can be read, and makes its sample invalid inside a program.
 
     Raises:
-      ValueError: a choice has the wrong type, such as a name in place of a function; the mesh has
+      ValueError: a choice has the wrong type, such as a name instead of a function; the mesh has
         no axis "clients"; `weigh` does not go with privacy; at `init`, `share` needs a batch norm
         and the model has none, or shares statistics in spite of privacy, or `clients` does not suit
         K; at `round`, batches do not fit.

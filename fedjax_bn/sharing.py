@@ -58,7 +58,7 @@ def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> Sha
 
     Args:
       share: the rule of all other collections; it does not see this one.
-      collection: its name; there may be none of that name.
+      collection: its name; variables need not have it.
       shared: True if clients share the collection instead, whatever `share` says.
     """
 

@@ -45,7 +45,7 @@ class Received(NamedTuple):
       personal: the client's personal leaves at the start of the round, None elsewhere.
       memory: what the method remembers of this client.
       server: what the server sends in addition to the shared leaves.
-      validation: the client's part of the round's `batches["validation"]`, () where there is none.
+      validation: the client's part of the round's `batches["validation"]`, () if it has none.
       round: i32[], rounds finished.
       client: i32[], its number.
     """

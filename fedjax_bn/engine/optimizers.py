@@ -73,30 +73,34 @@ def start(optimizer: optax.GradientTransformation, trained: Variables) -> PyTree
     return optimizer.init(_seen_by(optimizer, trained))
 
 
-def updates_of(
+def descend(
     optimizer: optax.GradientTransformation,
     gradients: Variables,
     state: PyTree,
-    trained: Variables,
+    variables: Variables,
     round: jax.Array | int,
     loss: jax.Array,
 ) -> tuple[Variables, PyTree]:
-    """Returns what a step adds to {collection: tree}, and the optimizer's new state.
+    """Makes one step of an optimizer.
 
     Args:
       optimizer: the local optimizer.
-      gradients: in the form of `trained`.
+      gradients: {collection: tree}; these collections move.
       state: before the step.
-      trained: the collections.
+      variables: the model's collections, these among them.
       round: i32[], rounds finished.
       loss: f[], of the batch.
+
+    Returns:
+      The moved collections, and the optimizer's new state.
     """
+    trained = {name: variables[name] for name in gradients}
     alone = _over_parameters(optimizer, trained)
     grads, params = (gradients["params"], trained["params"]) if alone else (gradients, trained)
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
         extra = {"round": jnp.asarray(round), "value": loss, "grad": grads}
         updates, state = _taking_extra(optimizer).update(grads, state, params, **extra)
-    return {"params": updates} if alone else updates, state
+    return optax.apply_updates(trained, {"params": updates} if alone else updates), state
 
 
 def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
@@ -113,8 +117,13 @@ def scheduled(optimizer: optax.GradientTransformation) -> bool:
         return False
 
 
-def check_arguments(optimizer: optax.GradientTransformation) -> None:
-    """Raises ValueError if the update needs an argument that no local step can give it."""
+def check_optimizer(optimizer: object) -> None:
+    """Raises ValueError unless this is an optax transformation that a local step can call."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise ValueError(
+            f"optimizer={optimizer!r} is not an optax transformation: give one with its learning "
+            "rate, such as optax.sgd(0.1)"
+        )
     value = jnp.zeros(())
     try:
         state = optimizer.init(value)

@@ -17,12 +17,12 @@ from fedjax_bn.aggregation import (
     risk_extrapolation,
 )
 from fedjax_bn.arguments.choices import read_choice
-from fedjax_bn.arguments.ranges import FINITE, Above0, AtLeast0, Range, Share, bounded
-from fedjax_bn.arguments.text import brief
+from fedjax_bn.arguments.ranges import Above0, AtLeast0, Bounds, Share, bounded, bounds_in
+from fedjax_bn.arguments.text import names_in
 from fedjax_bn.client import Trained
-from fedjax_bn.engine.optimizers import check_rounds, start
+from fedjax_bn.engine.optimizers import check_optimizer, check_rounds, descend, start
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_step import Batch, Gradient, LocalStep, check_optimizer, descend, differentiate
+from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.masks import COLLECTION, Masks, keep_masks, with_masks
@@ -30,31 +30,6 @@ from fedjax_bn.sharing import Variables, everything, join
 from fedjax_bn.state import Received
 
 PyTree = Any
-
-
-def _mask_bounds(text: str) -> tuple[float, float]:
-    """Returns LOW and HIGH of "LOW,HIGH".
-
-    Raises:
-      ValueError: they are not finite numbers, or LOW is not below HIGH.
-    """
-    try:
-        low, high = map(float, text.split(","))
-    except ValueError:
-        low = high = 0.0
-    if not (FINITE.holds(low) and FINITE.holds(high) and low < high):
-        raise ValueError(f"bounds={brief(text)} must be {_BOUNDS.text}")
-    return low, high
-
-
-def _are_bounds(text: str) -> bool:
-    try:
-        return not text or bool(_mask_bounds(text))
-    except ValueError:
-        return False
-
-
-_BOUNDS = Range("LOW,HIGH with LOW below HIGH, such as 0,1; empty for none", _are_bounds)
 
 
 @bounded
@@ -65,7 +40,7 @@ def fedcd(  # type: ignore[misc] # its own default
     lambda_sci: AtLeast0 = 0.7,
     eta: AtLeast0 = 0.5,
     names: str | Sequence[str] = "features",
-    bounds: Annotated[str, _BOUNDS] | Sequence[float] = "",
+    bounds: Bounds | Sequence[float] = "",
     mask_optimizer: optax.GradientTransformation | str = "",
     weigh: Annotated[WeighingRule | Weighing | None, risk_extrapolation] = None,
     **options: Unpack[OptionsButServer],
@@ -114,7 +89,7 @@ def fedcd(  # type: ignore[misc] # its own default
             f"fedcd.eta={eta:g} has no effect beside weigh, which replaces it: give it to the rule "
             f"(weigh=risk_extrapolation:eta={eta:g}), or leave out one of them"
         )
-    masked = tuple(map(str.strip, names.split(","))) if isinstance(names, str) else tuple(names)
+    masked = names_in(names) if isinstance(names, str) else tuple(names)
     if not masked or "" in masked or len(set(masked)) < len(masked):
         raise ValueError(
             f"fedcd: names={names!r} must name something to mask, each once, such as 'features'"
@@ -223,7 +198,7 @@ def _keep_within(bounds: str | Sequence[float]) -> Callable[[Masks], Masks]:
     """Returns the function that moves masks to the nearest ones within "LOW,HIGH"."""
     if isinstance(bounds, str) and not bounds:
         return lambda masks: masks
-    low, high = _mask_bounds(bounds if isinstance(bounds, str) else ",".join(map(str, bounds)))
+    low, high = bounds_in(bounds if isinstance(bounds, str) else ",".join(map(str, bounds)))
     return lambda masks: jax.tree.map(lambda mask: jnp.clip(mask, low, high), masks)
 
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.engine.optimizers import by_parameter, scheduled, start, updates_of
+from fedjax_bn.engine.optimizers import by_parameter, descend, scheduled, start
 from fedjax_bn.sharing import join, split_like
 from fedjax_bn.state import Received
 
@@ -61,8 +61,8 @@ def response(
 
     def walk(carry: tuple, step: jax.Array) -> tuple[tuple, None]:
         way, state = carry
-        # The weight is held at 0, so that its decay adds nothing.
-        update, new = updates_of(optimizer, one, state, trained, round, value)
+        # From a weight of 0, so that its decay adds nothing, and what it becomes is the update.
+        update, new = descend(optimizer, one, state, trained, round, value)
         go = step < steps
         further = jax.tree.map(lambda w, u: jnp.where(go, w - u.astype(dtype), w), way, update)
         return (further, new), None

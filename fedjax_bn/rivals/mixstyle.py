@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import Above0, UpTo1, bounded
+from fedjax_bn.arguments.text import names_in
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import partners
 from fedjax_bn.federation import FederatedMethod
@@ -145,7 +146,7 @@ def _chosen_maps(model: Any, variables: Variables, images: Any, names: str = "")
         norms = tuple(layer for layer in layers if layer in found)[:2]
         wanted = norms or stages
     else:
-        wanted = tuple(last(name.strip()) for name in names.split(","))
+        wanted = tuple(map(last, names_in(names)))
     places = tuple(place for place in wanted if place is not None)
     if len(places) < len(wanted):
         raise ValueError(

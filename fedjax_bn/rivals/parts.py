@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_bn.arguments.text import names_in
 from fedjax_bn.normalization.calls import Call, intercepting
 from fedjax_bn.sharing import STATISTICS, Variables, path_names
 
@@ -73,7 +74,7 @@ def stages_of(
         alike = [path for path in parts if "/" not in path[len(name) :]] + [name] * (name in known)
         return max(alike, key=lambda path: (len(path), path), default=None)
 
-    wanted = [[name.strip() for name in names.split(",")]] if names else ends
+    wanted = [names_in(names)] if names else ends
     found = [[last(name) for name in stages] for stages in wanted]
     places = next((paths for paths in found if None not in paths), None if names else list(norms))
     if places == []:

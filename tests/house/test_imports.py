@@ -19,7 +19,7 @@ BELOW = {
     "client": "sharing engine task state local_step",
     "aggregation": "sharing engine state client",
     "federation": SHARED,
-    "normalization": "arguments engine sharing local_step",
+    "normalization": "arguments engine sharing",
     "detection": "arguments task",
     "data": "arguments engine",
     "models": "arguments engine sharing normalization detection",

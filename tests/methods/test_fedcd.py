@@ -174,7 +174,7 @@ def test_the_reported_loss_is_that_with_the_penalty():
     assert np.abs(received).max() > 0
 
 
-@pytest.mark.parametrize("share", [everything, nothing])
+@pytest.mark.parametrize("share", [everything, pytest.param(nothing, marks=pytest.mark.slow)])
 def test_masks_stay_with_their_clients_and_an_unseen_one_gets_their_mean(share):
     options = {"lambda_sci": 0.7} if share is everything else {"share": share}
     state, metrics = two_rounds(**options)
@@ -238,11 +238,13 @@ def test_masks_stay_within_their_bounds():
 
 
 def test_a_word_spells_where_the_masks_are_and_what_trains_them():
-    given = two_rounds(names=("features", "a"), mask_optimizer=SGD, bounds=(0.0, 1.0))[0]
-    spelled = two_rounds(
-        names="features, a", mask_optimizer="sgd:learning_rate=0.1:momentum=0.5", bounds="0,1"
-    )[0]
-    assert_equal(spelled, given)
+    """In Python and in words it is one program."""
+    word = {"names": "features, a", "bounds": "0,1"}
+    word |= {"mask_optimizer": "sgd:learning_rate=0.1:momentum=0.5"}
+    made = {"names": ("features", "a"), "bounds": (0.0, 1.0), "mask_optimizer": SGD}
+    both = [method_of(**options) for options in (word, made)]
+    given = jax.eval_shape(lambda: both[0].init(KEY, start(), 3)), batches_of(SIZES), KEY
+    assert len({method.round.lower(*given).as_text() for method in both}) == 1
     still = two_rounds(mask_optimizer="none")[0].personal["mask"]
     np.testing.assert_array_equal(still["features"], 1)
 
@@ -359,7 +361,7 @@ def folder(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("fedcd")
     adaptations = ("running", "running:mask=False")
-    runs.finished(folder, method="fedcd", rounds=4, adaptations=adaptations, fedcd__eta=3.0)
+    runs.finished(folder, method="fedcd", rounds=2, adaptations=adaptations, fedcd__eta=3.0)
     write_report(folder)
     return folder
 
@@ -367,7 +369,7 @@ def folder(tmp_path_factory):
 def test_a_run_keeps_masks_their_mean_and_their_norm_of_every_round(folder):
     lines = runs.lines(folder)
     files = sorted((folder / "masks").iterdir())
-    assert [file.name for file in files] == ["0001.npz", "0002.npz", "0003.npz", "0004.npz"]
+    assert [file.name for file in files] == ["0001.npz", "0002.npz"]
     for line, file in zip(lines, files, strict=True):
         with np.load(file) as stored:
             own, mean = stored["features"], stored["features.mean"]
@@ -376,14 +378,14 @@ def test_a_run_keeps_masks_their_mean_and_their_norm_of_every_round(folder):
         assert line["mask_l1"] == pytest.approx(norms | {"mean": np.mean(list(norms.values()))})
         weights = [line["weights"][name] for name in runs.NAMES[:3]]
         np.testing.assert_allclose(mean, weights @ own, rtol=1e-5)
-    assert lines[0]["mask_l1"] != lines[3]["mask_l1"]
+    assert lines[0]["mask_l1"] != lines[1]["mask_l1"]
 
 
 def test_a_run_draws_norms_weights_and_masked_features(folder):
     page = (folder / "report.html").read_text()
     for name in ("mask_l1", "weights", "masked_features"):
         assert (folder / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert "Features of two clients, before and behind their masks" in page
+    assert "Features of two clients, before and after their masks" in page
 
 
 def test_a_run_serves_the_unseen_client_with_the_mean_mask_and_without(folder):
@@ -391,6 +393,7 @@ def test_a_run_serves_the_unseen_client_with_the_mean_mask_and_without(folder):
     assert set(served) == {"running", "running:mask=False"}
 
 
+@pytest.mark.slow
 def test_runs_without_masks_keep_none(tmp_path, monkeypatch):
     runs.install(monkeypatch)
     runs.run(tmp_path, method="fedavg", rounds=1)

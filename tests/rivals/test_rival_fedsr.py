@@ -35,7 +35,10 @@ def random_tree(tree, seed=0):
 
 
 def started(**options):
-    return random_tree(global_variables(fedsr(NET, SGD, **options).init(KEY, variables_of(NET), 1)))
+    """Random collections in the form of those that a federation starts with."""
+    method = fedsr(NET, SGD, **options)
+    form = jax.eval_shape(lambda: global_variables(method.init(KEY, variables_of(NET), 1)))
+    return random_tree(form)
 
 
 def test_the_divergence_is_pytorchs_and_0_at_the_reference(x64):
@@ -123,10 +126,14 @@ def test_a_latent_that_is_the_features_is_fedavg(x64):
 
 def test_predictions_are_the_mean_probabilities_of_20_draws(x64):
     variables, x = started(), jnp.asarray(np.random.default_rng(1).normal(size=(5, 6)))
-    logits, _ = adaptation.running(NET).predict(variables, (), x)
+    logits, _ = jax.jit(adaptation.running(NET).predict)(variables, (), x)
     plain = {name: variables[name] for name in ("params", "batch_stats")}
-    features = forward(NET, plain, x, wanted=["features"]).features
-    mean, deviation = _moments_of(variables["latent"], features)
+
+    @jax.jit
+    def moments(plain, latent, x):
+        return _moments_of(latent, forward(NET, plain, x, wanted=["features"]).features)
+
+    mean, deviation = map(np.asarray, moments(plain, variables["latent"], x))
     noise = jax.random.normal(jax.random.key(20221128), (20, 1, 8), float)
     head = variables["params"]["head"]
     z = np.asarray((mean + deviation * noise) @ head["kernel"] + head["bias"])
@@ -153,7 +160,7 @@ def test_without_noise_there_is_no_deviation_and_a_divergence_is_refused():
 
 @pytest.mark.parametrize("net", [NET, NormNet(), PlainNet()], ids=lambda net: type(net).__name__)
 def test_the_latent_finds_features_and_classes_of_any_net(net):
-    found = fedsr(net, SGD).init(KEY, variables_of(net), 2)
+    found = jax.eval_shape(lambda: fedsr(net, SGD).init(KEY, variables_of(net), 2))
     size = found.shared["latent"]["mean"]["kernel"].shape
     assert found.personal["reference"]["mean"].shape == (2, CLASSES, size[0])
     assert size == {"PlainNet": (6, 6)}.get(type(net).__name__, (8, 8))

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from federations import MapNet, as_maps, assert_close, batches_of, variables_of
+from federations import MapNet, as_maps, assert_close, batches_of, once, variables_of
 from fedjax_bn import adaptation
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.federation import global_variables
@@ -53,9 +53,9 @@ def test_the_means_are_those_of_first_batches_and_then_all_train_on_them(x64):
 
     x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3, 2, 1)))
     served = global_variables(state)
-    logits, _ = adaptation.running(MapNet()).predict(served, (), x)
+    logits, _ = jax.jit(adaptation.running(MapNet()).predict)(served, (), x)
     plain = {name: served[name] for name in ("params", "batch_stats")}
-    by_hand = MapNet().apply(plain, moved(None, x, None))
+    by_hand = jax.jit(MapNet().apply)(plain, moved(None, x, None))
     np.testing.assert_allclose(logits, by_hand, rtol=1e-10)
 
 
@@ -67,7 +67,7 @@ def test_the_shared_mean_is_of_all_clients_that_ever_took_part_whoever_came_firs
     batches = batches_of((8, 4))
     level = jnp.asarray([10.0, 20.0]).reshape(2, *(1,) * (batches["image"].ndim - 1))
     batches["image"] = jnp.broadcast_to(level, batches["image"].shape)
-    method = harmofl(MapNet(), SGD, channels=1, prepare=as_maps, weigh=by_size)
+    method = once(harmofl, MapNet(), SGD, channels=1, prepare=as_maps, weigh=by_size)
     state = method.init(KEY, variables_of(MapNet()), 2)
     seen = np.zeros(2, bool)
     for present in rounds:

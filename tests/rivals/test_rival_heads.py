@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from federations import CLASSES, assert_close, batches_of, client, run_rounds, variables_of
+from federations import CLASSES, assert_close, batches_of, client, once, run_rounds, variables_of
 from fedjax_bn import adaptation
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import csd, fedavg, jigen, selfreg, sfa
@@ -30,7 +30,8 @@ def in_float64(tree, seed=0):
 
 
 def started(method):
-    variables = global_variables(method.init(KEY, variables_of(NET), 1))
+    """Random collections in the form of those that a federation starts with."""
+    variables = jax.eval_shape(lambda: global_variables(method.init(KEY, variables_of(NET), 1)))
     statistics = jax.tree.map(jnp.abs, in_float64(variables["batch_stats"]))
     return in_float64(variables) | {"batch_stats": statistics}
 
@@ -47,7 +48,8 @@ def value_of(objective, variables, batch, key=KEY):
 def passed(variables, batch):
     """Features and logits of the valid samples in training."""
     plain = {name: variables[name] for name in ("params", "batch_stats")}
-    out = forward(NET, plain, batch["image"], train=True, valid=batch["valid"], wanted=["features"])
+    options = {"train": True, "valid": batch["valid"], "wanted": ["features"]}
+    out = jax.jit(lambda w: forward(NET, w, batch["image"], **options))(plain)
     real = np.asarray(batch["valid"])
     return np.asarray(out.features)[real], np.asarray(out.outputs)[real]
 
@@ -85,14 +87,14 @@ def test_csd_keeps_each_domains_share_and_predicts_by_the_common_classifier():
     assert len(np.unique(own)) == 3
     variables, x = global_variables(state), jnp.ones((2, 6))
     plain = {name: variables[name] for name in ("params", "batch_stats")}
-    logits, _ = adaptation.running(NET).predict(variables, (), x)
-    np.testing.assert_array_equal(logits, NET.apply(plain, x))
+    logits, _ = jax.jit(adaptation.running(NET).predict)(variables, (), x)
+    np.testing.assert_array_equal(logits, jax.jit(NET.apply)(plain, x))
 
 
 def test_csd_without_specific_parts_is_fedavg(x64):
     variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(NET))
     ours, _ = run_rounds(csd(NET, SGD, specific=0.0, penalty=0.0), variables, batches_of(SIZES))
-    plain, _ = run_rounds(fedavg(NET, SGD), variables, batches_of(SIZES))
+    plain, _ = run_rounds(once(fedavg, NET, SGD), variables, batches_of(SIZES))
     assert_close(ours.shared["params"], plain.shared["params"], rtol=1e-10, atol=1e-12)
 
 
@@ -107,9 +109,10 @@ def test_orders_are_permutations_that_agree_in_at_most_one_place():
 
 @pytest.mark.parametrize(("high", "wide"), [(6, 9), (7, 11)])
 def test_tiles_put_back_give_the_image(high, wide):
-    images = jnp.asarray(np.random.default_rng(0).normal(size=(4, high, wide, 2)), jnp.float32)
+    images = np.random.default_rng(0).normal(size=(4, high, wide, 2)).astype(np.float32)
     tiles = np.asarray(_orders(71)[[0, 5, 40, 71]])
-    shuffled = _shuffle(images, jnp.asarray(tiles))
+    shuffle = jax.jit(_shuffle)
+    shuffled = shuffle(images, jnp.asarray(tiles))
     np.testing.assert_array_equal(shuffled[0], images[0])
     assert all((a != b).any() for a, b in zip(shuffled[1:], images[1:], strict=True))
     first = tiles[1][0]  # the tile that stands at the first place
@@ -117,7 +120,7 @@ def test_tiles_put_back_give_the_image(high, wide):
     row, column = divmod(int(first), 3)
     expected = images[1, row * h : (row + 1) * h, column * w : (column + 1) * w]
     np.testing.assert_array_equal(shuffled[1, :h, :w], expected)
-    back = _shuffle(shuffled, jnp.asarray(np.argsort(tiles, 1)))
+    back = shuffle(shuffled, jnp.asarray(np.argsort(tiles, 1)))
     np.testing.assert_array_equal(back, images)
 
 
@@ -146,7 +149,7 @@ def test_jigen_of_whole_images_and_no_weight_is_fedavg(x64):
     options = {"weight": 0.0, "whole": 1.0, "prepare": lambda x, d: flat(x, d)}
     net = Flat(CLASSES, hidden=(8,))
     ours, _ = run_rounds(jigen(net, SGD, **options), variables, batches_of(SIZES))
-    plain, _ = run_rounds(fedavg(NET, SGD), variables, batches_of(SIZES))
+    plain, _ = run_rounds(once(fedavg, NET, SGD), variables, batches_of(SIZES))
     assert_close(ours.shared["params"], plain.shared["params"], rtol=1e-10, atol=1e-12)
     assert ours.shared["jigsaw"]["kernel"].shape == (8, 31)
 
@@ -210,10 +213,12 @@ def test_features_with_noise_have_its_moments_and_without_are_themselves():
     np.testing.assert_array_equal(_with_noise(KEY, f, 0.0, 0.0), f)
 
 
-def test_sfa_without_noise_is_fedavg_and_with_it_is_not():
+def test_sfa_without_noise_is_fedavg_and_with_it_is_not(x64):
+    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(NET))
+    plain = once(fedavg, NET, SGD)
     ours, still, plain = (
-        run_rounds(method, variables_of(NET), batches_of(SIZES))[0]
-        for method in (sfa(NET, SGD), sfa(NET, SGD, scale=0.0, shift=0.0), fedavg(NET, SGD))
+        run_rounds(method, variables, batches_of(SIZES))[0]
+        for method in (sfa(NET, SGD), sfa(NET, SGD, scale=0.0, shift=0.0), plain)
     )
     assert_close(still, plain, rtol=1e-6)
     gap = ours.shared["params"]["head"]["kernel"] - plain.shared["params"]["head"]["kernel"]

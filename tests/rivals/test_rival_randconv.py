@@ -21,7 +21,7 @@ def images_of(count=4, seed=0):
 
 def test_kernels_of_one_pixel_are_one_random_colour_matrix_for_all(x64):
     x = images_of()
-    changed = randconv(mix=False, largest=1)(KEY, x, VALID)
+    changed = jax.jit(randconv(mix=False, largest=1))(KEY, x, VALID)
     matrix, *_ = np.linalg.lstsq(np.asarray(x).reshape(-1, 3), changed.reshape(-1, 3))
     np.testing.assert_allclose(np.asarray(x) @ matrix, changed, rtol=1e-9, atol=1e-12)
 
@@ -40,13 +40,12 @@ def test_mixed_images_lie_between_an_image_and_its_convolution(x64):
     assert np.ptp(first) > 0.3
 
 
-@pytest.mark.parametrize("side", [1, 3, 7])
+@pytest.mark.parametrize("side", [1, 7])
 def test_over_kernels_an_output_has_the_mean_square_of_its_patch(side):
     patch = np.random.default_rng(1).normal(size=(side, side, 3)).astype(np.float32)
     keys = jax.random.split(KEY, 4000)
-    outputs = jax.vmap(
-        lambda key: jnp.einsum("hwc,hwcd->d", patch, _random_kernel(key, side, 3, jnp.float32))
-    )(keys)
+    draw = jax.jit(jax.vmap(lambda key: _random_kernel(key, side, 3, jnp.float32)))
+    outputs = np.einsum("hwc,khwcd->kd", patch, draw(keys))
     square = np.square(patch).mean()
     np.testing.assert_allclose(np.square(outputs).mean(), square, rtol=5 * np.sqrt(2 / 12000))
     np.testing.assert_allclose(outputs.mean(), 0, atol=5 * np.sqrt(square / 12000))

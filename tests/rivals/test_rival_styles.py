@@ -275,11 +275,12 @@ def test_l2ds_surprise_is_a_mean_over_samples_and_features_and_part_of_the_model
     batch = {name: leaf[0, 0] for name, leaf in batches_of((3,)).items()}
     batch["image"] = jnp.where(batch["valid"][:, None], batch["image"], 0)
     learned, received = learning(Flat(), prepare=as_maps)[0], Received((), ())
-    value, (loss, _) = _diversified(learned, 0.6, 0.0, 2.0)(variables, batch, received, KEY)
+    objective = jax.jit(_diversified(learned, 0.6, 0.0, 2.0))
+    value, (loss, _) = objective(variables, batch, received, KEY)
 
     z = np.asarray(batch["image"])  # what the classifier reads
     x = as_maps(batch["image"], float)
-    other = _stylize(variables["stylist"], x, 0.6, jax.random.fold_in(KEY, 18))
+    other = np.asarray(jax.jit(_stylize)(variables["stylist"], x, 0.6, jax.random.fold_in(KEY, 18)))
     layers = variables["likelihood"]
     mean, logs = (z @ layers[n]["kernel"] + layers[n]["bias"] for n in ("mean", "logs"))
     mean, logs = np.where(mean > 0, mean, 0.01 * mean), np.maximum(logs, 0)
