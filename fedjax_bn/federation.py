@@ -38,8 +38,6 @@ from fedjax_bn.engine.batches import (
     Batches,
     Classes,
     check_batches,
-    check_state,
-    rows_of,
 )
 from fedjax_bn.engine.devices import (
     Meeting,
@@ -199,7 +197,7 @@ def federate(
     plan = _Plan(client, server, share, weigh, clients, checked_mesh(mesh), admission)
 
     def check_round(state: FederatedState, batches: Batches, key: jax.Array) -> None:
-        check_state(state)
+        _check_state(state)
         random_key(key)
         admission.check(state.shared, state.personal, batches)
 
@@ -267,6 +265,17 @@ def _checked(program: Any, check: Callable[..., None]) -> Any:
     return called
 
 
+def _check_state(state: FederatedState) -> None:
+    """Raises ValueError for a state whose arrays were donated to an earlier round."""
+    count = state.round
+    gone = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
+    if gone and count.is_deleted():
+        raise ValueError(
+            "this state was given to an earlier round, which used up its arrays: continue with the "
+            "state that the round returned, as in `state, metrics = method.round(state, ...)`"
+        )
+
+
 def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:
     """Returns the state before the first round, in which all clients start from `variables`."""
     del key  # nothing random here; methods with random state of their own use it
@@ -310,7 +319,7 @@ def _round(
     rows = state.weights.shape[0]
     total = padded(rows, plan.mesh)
     # A caller on a mesh may have padded the batches already, to place them on its devices.
-    there = total if rows_of(batches) == total else rows
+    there = total if getattr(batches.get("valid"), "shape", ())[:1] == (total,) else rows
     check_batches(batches, there, plan.client.epochs)
     batches, key = plan.admission.admitted(state.shared, state.personal, batches), random_key(key)
     batches = {"client": jnp.arange(there, dtype=jnp.int32)} | batches

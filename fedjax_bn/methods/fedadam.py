@@ -132,6 +132,7 @@ def _adaptive(
         gradients: PyTree, state: _Moments, params: PyTree = None
     ) -> tuple[PyTree, _Moments]:
         del params
+        # The gradient is -Delta, and the update is added: hence the sign.
         m = jax.tree.map(lambda m, g: beta1 * m - (1 - beta1) * g, state.first, gradients)
         v = jax.tree.map(lambda v, g: second_moment(v, jnp.square(g)), state.second, gradients)
         return jax.tree.map(lambda m, v: eta * m / (jnp.sqrt(v) + tau), m, v), _Moments(m, v)

@@ -84,6 +84,7 @@ def fedcd(  # type: ignore[misc] # its own default
       ValueError: an argument is out of its range, nothing is named, or both `weigh` and another
         `eta` are given; at `init`, the model has no intermediate of a name.
     """
+    # Only `risk_extrapolation` reads eta, so that another one beside a rule is a mistake.
     if weigh is not None and eta != inspect.signature(fedcd).parameters["eta"].default:
         raise ValueError(
             f"fedcd.eta={eta:g} has no effect beside weigh, which replaces it: give it to the rule "
@@ -101,6 +102,7 @@ def fedcd(  # type: ignore[misc] # its own default
     learned, rest = learning(model, **options)
     trained = ("params", COLLECTION)
     gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
+    # One transformation with a state for each collection, even where both have one optimizer.
     optimizers = {"params": optimizer, COLLECTION: of_masks}
     each = optax.multi_transform(optimizers, {name: name for name in trained})
     return method_of(
@@ -162,6 +164,7 @@ def _masked_step(
         rounds = received.server.rounds
         # A sum that another round began, of a client that keeps its local state, starts at 0.
         old = state.rounds == rounds
+        # Earlier epochs have weight 0, so that all steps are one program.
         count = jnp.where(batch["last_epoch"], batch["valid"].sum(dtype=jnp.int32), 0)
 
         def add(total: jax.Array, g: jax.Array) -> jax.Array:
@@ -179,12 +182,13 @@ def _masked_step(
 
 def _send_gradient(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
     """A client's last act: it sends its mean g_e beside the shared leaves."""
-    count = jnp.maximum(trained.state.count, 1)
+    count = jnp.maximum(trained.state.count, 1)  # a client without samples sends 0
     mean = jax.tree.map(lambda total: total / count.astype(total.dtype), trained.state.total)
     return trained.variables, received.memory, mean
 
 
 def _no_gradient(shared: PyTree, personal: PyTree) -> Alignment:
+    # Masks are personal, and the common start has one for all clients.
     zero = jax.tree.map(jnp.zeros_like, join(shared, personal)[COLLECTION])
     return Alignment(zero, jnp.zeros((), jnp.int32))
 

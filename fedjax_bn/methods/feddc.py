@@ -136,6 +136,7 @@ def _renew_drift(optimizer: optax.GradientTransformation, learning_rate: float |
         old, start = received.memory, received.shared["params"]
         variate = new_variate(optimizer, learning_rate, received, trained, old.variate)
         now, personal = split_like(trained.variables["params"], start)
+        # The new drift is in the upload: the server averages y_k + h_k'.
         drift = jax.tree.map(lambda h, y, x: h + y - x, old.drift, now, start)
         params = join(jax.tree.map(jnp.add, now, drift), personal)
         message = jax.tree.map(jnp.subtract, variate, old.variate)

@@ -107,6 +107,7 @@ def fedig(  # type: ignore[misc] # its own default
     objective = _client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
+        # The adapter's step reads the weights that the main network's step has just moved.
         step = in_turn(step, _adapter_step(learned, optimizer))
 
     def start(key: jax.Array, variables: Variables) -> Variables:
@@ -190,6 +191,7 @@ def _client_agnostic(
     rule of the local pass, by default the batch's own statistics. `received.server` holds the
     global `batch_stats`.
     """
+    # Without the second pass it is FedBN to the bit, and as fast.
     if lambda_1 == lambda_2 == 0 and statistics is None:
         return supervised(learned)
     distance = _choose_distance(cafl) if isinstance(cafl, str) else cafl
@@ -202,6 +204,7 @@ def _client_agnostic(
         )
         if lambda_1 == lambda_2 == 0:
             return loss, (loss, local.moved)
+        # What this pass moves is dropped: running statistics are the local pass's.
         error, mixed = learned.trained(
             {**variables, STATISTICS: received.server},
             images,

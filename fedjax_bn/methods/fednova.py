@@ -72,11 +72,13 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
         now, personal = split_like(trained.variables["params"], start)
 
         def normalized(y: jax.Array, x: jax.Array, work: jax.Array) -> jax.Array:
+            # A client without a step has work 0, and adds nothing to the direction.
             inverse = jnp.where(work > 0, 1 / jnp.where(work > 0, work, 1), 0)
             return (y - x) * inverse.astype(x.dtype)
 
         direction = jax.tree.map(normalized, now, start, for_each(work, start))
         uploaded = {**trained.variables, "params": join(direction, personal)}
+        # A tree where masks of the optimizer give parameters different work.
         sent = work if isinstance(work, jax.Array) else for_each(work, start)
         return uploaded, received.memory, sent
 

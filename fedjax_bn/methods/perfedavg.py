@@ -138,6 +138,7 @@ def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) 
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> Grads:
         point, second, key = inner(variables, batch, received, key)
+        # The gradient at the adapted point, which the optimizer applies to the unadapted one.
         return gradient(point, second, received, key)
 
     def adapted(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -155,7 +156,7 @@ def _split_valid(batch: Batch) -> tuple[Batch, Batch]:
     valid = batch["valid"]
     size, count = valid.shape[0], valid.sum(dtype=jnp.int32)
     order = jnp.argsort(~valid, stable=True)  # the valid samples first, in order
-    middle = (count + 1) // 2
+    middle = (count + 1) // 2  # of the valid samples; the halves' shapes are those of a full batch
 
     def part(start: jax.Array | int, end: jax.Array, length: int) -> Batch:
         position = start + jnp.arange(length, dtype=jnp.int32)

@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.optimizers import by_parameter, descend, scheduled, start
 from fedjax_bn.sharing import join, split_like
 from fedjax_bn.state import Received
@@ -110,8 +109,3 @@ def check_fresh(
             f"{method} divides by the way of an optimizer that starts afresh: leave it out, or use "
             "SGD without momentum"
         )
-
-
-def dtype_of(tree: Any) -> Any:
-    """Returns the dtype that holds all leaves of a tree; the default float if it has none."""
-    return promote(*{leaf.dtype for leaf in jax.tree.leaves(tree)} or {jnp.result_type(float)})

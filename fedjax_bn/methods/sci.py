@@ -97,6 +97,7 @@ def aligned_objective(
             return value, out.moved
 
         server = received.server
+        # A number, not a branch: the first round and the others are one program.
         strong = jnp.where(server.rounds > 0, strength, 0.0)
         value, aligned = align(loss, variables[COLLECTION], server.gradient, strong)
         return value, (value, aligned)

@@ -138,6 +138,7 @@ def _calibrated(learned: Learning, weight: float) -> Objective:
         if mine:
             stages = _brought(layers["trained"], mine), _brought(layers["frozen"], theirs)
             gaps += _stage_gaps(*stages, valid).astype(gaps.dtype)
+        # In its first round a client has no frozen model of its own; the gaps are computed anyway.
         gaps = jnp.where(received.memory["trained"], gaps, 0)
         return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)
 
@@ -150,6 +151,7 @@ def _stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Arr
     count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
     attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
     within = jax.vmap(squared_distances)
+    # All pairs of stages in one matrix product.
     both = squared_distances(*(stages.reshape(-1, stages.shape[-1]) for stages in (mine, theirs)))
     both = both.reshape(len(mine), len(valid), len(theirs), len(valid)).swapaxes(1, 2)
 

@@ -93,6 +93,7 @@ def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective
         require_linear("csd", learned.model, plain, images)
         model, options = ClassifiedBy(learned.model, _with_weights), {"valid": valid, "key": key}
         out = forward(model, plain, images, train=True, wanted=["features"], **options)
+        # Rows after the batch are the classifier at unit vectors and at 0, see `_with_weights`.
         common, kernel = out.outputs[: len(valid)], out.outputs[len(valid) : -1] - out.outputs[-1]
         layers, own = variables[SPECIFIC], jnp.tanh(variables[OWN]["weights"])
         others = jnp.einsum("bf,jfc->jbc", out.features, layers["kernel"])
@@ -101,6 +102,7 @@ def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective
         loss, by_domain = (
             learned.task.loss(logits, batch["label"], valid) for logits in (common, mine)
         )
+        # W_0 first, read from the outputs, so that the penalty's gradient reaches the classifier.
         kernels = jnp.concatenate([kernel[None], layers["kernel"]])
         value = loss + specific * by_domain + penalty * _gram_penalty(kernels)
         return value, (loss, out.moved)

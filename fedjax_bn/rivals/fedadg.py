@@ -121,6 +121,7 @@ def _pulled(learned: Learning, share: float) -> Objective:
         loss, out = _passed(learned, variables, batch, key)
         gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], out.features, batch["label"]))
         value = share * loss + (1 - share) * masked_mean(gaps, batch["valid"]).astype(loss.dtype)
+        # The batch has no mark where an objective is called by itself.
         value = jnp.where(batch[_ALONE], loss, value) if _ALONE in batch else value
         return value, (loss, out.moved)
 
@@ -189,6 +190,7 @@ def _announcing(client: Client, share: float) -> Client:
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         real = batches["valid"].any(1).astype(float)
+        # Counted over steps with samples: padding of short clients must not shift the share.
         early = jnp.cumsum(real) - real < share * real.sum()
         return client.run(received, batches | {_ALONE: early}, key)
 

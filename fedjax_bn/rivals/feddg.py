@@ -118,6 +118,7 @@ def _episodic(
             return loss, out.moved
 
         params = variables["params"]
+        # The kernels made for CPU take another form where their gradient is differentiated again.
         with differentiated_twice():
             (loss, moved), gradients = jax.value_and_grad(loss_of, has_aux=True)(params, images)
         inner = jax.tree.map(
@@ -141,6 +142,7 @@ def _in_other_styles(
         )
     others = jnp.arange(count, dtype=jnp.int32) != received.client
     allowed = ((bank["known"] > 0) & others[:, None]).reshape(-1)
+    # Uniform over what others have shown; while there is nothing, any choice, which is dropped.
     logits = jnp.where(allowed, 0.0, -jnp.inf)
     chosen = jax.random.categorical(
         choice_key, jnp.where(allowed.any(), logits, 0), shape=(len(x),)
@@ -223,6 +225,7 @@ def _with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int
     length = jnp.where(size > 0, size, 1)
     cosine = jnp.where(size > 0, low.real / length, 1).at[:, half, half].set(1)
     sine = (low.imag / length).at[:, half, half].set(0)
+    # The difference is transformed back and added, so that x keeps its bits outside the window.
     change = (1 - share) * (other - own)
     rows, columns = (_places(length, half) for length in x.shape[1:3])
     added = (

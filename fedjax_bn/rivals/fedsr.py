@@ -153,6 +153,7 @@ def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
         if key is not None or "deviation" not in tree:
             return classify(_draw(tree, features, key)[0])
         shape = (_DRAWS, 1, features.shape[-1])
+        # The same draws for every sample and call: a prediction does not depend on its batch.
         noise = jax.random.normal(jax.random.key(_TESTING), shape, features.dtype)
         mean, deviation = _moments_of(tree, features)
         logits = classify((mean + deviation * noise).reshape(-1, features.shape[-1]))

@@ -142,6 +142,7 @@ def _measuring(client: Client, learned: Learning, load: Load | None) -> Client:
         means = learned.prepare(batch["image"], old.dtype).mean((1, 2))
         count = jnp.maximum(valid.sum(dtype=means.dtype), 1)
         own = (jnp.where(valid[:, None], means, 0).sum(0) / count).astype(old.dtype)
+        # In the first round there is no federation's mean yet.
         mean = jnp.where(received.server.known > 0, old, own)
         shared = {**received.shared, COLLECTION: {"mean": mean}}
         update = client.run(received._replace(shared=shared), batches, key)
@@ -170,6 +171,7 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
             state.sent,
             aggregate.message,
         )
+        # The method's own step comes first: it averages the collection like any leaf.
         shared, inner = server.update(shared, aggregate._replace(message=()), state.kept)
         some = means.known > 0
         mean = jnp.where(some, means.total / jnp.where(some, means.known, 1), 0)

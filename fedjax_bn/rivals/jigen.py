@@ -92,6 +92,7 @@ def _orders(count: int) -> np.ndarray:
     times = lambda x, y: (x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0])  # noqa: E731
     number = lambda x, y: (x[0] + y[0]) % 3 * 3 + (x[1] + y[1]) % 3  # noqa: E731
     maps = [[number(times(a, x), b) for x in field] for a in field[1:] for b in field]
+    # Two such maps are equal in at most one x, since a x + b = c x + d has at most one solution.
     maps.sort(key=lambda one: one != list(range(9)))  # stable: the identity comes first
     return np.asarray(maps[: count + 1], np.int32)
 

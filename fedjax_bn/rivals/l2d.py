@@ -164,6 +164,7 @@ def _supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> ja
     """
     z = z * jax.lax.rsqrt(jnp.maximum(jnp.square(z).sum(-1, keepdims=True), 1e-24))
     others = valid & ~jnp.eye(len(z), dtype=bool)
+    # Not -inf, which makes NaN of a row without others.
     near = jnp.where(others, z @ z.T / TEMPERATURE, -1e30)
     logs = near - jax.nn.logsumexp(near, axis=1, keepdims=True)
     positive = (others & (label[:, None] == label)).astype(z.dtype)
@@ -203,6 +204,7 @@ def _leaked(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array
     count = jnp.maximum(valid.sum(dtype=other.dtype), 1)
     known = jnp.where(valid[:, None], other, 0)
     first, second = known.sum(0) / count, jnp.square(known).sum(0) / count
+    # The mean over all pairs from two moments of z', without a matrix of pairs.
     apart = second - 2 * mean * first + jnp.square(mean)
     gaps = 0.5 * ((apart - jnp.square(mean - other)) * jnp.exp(-logs)).sum(-1)
     return masked_mean(gaps, valid)

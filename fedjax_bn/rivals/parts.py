@@ -27,7 +27,7 @@ def dense(key: jax.Array, inputs: int, outputs: int, dtype: Any) -> PyTree:
     All numbers are from U(-1/sqrt(inputs), 1/sqrt(inputs)).
     """
     kernel_key, bias_key = jax.random.split(key)
-    bound = inputs**-0.5
+    bound = inputs**-0.5  # Kaiming's uniform bound with a = sqrt(5)
     return {
         "kernel": jax.random.uniform(kernel_key, (inputs, outputs), dtype, -bound, bound),
         "bias": jax.random.uniform(bias_key, (outputs,), dtype, -bound, bound),

@@ -81,5 +81,6 @@ def randconv(
 def _disagreement(logits: jax.Array) -> jax.Array:
     """Returns the mean over draws of KL(p_j | m), f[B], for logits f[draws, B, classes]."""
     logs = jax.nn.log_softmax(logits)
+    # Clipped as in the authors' code, so that the logarithm is finite.
     mean = jnp.log(jnp.clip(jnp.exp(logs).mean(0), _LEAST, 1))
     return (jnp.exp(logs) * (logs - mean)).sum(-1).mean(0)

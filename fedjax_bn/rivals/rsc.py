@@ -105,6 +105,7 @@ def _challenge(
         return jnp.take_along_axis(values, label[:, None], axis=-1)[:, 0]
 
     gradient = jax.grad(lambda f: of_label(classify(f)).sum())(features)
+    # By rank and not by a percentile: ties would mute more than the share.
     keep = (_rank(gradient) >= int(muted * features.shape[-1])).astype(features.dtype)
     before, after = (of_label(jax.nn.softmax(x)) for x in (logits, classify(features * keep)))
     falls = jnp.where(valid, before - after, -jnp.inf)

@@ -119,6 +119,7 @@ def _alike(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
 
     It may be the sample itself; for a padding sample it is a padding one.
     """
+    # Padding is a class of its own, after all others.
     kind = jnp.where(valid, label, jnp.iinfo(label.dtype).max)
     random = jax.random.uniform(key, label.shape)
     # The same ranks in both orders are of the same class.

@@ -46,7 +46,7 @@ def sfa(
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
-        noise = stream(key, "feature noise")
+        noise = stream(key, "feature noise")  # dropout draws as without this method
         noisy = ClassifiedBy(
             model, lambda classify, f: classify(_with_noise(noise, f, scale, shift))
         )

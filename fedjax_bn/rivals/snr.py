@@ -188,6 +188,7 @@ def _restore(layer: PyTree, x: jax.Array) -> _Restored:
     mean, var = instance_moments(x)
     scale = own["scale"] * jax.lax.rsqrt(var + _EPSILON)
     shift = own["bias"] - mean * scale
+    # The mean of n over positions is the instance norm's bias, whatever x is.
     rest = mean - own["bias"]  # the mean of r over positions
     hidden = jax.nn.relu(rest @ own["down"] + own["down_bias"])
     gate = jax.nn.sigmoid(hidden @ own["up"] + own["up_bias"])
