@@ -114,8 +114,10 @@ def test_clients_without_samples_are_as_if_they_were_not_there(solver):
     np.testing.assert_array_equal(rule(jnp.zeros(4, int), jnp.zeros(4)), np.zeros(4))
 
 
-@pytest.mark.parametrize("solver", ["closed_form", "slsqp"])
-@pytest.mark.parametrize("risk", [0.0, -0.25, np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("solver", "risk"),
+    [("closed_form", 0.0), ("closed_form", np.nan), ("slsqp", np.inf), ("slsqp", -0.25)],
+)
 def test_a_risk_that_is_not_positive_and_finite_is_an_error_that_names_the_client(solver, risk):
     rule = risk_extrapolation(0.5, solver)
     sizes, risks = jnp.asarray([4, 4, 4]), jnp.asarray([0.3, 0.5, risk])
@@ -144,7 +146,7 @@ def test_wrong_arguments_are_refused(arguments, said):
         risk_extrapolation(**arguments)
 
 
-def test_the_engine_sees_that_the_rule__needs_risks():
+def test_the_engine_sees_that_the_rule_needs_risks():
     for solver in ("closed_form", "slsqp"):
         assert _needs_risks(risk_extrapolation(0.5, solver), 4)
         assert _needs_risks(jax.jit(risk_extrapolation(0.5, solver)), 4)
