@@ -1,12 +1,12 @@
 """Aggregation, the server's half of a round: it weighs the uploads, sums them, and makes a step.
 
 A weighing rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1. A client
-that does not count in a round (it sits out, or its update is not finite) gets weight 0; one that
-sits out enters with size 0, and into a rule that looks at the risks one that failed does too, with
-risk 0. A rule that remembers is a `Weighing`.
+that does not count in a round (it sits out, or its update is not finite) gets weight 0. The rule
+sees size 0 for a client that sits out; if it reads the risks, it sees size 0 and risk 0 for a
+client that failed too. A rule with a state is a `Weighing`.
 
-A round keeps sums, whatever the number of clients. `client` has the clients' half, and
-`federation` joins the two.
+A round holds sums, whose size does not depend on the number of clients. `client` has the clients'
+half of a round, and `federation` joins the two.
 """
 
 import functools
@@ -45,7 +45,7 @@ class Aggregate(NamedTuple):
       mean: the weighted mean of the shared leaves that the clients uploaded; None elsewhere.
       message: the mean of their messages, with the weights that the server's step names.
       share: f[], the part of the whole population that counts in the round.
-      count: f[], how many clients that are; None if unknown.
+      count: f[], the number of these clients; None if unknown.
     """
 
     mean: PyTree
@@ -54,7 +54,7 @@ class Aggregate(NamedTuple):
     count: jax.Array | None = None  # type: ignore[assignment]
 
 
-# (weight f[], size i32[], counts bool[]) -> f[], with what a client's message enters its mean
+# (weight f[], size i32[], counts bool[]) -> f[], the weight of a client's message in their mean
 MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
@@ -83,7 +83,7 @@ class ServerUpdate(NamedTuple):
         `sharing.join(shared, personal)` are its variables.
       update: `update(shared, aggregate, state) -> (shared, ServerState)`, with the shared leaves
         as the clients received them.
-      message_weight: with what weights the clients' messages are averaged.
+      message_weight: the weights with which the clients' messages are averaged.
     """
 
     init: Callable[[PyTree, PyTree], ServerState]
@@ -105,7 +105,7 @@ def averaging(
         to the shared leaves; by default nothing.
       renew: `renew(sent, aggregate) -> tree`, what it sends in the next round, in the dtypes of
         `sent`; by default what it sent before.
-      message_weight: with what weights the clients' messages are averaged.
+      message_weight: the weights with which the clients' messages are averaged.
     """
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
@@ -176,9 +176,9 @@ def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
         for path, leaf in jax.tree_util.tree_leaves_with_path(shared):
             if path_names(path)[0] == STATISTICS:
                 raise ValueError(
-                    "privacy does not go with a sharing rule that shares running statistics, whose "
-                    "variances noise would make negative: use share=all_but_statistics or "
-                    "all_but_batch_norm, such as of fedbn and silobn"
+                    "privacy cannot be used with a sharing rule that shares running statistics, "
+                    "because noise could make variances negative: use share=all_but_statistics or "
+                    "all_but_batch_norm, as silobn and fedbn do"
                 )
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise ValueError(

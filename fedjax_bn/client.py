@@ -22,7 +22,7 @@ from fedjax_bn.state import Broadcast, Own, Received, Upload
 from fedjax_bn.task import masked_mean
 
 PyTree = Any
-# load(source, batch, key) -> batch: what a step does to its batch before all else
+# load(source, batch, key) -> batch: what a step does first with its batch
 Load = Callable[[PyTree, Batch, jax.Array], Batch]
 
 

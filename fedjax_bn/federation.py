@@ -179,9 +179,9 @@ def federate(
 
     Raises:
       ValueError: a choice has the wrong type, such as a name instead of a function; the mesh has
-        no axis "clients"; `weigh` does not go with privacy; at `init`, `share` needs a batch norm
-        and the model has none, or shares statistics in spite of privacy, or `clients` does not suit
-        K; at `round`, batches do not fit.
+        no axis "clients"; `weigh` cannot be used with privacy; at `init`, `share` needs a batch
+        norm and the model has none, or shares statistics in spite of privacy, or `clients` asks for
+        more than K; at `round`, batches do not fit.
     """
     check_choices(share=share, weigh=weigh, server=server, privacy=privacy, clients=clients)
     server = server or averaging()

@@ -1,6 +1,6 @@
 r"""FedAdam, FedYogi and FedAdagrad (Reddi et al., ICLR 2021): adaptive steps of the server.
 
-With the clients' mean way $\Delta = \sum_k p_k y_k - x$ (Algorithm 2):
+With the clients' mean change $\Delta = \sum_k p_k y_k - x$ (Algorithm 2):
 
 $m' = \beta_1 m + (1 - \beta_1) \Delta$
 

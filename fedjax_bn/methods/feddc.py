@@ -24,7 +24,7 @@ class _Drift(NamedTuple):
     """What a client remembers, trees like the shared parameters.
 
     Attributes:
-      drift: h_k, the sum of its ways y_k - x so far.
+      drift: h_k, the sum of its changes y_k - x so far.
       variate: c_k, its estimate of its gradient.
     """
 

@@ -1,4 +1,4 @@
-"""FedNova (Wang et al., NeurIPS 2020): clients' ways are normalized by their work."""
+"""FedNova (Wang et al., NeurIPS 2020): clients' changes are divided by their work."""
 
 from typing import Any, Unpack
 
@@ -27,7 +27,7 @@ def fednova(
     momentum: Share | None = None,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    r"""The server divides each client's way by the number of its effective steps.
+    r"""The server divides each client's change by the number of its effective steps.
 
     $x' = x - \tau_{eff} \sum_k p_k (x - y_k) / a_k$ with $\tau_{eff} = \sum_k p_k a_k$
 

@@ -121,7 +121,7 @@ def new_variate(
     def renew(
         c_k: jax.Array, c: jax.Array, x: jax.Array, y: jax.Array, way: jax.Array
     ) -> jax.Array:
-        # A way of 0, of a rate of 0 or no steps, would give 0 / 0.
+        # With a rate of 0, or without a step, this would be 0 / 0.
         inverse = (1 / jnp.where(way > 0, way, 1)).astype(x.dtype)
         return jnp.where(way > 0, c_k - c + (x - y) * inverse, c_k)
 

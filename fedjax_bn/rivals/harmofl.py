@@ -74,9 +74,9 @@ def harmofl(  # type: ignore[misc] # its own default
     """
     if options.get("privacy") is not None:
         raise ValueError(
-            "privacy does not go with harmofl, whose mean amplitude is measured once and kept, "
-            "but would be moved by the noise of every round: choose another method, such as "
-            "fedbn or fedprox"
+            "privacy cannot be used with harmofl, whose mean amplitude is measured once and kept: "
+            "the noise of every round would move it; choose another method, such as fedbn or "
+            "fedprox"
         )
     load = options.get("load")
     learned, rest = learning(model, **options)
