@@ -308,13 +308,13 @@ def weigh_uploads(
       whole models; and the rule's new state.
     """
     counts, rows = uploads.counts, uploads.size.shape[0]
-    known = [jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk)]
+    size, risk = (jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk))
     by_leaf = None
     if isinstance(rule, Weighing):
-        weights, state = rule.weigh(state, *known, uploads.message)
+        weights, state = rule.weigh(state, size, risk, uploads.message)
         by_leaf = rule.by_leaf
     elif _needs_risks(rule, rows):
-        weights = rule(*known)
+        weights = rule(size, risk)
     else:
         # As in `early_weights`: a client that failed has its share, and is left out below.
         weights = rule(jnp.where(uploads.participates, uploads.size, 0), jnp.zeros(rows))

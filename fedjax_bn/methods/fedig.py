@@ -132,7 +132,7 @@ def fedig(  # type: ignore[misc] # its own default
         start=start,
         **{"statistics": rule} | rest,
     )
-    notes = ()
+    notes: tuple[str, ...] = ()
     if isinstance(cafl, str) and lambda_2:
         why = (
             "as the paper prints it for a start from ImageNet's weights; from random weights the "

@@ -41,7 +41,7 @@ RATIOS = tuple(2 * 3.0**k for k in range(-3, 2))  # exp(-d / (2 * 3^k m))
 
 
 @bounded
-def csac(
+def csac(  # type: ignore[misc] # its own default
     model: Any,
     optimizer: optax.GradientTransformation,
     *,

@@ -243,7 +243,8 @@ def test_a_word_spells_where_the_masks_are_and_what_trains_them():
     word |= {"mask_optimizer": "sgd:learning_rate=0.1:momentum=0.5"}
     made = {"names": ("features", "a"), "bounds": (0.0, 1.0), "mask_optimizer": SGD}
     both = [method_of(**options) for options in (word, made)]
-    given = jax.eval_shape(lambda: both[0].init(KEY, start(), 3)), batches_of(SIZES), KEY
+    variables = start()
+    given = jax.eval_shape(lambda: both[0].init(KEY, variables, 3)), batches_of(SIZES), KEY
     assert len({method.round.lower(*given).as_text() for method in both}) == 1
     still = two_rounds(mask_optimizer="none")[0].personal["mask"]
     np.testing.assert_array_equal(still["features"], 1)

@@ -36,8 +36,8 @@ def random_tree(tree, seed=0):
 
 def started(**options):
     """Random collections in the form of those that a federation starts with."""
-    method = fedsr(NET, SGD, **options)
-    form = jax.eval_shape(lambda: global_variables(method.init(KEY, variables_of(NET), 1)))
+    method, given = fedsr(NET, SGD, **options), variables_of(NET)
+    form = jax.eval_shape(lambda: global_variables(method.init(KEY, given, 1)))
     return random_tree(form)
 
 
@@ -160,7 +160,8 @@ def test_without_noise_there_is_no_deviation_and_a_divergence_is_refused():
 
 @pytest.mark.parametrize("net", [NET, NormNet(), PlainNet()], ids=lambda net: type(net).__name__)
 def test_the_latent_finds_features_and_classes_of_any_net(net):
-    found = jax.eval_shape(lambda: fedsr(net, SGD).init(KEY, variables_of(net), 2))
+    variables = variables_of(net)
+    found = jax.eval_shape(lambda: fedsr(net, SGD).init(KEY, variables, 2))
     size = found.shared["latent"]["mean"]["kernel"].shape
     assert found.personal["reference"]["mean"].shape == (2, CLASSES, size[0])
     assert size == {"PlainNet": (6, 6)}.get(type(net).__name__, (8, 8))

@@ -31,7 +31,8 @@ def in_float64(tree, seed=0):
 
 def started(method):
     """Random collections in the form of those that a federation starts with."""
-    variables = jax.eval_shape(lambda: global_variables(method.init(KEY, variables_of(NET), 1)))
+    given = variables_of(NET)
+    variables = jax.eval_shape(lambda: global_variables(method.init(KEY, given, 1)))
     statistics = jax.tree.map(jnp.abs, in_float64(variables["batch_stats"]))
     return in_float64(variables) | {"batch_stats": statistics}
 
