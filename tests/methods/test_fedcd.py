@@ -320,15 +320,6 @@ def test_the_mask_of_a_model_that_shows_its_features_trains_as_that_of_one_that_
     assert_close(other.shared["params"]["net"], state.shared["params"], rtol=1e-5, atol=1e-6)
 
 
-def test_in_float64_all_of_it_is_float64(x64):
-    variables = wide(start())
-    state, metrics = run_rounds(method_of(lambda_sci=0.7), variables, batches_of(SIZES))
-    leaves = jax.tree.leaves(
-        (state.shared, state.personal, state.server.sent.gradient, metrics["loss"])
-    )
-    assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float64")}
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

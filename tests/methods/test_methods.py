@@ -32,7 +32,6 @@ from fedjax_bn.methods import (
     fednova,
     fedprox,
     moon,
-    perfedavg,
     scaffold,
 )
 from fedjax_bn.models import MLP
@@ -390,16 +389,9 @@ def test_fedavgm_follows_the_papers_algorithm(x64):
     [
         (lambda: scaffold(NET, SGD, learning_rate=0.0), "learning_rate=0.0 must be above 0"),
         (lambda: fednova(NET, SGD, momentum=1.0), "momentum=1.0 must be at least 0 and below 1"),
-        (lambda: fedadam(NET, SGD, eta=0.0), "fedadam: eta=0.0 must be above 0"),
         (lambda: methods.fedyogi(NET, SGD, tau=-1.0), "fedyogi: tau=-1.0 must be above 0"),
-        (lambda: fedadam(NET, SGD, beta1=1.0), "beta1=1.0"),
         (lambda: fedadam(NET, SGD, beta2=1.5), "beta2=1.5"),
-        (lambda: fedavgm(NET, SGD, beta=1.0), "beta=1.0"),
-        (lambda: fedavgm(NET, SGD, eta=-1.0), "eta=-1.0"),
-        (lambda: feddc(NET, SGD, alpha=-0.1), "alpha=-0.1 must be at least 0"),
         (lambda: moon(NET, SGD, mu=-1), "mu=-1 must be at least 0"),
-        (lambda: moon(NET, SGD, temperature=0), "temperature=0 must be above 0"),
-        (lambda: perfedavg(NET, SGD, inner_rate=-1.0), "inner_rate=-1.0 must be at least 0"),
     ],
 )
 def test_impossible_arguments_are_refused(call, message):

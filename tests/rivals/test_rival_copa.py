@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from federations import CLASSES, OneNorm, assert_close, batches_of, once, run_rounds
+from federations import CLASSES, OneNorm, assert_close, batches_of, in_float64, once, run_rounds
 from federations import variables_of as start_of
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import copa, fedavg
@@ -15,7 +15,7 @@ SGD, NET = optax.sgd(0.1), OneNorm()
 
 
 def variables_of():
-    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x), float), start_of(NET))
+    return in_float64(start_of(NET))
 
 
 def test_one_client_alone_is_fedavg(x64):

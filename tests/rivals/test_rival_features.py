@@ -14,6 +14,7 @@ from federations import (
     assert_close,
     assert_equal,
     batches_of,
+    in_float64,
     once,
     run_rounds,
     variables_of,
@@ -30,10 +31,6 @@ from fedjax_bn.state import Received
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
 SGD = optax.sgd(0.1)
 NET = MLP(CLASSES, hidden=(9,))
-
-
-def in_float64(tree):
-    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x), float), tree)
 
 
 def head_of_random_numbers(features=9, seed=0):

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from federations import MapNet, as_maps, assert_close, batches_of, once, variables_of
+from federations import MapNet, as_maps, assert_close, batches_of, in_float64, once, variables_of
 from fedjax_bn import adaptation
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.federation import global_variables
@@ -34,7 +34,7 @@ def test_of_the_spectrum_the_amplitude_of_the_mean_alone_is_exchanged(x64):
 
 def test_the_means_are_those_of_first_batches_and_then_all_train_on_them(x64):
     """The second round by hand: FedSAM whose perturbation is the harmonizing."""
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(MapNet()))
+    variables = in_float64(variables_of(MapNet()))
     batches = batches_of(SIZES)
     method = harmofl(MapNet(), SGD, channels=1, prepare=as_maps)
     state, _ = method.round(method.init(KEY, variables, 3), batches, KEY)
