@@ -277,6 +277,7 @@ def sum_uploads(
 
 def _needs_risks(rule: WeighingRule, num_clients: int) -> bool:
     """Returns whether a weighing rule reads the risks, which are known only after training."""
+    # Traced once: whether the input is an operand shows in the program, whatever its values.
     sizes, risks = jnp.zeros(num_clients, jnp.int32), jnp.zeros(num_clients)
     jaxpr = jax.make_jaxpr(rule)(sizes, risks).jaxpr
     used = [value for equation in jaxpr.eqns for value in equation.invars] + jaxpr.outvars

@@ -46,6 +46,7 @@ class Trained(NamedTuple):
     @property
     def steps(self) -> jax.Array:
         """Returns tau_k i32[], the number of steps with a valid sample that made `variables`."""
+        # Padding makes no step: a client with fewer batches has made fewer.
         real = self.counts > 0
         if self.chosen is not None:
             real &= jnp.arange(len(real)) < self.chosen
@@ -145,6 +146,7 @@ def train_locally(
         variables = join(received.shared, received.personal)
         step.check(variables, keep_optimizer, batches["valid"].shape[0])
         state = own.step if keep_optimizer else step.init(variables)
+        # A client without `keep_optimizer` starts each round with a fresh optimizer (FedAvg).
         trained = train(step, received, variables, state, batches, key, load)
         variables, mine, message = (
             finish(received, trained) if finish else (trained.variables, received.memory, ())
@@ -243,6 +245,7 @@ def clipping(client: Client, privacy: Privacy) -> Client:
                 "fedbn, fedprox or fedadam"
             )
         shared, personal = split_like(update.variables, received.shared)
+        # Clipped before the noise, which is scaled to the clip.
         shared = clipped(shared, received.shared, privacy.clip)
         if privacy.at == "client":
             key = jax.random.fold_in(stream(key, "privacy"), privacy.seed)

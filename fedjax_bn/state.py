@@ -153,6 +153,7 @@ def client_variables(state: FederatedState, k: int | None = None) -> Variables:
       Collections of client k, or of all clients with leading axis K.
     """
     if k is not None:
+        # A copy: the next round donates the state, and with it its arrays.
         shared = jax.tree.map(jnp.copy, state.shared)
         return join(shared, jax.tree.map(lambda leaf: leaf[k], state.personal))
     num_clients = state.weights.shape[0]
@@ -168,6 +169,7 @@ def global_variables(state: FederatedState) -> Variables:
     """
     num_clients = state.weights.shape[0]
     personal = jax.tree.map(lambda leaf: leaf[:num_clients], state.personal)
+    # A client of weight 0 is left out, so that NaN of a failed one does not reach the mean.
     personal = weighted_mean(personal, state.weights)
     return join(jax.tree.map(jnp.copy, state.shared), personal)
 
@@ -196,6 +198,7 @@ def put_rows(state: FederatedState, cohort: FederatedState, client: jax.Array) -
     """
 
     def put(rows: jax.Array, new: jax.Array) -> jax.Array:
+        # Padding rows have numbers from K on, outside the array.
         return rows.at[client].set(new, mode="drop")
 
     ours, theirs = ((s.weighing, s.personal, s.memory) for s in (state, cohort))

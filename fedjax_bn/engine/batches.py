@@ -117,6 +117,7 @@ def last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
       valid: bool[S, B], S steps of E equal epochs.
       epochs: E.
     """
+    # Counted from the end, since padding epochs follow the real ones.
     real = valid.reshape(epochs, -1).any(1)
     last = epochs - 1 - jnp.argmax(real[::-1])
     return jnp.arange(valid.shape[0]) // (valid.shape[0] // epochs) == last

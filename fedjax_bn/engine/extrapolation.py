@@ -88,6 +88,7 @@ def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
       risks: f[K], positive.
       counts: bool[K], who counts; the others get weight 0.
     """
+    # 1 / R of a tiny risk would overflow.
     least = jnp.min(risks, initial=jnp.inf, where=counts)
     # R_min / R_e is in (0, 1] whatever the scale of the risks.
     inverse = jnp.where(counts, least / risks, 0)

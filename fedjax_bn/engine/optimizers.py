@@ -95,6 +95,7 @@ def descend(
       The moved collections, and the optimizer's new state.
     """
     trained = {name: variables[name] for name in gradients}
+    # Masks and labels of users have the form of the parameters; the engine trains collections.
     alone = _over_parameters(optimizer, trained)
     grads, params = (gradients["params"], trained["params"]) if alone else (gradients, trained)
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
@@ -193,7 +194,8 @@ def check_rounds(
 def _taking_extra(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimizer with an update that takes extra arguments; optax forgets MultiSteps."""
+    """Returns the optimizer with an update that takes extra arguments."""
+    # `with_extra_args_support` would drop them for MultiSteps, which is not a transformation.
     if isinstance(optimizer, optax.MultiSteps):
         return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
     return optax.with_extra_args_support(optimizer)

@@ -110,6 +110,7 @@ def _mix_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array) -> jax.Arr
       share: f[B, 1, 1, 1], of the other amplitudes, in [0, 1].
     """
     own, theirs = (jnp.fft.fft2(images, axes=(1, 2)) for images in (x, other))
+    # Cosine and sine of the phase, and not own / |own|, which is NaN at 0.
     amplitude = (1 - share) * jnp.abs(own) + share * jnp.abs(theirs)
     spectrum = jax.lax.complex(*(amplitude * part(jnp.angle(own)) for part in (jnp.cos, jnp.sin)))
     return jnp.fft.ifft2(spectrum, axes=(1, 2)).real

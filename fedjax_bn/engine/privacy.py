@@ -94,6 +94,7 @@ def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
     squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(delta)]
     dtype = promote(*{x.dtype for x in squares})
     length, norm = jnp.sqrt(sum(x.astype(dtype) for x in squares)), jnp.asarray(norm, dtype)
+    # A client that has not moved has length 0.
     scale = norm / jnp.where(length > 0, length, 1)
 
     def shorten(y: jax.Array, x: jax.Array, d: jax.Array) -> jax.Array:

@@ -55,6 +55,7 @@ def normalize(weights: jax.Array) -> jax.Array:
     """
     weights = jnp.asarray(weights).astype(jnp.result_type(float))
     total = weights.sum()
+    # == and not >: a sum that is NaN stays NaN, by which a round sees that the rule failed.
     return jnp.where(total == 0, 0, weights / jnp.where(total == 0, 1, total))
 
 
@@ -86,6 +87,7 @@ def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
     """
 
     def scale(leaf: jax.Array) -> jax.Array:
+        # Sums of halves would lose what a client of small weight adds.
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
         dtype = promote(leaf.dtype, jnp.float32) if floating else jnp.result_type(float)
         w = weight.astype(dtype)
