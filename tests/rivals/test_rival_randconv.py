@@ -31,7 +31,7 @@ def test_mixed_images_lie_between_an_image_and_its_convolution(x64):
     x, keys = images_of(), jax.random.split(KEY, 8)
     pure, mixed = (
         np.stack([change(key, x, VALID) for key in keys])
-        for change in (jax.jit(randconv(mix=False)), jax.jit(randconv()))
+        for change in (jax.jit(randconv(mix=mix, largest=3)) for mix in (False, True))
     )
     shares = (mixed - pure) / (np.asarray(x) - pure)
     first = shares[:, :1, :1, :1, :1]
@@ -53,7 +53,7 @@ def test_over_kernels_an_output_has_the_mean_square_of_its_patch(side):
 
 def test_all_sides_come_and_images_stay_with_their_probability():
     x = images_of().astype(jnp.float32)
-    change = jax.jit(randconv(mix=False, identity=0.5))
+    change = jax.jit(randconv(mix=False, identity=0.5, largest=1))
     changed = [np.asarray(change(jax.random.key(seed), x, VALID)) for seed in range(60)]
     same = [np.array_equal(one, x) for one in changed]
     assert 15 < sum(same) < 45
@@ -80,7 +80,7 @@ def test_the_consistency_is_pytorchs_divergence_from_the_mean(x64):
 @pytest.mark.parametrize("consistency", [0.0, pytest.param(5.0, marks=pytest.mark.slow)])
 def test_images_that_always_stay_are_fedavg(consistency):
     """Without dropout the three passes agree, and the consistency adds nothing but rounding."""
-    options = ON_MAPS["randconv"] | {"identity": 1.0, "consistency": consistency}
+    options = ON_MAPS["randconv"] | {"identity": 1.0, "consistency": consistency, "largest": 3}
     variables, batches = variables_of(MapNet()), batches_of((9, 4, 6))
     ours, plain = (
         run_rounds(method, variables, batches, rounds=2)[0]
