@@ -86,13 +86,13 @@ def measure(changes: list[tuple[str, str]], folder: Path) -> dict[str, object]:
 
 def _only_alignment(
     loss: Callable, masks: sci.Masks, global_gradient: sci.Masks, strength: jax.Array
-) -> tuple[jax.Array, sci.Aligned]:
+) -> tuple[jax.Array, sci._Aligned]:
     """L_e in which the loss itself does not move the masks, see `sci.align`."""
     (value, moved), gradient = jax.value_and_grad(loss, has_aux=True)(masks)
     still, _ = loss(jax.lax.stop_gradient(masks))
     gaps = jax.tree.map(lambda a, b: jnp.square(a - b).sum(), gradient, global_gradient)
     penalty = strength * jax.tree.reduce(jnp.add, gaps)
-    return still + penalty, sci.Aligned(value, gradient, moved)
+    return still + penalty, sci._Aligned(value, gradient, moved)
 
 
 def _masks(file: Path) -> np.ndarray:

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.local_step import differentiate, gradient_step
-from fedjax_bn.methods.fedcd import masked_step
+from fedjax_bn.methods.fedcd import _masked_step
 from fedjax_bn.methods.learning import learning, supervised
-from fedjax_bn.methods.sci import Aligned, Alignment, aligned_objective
+from fedjax_bn.methods.sci import Alignment, _Aligned, aligned_objective
 from fedjax_bn.models import DigitCNN, ResNet18, SmallCNN
 from fedjax_bn.models.forward import forward
 from fedjax_bn.models.masks import with_masks
@@ -80,7 +80,7 @@ def timed_steps(model: Any, variables: dict) -> dict[str, Callable]:
     }
     masked = {name: differentiate(one, ("params", "mask")) for name, one in objectives.items()}
     locals_ = {"plain": gradient_step(differentiate(supervised(learned)), optimizer)}
-    locals_ |= {name: masked_step(gradient, optimizer) for name, gradient in masked.items()}
+    locals_ |= {name: _masked_step(gradient, optimizer) for name, gradient in masked.items()}
 
     def step(local: Any, variables: dict, batch: dict) -> dict:
         return local.update(variables, local.init(variables), batch, received, key)[0]
@@ -96,7 +96,7 @@ def closed_form_objective(model: Any, strength: float) -> Callable:
 
     def objective(
         variables: dict, batch: dict, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Aligned]]:
+    ) -> tuple[jax.Array, tuple[jax.Array, _Aligned]]:
         mask, head = variables["mask"]["features"], variables["params"]["head"]
         plain = {name: variables[name] for name in ("params", "batch_stats")}
         passed = {"train": True, "valid": batch["valid"], "key": key, "wanted": ["features"]}
@@ -108,7 +108,7 @@ def closed_form_objective(model: Any, strength: float) -> Callable:
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
         gap = jnp.square(gradient - received.server.gradient["features"]).sum()
         value = loss + strength * gap
-        return value, (value, Aligned(loss, {"features": gradient}, out.moved))
+        return value, (value, _Aligned(loss, {"features": gradient}, out.moved))
 
     return objective
 

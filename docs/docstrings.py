@@ -1,6 +1,7 @@
-"""Our docstrings as reStructuredText: formulas are set off by indentation, and stars are stars.
+"""Our docstrings as reStructuredText: $formulas$ are typeset, and stars are stars.
 
-A name in backticks that stands on a page of the API becomes a link to it.
+A paragraph that is indented is a literal block. A name in backticks that stands on a page of the
+API becomes a link to it.
 """
 
 import functools
@@ -12,7 +13,8 @@ _SECTION = re.compile(
     r"(Args|Arguments|Attributes|Returns|Yields|Raises|Example|Examples|Note|References):$"
 )
 _NAME = re.compile(r"^(\s+\*{0,2}\w+)(.*)$")
-_CODE = re.compile(r"(`[^`]*`)")
+# Code or a formula; `maths.py` draws formulas.
+_SET_APART = re.compile(r"(`[^`]*`|\$[^$\s](?:[^$]*[^$\s])?\$)")
 _CALL = re.compile(r"`(?:fedjax_bn\.)?([\w.]+)((?:\([^<>]*\))?)`$")
 
 
@@ -44,7 +46,8 @@ def as_rest(lines: list[str]) -> list[str]:
     """
     result: list[str] = []
     section = literal = False
-    for line in lines:
+    blank = [not line.strip() for line in ["", *lines, ""]]
+    for i, line in enumerate(lines):
         indented = line.startswith(" ")
         if line.strip() and not indented:
             section, literal = bool(_SECTION.match(line)), False
@@ -52,21 +55,27 @@ def as_rest(lines: list[str]) -> list[str]:
         if opens and "".join(result).strip():
             result += ["::", ""]
             literal = True
-        result.append(line if literal and indented else _escaped(line, section and indented))
+        # A directive is a paragraph of its own; within one a formula is a role.
+        if blank[i] and blank[i + 2] and line[:1] == "$" and _SET_APART.fullmatch(line):
+            result.append(f".. math:: {line[1:-1]}")
+        else:
+            result.append(line if literal and indented else _escaped(line, section and indented))
     return result
 
 
 def _escaped(line: str, in_section: bool) -> str:
-    """The line with stars, bars and closing underscores as they are, but in backticks."""
+    """The line with stars, bars and closing underscores as they are, but in code and formulas."""
     name, rest = "", line
     if in_section and (found := _NAME.match(line)):
         name, rest = found.groups()
-    pieces = _CODE.split(rest)
+    pieces = _SET_APART.split(rest)
     pieces[::2] = [re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", piece) for piece in pieces[::2]]
     for i in range(1, len(pieces), 2):  # code stands free, if only by a blank that is not shown
         found = _CALL.match(pieces[i])
         if found and found[1] in (places := _places()):
             pieces[i] = f":py:obj:`{found[1]}{found[2]} <{places[found[1]]}>`"
+        elif pieces[i][0] == "$":
+            pieces[i] = f":math:`{pieces[i][1:-1]}`"
         before = "\\ " if pieces[i - 1][-1:].isalnum() else ""
         after = "\\ " if re.match(r"[\w\[({<]", pieces[i + 1]) else ""
         pieces[i] = before + pieces[i] + after

@@ -1,119 +1,41 @@
-"""Aggregation: weighted means over clients, weighing rules, and the server's step.
+"""Aggregation, the server's half of a round: it weighs the uploads, sums them, and makes a step.
 
 A weighing rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1. A client
-that does not count in a round (it sits out, or its update is not finite) gets weight 0; one that
-sits out enters with size 0, and into a rule that looks at the risks one that failed does too, with
-risk 0. A rule that remembers is a `Weighing`.
+that does not count in a round (it sits out, or its update is not finite) gets weight 0. The rule
+sees size 0 for a client that sits out; if it reads the risks, it sees size 0 and risk 0 for a
+client that failed too. A rule with a state is a `Weighing`.
+
+A round holds sums, whose size does not depend on the number of clients. `client` has the clients'
+half of a round, and `federation` joins the two.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_bn.client import Client, LocalUpdate
+from fedjax_bn.engine.backend import all_finite, where_tree
+from fedjax_bn.engine.batches import Batches, owned_samples
 from fedjax_bn.engine.devices import sum_over
-from fedjax_bn.engine.dtypes import promote
 from fedjax_bn.engine.extrapolation import risk_extrapolation as risk_extrapolation
+from fedjax_bn.engine.privacy import Privacy, is_known, with_noise
 from fedjax_bn.engine.weighing import Weighing as Weighing
 from fedjax_bn.engine.weighing import by_divergence as by_divergence
+from fedjax_bn.engine.weighing import by_size as by_size
 from fedjax_bn.engine.weighing import generalization_adjustment as generalization_adjustment
+from fedjax_bn.engine.weighing import normalize, restore, weighted
+from fedjax_bn.engine.weighing import uniform as uniform
+from fedjax_bn.engine.weighing import weighted_mean as weighted_mean
+from fedjax_bn.sharing import STATISTICS, Variables, path_names
+from fedjax_bn.state import FederatedState, Received, Upload
+from fedjax_bn.state import ServerState as ServerState
 
 PyTree = Any
 WeighingRule = Callable[[jax.Array, jax.Array], jax.Array]
-
-
-def by_size(sizes: jax.Array, risks: jax.Array) -> jax.Array:
-    """p_k = n_k / sum_j n_j (FedAvg, McMahan et al. 2017, Algorithm 1).
-
-    Args:
-      sizes: i32[K], samples a client owns.
-      risks: f[K], not used.
-
-    Returns:
-      f[K] that sums to 1; all 0 if every size is 0.
-    """
-    del risks
-    return normalize(sizes)
-
-
-def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
-    """p_k = 1/K over the clients with at least one sample (FedBN, authors' digits and Office code).
-
-    Args:
-      sizes: i32[K], samples a client owns.
-      risks: f[K], not used.
-
-    Returns:
-      f[K] that sums to 1; all 0 if every size is 0.
-    """
-    del risks
-    return normalize(sizes > 0)
-
-
-def needs_risks(rule: WeighingRule, num_clients: int) -> bool:
-    """Returns whether a weighing rule reads the risks, which are known only after training."""
-    sizes, risks = jnp.zeros(num_clients, jnp.int32), jnp.zeros(num_clients)
-    jaxpr = jax.make_jaxpr(rule)(sizes, risks).jaxpr
-    used = [value for equation in jaxpr.eqns for value in equation.invars] + jaxpr.outvars
-    return any(value is jaxpr.invars[1] for value in used)
-
-
-def normalize(weights: jax.Array) -> jax.Array:
-    """Scales nonnegative `weights` [K] to sum 1, in the default float dtype; zeros stay zeros.
-
-    One NaN makes all NaN.
-    """
-    weights = jnp.asarray(weights).astype(jnp.result_type(float))
-    total = weights.sum()
-    return jnp.where(total == 0, 0, weights / jnp.where(total == 0, 1, total))
-
-
-def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """Returns sum_k w_k x_k / sum_k w_k, leaf by leaf.
-
-    A client of weight 0 is left out altogether: NaN in its leaves does not reach the mean.
-
-    Args:
-      stacked: tree of arrays [K, ...].
-      weights: f[K], nonnegative, not all 0; need not sum to 1.
-
-    Returns:
-      The tree without the leading axis; every leaf keeps its dtype (integers are rounded).
-    """
-    weights = jnp.asarray(weights)
-    weights = weights.astype(promote(weights.dtype, jnp.result_type(float)))
-    shares = weights / weights.sum()
-    # Not a dot product: TPUs would multiply in bfloat16.
-    return restore(sum_over(weighted, stacked, shares), stacked)
-
-
-def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
-    """Returns w x, leaf by leaf, in the dtype of sums; 0 where w is 0, even if x is NaN.
-
-    Args:
-      tree: one client's arrays.
-      weight: f[], nonnegative.
-    """
-
-    def scale(leaf: jax.Array) -> jax.Array:
-        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        dtype = promote(leaf.dtype, jnp.float32) if floating else jnp.result_type(float)
-        w = weight.astype(dtype)
-        return jnp.where(w > 0, leaf.astype(dtype) * w, 0)
-
-    return jax.tree.map(scale, tree)
-
-
-def restore(total: PyTree, like: PyTree) -> PyTree:
-    """Returns a sum of `weighted` leaves in the dtypes of `like`; integers are rounded."""
-
-    def cast(x: jax.Array, leaf: jax.Array) -> jax.Array:
-        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return (x if floating else jnp.round(x)).astype(leaf.dtype)
-
-    return jax.tree.map(cast, total, like)
 
 
 class Aggregate(NamedTuple):
@@ -123,7 +45,7 @@ class Aggregate(NamedTuple):
       mean: the weighted mean of the shared leaves that the clients uploaded; None elsewhere.
       message: the mean of their messages, with the weights that the server's step names.
       share: f[], the part of the whole population that counts in the round.
-      count: f[], how many clients that are; None if unknown.
+      count: f[], the number of these clients; None if unknown.
     """
 
     mean: PyTree
@@ -132,19 +54,7 @@ class Aggregate(NamedTuple):
     count: jax.Array | None = None  # type: ignore[assignment]
 
 
-class ServerState(NamedTuple):
-    """The server's part of the method state.
-
-    Attributes:
-      sent: what clients receive in addition to the shared leaves, `Received.server`.
-      kept: what stays at the server, such as an optimizer's moments.
-    """
-
-    sent: PyTree = ()
-    kept: PyTree = ()
-
-
-# (weight f[], size i32[], counts bool[]) -> f[], with what a client's message enters its mean
+# (weight f[], size i32[], counts bool[]) -> f[], the weight of a client's message in their mean
 MessageWeight = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
@@ -173,7 +83,7 @@ class ServerUpdate(NamedTuple):
         `sharing.join(shared, personal)` are its variables.
       update: `update(shared, aggregate, state) -> (shared, ServerState)`, with the shared leaves
         as the clients received them.
-      message_weight: with what weights the clients' messages are averaged.
+      message_weight: the weights with which the clients' messages are averaged.
     """
 
     init: Callable[[PyTree, PyTree], ServerState]
@@ -195,7 +105,7 @@ def averaging(
         to the shared leaves; by default nothing.
       renew: `renew(sent, aggregate) -> tree`, what it sends in the next round, in the dtypes of
         `sent`; by default what it sent before.
-      message_weight: with what weights the clients' messages are averaged.
+      message_weight: the weights with which the clients' messages are averaged.
     """
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
@@ -239,3 +149,234 @@ def server_optimizer(optimizer: optax.GradientTransformation) -> ServerUpdate:
         return {**aggregate.mean, "params": params}, ServerState(kept=kept)
 
     return ServerUpdate(init, update)
+
+
+class _Noise(NamedTuple):
+    """The server's state for a privacy mechanism.
+
+    Attributes:
+      inner: what the method's own step keeps.
+      key: u32[...], the words of the noise's random key.
+      rounds: i32[], rounds that had noise.
+    """
+
+    inner: PyTree
+    key: jax.Array
+    rounds: jax.Array
+
+
+def noising(server: ServerUpdate, privacy: Privacy) -> ServerUpdate:
+    """Returns the server that adds noise to the mean before its own step, if clients add none.
+
+    Raises:
+      ValueError: at `init`, where running statistics or leaves that are not floats are shared.
+    """
+
+    def init(shared: PyTree, personal: PyTree) -> ServerState:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shared):
+            if path_names(path)[0] == STATISTICS:
+                raise ValueError(
+                    "privacy cannot be used with a sharing rule that shares running statistics, "
+                    "because noise could make variances negative: use share=all_but_statistics or "
+                    "all_but_batch_norm, as silobn and fedbn do"
+                )
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise ValueError(
+                    f"privacy cannot noise the shared leaf {'/'.join(path_names(path))} of "
+                    f"{leaf.dtype}: keep it with its client by a sharing rule"
+                )
+        state = server.init(shared, personal)
+        key = jax.random.key_data(jax.random.key(privacy.seed))
+        return state._replace(kept=_Noise(state.kept, key, jnp.zeros((), jnp.int32)))
+
+    def update(
+        shared: PyTree, aggregate: Aggregate, state: ServerState
+    ) -> tuple[PyTree, ServerState]:
+        noise, mean = state.kept, aggregate.mean
+        if privacy.at == "server" and not is_known(privacy.noise, 0):
+            key = jax.random.fold_in(jax.random.wrap_key_data(noise.key), noise.rounds)
+            # The mean is the sum over n: noise z C on the sum is z C / n on the mean.
+            count = cast(jax.Array, aggregate.count)
+            mean = with_noise(mean, key, privacy.noise * privacy.clip / count)
+        state = state._replace(kept=noise.inner)
+        shared, state = server.update(shared, aggregate._replace(mean=mean), state)
+        kept = noise._replace(inner=state.kept, rounds=noise.rounds + 1)
+        return shared, state._replace(kept=kept)
+
+    return server._replace(init=init, update=update)
+
+
+def reporting(
+    client: Client, server: ServerUpdate, weigh: WeighingRule | Weighing
+) -> tuple[Client, ServerUpdate, WeighingRule | Weighing]:
+    """Returns client, server and rule, with an upload for the rule if it has `report`.
+
+    The message of an upload is then a pair: the method's message, which the server reads, and the
+    result of `weigh.report`, which the rule reads.
+    """
+    if not isinstance(weigh, Weighing) or weigh.report is None:
+        return client, server, weigh
+    report = weigh.report
+
+    def run(received: Received, batches: Batches, key: jax.Array) -> LocalUpdate:
+        update = client.run(received, batches, key)
+        return update._replace(message=(update.message, report(received, update.variables)))
+
+    def update(
+        shared: Variables, aggregate: Aggregate, state: ServerState
+    ) -> tuple[Variables, ServerState]:
+        return server.update(shared, aggregate._replace(message=aggregate.message[0]), state)
+
+    def weigh_reports(state: PyTree, sizes: jax.Array, risks: jax.Array, messages: tuple) -> tuple:
+        return weigh.weigh(state, sizes, risks, messages[1])
+
+    return (
+        client._replace(run=run),
+        server._replace(update=update),
+        weigh._replace(weigh=weigh_reports, report=None),
+    )
+
+
+class Sums(NamedTuple):
+    """Sums over clients of w_k y_k (leaves), w_k, v_k m_k (messages) and v_k."""
+
+    leaves: PyTree
+    weight: jax.Array
+    messages: PyTree
+    message_weight: jax.Array
+
+
+def part_of(
+    server: ServerUpdate, weight: jax.Array, upload: Upload, by_leaf: PyTree = None
+) -> Sums:
+    """Returns one client's part of the sums.
+
+    Args:
+      server: weighs the message.
+      weight: w_k f[].
+      upload: of the client.
+      by_leaf: a weight f[] for each shared leaf, which replaces `weight`; None for the same one.
+    """
+    counts = upload.counts
+    weight = jnp.where(counts, weight, 0).astype(jnp.result_type(float))
+    share = server.message_weight(weight, upload.size, counts)
+    if by_leaf is None:
+        leaves = weighted(upload.shared, weight)
+    else:
+        own = jax.tree.map(lambda w: jnp.where(counts, w, 0).astype(weight.dtype), by_leaf)
+        leaves = jax.tree.map(weighted, upload.shared, own)
+    return Sums(leaves, weight, weighted(upload.message, share), share)
+
+
+def sum_uploads(
+    server: ServerUpdate, weights: jax.Array, uploads: Upload, by_leaf: PyTree = None
+) -> Sums:
+    """Sums uploads stacked [C, ...] with weights f[C], or with a tree of f[C] for the leaves."""
+    return sum_over(functools.partial(part_of, server), weights, uploads, by_leaf)
+
+
+def _needs_risks(rule: WeighingRule, num_clients: int) -> bool:
+    """Returns whether a weighing rule reads the risks, which are known only after training."""
+    # Traced once: whether the input is an operand shows in the program, whatever its values.
+    sizes, risks = jnp.zeros(num_clients, jnp.int32), jnp.zeros(num_clients)
+    jaxpr = jax.make_jaxpr(rule)(sizes, risks).jaxpr
+    used = [value for equation in jaxpr.eqns for value in equation.invars] + jaxpr.outvars
+    return any(value is jaxpr.invars[1] for value in used)
+
+
+def early_weights(rule: WeighingRule | Weighing, batches: Batches, epochs: int) -> jax.Array | None:
+    """Returns weights f[K] from the batches alone; None if the rule needs uploads.
+
+    A client whose update turns out not to be finite is left out of the sums later.
+    """
+    rows = batches["valid"].shape[0]
+    if isinstance(rule, Weighing) or _needs_risks(rule, rows):
+        return None
+    known: Batches = {name: batches[name] for name in ("valid", "size") if name in batches}
+    sizes = jax.vmap(functools.partial(owned_samples, epochs=epochs))(known)
+    participates = batches.get("participates", jnp.ones(rows, bool))
+    weights = rule(jnp.where(participates, sizes, 0), jnp.zeros(rows))
+    return normalize(jnp.where(participates, weights, 0))
+
+
+def weigh_uploads(
+    rule: WeighingRule | Weighing, state: PyTree, uploads: Upload
+) -> tuple[jax.Array, PyTree, PyTree]:
+    """Weighs stacked uploads.
+
+    Returns:
+      Weights f[C], 0 for clients that do not count; those of each leaf, or None if the rule weighs
+      whole models; and the rule's new state.
+    """
+    counts, rows = uploads.counts, uploads.size.shape[0]
+    size, risk = (jnp.where(counts, x, 0) for x in (uploads.size, uploads.risk))
+    by_leaf = None
+    if isinstance(rule, Weighing):
+        weights, state = rule.weigh(state, size, risk, uploads.message)
+        by_leaf = rule.by_leaf
+    elif _needs_risks(rule, rows):
+        weights = rule(size, risk)
+    else:
+        # As in `early_weights`: a client that failed has its share, and is left out below.
+        weights = rule(jnp.where(uploads.participates, uploads.size, 0), jnp.zeros(rows))
+    weights = jnp.where(counts, weights, 0)
+    return weights, by_leaf(uploads.shared, weights) if by_leaf else None, state
+
+
+def conclude(
+    server: ServerUpdate,
+    state: FederatedState,
+    sums: Sums,
+    counts: jax.Array,
+    population: jax.Array | int,
+) -> tuple[FederatedState, jax.Array]:
+    """Makes the server's step from the sums; returns the state, and whether it is finite, bool[].
+
+    A step that is not finite is dropped: the shared leaves and the server's state stay as they are.
+
+    Args:
+      server: the step.
+      state: before the round.
+      sums: over the clients that count.
+      counts: bool[C], which clients count.
+      population: the number of all clients.
+    """
+    # The division comes last, so that clients add to sums in any order and on any device.
+    mean = jax.tree.map(lambda x: x / sums.weight.astype(x.dtype), sums.leaves)
+    message = jax.tree.map(lambda x: x / sums.message_weight.astype(x.dtype), sums.messages)
+    count = counts.sum(dtype=float)
+    share = count / jnp.asarray(population, float)
+    aggregate = Aggregate(restore(mean, state.shared), message, share, count)
+    new = server.update(state.shared, aggregate, state.server)
+    counted = sums.weight > 0
+    # Where no client counts the mean is 0 / 0; that is not a failure of the server.
+    finite = all_finite(new) | ~counted
+    shared, kept = where_tree(counted & finite, new, (state.shared, state.server))
+    return state._replace(round=state.round + 1, shared=shared, server=kept), finite
+
+
+def serve(
+    server: ServerUpdate, weigh: WeighingRule | Weighing, state: FederatedState, uploads: Upload
+) -> FederatedState:
+    """Returns the state after a round; the clients' own parts are those of before.
+
+    Args:
+      server: the server's step.
+      weigh: the weighing rule.
+      state: before the round.
+      uploads: stacked, of all rows of the state or of some.
+    """
+    rows, given = state.weights.shape[0], uploads.client.shape[0]
+    population = rows if uploads.population is None else uploads.population.max()
+    # A row's number is its client's, except in the state of a cohort, whose rows are in its order.
+    numbered = (population == rows) & (uploads.client < rows).all()
+    place = jnp.where(numbered, uploads.client, jnp.arange(given, dtype=jnp.int32))
+    mine = jax.tree.map(lambda leaf: leaf[place], state.weighing)
+    weights, by_leaf, new = weigh_uploads(weigh, mine, uploads)
+    sums = sum_uploads(server, weights, uploads, by_leaf)
+    after, _ = conclude(server, state, sums, uploads.counts, population)
+    weights = jnp.zeros_like(state.weights).at[place].set(normalize(weights))
+    return after._replace(
+        weights=jnp.where(weights.sum() > 0, weights, state.weights),
+        weighing=jax.tree.map(lambda leaf, rows: leaf.at[place].set(rows), state.weighing, new),
+    )

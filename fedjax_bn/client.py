@@ -2,7 +2,7 @@
 
 A *client* makes local steps over the round's batches by default (`train_locally`). It is the widest
 of the four seams that `fedjax_bn.local_step` lists. A round calls `take_part` for each client;
-`server` has the server's half of a round.
+`aggregation` has the server's half.
 """
 
 import functools
@@ -22,7 +22,7 @@ from fedjax_bn.state import Broadcast, Own, Received, Upload
 from fedjax_bn.task import masked_mean
 
 PyTree = Any
-# load(source, batch, key) -> batch: what a step does to its batch before all else
+# load(source, batch, key) -> batch: what a step does first with its batch
 Load = Callable[[PyTree, Batch, jax.Array], Batch]
 
 
@@ -46,6 +46,7 @@ class Trained(NamedTuple):
     @property
     def steps(self) -> jax.Array:
         """Returns tau_k i32[], the number of steps with a valid sample that made `variables`."""
+        # Padding makes no step: a client with fewer batches has made fewer.
         real = self.counts > 0
         if self.chosen is not None:
             real &= jnp.arange(len(real)) < self.chosen
@@ -101,22 +102,11 @@ Finish = Callable[[Received, Trained], tuple[Variables, PyTree, PyTree]]
 Train = Callable[..., Trained]
 
 
-def no_memory(shared: PyTree, personal: PyTree) -> PyTree:
-    """Returns an empty memory: the client keeps nothing but its personal leaves."""
-    del shared, personal
-    return ()
-
-
-def plain_finish(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
-    """Returns the trained leaves, the memory of before, and no message."""
-    return trained.variables, received.memory, ()
-
-
 def train_locally(
     step: LocalStep,
     *,
-    memory: Callable[[PyTree, PyTree], PyTree] = no_memory,
-    finish: Finish = plain_finish,
+    memory: Callable[[PyTree, PyTree], PyTree] | None = None,
+    finish: Finish | None = None,
     local_epochs: int = 1,
     keep_optimizer: bool = False,
     load: Load | None = None,
@@ -149,15 +139,18 @@ def train_locally(
         variables = join(shared, personal)
         step.check(variables, keep_optimizer, None)
         state = step.init(variables) if keep_optimizer else ()
-        return Memory(memory(shared, personal), state)
+        return Memory(memory(shared, personal) if memory else (), state)
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         own, received = received.memory, received._replace(memory=received.memory.method)
         variables = join(received.shared, received.personal)
         step.check(variables, keep_optimizer, batches["valid"].shape[0])
         state = own.step if keep_optimizer else step.init(variables)
+        # A client without `keep_optimizer` starts each round with a fresh optimizer (FedAvg).
         trained = train(step, received, variables, state, batches, key, load)
-        variables, mine, message = finish(received, trained)
+        variables, mine, message = (
+            finish(received, trained) if finish else (trained.variables, received.memory, ())
+        )
         kept = Memory(mine, trained.state if keep_optimizer else ())
         return LocalUpdate(variables, kept, message, trained.losses, trained.counts)
 
@@ -252,6 +245,7 @@ def clipping(client: Client, privacy: Privacy) -> Client:
                 "fedbn, fedprox or fedadam"
             )
         shared, personal = split_like(update.variables, received.shared)
+        # Clipped before the noise, which is scaled to the clip.
         shared = clipped(shared, received.shared, privacy.clip)
         if privacy.at == "client":
             key = jax.random.fold_in(stream(key, "privacy"), privacy.seed)

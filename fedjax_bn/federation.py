@@ -17,12 +17,20 @@ from jax.sharding import Mesh
 
 from fedjax_bn.aggregation import (
     ServerUpdate,
+    Sums,
     Weighing,
     WeighingRule,
     averaging,
     by_size,
-    normalize,
+    conclude,
+    early_weights,
+    noising,
+    part_of,
+    reporting,
+    serve,
+    sum_uploads,
     uniform,
+    weigh_uploads,
 )
 from fedjax_bn.client import Client, clipping, take_part
 from fedjax_bn.engine.batches import (
@@ -30,8 +38,6 @@ from fedjax_bn.engine.batches import (
     Batches,
     Classes,
     check_batches,
-    check_state,
-    rows_of,
 )
 from fedjax_bn.engine.devices import (
     Meeting,
@@ -47,20 +53,7 @@ from fedjax_bn.engine.devices import (
 )
 from fedjax_bn.engine.inputs import random_key
 from fedjax_bn.engine.privacy import Privacy
-from fedjax_bn.server import (
-    Sums,
-    conclude,
-    counting,
-    early_weights,
-    leaf_weights,
-    noising,
-    part_of,
-    reporting,
-    serve,
-    sum_uploads,
-    weigh_uploads,
-    weighs_leaves,
-)
+from fedjax_bn.engine.weighing import normalize
 from fedjax_bn.sharing import SharingRule, Variables, everything, split
 from fedjax_bn.state import (
     Broadcast,
@@ -176,19 +169,19 @@ def federate(
       privacy: a mechanism that clips and noises what is shared, see `fedjax_bn.engine.privacy`.
       clients: how clients are mapped, see `fedjax_bn.engine.devices`; with a mesh, those of each
         device.
-      mesh: devices with an axis "clients", which divides the rows of a round, and perhaps "batch",
-        which divides the samples of a batch; None for one device. Results equal those of one device
-        up to the order of sums.
+      mesh: devices with an axis "clients", which divides the rows of a round, and optionally one
+        "batch", which divides the samples of a batch; None for one device. Results equal those of
+        one device up to the order of sums.
       statistics: how the method's own clients predict, see `FederatedMethod`.
       classes: `classes(variables, batches) -> C`, the number of classes of one client's labels,
         from shapes alone; None if labels are not classes. A label outside [0, C) raises ValueError
         if its array can be read, and makes its sample invalid inside a program.
 
     Raises:
-      ValueError: a choice has the wrong type, such as a name in place of a function; the mesh has
-        no axis "clients"; `weigh` does not go with privacy; at `init`, `share` needs a batch norm
-        and the model has none, or shares statistics in spite of privacy, or `clients` does not suit
-        K; at `round`, batches do not fit.
+      ValueError: a choice has the wrong type, such as a name instead of a function; the mesh has
+        no axis "clients"; `weigh` cannot be used with privacy; at `init`, `share` needs a batch
+        norm and the model has none, or shares statistics in spite of privacy, or `clients` asks for
+        more than K; at `round`, batches do not fit.
     """
     check_choices(share=share, weigh=weigh, server=server, privacy=privacy, clients=clients)
     server = server or averaging()
@@ -204,7 +197,7 @@ def federate(
     plan = _Plan(client, server, share, weigh, clients, checked_mesh(mesh), admission)
 
     def check_round(state: FederatedState, batches: Batches, key: jax.Array) -> None:
-        check_state(state)
+        _check_state(state)
         random_key(key)
         admission.check(state.shared, state.personal, batches)
 
@@ -272,6 +265,17 @@ def _checked(program: Any, check: Callable[..., None]) -> Any:
     return called
 
 
+def _check_state(state: FederatedState) -> None:
+    """Raises ValueError for a state whose arrays were donated to an earlier round."""
+    count = state.round
+    gone = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
+    if gone and count.is_deleted():
+        raise ValueError(
+            "this state was given to an earlier round, which used up its arrays: continue with the "
+            "state that the round returned, as in `state, metrics = method.round(state, ...)`"
+        )
+
+
 def _init(plan: _Plan, key: jax.Array, variables: Variables, num_clients: int) -> FederatedState:
     """Returns the state before the first round, in which all clients start from `variables`."""
     del key  # nothing random here; methods with random state of their own use it
@@ -315,7 +319,7 @@ def _round(
     rows = state.weights.shape[0]
     total = padded(rows, plan.mesh)
     # A caller on a mesh may have padded the batches already, to place them on its devices.
-    there = total if rows_of(batches) == total else rows
+    there = total if getattr(batches.get("valid"), "shape", ())[:1] == (total,) else rows
     check_batches(batches, there, plan.client.epochs)
     batches, key = plan.admission.admitted(state.shared, state.personal, batches), random_key(key)
     batches = {"client": jnp.arange(there, dtype=jnp.int32)} | batches
@@ -377,16 +381,16 @@ def _train_all(
     weights, weighing = early, state.weighing
     if early is None:
         # Risks and messages are known only now, and a rule sees those of all devices' clients.
-        needed = uploads if weighs_leaves(plan.weigh) else uploads._replace(shared=())
+        leaves = isinstance(plan.weigh, Weighing) and plan.weigh.by_leaf is not None
+        needed = uploads if leaves else uploads._replace(shared=())
         _, everybody = meeting.together((), needed)
         num_clients = state.weights.shape[0]
         # Without rows of padding: a rule's state has a row for each real client alone.
         known = jax.tree.map(lambda leaf: leaf[:num_clients], everybody)
-        weights, weighing = weigh_uploads(plan.weigh, weighing, known)
-        both = weights, leaf_weights(plan.weigh, weights, known)
-        weights, by_leaf = meeting.mine(pad_rows(both, everybody.size.shape[0]))
+        *both, weighing = weigh_uploads(plan.weigh, weighing, known)
+        weights, by_leaf = meeting.mine(pad_rows(tuple(both), everybody.size.shape[0]))
         sums = sum_uploads(plan.server, weights, uploads, by_leaf)
-    counts = counting(uploads)
+    counts = uploads.counts
     seen = {
         "loss": uploads.loss,
         "step_loss": losses,

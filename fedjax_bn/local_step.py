@@ -24,7 +24,8 @@ import jax
 import optax
 
 from fedjax_bn.engine.backend import wait_for_all
-from fedjax_bn.local_optimizer import check_arguments, check_rounds, start, updates_of
+from fedjax_bn.engine.optimizers import by_round as by_round
+from fedjax_bn.engine.optimizers import check_optimizer, check_rounds, descend, start
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
 
@@ -82,7 +83,7 @@ def gradient_step(
 
     Args:
       gradient: usually `differentiate(objective, collections)`, possibly corrected.
-      optimizer: an optax transformation of {collection: tree}, see `fedjax_bn.local_optimizer`;
+      optimizer: an optax transformation of {collection: tree}, see `fedjax_bn.engine.optimizers`;
         if `params` is the only collection, masks and labels may have the form of the parameters.
       collections: those that the gradient is of.
 
@@ -90,7 +91,6 @@ def gradient_step(
       ValueError: `optimizer` is not an optax transformation, or needs an argument that no step has.
     """
     check_optimizer(optimizer)
-    check_arguments(optimizer)
 
     def update(
         variables: Variables, state: PyTree, batch: Batch, received: Received, key: jax.Array
@@ -111,15 +111,6 @@ def gradient_step(
     )
 
 
-def check_optimizer(optimizer: object) -> None:
-    """Raises ValueError unless `optimizer` is an optax transformation."""
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise ValueError(
-            f"optimizer={optimizer!r} is not an optax transformation: give one with its learning "
-            "rate, such as optax.sgd(0.1)"
-        )
-
-
 def in_turn(*steps: LocalStep) -> LocalStep:
     """Returns the step that makes several steps on the same batch; its loss is the first one's."""
 
@@ -138,17 +129,3 @@ def in_turn(*steps: LocalStep) -> LocalStep:
             step.check(variables, keep, number)
 
     return LocalStep(lambda variables: tuple(step.init(variables) for step in steps), update, check)
-
-
-def descend(
-    optimizer: optax.GradientTransformation,
-    gradients: Variables,
-    state: PyTree,
-    variables: Variables,
-    round: jax.Array | int,
-    loss: jax.Array,
-) -> tuple[Variables, PyTree]:
-    """Makes one step of an optimizer; returns the moved collections, and its new state."""
-    trained = {name: variables[name] for name in gradients}
-    updates, state = updates_of(optimizer, gradients, state, trained, round, loss)
-    return optax.apply_updates(trained, updates), state

@@ -58,7 +58,7 @@ def keeping(share: SharingRule, collection: str, *, shared: bool = False) -> Sha
 
     Args:
       share: the rule of all other collections; it does not see this one.
-      collection: its name; there may be none of that name.
+      collection: its name; variables need not have it.
       shared: True if clients share the collection instead, whatever `share` says.
     """
 
@@ -90,6 +90,7 @@ def path_names(path: tuple[Any, ...] | list[Any]) -> tuple[str, ...]:
 
 def _paths_or_error(variables: Variables) -> frozenset[tuple[str, ...]]:
     """Returns the paths of all batch norms; raises ValueError if the model has none."""
+    # Without this a model whose batch norm has another form would be shared as a whole.
     layers = batch_norm_paths(variables)
     if not layers:
         raise ValueError(
@@ -114,6 +115,7 @@ def split(variables: Variables, mask: PyTree) -> tuple[PyTree, PyTree]:
 
 def split_like(variables: Variables, shared: PyTree) -> tuple[PyTree, PyTree]:
     """Splits variables at the leaves that an earlier `split` put into `shared`."""
+    # None is an empty subtree for JAX, unless it is declared to be a leaf.
     mask = jax.tree.map(lambda leaf: leaf is not None, shared, is_leaf=_is_none)
     return split(variables, mask)
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_bn.aggregation import ServerState, weighted_mean
+from fedjax_bn.engine.weighing import weighted_mean
 from fedjax_bn.sharing import Variables, join
 
 PyTree = Any
@@ -45,7 +45,7 @@ class Received(NamedTuple):
       personal: the client's personal leaves at the start of the round, None elsewhere.
       memory: what the method remembers of this client.
       server: what the server sends in addition to the shared leaves.
-      validation: the client's part of the round's `batches["validation"]`, () where there is none.
+      validation: the client's part of the round's `batches["validation"]`, () if it has none.
       round: i32[], rounds finished.
       client: i32[], its number.
     """
@@ -83,6 +83,23 @@ class Upload(NamedTuple):
     participates: jax.Array
     client: jax.Array
     population: jax.Array | None = None
+
+    @property
+    def counts(self) -> jax.Array:
+        """Returns which clients count, bool[...]: they take part and their update is finite."""
+        return self.participates & self.finite
+
+
+class ServerState(NamedTuple):
+    """The server's part of the method state.
+
+    Attributes:
+      sent: what clients receive in addition to the shared leaves, `Received.server`.
+      kept: what stays at the server, such as an optimizer's moments.
+    """
+
+    sent: PyTree = ()
+    kept: PyTree = ()
 
 
 class FederatedState(NamedTuple):
@@ -136,6 +153,7 @@ def client_variables(state: FederatedState, k: int | None = None) -> Variables:
       Collections of client k, or of all clients with leading axis K.
     """
     if k is not None:
+        # A copy: the next round donates the state, and with it its arrays.
         shared = jax.tree.map(jnp.copy, state.shared)
         return join(shared, jax.tree.map(lambda leaf: leaf[k], state.personal))
     num_clients = state.weights.shape[0]
@@ -151,6 +169,7 @@ def global_variables(state: FederatedState) -> Variables:
     """
     num_clients = state.weights.shape[0]
     personal = jax.tree.map(lambda leaf: leaf[:num_clients], state.personal)
+    # A client of weight 0 is left out, so that NaN of a failed one does not reach the mean.
     personal = weighted_mean(personal, state.weights)
     return join(jax.tree.map(jnp.copy, state.shared), personal)
 
@@ -179,6 +198,7 @@ def put_rows(state: FederatedState, cohort: FederatedState, client: jax.Array) -
     """
 
     def put(rows: jax.Array, new: jax.Array) -> jax.Array:
+        # Padding rows have numbers from K on, outside the array.
         return rows.at[client].set(new, mode="drop")
 
     ours, theirs = ((s.weighing, s.personal, s.memory) for s in (state, cohort))

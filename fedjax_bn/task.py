@@ -133,6 +133,7 @@ def _share_right(counts: jax.Array) -> jax.Array:
 def masked_mean(values: jax.Array, weights: jax.Array) -> jax.Array:
     """Mean f[] of `values` f[N] with weights (or a mask) [N]; 0 where all weights are 0."""
     weights = weights.astype(values.dtype)
+    # Not the product alone: NaN times 0 is NaN.
     values = jnp.where(weights > 0, values, 0)
     return (values * weights).sum() / jnp.maximum(weights.sum(), 1)
 

@@ -78,7 +78,34 @@ TEXTS = Range(
 )
 BY_KIND = {float: FINITE, int: WHOLE, str: TEXT, tuple: TEXTS}
 
+
+def bounds_in(text: str) -> tuple[float, float]:
+    """Returns LOW and HIGH of "LOW,HIGH".
+
+    Raises:
+      ValueError: they are not finite numbers, or LOW is not below HIGH.
+    """
+    if not _BOUNDS.holds(text):
+        raise ValueError(f"bounds={brief(text)} must be {_BOUNDS.text}")
+    low, high = map(float, text.split(","))
+    return low, high
+
+
+def _are_bounds(text: str) -> bool:
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        return False
+    return FINITE.holds(low) and FINITE.holds(high) and low < high
+
+
+_BOUNDS = Range(
+    "LOW,HIGH with LOW below HIGH, such as 0,1; empty for none",
+    lambda text: not text or _are_bounds(text),
+)
+
 # Types of arguments.
+Bounds = Annotated[str, _BOUNDS]
 AtLeast0 = Annotated[float, AT_LEAST_0]
 Above0 = Annotated[float, ABOVE_0]
 Share = Annotated[float, SHARE]

@@ -98,3 +98,8 @@ def encodable(text: str, encoding: str) -> str:
 def on_page(text: str) -> str:
     """Returns a text as HTML that shows it, in an element or an attribute."""
     return html.escape(shown(text))
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Returns the names of a list such as "norm1, norm2"; an empty entry stays empty."""
+    return tuple(map(str.strip, text.split(",")))

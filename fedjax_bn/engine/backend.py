@@ -123,16 +123,18 @@ def where_tree(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
+def _finite_on_cpu(leaf: jax.Array) -> jax.Array:
+    """Returns whether all numbers are finite, in a fifth of the time of `isfinite` on XLA:CPU."""
+    # The product of a row with zeros is NaN if a number is not finite.
+    rows = leaf.reshape(-1, leaf.shape[-1] if leaf.ndim else 1)
+    return (rows @ jnp.zeros(rows.shape[1], leaf.dtype) == 0).all()
+
+
 def all_finite(tree: PyTree) -> jax.Array:
     """Returns whether all floating numbers of a tree are finite, bool[]."""
 
     def ask(leaf: jax.Array) -> jax.Array:
-        if not on_cpu():
-            return jnp.isfinite(leaf).all()
-        # The product of a row with zeros is NaN if a number is not finite. On XLA:CPU it takes a
-        # fifth of the time of `isfinite`.
-        rows = leaf.reshape(-1, leaf.shape[-1] if leaf.ndim else 1)
-        return (rows @ jnp.zeros(rows.shape[1], leaf.dtype) == 0).all()
+        return _finite_on_cpu(leaf) if on_cpu() else jnp.isfinite(leaf).all()
 
     leaves = [x for x in jax.tree.leaves(tree) if x.size]
     floating = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]

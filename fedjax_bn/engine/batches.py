@@ -34,12 +34,6 @@ _OPTIONAL = ("source", "participates", "size", "validation", "client", "populati
 _BY_CLIENT = ("participates", "size", "client")
 
 
-def rows_of(batches: Batches) -> int:
-    """Returns the number of rows of batches; 0 if they lack `valid`."""
-    shape = getattr(batches.get("valid"), "shape", ())
-    return shape[0] if shape else 0
-
-
 def check_batches(batches: Batches, rows: int, epochs: int) -> None:
     """Checks keys and shapes of a round's batches.
 
@@ -123,6 +117,7 @@ def last_epoch(valid: jax.Array, epochs: int) -> jax.Array:
       valid: bool[S, B], S steps of E equal epochs.
       epochs: E.
     """
+    # Counted from the end, since padding epochs follow the real ones.
     real = valid.reshape(epochs, -1).any(1)
     last = epochs - 1 - jnp.argmax(real[::-1])
     return jnp.arange(valid.shape[0]) // (valid.shape[0] // epochs) == last
@@ -219,14 +214,3 @@ def _readable(array: Any, known: bool) -> bool:
         return False
     ready = array.is_ready()  # type: ignore[attr-defined]
     return array.is_fully_addressable and (not known or ready)
-
-
-def check_state(state: Any) -> None:
-    """Raises ValueError for a state whose arrays were donated to an earlier round."""
-    count = state.round
-    gone = isinstance(count, jax.Array) and not isinstance(count, jax.core.Tracer)
-    if gone and count.is_deleted():
-        raise ValueError(
-            "this state was given to an earlier round, which used up its arrays: continue with the "
-            "state that the round returned, as in `state, metrics = method.round(state, ...)`"
-        )

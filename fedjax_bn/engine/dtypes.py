@@ -13,5 +13,6 @@ def promote(*dtypes: Any) -> jnp.dtype:
 
 
 def parameter_dtype(variables: dict[str, Any]) -> jnp.dtype:
-    """The dtype of a model's parameters, in which it is fed."""
-    return promote(*{leaf.dtype for leaf in jax.tree.leaves(variables["params"])})
+    """The dtype of a model's parameters, in which it is fed; the default float if it has none."""
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(variables["params"])}
+    return promote(*dtypes or {jnp.result_type(float)})

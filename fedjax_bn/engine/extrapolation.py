@@ -32,7 +32,7 @@ def risk_extrapolation(
 
     Args:
       eta: contribution of the risks, at least 0; the paper takes 0.3, 0.5 and 0.8.
-      solver: "closed_form" (see `equal_risks`) or "slsqp" (see `least_variance`), which gives the
+      solver: "closed_form" (see `equal_risks`) or "slsqp" (see `_least_variance`), which gives the
         same weights to about 1e-6 and calls the host.
 
     Returns:
@@ -88,6 +88,7 @@ def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
       risks: f[K], positive.
       counts: bool[K], who counts; the others get weight 0.
     """
+    # 1 / R of a tiny risk would overflow.
     least = jnp.min(risks, initial=jnp.inf, where=counts)
     # R_min / R_e is in (0, 1] whatever the scale of the risks.
     inverse = jnp.where(counts, least / risks, 0)
@@ -95,20 +96,20 @@ def equal_risks(risks: jax.Array, counts: jax.Array) -> jax.Array:
 
 
 def _solve_on_host(risks: jax.Array, counts: jax.Array) -> jax.Array:
-    """Returns `least_variance` of the clients that count, also under `jit`; 0 for the others."""
+    """Returns `_least_variance` of the clients that count, also under `jit`; 0 for the others."""
 
     def solve(risks: np.ndarray, counts: np.ndarray) -> np.ndarray:
         risks, counts = np.asarray(risks), np.asarray(counts)
         w = np.zeros_like(risks)
         if counts.any():
-            w[counts] = least_variance(risks[counts].astype(np.float64))
+            w[counts] = _least_variance(risks[counts].astype(np.float64))
         return w
 
     form = jax.ShapeDtypeStruct(risks.shape, risks.dtype)
     return jax.pure_callback(solve, form, risks, counts, vmap_method="sequential")
 
 
-def least_variance(risks: np.ndarray) -> np.ndarray:
+def _least_variance(risks: np.ndarray) -> np.ndarray:
     """Solves Eq. 17 by sequential least squares (SLSQP), as the paper does without details.
 
     The unknowns here are v_e = w_e R_e, in which the variance is as curved along one client as

@@ -16,9 +16,9 @@ def png(figure: Figure) -> bytes:
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             axis.get_ticklabels()  # this makes their texts
-    usual = font_with("a")
+    usual = _font_with("a")
     for text in figure.findobj(Text):
-        others = dict.fromkeys(map(font_with, text.get_text().replace("\n", "")))
+        others = dict.fromkeys(map(_font_with, text.get_text().replace("\n", "")))
         if others.keys() - {usual, ""}:
             text.set_fontfamily([*text.get_fontfamily(), *filter(None, others)])
     buffer = io.BytesIO()
@@ -33,7 +33,7 @@ def on_plot(text: str, most: int = 40) -> str:
     none, letters become their names, all else <name of it> or <U+4EAC>. A legend shows the text
     whatever it begins with.
     """
-    drawn = "".join(one if font_with(one) else _spelled(one) for one in shown(text))
+    drawn = "".join(one if _font_with(one) else _spelled(one) for one in shown(text))
     head = (most - 3) // 2
     cut = drawn if len(drawn) <= most else f"{drawn[:head]}...{drawn[head + 3 - most :]}"
     return (f" {cut}" if cut[:1] in ("", "_") else cut).replace("$", r"\$")
@@ -55,7 +55,7 @@ def _spelled(one: str) -> str:
 
 
 @cache
-def font_with(one: str) -> str:
+def _font_with(one: str) -> str:
     """Returns the family of an installed font that has a character, the usual first, or ""."""
     fonts = _fonts().items()
     return next((family for family, path in fonts if ord(one) in _characters(path)), "")

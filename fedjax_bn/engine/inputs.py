@@ -68,7 +68,8 @@ def class_labels(
       ValueError: another dtype or shape, or a label that is not a whole number or out of range.
     """
     labels = np.asarray(labels)
-    count = 2**31 if classes is None else classes  # as many as i32 can hold
+    # Labels become i32, whatever their dtype was.
+    count = 2**31 if classes is None else classes
     allowed = f"whole numbers, counted from {first}"
     if classes is not None:
         allowed = f"whole numbers in {first}..{first + classes - 1}"

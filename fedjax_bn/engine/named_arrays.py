@@ -65,6 +65,7 @@ def from_named(arrays: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
 
     def fitting(name: str, leaf: Any) -> np.ndarray:
         array, dtype = np.asarray(arrays[name]), np.dtype(leaf.dtype)
+        # NumPy files store bfloat16 as bytes, "|V2", without its name.
         if array.dtype.kind == dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
             array = array.view(dtype)
         if array.shape != leaf.shape or array.dtype != dtype:

@@ -6,8 +6,8 @@
 (McMahan, Ramage, Talwar & Zhang, "Learning differentially private recurrent language models", ICLR
 2018, Algorithm 1 with flat clipping and equal weights; n clients count in the round.) Any method
 takes it as an option, `fedbn(model, optimizer, privacy=gaussian(clip=1.0, noise=1.0))`, and so do a
-deployment's client and server, which are the method's. `client.clipping` and `server.noising` apply
-it.
+deployment's client and server, which are the method's. `client.clipping` and `aggregation.noising`
+apply it.
 
 It covers what a method shares each round, for the number of rounds given to `epsilon`. It does not
 cover other reports: sizes, losses, accuracies, the round selected by them, and personal leaves that
@@ -94,6 +94,7 @@ def clipped(leaves: PyTree, start: PyTree, norm: float | jax.Array) -> PyTree:
     squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(delta)]
     dtype = promote(*{x.dtype for x in squares})
     length, norm = jnp.sqrt(sum(x.astype(dtype) for x in squares)), jnp.asarray(norm, dtype)
+    # A client that has not moved has length 0.
     scale = norm / jnp.where(length > 0, length, 1)
 
     def shorten(y: jax.Array, x: jax.Array, d: jax.Array) -> jax.Array:

@@ -1,4 +1,8 @@
-"""Weighing rules with a state, with an upload of their own, or with weights for each leaf."""
+"""Weighted sums over clients, and weighing rules.
+
+A rule is a function `(sizes i32[K], risks f[K]) -> f[K]` whose result sums to 1, or a `Weighing`,
+which may have a state, an upload of its own, or weights for each leaf.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -14,6 +18,92 @@ from fedjax_bn.sharing import Variables, join
 PyTree = Any
 # measure(variables, received) -> f[], of a model on a client's own validation samples
 Measure = Callable[[Variables, Any], jax.Array]
+
+
+def by_size(sizes: jax.Array, risks: jax.Array) -> jax.Array:
+    """p_k = n_k / sum_j n_j (FedAvg, McMahan et al. 2017, Algorithm 1).
+
+    Args:
+      sizes: i32[K], samples a client owns.
+      risks: f[K], not used.
+
+    Returns:
+      f[K] that sums to 1; all 0 if every size is 0.
+    """
+    del risks
+    return normalize(sizes)
+
+
+def uniform(sizes: jax.Array, risks: jax.Array) -> jax.Array:
+    """p_k = 1/K over the clients with at least one sample (FedBN, authors' digits and Office code).
+
+    Args:
+      sizes: i32[K], samples a client owns.
+      risks: f[K], not used.
+
+    Returns:
+      f[K] that sums to 1; all 0 if every size is 0.
+    """
+    del risks
+    return normalize(sizes > 0)
+
+
+def normalize(weights: jax.Array) -> jax.Array:
+    """Scales nonnegative `weights` [K] to sum 1, in the default float dtype; zeros stay zeros.
+
+    One NaN makes all NaN.
+    """
+    weights = jnp.asarray(weights).astype(jnp.result_type(float))
+    total = weights.sum()
+    # == and not >: a sum that is NaN stays NaN, by which a round sees that the rule failed.
+    return jnp.where(total == 0, 0, weights / jnp.where(total == 0, 1, total))
+
+
+def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
+    """Returns sum_k w_k x_k / sum_k w_k, leaf by leaf.
+
+    A client of weight 0 is left out altogether: NaN in its leaves does not reach the mean.
+
+    Args:
+      stacked: tree of arrays [K, ...].
+      weights: f[K], nonnegative, not all 0; need not sum to 1.
+
+    Returns:
+      The tree without the leading axis; every leaf keeps its dtype (integers are rounded).
+    """
+    weights = jnp.asarray(weights)
+    weights = weights.astype(promote(weights.dtype, jnp.result_type(float)))
+    shares = weights / weights.sum()
+    # Not a dot product: TPUs would multiply in bfloat16.
+    return restore(sum_over(weighted, stacked, shares), stacked)
+
+
+def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
+    """Returns w x, leaf by leaf, in the dtype of sums; 0 where w is 0, even if x is NaN.
+
+    Args:
+      tree: one client's arrays.
+      weight: f[], nonnegative.
+    """
+
+    def scale(leaf: jax.Array) -> jax.Array:
+        # Sums of halves would lose what a client of small weight adds.
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        dtype = promote(leaf.dtype, jnp.float32) if floating else jnp.result_type(float)
+        w = weight.astype(dtype)
+        return jnp.where(w > 0, leaf.astype(dtype) * w, 0)
+
+    return jax.tree.map(scale, tree)
+
+
+def restore(total: PyTree, like: PyTree) -> PyTree:
+    """Returns a sum of `weighted` leaves in the dtypes of `like`; integers are rounded."""
+
+    def cast(x: jax.Array, leaf: jax.Array) -> jax.Array:
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return (x if floating else jnp.round(x)).astype(leaf.dtype)
+
+    return jax.tree.map(cast, total, like)
 
 
 class Weighing(NamedTuple):
@@ -58,10 +148,10 @@ def by_divergence() -> Weighing:
         present = (sizes > 0).astype(jnp.result_type(float))
         return present / jnp.maximum(present.sum(), 1), state
 
-    return Weighing(lambda num_clients: (), weigh, by_leaf=distances)
+    return Weighing(lambda num_clients: (), weigh, by_leaf=_distances)
 
 
-def distances(stacked: PyTree, weights: jax.Array) -> PyTree:
+def _distances(stacked: PyTree, weights: jax.Array) -> PyTree:
     """Returns weights f[C] of each leaf [C, ...], with the same sum as `weights`, and its zeros."""
     counts = weights > 0
     number = jnp.maximum(counts.sum(dtype=weights.dtype), 1)
@@ -147,7 +237,7 @@ def generalization_adjustment(
         gaps = jnp.where(present & (times > 0), sign * (old - state["trained"]), 0)
         # The gaps are those of the round before, r = times - 1.
         steps = step * jnp.maximum(1 - (times - 2).astype(gaps.dtype) / rounds, 0)
-        weights = adjust(state["weight"], gaps, steps, present)
+        weights = _adjust(state["weight"], gaps, steps, present)
         new = {
             "weight": weights,
             "trained": jnp.where(present, told["trained"].astype(old.dtype), state["trained"]),
@@ -165,7 +255,7 @@ def generalization_adjustment(
     return Weighing(init, weigh, report)
 
 
-def adjust(
+def _adjust(
     weights: jax.Array, gaps: jax.Array, steps: jax.Array | float, present: jax.Array
 ) -> jax.Array:
     """Returns the weights f[C] after one adjustment; the clients present keep their sum.

@@ -1,6 +1,6 @@
 r"""FedAdam, FedYogi and FedAdagrad (Reddi et al., ICLR 2021): adaptive steps of the server.
 
-With the clients' mean way $\Delta = \sum_k p_k y_k - x$ (Algorithm 2):
+With the clients' mean change $\Delta = \sum_k p_k y_k - x$ (Algorithm 2):
 
 $m' = \beta_1 m + (1 - \beta_1) \Delta$
 
@@ -103,7 +103,7 @@ def fedadagrad(
     return fedavg(model, optimizer, server=server_optimizer(server), **options)
 
 
-class Moments(NamedTuple):
+class _Moments(NamedTuple):
     """m and v, trees like the shared parameters."""
 
     first: PyTree
@@ -122,16 +122,19 @@ def _adaptive(
       tau: degree of adaptivity; v starts at its square.
     """
 
-    def init(params: PyTree) -> Moments:
-        return Moments(
+    def init(params: PyTree) -> _Moments:
+        return _Moments(
             first=jax.tree.map(jnp.zeros_like, params),
             second=jax.tree.map(lambda x: jnp.full_like(x, tau**2), params),
         )
 
-    def update(gradients: PyTree, state: Moments, params: PyTree = None) -> tuple[PyTree, Moments]:
+    def update(
+        gradients: PyTree, state: _Moments, params: PyTree = None
+    ) -> tuple[PyTree, _Moments]:
         del params
+        # The gradient is -Delta, and the update is added: hence the sign.
         m = jax.tree.map(lambda m, g: beta1 * m - (1 - beta1) * g, state.first, gradients)
         v = jax.tree.map(lambda v, g: second_moment(v, jnp.square(g)), state.second, gradients)
-        return jax.tree.map(lambda m, v: eta * m / (jnp.sqrt(v) + tau), m, v), Moments(m, v)
+        return jax.tree.map(lambda m, v: eta * m / (jnp.sqrt(v) + tau), m, v), _Moments(m, v)
 
     return optax.GradientTransformation(init, update)

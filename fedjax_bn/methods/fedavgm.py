@@ -20,7 +20,7 @@ def fedavgm(
     beta: Share = 0.9,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    r"""The server steps with momentum along the clients' mean way.
+    r"""The server steps with momentum along the clients' mean change.
 
     $v' = \beta v + (x - \sum_k p_k y_k)$ and $x' = x - \eta v'$
 

@@ -17,12 +17,12 @@ from fedjax_bn.aggregation import (
     risk_extrapolation,
 )
 from fedjax_bn.arguments.choices import read_choice
-from fedjax_bn.arguments.ranges import FINITE, Above0, AtLeast0, Range, Share, bounded
-from fedjax_bn.arguments.text import brief
+from fedjax_bn.arguments.ranges import Above0, AtLeast0, Bounds, Share, bounded, bounds_in
+from fedjax_bn.arguments.text import names_in
 from fedjax_bn.client import Trained
+from fedjax_bn.engine.optimizers import check_optimizer, check_rounds, descend, start
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_optimizer import check_rounds, start
-from fedjax_bn.local_step import Batch, Gradient, LocalStep, check_optimizer, descend, differentiate
+from fedjax_bn.local_step import Batch, Gradient, LocalStep, differentiate
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of
 from fedjax_bn.methods.sci import Alignment, aligned_objective
 from fedjax_bn.models.masks import COLLECTION, Masks, with_masks
@@ -30,31 +30,6 @@ from fedjax_bn.sharing import Variables, everything, join, keeping
 from fedjax_bn.state import Received
 
 PyTree = Any
-
-
-def mask_bounds(text: str) -> tuple[float, float]:
-    """Returns LOW and HIGH of "LOW,HIGH".
-
-    Raises:
-      ValueError: they are not finite numbers, or LOW is not below HIGH.
-    """
-    try:
-        low, high = map(float, text.split(","))
-    except ValueError:
-        low = high = 0.0
-    if not (FINITE.holds(low) and FINITE.holds(high) and low < high):
-        raise ValueError(f"bounds={brief(text)} must be {_BOUNDS.text}")
-    return low, high
-
-
-def _are_bounds(text: str) -> bool:
-    try:
-        return not text or bool(mask_bounds(text))
-    except ValueError:
-        return False
-
-
-_BOUNDS = Range("LOW,HIGH with LOW below HIGH, such as 0,1; empty for none", _are_bounds)
 
 
 @bounded
@@ -65,7 +40,7 @@ def fedcd(  # type: ignore[misc] # its own default
     lambda_sci: AtLeast0 = 0.7,
     eta: AtLeast0 = 0.5,
     names: str | Sequence[str] = "features",
-    bounds: Annotated[str, _BOUNDS] | Sequence[float] = "",
+    bounds: Bounds | Sequence[float] = "",
     mask_optimizer: optax.GradientTransformation | str = "",
     weigh: Annotated[WeighingRule | Weighing | None, risk_extrapolation] = None,
     **options: Unpack[OptionsButServer],
@@ -109,12 +84,13 @@ def fedcd(  # type: ignore[misc] # its own default
       ValueError: an argument is out of its range, nothing is named, or both `weigh` and another
         `eta` are given; at `init`, the model has no intermediate of a name.
     """
+    # Only `risk_extrapolation` reads eta, so that another one beside a rule is a mistake.
     if weigh is not None and eta != inspect.signature(fedcd).parameters["eta"].default:
         raise ValueError(
             f"fedcd.eta={eta:g} has no effect beside weigh, which replaces it: give it to the rule "
             f"(weigh=risk_extrapolation:eta={eta:g}), or leave out one of them"
         )
-    masked = tuple(map(str.strip, names.split(","))) if isinstance(names, str) else tuple(names)
+    masked = names_in(names) if isinstance(names, str) else tuple(names)
     if not masked or "" in masked or len(set(masked)) < len(masked):
         raise ValueError(
             f"fedcd: names={names!r} must name something to mask, each once, such as 'features'"
@@ -122,14 +98,15 @@ def fedcd(  # type: ignore[misc] # its own default
     check_optimizer(optimizer)
     of_masks = mask_optimizer or optimizer
     if isinstance(of_masks, str):
-        of_masks = mask_optimizer_of(of_masks)
+        of_masks = _mask_optimizer_of(of_masks)
     learned, rest = learning(model, **options)
     trained = ("params", COLLECTION)
     gradient = differentiate(aligned_objective(learned, lambda_sci), trained)
+    # One transformation with a state for each collection, even where both have one optimizer.
     optimizers = {"params": optimizer, COLLECTION: of_masks}
     each = optax.multi_transform(optimizers, {name: name for name in trained})
     return method_of(
-        masked_step(gradient, each, _keep_within(bounds)),
+        _masked_step(gradient, each, _keep_within(bounds)),
         share=keeping(rest.pop("share", everything), COLLECTION),
         weigh=weigh or risk_extrapolation(eta),
         server=averaging(_no_gradient, _average_gradients, messages_by_size),
@@ -155,7 +132,7 @@ class _Progress(NamedTuple):
     rounds: jax.Array
 
 
-def masked_step(
+def _masked_step(
     gradient: Gradient,
     optimizer: optax.GradientTransformation,
     within: Callable[[PyTree], PyTree] = lambda masks: masks,
@@ -187,6 +164,7 @@ def masked_step(
         rounds = received.server.rounds
         # A sum that another round began, of a client that keeps its local state, starts at 0.
         old = state.rounds == rounds
+        # Earlier epochs have weight 0, so that all steps are one program.
         count = jnp.where(batch["last_epoch"], batch["valid"].sum(dtype=jnp.int32), 0)
 
         def add(total: jax.Array, g: jax.Array) -> jax.Array:
@@ -204,12 +182,13 @@ def masked_step(
 
 def _send_gradient(received: Received, trained: Trained) -> tuple[Variables, PyTree, PyTree]:
     """A client's last act: it sends its mean g_e beside the shared leaves."""
-    count = jnp.maximum(trained.state.count, 1)
+    count = jnp.maximum(trained.state.count, 1)  # a client without samples sends 0
     mean = jax.tree.map(lambda total: total / count.astype(total.dtype), trained.state.total)
     return trained.variables, received.memory, mean
 
 
 def _no_gradient(shared: PyTree, personal: PyTree) -> Alignment:
+    # Masks are personal, and the common start has one for all clients.
     zero = jax.tree.map(jnp.zeros_like, join(shared, personal)[COLLECTION])
     return Alignment(zero, jnp.zeros((), jnp.int32))
 
@@ -223,11 +202,11 @@ def _keep_within(bounds: str | Sequence[float]) -> Callable[[Masks], Masks]:
     """Returns the function that moves masks to the nearest ones within "LOW,HIGH"."""
     if isinstance(bounds, str) and not bounds:
         return lambda masks: masks
-    low, high = mask_bounds(bounds if isinstance(bounds, str) else ",".join(map(str, bounds)))
+    low, high = bounds_in(bounds if isinstance(bounds, str) else ",".join(map(str, bounds)))
     return lambda masks: jax.tree.map(lambda mask: jnp.clip(mask, low, high), masks)
 
 
-def mask_optimizer_of(text: str) -> optax.GradientTransformation:
+def _mask_optimizer_of(text: str) -> optax.GradientTransformation:
     """Reads `sgd:learning_rate=0.1:weight_decay=0.01`, `adam:learning_rate=0.001` or `none`.
 
     Raises:

@@ -24,7 +24,7 @@ class _Drift(NamedTuple):
     """What a client remembers, trees like the shared parameters.
 
     Attributes:
-      drift: h_k, the sum of its ways y_k - x so far.
+      drift: h_k, the sum of its changes y_k - x so far.
       variate: c_k, its estimate of its gradient.
     """
 
@@ -136,6 +136,7 @@ def _renew_drift(optimizer: optax.GradientTransformation, learning_rate: float |
         old, start = received.memory, received.shared["params"]
         variate = new_variate(optimizer, learning_rate, received, trained, old.variate)
         now, personal = split_like(trained.variables["params"], start)
+        # The new drift is in the upload: the server averages y_k + h_k'.
         drift = jax.tree.map(lambda h, y, x: h + y - x, old.drift, now, start)
         params = join(jax.tree.map(jnp.add, now, drift), personal)
         message = jax.tree.map(jnp.subtract, variate, old.variate)

@@ -104,10 +104,11 @@ def fedig(  # type: ignore[misc] # its own default
     if gates:
         optimizer = keep_gates(optimizer)
     rule = gated_statistics if gates else None
-    objective = client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
+    objective = _client_agnostic(learned, lambda_1, lambda_2, mixing, rule, cafl=cafl)
     step = gradient_step(differentiate(objective), optimizer)
     if adapter:
-        step = in_turn(step, adapter_step(learned, optimizer))
+        # The adapter's step reads the weights that the main network's step has just moved.
+        step = in_turn(step, _adapter_step(learned, optimizer))
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         require_batch_norm("fedig", variables, "use another method")
@@ -131,7 +132,7 @@ def fedig(  # type: ignore[misc] # its own default
         start=start,
         **{"statistics": rule} | rest,
     )
-    notes = ()
+    notes: tuple[str, ...] = ()
     if isinstance(cafl, str) and lambda_2:
         why = (
             "as the paper prints it for a start from ImageNet's weights; from random weights the "
@@ -174,7 +175,7 @@ def fediga(  # type: ignore[misc] # its own default
     return fedig(model, optimizer, adapter=True, share=share, **options)
 
 
-def client_agnostic(
+def _client_agnostic(
     learned: Learning,
     lambda_1: float = 0.1,
     lambda_2: float = 4.0,
@@ -190,6 +191,7 @@ def client_agnostic(
     rule of the local pass, by default the batch's own statistics. `received.server` holds the
     global `batch_stats`.
     """
+    # Without the second pass it is FedBN to the bit, and as fast.
     if lambda_1 == lambda_2 == 0 and statistics is None:
         return supervised(learned)
     distance = _choose_distance(cafl) if isinstance(cafl, str) else cafl
@@ -202,6 +204,7 @@ def client_agnostic(
         )
         if lambda_1 == lambda_2 == 0:
             return loss, (loss, local.moved)
+        # What this pass moves is dropped: running statistics are the local pass's.
         error, mixed = learned.trained(
             {**variables, STATISTICS: received.server},
             images,
@@ -229,7 +232,7 @@ def _choose_distance(name: str) -> Distance:
     return lambda one, other: reduce(jnp.square(one - other).reshape(len(one), -1), axis=1)
 
 
-def adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
+def _adapter_step(learned: Learning, optimizer: optax.GradientTransformation) -> LocalStep:
     """Returns a step of the adapter alone; the main network is frozen (Eq. 8 and 9)."""
 
     def loss(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:

@@ -1,4 +1,4 @@
-"""FedNova (Wang et al., NeurIPS 2020): clients' ways are normalized by their work."""
+"""FedNova (Wang et al., NeurIPS 2020): clients' changes are divided by their work."""
 
 from typing import Any, Unpack
 
@@ -27,7 +27,7 @@ def fednova(
     momentum: Share | None = None,
     **options: Unpack[OptionsButServer],
 ) -> FederatedMethod:
-    r"""The server divides each client's way by the number of its effective steps.
+    r"""The server divides each client's change by the number of its effective steps.
 
     $x' = x - \tau_{eff} \sum_k p_k (x - y_k) / a_k$ with $\tau_{eff} = \sum_k p_k a_k$
 
@@ -67,23 +67,25 @@ def _upload_direction(optimizer: optax.GradientTransformation, momentum: float |
         if momentum is None:
             work = response(optimizer, trained.steps, trained.counts.shape[0], dtype, received)
         else:
-            work = momentum_work(trained.steps.astype(dtype), momentum)
+            work = _momentum_work(trained.steps.astype(dtype), momentum)
         start = received.shared["params"]
         now, personal = split_like(trained.variables["params"], start)
 
         def normalized(y: jax.Array, x: jax.Array, work: jax.Array) -> jax.Array:
+            # A client without a step has work 0, and adds nothing to the direction.
             inverse = jnp.where(work > 0, 1 / jnp.where(work > 0, work, 1), 0)
             return (y - x) * inverse.astype(x.dtype)
 
         direction = jax.tree.map(normalized, now, start, for_each(work, start))
         uploaded = {**trained.variables, "params": join(direction, personal)}
+        # A tree where masks of the optimizer give parameters different work.
         sent = work if isinstance(work, jax.Array) else for_each(work, start)
         return uploaded, received.memory, sent
 
     return finish
 
 
-def momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
+def _momentum_work(steps: jax.Array, momentum: float) -> jax.Array:
     """Returns a = sum_{j=1..tau} (1 - rho^j) / (1 - rho) in closed form.
 
     Args:

@@ -20,8 +20,6 @@ from fedjax_bn.client import (
     Load,
     Train,
     look_up,
-    no_memory,
-    plain_finish,
     train_locally,
 )
 from fedjax_bn.data.pixels.images import Prepare, standardize
@@ -132,6 +130,7 @@ class Learning(NamedTuple):
             images = self.prepare(images, parameter_dtype(variables))
             return forward(self.model, variables, images).outputs
 
+        # Shapes alone: nothing is computed or compiled.
         found = jax.eval_shape(outputs, variables, batches)
         return found.shape[-1] if getattr(found, "ndim", 0) == 2 else None
 
@@ -183,8 +182,8 @@ def learning(
 def method_of(
     step: LocalStep,
     *,
-    memory: Callable[[PyTree, PyTree], PyTree] = no_memory,
-    finish: Finish = plain_finish,
+    memory: Callable[[PyTree, PyTree], PyTree] | None = None,
+    finish: Finish | None = None,
     around: Callable[[Client], Client] = lambda client: client,
     start: Callable[[jax.Array, Variables], Variables] | None = None,
     **options: Unpack[_Learned],
@@ -201,6 +200,7 @@ def method_of(
         `share`, `weigh`, `privacy`, `server`, `clients` and `statistics` as in
         `federation.federate`; `learned` as `learning` returns it among them.
     """
+    # The signature says which options belong to the client; the others go to `federate`.
     names = inspect.signature(train_locally).parameters
     rest: dict[str, Any] = {**options}
     local = {name: rest.pop(name) for name in names if name in rest}

@@ -65,8 +65,9 @@ def moon(
             # personal leaves at the end of its previous round are those at the start of this one.
             model = join(shared, received.personal)
             other = forward(learned.model, model, images, wanted=["features"])
-            return cosine(out.features, other.features) / temperature
+            return _cosine(out.features, other.features) / temperature
 
+        # A cross entropy of two classes, of which the received model is the right one.
         pair = jnp.stack([similarity(received.shared), similarity(received.memory)], -1)
         contrast = masked_mean(-jax.nn.log_softmax(pair)[:, 0], batch["valid"])
         return loss + mu * contrast, (loss, out.moved)
@@ -79,9 +80,10 @@ def moon(
     )
 
 
-def cosine(x: jax.Array, y: jax.Array, epsilon: float = 1e-8) -> jax.Array:
+def _cosine(x: jax.Array, y: jax.Array, epsilon: float = 1e-8) -> jax.Array:
     """Returns the cosine f[B] of rows of f[B, F] and f[B, F]; norms count as at least `epsilon`."""
     square_x, square_y = (jnp.square(v).sum(-1) for v in (x, y))
+    # Bounded inside the root, so that the gradient is finite where a vector is 0.
     norms = jnp.maximum(square_x, epsilon**2) * jnp.maximum(square_y, epsilon**2)
     return (x * y).sum(-1) * jax.lax.rsqrt(norms)
 

@@ -55,7 +55,7 @@ def perfedavg(
       ValueError: `inner_rate` is negative.
     """
     learned, rest = learning(model, **options)
-    gradient = meta_gradient(supervised(learned), inner_rate, second_order)
+    gradient = _meta_gradient(supervised(learned), inner_rate, second_order)
     method = method_of(gradient_step(gradient, optimizer), **rest)
     return method._replace(personalize=(_LABELLED, inner_rate))
 
@@ -105,11 +105,11 @@ def personalize(
     gradient = differentiate(supervised(learned, statistics))
     keys = jax.random.split(jax.random.key(0) if key is None else key, steps)
     for i in range(steps):
-        variables = adapt(gradient, inner_rate, variables, batch, Received((), ()), keys[i])
+        variables = _adapt(gradient, inner_rate, variables, batch, Received((), ()), keys[i])
     return variables
 
 
-def adapt(
+def _adapt(
     gradient: Gradient,
     inner_rate: float,
     variables: Variables,
@@ -123,21 +123,22 @@ def adapt(
     return {**variables, **moved, "params": params}
 
 
-def meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
+def _meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -> Gradient:
     """Returns the gradient of w -> F(w - inner_rate grad F(w; half); other half)."""
     gradient = differentiate(objective)
 
     def inner(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> tuple[Variables, Batch, jax.Array]:
-        first, second = split_valid(batch)
+        first, second = _split_valid(batch)
         ours, theirs = jax.random.split(key)
-        return adapt(gradient, inner_rate, variables, first, received, ours), second, theirs
+        return _adapt(gradient, inner_rate, variables, first, received, ours), second, theirs
 
     def first_order(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
     ) -> Grads:
         point, second, key = inner(variables, batch, received, key)
+        # The gradient at the adapted point, which the optimizer applies to the unadapted one.
         return gradient(point, second, received, key)
 
     def adapted(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -147,7 +148,7 @@ def meta_gradient(objective: Objective, inner_rate: float, second_order: bool) -
     return differentiate(adapted) if second_order else first_order
 
 
-def split_valid(batch: Batch) -> tuple[Batch, Batch]:
+def _split_valid(batch: Batch) -> tuple[Batch, Batch]:
     """Returns the first ceil(n/2) of the n valid samples, and the others, as half batches.
 
     If n is 1, the sample is in both.
@@ -155,7 +156,7 @@ def split_valid(batch: Batch) -> tuple[Batch, Batch]:
     valid = batch["valid"]
     size, count = valid.shape[0], valid.sum(dtype=jnp.int32)
     order = jnp.argsort(~valid, stable=True)  # the valid samples first, in order
-    middle = (count + 1) // 2
+    middle = (count + 1) // 2  # of the valid samples; the halves' shapes are those of a full batch
 
     def part(start: jax.Array | int, end: jax.Array, length: int) -> Batch:
         position = start + jnp.arange(length, dtype=jnp.int32)

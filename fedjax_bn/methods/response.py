@@ -1,9 +1,9 @@
 r"""How far a local optimizer walks: its response to a constant gradient.
 
-SCAFFOLD and FedDC divide a client's way x - y_k by tau_k times the learning rate to get its mean
+SCAFFOLD and FedDC divide a client's change x - y_k by tau_k times the learning rate to get its mean
 gradient, FedNova by the sum of the factors with which its gradients entered (Wang et al. 2020,
-Section 4.1). An optax transformation shows neither, but both are its response: the way that one
-parameter moves down in tau steps under a gradient that is always 1.
+Section 4.1). An optax transformation shows neither, but both are its response: the distance that
+one parameter moves down in tau steps under a gradient that is always 1.
 
 $r(\tau) = lr \, \tau$ for SGD
 
@@ -11,8 +11,8 @@ $r(\tau) = lr \sum_{j=1}^\tau (1 - \rho^j) / (1 - \rho)$ for SGD with momentum $
 
 It is exact for every optimizer that is linear in its gradients (SGD with momentum, Nesterov's too,
 schedules), with the rates of the round. If masks or labels treat parameters differently, each
-has its own way. Weight decay counts as part of the gradient. For others (Adam) it is the nominal
-way.
+has a response of its own. Weight decay counts as part of the gradient. For other optimizers (Adam)
+it is the nominal response.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.engine.dtypes import promote
-from fedjax_bn.local_optimizer import by_parameter, scheduled, start, updates_of
+from fedjax_bn.engine.optimizers import by_parameter, descend, scheduled, start
 from fedjax_bn.sharing import join, split_like
 from fedjax_bn.state import Received
 
@@ -37,7 +36,7 @@ def response(
     dtype: Any,
     received: Received | None = None,
 ) -> PyTree:
-    """Returns r(steps), the way under a constant gradient of 1 from a fresh optimizer's state.
+    """Returns r(steps), the distance under a constant gradient of 1 from a fresh optimizer's state.
 
     Args:
       optimizer: the local optimizer.
@@ -61,8 +60,8 @@ def response(
 
     def walk(carry: tuple, step: jax.Array) -> tuple[tuple, None]:
         way, state = carry
-        # The weight is held at 0, so that its decay adds nothing.
-        update, new = updates_of(optimizer, one, state, trained, round, value)
+        # From a weight of 0, so that its decay adds nothing, and what it becomes is the update.
+        update, new = descend(optimizer, one, state, trained, round, value)
         go = step < steps
         further = jax.tree.map(lambda w, u: jnp.where(go, w - u.astype(dtype), w), way, update)
         return (further, new), None
@@ -73,7 +72,7 @@ def response(
 
 
 def for_each(way: PyTree, like: PyTree) -> PyTree:
-    """Returns the way of each leaf of `like`, shared parameters; `way` as `response` gives it."""
+    """Returns the response of each leaf of `like`, the shared parameters."""
     if isinstance(way, jax.Array):
         return jax.tree.map(lambda leaf: way, like)
     return split_like(way, like)[0]
@@ -107,11 +106,6 @@ def check_fresh(
     if options.get("keep_optimizer") and remembers:
         raise ValueError(
             f"{method}: keep_optimizer=True lets clients keep momentum between rounds, but "
-            f"{method} divides by the way of an optimizer that starts afresh: leave it out, or use "
-            "SGD without momentum"
+            f"{method} divides by the response of an optimizer that starts afresh: leave it out, "
+            "or use SGD without momentum"
         )
-
-
-def dtype_of(tree: Any) -> Any:
-    """Returns the dtype that holds all leaves of a tree; the default float if it has none."""
-    return promote(*{leaf.dtype for leaf in jax.tree.leaves(tree)} or {jnp.result_type(float)})

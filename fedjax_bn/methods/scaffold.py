@@ -9,10 +9,11 @@ import optax
 from fedjax_bn.aggregation import Aggregate, ServerUpdate, averaging, equal_messages
 from fedjax_bn.arguments.ranges import Above0, bounded
 from fedjax_bn.client import Trained
+from fedjax_bn.engine.dtypes import parameter_dtype
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
 from fedjax_bn.methods.learning import OptionsButServer, learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh, check_rate, dtype_of, for_each, response
+from fedjax_bn.methods.response import check_fresh, check_rate, for_each, response
 from fedjax_bn.sharing import Variables, join, split_like
 from fedjax_bn.state import Received
 
@@ -111,7 +112,7 @@ def new_variate(
     """Returns c_k' = c_k - c + (x - y_k) / (tau_k lr); c_k if nothing could move (tau_k lr = 0)."""
     start = received.shared["params"]
     now, _ = split_like(trained.variables["params"], start)
-    dtype, steps = dtype_of(start), trained.steps
+    dtype, steps = parameter_dtype(received.shared), trained.steps
     if learning_rate is None:
         way = response(optimizer, steps, trained.counts.shape[0], dtype, received)
     else:
@@ -120,6 +121,7 @@ def new_variate(
     def renew(
         c_k: jax.Array, c: jax.Array, x: jax.Array, y: jax.Array, way: jax.Array
     ) -> jax.Array:
+        # With a rate of 0, or without a step, this would be 0 / 0.
         inverse = (1 / jnp.where(way > 0, way, 1)).astype(x.dtype)
         return jnp.where(way > 0, c_k - c + (x - y) * inverse, c_k)
 

@@ -37,7 +37,7 @@ class Alignment(NamedTuple):
     rounds: jax.Array
 
 
-class Aligned(NamedTuple):
+class _Aligned(NamedTuple):
     """What a pass with the penalty reports.
 
     Attributes:
@@ -56,7 +56,7 @@ def align(
     masks: Masks,
     global_gradient: Masks,
     strength: float | jax.Array,
-) -> tuple[jax.Array, Aligned]:
+) -> tuple[jax.Array, _Aligned]:
     """Returns L + strength ||dL/dmasks - global_gradient||^2, which may be differentiated.
 
     The norm is over all masks together. Only the layers after the first mask are differentiated
@@ -71,12 +71,12 @@ def align(
     (value, moved), gradient = jax.value_and_grad(loss, has_aux=True)(masks)
     gaps = jax.tree.map(lambda a, b: jnp.square(a - b).sum(), gradient, global_gradient)
     penalty = jax.tree.reduce(jnp.add, gaps)
-    return value + strength * penalty, Aligned(value, gradient, moved)
+    return value + strength * penalty, _Aligned(value, gradient, moved)
 
 
 def aligned_objective(
     learned: Learning, strength: float
-) -> Callable[..., tuple[jax.Array, tuple[jax.Array, Aligned]]]:
+) -> Callable[..., tuple[jax.Array, tuple[jax.Array, _Aligned]]]:
     """Returns `objective(variables, batch, received, key) -> (L_e f[], (L_e, Aligned))`.
 
     L is the task's loss of the masked model. `received.server` is an `Alignment`; as long as it
@@ -89,7 +89,7 @@ def aligned_objective(
 
     def objective(
         variables: Variables, batch: Batch, received: Received, key: jax.Array
-    ) -> tuple[jax.Array, tuple[jax.Array, Aligned]]:
+    ) -> tuple[jax.Array, tuple[jax.Array, _Aligned]]:
         images = learned.read(variables, batch, key)
 
         def loss(masks: Masks) -> tuple[jax.Array, Variables]:
@@ -97,6 +97,7 @@ def aligned_objective(
             return value, out.moved
 
         server = received.server
+        # A number, not a branch: the first round and the others are one program.
         strong = jnp.where(server.rounds > 0, strength, 0.0)
         value, aligned = align(loss, variables[COLLECTION], server.gradient, strong)
         return value, (value, aligned)

@@ -61,6 +61,7 @@ def best_of_round(score: Score, every: int = 20) -> Train:
             done = run_steps(step, received, variables, state, some | source, keys, load)
             passed += len(done.counts)
             value = score(done.variables, received).astype(worst.dtype)
+            # > is False for NaN, so that a model with such a score is never kept.
             best = where_tree(value > best[1], (done.variables, value, passed), best)
             return (done.variables, done.state, best, passed), (done.losses, done.counts)
 

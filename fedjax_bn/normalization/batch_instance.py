@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_bn.local_step import check_optimizer
+from fedjax_bn.engine.optimizers import check_optimizer
 from fedjax_bn.normalization.instance import handed_over, instance_moments, moments_of_all
 from fedjax_bn.normalization.layer import Layer, Statistics, is_spatial, moving, statistics_of
 

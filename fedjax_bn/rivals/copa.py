@@ -81,6 +81,7 @@ def copa(
         if "bias" in received.server:
             others += received.server["bias"][:, None]
         each = jax.vmap(lambda logits: learned.task.loss(logits, batch["label"], valid))(others)
+        # All classifiers are applied and the own one is masked, so that clients share a program.
         is_other = jnp.arange(len(each), dtype=jnp.int32) != received.client
         return loss + jnp.where(is_other, each, 0).sum(), (loss, out.moved)
 
@@ -111,6 +112,7 @@ def _send_classifier(model: Any) -> Finish:
         count = len(received.server["kernel"])
 
         def placed(leaf: jax.Array) -> jax.Array:
+            # The server only sums: a row among zeros survives the sum, whatever is added.
             everyone = jnp.zeros((count, *leaf.shape), leaf.dtype)
             return everyone.at[received.client].set(leaf)
 
@@ -137,6 +139,7 @@ def renewed(old: jax.Array, found: jax.Array, part: jax.Array) -> jax.Array:
       part: f[K] or f[K, N], the mean of ones in the same places: 1 / n where a row was sent.
     """
     part = part.reshape(*part.shape, *(1,) * (old.ndim - part.ndim)).astype(found.dtype)
+    # Both are means over the same n clients, so that n cancels.
     return jnp.where(part > 0, found / jnp.where(part > 0, part, 1), old)
 
 

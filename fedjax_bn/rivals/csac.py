@@ -17,9 +17,15 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of, supervised
 from fedjax_bn.models.forward import forward
-from fedjax_bn.rivals.discrepancy import by_distances, discrepancy, squared_distances
-from fedjax_bn.rivals.layers import affine, dense
-from fedjax_bn.rivals.stages import changing_outputs, stages_of
+from fedjax_bn.rivals.parts import (
+    affine,
+    by_distances,
+    changing_outputs,
+    dense,
+    discrepancy,
+    squared_distances,
+    stages_of,
+)
 from fedjax_bn.sharing import Variables, join, without
 from fedjax_bn.state import Received
 
@@ -35,7 +41,7 @@ RATIOS = tuple(2 * 3.0**k for k in range(-3, 2))  # exp(-d / (2 * 3^k m))
 
 
 @bounded
-def csac(
+def csac(  # type: ignore[misc] # its own default
     model: Any,
     optimizer: optax.GradientTransformation,
     *,
@@ -56,7 +62,7 @@ def csac(
 
     t_i and s_j are the outputs of some modules, each brought to [32, 7, 7] by bilinear sampling and
     a learned layer, one for t_i and another for s_j; a passes no gradient, and MMD is that of
-    `rivals.discrepancy` with widths 3^k, k = -3 to 1. In its first round a client minimizes CE.
+    `rivals.parts` with widths 3^k, k = -3 to 1. In its first round a client minimizes CE.
     Aggregation is `aggregation.by_divergence` (`weigh`), with separate weights for each leaf. The
     learned layers, the collection `calibration`, travel with the model and do not predict. The
     reported loss is CE. With calibration 0 it is FedAvg with that weighing. A step costs a forward
@@ -76,7 +82,7 @@ def csac(
       optimizer: the local optimizer.
       calibration: weight of the gaps, at least 0; 0.6 in the authors' code.
       stages: whether stages are compared in addition to logits.
-      names: modules whose outputs are the stages, see `rivals.stages.stages_of`; "" for the ends of
+      names: modules whose outputs are the stages, see `rivals.parts.stages_of`; "" for the ends of
         the stages layer2 to layer4, as in the authors' code, a DenseNet's last two transitions and
         its last batch norm, or all batch norms.
       weigh: the weighing rule; `by_divergence()` by default.
@@ -100,7 +106,9 @@ def csac(
         return {**variables, COLLECTION: layers}
 
     return method_of(
-        gradient_step(differentiate(calibrated(learned, calibration), trained), optimizer, trained),
+        gradient_step(
+            differentiate(_calibrated(learned, calibration), trained), optimizer, trained
+        ),
         memory=_start_memory,
         finish=_remember,
         weigh=weigh or by_divergence(),
@@ -109,7 +117,7 @@ def csac(
     )
 
 
-def calibrated(learned: Learning, weight: float) -> Objective:
+def _calibrated(learned: Learning, weight: float) -> Objective:
     """Returns the objective of `csac`; the memory is `_start_memory`'s.
 
     Stages are compared if the variables hold `calibration`.
@@ -128,20 +136,22 @@ def calibrated(learned: Learning, weight: float) -> Objective:
             frozen = forward(learned.model, received.memory["model"], images)
         gaps = discrepancy(out.outputs, frozen.outputs, valid, RATIOS)
         if mine:
-            stages = brought(layers["trained"], mine), brought(layers["frozen"], theirs)
-            gaps += stage_gaps(*stages, valid).astype(gaps.dtype)
+            stages = _brought(layers["trained"], mine), _brought(layers["frozen"], theirs)
+            gaps += _stage_gaps(*stages, valid).astype(gaps.dtype)
+        # In its first round a client has no frozen model of its own; the gaps are computed anyway.
         gaps = jnp.where(received.memory["trained"], gaps, 0)
         return loss + weight * gaps.astype(loss.dtype), (loss, out.moved)
 
     return objective
 
 
-def stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Array:
+def _stage_gaps(mine: jax.Array, theirs: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns sum_ij a_ij MMD(t_i, s_j) f[], for stages f[stages, B, D] each; see `csac`."""
     products = jnp.einsum("ibd,jbd->ijb", mine, theirs) * mine.shape[-1] ** -0.5
     count = jnp.maximum(valid.sum(dtype=products.dtype), 1)
     attention = jax.nn.softmax(jnp.where(valid, products, 0).sum(-1) / count, axis=1)
     within = jax.vmap(squared_distances)
+    # All pairs of stages in one matrix product.
     both = squared_distances(*(stages.reshape(-1, stages.shape[-1]) for stages in (mine, theirs)))
     both = both.reshape(len(mine), len(valid), len(theirs), len(valid)).swapaxes(1, 2)
 
@@ -161,7 +171,7 @@ def _noting(places: PyTree, seen: dict[str, jax.Array]) -> Any:
     return changing_outputs(places, note)
 
 
-def brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
+def _brought(layers: PyTree, seen: dict[str, jax.Array]) -> jax.Array:
     """Returns stages f[B, ..., C] after their layers, all of one size, f[stages, B, 7 * 7 * 32]."""
 
     def one(name: str) -> jax.Array:

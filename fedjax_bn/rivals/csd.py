@@ -58,7 +58,7 @@ def csd(
     """
     learned, rest = learning(model, classifier="csd", **options)
     trained = ("params", SPECIFIC, OWN)
-    objective = decomposed(learned, specific, penalty)
+    objective = _decomposed(learned, specific, penalty)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if SPECIFIC in variables:
@@ -83,7 +83,7 @@ def csd(
     )
 
 
-def decomposed(learned: Learning, specific: float, penalty: float) -> Objective:
+def _decomposed(learned: Learning, specific: float, penalty: float) -> Objective:
     """Returns the objective of `csd`, for variables with `specific` and `domain`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -93,6 +93,7 @@ def decomposed(learned: Learning, specific: float, penalty: float) -> Objective:
         require_linear("csd", learned.model, plain, images)
         model, options = ClassifiedBy(learned.model, _with_weights), {"valid": valid, "key": key}
         out = forward(model, plain, images, train=True, wanted=["features"], **options)
+        # Rows after the batch are the classifier at unit vectors and at 0, see `_with_weights`.
         common, kernel = out.outputs[: len(valid)], out.outputs[len(valid) : -1] - out.outputs[-1]
         layers, own = variables[SPECIFIC], jnp.tanh(variables[OWN]["weights"])
         others = jnp.einsum("bf,jfc->jbc", out.features, layers["kernel"])
@@ -101,8 +102,9 @@ def decomposed(learned: Learning, specific: float, penalty: float) -> Objective:
         loss, by_domain = (
             learned.task.loss(logits, batch["label"], valid) for logits in (common, mine)
         )
+        # W_0 first, read from the outputs, so that the penalty's gradient reaches the classifier.
         kernels = jnp.concatenate([kernel[None], layers["kernel"]])
-        value = loss + specific * by_domain + penalty * gram_penalty(kernels)
+        value = loss + specific * by_domain + penalty * _gram_penalty(kernels)
         return value, (loss, out.moved)
 
     return objective
@@ -118,7 +120,7 @@ def _with_weights(classify: Classify, features: jax.Array) -> jax.Array:
     return classify(jnp.concatenate([features, units]))
 
 
-def gram_penalty(kernels: jax.Array) -> jax.Array:
+def _gram_penalty(kernels: jax.Array) -> jax.Array:
     """Returns the mean over classes and entries of (G - I)^2, for kernels f[K, F, classes]."""
     gram = jnp.einsum("kfc,lfc->ckl", kernels, kernels)
     return jnp.square(gram - jnp.eye(len(kernels), dtype=gram.dtype)).mean()

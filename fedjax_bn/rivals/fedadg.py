@@ -87,7 +87,7 @@ def fedadg(
     """
     learned, rest = learning(model, classifier="fedadg", **options)
     steps = (
-        (pulled(learned, share_of_loss), "params"),
+        (_pulled(learned, share_of_loss), "params"),
         (_discriminating(learned), DISCRIMINATOR),
         (_generating, GENERATOR),
     )
@@ -108,7 +108,7 @@ def fedadg(
     )
 
 
-def pulled(learned: Learning, share: float) -> Objective:
+def _pulled(learned: Learning, share: float) -> Objective:
     """Returns the network's objective: a CE + (1 - a) (1 - D(f, y))^2; CE in steps alone.
 
     Args:
@@ -119,8 +119,9 @@ def pulled(learned: Learning, share: float) -> Objective:
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         loss, out = _passed(learned, variables, batch, key)
-        gaps = jnp.square(1 - judged(variables[DISCRIMINATOR], out.features, batch["label"]))
+        gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], out.features, batch["label"]))
         value = share * loss + (1 - share) * masked_mean(gaps, batch["valid"]).astype(loss.dtype)
+        # The batch has no mark where an objective is called by itself.
         value = jnp.where(batch[_ALONE], loss, value) if _ALONE in batch else value
         return value, (loss, out.moved)
 
@@ -134,9 +135,9 @@ def _discriminating(learned: Learning) -> Objective:
         del received
         _, out = _passed(learned, variables, batch, key)
         own, label = variables[DISCRIMINATOR], batch["label"]
-        made = generated(variables[GENERATOR], label, key)
-        sure = jnp.square(judged(own, made, label))
-        sure += jnp.square(1 - judged(own, out.features, label))
+        made = _generated(variables[GENERATOR], label, key)
+        sure = jnp.square(_judged(own, made, label))
+        sure += jnp.square(1 - _judged(own, out.features, label))
         value = -masked_mean(sure, batch["valid"])
         return value, (value, {})  # it moves no statistics: the network's pass has done so
 
@@ -146,13 +147,13 @@ def _discriminating(learned: Learning) -> Objective:
 def _generating(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
     """G's objective: (1 - D(g, y))^2, a mean over valid samples."""
     del received
-    made = generated(variables[GENERATOR], batch["label"], stream(key, "generated features"))
-    gaps = jnp.square(1 - judged(variables[DISCRIMINATOR], made, batch["label"]))
+    made = _generated(variables[GENERATOR], batch["label"], stream(key, "generated features"))
+    gaps = jnp.square(1 - _judged(variables[DISCRIMINATOR], made, batch["label"]))
     value = masked_mean(gaps, batch["valid"])
     return value, (value, {})
 
 
-def generated(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
+def _generated(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
     """Returns G(u, y) f[B, F], u ~ U(0, 1)^F."""
     kernel = layers["kernel"]
     features = layers["out_bias"].shape[0]
@@ -161,7 +162,7 @@ def generated(layers: PyTree, label: jax.Array, key: jax.Array) -> jax.Array:
     return jax.nn.relu(hidden @ layers["out"] + layers["out_bias"])
 
 
-def judged(layers: PyTree, features: jax.Array, label: jax.Array) -> jax.Array:
+def _judged(layers: PyTree, features: jax.Array, label: jax.Array) -> jax.Array:
     """Returns D(f, y) f[B], in (0, 1)."""
     kernel = layers["kernel"]
     projected = features.astype(kernel.dtype) @ layers["projection"]
@@ -189,6 +190,7 @@ def _announcing(client: Client, share: float) -> Client:
 
     def run(received: Received, batches: Batch, key: jax.Array) -> LocalUpdate:
         real = batches["valid"].any(1).astype(float)
+        # Counted over steps with samples: padding of short clients must not shift the share.
         early = jnp.cumsum(real) - real < share * real.sum()
         return client.run(received, batches | {_ALONE: early}, key)
 

@@ -118,6 +118,7 @@ def _episodic(
             return loss, out.moved
 
         params = variables["params"]
+        # The kernels made for CPU take another form where their gradient is differentiated again.
         with differentiated_twice():
             (loss, moved), gradients = jax.value_and_grad(loss_of, has_aux=True)(params, images)
         inner = jax.tree.map(
@@ -141,6 +142,7 @@ def _in_other_styles(
         )
     others = jnp.arange(count, dtype=jnp.int32) != received.client
     allowed = ((bank["known"] > 0) & others[:, None]).reshape(-1)
+    # Uniform over what others have shown; while there is nothing, any choice, which is dropped.
     logits = jnp.where(allowed, 0.0, -jnp.inf)
     chosen = jax.random.categorical(
         choice_key, jnp.where(allowed.any(), logits, 0), shape=(len(x),)
@@ -149,7 +151,7 @@ def _in_other_styles(
     share = jnp.zeros((), x.dtype)
     if drawn:
         share = jax.random.uniform(share_key, (len(x), 1, 1, 1), x.dtype)
-    return jnp.where(allowed.any(), with_amplitudes(x, found.astype(x.dtype), share, half), x)
+    return jnp.where(allowed.any(), _with_amplitudes(x, found.astype(x.dtype), share, half), x)
 
 
 def _showing(client: Client, learned: Learning, load: Load | None, count: int, half: int) -> Client:
@@ -163,7 +165,7 @@ def _showing(client: Client, learned: Learning, load: Load | None, count: int, h
         dtype = parameter_dtype(join(received.shared, received.personal))
         valid, bank = batch["valid"], received.server
         order = jnp.argsort(~valid, stable=True)[:count]
-        found = amplitudes(learned.prepare(batch["image"], dtype)[order], half)
+        found = _amplitudes(learned.prepare(batch["image"], dtype)[order], half)
         known = valid[order] & ~received.memory.method
 
         def placed(like: jax.Array, own: jax.Array) -> jax.Array:
@@ -189,7 +191,7 @@ def _collect(sent: PyTree, aggregate: Aggregate) -> PyTree:
     return {name: renewed(old, aggregate.message[name], part) for name, old in sent.items()}
 
 
-def amplitudes(x: jax.Array, half: int) -> jax.Array:
+def _amplitudes(x: jax.Array, half: int) -> jax.Array:
     """Returns the amplitudes of the (2 b + 1)^2 lowest frequencies, f[B, 2 b + 1, 2 b + 1, C].
 
     They are |F x|, except the frequency 0, which is real, the sum of the pixels, and keeps its
@@ -206,7 +208,7 @@ def amplitudes(x: jax.Array, half: int) -> jax.Array:
     return _signed(low, half)
 
 
-def with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int) -> jax.Array:
+def _with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int) -> jax.Array:
     """Returns F^-1((share |F x| + (1 - share) other) e^(i angle F x)) within the window.
 
     Args:
@@ -216,13 +218,14 @@ def with_amplitudes(x: jax.Array, other: jax.Array, share: jax.Array, half: int)
       half: b.
 
     Raises:
-      ValueError: as `amplitudes`.
+      ValueError: as `_amplitudes`.
     """
     spectrum, low = _spectrum(x, half)
     own, size = _signed(low, half), jnp.abs(low)
     length = jnp.where(size > 0, size, 1)
     cosine = jnp.where(size > 0, low.real / length, 1).at[:, half, half].set(1)
     sine = (low.imag / length).at[:, half, half].set(0)
+    # The difference is transformed back and added, so that x keeps its bits outside the window.
     change = (1 - share) * (other - own)
     rows, columns = (_places(length, half) for length in x.shape[1:3])
     added = (

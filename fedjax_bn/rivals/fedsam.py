@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import AtLeast0, bounded
-from fedjax_bn.engine.dtypes import promote
+from fedjax_bn.engine.dtypes import parameter_dtype, promote
 from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Gradient, Grads, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of, supervised
-from fedjax_bn.methods.response import check_fresh, dtype_of
+from fedjax_bn.methods.response import check_fresh
 from fedjax_bn.methods.scaffold import corrected, keeping_variates
 from fedjax_bn.sharing import Variables
 from fedjax_bn.state import Received
@@ -73,14 +73,14 @@ def sharpness_aware(gradient: Gradient, rho: float, eta: float = 0.0) -> Gradien
 
     def wrapped(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Grads:
         gradients, reported = gradient(variables, batch, received, key)
-        worst = ascend(variables["params"], gradients["params"], rho, eta)
+        worst = _ascend(variables["params"], gradients["params"], rho, eta)
         at_worst, _ = gradient({**variables, "params": worst}, batch, received, key)
         return at_worst, reported
 
     return wrapped
 
 
-def ascend(params: PyTree, gradients: PyTree, rho: float, eta: float = 0.0) -> PyTree:
+def _ascend(params: PyTree, gradients: PyTree, rho: float, eta: float = 0.0) -> PyTree:
     """Returns w + rho T^2 g / ||T g||; w where the gradient is 0.
 
     Args:
@@ -94,7 +94,8 @@ def ascend(params: PyTree, gradients: PyTree, rho: float, eta: float = 0.0) -> P
         return jnp.abs(w) + eta if eta > 0 and w.ndim > 1 else jnp.ones((), w.dtype)
 
     scaled = jax.tree.map(lambda w, g: scale(w) * g, params, gradients)
-    wide = promote(dtype_of(params), jnp.float32)
+    # Squares of halves would overflow.
+    wide = promote(parameter_dtype({"params": params}), jnp.float32)
     squares = (jnp.square(leaf.astype(wide)).sum() for leaf in jax.tree.leaves(scaled))
     norm = jnp.sqrt(sum(squares, jnp.zeros((), wide)))
     length = jnp.where(norm > 0, rho / jnp.where(norm > 0, norm, 1), 0)

@@ -14,7 +14,7 @@ from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.features import ClassifiedBy, Classify
 from fedjax_bn.models.hooks import Hooked
-from fedjax_bn.rivals.layers import affine, dense
+from fedjax_bn.rivals.parts import affine, dense
 from fedjax_bn.sharing import Variables, everything, keeping, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
@@ -71,7 +71,7 @@ def fedsr(
         raise ValueError("fedsr: cmi needs the deviation of z: leave noise=True, or set cmi=0")
     learned, rest = learning(model, classifier="fedsr", **options)
     trained = ("params", LATENT, *([REFERENCE] if cmi else []))
-    objective = simple_representation(learned, l2r, cmi, squared=squared)
+    objective = _simple_representation(learned, l2r, cmi, squared=squared)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         variables = _with_latent(stream(key, "latent layer"), model, variables, noise=noise)
@@ -92,7 +92,7 @@ def fedsr(
     )
 
 
-def simple_representation(
+def _simple_representation(
     learned: Learning, l2r: float, cmi: float, *, squared: bool = False
 ) -> Objective:
     """Returns the objective of `fedsr`, for variables with `latent` and `reference` for a cmi."""
@@ -103,7 +103,7 @@ def simple_representation(
         found = []
 
         def drawn(classify: Classify, features: jax.Array) -> jax.Array:
-            found.append(draw(variables[LATENT], features, key))
+            found.append(_draw(variables[LATENT], features, key))
             return classify(found[-1][0])
 
         # The latent is drawn here and not by `hook`, since the loss needs z, mean and deviation.
@@ -119,14 +119,14 @@ def simple_representation(
         value = loss + l2r * masked_mean(lengths, valid)
         if cmi:
             assert deviation is not None  # there is noise, or `fedsr` has refused
-            gaps = divergence(mean, deviation, batch["label"], variables[REFERENCE])
+            gaps = _divergence(mean, deviation, batch["label"], variables[REFERENCE])
             value += cmi * masked_mean(gaps, valid)
         return value, (loss, out.moved)
 
     return objective
 
 
-def divergence(
+def _divergence(
     mean: jax.Array, deviation: jax.Array, label: jax.Array, reference: PyTree
 ) -> jax.Array:
     r"""Returns KL(N(C mu, (C s)^2) || N(m_y, r_y^2)) f[B], with r = softplus(v).
@@ -151,10 +151,11 @@ def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
 
     def drawn(classify: Classify, features: jax.Array) -> jax.Array:
         if key is not None or "deviation" not in tree:
-            return classify(draw(tree, features, key)[0])
+            return classify(_draw(tree, features, key)[0])
         shape = (_DRAWS, 1, features.shape[-1])
+        # The same draws for every sample and call: a prediction does not depend on its batch.
         noise = jax.random.normal(jax.random.key(_TESTING), shape, features.dtype)
-        mean, deviation = moments_of(tree, features)
+        mean, deviation = _moments_of(tree, features)
         logits = classify((mean + deviation * noise).reshape(-1, features.shape[-1]))
         logs = jax.nn.log_softmax(logits).reshape(_DRAWS, len(features), -1)
         return jax.nn.logsumexp(logs, 0) - jnp.log(jnp.asarray(_DRAWS, logs.dtype))
@@ -162,13 +163,13 @@ def hook(tree: PyTree, images: jax.Array, key: jax.Array | None) -> Hooked:
     return Hooked(images, drawn)
 
 
-def moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _moments_of(latent: PyTree, features: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns mu and s, f[B, F] each, for features f[B, F]."""
     deviation = jax.nn.softplus(affine(latent["deviation"], features))
     return affine(latent["mean"], features), deviation
 
 
-def draw(
+def _draw(
     latent: PyTree, features: jax.Array, key: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Returns z as a training pass draws it, mu and s, f[B, F] each.
@@ -178,7 +179,7 @@ def draw(
     if "deviation" not in latent:
         mean = affine(latent["mean"], features)
         return mean, mean, None
-    mean, deviation = moments_of(latent, features)
+    mean, deviation = _moments_of(latent, features)
     noise = jax.random.normal(stream(cast(jax.Array, key), "latent noise"), mean.shape, mean.dtype)
     return mean + deviation * noise, mean, deviation
 

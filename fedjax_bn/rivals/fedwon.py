@@ -41,6 +41,7 @@ def fedwon(
       ValueError: `clip` is negative; at `init`, the model has a batch norm.
     """
     if clip:
+        # The clipping comes first: momentum gathers clipped gradients.
         optimizer = optax.chain(optax.adaptive_grad_clip(clip, eps=1e-3), optimizer)
 
     def start(key: jax.Array, variables: Variables) -> Variables:

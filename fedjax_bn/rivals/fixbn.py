@@ -55,6 +55,7 @@ def fixbn(
         return variables
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
+        # Traced, so that the rounds before and after are one program.
         rule = _fixed_statistics(jnp.asarray(received.round >= from_round))
         return supervised(learned, rule)(variables, batch, received, key)
 

@@ -74,9 +74,9 @@ def harmofl(  # type: ignore[misc] # its own default
     """
     if options.get("privacy") is not None:
         raise ValueError(
-            "privacy does not go with harmofl, whose mean amplitude is measured once and kept, "
-            "but would be moved by the noise of every round: choose another method, such as "
-            "fedbn or fedprox"
+            "privacy cannot be used with harmofl, whose mean amplitude is measured once and kept: "
+            "the noise of every round would move it; choose another method, such as fedbn or "
+            "fedprox"
         )
     load = options.get("load")
     learned, rest = learning(model, **options)
@@ -99,7 +99,7 @@ def harmofl(  # type: ignore[misc] # its own default
     )
 
 
-class Means(NamedTuple):
+class _Means(NamedTuple):
     """What the server keeps and sends.
 
     Attributes:
@@ -114,10 +114,10 @@ class Means(NamedTuple):
 def hook(tree: Variables, images: jax.Array, key: jax.Array | None) -> Hooked:
     """Gives images f[B, H, W, C] the federation's means, see `models.hooks`."""
     del key
-    return Hooked(harmonize(images, tree["mean"]))
+    return Hooked(_harmonize(images, tree["mean"]))
 
 
-def harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
+def _harmonize(images: jax.Array, mean: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C] with the means f[C] over height and width.
 
     Raises:
@@ -142,11 +142,12 @@ def _measuring(client: Client, learned: Learning, load: Load | None) -> Client:
         means = learned.prepare(batch["image"], old.dtype).mean((1, 2))
         count = jnp.maximum(valid.sum(dtype=means.dtype), 1)
         own = (jnp.where(valid[:, None], means, 0).sum(0) / count).astype(old.dtype)
+        # In the first round there is no federation's mean yet.
         mean = jnp.where(received.server.known > 0, old, own)
         shared = {**received.shared, COLLECTION: {"mean": mean}}
         update = client.run(received._replace(shared=shared), batches, key)
         new = ~sent & valid.any()
-        message = Means(jnp.where(new, own, 0), new.astype(old.dtype))
+        message = _Means(jnp.where(new, own, 0), new.astype(old.dtype))
         memory = update.memory._replace(method=sent | new)
         return update._replace(memory=memory, message=message)
 
@@ -158,7 +159,7 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
 
     def init(shared: PyTree, personal: PyTree) -> ServerState:
         mean = shared[COLLECTION]["mean"]
-        nobody = Means(jnp.zeros_like(mean), jnp.zeros((), mean.dtype))
+        nobody = _Means(jnp.zeros_like(mean), jnp.zeros((), mean.dtype))
         return ServerState(sent=nobody, kept=server.init(shared, personal))
 
     def update(
@@ -170,6 +171,7 @@ def _averaging_means(server: ServerUpdate) -> ServerUpdate:
             state.sent,
             aggregate.message,
         )
+        # The method's own step comes first: it averages the collection like any leaf.
         shared, inner = server.update(shared, aggregate._replace(message=()), state.kept)
         some = means.known > 0
         mean = jnp.where(some, means.total / jnp.where(some, means.known, 1), 0)

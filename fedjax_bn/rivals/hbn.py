@@ -152,6 +152,7 @@ def _moving_statistics(momentum: float) -> ServerUpdate:
 
     def moved(old: PyTree, found: PyTree) -> PyTree:
         mean = found["mean"]
+        # Rounding could make the difference negative.
         new = {"mean": mean, "var": jnp.maximum(found["square"] - jnp.square(mean), 0)}
         return {
             name: (

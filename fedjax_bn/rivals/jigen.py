@@ -13,7 +13,7 @@ from fedjax_bn.federation import FederatedMethod
 from fedjax_bn.local_step import Batch, Value, differentiate, gradient_step
 from fedjax_bn.methods.learning import Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
-from fedjax_bn.rivals.layers import dense
+from fedjax_bn.rivals.parts import dense
 from fedjax_bn.sharing import Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import cross_entropy
@@ -59,13 +59,13 @@ def jigen(
     """
     learned, rest = learning(model, classifier="jigen", **options)
     trained = ("params", COLLECTION)
-    table = orders(permutations)
+    table = _orders(permutations)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images = learned.read(variables, batch, key)
-        order = draw_orders(stream(key, "puzzles"), len(images), whole, len(table))
-        shuffled = shuffle(images, jnp.asarray(table)[order])
+        order = _draw_orders(stream(key, "puzzles"), len(images), whole, len(table))
+        shuffled = _shuffle(images, jnp.asarray(table)[order])
         plain = without(variables, COLLECTION)
         loss, out = learned.trained(plain, shuffled, batch, key, wanted=["features"])
         head = variables[COLLECTION]
@@ -82,7 +82,7 @@ def jigen(
     return method_of(step, start=start, **rest)
 
 
-def orders(count: int) -> np.ndarray:
+def _orders(count: int) -> np.ndarray:
     """Returns i32[count + 1, 9]: the identity, and permutations that agree in at most one place.
 
     Entry [p, i] is the tile at place i. They are the maps x -> a x + b, a not 0, of the field of
@@ -92,18 +92,19 @@ def orders(count: int) -> np.ndarray:
     times = lambda x, y: (x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0])  # noqa: E731
     number = lambda x, y: (x[0] + y[0]) % 3 * 3 + (x[1] + y[1]) % 3  # noqa: E731
     maps = [[number(times(a, x), b) for x in field] for a in field[1:] for b in field]
+    # Two such maps are equal in at most one x, since a x + b = c x + d has at most one solution.
     maps.sort(key=lambda one: one != list(range(9)))  # stable: the identity comes first
     return np.asarray(maps[: count + 1], np.int32)
 
 
-def draw_orders(key: jax.Array, size: int, whole: float, count: int) -> jax.Array:
+def _draw_orders(key: jax.Array, size: int, whole: float, count: int) -> jax.Array:
     """Draws i32[size]: 0 with probability `whole`, else any of 0, ..., count - 1."""
     order_key, whole_key = jax.random.split(key)
     order = jax.random.randint(order_key, (size,), 0, count, jnp.int32)
     return jnp.where(jax.random.bernoulli(whole_key, whole, (size,)), 0, order)
 
 
-def shuffle(images: jax.Array, tiles: jax.Array) -> jax.Array:
+def _shuffle(images: jax.Array, tiles: jax.Array) -> jax.Array:
     """Returns images f[B, H, W, C] whose place i shows tile `tiles`[b, i] i32[B, 9], row by row.
 
     Raises:

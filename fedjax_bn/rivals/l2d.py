@@ -16,8 +16,7 @@ from fedjax_bn.models import cpu
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.forward import Output
 from fedjax_bn.normalization.instance import instance_moments
-from fedjax_bn.rivals.discrepancy import kernel, squared_distances
-from fedjax_bn.rivals.layers import affine, dense
+from fedjax_bn.rivals.parts import affine, dense, kernel, squared_distances
 from fedjax_bn.sharing import Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
@@ -53,11 +52,11 @@ def l2d(
 
     $S(\mu, v, z') = (z' - \mu)^2 / v + \log v$, a mean over samples and features
 
-    z and z' are the features of x and of x', which `stylize` makes. SupCon is the supervised
+    z and z' are the features of x and of x', which `_stylize` makes. SupCon is the supervised
     contrast (Khosla et al. 2020) of temperature 0.07. Two dense layers compute mu (leaky ReLU) and
     log v (ReLU) from z; S, the surprise, is -2 / F times the log-likelihood of z' under N(mu, v),
     without its constant. CLUB bounds the information of z about z' (Cheng et al. 2020). MMD is
-    the mean of `by_class` over the batch's classes, whose kernels have a width a class. A
+    the mean of `_by_class` over the batch's classes, whose kernels have a width a class. A
     step moves the model and the layers of N, then by plain gradient descent the stylist's scales
     and shifts, whose kernels are always the same there; that pass moves no statistics. The stylist,
     the collection `stylist` (a scale and shift a channel of 4 branches), and N's layers,
@@ -87,7 +86,7 @@ def l2d(
     """
     learned, rest = learning(model, classifier="l2d", **options)
     trained = ("params", LIKELIHOOD)
-    goal = diversified(learned, share_of_style, contrast, likelihood)
+    goal = _diversified(learned, share_of_style, contrast, likelihood)
     first = gradient_step(differentiate(goal, trained), optimizer, trained)
     style = differentiate(_styling(learned, share_of_style, leak), (STYLIST,))
     second = gradient_step(style, optax.sgd(rate), (STYLIST,))
@@ -100,14 +99,14 @@ def l2d(
         keys = zip(("mean", "logs"), jax.random.split(other_key), strict=True)
         return {
             **variables,
-            STYLIST: start_stylist(own_key, channels, parameter_dtype(variables)),
+            STYLIST: _start_stylist(own_key, channels, parameter_dtype(variables)),
             LIKELIHOOD: {name: dense(own, size, size, dtype) for name, own in keys},
         }
 
     return method_of(in_turn(first, second) if share_of_style else first, start=start, **rest)
 
 
-def diversified(learned: Learning, share: float, contrast: float, likelihood: float) -> Objective:
+def _diversified(learned: Learning, share: float, contrast: float, likelihood: float) -> Objective:
     """Returns the model's objective, for variables with `stylist` and `likelihood`; see `l2d`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -116,11 +115,11 @@ def diversified(learned: Learning, share: float, contrast: float, likelihood: fl
         valid, value = batch["valid"], loss
         if contrast:
             label, both = (jnp.tile(batch[name], 2) for name in ("label", "valid"))
-            value += contrast * supervised_contrast(out.features, label, both).astype(loss.dtype)
+            value += contrast * _supervised_contrast(out.features, label, both).astype(loss.dtype)
         if likelihood:
             z, other = jnp.split(out.features, 2)
-            mean, logs = moments_of(variables[LIKELIHOOD], z)
-            value += likelihood * surprise(mean, logs, other, valid).astype(loss.dtype)
+            mean, logs = _moments_of(variables[LIKELIHOOD], z)
+            value += likelihood * _surprise(mean, logs, other, valid).astype(loss.dtype)
         return value, (loss, out.moved)
 
     return objective
@@ -133,8 +132,8 @@ def _styling(learned: Learning, share: float, leak: float) -> Objective:
         del received
         _, out = _both(learned, variables, batch, key, share, None)
         (z, other), valid = jnp.split(out.features, 2), batch["valid"]
-        value = by_class(z, other, batch["label"], valid, out.outputs.shape[-1])
-        value += leak * leaked(*moments_of(variables[LIKELIHOOD], z), other, valid)
+        value = _by_class(z, other, batch["label"], valid, out.outputs.shape[-1])
+        value += leak * _leaked(*_moments_of(variables[LIKELIHOOD], z), other, valid)
         return value, (value, {})
 
     return objective
@@ -150,13 +149,13 @@ def _both(
 ) -> tuple[jax.Array, Output]:
     """Makes a training pass of x followed by x'; returns its cross entropy f[], and the pass."""
     images = learned.read(variables, batch, key)
-    styled = stylize(variables[STYLIST], images, share, style)
+    styled = _stylize(variables[STYLIST], images, share, style)
     twice = batch | {name: jnp.tile(batch[name], 2) for name in ("label", "valid")}
     both, plain = jnp.concatenate([images, styled]), without(variables, STYLIST, LIKELIHOOD)
     return learned.trained(plain, both, twice, key, wanted=["features"])
 
 
-def supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
+def _supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     r"""Returns SupCon f[] (Khosla et al. 2020, L_out) of vectors f[N, F], a mean over valid ones.
 
     $-\frac{1}{|P_i|} \sum_{p \in P_i} \log(e^{z_i z_p / T} / \sum_{a \ne i} e^{z_i z_a / T})$
@@ -165,6 +164,7 @@ def supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax
     """
     z = z * jax.lax.rsqrt(jnp.maximum(jnp.square(z).sum(-1, keepdims=True), 1e-24))
     others = valid & ~jnp.eye(len(z), dtype=bool)
+    # Not -inf, which makes NaN of a row without others.
     near = jnp.where(others, z @ z.T / TEMPERATURE, -1e30)
     logs = near - jax.nn.logsumexp(near, axis=1, keepdims=True)
     positive = (others & (label[:, None] == label)).astype(z.dtype)
@@ -173,7 +173,7 @@ def supervised_contrast(z: jax.Array, label: jax.Array, valid: jax.Array) -> jax
     return masked_mean(each, valid & (count > 0))
 
 
-def by_class(
+def _by_class(
     z: jax.Array, other: jax.Array, label: jax.Array, valid: jax.Array, classes: int
 ) -> jax.Array:
     """Returns MMD^2 f[] of z and z' f[B, F] within each class, a mean over a batch's classes.
@@ -193,28 +193,29 @@ def by_class(
     return masked_mean(jnp.einsum("ca,ab,cb->c", signs, values, signs), count > 0)
 
 
-def surprise(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array) -> jax.Array:
+def _surprise(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns the mean f[] of (z' - mu)^2 / v + log v over valid samples and features f[B, F]."""
     gaps = jnp.square(mean - other) * jnp.exp(-logs) + logs
     return masked_mean(gaps.mean(-1), valid)
 
 
-def leaked(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array) -> jax.Array:
+def _leaked(mean: jax.Array, logs: jax.Array, other: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns CLUB f[]: mean_i [log N(z'_i; mu_i, v_i) - mean_j log N(z'_j; mu_i, v_i)]."""
     count = jnp.maximum(valid.sum(dtype=other.dtype), 1)
     known = jnp.where(valid[:, None], other, 0)
     first, second = known.sum(0) / count, jnp.square(known).sum(0) / count
+    # The mean over all pairs from two moments of z', without a matrix of pairs.
     apart = second - 2 * mean * first + jnp.square(mean)
     gaps = 0.5 * ((apart - jnp.square(mean - other)) * jnp.exp(-logs)).sum(-1)
     return masked_mean(gaps, valid)
 
 
-def moments_of(layers: PyTree, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _moments_of(layers: PyTree, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns mu and log v f[B, F] of features f[B, F]: a dense layer each, leaky ReLU and ReLU."""
     return jax.nn.leaky_relu(affine(layers["mean"], z)), jax.nn.relu(affine(layers["logs"], z))
 
 
-def start_stylist(key: jax.Array, channels: int, dtype: Any) -> PyTree:
+def _start_stylist(key: jax.Array, channels: int, dtype: Any) -> PyTree:
     """Draws {"scale", "shift"} f[branches, C] from N(1, 0.1) and N(0, 0.1), deviations."""
     scale_key, shift_key = jax.random.split(key)
     shape = (len(SIDES), channels)
@@ -224,7 +225,7 @@ def start_stylist(key: jax.Array, channels: int, dtype: Any) -> PyTree:
     }
 
 
-def stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None = None) -> jax.Array:
+def _stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None = None) -> jax.Array:
     r"""Returns images in another style, f[B, H, W, C], of which a part is learned.
 
     $x' = share (2 \, \mathrm{sigmoid}(g(x)) - 1) + (1 - share) x$
@@ -237,7 +238,7 @@ def stylize(layers: PyTree, x: jax.Array, share: float, key: jax.Array | None = 
     image are left out.
 
     Args:
-      layers: scale and shift, see `start_stylist`.
+      layers: scale and shift, see `_start_stylist`.
       x: f[B, H, W, C], as the model reads them.
       share: of the new style, in [0, 1].
       key: of kernels, dropout and weights, drawn for every pass; None for kernels that are always

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_bn.arguments.ranges import Above0, UpTo1, bounded
+from fedjax_bn.arguments.text import names_in
 from fedjax_bn.engine.keys import stream
 from fedjax_bn.engine.perturb import partners
 from fedjax_bn.federation import FederatedMethod
@@ -18,7 +19,7 @@ from fedjax_bn.methods.learning import Options, learning, method_of, supervised
 from fedjax_bn.normalization import normalize_with, running_statistics
 from fedjax_bn.normalization.calls import Call, intercepting, shapes_of, spatial_layers
 from fedjax_bn.normalization.layer import is_spatial
-from fedjax_bn.rivals.stages import changing_outputs
+from fedjax_bn.rivals.parts import changing_outputs
 from fedjax_bn.sharing import STATISTICS, Variables
 from fedjax_bn.state import Received
 
@@ -66,12 +67,12 @@ def mixstyle(
       ValueError: an argument is out of its range; at `round`, no map has such a name.
     """
     learned, rest = learning(model, **options)
-    mix = mixing_styles(probability, concentration)
+    mix = _mixing_styles(probability, concentration)
     plain = supervised(learned)
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         images = jax.eval_shape(lambda: learned.read(variables, batch, key))
-        places, own_key = chosen_maps(model, variables, images, names), stream(key, "mixed styles")
+        places, own_key = _chosen_maps(model, variables, images, names), stream(key, "mixed styles")
 
         def mixed(name: str, x: jax.Array) -> jax.Array:
             # Another key for each place, by its name.
@@ -83,20 +84,20 @@ def mixstyle(
     return method_of(gradient_step(differentiate(objective), optimizer), **rest)
 
 
-def mixing_styles(probability: float, concentration: float) -> Mix:
+def _mixing_styles(probability: float, concentration: float) -> Mix:
     """Returns `mix(key, x f[B, ..., C], valid bool[B]) -> x'`, see `mixstyle`."""
 
     def mix(key: jax.Array, x: jax.Array, valid: jax.Array) -> jax.Array:
         other_key, weight_key, whether_key = jax.random.split(key, 3)
         shape = (len(x), *(1,) * (x.ndim - 1))
         weight = jax.random.beta(weight_key, concentration, concentration, shape, x.dtype)
-        mixed = with_styles(x, x[partners(other_key, valid)], weight)
+        mixed = _with_styles(x, x[partners(other_key, valid)], weight)
         return jnp.where(jax.random.bernoulli(whether_key, probability), mixed, x)
 
     return mix
 
 
-def with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array:
+def _with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array:
     """Returns x with mean and deviation l times its own plus 1 - l times another's.
 
     Args:
@@ -115,7 +116,7 @@ def with_styles(x: jax.Array, other: jax.Array, weight: jax.Array) -> jax.Array:
     return mixed_std * (x - mean) / std + weight * mean + (1 - weight) * other_mean
 
 
-def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
+def _chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") -> tuple[str, ...]:
     """Returns the paths of the modules that `names` means, see `mixstyle`; nothing is computed.
 
     Raises:
@@ -145,7 +146,7 @@ def chosen_maps(model: Any, variables: Variables, images: Any, names: str = "") 
         norms = tuple(layer for layer in layers if layer in found)[:2]
         wanted = norms or stages
     else:
-        wanted = tuple(last(name.strip()) for name in names.split(","))
+        wanted = tuple(map(last, names_in(names)))
     places = tuple(place for place in wanted if place is not None)
     if len(places) < len(wanted):
         raise ValueError(

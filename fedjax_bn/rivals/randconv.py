@@ -72,14 +72,15 @@ def randconv(
         value = loss = passes[0][0]
         if consistency:
             logits = jnp.stack([out.outputs for _, out in passes])
-            value += consistency * masked_mean(disagreement(logits), valid)
+            value += consistency * masked_mean(_disagreement(logits), valid)
         return value, (loss, passes[0][1].moved)
 
     return method_of(gradient_step(differentiate(objective), optimizer), **rest)
 
 
-def disagreement(logits: jax.Array) -> jax.Array:
+def _disagreement(logits: jax.Array) -> jax.Array:
     """Returns the mean over draws of KL(p_j | m), f[B], for logits f[draws, B, classes]."""
     logs = jax.nn.log_softmax(logits)
+    # Clipped as in the authors' code, so that the logarithm is finite.
     mean = jnp.log(jnp.clip(jnp.exp(logs).mean(0), _LEAST, 1))
     return (jnp.exp(logs) * (logs - mean)).sum(-1).mean(0)

@@ -52,11 +52,11 @@ def rsc(
         model's features are not found.
     """
     learned, rest = learning(model, classifier="rsc", **options)
-    objective = self_challenging(learned, features, batch)
+    objective = _self_challenging(learned, features, batch)
     return method_of(gradient_step(differentiate(objective), optimizer), **rest)
 
 
-def self_challenging(learned: Learning, features: float, share: float) -> Objective:
+def _self_challenging(learned: Learning, features: float, share: float) -> Objective:
     """Returns the objective of `rsc`: `features` of a sample muted in a `share` of the samples."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -72,7 +72,7 @@ def self_challenging(learned: Learning, features: float, share: float) -> Object
 
         fixed = jax.lax.stop_gradient(out.features)
         mask = jax.lax.stop_gradient(
-            challenge(classify, fixed, out.outputs, batch["label"], valid, features, share)
+            _challenge(classify, fixed, out.outputs, batch["label"], valid, features, share)
         )
         loss = learned.task.loss(classify(out.features * mask), batch["label"], valid)
         return loss, (loss, out.moved)
@@ -80,7 +80,7 @@ def self_challenging(learned: Learning, features: float, share: float) -> Object
     return objective
 
 
-def challenge(
+def _challenge(
     classify: Any,
     features: jax.Array,
     logits: jax.Array,
@@ -105,6 +105,7 @@ def challenge(
         return jnp.take_along_axis(values, label[:, None], axis=-1)[:, 0]
 
     gradient = jax.grad(lambda f: of_label(classify(f)).sum())(features)
+    # By rank and not by a percentile: ties would mute more than the share.
     keep = (_rank(gradient) >= int(muted * features.shape[-1])).astype(features.dtype)
     before, after = (of_label(jax.nn.softmax(x)) for x in (logits, classify(features * keep)))
     falls = jnp.where(valid, before - after, -jnp.inf)

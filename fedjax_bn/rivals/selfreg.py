@@ -13,7 +13,7 @@ from fedjax_bn.local_step import Batch, Objective, Value, differentiate, gradien
 from fedjax_bn.methods.learning import Learning, Options, learning, method_of
 from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.normalization.layer import moments
-from fedjax_bn.rivals.layers import dense
+from fedjax_bn.rivals.parts import dense
 from fedjax_bn.sharing import Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import masked_mean
@@ -61,7 +61,7 @@ def selfreg(
     """
     learned, rest = learning(model, classifier="selfreg", **options)
     trained = ("params", COLLECTION)
-    objective = self_regularized(learned, feature, beta)
+    objective = _self_regularized(learned, feature, beta)
 
     def start(key: jax.Array, variables: Variables) -> Variables:
         if COLLECTION in variables:
@@ -86,7 +86,7 @@ def selfreg(
     return method_of(step, start=start, **rest)
 
 
-def self_regularized(learned: Learning, feature: float, beta: float) -> Objective:
+def _self_regularized(learned: Learning, feature: float, beta: float) -> Objective:
     """Returns the objective of `selfreg`, for variables with `projection`."""
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
@@ -95,9 +95,9 @@ def self_regularized(learned: Learning, feature: float, beta: float) -> Objectiv
         plain = without(variables, COLLECTION)
         loss, out = learned.trained(plain, images, batch, key, wanted=["features"])
         first_key, second_key, share_key = jax.random.split(stream(key, "pairs"), 3)
-        pair = [alike(own, label, valid) for own in (first_key, second_key)]
+        pair = [_alike(own, label, valid) for own in (first_key, second_key)]
         share = jax.random.beta(share_key, beta, beta, (), loss.dtype)
-        projected = project(variables[COLLECTION], out.features, valid)
+        projected = _project(variables[COLLECTION], out.features, valid)
         gap = _gap(out.outputs, out.outputs, pair, share)
         gap += feature * _gap(out.features, projected, pair, share)
         factor = jax.lax.stop_gradient(jnp.minimum(loss, 1))
@@ -114,11 +114,12 @@ def _gap(x: jax.Array, others: jax.Array, pair: list[jax.Array], share: jax.Arra
     return share * near + (1 - share) * far
 
 
-def alike(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
+def _alike(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     """Returns another valid sample of the same class for each, i32[B], by permutations.
 
     It may be the sample itself; for a padding sample it is a padding one.
     """
+    # Padding is a class of its own, after all others.
     kind = jnp.where(valid, label, jnp.iinfo(label.dtype).max)
     random = jax.random.uniform(key, label.shape)
     # The same ranks in both orders are of the same class.
@@ -126,7 +127,7 @@ def alike(key: jax.Array, label: jax.Array, valid: jax.Array) -> jax.Array:
     return jnp.zeros_like(to).at[of].set(to)
 
 
-def project(layers: PyTree, x: jax.Array, valid: jax.Array) -> jax.Array:
+def _project(layers: PyTree, x: jax.Array, valid: jax.Array) -> jax.Array:
     """Projects f[B, F] to f[B, F]: dense and batch norm three times, with ReLU between them.
 
     Batch norms take the moments of the valid samples, as the projection is used in training alone.

@@ -46,9 +46,9 @@ def sfa(
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
-        noise = stream(key, "feature noise")
+        noise = stream(key, "feature noise")  # dropout draws as without this method
         noisy = ClassifiedBy(
-            model, lambda classify, f: classify(with_noise(noise, f, scale, shift))
+            model, lambda classify, f: classify(_with_noise(noise, f, scale, shift))
         )
         images = learned.read(variables, batch, key)
         loss, out = learned._replace(model=noisy).trained(variables, images, batch, key)
@@ -57,7 +57,7 @@ def sfa(
     return method_of(gradient_step(differentiate(objective), optimizer), **rest)
 
 
-def with_noise(key: jax.Array, features: jax.Array, scale: float, shift: float) -> jax.Array:
+def _with_noise(key: jax.Array, features: jax.Array, scale: float, shift: float) -> jax.Array:
     """Returns a f + b, see `sfa`, for f of any shape."""
     a, b = jax.random.normal(key, (2, *features.shape), features.dtype)
     return (1 + scale * a) * features + shift * b

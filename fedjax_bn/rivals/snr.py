@@ -19,8 +19,7 @@ from fedjax_bn.models.classifier import sizes_of
 from fedjax_bn.models.hooks import Hooked
 from fedjax_bn.normalization.instance import instance_moments, positioned
 from fedjax_bn.normalization.layer import is_spatial
-from fedjax_bn.rivals.layers import dense
-from fedjax_bn.rivals.stages import changing_outputs, stages_of
+from fedjax_bn.rivals.parts import changing_outputs, dense, stages_of
 from fedjax_bn.sharing import Variables, without
 from fedjax_bn.state import Received
 from fedjax_bn.task import cross_entropy, masked_mean
@@ -65,7 +64,7 @@ def snr(
       model: images -> logits, with batch norms or named modules that give maps f[B, ..., C].
       optimizer: the local optimizer.
       weight: of the heads' terms, at least 0; 0.01 in the authors' code.
-      names: after which modules, see `rivals.stages.stages_of`; "" for the ends of the stages
+      names: after which modules, see `rivals.parts.stages_of`; "" for the ends of the stages
         layer1 to layer3, as in the authors' code, a DenseNet's transitions, or all batch norms
         that see maps.
       **options: those of `fedavg`.
@@ -86,29 +85,31 @@ def snr(
             # By the name's checksum, so that a place draws the same whatever others there are.
             own = jax.random.fold_in(key, crc32(name.encode()))
             layer_key, head_key = jax.random.split(own)
-            layers[name] = layer(layer_key, size, sizes.dtype)
+            layers[name] = _layer(layer_key, size, sizes.dtype)
             heads[name] = dense(head_key, size, sizes.classes, sizes.dtype)
         return {**variables, COLLECTION: layers, HEADS: heads}
 
     def objective(variables: Variables, batch: Batch, received: Received, key: jax.Array) -> Value:
         del received
         images, label, valid = learned.read(variables, batch, key), batch["label"], batch["valid"]
-        seen: dict[str, Restored] = {}
-        with restoring(variables[COLLECTION], seen):
+        seen: dict[str, _Restored] = {}
+        with _restoring(variables[COLLECTION], seen):
             loss, out = learned.trained(without(variables, COLLECTION, HEADS), images, batch, key)
         if not seen:
             raise ValueError(
                 f"snr restores maps f[B, ..., C], but {', '.join(variables[COLLECTION])} give "
                 "none: name other modules (snr.names)"
             )
-        value = loss + weight * head_losses(seen, variables[HEADS], label, valid).astype(loss.dtype)
+        value = loss + weight * _head_losses(seen, variables[HEADS], label, valid).astype(
+            loss.dtype
+        )
         return value, (loss, out.moved)
 
     step = gradient_step(differentiate(objective, trained), optimizer, trained)
     return method_of(step, start=start, **rest)
 
 
-class Restored(NamedTuple):
+class _Restored(NamedTuple):
     """What a layer makes of a map.
 
     Attributes:
@@ -120,8 +121,8 @@ class Restored(NamedTuple):
     means: jax.Array
 
 
-def head_losses(
-    seen: Mapping[str, Restored], heads: PyTree, label: jax.Array, valid: jax.Array
+def _head_losses(
+    seen: Mapping[str, _Restored], heads: PyTree, label: jax.Array, valid: jax.Array
 ) -> jax.Array:
     """Returns the sum over places, and the last one's cross entropy, f[]; see `snr`."""
 
@@ -143,11 +144,11 @@ def head_losses(
 def hook(tree: Mapping[str, PyTree], images: jax.Array, key: jax.Array | None) -> Hooked:
     """Restores the outputs of the modules that the tree names, see `models.hooks`."""
     del key
-    return Hooked(images, contexts=(restoring(tree),))
+    return Hooked(images, contexts=(_restoring(tree),))
 
 
-def restoring(
-    layers: Mapping[str, PyTree], seen: MutableMapping[str, Restored] | None = None
+def _restoring(
+    layers: Mapping[str, PyTree], seen: MutableMapping[str, _Restored] | None = None
 ) -> AbstractContextManager:
     """Returns a context in which outputs of modules are restored while they are traced.
 
@@ -159,7 +160,7 @@ def restoring(
     def restored(name: str, x: jax.Array) -> jax.Array:
         if not is_spatial(x):
             return x
-        parts = restore(layers[name], x)
+        parts = _restore(layers[name], x)
         if seen is not None:
             seen[name] = parts
         return parts.kept.astype(x.dtype)
@@ -167,7 +168,7 @@ def restoring(
     return changing_outputs(layers, restored)
 
 
-def restore(layer: PyTree, x: jax.Array) -> Restored:
+def _restore(layer: PyTree, x: jax.Array) -> _Restored:
     """Returns what a layer makes of a map f[B, ..., C], in at least float32.
 
     n is s x + t for each sample, and its mean the instance norm's bias: so the gate needs only the
@@ -187,15 +188,16 @@ def restore(layer: PyTree, x: jax.Array) -> Restored:
     mean, var = instance_moments(x)
     scale = own["scale"] * jax.lax.rsqrt(var + _EPSILON)
     shift = own["bias"] - mean * scale
+    # The mean of n over positions is the instance norm's bias, whatever x is.
     rest = mean - own["bias"]  # the mean of r over positions
     hidden = jax.nn.relu(rest @ own["down"] + own["down_bias"])
     gate = jax.nn.sigmoid(hidden @ own["up"] + own["up_bias"])
     scale, shift = (positioned(t, x) for t in (scale + gate * (1 - scale), shift * (1 - gate)))
     means = own["bias"] + jnp.stack([jnp.zeros_like(gate), gate, 1 - gate]) * rest
-    return Restored(x * scale + shift, means)
+    return _Restored(x * scale + shift, means)
 
 
-def layer(key: jax.Array, channels: int, dtype: Any) -> PyTree:
+def _layer(key: jax.Array, channels: int, dtype: Any) -> PyTree:
     """Starts a layer: as PyTorch an instance norm and two dense layers.
 
     Args:

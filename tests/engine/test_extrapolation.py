@@ -21,8 +21,8 @@ from federations import (
     variables_of,
 )
 from fedjax_bn import methods
-from fedjax_bn.aggregation import by_size, needs_risks, risk_extrapolation
-from fedjax_bn.engine.extrapolation import equal_risks, least_variance
+from fedjax_bn.aggregation import _needs_risks, by_size, risk_extrapolation
+from fedjax_bn.engine.extrapolation import _least_variance, equal_risks
 from fedjax_bn.methods import fedavg
 from fedjax_bn.models import MLP
 from fedjax_bn.run.errors import ConfigError, RiskError
@@ -45,7 +45,7 @@ def by_hand(sizes, risks, eta):
 @given(risks=RISKS)
 def test_least_squares_find_the_closed_form_over_six_decades_of_risks(risks):
     inverse = 1 / risks
-    np.testing.assert_allclose(least_variance(risks), inverse / inverse.sum(), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(_least_variance(risks), inverse / inverse.sum(), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("count", [2, 10, 100])
@@ -53,7 +53,7 @@ def test_least_squares_find_the_closed_form_over_six_decades_of_risks(risks):
 def test_least_squares_bear_the_two_ends_of_the_range_and_any_unit(count, scale):
     risks = scale * np.where(np.arange(count) % 2, 1e-4, 1e2)
     inverse = 1 / risks
-    np.testing.assert_allclose(least_variance(risks), inverse / inverse.sum(), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(_least_variance(risks), inverse / inverse.sum(), rtol=0, atol=2e-6)
 
 
 @settings(max_examples=20, deadline=None)
@@ -114,8 +114,10 @@ def test_clients_without_samples_are_as_if_they_were_not_there(solver):
     np.testing.assert_array_equal(rule(jnp.zeros(4, int), jnp.zeros(4)), np.zeros(4))
 
 
-@pytest.mark.parametrize("solver", ["closed_form", "slsqp"])
-@pytest.mark.parametrize("risk", [0.0, -0.25, np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("solver", "risk"),
+    [("closed_form", 0.0), ("closed_form", np.nan), ("slsqp", np.inf), ("slsqp", -0.25)],
+)
 def test_a_risk_that_is_not_positive_and_finite_is_an_error_that_names_the_client(solver, risk):
     rule = risk_extrapolation(0.5, solver)
     sizes, risks = jnp.asarray([4, 4, 4]), jnp.asarray([0.3, 0.5, risk])
@@ -146,8 +148,8 @@ def test_wrong_arguments_are_refused(arguments, said):
 
 def test_the_engine_sees_that_the_rule_needs_risks():
     for solver in ("closed_form", "slsqp"):
-        assert needs_risks(risk_extrapolation(0.5, solver), 4)
-        assert needs_risks(jax.jit(risk_extrapolation(0.5, solver)), 4)
+        assert _needs_risks(risk_extrapolation(0.5, solver), 4)
+        assert _needs_risks(jax.jit(risk_extrapolation(0.5, solver)), 4)
 
 
 @pytest.mark.parametrize(

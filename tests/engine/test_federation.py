@@ -12,7 +12,7 @@ from federations import (
     CLASSES,
     FEATURES,
     DropoutNet,
-    NormNet,
+    OneNorm,
     PlainNet,
     assert_close,
     assert_equal,
@@ -76,11 +76,11 @@ def test_every_client_strategy_gives_the_same_numbers(name, clients):
 
 
 def test_padding_changes_nothing(x64):
-    method = fedbn(NormNet(), optax.sgd(0.1, momentum=0.9))
-    variables = in_float64(variables_of(NormNet()))
+    method = fedbn(OneNorm(), optax.sgd(0.1, momentum=0.9))
+    variables = in_float64(variables_of(OneNorm()))
     padded, metrics = run_rounds(method, variables, batches_of((10,), steps=5))
     short = batches_of((10,), steps=5)  # the last batch has two samples
-    model, optimizer = NormNet(), optax.sgd(0.1, momentum=0.9)
+    model, optimizer = OneNorm(), optax.sgd(0.1, momentum=0.9)
     state = optimizer.init(variables["params"])
 
     @jax.jit
@@ -102,8 +102,8 @@ def test_padding_changes_nothing(x64):
 
 def test_a_client_that_sits_out_keeps_what_is_its_own_and_has_no_weight(x64):
     # In float32 Adam would make steps of the rounding errors of biases in front of a batch norm.
-    method = once(fedbn, NormNet(), optax.adam(0.01), keep_optimizer=True)
-    variables = in_float64(variables_of(NormNet()))
+    method = once(fedbn, OneNorm(), optax.adam(0.01), keep_optimizer=True)
+    variables = in_float64(variables_of(OneNorm()))
     batches, key = batches_of(SIZES), jax.random.key(1)
     before, _ = run_rounds(method, variables, batches)
     kept = jax.tree.map(np.array, (before.personal, before.memory))
@@ -129,9 +129,9 @@ def test_a_client_that_sits_out_keeps_what_is_its_own_and_has_no_weight(x64):
 
 
 def test_nobody_takes_part_and_nothing_changes():
-    method = once(fedbn, NormNet(), SGD)
+    method = once(fedbn, OneNorm(), SGD)
     batches = batches_of(SIZES) | {"participates": jnp.zeros(3, bool)}
-    state = method.init(jax.random.key(0), variables_of(NormNet()), 3)
+    state = method.init(jax.random.key(0), variables_of(OneNorm()), 3)
     before = jax.tree.map(np.array, state)
     after, metrics = method.round(state, batches, jax.random.key(0))
     assert_equal(after._replace(round=before.round), before)
@@ -152,8 +152,8 @@ def test_a_step_of_the_server_that_is_not_finite_is_reported_and_not_taken(huge)
 
 
 def test_the_state_is_donated_and_the_callers_variables_are_not():
-    method = once(fedbn, NormNet(), SGD)
-    variables = variables_of(NormNet())
+    method = once(fedbn, OneNorm(), SGD)
+    variables = variables_of(OneNorm())
     batches, key = batches_of(SIZES), jax.random.key(0)
     state = method.init(key, variables, 3)
     mine, received = client_variables(state), global_variables(state)
@@ -165,10 +165,10 @@ def test_the_state_is_donated_and_the_callers_variables_are_not():
 
 def test_a_round_compiles_once():
     """Neither the state of `init` nor that of a round is of another form than the other."""
-    method = once(fedbn, NormNet(), SGD)
-    run_rounds(method, variables_of(NormNet()), batches_of(SIZES))
+    method = once(fedbn, OneNorm(), SGD)
+    run_rounds(method, variables_of(OneNorm()), batches_of(SIZES))
     first = method.round._cache_size()
-    run_rounds(method, variables_of(NormNet()), batches_of(SIZES), rounds=4)
+    run_rounds(method, variables_of(OneNorm()), batches_of(SIZES), rounds=4)
     assert method.round._cache_size() == first > 0
 
 
@@ -186,9 +186,9 @@ def test_a_round_is_reproducible_and_keys_differ_between_rounds_and_clients():
 
 
 def test_fedprox_without_its_term_is_fedavg():
-    variables, batches = variables_of(NormNet()), batches_of(SIZES)
-    prox, _ = run_rounds(once(fedprox, NormNet(), SGD, mu=0.0), variables, batches, rounds=2)
-    avg, _ = run_rounds(once(fedavg, NormNet(), SGD), variables, batches, rounds=2)
+    variables, batches = variables_of(OneNorm()), batches_of(SIZES)
+    prox, _ = run_rounds(once(fedprox, OneNorm(), SGD, mu=0.0), variables, batches, rounds=2)
+    avg, _ = run_rounds(once(fedavg, OneNorm(), SGD), variables, batches, rounds=2)
     assert_close(prox, avg)
 
 
@@ -213,13 +213,13 @@ def test_fedprox_step_has_the_closed_form(x64):
 
 def test_fedbn_averages_all_but_what_stands_under_a_batch_norms_name(x64):
     """Algorithm 1 by hand: clients trained alone, then NumPy's weighted mean of dense layers."""
-    variables, batches = variables_of(NormNet()), batches_of(SIZES)
+    variables, batches = variables_of(OneNorm()), batches_of(SIZES)
     variables = in_float64(variables)
-    state, _ = run_rounds(once(fedbn, NormNet(), SGD), variables, batches)
+    state, _ = run_rounds(once(fedbn, OneNorm(), SGD), variables, batches)
     alone = [
         global_variables(
             run_rounds(
-                once(fedavg, NormNet(), SGD),
+                once(fedavg, OneNorm(), SGD),
                 variables,
                 client(batches, [k]),
             )[0]
@@ -233,20 +233,20 @@ def test_fedbn_averages_all_but_what_stands_under_a_batch_norms_name(x64):
         for variables in alone:
             (found,) = (own for at, own in jax.tree.leaves_with_path(variables) if at == path)
             trained.append(np.asarray(found))
-        if layer not in ("a", "b"):  # NormNet's batch norms; bn and norm are dense layers
+        if layer != "a":  # the batch norm; bn is a dense layer
             trained = [np.average(trained, axis=0, weights=SIZES)] * 3
             seen.add(layer)
         np.testing.assert_allclose(leaf, np.stack(trained), rtol=1e-9, atol=1e-12, err_msg=name)
-    assert seen == {"bn", "norm", "c"}
+    assert seen == {"bn", "c"}
 
 
 def test_singleset_trains_every_client_as_if_alone(x64):
-    variables, batches = variables_of(NormNet()), batches_of(SIZES)
+    variables, batches = variables_of(OneNorm()), batches_of(SIZES)
     variables = in_float64(variables)
-    state, _ = run_rounds(once(singleset, NormNet(), SGD), variables, batches, rounds=3)
+    state, _ = run_rounds(once(singleset, OneNorm(), SGD), variables, batches, rounds=3)
     for k in range(3):
         alone, _ = run_rounds(
-            once(fedavg, NormNet(), SGD),
+            once(fedavg, OneNorm(), SGD),
             variables,
             client(batches, [k]),
             rounds=3,
@@ -257,7 +257,7 @@ def test_singleset_trains_every_client_as_if_alone(x64):
 
 def test_an_unseen_client_gets_the_weighted_mean_of_personal_leaves():
     state, metrics = run_rounds(
-        once(fedbn, NormNet(), SGD), variables_of(NormNet()), batches_of(SIZES)
+        once(fedbn, OneNorm(), SGD), variables_of(OneNorm()), batches_of(SIZES)
     )
     stacked = client_variables(state)
     mean = jax.tree.map(
@@ -304,10 +304,10 @@ def test_given_sizes_replace_counted_ones():
 def test_bytes_are_standardized_on_the_device(make):
     images = np.random.default_rng(0).integers(0, 256, (1, 3, 4, FEATURES), dtype=np.uint8)
     batches = batches_of((12,))
-    method = once(make, NormNet(), SGD)
-    raw, _ = run_rounds(method, variables_of(NormNet()), batches | {"image": jnp.asarray(images)})
+    method = once(make, OneNorm(), SGD)
+    raw, _ = run_rounds(method, variables_of(OneNorm()), batches | {"image": jnp.asarray(images)})
     scaled = jnp.asarray((images / 255 - 0.5) / 0.5, jnp.float32)
-    ours, _ = run_rounds(method, variables_of(NormNet()), batches | {"image": scaled})
+    ours, _ = run_rounds(method, variables_of(OneNorm()), batches | {"image": scaled})
     assert_close(raw, ours, rtol=1e-4, atol=1e-6)
 
 
@@ -330,8 +330,8 @@ def test_keeping_batch_norm_local_needs_a_batch_norm(make):
 )
 def test_batches_that_do_not_fit_are_named(change, message):
     batches = {k: v for k, v in (batches_of(SIZES) | change).items() if v is not None}
-    method = once(fedavg, NormNet(), SGD)
-    state = method.init(jax.random.key(0), variables_of(NormNet()), 3)
+    method = once(fedavg, OneNorm(), SGD)
+    state = method.init(jax.random.key(0), variables_of(OneNorm()), 3)
     with pytest.raises(ValueError, match=message):
         method.round(state, batches, jax.random.key(0))
 
@@ -339,7 +339,7 @@ def test_batches_that_do_not_fit_are_named(change, message):
 def test_steps_must_be_whole_epochs():
     with pytest.raises(ValueError, match="3 steps are not 2 equal local epochs"):
         run_rounds(
-            once(fedavg, NormNet(), SGD, local_epochs=2), variables_of(NormNet()), batches_of(SIZES)
+            once(fedavg, OneNorm(), SGD, local_epochs=2), variables_of(OneNorm()), batches_of(SIZES)
         )
 
 
@@ -349,12 +349,12 @@ def test_steps_must_be_whole_epochs():
 )
 def test_impossible_client_strategies_are_refused_at_init(clients, message):
     with pytest.raises(ValueError, match=message):
-        fedavg(NormNet(), SGD, clients=clients).init(jax.random.key(0), variables_of(NormNet()), 3)
+        fedavg(OneNorm(), SGD, clients=clients).init(jax.random.key(0), variables_of(OneNorm()), 3)
 
 
 @pytest.mark.parametrize(
     "call",
-    [lambda: fedprox(NormNet(), SGD, mu=-1), lambda: fedavg(NormNet(), SGD, local_epochs=0)],
+    [lambda: fedprox(OneNorm(), SGD, mu=-1), lambda: fedavg(OneNorm(), SGD, local_epochs=0)],
 )
 def test_impossible_arguments_are_refused(call):
     with pytest.raises(ValueError, match="must be at least"):

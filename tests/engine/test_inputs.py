@@ -87,7 +87,9 @@ def test_images_that_are_neither_bytes_nor_floats_are_refused_by_one_sentence(tm
             way()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float64", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
 def test_floats_of_any_width_are_read_as_they_are(dtype):
     batches = host()
     image = np.nan_to_num(batches["image"]).astype(jnp.float16).astype(np.float32)
@@ -149,7 +151,13 @@ def test_valid_that_is_not_bool_is_refused_by_one_sentence(dtype):
         of_round(batches | {"valid": batches["valid"].astype(dtype)})
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint32", "float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("int8", "uint32", "float64"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("uint8", "int64", "float32")),
+    ],
+)
 def test_labels_of_any_width_train_the_same_bits(dtype):
     batches = host()
     ours = of_round(batches | {"label": batches["label"].astype(dtype)})

@@ -150,7 +150,7 @@ def test_clients_that_add_noise_themselves_add_as_much_each_and_not_the_same(x64
         ),
         (
             lambda p: harmofl(MODEL, SGD, privacy=p, share=all_but_batch_norm),
-            "privacy does not go with harmofl",
+            "privacy cannot be used with harmofl",
         ),
     ],
 )

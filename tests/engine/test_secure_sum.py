@@ -14,11 +14,10 @@ import optax
 import pytest
 
 from federations import OneNorm, assert_close, batches_of, client, in_float64, variables_of
-from fedjax_bn.aggregation import averaging, equal_messages
+from fedjax_bn.aggregation import Sums, averaging, conclude, equal_messages, part_of, sum_uploads
 from fedjax_bn.federation import broadcast_of, own_of
 from fedjax_bn.methods import fedbn, scaffold
 from fedjax_bn.methods.scaffold import averaging_with_variate
-from fedjax_bn.server import Sums, conclude, part_of, sum_uploads
 
 BITS = 32  # behind the point
 KEY, SIZES = jax.random.key(1), (6, 9, 4)

@@ -155,7 +155,8 @@ def federation(make, clients="map", every=2, **options):
         options["train"] = best_of_round(validation_score(model, standardize()), every)
     method = make(model, optax.sgd(0.5), clients=clients, **options)
     batches = federations.batches_of([20, 12, 16]) | {"validation": validation}
-    state = method.init(jax.random.key(0), federations.variables_of(model), 3)
+    init = jax.jit(method.init, static_argnums=2)
+    state = init(jax.random.key(0), federations.variables_of(model), 3)
     return method.round(state, batches, jax.random.key(1)), validation
 
 

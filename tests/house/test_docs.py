@@ -173,6 +173,10 @@ def test_docstrings_keep_their_formulas():
     given = [
         "Means |y|, *name and `a*b`[0].",
         "",
+        r"$x_k' = \sum_j a_j*y_j$",
+        "",
+        r"$L = \Vert x \Vert$ is a norm, at 5 $.",
+        "",
         "    x_ = sum_k y_k",
         "",
         "Args:",
@@ -180,6 +184,10 @@ def test_docstrings_keep_their_formulas():
     ]
     assert docstrings.as_rest(given) == [
         "Means \\|y\\|, \\*name and `a*b`\\ [0].",
+        "",
+        r".. math:: x_k' = \sum_j a_j*y_j",
+        "",
+        r":math:`L = \Vert x \Vert` is a norm, at 5 $.",
         "",
         "::",
         "",

@@ -1,4 +1,4 @@
-"""What the sources must not do: reach into other packages, and pick streams of keys by hand."""
+"""What sources must not do: reach into other packages, choose constants of keys, parse strings."""
 
 import ast
 from collections import Counter
@@ -9,7 +9,9 @@ import pytest
 import runs
 from fedjax_bn.engine import keys
 
-SOURCES = sorted((runs.ROOT / "fedjax_bn").rglob("*.py"))
+SOURCES = {
+    path: ast.parse(path.read_text()) for path in sorted((runs.ROOT / "fedjax_bn").rglob("*.py"))
+}
 ALLOWED = {"os._exit"}  # documented
 
 
@@ -54,7 +56,7 @@ def test_what_reaches_into_another_package_is_found(text, found):
 
 
 def test_no_module_reaches_into_another_package():
-    found = {str(path): reached_into(ast.parse(path.read_text())) for path in SOURCES}
+    found = {str(path): reached_into(tree) for path, tree in SOURCES.items()}
     assert not {path: names for path, names in found.items() if names}
 
 
@@ -62,9 +64,8 @@ def calls_of(name: str) -> list[tuple[Path, ast.Call]]:
     """All calls of a function, by the last part of its name."""
     return [
         (path, node)
-        for path in SOURCES
-        if name in (text := path.read_text())
-        for node in ast.walk(ast.parse(text))
+        for path, tree in SOURCES.items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name
     ]
 
@@ -82,3 +83,27 @@ def test_each_stream_of_keys_has_one_use():
         if isinstance(call.args[1], ast.Constant)
     )  # fmt: skip
     assert used == Counter(list(keys._STREAMS))
+
+
+# Where texts of a configuration or an option are taken apart. A new module of another room asks
+# `arguments`, which has `read_choice`, `split_choice`, `names_in` and `bounds_in`.
+PARSING = {
+    *("adaptation/choice.py", "data/division/clients.py", "data/division/forms.py"),
+    *("data/division/skew.py", "engine/devices.py", "flower/settings.py", "main.py"),
+    *("report/finished_runs.py", "report/papers.py", "run/evaluation/evaluate.py"),
+    *("run/experiment/datasets.py", "run/experiment/method.py", "run/experiment/readers.py"),
+    *("run/processes/machine.py", "run/processes/together.py", "run/training/population.py"),
+}
+
+
+def test_texts_are_taken_apart_in_the_rooms_of_arguments_and_configuration():
+    found = set()
+    for name in ("split", "rsplit", "partition", "rpartition"):
+        for path, call in calls_of(name):
+            by = call.args[0] if call.args else None
+            of = getattr(call.func, "value", call.func)
+            separates = isinstance(by, ast.Constant) and set(str(by.value)) & set(":=,")
+            if separates and ast.unparse(of) != "re":
+                found.add(path.relative_to(runs.ROOT / "fedjax_bn").as_posix())
+    others = {p for p in found if not p.startswith(("arguments/", "run/config/"))}
+    assert not others - PARSING

@@ -8,26 +8,24 @@ import fedjax_bn
 ROOT = Path(fedjax_bn.__file__).parent
 # Floors from the ground up, modules at the top level and folders alike, with the floors from which
 # each imports: all of them are below it. Of those that are not here only `ON_RUN` is asked.
-SHARED = "arguments sharing engine task aggregation state local_step"
+SHARED = "arguments sharing engine task state local_step client aggregation"
 BELOW = {
     "arguments": "",
     "sharing": "arguments",
     "engine": "arguments sharing",
     "task": "arguments engine",
-    "aggregation": "arguments engine",
-    "state": "arguments sharing aggregation",
-    "local_optimizer": "arguments sharing",
-    "local_step": "arguments sharing engine state local_optimizer",
-    "client": SHARED,
-    "server": f"{SHARED} client",
-    "federation": f"{SHARED} client server",
-    "normalization": "arguments engine sharing local_step",
+    "state": "sharing engine",
+    "local_step": "sharing engine state",
+    "client": "sharing engine task state local_step",
+    "aggregation": "sharing engine state client",
+    "federation": SHARED,
+    "normalization": "arguments engine sharing",
     "detection": "arguments task",
     "data": "arguments engine",
     "models": "arguments engine sharing normalization detection",
     "adaptation": "arguments engine sharing normalization models",
-    "methods": f"{SHARED} local_optimizer client federation normalization data models adaptation",
-    "rivals": f"{SHARED} client federation normalization models methods",
+    "methods": f"{SHARED} federation normalization data models adaptation",
+    "rivals": f"{SHARED} federation normalization models methods",
     "serving": "arguments engine sharing models data adaptation",
     "theory": "arguments engine data",
     "tfds": "arguments data",

@@ -157,15 +157,15 @@ def test_a_long_name_is_cut_in_the_middle_in_a_plot():
 def test_what_no_font_draws_is_spelled_in_a_plot(text, drawn, monkeypatch):
     usual, *_ = figures._fonts().items()
     monkeypatch.setattr(figures, "_fonts", lambda: dict([usual]))
-    figures.font_with.cache_clear()
+    figures._font_with.cache_clear()
     assert on_plot(text) == drawn
-    figures.font_with.cache_clear()
+    figures._font_with.cache_clear()
 
 
 def test_a_character_that_only_another_font_has_is_drawn_with_that_font():
     """Labels, legends and ticks; a missing glyph would be a warning, which is an error here."""
     script = "\N{MATHEMATICAL SCRIPT CAPITAL A}"  # of STIX, which matplotlib brings
-    assert figures.font_with(script) != figures.font_with("a")
+    assert figures._font_with(script) != figures._font_with("a")
     assert on_plot(script) == script
     figure = Figure()
     axes = figure.subplots()

@@ -32,7 +32,6 @@ from fedjax_bn.methods import (
     fednova,
     fedprox,
     moon,
-    perfedavg,
     scaffold,
 )
 from fedjax_bn.models import MLP
@@ -131,7 +130,7 @@ def test_a_client_that_sits_out_changes_nothing_but_its_weight(name, mode, out, 
 
 
 # Clients are mapped alike whatever the server and the loss.
-ALIKE = ("fedavg", "fedprox", "fedadam", "feddc", "fednova", "moon")
+ALIKE = ("fedavg", "fedprox", "fedadam", "feddc", "fednova", "moon", "perfedavg")
 MAPPED = [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in ALIKE)) for case in CASES]
 
 
@@ -175,15 +174,13 @@ def test_corrections_drifts_and_moments_exist_for_shared_parameters_only(
     assert [leaf.shape[1:] for leaf in jax.tree.leaves(state.memory)] == memories * shapes
 
 
+ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
+
+
 # The adaptive servers are one function with three formulas of the second moment.
 @pytest.mark.parametrize(
     "name",
-    [
-        "fedadam",
-        "fedavgm",
-        pytest.param("fedyogi", marks=pytest.mark.slow),
-        pytest.param("fedadagrad", marks=pytest.mark.slow),
-    ],
+    ["fedadam", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavgm", *ADAPTIVE[1:]))],
 )
 def test_server_steps_never_make_a_variance_negative(name):
     method = getattr(methods, name)(NET, SGD, eta=5.0)
@@ -196,7 +193,10 @@ def test_server_steps_never_make_a_variance_negative(name):
         assert (now > 0.72 * before["norm1"]["var"]).all()
 
 
-@pytest.mark.parametrize("make", [fednova, functools.partial(feddc, alpha=0.0)])
+@pytest.mark.parametrize(
+    "make",
+    [fednova, pytest.param(functools.partial(feddc, alpha=0.0), marks=pytest.mark.slow)],
+)
 def test_other_servers_leave_statistics_to_the_plain_mean(make):
     """Clients that train as FedAvg's: parameters end elsewhere, statistics at the same mean."""
     batches = together(batches_of(SIZES))
@@ -207,7 +207,17 @@ def test_other_servers_leave_statistics_to_the_plain_mean(make):
     assert abs(biases[0] - biases[1]).max() > 0
 
 
-@pytest.mark.parametrize("name", [*(name for name, _ in CASES), "fedavgm", "fedyogi", "fedadagrad"])
+# The others are FedAvg's clients, or a formula on the server.
+AT_THE_EDGE = ("fedadam", "feddc", "fednova", "moon", "scaffold")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in AT_THE_EDGE))
+        for name in (*dict(CASES), "fedavgm", *ADAPTIVE[1:])
+    ],
+)
 def test_every_method_works_where_nothing_is_shared(name):
     """Traced only: the rule that leaves a server, and corrections, the least to work with."""
     method = getattr(methods, name)(NET, SGD, share=nothing)
@@ -256,16 +266,16 @@ def test_degenerate_settings_are_fedavg(method, mode, sizes, rounds):
 
 
 def test_feddc_without_correction_is_fedprox():
-    batches = batches_of(SIZES)
-    ours, _ = run_rounds(feddc(NET, SGD, alpha=0.3, correction=False), variables(), batches, 2)
-    theirs, _ = run_rounds(fedprox(NET, SGD, mu=0.3), variables(), batches, 2)
-    assert_equal(ours, theirs)
+    """Their rounds are one program."""
+    both = feddc(NET, SGD, alpha=0.3, correction=False), fedprox(NET, SGD, mu=0.3)
+    given = both[0].init(KEY, variables(), 3), batches_of(SIZES), KEY
+    assert len({method.round.lower(*given).as_text() for method in both}) == 1
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddc"])
 @pytest.mark.parametrize("present", [[True, True, True], [True, False, True]])
 def test_the_mean_of_the_clients_variates_is_the_servers(name, present):
-    (_, _, state), _ = rounds_of(name, "bn_local", batches_of(SIZES), present)
+    (_, _, state), _ = rounds_of(name, dict(CASES)[name], batches_of(SIZES), present)
     variates = state.memory.method if name == "scaffold" else state.memory.method.variate
     mean = jax.tree.map(lambda x: np.mean(np.asarray(x, np.float64), 0), variates)
     assert_close(state.server.sent, mean, rtol=1e-4, atol=1e-6)
@@ -293,13 +303,12 @@ def test_a_variate_after_one_step_is_the_clients_gradient(x64):
 
 def test_scaffold_takes_a_learning_rate_literally():
     start, batches = variables_of(PlainNet()), batches_of(EQUAL)
-    found, given_, halved = (
+    found, halved = (
         run_rounds(scaffold(PlainNet(), optax.sgd(0.1), learning_rate=lr), start, batches)[
             0
         ].server.sent
-        for lr in (None, 0.1, 0.05)
+        for lr in (None, 0.05)
     )
-    assert_close(found, given_, rtol=1e-5)
     assert_close(halved, jax.tree.map(lambda c: 2 * np.asarray(c), found), rtol=1e-5)
 
 
@@ -317,8 +326,8 @@ def test_variates_with_momentum_keep_the_scale_of_a_gradient(x64):
 @pytest.mark.parametrize(
     "name",
     [
-        *("scaffold", "fednova", "feddc"),  # they divide by the number of steps
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("moon", "perfedavg")),
+        *("scaffold", "fednova"),  # they divide by the number of steps
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("feddc", "moon", "perfedavg")),
     ],
 )
 def test_clients_may_make_different_numbers_of_local_epochs(name):
@@ -380,16 +389,9 @@ def test_fedavgm_follows_the_papers_algorithm(x64):
     [
         (lambda: scaffold(NET, SGD, learning_rate=0.0), "learning_rate=0.0 must be above 0"),
         (lambda: fednova(NET, SGD, momentum=1.0), "momentum=1.0 must be at least 0 and below 1"),
-        (lambda: fedadam(NET, SGD, eta=0.0), "fedadam: eta=0.0 must be above 0"),
         (lambda: methods.fedyogi(NET, SGD, tau=-1.0), "fedyogi: tau=-1.0 must be above 0"),
-        (lambda: fedadam(NET, SGD, beta1=1.0), "beta1=1.0"),
         (lambda: fedadam(NET, SGD, beta2=1.5), "beta2=1.5"),
-        (lambda: fedavgm(NET, SGD, beta=1.0), "beta=1.0"),
-        (lambda: fedavgm(NET, SGD, eta=-1.0), "eta=-1.0"),
-        (lambda: feddc(NET, SGD, alpha=-0.1), "alpha=-0.1 must be at least 0"),
         (lambda: moon(NET, SGD, mu=-1), "mu=-1 must be at least 0"),
-        (lambda: moon(NET, SGD, temperature=0), "temperature=0 must be above 0"),
-        (lambda: perfedavg(NET, SGD, inner_rate=-1.0), "inner_rate=-1.0 must be at least 0"),
     ],
 )
 def test_impossible_arguments_are_refused(call, message):

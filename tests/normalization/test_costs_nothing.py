@@ -11,7 +11,7 @@ import norm_nets as nets
 from fedjax_bn import adaptation
 from fedjax_bn import client as local
 from fedjax_bn.methods import fedbn, fedig
-from fedjax_bn.methods.fedig import client_agnostic
+from fedjax_bn.methods.fedig import _client_agnostic
 from fedjax_bn.methods.learning import learning, supervised
 from fedjax_bn.normalization import (
     batch_instance,
@@ -80,7 +80,7 @@ def test_fedig_without_its_losses_is_the_objective_of_fedbn():
         return program(lambda v, b, k: objective(v, b, received, k), variables, batch, KEY)
 
     learned, _ = learning(model)
-    assert value(client_agnostic(learned, 0.0, 0.0)) == value(supervised(learned))
+    assert value(_client_agnostic(learned, 0.0, 0.0)) == value(supervised(learned))
 
 
 def test_plain_local_training_is_the_default_and_reads_no_validation():

@@ -5,30 +5,31 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from federations import CLASSES, NormNet, assert_close, batches_of, run_rounds
+from federations import CLASSES, OneNorm, assert_close, batches_of, in_float64, once, run_rounds
 from federations import variables_of as start_of
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import copa, fedavg
 
 KEY, SIZES = jax.random.key(1), (9, 4, 6)
-SGD, NET = optax.sgd(0.1), NormNet()
+SGD, NET = optax.sgd(0.1), OneNorm()
 
 
 def variables_of():
-    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x), float), start_of(NET))
+    return in_float64(start_of(NET))
 
 
 def test_one_client_alone_is_fedavg(x64):
     ours, theirs = (
         run_rounds(method, variables_of(), batches_of((9,)), rounds=2)[0]
-        for method in (copa(NET, SGD, gates=False), fedavg(NET, SGD))
+        for method in (once(copa, NET, SGD, gates=False), once(fedavg, NET, SGD))
     )
     assert_close(global_variables(ours), global_variables(theirs), rtol=1e-10, atol=1e-12)
 
 
 def test_a_step_descends_along_all_classifiers_and_moves_its_own_by_its_loss_alone(x64):
     """By hand: three classifiers as arrays, the others' constant."""
-    method, variables, batches = copa(NET, SGD, gates=False), variables_of(), batches_of((4, 3, 2))
+    method, variables = once(copa, NET, SGD, gates=False), variables_of()
+    batches = batches_of((4, 3, 2))
     state = method.init(KEY, variables, 3)
     random = np.random.default_rng(0)
     heads = {
@@ -39,19 +40,17 @@ def test_a_step_descends_along_all_classifiers_and_moves_its_own_by_its_loss_alo
     after, _ = method.round(state, batches, KEY)
     total = jax.tree.map(jnp.zeros_like, variables["params"])
     for k, size in enumerate((4, 3, 2)):
-        x, y = (batches[name][k, 0, :size] for name in ("image", "label"))
+        x, y = (np.asarray(batches[name])[k, 0, :size] for name in ("image", "label"))
 
         def loss(params, x=x, y=y, k=k):
-            w = {**variables, "params": params}
-            own, _ = NET.apply(w, x, mutable=["batch_stats"])
-            value = optax.softmax_cross_entropy_with_integer_labels(own, y).mean()
-            for j in {0, 1, 2} - {k}:
-                put = {"kernel": heads["kernel"][j], "bias": heads["bias"][j]}
-                other, _ = NET.apply(
-                    {**w, "params": params | {"c": put}}, x, mutable=["batch_stats"]
-                )
-                value += optax.softmax_cross_entropy_with_integer_labels(other, y).mean()
-            return value
+            def error(params):
+                w = {**variables, "params": params}
+                logits, _ = NET.apply(w, x, mutable=["batch_stats"])
+                return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+            put = [{"kernel": heads["kernel"][j], "bias": heads["bias"][j]} for j in range(3)]
+            others = [params | {"c": put[j]} for j in {0, 1, 2} - {k}]
+            return error(params) + sum(map(error, others))
 
         gradient = jax.jit(jax.grad(loss))(variables["params"])
         total = jax.tree.map(lambda t, g, n=size: t + n / 9 * g, total, gradient)

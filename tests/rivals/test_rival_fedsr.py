@@ -21,7 +21,7 @@ from fedjax_bn.methods import fedavg, fedsr
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP
 from fedjax_bn.models.forward import forward
-from fedjax_bn.rivals.fedsr import divergence, moments_of, simple_representation
+from fedjax_bn.rivals.fedsr import _divergence, _moments_of, _simple_representation
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
@@ -35,7 +35,10 @@ def random_tree(tree, seed=0):
 
 
 def started(**options):
-    return random_tree(global_variables(fedsr(NET, SGD, **options).init(KEY, variables_of(NET), 1)))
+    """Random collections in the form of those that a federation starts with."""
+    method, given = fedsr(NET, SGD, **options), variables_of(NET)
+    form = jax.eval_shape(lambda: global_variables(method.init(KEY, given, 1)))
+    return random_tree(form)
 
 
 def test_the_divergence_is_pytorchs_and_0_at_the_reference(x64):
@@ -54,7 +57,7 @@ def test_the_divergence_is_pytorchs_and_0_at_the_reference(x64):
         of(0.7 * mean, 0.7 * deviation), of(reference["mean"][label], r)
     ).sum(1)
     given = jax.tree.map(jnp.asarray, (mean, deviation, label, reference))
-    ours = jax.jit(divergence)
+    ours = jax.jit(_divergence)
     np.testing.assert_allclose(ours(*given), expected, rtol=1e-10)
     there = jnp.asarray(reference["mean"][label] / 0.7), jnp.asarray(r / 0.7)
     np.testing.assert_allclose(ours(*there, *given[2:]), 0, atol=1e-12)
@@ -67,7 +70,7 @@ def test_the_objective_and_its_gradient_are_pytorchs(x64, squared):
     variables = started()
     batch = {name: leaf[0, 0] for name, leaf in batches_of((3,)).items()}
     batch["image"] = jnp.nan_to_num(batch["image"])
-    objective = simple_representation(learning(NET)[0], 0.3, 0.2, squared=squared)
+    objective = _simple_representation(learning(NET)[0], 0.3, 0.2, squared=squared)
     trained = {name: variables[name] for name in ("params", "latent", "reference")}
     (value, (loss, _)), gradients = jax.jit(
         jax.value_and_grad(
@@ -123,10 +126,14 @@ def test_a_latent_that_is_the_features_is_fedavg(x64):
 
 def test_predictions_are_the_mean_probabilities_of_20_draws(x64):
     variables, x = started(), jnp.asarray(np.random.default_rng(1).normal(size=(5, 6)))
-    logits, _ = adaptation.running(NET).predict(variables, (), x)
+    logits, _ = jax.jit(adaptation.running(NET).predict)(variables, (), x)
     plain = {name: variables[name] for name in ("params", "batch_stats")}
-    features = forward(NET, plain, x, wanted=["features"]).features
-    mean, deviation = moments_of(variables["latent"], features)
+
+    @jax.jit
+    def moments(plain, latent, x):
+        return _moments_of(latent, forward(NET, plain, x, wanted=["features"]).features)
+
+    mean, deviation = map(np.asarray, moments(plain, variables["latent"], x))
     noise = jax.random.normal(jax.random.key(20221128), (20, 1, 8), float)
     head = variables["params"]["head"]
     z = np.asarray((mean + deviation * noise) @ head["kernel"] + head["bias"])
@@ -153,7 +160,8 @@ def test_without_noise_there_is_no_deviation_and_a_divergence_is_refused():
 
 @pytest.mark.parametrize("net", [NET, NormNet(), PlainNet()], ids=lambda net: type(net).__name__)
 def test_the_latent_finds_features_and_classes_of_any_net(net):
-    found = fedsr(net, SGD).init(KEY, variables_of(net), 2)
+    variables = variables_of(net)
+    found = jax.eval_shape(lambda: fedsr(net, SGD).init(KEY, variables, 2))
     size = found.shared["latent"]["mean"]["kernel"].shape
     assert found.personal["reference"]["mean"].shape == (2, CLASSES, size[0])
     assert size == {"PlainNet": (6, 6)}.get(type(net).__name__, (8, 8))

@@ -7,9 +7,9 @@ import optax
 import pytest
 
 import runs
-from federations import PlainNet, assert_close, batches_of, run_rounds, variables_of
+from federations import PlainNet, assert_close, batches_of, once, run_rounds, variables_of
 from fedjax_bn.aggregation import generalization_adjustment, uniform
-from fedjax_bn.engine.weighing import adjust
+from fedjax_bn.engine.weighing import _adjust
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import fedavg, scaffold
 from fedjax_bn.methods.selection import validation_loss
@@ -31,20 +31,20 @@ def first_bias(variables, received):
 def test_of_two_clients_with_opposite_gaps_one_gains_half_the_step():
     half, both = jnp.full(2, 0.5), jnp.ones(2, bool)
     for gap in (0.3, 5.0):
-        ours = adjust(half, jnp.asarray([gap, -gap]), 0.2, both)
+        ours = _adjust(half, jnp.asarray([gap, -gap]), 0.2, both)
         np.testing.assert_allclose(ours, [0.6, 0.4], rtol=1e-6)
 
 
 def test_equal_gaps_and_none_change_nothing():
     even = jnp.full(3, 1 / 3)
-    np.testing.assert_allclose(adjust(even, jnp.full(3, 0.7), 0.2, ALL), even, rtol=1e-6)
+    np.testing.assert_allclose(_adjust(even, jnp.full(3, 0.7), 0.2, ALL), even, rtol=1e-6)
     uneven = jnp.asarray([0.5, 0.3, 0.2])
-    np.testing.assert_allclose(adjust(uneven, jnp.zeros(3), 0.2, ALL), uneven, rtol=1e-6)
+    np.testing.assert_allclose(_adjust(uneven, jnp.zeros(3), 0.2, ALL), uneven, rtol=1e-6)
 
 
 def test_weights_stay_a_distribution_and_who_is_absent_keeps_its_own():
     random = np.random.default_rng(0)
-    weights, once = np.full(5, 0.2, np.float32), jax.jit(adjust)
+    weights, once = np.full(5, 0.2, np.float32), jax.jit(_adjust)
     for _ in range(50):
         present = random.random(5) < 0.7
         gaps = np.where(present, random.normal(size=5), 0).astype(np.float32)
@@ -60,7 +60,7 @@ def test_weights_of_a_federation_are_those_of_the_authors_loop(x64):
     """A client's gap is taken of the model aggregated in the round before."""
     variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
     rule = generalization_adjustment(first_bias, step=0.2, rounds=4)
-    method, plain = fedavg(PlainNet(), SGD, weigh=rule), fedavg(PlainNet(), SGD)
+    method, plain = fedavg(PlainNet(), SGD, weigh=rule), once(fedavg, PlainNet(), SGD)
     state, a, trained = method.init(KEY, variables, 3), np.full(3, 1 / 3), None
     for r in range(3):
         server = first_bias(global_variables(state), None)
@@ -83,7 +83,7 @@ def test_weights_of_a_federation_are_those_of_the_authors_loop(x64):
     assert np.ptp(a) > 0.05
 
 
-@pytest.mark.parametrize("make", [fedavg, scaffold])
+@pytest.mark.parametrize("make", [scaffold, pytest.param(fedavg, marks=pytest.mark.slow)])
 def test_permuting_clients_permutes_weights_and_identical_ones_weigh_the_same(x64, make):
     variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(PlainNet()))
     method = make(PlainNet(), SGD, weigh=generalization_adjustment(first_bias, rounds=4))
@@ -124,7 +124,7 @@ def test_without_a_step_it_is_uniform_and_another_messages_server_sees_nothing_o
     for weigh in (uniform, generalization_adjustment(first_bias, step=0.0)):
         method = scaffold(PlainNet(), SGD, weigh=weigh)
         state = method.init(KEY, variables_of(PlainNet()), 3)
-        for some in ({}, present):
+        for some in ({"participates": ALL}, present):
             state, _ = method.round(state, batches_of(SIZES) | some, KEY)
         states.append(state._replace(weighing=()))
     assert_close(*states, rtol=1e-6)

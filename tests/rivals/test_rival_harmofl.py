@@ -6,12 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from federations import MapNet, as_maps, assert_close, batches_of, variables_of
+from federations import MapNet, as_maps, assert_close, batches_of, in_float64, once, variables_of
 from fedjax_bn import adaptation
 from fedjax_bn.aggregation import by_size
 from fedjax_bn.federation import global_variables
 from fedjax_bn.methods import fedsam, harmofl
-from fedjax_bn.rivals.harmofl import harmonize
+from fedjax_bn.rivals.harmofl import _harmonize
 
 KEY, SIZES = jax.random.key(1), (9, 4, 6)
 SGD = optax.sgd(0.1)
@@ -25,16 +25,16 @@ def test_of_the_spectrum_the_amplitude_of_the_mean_alone_is_exchanged(x64):
     amplitude = np.abs(spectrum)
     amplitude[:, 0, 0] = 30 * m
     expected = np.fft.ifft2(amplitude * np.exp(1j * np.angle(spectrum)), axes=(1, 2))
-    ours = harmonize(jnp.asarray(x), jnp.asarray(m))
+    ours = _harmonize(jnp.asarray(x), jnp.asarray(m))
     np.testing.assert_allclose(ours, expected.real, rtol=0, atol=1e-12)
     np.testing.assert_allclose(ours.mean((1, 2)), np.tile(m, (4, 1)), rtol=1e-12)
     with pytest.raises(ValueError, match=r"harmofl\.channels"):
-        harmonize(jnp.asarray(x), jnp.zeros(1))
+        _harmonize(jnp.asarray(x), jnp.zeros(1))
 
 
 def test_the_means_are_those_of_first_batches_and_then_all_train_on_them(x64):
     """The second round by hand: FedSAM whose perturbation is the harmonizing."""
-    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(MapNet()))
+    variables = in_float64(variables_of(MapNet()))
     batches = batches_of(SIZES)
     method = harmofl(MapNet(), SGD, channels=1, prepare=as_maps)
     state, _ = method.round(method.init(KEY, variables, 3), batches, KEY)
@@ -53,9 +53,9 @@ def test_the_means_are_those_of_first_batches_and_then_all_train_on_them(x64):
 
     x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3, 2, 1)))
     served = global_variables(state)
-    logits, _ = adaptation.running(MapNet()).predict(served, (), x)
+    logits, _ = jax.jit(adaptation.running(MapNet()).predict)(served, (), x)
     plain = {name: served[name] for name in ("params", "batch_stats")}
-    by_hand = MapNet().apply(plain, moved(None, x, None))
+    by_hand = jax.jit(MapNet().apply)(plain, moved(None, x, None))
     np.testing.assert_allclose(logits, by_hand, rtol=1e-10)
 
 
@@ -67,7 +67,7 @@ def test_the_shared_mean_is_of_all_clients_that_ever_took_part_whoever_came_firs
     batches = batches_of((8, 4))
     level = jnp.asarray([10.0, 20.0]).reshape(2, *(1,) * (batches["image"].ndim - 1))
     batches["image"] = jnp.broadcast_to(level, batches["image"].shape)
-    method = harmofl(MapNet(), SGD, channels=1, prepare=as_maps, weigh=by_size)
+    method = once(harmofl, MapNet(), SGD, channels=1, prepare=as_maps, weigh=by_size)
     state = method.init(KEY, variables_of(MapNet()), 2)
     seen = np.zeros(2, bool)
     for present in rounds:

@@ -6,17 +6,17 @@ import numpy as np
 import optax
 import pytest
 
-from federations import CLASSES, assert_close, batches_of, client, run_rounds, variables_of
+from federations import CLASSES, assert_close, batches_of, client, once, run_rounds, variables_of
 from fedjax_bn import adaptation
 from fedjax_bn.federation import client_variables, global_variables
 from fedjax_bn.methods import csd, fedavg, jigen, selfreg, sfa
 from fedjax_bn.methods.learning import learning
 from fedjax_bn.models import MLP
 from fedjax_bn.models.forward import forward
-from fedjax_bn.rivals.csd import decomposed, gram_penalty
-from fedjax_bn.rivals.jigen import draw_orders, orders, shuffle
-from fedjax_bn.rivals.selfreg import alike, project, self_regularized
-from fedjax_bn.rivals.sfa import with_noise
+from fedjax_bn.rivals.csd import _decomposed, _gram_penalty
+from fedjax_bn.rivals.jigen import _draw_orders, _orders, _shuffle
+from fedjax_bn.rivals.selfreg import _alike, _project, _self_regularized
+from fedjax_bn.rivals.sfa import _with_noise
 from fedjax_bn.state import Received
 
 KEY, SIZES = jax.random.key(3), (9, 4, 6)
@@ -30,7 +30,9 @@ def in_float64(tree, seed=0):
 
 
 def started(method):
-    variables = global_variables(method.init(KEY, variables_of(NET), 1))
+    """Random collections in the form of those that a federation starts with."""
+    given = variables_of(NET)
+    variables = jax.eval_shape(lambda: global_variables(method.init(KEY, given, 1)))
     statistics = jax.tree.map(jnp.abs, in_float64(variables["batch_stats"]))
     return in_float64(variables) | {"batch_stats": statistics}
 
@@ -47,7 +49,8 @@ def value_of(objective, variables, batch, key=KEY):
 def passed(variables, batch):
     """Features and logits of the valid samples in training."""
     plain = {name: variables[name] for name in ("params", "batch_stats")}
-    out = forward(NET, plain, batch["image"], train=True, valid=batch["valid"], wanted=["features"])
+    options = {"train": True, "valid": batch["valid"], "wanted": ["features"]}
+    out = jax.jit(lambda w: forward(NET, w, batch["image"], **options))(plain)
     real = np.asarray(batch["valid"])
     return np.asarray(out.features)[real], np.asarray(out.outputs)[real]
 
@@ -59,7 +62,7 @@ def entropy(logits, label):
 
 def test_csds_objective_is_its_formula_and_w_0_is_the_models_classifier(x64):
     variables, batch = started(csd(NET, SGD, directions=2)), batch_of()
-    ours = value_of(decomposed(learning(NET)[0], 0.5, 2.0), variables, batch)
+    ours = value_of(_decomposed(learning(NET)[0], 0.5, 2.0), variables, batch)
     f, common = passed(variables, batch)
     y = np.asarray(batch["label"])[np.asarray(batch["valid"])]
     layers, e = variables["specific"], np.tanh(variables["domain"]["weights"])
@@ -75,7 +78,7 @@ def test_csds_objective_is_its_formula_and_w_0_is_the_models_classifier(x64):
 def test_orthonormal_columns_have_no_penalty(x64):
     columns = np.linalg.qr(np.random.default_rng(0).normal(size=(8, 3)))[0].T  # 3 of length 8
     kernels = jnp.asarray(np.stack(4 * [columns], -1))
-    np.testing.assert_allclose(gram_penalty(kernels), 0, atol=1e-15)
+    np.testing.assert_allclose(_gram_penalty(kernels), 0, atol=1e-15)
 
 
 def test_csd_keeps_each_domains_share_and_predicts_by_the_common_classifier():
@@ -85,30 +88,31 @@ def test_csd_keeps_each_domains_share_and_predicts_by_the_common_classifier():
     assert len(np.unique(own)) == 3
     variables, x = global_variables(state), jnp.ones((2, 6))
     plain = {name: variables[name] for name in ("params", "batch_stats")}
-    logits, _ = adaptation.running(NET).predict(variables, (), x)
-    np.testing.assert_array_equal(logits, NET.apply(plain, x))
+    logits, _ = jax.jit(adaptation.running(NET).predict)(variables, (), x)
+    np.testing.assert_array_equal(logits, jax.jit(NET.apply)(plain, x))
 
 
 def test_csd_without_specific_parts_is_fedavg(x64):
     variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(NET))
     ours, _ = run_rounds(csd(NET, SGD, specific=0.0, penalty=0.0), variables, batches_of(SIZES))
-    plain, _ = run_rounds(fedavg(NET, SGD), variables, batches_of(SIZES))
+    plain, _ = run_rounds(once(fedavg, NET, SGD), variables, batches_of(SIZES))
     assert_close(ours.shared["params"], plain.shared["params"], rtol=1e-10, atol=1e-12)
 
 
 def test_orders_are_permutations_that_agree_in_at_most_one_place():
-    table = orders(71)
+    table = _orders(71)
     np.testing.assert_array_equal(table[0], np.arange(9))
     np.testing.assert_array_equal(np.sort(table, 1), np.tile(np.arange(9), (72, 1)))
     agree = (table[:, None] == table[None]).sum(-1)
     assert (agree[~np.eye(72, dtype=bool)] <= 1).all()
-    np.testing.assert_array_equal(orders(30), table[:31])
+    np.testing.assert_array_equal(_orders(30), table[:31])
 
 
 @pytest.mark.parametrize(("high", "wide"), [(6, 9), (7, 11)])
 def test_tiles_put_back_give_the_image(high, wide):
-    images = jnp.asarray(np.random.default_rng(0).normal(size=(4, high, wide, 2)), jnp.float32)
-    tiles = np.asarray(orders(71)[[0, 5, 40, 71]])
+    images = np.random.default_rng(0).normal(size=(4, high, wide, 2)).astype(np.float32)
+    tiles = np.asarray(_orders(71)[[0, 5, 40, 71]])
+    shuffle = jax.jit(_shuffle)
     shuffled = shuffle(images, jnp.asarray(tiles))
     np.testing.assert_array_equal(shuffled[0], images[0])
     assert all((a != b).any() for a, b in zip(shuffled[1:], images[1:], strict=True))
@@ -122,7 +126,7 @@ def test_tiles_put_back_give_the_image(high, wide):
 
 
 def test_as_many_images_stay_whole_as_are_to():
-    order = np.asarray(draw_orders(KEY, 4000, 0.7, 31))
+    order = np.asarray(_draw_orders(KEY, 4000, 0.7, 31))
     share = 0.7 + 0.3 / 31
     assert abs((order == 0).mean() - share) < 5 * np.sqrt(share * (1 - share) / 4000)
     assert set(order.tolist()) == set(range(31))
@@ -146,7 +150,7 @@ def test_jigen_of_whole_images_and_no_weight_is_fedavg(x64):
     options = {"weight": 0.0, "whole": 1.0, "prepare": lambda x, d: flat(x, d)}
     net = Flat(CLASSES, hidden=(8,))
     ours, _ = run_rounds(jigen(net, SGD, **options), variables, batches_of(SIZES))
-    plain, _ = run_rounds(fedavg(NET, SGD), variables, batches_of(SIZES))
+    plain, _ = run_rounds(once(fedavg, NET, SGD), variables, batches_of(SIZES))
     assert_close(ours.shared["params"], plain.shared["params"], rtol=1e-10, atol=1e-12)
     assert ours.shared["jigsaw"]["kernel"].shape == (8, 31)
 
@@ -156,7 +160,7 @@ def test_partners_are_a_permutation_of_each_class_of_valid_samples():
     for seed in range(5):
         label = random.integers(0, 3, 12).astype(np.int32)
         valid = random.random(12) < 0.7
-        found = np.asarray(alike(jax.random.key(seed), jnp.asarray(label), jnp.asarray(valid)))
+        found = np.asarray(_alike(jax.random.key(seed), jnp.asarray(label), jnp.asarray(valid)))
         np.testing.assert_array_equal(np.sort(found), np.arange(12))
         np.testing.assert_array_equal(valid[found], valid)
         np.testing.assert_array_equal(label[found][valid], label[valid])
@@ -167,7 +171,7 @@ def test_selfregs_objective_is_pytorchs(x64):
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
     variables, batch = started(selfreg(NET, SGD)), batch_of()
-    ours = value_of(self_regularized(learning(NET)[0], 0.3, 0.5), variables, batch)
+    ours = value_of(_self_regularized(learning(NET)[0], 0.3, 0.5), variables, batch)
     f, o = (torch.tensor(x) for x in passed(variables, batch))
     y = torch.tensor(np.asarray(batch["label"])[:4])
     q = f
@@ -181,7 +185,7 @@ def test_selfregs_objective_is_pytorchs(x64):
         )  # fmt: skip
         q = q if i == 3 else torch.relu(q)
     *keys, share = jax.random.split(jax.random.fold_in(KEY, 12), 3)
-    pair = [np.asarray(alike(k, batch["label"], batch["valid"]))[:4] for k in keys]
+    pair = [np.asarray(_alike(k, batch["label"], batch["valid"]))[:4] for k in keys]
     two, three = map(torch.tensor, pair)
     lam = float(jax.random.beta(share, 0.5, 0.5, (), float))
     mse = functional.mse_loss
@@ -190,30 +194,32 @@ def test_selfregs_objective_is_pytorchs(x64):
     gaps = lam * (mse(o, o[two]) + 0.3 * mse(f, q[two]))
     gaps += (1 - lam) * (mse(o, o3) + 0.3 * mse(f, q3))
     np.testing.assert_allclose(ours, ce + torch.clamp(ce, max=1.0) * gaps, rtol=1e-9)
-    projected = project(variables["projection"], jnp.asarray(f), jnp.ones(4, bool))
+    projected = _project(variables["projection"], jnp.asarray(f), jnp.ones(4, bool))
     np.testing.assert_allclose(projected, q, rtol=1e-8, atol=1e-10)
 
 
 def test_one_sample_a_class_has_no_gap_of_logits(x64):
     variables, batch = started(selfreg(NET, SGD)), batch_of(3)
     batch = batch | {"label": jnp.asarray([2, 0, 1, 0, 0], jnp.int32)}
-    ours = value_of(self_regularized(learning(NET)[0], 0.0, 0.5), variables, batch)
+    ours = value_of(_self_regularized(learning(NET)[0], 0.0, 0.5), variables, batch)
     _, logits = passed(variables, batch)
     np.testing.assert_allclose(ours, entropy(logits, np.array([2, 0, 1])), rtol=1e-10)
 
 
 def test_features_with_noise_have_its_moments_and_without_are_themselves():
     f = jnp.full((20000, 2), 3.0)
-    moved = np.asarray(with_noise(KEY, f, 0.5, 0.2))
+    moved = np.asarray(_with_noise(KEY, f, 0.5, 0.2))
     np.testing.assert_allclose(moved.mean(), 3, atol=0.04)
     np.testing.assert_allclose(moved.std(), np.sqrt(0.25 * 9 + 0.04), rtol=0.02)
-    np.testing.assert_array_equal(with_noise(KEY, f, 0.0, 0.0), f)
+    np.testing.assert_array_equal(_with_noise(KEY, f, 0.0, 0.0), f)
 
 
-def test_sfa_without_noise_is_fedavg_and_with_it_is_not():
+def test_sfa_without_noise_is_fedavg_and_with_it_is_not(x64):
+    variables = jax.tree.map(lambda x: np.asarray(x, float), variables_of(NET))
+    plain = once(fedavg, NET, SGD)
     ours, still, plain = (
-        run_rounds(method, variables_of(NET), batches_of(SIZES))[0]
-        for method in (sfa(NET, SGD), sfa(NET, SGD, scale=0.0, shift=0.0), fedavg(NET, SGD))
+        run_rounds(method, variables, batches_of(SIZES))[0]
+        for method in (sfa(NET, SGD), sfa(NET, SGD, scale=0.0, shift=0.0), plain)
     )
     assert_close(still, plain, rtol=1e-6)
     gap = ours.shared["params"]["head"]["kernel"] - plain.shared["params"]["head"]["kernel"]

@@ -131,16 +131,3 @@ def test_every_client_strategy_gives_the_same_numbers(x64, name):
         for c in ("map", "vmap:2")
     ]
     assert_close(*states, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_round_lowers_for_other_backends(kind):
-    variables = variables_of(net_of(kind))
-    state = jax.eval_shape(lambda: method_of(kind).init(KEY, variables, 3))
-    lowered = (
-        method_of(kind)
-        .round.trace(state, batches_of(SIZES), KEY)
-        .lower(lowering_platforms=("tpu", "cuda"))
-    )
-    assert "func.func public @main" in lowered.as_text()

@@ -143,7 +143,7 @@ def test_unseen_clients_are_served_in_parallel_under_shard_map(x64, name):
 def test_initial_without_affine_is_batch_norm_before_training(x64):
     images = nets.images_of(4)
     trained = nets.variables_of(MODEL, images)
-    fresh = MODEL.init(jax.random.key(1), images.astype(np.float32))
+    fresh = jax.jit(MODEL.init)(jax.random.key(1), images.astype(np.float32))
     fresh = jax.tree.map(lambda leaf: leaf.astype(images.dtype), fresh)
     kept, norms = (
         sharing.split(tree, sharing.all_but_batch_norm(tree))[part]
@@ -159,7 +159,7 @@ def test_fixed_alpha_0_is_running(x64):
     np.testing.assert_allclose(ours, apply(variables, images), rtol=1e-10)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
 def test_fixed_alpha_mixes_means_and_deviations(x64, alpha):
     variables, x = one_layer()
     ours = predict(adaptation.fixed_alpha(LAYER, alpha), variables, x)
@@ -200,7 +200,7 @@ def iabn_numpy(x, variables, strength):
     return out * variables["params"]["scale"] + variables["params"]["bias"]
 
 
-@pytest.mark.parametrize("strength", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("strength", [0.0, 4.0])
 def test_iabn_is_the_published_rule(x64, strength):
     variables, x = one_layer()
     ours = predict(adaptation.iabn(LAYER, strength), variables, x)
@@ -215,13 +215,16 @@ def test_iabn_that_is_never_surprised_is_running(x64, strength, shape):
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("gate", [0.0, 0.4, 1.0])
-def test_gates_sum_batch_and_instance_normalization(x64, gate, training):
+def test_gates_sum_batch_and_instance_normalization(x64, training):
+    """A gate a channel: instance norm alone, both, and batch norm alone."""
+    gate = np.array([0.0, 0.4, 1.0])
     variables, x = one_layer()
     variables = batch_instance.with_gates(variables)
-    variables["params"]["gate"] = jnp.full(3, gate)
+    variables["params"]["gate"] = jnp.asarray(gate)
+    mutable = ["batch_stats"] if training else []
+    passed = jax.jit(lambda variables: LAYER.apply(variables, x, mutable=mutable))
     with normalize_with(batch_instance.gated_statistics):
-        ours, moved = LAYER.apply(variables, x, mutable=["batch_stats"] if training else [])
+        ours, moved = passed(variables)
     running, flat = variables["batch_stats"], np.asarray(x).reshape(-1, 3)
     pair = (flat.mean(0), flat.var(0)) if training else (running["mean"], running["var"])
     plain = [(np.asarray(x) - m) / np.sqrt(v + 1e-5) for m, v in (pair, own_moments(x))]
@@ -229,7 +232,7 @@ def test_gates_sum_batch_and_instance_normalization(x64, gate, training):
     expected = expected * variables["params"]["scale"] + variables["params"]["bias"]
     np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12)
     if training:
-        _, local = LAYER.apply(variables, x, mutable=["batch_stats"])
+        _, local = jax.jit(lambda w: LAYER.apply(w, x, mutable=mutable))(variables)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-14), moved, local)
 
 

@@ -1,6 +1,6 @@
 """Words that a reader stumbles over, with their replacements, and where a text has them.
 
-Code, formulas and link targets are left out. `test_docs.py` holds the pages to this list.
+Code, formulas and link targets are left out. `test_docs.py` holds pages and sources to this list.
 `python tests/support/words.py fedjax_bn/data` prints what the docstrings, comments and messages of
 a folder have of it.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 # what to look for -> what to write
 REPLACEMENTS = {
     r"tell|tells|telling|told": "shows, states, predicts, reveals; of a person: is informed",
-    r"(?:is|are|be|was) none": "is not one; does not exist",
+    r"(?:is|are|be|was) (?-i:none)": "is not one; does not exist",
     r"(?<!there )(?:is|are|be) no(?! better| longer| more| less| one)": "is not a; has no",
     r"(?<!stays )(?<!% )behind": "after",
     r"spelled|spelling|spells": "specified, written",

@@ -20,7 +20,7 @@ from fedjax_bn.client import Load, look_up
 from fedjax_bn.data.pixels.images import Prepare, standardize
 from fedjax_bn.engine.perturb import Perturb, amplitude_mix, randconv
 from fedjax_bn.federation import FederatedMethod
-from fedjax_bn.local_optimizer import by_round
+from fedjax_bn.local_step import by_round
 from fedjax_bn.methods.selection import best_of_round, validation_loss, validation_score
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.run.config.defaults import keys

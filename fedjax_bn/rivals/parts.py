@@ -1,18 +1,17 @@
-"""Places inside any model, named by modules, and how many channels they have.
-
-Methods that look at several depths of a network name them in this way; the sizes are read from
-parameters, since a method's `init` gets no images.
-"""
+"""What several rivals share: dense layers, places inside a network, and a distance of features."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from fedjax_bn.arguments.text import names_in
 from fedjax_bn.normalization.calls import Call, intercepting
 from fedjax_bn.sharing import STATISTICS, Variables, path_names
 
+PyTree = Any
 # Where the first stages of a residual and of a densely connected network end.
 _STAGES = (
     ("layer1", "layer2", "layer3"),
@@ -20,6 +19,24 @@ _STAGES = (
 )
 # change(name, output f[B, ..., C]) -> output
 Change = Callable[[str, jax.Array], jax.Array]
+
+
+def dense(key: jax.Array, inputs: int, outputs: int, dtype: Any) -> PyTree:
+    """Returns {"kernel": f[inputs, outputs], "bias": f[outputs]} as PyTorch starts a layer.
+
+    All numbers are from U(-1/sqrt(inputs), 1/sqrt(inputs)).
+    """
+    kernel_key, bias_key = jax.random.split(key)
+    bound = inputs**-0.5  # Kaiming's uniform bound with a = sqrt(5)
+    return {
+        "kernel": jax.random.uniform(kernel_key, (inputs, outputs), dtype, -bound, bound),
+        "bias": jax.random.uniform(bias_key, (outputs,), dtype, -bound, bound),
+    }
+
+
+def affine(layer: PyTree, x: jax.Array) -> jax.Array:
+    """Returns x W + b in the dtype of x, for a `dense` layer and x f[..., inputs]."""
+    return x @ layer["kernel"].astype(x.dtype) + layer["bias"].astype(x.dtype)
 
 
 def stages_of(
@@ -57,7 +74,7 @@ def stages_of(
         alike = [path for path in parts if "/" not in path[len(name) :]] + [name] * (name in known)
         return max(alike, key=lambda path: (len(path), path), default=None)
 
-    wanted = [[name.strip() for name in names.split(",")]] if names else ends
+    wanted = [names_in(names)] if names else ends
     found = [[last(name) for name in stages] for stages in wanted]
     places = next((paths for paths in found if None not in paths), None if names else list(norms))
     if places == []:
@@ -95,3 +112,56 @@ def _channels(collection: Variables, leaves: tuple[str, ...]) -> dict[str, int]:
         if name in leaves:
             found["/".join(module)] = leaf.shape[-1]
     return found
+
+
+def discrepancy(x: jax.Array, y: jax.Array, valid: jax.Array, ratios: Sequence[float]) -> jax.Array:
+    r"""Returns MMD^2 f[] of the valid rows of x and y, of equal weights; 0 without valid rows.
+
+    $MMD^2(x, y) = \sum_{ab} s_a s_b k(z_a, z_b)$ with $z = (x, y)$, $s = (w, -w)$, $\sum_a w_a = 1$
+
+    $k(z, z') = \sum_r \exp(-\Vert z - z' \Vert^2 / (r m))$
+
+    m is the mean squared distance, which passes no gradient (Gretton et al., JMLR 2012).
+
+    Args:
+      x, y: f[B, D], whose rows b are of one sample.
+      valid: bool[B].
+      ratios: r, of the kernels' widths to the mean squared distance.
+    """
+    far = squared_distances(x, x), squared_distances(y, y), squared_distances(x, y)
+    return by_distances(*far, valid, ratios)
+
+
+def by_distances(
+    within_x: jax.Array,
+    within_y: jax.Array,
+    between: jax.Array,
+    valid: jax.Array,
+    ratios: Sequence[float],
+) -> jax.Array:
+    """Returns the `discrepancy` of vectors with these squared distances, f[B, B] each."""
+    shares = valid.astype(between.dtype) / jnp.maximum(valid.sum(dtype=between.dtype), 1)
+
+    def mean(pairs: jax.Array) -> jax.Array:
+        return jnp.einsum("a,ab,b->", shares, pairs, shares)
+
+    parts = ((within_x, 1), (within_y, 1), (between, -2))
+    width: Any = sum(abs(sign) / 4 * mean(far) for far, sign in parts)
+    gaps = (sign * mean(kernel(far, width, ratios)) for far, sign in parts)
+    return sum(gaps, jnp.zeros_like(width))
+
+
+def kernel(far: jax.Array, width: jax.Array, ratios: Sequence[float]) -> jax.Array:
+    """Returns k f[...] of pairs by their squared distances f[...].
+
+    The width m passes no gradient: f[], or f[...] of pairs.
+    """
+    relative = far / jax.lax.stop_gradient(jnp.where(width > 0, width, 1))
+    return sum((jnp.exp(-relative / ratio) for ratio in ratios), jnp.zeros_like(far))
+
+
+def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns ||x_a - y_b||^2 f[N, M] of all pairs of rows f[N, D] and f[M, D]."""
+    first, second = (jnp.square(z).sum(-1) for z in (x, y))
+    # Not below 0, which rounding could make of equal rows.
+    return jnp.maximum(first[:, None] + second[None] - 2 * x @ y.T, 0)

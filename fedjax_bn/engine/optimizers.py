@@ -73,30 +73,35 @@ def start(optimizer: optax.GradientTransformation, trained: Variables) -> PyTree
     return optimizer.init(_seen_by(optimizer, trained))
 
 
-def updates_of(
+def descend(
     optimizer: optax.GradientTransformation,
     gradients: Variables,
     state: PyTree,
-    trained: Variables,
+    variables: Variables,
     round: jax.Array | int,
     loss: jax.Array,
 ) -> tuple[Variables, PyTree]:
-    """Returns what a step adds to {collection: tree}, and the optimizer's new state.
+    """Makes one step of an optimizer.
 
     Args:
       optimizer: the local optimizer.
-      gradients: in the form of `trained`.
+      gradients: {collection: tree}; these collections move.
       state: before the step.
-      trained: the collections.
+      variables: the model's collections, these among them.
       round: i32[], rounds finished.
       loss: f[], of the batch.
+
+    Returns:
+      The moved collections, and the optimizer's new state.
     """
+    trained = {name: variables[name] for name in gradients}
+    # Masks and labels of users have the form of the parameters; the engine trains collections.
     alone = _over_parameters(optimizer, trained)
     grads, params = (gradients["params"], trained["params"]) if alone else (gradients, trained)
     with jax.numpy_dtype_promotion("standard"):  # optax.adam mixes floats and integers
         extra = {"round": jnp.asarray(round), "value": loss, "grad": grads}
         updates, state = _taking_extra(optimizer).update(grads, state, params, **extra)
-    return {"params": updates} if alone else updates, state
+    return optax.apply_updates(trained, {"params": updates} if alone else updates), state
 
 
 def by_parameter(optimizer: optax.GradientTransformation, trained: Variables) -> bool:
@@ -113,8 +118,13 @@ def scheduled(optimizer: optax.GradientTransformation) -> bool:
         return False
 
 
-def check_arguments(optimizer: optax.GradientTransformation) -> None:
-    """Raises ValueError if the update needs an argument that no local step can give it."""
+def check_optimizer(optimizer: object) -> None:
+    """Raises ValueError unless this is an optax transformation that a local step can call."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise ValueError(
+            f"optimizer={optimizer!r} is not an optax transformation: give one with its learning "
+            "rate, such as optax.sgd(0.1)"
+        )
     value = jnp.zeros(())
     try:
         state = optimizer.init(value)
@@ -170,7 +180,7 @@ def check_rounds(
     if _holds(state, _COUNTING, (_InRound,)):
         raise ValueError(
             "a schedule or a counter inside the local optimizer counts its own steps and starts "
-            "again every round: write it over rounds with fedjax_bn.local_optimizer.by_round, or "
+            "again every round: write it over rounds with fedjax_bn.local_step.by_round, or "
             "let clients keep its state (keep_optimizer=True)"
         )
     if steps and _holds(state, _GATHERING) and not _acts(optimizer, trained, steps):
@@ -184,7 +194,8 @@ def check_rounds(
 def _taking_extra(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimizer with an update that takes extra arguments; optax forgets MultiSteps."""
+    """Returns the optimizer with an update that takes extra arguments."""
+    # `with_extra_args_support` would drop them for MultiSteps, which is not a transformation.
     if isinstance(optimizer, optax.MultiSteps):
         return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
     return optax.with_extra_args_support(optimizer)
