@@ -1,11 +1,12 @@
 """How runs were made: their keys, commands, versions, devices, notes on data, time and traffic."""
 
+import html
 import shlex
 from collections.abc import Sequence
 from functools import cache
 
 from fedjax_bn.report.finished_runs import Run, Variant, defaults, spell
-from fedjax_bn.report.html_parts import cell, joined, paragraphs, preformatted, sortable
+from fedjax_bn.report.html_parts import cell, joined, paragraphs, sortable
 from fedjax_bn.run.config.file import packaged_configs, read
 from fedjax_bn.run.config.keys import flatten
 
@@ -31,7 +32,7 @@ def about_runs(variants: Sequence[Variant]) -> str:
         "<h3>Keys that differ from the defaults</h3>",
         sortable("All other keys have their defaults.", heads, _keys(variants)),
         "<h3>Commands</h3>",
-        preformatted("\n".join(commands)),
+        f"<pre>{html.escape(chr(10).join(commands))}</pre>",
         "<h3>Notes on the data and the start</h3>" if notes else "",
         paragraphs(notes),
         "<h3>Versions and devices</h3>",

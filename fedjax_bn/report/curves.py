@@ -15,7 +15,7 @@ from fedjax_bn.report.answers import MEASURES
 from fedjax_bn.report.finished_runs import Run, Variant, spell
 from fedjax_bn.report.html_parts import COLOURS, Line, Look, chart, joined, key_of
 from fedjax_bn.report.intervals import Interval, over_seeds
-from fedjax_bn.report.results import MEAN, Table, ranked, unseen_scores
+from fedjax_bn.report.results import MEAN, Table, unseen_scores
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.training.records import Record
 
@@ -192,7 +192,7 @@ def _looks_of(looks: Mapping[str, Look], table: Table) -> dict[str, Look]:
     """The look of each line; if there are many, the baseline and a table's best rows stand out."""
     if len(looks) <= _MOST_LINES:
         return dict(looks)
-    best = [row.label for row in ranked(table, table.columns[0]) if row.label in looks]
+    best = [row.label for row in table.ranked(table.columns[0]) if row.label in looks]
     chosen = [label for label in best if label != table.baseline][: COLOURS - 1]
     chosen += [table.baseline] if table.baseline in looks else []
     order = [*sorted(chosen, key=best.index), *(one for one in looks if one not in chosen)]

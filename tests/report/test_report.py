@@ -14,7 +14,7 @@ from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sets.connectome import connectomes
 from fedjax_bn.report import plots, write_comparison
 from fedjax_bn.report.about_runs import command
-from fedjax_bn.report.finished_runs import read_run
+from fedjax_bn.report.finished_runs import find_runs
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluation.answers import Answers, Kept, write_answers
 from finished_folders import counted, finished
@@ -174,7 +174,7 @@ def test_only_keys_that_differ_are_told_and_the_command_makes_the_run(report, tm
     from fedjax_bn.run.config.keys import flatten
 
     place = finished(tmp_path, "fedprox", 3, {"ant": 1.0}, None, "pacs", fedprox__mu=0.5)
-    run = read_run(place)
+    ((run,), _) = find_runs([place])
     _, _, name, *told = command(run).split()
     made = json.loads(json.dumps(dict(flatten(read(name, changes_of(told))))))
     assert made == run.config
