@@ -8,7 +8,7 @@ from fedjax_bn.arguments import text as texts
 from fedjax_bn.report.finished_runs import Variant, relevant, spell
 from fedjax_bn.report.html_parts import cell, joined, paragraphs, sortable
 from fedjax_bn.report.intervals import Interval
-from fedjax_bn.report.papers import beside
+from fedjax_bn.report.published import beside
 from fedjax_bn.report.results import MEAN, Table
 from fedjax_bn.run.experiment.method import has_own_weighing
 

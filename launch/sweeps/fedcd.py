@@ -30,6 +30,7 @@ import sys
 from functools import partial
 
 import figures
+from domains import DOMAINS
 from plan import (
     Figure,
     Protocol,
@@ -44,8 +45,6 @@ from plan import (
     table,
 )
 from sweep import main
-
-from fedjax_bn.report.published import DOMAINS
 
 NO_FORMULA = "a rival whose formula is not to be had"  # why a row has no run
 LAMBDAS = (0.5, 0.7, 0.8, 0.9, 1.0)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import figures
 import numpy as np
+from domains import DOMAINS
 from matplotlib.figure import Figure as Canvas
 from plan import (
     MEAN,
@@ -42,7 +43,6 @@ from plan import (
 from sweep import main
 
 from fedjax_bn.engine.figures import png
-from fedjax_bn.report.published import DOMAINS
 
 ADAPTER = "zero_shot_adapter"
 SIZE = {"weigh": "by_size"}

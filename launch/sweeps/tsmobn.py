@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import figures
+from domains import DOMAINS, TYPE_OF
 from plan import (
     Column,
     Evaluation,
@@ -54,9 +55,7 @@ from plan import (
 from sweep import main
 
 from fedjax_bn.data.corruptions import EXTRA, TYPES
-from fedjax_bn.report.published import DOMAINS
 
-TYPE_OF = {corruption: kind for kind, own in TYPES.items() for corruption in own}
 CORRUPTIONS = {
     heading: Column((TYPE_OF[domain],), domain) for heading, domain in DOMAINS["cifar10_c"].items()
 }

@@ -36,6 +36,7 @@ import sys
 from functools import partial
 
 import figures
+from domains import DOMAINS, TYPE_OF
 from plan import (
     MEAN,
     Column,
@@ -53,15 +54,22 @@ from plan import (
 )
 from sweep import main
 
-from fedjax_bn.data.corruptions import TYPES
-from fedjax_bn.report.published import DOMAINS, LETTERS, NEVER_UPDATED, OWN_BN, UNIFED
+from fedjax_bn.data.corruptions import INTERNAL
 
-METHODS = {name: name.lower() for name in UNIFED}
+METHODS = {
+    name: name.lower()
+    for name in (
+        *("FedAvg", "Scaffold", "FedProx", "FedAdam", "FedNova", "MOON", "FedDC", "PerFedAvg"),
+    )
+}
+LETTERS = dict(zip("ABCDEFGHIJKLMNO", INTERNAL, strict=True))  # of Table 2
+OWN_BN = "+client-specific BN"  # after a method's name in the tables
+# Rows of Table 3 whose global batch norms are not updated (section 4.1.3) -> adaptation.
+NEVER_UPDATED = {"FedBN": "initial:affine=False", f"FedBN{OWN_BN}": "tsmobn:affine=False"}
 SHARES = {"averaged": "everything", "own": "all_but_batch_norm"}
 SEEDS = 3
 TRACKED = "tsmobn"
 EQUAL = {"weigh": "uniform"}  # 1/N
-TYPE_OF = {corruption: kind for kind, own in TYPES.items() for corruption in own}
 EXTERNAL = {
     heading: Column((TYPE_OF[domain],), domain) for heading, domain in DOMAINS["cifar10_c"].items()
 }

@@ -29,7 +29,7 @@ from fedjax_bn.data.boxes import bdd100k, driving  # noqa: E402
 from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of  # noqa: E402
 from fedjax_bn.data.sets import digits  # noqa: E402
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS  # noqa: E402
-from fedjax_bn.report.published import published  # noqa: E402
+from fedjax_bn.report.published import PROTOCOLS, published  # noqa: E402
 from fedjax_bn.run.config.file import read  # noqa: E402
 from fedjax_bn.run.config.keys import check  # noqa: E402
 from fedjax_bn.run.experiment.datasets import configured_clients  # noqa: E402
@@ -383,6 +383,12 @@ def test_tsmobns_figures_are_those_of_the_text():
         if "order" in text
     ]
     assert orders == [f"tsmobn:order={order}" for order in range(5)]
+
+
+def test_reports_find_the_papers_numbers_by_the_protocols_of_the_sweeps():
+    """`coverage.py --protocols` writes the file anew where a sweep has changed."""
+    file = ROOT / "fedjax_bn" / "report" / PROTOCOLS
+    assert json.loads(file.read_text()) == json.loads(json.dumps(coverage.protocols()))
 
 
 def test_every_number_of_fedcd_has_its_cell():
