@@ -5,10 +5,9 @@ import shlex
 from collections.abc import Sequence
 from functools import cache
 
-from fedjax_bn.report.finished_runs import Run, Variant, defaults, spell
+from fedjax_bn.report.finished_runs import Run, Variant, as_json, defaults, spell
 from fedjax_bn.report.html_parts import cell, joined, paragraphs, sortable
 from fedjax_bn.run.config.file import packaged_configs, read
-from fedjax_bn.run.config.keys import flatten
 
 _MOST_COMMANDS = 12
 _COSTS = (
@@ -55,22 +54,14 @@ def _costs(label: str, run: Run) -> list[object]:
 
 def _keys(variants: Sequence[Variant]) -> list[list[object]]:
     """A row a key, a column a variant: all values that its seeds and targets have."""
-    usual = defaults()
-    changed = {
-        key
-        for variant in variants
-        for run in variant.runs
-        for key, value in run.config.items()
-        if usual.get(key) != value
-    }
+    configs = [[run.config for run in variant.runs] for variant in variants]
+    every = [one for each in configs for one in each]
+    changed = {key for one in every for key in one if defaults().get(key) != one[key]}
     rows = []
     for key in sorted(changed):
-        texts = [
-            " | ".join(dict.fromkeys(spell(run.config[key]) for run in variant.runs))
-            for variant in variants
-        ]
+        texts = [" | ".join(dict.fromkeys(spell(one[key]) for one in each)) for each in configs]
         if len(set(texts)) == 1:
-            texts = texts[:1] + ["same"] * (len(texts) - 1)
+            texts[1:] = ["same"] * (len(texts) - 1)
         rows.append([key, *(cell(text, kind="text") for text in texts)])
     return rows
 
@@ -81,6 +72,7 @@ def command(run: Run) -> str:
     changes = {
         name: {key: value for key, value in config.items() if values.get(key) != value}
         for name, values in _packaged().items()
+        # no argument makes a key empty that a config has set
         if all(config[key] is not None for key, value in values.items() if value is not None)
     }
     name = min(changes, key=lambda one: (len(changes[one]), one))
@@ -94,17 +86,13 @@ def command(run: Run) -> str:
 @cache
 def _packaged() -> dict[str, dict[str, object]]:
     """Name of a packaged config -> its keys."""
-    return {
-        name: {k: list(v) if isinstance(v, tuple) else v for k, v in flatten(read(name, ()))}
-        for name in packaged_configs()
-    }
+    return {name: as_json(read(name)) for name in packaged_configs()}
 
 
 def _machine(run: Run) -> str:
     """Versions and devices."""
     about, machine = run.about, run.about.get("machine", {})
     versions = ", ".join(f"{name} {number}" for name, number in about.get("versions", {}).items())
-    what = ", ".join(
-        str(machine[key]) for key in ("device_kind", "cpu", "cores", "mesh") if machine.get(key)
-    )
+    keys = ("device_kind", "cpu", "cores", "mesh")
+    what = ", ".join(str(machine[key]) for key in keys if machine.get(key))
     return f"{versions or 'versions unknown'}; on {', '.join(about.get('devices', ()))} ({what})"

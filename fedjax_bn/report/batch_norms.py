@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_bn.report.finished_runs import Variant
 from fedjax_bn.report.html_parts import folded, heat_map, joined, paragraphs, side_by_side
 from fedjax_bn.run.files.workdir import not_readable, read_arrays
-from fedjax_bn.run.training.batch_norm_log import KINDS, read_distances
+from fedjax_bn.run.training.batch_norm_log import read_distances
 
 _ABOUT = (
     "The distance of each client's batch norm from the mean over clients, root mean square over "
@@ -42,23 +42,17 @@ def batch_norms(variants: Sequence[Variant]) -> str:
             (shared if run.data else missing).append(variant.label)
             continue
         rows = []
-        for kind in KINDS:
-            values = np.array([one.values[kind] for one in found.values()])
-            if np.isfinite(values).any():
-                most = float(np.nanmax(values))  # the same colours at both moments
-                rows.append(
-                    side_by_side(
-                        [
-                            heat_map(
-                                f"{_TITLES[kind]}, {_MOMENTS[name]}",
-                                *(one.layers, one.clients, one.values[kind], ".2g", most),
-                            )
-                            for name, one in found.items()
-                        ]
-                    )
-                )
-        title = f"{variant.label}, seed {run.seed}"
-        parts.append(folded(title, "".join(rows), is_open=not parts))
+        for kind, title in _TITLES.items():
+            values = {name: one.values[kind] for name, one in found.items()}
+            finite = [one[np.isfinite(one)] for one in values.values()]
+            if most := np.concatenate(finite).max(initial=0):  # the same colours at both moments
+                maps = (
+                    heat_map(f"{title}, {_MOMENTS[name]}", one.layers, one.clients, values[name],
+                             ".2g", most)
+                    for name, one in found.items()
+                )  # fmt: skip
+                rows.append(side_by_side(maps))
+        parts.append(folded(f"{variant.label}, seed {run.seed}", "".join(rows), not parts))
     notes = []
     if shared:
         notes.append(
