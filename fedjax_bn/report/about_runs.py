@@ -20,7 +20,7 @@ def about_runs(variants: Sequence[Variant]) -> str:
     """Returns tables of cost and of keys, the commands, and all else of interest, as HTML."""
     runs = [(variant.label, run) for variant in variants for run in variant.runs]
     notes = list(dict.fromkeys(note for _, run in runs for note in run.about.get("notes", ())))
-    commands = list(dict.fromkeys(command(run) for _, run in runs))
+    commands = list(dict.fromkeys(_command(run) for _, run in runs))
     if (more := len(commands) - _MOST_COMMANDS) > 0:
         commands[_MOST_COMMANDS:] = [f"... and {more} more"]
     costs = [_costs(label, run) for label, run in runs]
@@ -66,7 +66,7 @@ def _keys(variants: Sequence[Variant]) -> list[list[object]]:
     return rows
 
 
-def command(run: Run) -> str:
+def _command(run: Run) -> str:
     """Returns a command that makes a run's configuration, from the nearest packaged config."""
     config = run.config
     changes = {

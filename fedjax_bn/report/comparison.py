@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fedjax_bn.arguments import text as texts
 from fedjax_bn.report.finished_runs import Variant, relevant, spell
@@ -47,9 +47,20 @@ def first_screen(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
     )
 
 
-def markdown(title: str, tables: Sequence[Table]) -> str:
-    """Returns the tables of a data set as Markdown: best bold, limits in brackets."""
+def text_files(named: Mapping[str, Sequence[Table]]) -> dict[str, str]:
+    """Returns the tables, data set -> tables, in the form of each ending of a file.
 
+    Markdown and LaTeX (tabulars of booktabs) have the best of a column bold, and limits in
+    brackets. CSV has all digits, a line a cell and published number.
+    """
+    return {
+        ".md": "\n".join(_markdown(*one) for one in named.items()),
+        ".tex": "\n".join(_latex(*one) for one in named.items()),
+        ".csv": _long_csv(named),
+    }
+
+
+def _markdown(title: str, tables: Sequence[Table]) -> str:
     def escape(text: str) -> str:
         return texts.shown(text).replace("|", "\\|")
 
@@ -61,9 +72,7 @@ def markdown(title: str, tables: Sequence[Table]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def latex(title: str, tables: Sequence[Table]) -> str:
-    """Returns the tables of a data set as LaTeX tabulars (booktabs): limits as subscripts."""
-
+def _latex(title: str, tables: Sequence[Table]) -> str:
     def escape(text: str) -> str:
         return "".join(_IN_LATEX.get(one, one) for one in texts.shown(text))
 
@@ -78,23 +87,22 @@ def latex(title: str, tables: Sequence[Table]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def long_csv(named: Sequence[tuple[str, Sequence[Table]]]) -> str:
-    """Returns all cells of (data set, tables) pairs with all digits, a line a published number."""
+def _long_csv(named: Mapping[str, Sequence[Table]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(_FIELDS)
-    for dataset, table in ((dataset, table) for dataset, tables in named for table in tables):
-        for row in table.rows:
-            for column, one in row.cells.items():
-                start = (dataset, table.name, row.variant, row.adaptation, column)
-                counts = (one.seeds, one.samples or "", texts.cell(table.baseline))
-                versus = one.versus or Interval(float("nan"))
-                numbers = [["" if x != x else repr(float(x)) for x in ends]
-                           for ends in (one.value, versus)]  # fmt: skip
-                line = [*map(texts.cell, start), *numbers[0], *counts, *numbers[1]]
-                printed = [(p.mean, "" if p.std is None else p.std, p.source)
-                           for p in beside(table, row, column)]  # fmt: skip
-                writer.writerows([*line, *end] for end in printed or [("", "", "")])
+    every = [(dataset, table) for dataset, tables in named.items() for table in tables]
+    for dataset, table, row in [(*one, row) for one in every for row in one[1].rows]:
+        for column, one in row.cells.items():
+            start = (dataset, table.name, row.variant, row.adaptation, column)
+            counts = (one.seeds, one.samples or "", texts.cell(table.baseline))
+            versus = one.versus or Interval(float("nan"))
+            value, gap = (["" if x != x else repr(float(x)) for x in ends]
+                          for ends in (one.value, versus))  # fmt: skip
+            line = [*map(texts.cell, start), *value, *counts, *gap]
+            printed = [(p.mean, "" if p.std is None else p.std, p.source)
+                       for p in beside(table, row, column)]  # fmt: skip
+            writer.writerows([*line, *end] for end in printed or [("", "", "")])
     return file.getvalue()
 
 

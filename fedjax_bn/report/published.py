@@ -141,7 +141,7 @@ class _Training(NamedTuple):
     planned: Mapping[str, Any]
 
 
-class Printed(NamedTuple):
+class _Printed(NamedTuple):
     """A published number that stands beside a cell.
 
     Attributes:
@@ -161,7 +161,7 @@ class Printed(NamedTuple):
     differs: str
 
 
-def beside(table: Table, row: Row, column: str) -> list[Printed]:
+def beside(table: Table, row: Row, column: str) -> list[_Printed]:
     """Returns the published numbers of a cell, at most one a paper.
 
     It is from the row whose rules are the run's, in the table whose protocol is nearest to the run;
@@ -173,7 +173,7 @@ def beside(table: Table, row: Row, column: str) -> list[Printed]:
       row: of that table.
       column: client or domain, or the mean of all domains left out.
     """
-    found: dict[str, tuple[tuple[int, int], Printed]] = {}
+    found: dict[str, tuple[tuple[int, int], _Printed]] = {}
     rules = _rules(row.method, row.config)
     for one in _trainings(table.name, table.dataset, table.score):
         if (one.adaptation, one.rules) != (row.adaptation, rules):
@@ -194,7 +194,7 @@ def beside(table: Table, row: Row, column: str) -> list[Printed]:
         if paper not in found or rank < found[paper][0]:
             differs += _other_clients(protocol, table)
             said = "; ".join(differs) or "nothing that its config states"
-            found[paper] = rank, Printed(paper, protocol.name, source, mean, std, said)
+            found[paper] = rank, _Printed(paper, protocol.name, source, mean, std, said)
     return [printed for _, printed in found.values()]
 
 
