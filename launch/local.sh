@@ -4,7 +4,7 @@
 #   launch/local.sh -n 2 [--dry-run] --config quickstart --workdir runs/quickstart
 #
 # -m MODULE runs a module of your own. PYTHON names the interpreter. All end when one fails or is
-# killed, and it is said which; the same command goes on from the last checkpoint.
+# killed, and a message names it; the same command continues from the last checkpoint.
 set -euo pipefail
 
 number=0 module=fedjax_bn.main dry_run=false
@@ -43,7 +43,7 @@ done
 stop() { kill -TERM "${pids[@]}" 2>/dev/null || true; }
 trap stop INT TERM
 
-# Who has ended by itself, other than well; what was killed has said nothing.
+# Names the processes that ended with an error; one that was killed has printed nothing.
 name_ended() {
   local i ended
   for ((i = 0; i < number; i++)); do
@@ -51,7 +51,7 @@ name_ended() {
     ended=0 && wait "${pids[i]}" || ended=$?
     if ((ended > 128)); then
       echo "local.sh: process $i of $number was ended by SIG$(kill -l "$ended"), so that the others" \
-        "are stopped: give the same command to go on from the last checkpoint" >&2
+        "are stopped: give the same command to continue from the last checkpoint" >&2
     elif ((ended)); then
       echo "local.sh: process $i of $number ended with status $ended, so that the others are stopped" >&2
     fi

@@ -295,10 +295,14 @@ TABLES = (
 def loss_figure(
     name: str, title: str, protocol: Protocol, domains: dict[str, str], key: str = "train_loss"
 ) -> Figure:
-    """Training losses of both methods, `key` of `figures.losses`."""
+    """Training losses of both methods by client: after aggregation, or "loss", of local steps."""
     methods = {label: names(protocol, "", TRAININGS[label]) for label in TWO}
+    panels = {
+        heading: {label: (own, (key, client)) for label, own in methods.items()}
+        for heading, client in domains.items()
+    }
     runs = runs_of(protocol, [TRAININGS[label] for label in TWO])
-    draw = partial(figures.losses, methods=methods, domains=domains, key=key)
+    draw = partial(figures.curves, panels=panels, ylabel="training loss")
     return Figure(name, title, runs, draw)
 
 

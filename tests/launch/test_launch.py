@@ -119,7 +119,11 @@ time.sleep(100)
     ("how", "status", "words"),
     [
         ("fails", 3, "process 1 of 3 ended with status 3, so that the others are stopped\n"),
-        ("killed", 137, "process 1 of 3 was ended by SIGKILL, .*: give the same command to go on"),
+        (
+            "killed",
+            137,
+            "process 1 of 3 was ended by SIGKILL, .*: give the same command to continue",
+        ),
     ],
 )
 def test_when_a_local_process_is_lost_it_is_named_and_the_others_are_ended(
