@@ -143,6 +143,12 @@ def _read(config: str) -> ConfigDict:
     return read(config_file(config))
 
 
+@cache
+def _settings(paper: str, table: str, dataset: str) -> set[str]:
+    """Those of a published table."""
+    return {number.setting for number in cells() if number[:3] == (paper, table, dataset)}
+
+
 def protocols() -> list[dict[str, Any]]:
     """Returns the content of paper_protocols.json: the tables whose runs a report may hold.
 
@@ -178,11 +184,10 @@ def _add(
     """Adds a number and its runs to the table to which they belong."""
     first, unseen = runs[0], _is_unseen(cell, runs[0])
     start = "weights of ImageNet" if "pretrained" in first.needs else ""
-    settings = {c.setting for c in cells() if c[:3] == number[:3]}
     shared = {
         "where": number[:4],
         "name": f"{number.paper}, Table {number.table}"
-        + (f" ({number.setting})" if len(settings) > 1 else ""),
+        + (f" ({number.setting})" if len(_settings(*number[:3])) > 1 else ""),
         "kind": "unseen" if unseen else "internal",
         "metric": number.metric.removesuffix("_percent"),
         "config": first.config.removeprefix("configs/").replace(".py", ""),
