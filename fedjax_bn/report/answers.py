@@ -159,6 +159,7 @@ def _matrix(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> str:
     if matrix is None:
         return ""
     if len(names) <= _WIDE:
+        # empty cells let the confusions stand out
         shown = np.where(matrix > 0, matrix, np.nan).astype(float)
         np.fill_diagonal(shown, matrix.diagonal())
         return heat_map(title, names, names, shown, ".0f")
@@ -195,6 +196,7 @@ def _data_url(picture: np.ndarray) -> str:
     if picture.ndim == 1:
         low, high = float(picture.min()), float(picture.max())
         picture = ((picture - low) / ((high - low) or 1) * 255).astype(np.uint8)[None, :, None]
+        # eight times as wide as high
         picture = np.repeat(picture, max(1, picture.shape[1] // 8), axis=0)
     file = io.BytesIO()
     Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture).save(file, "PNG")

@@ -44,8 +44,9 @@ def batch_norms(variants: Sequence[Variant]) -> str:
         rows = []
         for kind, title in _TITLES.items():
             values = {name: one.values[kind] for name, one in found.items()}
-            finite = [one[np.isfinite(one)] for one in values.values()]
-            if most := np.concatenate(finite).max(initial=0):  # the same colours at both moments
+            finite = np.concatenate([one[np.isfinite(one)] for one in values.values()])
+            if len(finite):
+                most = float(finite.max())  # the same colours at both moments
                 maps = (
                     heat_map(f"{title}, {_MOMENTS[name]}", one.layers, one.clients, values[name],
                              ".2g", most)

@@ -188,6 +188,7 @@ def _verdict(table: Table) -> str:
         return f"{start}{limits}{basis}. There is nothing to compare it with."
     if first.label == table.baseline:
         second, gap = others[0].label, others[0].cells[column].versus
+        # the gap of the second row to the baseline, seen from the baseline
         gap, named = gap and Interval(-gap.mean, -gap.high, -gap.low), f"the next best, {second}"
     else:
         second, gap, named = table.baseline, best.versus, f"the baseline {table.baseline}"
@@ -238,6 +239,7 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
             f"The best of {most} rows is chosen by the numbers that are compared, which flatters "
             "it; an interval is for one comparison that was planned before."
         )
+    # the hash of the data depends on what is drawn from them and on who is left out
     settings = {(run.seed, run.target, spell(run.config["data.fraction"])) for run in runs}
     if len({run.about["data"] for run in runs}) > len(settings):
         yield "Runs of one seed and target have different data (their hash differs)."
@@ -246,6 +248,7 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
 def _other_keys(variants: Sequence[Variant]) -> Iterator[str]:
     """Sentences on keys that differ, except those that labels name, and a method's own rules."""
     configs = [relevant(variant.runs[0]) for variant in variants]
+    # methods differ in what they share, which is not another setting
     known = {"share"} | {key for variant in variants for key in variant.keys}
     for key in sorted(set.intersection(*map(set, configs)) - known):
         labels: dict[str, list[str]] = {}

@@ -138,6 +138,7 @@ def _lines(variants: Sequence[Variant], key: str, measure: str = "") -> _Columns
 
 def _mean_line(label: str, look: Look, by_round: Mapping[int, list[float]]) -> Line:
     most = max(map(len, by_round.values()))
+    # seeds may stop early; a mean over the others alone would jump
     rounds = sorted(number for number, values in by_round.items() if len(values) == most)
     values = np.array([by_round[number] for number in rounds])
     ends = (values.min(1), values.max(1)) if most > 1 else ((), ())
@@ -164,6 +165,7 @@ def _recorded(run: Run, key: str, measure: str) -> Iterator[tuple[str, int, Reco
         elif row := values.get(measure) if measure else values:
             known = [v for v in row.values() if v is not None and np.isfinite(v)]
             mean = {MEAN: row.get(MEAN, float(np.mean(known)) if known else None)}
+            # weights sum to 1, so that their mean shows nothing
             yield "", number, (mean if key != "weights" else {}) | row
 
 
@@ -219,6 +221,7 @@ def _charts(title: str, curves: _Settings) -> str:
             ends = (low, high) if all(value.known for value in points.values()) else ((), ())
             made.append(Line(name, looks[name], list(points), mean, *ends))
         places = [x for line in made for x in line.x]
+        # batch sizes, learning rates
         wide = min(places) > 0 and max(places) >= _WIDE * min(places)
         drawn.append(chart(head, made, setting, wide))
     charts = f'<div class="charts">{"".join(drawn)}</div>'

@@ -146,6 +146,7 @@ def _workdirs(folder: Path) -> Iterator[Path]:
     """The folders of runs in a folder, the method itself before its baselines."""
     if (folder / "config.json").exists() or (folder / "summary.json").exists():
         yield folder
+        # other folders of a workdir hold no runs, but many files
         children = folder.glob("baselines/*")
     else:
         children = folder.iterdir()
@@ -186,6 +187,7 @@ def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
     groups: dict[tuple, list[Run]] = {}
     notes = []
     for run in runs:
+        # text, because lists cannot be keys
         keys = tuple(sorted((key, str(value)) for key, value in relevant(run).items()))
         group = groups.setdefault((run.method, keys), [])
         twin = [one for one in group if (one.seed, one.target) == (run.seed, run.target)]

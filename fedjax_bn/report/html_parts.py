@@ -35,7 +35,7 @@ def page(title: str, body: str) -> str:
     """Returns a page that needs no other file, from its title (text) and body (HTML)."""
     here = files("fedjax_bn.report")
     style, script = (here.joinpath(f"page.{end}").read_text("utf-8") for end in ("css", "js"))
-    title = on_page(title)
+    title = on_page(title)  # names of folders and clients may be any text
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -269,7 +269,7 @@ class _Axis(NamedTuple):
 def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
     """At most six round numbers that span two ends."""
     if high <= low:
-        margin = abs(low) * 0.05 or 1.0
+        margin = abs(low) * 0.05 or 1.0  # a constant is a line in the middle
         low, high = low - margin, high + margin
     locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=1)
     return locator.tick_values(low, high).tolist()

@@ -25,6 +25,7 @@ def curves(records: list[Record], key: str, label: str) -> bytes:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for name in records[0][key]:
+        # JSON has null for a value that is not finite
         values = [np.nan if r[key][name] is None else r[key][name] for r in records]
         style = {"color": "black", "linewidth": 2.5} if name == "mean" else {}
         style["marker"] = "." if len(rounds) < 50 else ""

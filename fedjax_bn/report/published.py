@@ -189,6 +189,7 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
         else:
             continue
         differs = list(_differences(one, row))
+        # tables that repeat a row of another one, such as ablations, are smaller
         rank = (len(differs), -len(protocol.rows))
         paper = protocol.where[0]
         if paper not in found or rank < found[paper][0]:
@@ -198,7 +199,7 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
     return [printed for _, printed in found.values()]
 
 
-@cache
+@cache  # a page asks for each cell, and reading a config file takes 50 ms
 def _trainings(kind: str, dataset: str, metric: str) -> list[_Training]:
     """The rows of the papers' tables on a data set; several of one row are its alternatives."""
     text = files("fedjax_bn.report").joinpath(PROTOCOLS).read_text(encoding="utf-8")
@@ -252,6 +253,7 @@ def _differences(one: _Training, row: Row) -> Iterator[str]:
         keys -= _OF_ORIGINALS.keys()
     for key in sorted(keys):
         value = config[key]
+        # the digits' reader decides by the form of the data
         if value is None and protocol.config == "digits":
             value = _OF_ORIGINALS.get(key)
         if value != planned[key]:

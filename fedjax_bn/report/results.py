@@ -180,6 +180,7 @@ def unseen_scores(runs: Sequence[Run]) -> dict[str, _Scores]:
 def _with_mean(scores: _Scores) -> _Scores:
     """Scores with their mean in front, over the seeds that have them all."""
     mean: _Seeds = {}
+    # a seed without the hardest domain would raise the mean
     for seed in sorted(set.intersection(*map(set, scores.values()))):
         values, parts, right, data = zip(*(seeds[seed] for seeds in scores.values()), strict=True)
         mean[seed] = _Score(
@@ -233,7 +234,7 @@ def _table(
     gaps = [_difference(best, one, proportions) for one in others]
     pairs = zip(order[1:], gaps, strict=True)
     tied = [row.label for row, gap in pairs if gap.known and not gap.sign]
-    if len(made) > _MANY:
+    if len(made) > _MANY:  # a few rows stay in the order in which the folders were given
         made = [*order, *(row for row in made if columns[0] not in row.cells)]
     return table._replace(rows=tuple(made), tied=tuple(tied))
 
@@ -241,6 +242,7 @@ def _table(
 def _cell(seeds: _Seeds, other: _Seeds | None, proportions: bool) -> Cell:
     first = next(iter(seeds.values()))
     value = intervals.over_seeds([score.value for score in seeds.values()])
+    # Student's interval does not end at 0 and 100; max and min keep a NaN in front
     value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
     if len(seeds) == 1 and proportions and first.parts:
         value = intervals.mean_of_parts(first.parts)._replace(mean=value.mean)
@@ -256,6 +258,7 @@ def _difference(seeds: _Seeds, other: _Seeds, proportions: bool) -> Interval:
     if both:
         one, two = seeds[both[0]], other[both[0]]
         shapes = [[part.shape for part in score.right] for score in (one, two)]
+        # the same samples are hard for both models: a paired difference varies less
         if one.right and one.data == two.data and shapes[0] == shapes[1]:
             return intervals.paired_difference(one.right, two.right)
         if proportions and one.parts and two.parts:

@@ -6,7 +6,7 @@ from typing import Any
 from fedjax_bn.arguments.text import shown
 
 _MEAN = ("mean", "")
-OF_MEASURES = {"loss": ".3f", "auc": ".3f"}  # the forms of measures that are no percentages
+OF_MEASURES = {"loss": ".3f", "auc": ".3f"}  # the forms of measures that are not percentages
 
 
 def comparison(summaries: list[dict[str, Any]]) -> str:
@@ -30,6 +30,7 @@ def score_of(summary: dict[str, Any]) -> str:
 
 def columns(summary: dict[str, Any]) -> dict[tuple[str, str], float]:
     """Returns column -> percent: of (client, ""), ("mean", ""), then (domain, adaptation)."""
+    # pairs, so that a client called "a [running]" is not the domain a
     internal = {(name, ""): value for name, value in summary["accuracy"]["internal"].items()}
     mean = internal.pop(_MEAN)
     unseen = {
@@ -82,7 +83,7 @@ def accuracies(
     Args:
       rows: of the table.
       title: in its corner.
-      forms: of columns that are no percentages, such as `OF_MEASURES`.
+      forms: of columns that are not percentages, such as `OF_MEASURES`.
     """
     heads = list(dict.fromkeys(head for row in rows.values() for head in row))
     cells = [

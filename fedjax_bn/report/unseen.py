@@ -76,6 +76,7 @@ def embeddings(
     figure = Figure(figsize=(5 * len(features), 5), layout="constrained")
     panels = figure.subplots(1, len(features), squeeze=False)[0]
     for axes, (title, values) in zip(panels, features.items(), strict=True):
+        # t-SNE refuses perplexities of as many as its samples
         perplexity = min(30, (len(chosen) - 1) / 3)
         flat = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(values[chosen])
         for label in np.unique(labels):
