@@ -19,7 +19,7 @@ import plan  # noqa: E402
 
 from fedjax_bn import methods  # noqa: E402
 from fedjax_bn.run.config.file import read  # noqa: E402
-from fedjax_bn.run.config.keys import check  # noqa: E402
+from fedjax_bn.run.config.keys import assign, check  # noqa: E402
 from fedjax_bn.run.errors import NotFiniteError  # noqa: E402
 from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
 from fedjax_bn.run.training import train  # noqa: E402
@@ -49,11 +49,13 @@ def test_every_method_of_the_library_has_a_row():
 def test_every_run_has_a_valid_configuration(name):
     options, _ = all_methods.parse(["--dataset", name])
     bench = all_methods.bench_of(options)
+    usual = read(plan.config_file(bench.config))
     for entry in entries.ENTRIES.values():
         run = all_methods.runs_of(options, bench, entry, 0.1, 1)[-1]
-        spelled = [(key, plan.text(value)) for key, value in run.changes.items()]
-        config, colon, inline = run.config.partition(":")
-        check(read(f"{ROOT / config}{colon}{inline}", spelled))
+        config = usual.copy_and_resolve_references()
+        for key, value in run.changes.items():
+            assign(config, key, plan.text(value))
+        check(config)
 
 
 def test_every_digit_domain_of_the_data_is_left_out_in_each_form(tmp_path):
