@@ -6,13 +6,12 @@ from pathlib import Path
 from fedjax_bn.arguments.text import on_page
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.report import comparison, html_parts, plots, unseen
-from fedjax_bn.report.about_runs import about_runs
 from fedjax_bn.report.answers import measured, mistakes
-from fedjax_bn.report.batch_norms import batch_norms
 from fedjax_bn.report.curves import convergence, sensitivity
-from fedjax_bn.report.data import data_facts, data_section
+from fedjax_bn.report.data import data_facts
 from fedjax_bn.report.finished_runs import Run, Variant, find_runs, variants_of
 from fedjax_bn.report.results import Table, tables_of
+from fedjax_bn.report.sections import about_runs, batch_norms, data_section
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.files.workdir import write_atomically, write_json

@@ -192,6 +192,7 @@ def _add(
         "metric": number.metric.removesuffix("_percent"),
         "config": first.config.removeprefix("configs/").replace(".py", ""),
         "dataset": first.changes.get("data.name", _read(first.config).data.name),
+        # its text names no weights: the sweep takes those of ImageNet
         "start": UNSTATED if number.paper == "FedCD" else start,
         "samples": dict(first.samples),
     }

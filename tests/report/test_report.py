@@ -13,8 +13,8 @@ import runs
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sets.connectome import connectomes
 from fedjax_bn.report import plots, write_comparison
-from fedjax_bn.report.about_runs import _command
 from fedjax_bn.report.finished_runs import find_runs
+from fedjax_bn.report.sections import _command
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluation.answers import Answers, Kept, write_answers
 from finished_folders import counted, finished
