@@ -174,8 +174,9 @@ def beside(table: Table, row: Row, column: str) -> list[_Printed]:
       column: client or domain, or the mean of all domains left out.
     """
     found: dict[str, tuple[tuple[int, int], _Printed]] = {}
-    rules = _rules(row.method, row.config)
-    for one in _trainings(table.name, table.dataset, table.score):
+    trainings = _trainings(table.name, table.dataset, table.score)
+    rules = _rules(row.method, row.config) if trainings else ()
+    for one in trainings:
         if (one.adaptation, one.rules) != (row.adaptation, rules):
             continue
         protocol = one.protocol
