@@ -1,5 +1,7 @@
 """Headings of the papers' tables, and the domains of ours that they name."""
 
+import plan  # noqa: F401, puts the checkout on Python's path
+
 from fedjax_bn.data.corruptions import INTERNAL, TYPES
 
 _CORRUPTIONS = (
