@@ -4,7 +4,7 @@
 #   launch/local.sh -n 2 [--dry-run] --config quickstart --workdir runs/quickstart
 #
 # -m MODULE runs a module of your own. PYTHON names the interpreter. All end when one fails or is
-# killed, and it is said which; the same command continues from the last checkpoint.
+# killed, and a message names it; the same command continues from the last checkpoint.
 set -euo pipefail
 
 number=0 module=fedjax_bn.main dry_run=false
@@ -43,7 +43,7 @@ done
 stop() { kill -TERM "${pids[@]}" 2>/dev/null || true; }
 trap stop INT TERM
 
-# Who has ended by itself, other than well; what was killed has said nothing.
+# Names the processes that ended with an error; one that was killed has printed nothing.
 name_ended() {
   local i ended
   for ((i = 0; i < number; i++)); do

@@ -5,7 +5,7 @@
 #   launch/tpu_vm.sh --name NAME --zone ZONE [--dry-run] --config pacs --workdir /mnt/shared/pacs
 #
 # The first installs the library on every host, the second trains. Run it in tmux: the training ends
-# with the connection, and the same command goes on from there.
+# with the connection, and the same command continues from there.
 set -euo pipefail
 
 name='' zone='' wheel='' dry_run=false

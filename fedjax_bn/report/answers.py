@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -45,25 +45,31 @@ _NO_ANSWERS = (
 _WIDE = 20  # classes whose confusions are a matrix; for more the most frequent pairs are listed
 _PAIRS = 15
 _ROWS = 12  # clients, or domains and adaptations, whose mistakes are shown
-_Values = dict[str, dict[str, list[float]]]  # measure -> column -> values of the seeds
+# label -> measure -> column -> values of the seeds
+_Rows = dict[str, dict[str, dict[str, list[float]]]]
 
 
 def measured(variants: Sequence[Variant]) -> str:
     """Returns a table of all measures, and one for each measure by client and by unseen domain."""
     if variants[0].runs[0].score != "accuracy":
         return ""
-    inside: dict[str, _Values] = {}
-    outside: dict[str, _Values] = {}
-    for variant in variants:
-        for run in variant.runs:
-            known = run.summary.get("measures", {})
-            for name, values in known.get("internal", {}).items():
-                for column in sorted(values, key=lambda column: column != MEAN):
-                    _add(inside, variant.label, name, column, values[column])
-            for domain, rows in known.get("unseen", {}).items():
-                for text, values in rows.items():
-                    for name, value in values.items():
-                        _add(outside, f"{variant.label} [{text}]", name, domain, value)
+    inside: _Rows = {}
+    outside: _Rows = {}
+
+    def add(rows: _Rows, label: str, name: str, column: str, value: float | None) -> None:
+        if value is not None and np.isfinite(value):
+            columns = rows.setdefault(label, {}).setdefault(name, {})
+            columns.setdefault(column, []).append(value)
+
+    for label, run in ((variant.label, run) for variant in variants for run in variant.runs):
+        known = run.summary.get("measures", {})
+        for name, values in known.get("internal", {}).items():
+            for column in sorted(values, key=lambda column: column != MEAN):
+                add(inside, label, name, column, values[column])
+        for domain, rows in known.get("unseen", {}).items():
+            for text, values in rows.items():
+                for name, value in values.items():
+                    add(outside, f"{label} [{text}]", name, domain, value)
     if not inside and not outside:
         return paragraphs([_NO_MEASURES], "missing")
     parts, details = [paragraphs([_ABOUT], "soft")], []
@@ -72,20 +78,13 @@ def measured(variants: Sequence[Variant]) -> str:
             label: {n: c.get(MEAN) or [*chain(*c.values())] for n, c in measures.items()}
             for label, measures in rows.items()
         }
-        parts.append(_table(whom, means, MEASURES) if means else "")
+        parts.append(_table(whom, means, MEASURES))
     for name, (head, form, more) in MEASURES.items():
         for whom, rows in (("internal clients", inside), ("unseen domains", outside)):
             own = {label: values[name] for label, values in rows.items() if name in values}
             forms = {column: (column, form, more) for values in own.values() for column in values}
-            title = f"{head[:1].upper()}{head[1:]}, {whom}"
-            details.append(_table(title, own, forms) if own else "")
+            details.append(_table(f"{head[:1].upper()}{head[1:]}, {whom}", own, forms))
     return joined(*parts, folded("By client and domain", joined(*details)))
-
-
-def _add(rows: dict[str, _Values], label: str, name: str, column: str, value: float | None) -> None:
-    if value is not None and np.isfinite(value):
-        columns = rows.setdefault(label, {}).setdefault(name, {})
-        columns.setdefault(column, []).append(value)
 
 
 def _table(
@@ -93,34 +92,22 @@ def _table(
     rows: Mapping[str, Mapping[str, list[float]]],
     columns: Mapping[str, tuple[str, str, bool]],
 ) -> str:
-    """A table of means over seeds, the best of each column bold.
+    """A table of means over seeds, the best of each column bold; empty without rows.
 
     Args:
       caption: above it.
       rows: label -> column -> values.
       columns: column -> (head, form, whether more is better).
     """
-    means = {
-        label: {column: float(np.mean(values)) for column, values in row.items()}
-        for label, row in rows.items()
-    }
-    best = {}
-    for column, (_, _, more) in columns.items():
-        known = [row[column] for row in means.values() if column in row]
-        best[column] = (max if more else min)(known) if len(known) > 1 else None
-    body = [
-        [
-            label,
-            *(
-                cell(f"{row[column]:{form}}", best=row[column] == best[column])
-                if column in row
-                else ""
-                for column, (_, form, _) in columns.items()
-            ),
-        ]
-        for label, row in means.items()
-    ]
-    return sortable(caption, ["", *(head for head, _, _ in columns.values())], body)
+    made = [[label] for label in rows]
+    for column, (_, form, more) in columns.items():
+        means = [float(np.mean(row[column])) if column in row else None for row in rows.values()]
+        known = [mean for mean in means if mean is not None]
+        best = (max if more else min)(known) if len(known) > 1 else None
+        for line, mean in zip(made, means, strict=True):
+            line.append("" if mean is None else cell(f"{mean:{form}}", best=mean == best))
+    heads = ["", *(head for head, _, _ in columns.values())]
+    return sortable(caption, heads, made) if made else ""
 
 
 def mistakes(variants: Sequence[Variant]) -> str:
@@ -131,7 +118,7 @@ def mistakes(variants: Sequence[Variant]) -> str:
     if not runs:
         return paragraphs([_NO_ANSWERS], "missing")
     names = _class_names(runs[0][1])
-    recall = {}
+    recall, parts = {}, []
     for label, run in runs:
         for adaptation in dict.fromkeys(adaptation for _, adaptation in run.answers):
             whom = f"unseen [{adaptation}]" if adaptation else "internal"
@@ -139,10 +126,9 @@ def mistakes(variants: Sequence[Variant]) -> str:
                 count = matrix.sum(1)
                 percent = 100 * matrix.diagonal() / np.maximum(count, 1)
                 recall[f"{label}, {whom}"] = np.where(count > 0, percent, np.nan)
-    parts = []
     if recall:
         title = "Accuracy by class in percent, the samples of all clients or domains together"
-        parts = [heat_map(title, list(recall), names, np.stack([*recall.values()]), ".0f")]
+        parts += [heat_map(title, list(recall), names, np.stack([*recall.values()]), ".0f")]
     for label, run in runs:
         title = f"{label}, seed {run.seed}: classes (rows) by answers (columns), worst mistakes"
         matrices = [_matrix("internal clients together", _together(run, ""), names)]
@@ -173,6 +159,7 @@ def _matrix(title: str, matrix: np.ndarray | None, names: Sequence[str]) -> str:
     if matrix is None:
         return ""
     if len(names) <= _WIDE:
+        # empty cells let the confusions stand out
         shown = np.where(matrix > 0, matrix, np.nan).astype(float)
         np.fill_diagonal(shown, matrix.diagonal())
         return heat_map(title, names, names, shown, ".0f")
@@ -191,18 +178,17 @@ def _worst(run: Run, names: Sequence[str]) -> str:
     for (name, adaptation), one in list(run.answers.items())[:_ROWS]:
         if one.mistakes:
             title = paragraphs([f"{name} [{adaptation}]" if adaptation else name], "soft")
-            pictures = "".join(_pictures(one.mistakes, names))
+            pictures = "".join(_picture(mistake, names) for mistake in one.mistakes)
             rows.append(f'{title}<div class="mistakes">{pictures}</div>')
     return "<h3>Most confident mistakes</h3>" + "\n".join(rows) if rows else ""
 
 
-def _pictures(mistakes: Sequence[Mistake], names: Sequence[str]) -> Iterator[str]:
-    for one in mistakes:
-        answer = f"{names[one.answer]} ({100 * one.confidence:.0f} %)"
-        text = on_page(f"sample {one.sample} is {names[one.label]}, answered {answer}")
-        image = f'<img alt="{text}" src="{_data_url(one.picture)}">'
-        caption = f"{on_page(answer)}<br>is {on_page(names[one.label])}"
-        yield f'<figure title="{text}">{image}<figcaption>{caption}</figcaption></figure>'
+def _picture(one: Mistake, names: Sequence[str]) -> str:
+    answer = f"{names[one.answer]} ({100 * one.confidence:.0f} %)"
+    text = on_page(f"sample {one.sample} is {names[one.label]}, answered {answer}")
+    image = f'<img alt="{text}" src="{_data_url(one.picture)}">'
+    caption = f"{on_page(answer)}<br>is {on_page(names[one.label])}"
+    return f'<figure title="{text}">{image}<figcaption>{caption}</figcaption></figure>'
 
 
 def _data_url(picture: np.ndarray) -> str:
@@ -210,6 +196,7 @@ def _data_url(picture: np.ndarray) -> str:
     if picture.ndim == 1:
         low, high = float(picture.min()), float(picture.max())
         picture = ((picture - low) / ((high - low) or 1) * 255).astype(np.uint8)[None, :, None]
+        # eight times as wide as high
         picture = np.repeat(picture, max(1, picture.shape[1] // 8), axis=0)
     file = io.BytesIO()
     Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture).save(file, "PNG")

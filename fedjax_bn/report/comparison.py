@@ -2,14 +2,14 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fedjax_bn.arguments import text as texts
 from fedjax_bn.report.finished_runs import Variant, relevant, spell
 from fedjax_bn.report.html_parts import cell, joined, paragraphs, sortable
 from fedjax_bn.report.intervals import Interval
-from fedjax_bn.report.papers import beside
-from fedjax_bn.report.results import MEAN, Cell, Table, best_in, ranked
+from fedjax_bn.report.published import beside
+from fedjax_bn.report.results import MEAN, Table
 from fedjax_bn.run.experiment.method import has_own_weighing
 
 _MARKS = {1: ("▲ ", "up"), -1: ("▼ ", "down"), 0: ("", "soft")}
@@ -39,63 +39,70 @@ def first_screen(variants: Sequence[Variant], tables: Sequence[Table]) -> str:
         "interval, and what papers print. vs: points more than that row. n: test samples of a seed."
     )
     return joined(
-        paragraphs([*map(_verdict, tables)], "verdict"),
-        *(sortable("", *_parts(table, _html_score, _html_versus)) for table in tables),
+        paragraphs(map(_verdict, tables), "verdict"),
+        *(sortable("", *_parts(table, _in_html)) for table in tables),
         paragraphs([about], "soft"),
-        paragraphs([*_cautions(variants, tables)], "missing"),
-        paragraphs([*_paper_notes(tables)], "soft"),
+        paragraphs(_cautions(variants, tables), "missing"),
+        paragraphs(_paper_notes(tables), "soft"),
     )
 
 
-def markdown(title: str, tables: Sequence[Table]) -> str:
-    """Returns the tables of a data set as Markdown: best bold, limits in brackets."""
+def text_files(named: Mapping[str, Sequence[Table]]) -> dict[str, str]:
+    """Returns the tables, data set -> tables, in the form of each ending of a file.
 
+    Markdown and LaTeX (tabulars of booktabs) have the best of a column bold, and limits in
+    brackets. CSV has all digits, a line a cell and published number.
+    """
+    return {
+        ".md": "\n".join(_markdown(*one) for one in named.items()),
+        ".tex": "\n".join(_latex(*one) for one in named.items()),
+        ".csv": _long_csv(named),
+    }
+
+
+def _markdown(title: str, tables: Sequence[Table]) -> str:
     def escape(text: str) -> str:
         return texts.shown(text).replace("|", "\\|")
 
     parts = [f"## {escape(title)}"]
     for table in tables:
-        rows = _texts(table, escape, "**{}**", " [{}]")
-        head, *rest = (f"| {' | '.join(row)} |" for row in rows)
-        rule = f"|{' --- |' * len(rows[0])}"
-        parts += [escape(_caption(table)), "\n".join((head, rule, *rest))]
+        head, *rows = _texts(table, escape, "**{}**", " [{}]")
+        lines = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
+        parts += [escape(_caption(table)), "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
 
-def latex(title: str, tables: Sequence[Table]) -> str:
-    """Returns the tables of a data set as LaTeX tabulars (booktabs): limits as subscripts."""
-
+def _latex(title: str, tables: Sequence[Table]) -> str:
     def escape(text: str) -> str:
         return "".join(_IN_LATEX.get(one, one) for one in texts.shown(text))
 
     parts = [f"% {texts.shown(title)}"]
     for table in tables:
         rows = _texts(table, escape, "\\textbf{{{}}}", "$_{{[{}]}}$")
-        head, *rest = (" & ".join(row) + r" \\" for row in rows)
-        body = "\n".join((r"\toprule", head, r"\midrule", *rest, r"\bottomrule"))
+        head, *body = (" & ".join(row) + r" \\" for row in rows)
+        inside = "\n".join((r"\toprule", head, r"\midrule", *body, r"\bottomrule"))
         columns = "l" + "r" * (len(rows[0]) - 1)
-        tabular = f"\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}"
+        tabular = f"\\begin{{tabular}}{{{columns}}}\n{inside}\n\\end{{tabular}}"
         parts.append(f"% {texts.shown(_caption(table))}\n{tabular}")
     return "\n\n".join(parts) + "\n"
 
 
-def long_csv(named: Sequence[tuple[str, Sequence[Table]]]) -> str:
-    """Returns all cells of (data set, tables) pairs with all digits, a line a published number."""
+def _long_csv(named: Mapping[str, Sequence[Table]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(_FIELDS)
-    for dataset, table in ((dataset, table) for dataset, tables in named for table in tables):
-        for row in table.rows:
-            for column, one in row.cells.items():
-                start = (dataset, table.name, row.variant, row.adaptation, column)
-                counts = (one.seeds, one.samples or "", texts.cell(table.baseline))
-                versus = one.versus or Interval(float("nan"))
-                numbers = [["" if x != x else repr(float(x)) for x in ends]
-                           for ends in (one.value, versus)]  # fmt: skip
-                line = [*map(texts.cell, start), *numbers[0], *counts, *numbers[1]]
-                printed = [(p.mean, "" if p.std is None else p.std, p.source)
-                           for p in beside(table, row, column)]  # fmt: skip
-                writer.writerows([*line, *end] for end in printed or [("", "", "")])
+    every = [(dataset, table) for dataset, tables in named.items() for table in tables]
+    for dataset, table, row in [(*one, row) for one in every for row in one[1].rows]:
+        for column, one in row.cells.items():
+            start = (dataset, table.name, row.variant, row.adaptation, column)
+            counts = (one.seeds, one.samples or "", texts.cell(table.baseline))
+            versus = one.versus or Interval(float("nan"))
+            value, gap = (["" if x != x else repr(float(x)) for x in ends]
+                          for ends in (one.value, versus))  # fmt: skip
+            line = [*map(texts.cell, start), *value, *counts, *gap]
+            printed = [(p.mean, "" if p.std is None else p.std, p.source)
+                       for p in beside(table, row, column)]  # fmt: skip
+            writer.writerows([*line, *end] for end in printed or [("", "", "")])
     return file.getvalue()
 
 
@@ -107,74 +114,67 @@ def _caption(table: Table) -> str:
     )
 
 
-def _parts(
-    table: Table, score: Callable[..., str], versus: Callable[..., str]
-) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of a table; the difference to the baseline follows the mean.
+def _limits(interval: Interval, form: str) -> list[str]:
+    return [f"{interval.low:{form}}", f"{interval.high:{form}}"] if interval.known else []
+
+
+def _in_html(
+    text: str, limits: list[str], papers: Sequence[str] = (), best: bool = False, sign: int = 9
+) -> str:
+    """The cell of a page; the difference to the baseline has a sign, and an arrow if it is sure."""
+    mark, kind = _MARKS.get(sign, ("", ""))
+    return cell(mark + text, [*[" to ".join(limits)] * bool(limits), *papers], kind, best)
+
+
+def _parts(table: Table, write: Callable[..., str]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of a table; the difference to the baseline follows the first column.
 
     Args:
       table: a report's.
-      score: cell, its papers' numbers, whether it is the best -> text.
-      versus: cell of the first column or None, whether it is the baseline's -> text.
+      write: makes a cell of what `_in_html` takes.
     """
     first, *others = table.columns
-    best = {column: best_in(table, column) for column in table.columns}
+    ranks = {column: table.ranked(column) for column in table.columns}
     rows = []
     for row in table.rows:
+        scores = []
+        for column, rank in ranks.items():
+            if column not in row.cells:
+                scores.append("-")
+                continue
+            value = row.cells[column].value
+            papers = [f"{paper.paper}: {paper.mean:.1f}" for paper in beside(table, row, column)]
+            best = len(rank) > 1 and row is rank[0]  # the only row of a column is not its best
+            scores.append(write(f"{value.mean:.1f}", _limits(value, ".1f"), papers, best))
         one = row.cells.get(first)
-        scores = [
-            score(row.cells[column], beside(table, row, column), row is best[column])
-            if column in row.cells
-            else "-"
-            for column in table.columns
-        ]
-        compared = versus(one, row.label == table.baseline)
+        if one and (gap := one.versus):
+            versus = write(f"{gap.mean:+.1f}", _limits(gap, "+.1f"), sign=gap.sign)
+        else:
+            versus = write("baseline" if row.label == table.baseline else "", [], sign=0)
         counts = [str(one.seeds), f"{one.samples:,}" if one.samples else "?"] if one else ["-", "-"]
-        rows.append([row.label, scores[0], compared, *scores[1:], *counts])
+        rows.append([row.label, scores[0], versus, *scores[1:], *counts])
     return [table.name, first, f"vs {table.baseline}", *others, "seeds", "n"], rows
-
-
-def _html_score(one: Cell, printed: Sequence, best: bool) -> str:
-    value = one.value
-    notes = [f"{value.low:.1f} to {value.high:.1f}"] if value.known else []
-    notes += [f"{paper.paper}: {paper.mean:.1f}" for paper in printed]
-    return cell(f"{value.mean:.1f}", notes, best=best)
-
-
-def _html_versus(one: Cell | None, is_baseline: bool) -> str:
-    """The difference to the baseline, with an arrow if its interval leaves 0 out."""
-    if one is None or one.versus is None:
-        return cell("baseline" if is_baseline else "", kind="soft")
-    gap = one.versus
-    mark, kind = _MARKS[gap.sign]
-    notes = [f"{gap.low:+.1f} to {gap.high:+.1f}"] if gap.known else []
-    return cell(f"{mark}{gap.mean:+.1f}", notes, kind)
 
 
 def _texts(table: Table, escape: Callable[[str], str], bold: str, brackets: str) -> list[list[str]]:
     """The heads and rows of a table in a language: how it writes bold text and limits."""
 
-    def limits(interval: Interval, form: str) -> str:
-        text = f"{interval.low:{form}}, {interval.high:{form}}"
-        return brackets.format(text) if interval.known else ""
+    def write(
+        text: str, limits: list[str], papers: Sequence[str] = (), best: bool = False, sign: int = 0
+    ) -> str:
+        del sign
+        text = "-" if text in ("", "baseline") else bold.format(text) if best else text
+        text += brackets.format(", ".join(limits)) if limits else ""
+        return text + "".join(f" ({paper})" for paper in papers)
 
-    def score(one: Cell, printed: Sequence, best: bool) -> str:
-        text = f"{one.value.mean:.1f}"
-        papers = "".join(f" ({paper.paper}: {paper.mean:.1f})" for paper in printed)
-        return (bold.format(text) if best else text) + limits(one.value, ".1f") + papers
-
-    def versus(one: Cell | None, is_baseline: bool) -> str:
-        gap = one and one.versus
-        return f"{gap.mean:+.1f}{limits(gap, '+.1f')}" if gap else "-"
-
-    heads, rows = _parts(table, score, versus)
+    heads, rows = _parts(table, write)
     return [[*map(escape, heads)], *([escape(row[0]), *row[1:]] for row in rows)]
 
 
 def _verdict(table: Table) -> str:
     """Who is best by the first column, by how much, and whether the interval leaves 0 out."""
     column = table.columns[0]
-    first, *others = ranked(table, column)
+    first, *others = table.ranked(column)
     best = first.cells[column]
     if table.name == "internal":
         whom = "Internal clients, each with its own model"
@@ -188,6 +188,7 @@ def _verdict(table: Table) -> str:
         return f"{start}{limits}{basis}. There is nothing to compare it with."
     if first.label == table.baseline:
         second, gap = others[0].label, others[0].cells[column].versus
+        # the gap of the second row to the baseline, seen from the baseline
         gap, named = gap and Interval(-gap.mean, -gap.high, -gap.low), f"the next best, {second}"
     else:
         second, gap, named = table.baseline, best.versus, f"the baseline {table.baseline}"
@@ -197,9 +198,8 @@ def _verdict(table: Table) -> str:
         return f"{start}{basis}, the best here; the baseline has no number to compare.{more}"
     start += f", the best here: {gap.mean:+.1f} points to {named}"
     if not gap.known:
-        return (
-            f"{start}{basis}. Whether that is more than chance is unknown: run other seeds.{more}"
-        )
+        chance = "Whether that is more than chance is unknown: run other seeds."
+        return f"{start}{basis}. {chance}{more}"
     start += f" (95 % interval {gap.low:+.1f} to {gap.high:+.1f}{basis})."
     if gap.sign == 0:
         return f"{start} The interval holds 0: the difference may be chance.{more}"
@@ -239,6 +239,7 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
             f"The best of {most} rows is chosen by the numbers that are compared, which flatters "
             "it; an interval is for one comparison that was planned before."
         )
+    # the hash of the data depends on what is drawn from them and on who is left out
     settings = {(run.seed, run.target, spell(run.config["data.fraction"])) for run in runs}
     if len({run.about["data"] for run in runs}) > len(settings):
         yield "Runs of one seed and target have different data (their hash differs)."
@@ -247,6 +248,7 @@ def _cautions(variants: Sequence[Variant], tables: Sequence[Table]) -> Iterator[
 def _other_keys(variants: Sequence[Variant]) -> Iterator[str]:
     """Sentences on keys that differ, except those that labels name, and a method's own rules."""
     configs = [relevant(variant.runs[0]) for variant in variants]
+    # methods differ in what they share, which is not another setting
     known = {"share"} | {key for variant in variants for key in variant.keys}
     for key in sorted(set.intersection(*map(set, configs)) - known):
         labels: dict[str, list[str]] = {}

@@ -1,22 +1,11 @@
-"""The data of a run: data.json, with the samples of each class, and a report's section on it."""
+"""The data of a run: data.json, with the samples of each class."""
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from fedjax_bn.data import label_trees
 from fedjax_bn.data.domain import Dataset, Domain, Split, splits
-from fedjax_bn.report.finished_runs import Run, Variant
-from fedjax_bn.report.html_parts import heat_map, joined, paragraphs, picture
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.training.records import Record
-
-_MOST_CLASSES = 40  # with a column of their own in the table of counts
-_PICTURES = {
-    "samples": "What the clients see",
-    "boxes": "Boxes found in test images, and those missed",
-    "masked_features": "Features of two clients, before and after their masks",
-}
 
 
 def data_facts(internal: Dataset, unseen: Sequence[Domain], most: int = 100) -> Record:
@@ -72,35 +61,3 @@ def other_samples(data: Record, planned: Mapping[str, int]) -> dict[str, int]:
         if abs(count - wanted) > max(1, wanted // 500):
             found[domain] = count
     return found
-
-
-def data_section(variants: Sequence[Variant]) -> str:
-    """Returns pictures of the first run's data, and its class counts with names, as HTML."""
-    run = variants[0].runs[0]
-    plots = run.folder / "plots"
-    pictures = [picture(plots / f"{name}.png", text) for name, text in _PICTURES.items()]
-    counts = _class_counts(run)
-    if not counts:  # a version before 0.2 wrote no data.json
-        counts = picture(plots / "class_counts.png", "Training samples by class and client")
-    return joined(*pictures, counts)
-
-
-def _class_counts(run: Run) -> str:
-    """Tables of training, validation and test samples: a row a client and a column a class."""
-    if not (data := run.data):
-        return ""
-    what = "boxes" if data["boxes"] else "samples"
-    parts = [f"<h3>{what.capitalize()} by class and client</h3>"]
-    if len(data["clients"]) < data["number"]:
-        few = f"{len(data['clients'])} of {data['number']:,} clients."
-        parts.append(paragraphs([few], "soft"))
-    named = data["clients"] | {f"{name} (unseen)": one for name, one in data["unseen"].items()}
-    for split in ("train", "validation", "test"):
-        rows = {name: one[split]["classes"] for name, one in named.items() if split in one}
-        if rows:
-            heads, counts = data["classes"], np.array(list(rows.values()), float)
-            if len(heads) > _MOST_CLASSES:
-                heads = [f"least of {len(heads)} classes", "median", "most"]
-                counts = np.stack([counts.min(1), np.median(counts, 1), counts.max(1)], axis=1)
-            parts.append(heat_map(f"{split}: {what}", list(rows), heads, counts, ".0f"))
-    return "\n".join(parts)

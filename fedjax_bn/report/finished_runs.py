@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ml_collections import ConfigDict
+
 from fedjax_bn.run.config.defaults import base
 from fedjax_bn.run.config.keys import flatten
 from fedjax_bn.run.errors import WorkdirError
@@ -99,23 +101,15 @@ class Variant(NamedTuple):
         return self.runs[0].method
 
 
+def as_json(config: ConfigDict) -> Record:
+    """Returns dotted key -> value of a configuration, with lists for tuples as JSON has them."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in flatten(config)}
+
+
 @cache
 def defaults() -> Record:
     """Returns dotted key -> default, as JSON has it."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in flatten(base())}
-
-
-def read_run(folder: Path) -> Run:
-    """Returns a finished run.
-
-    Raises:
-      WorkdirError: the folder holds no finished run, or a damaged one.
-    """
-    summary = read_json(folder / "summary.json", SUMMARY)
-    records = read_lines(folder / "metrics.jsonl", summary["rounds"])
-    about = read_json(folder / "config.json", CLAIM)
-    data = read_json(folder / "data.json", DATA) if (folder / "data.json").exists() else {}
-    return Run(folder, about, summary, records, data, read_answers(folder))
+    return as_json(base())
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -131,7 +125,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             raise WorkdirError(f"{folder} is not a folder: give workdirs of finished runs")
         for place in _workdirs(folder):
             if (place / "summary.json").exists():
-                found.append(read_run(place))
+                found.append(_read_run(place))
             else:
                 notes.append(f"{place} holds a run that has not finished: it is left out.")
     if not found:
@@ -140,10 +134,19 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     return found, notes
 
 
+def _read_run(folder: Path) -> Run:
+    summary = read_json(folder / "summary.json", SUMMARY)
+    records = read_lines(folder / "metrics.jsonl", summary["rounds"])
+    about = read_json(folder / "config.json", CLAIM)
+    data = read_json(folder / "data.json", DATA) if (folder / "data.json").exists() else {}
+    return Run(folder, about, summary, records, data, read_answers(folder))
+
+
 def _workdirs(folder: Path) -> Iterator[Path]:
     """The folders of runs in a folder, the method itself before its baselines."""
     if (folder / "config.json").exists() or (folder / "summary.json").exists():
         yield folder
+        # other folders of a workdir hold no runs, but many files
         children = folder.glob("baselines/*")
     else:
         children = folder.iterdir()
@@ -184,6 +187,7 @@ def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
     groups: dict[tuple, list[Run]] = {}
     notes = []
     for run in runs:
+        # text, because lists cannot be keys
         keys = tuple(sorted((key, str(value)) for key, value in relevant(run).items()))
         group = groups.setdefault((run.method, keys), [])
         twin = [one for one in group if (one.seed, one.target) == (run.seed, run.target)]
@@ -194,19 +198,17 @@ def variants_of(runs: Sequence[Run]) -> tuple[list[Variant], list[str]]:
             )
         else:
             group.append(run)
-    configs: dict[str, list[Record]] = {}
-    for group in groups.values():
-        configs.setdefault(group[0].method, []).append(relevant(group[0]))
+    configs = [(group[0].method, relevant(group[0])) for group in groups.values()]
     made = []
-    for group in groups.values():
-        method, own = group[0].method, relevant(group[0])
-        others = configs[method]
+    for (method, own), group in zip(configs, groups.values(), strict=True):
+        others = [config for name, config in configs if name == method]
         differ = tuple(key for key in own if any(one.get(key) != own[key] for one in others))
-        shown = []
-        for key in differ:
-            usual = _usual(method, key, [spell(one.get(key)) for one in others])
-            if (text := spell(own[key])) != usual:
-                shown.append(f"{key}={text}")
+        texts = {key: [spell(one.get(key)) for one in others] for key in differ}
+        shown = [
+            f"{key}={spell(own[key])}"
+            for key in differ
+            if spell(own[key]) != _usual(method, key, texts[key])
+        ]
         label = f"{method} ({', '.join(shown)})" if shown else method
         made.append(Variant(label, tuple(group), differ))
     return made, notes

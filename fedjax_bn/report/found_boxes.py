@@ -89,7 +89,7 @@ def draw_box(
 
 
 def _draw(axes: Axes, picture: Picture, names: Sequence[str]) -> None:
-    right, missed = judge(picture)
+    right, missed = _judge(picture)
     shown = [on_plot(name, 12) for name in names]
     for m in np.flatnonzero(missed):
         text = shown[picture.true_classes[m]]
@@ -100,7 +100,7 @@ def _draw(axes: Axes, picture: Picture, names: Sequence[str]) -> None:
         draw_box(axes, picture.image, picture.boxes[d], text, colour)
 
 
-def judge(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
+def _judge(picture: Picture) -> tuple[np.ndarray, np.ndarray]:
     """Returns which found boxes are right, bool[D], and which true ones were missed, bool[M].
 
     Each true box is found once, by the best.

@@ -1,13 +1,13 @@
 """The parts of a page in HTML: its skeleton, tables that sort, heat maps, curves as inline SVG.
 
 page.css has the colours (c0 to c7) and dashes (d0 to d3) of curves; page.js sorts tables and shows
-the values below the pointer.
+the values below the pointer. A page may have a hundred charts, so their SVG is written here:
+matplotlib takes a third of a second for each, and its pictures cannot be read off or recoloured.
 """
 
 import base64
-import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +35,7 @@ def page(title: str, body: str) -> str:
     """Returns a page that needs no other file, from its title (text) and body (HTML)."""
     here = files("fedjax_bn.report")
     style, script = (here.joinpath(f"page.{end}").read_text("utf-8") for end in ("css", "js"))
-    title = on_page(title)
+    title = on_page(title)  # names of folders and clients may be any text
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -44,11 +44,11 @@ def page(title: str, body: str) -> str:
     )
 
 
-class Td(str):
+class _Td(str):
     """A table's cell as HTML, `<td>...</td>`."""
 
 
-def cell(text: object, notes: Sequence[str] = (), kind: str = "", best: bool = False) -> Td:
+def cell(text: object, notes: Iterable[str] = (), kind: str = "", best: bool = False) -> str:
     """Returns a table's cell.
 
     Args:
@@ -60,22 +60,22 @@ def cell(text: object, notes: Sequence[str] = (), kind: str = "", best: bool = F
     inside = f"<strong>{on_page(str(text))}</strong>" if best else on_page(str(text))
     small = "".join(f"<small>{on_page(note)}</small>" for note in notes)
     kind = f' class="{kind or "best"}"' if kind or best else ""
-    return Td(f"<td{kind}>{inside}{small}</td>")
+    return _Td(f"<td{kind}>{inside}{small}</td>")
 
 
-def sortable(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def sortable(caption: str, heads: Iterable[str], rows: Sequence[Iterable[object]]) -> str:
     """Returns a table whose columns sort by a click, in a box of its own that scrolls.
 
     Args:
       caption: text above it; empty for none.
       heads: texts.
-      rows: of `Td`s, or of values that are shown as text.
+      rows: of `cell`s, or of values that are shown as text.
     """
     head = "".join(
         f'<th scope="col"><button type="button">{on_page(text)}</button></th>' for text in heads
     )
     body = "".join(
-        f"<tr>{''.join(one if isinstance(one, Td) else cell(one) for one in row)}</tr>"
+        f"<tr>{''.join(one if isinstance(one, _Td) else cell(one) for one in row)}</tr>"
         for row in rows
     )
     above = paragraphs([caption], "soft") if caption else ""
@@ -88,8 +88,8 @@ def sortable(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]
 
 def heat_map(
     title: str,
-    rows: Sequence[str],
-    columns: Sequence[str],
+    rows: Iterable[str],
+    columns: Iterable[str],
     values: np.ndarray,
     form: str = ".2g",
     most: float = 0,
@@ -120,7 +120,7 @@ def heat_map(
     )
 
 
-def paragraphs(texts: Sequence[str], kind: str = "") -> str:
+def paragraphs(texts: Iterable[str], kind: str = "") -> str:
     """Returns texts as paragraphs of a CSS class."""
     name = f' class="{kind}"' if kind else ""
     return "\n".join(f"<p{name}>{on_page(text)}</p>" for text in texts)
@@ -137,14 +137,9 @@ def folded(summary: str, inside: str, is_open: bool = False) -> str:
     return f"<details{mark}><summary>{on_page(summary)}</summary>{inside}</details>"
 
 
-def side_by_side(parts: Sequence[str]) -> str:
+def side_by_side(parts: Iterable[str]) -> str:
     """Returns the parts that are not empty beside each other, as far as there is room."""
     return f'<div class="side">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'
-
-
-def preformatted(text: str) -> str:
-    """Returns text as a block that keeps its lines."""
-    return f"<pre>{html.escape(text)}</pre>"
 
 
 def picture(path: Path, text: str) -> str:
@@ -232,17 +227,18 @@ def chart(title: str, lines: Sequence[Line], unit: str, logarithmic: bool = Fals
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     xs = sorted({x for line in lines for x in line.x})
     if logarithmic:
-        across = _Axis([xs[i] for i in some_of(len(xs), 6)], _LEFT, right, True)
+        ticks = [xs[i] for i in some_of(len(xs), 6)]
     else:
         whole = all(x == int(x) for x in xs)
-        across = _Axis(_ticks(xs[0], xs[-1], whole) if len(xs) > 1 else xs, _LEFT, right)
+        ticks = _ticks(xs[0], xs[-1], whole) if len(xs) > 1 else xs
+    across = _Axis(ticks, _LEFT, right, logarithmic)
     ys = [y for line in lines for y in (*line.y, *line.low, *line.high)]
     up = _Axis(_ticks(min(ys), max(ys)), bottom, _TOP)
     parts = []
     for y, tick in zip(up.places(up.ticks), up.ticks, strict=True):
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:g}" y2="{y:g}"/>')
         parts.append(f'<text x="{_LEFT - 5}" y="{y + 4:g}" text-anchor="end">{tick:g}</text>')
-    for x, tick in zip(across.places(across.ticks), across.ticks, strict=True):
+    for x, tick in zip(across.places(ticks), ticks, strict=True):
         parts.append(f'<text x="{x:g}" y="{bottom + 14}" text-anchor="middle">{tick:g}</text>')
     parts.append(f'<text x="{right}" y="{_HEIGHT - 4}" text-anchor="end">{on_page(unit)}</text>')
     parts += [_drawn(line, across, up) for line in lines]
@@ -273,7 +269,7 @@ class _Axis(NamedTuple):
 def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
     """At most six round numbers that span two ends."""
     if high <= low:
-        margin = abs(low) * 0.05 or 1.0
+        margin = abs(low) * 0.05 or 1.0  # a constant is a line in the middle
         low, high = low - margin, high + margin
     locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=1)
     return locator.tick_values(low, high).tolist()
@@ -283,24 +279,23 @@ def _thinned(line: Line, most: int) -> Line:
     """The line with at most so many points, all of them drawable."""
     good = [i for i, y in enumerate(line.y) if abs(y) < _MOST]
     good = [good[i] for i in some_of(len(good), most)] if good else []
-    return line._replace(
-        **{
-            name: [float(values[i]) for i in good] if len(values) else []
-            for name, values in line._asdict().items()
-            if name in ("x", "y", "low", "high")
-        }
-    )
+    name, look, *columns = line
+    return Line(name, look, *([float(v[i]) for i in good] if len(v) else [] for v in columns))
 
 
 def _drawn(line: Line, across: _Axis, up: _Axis) -> str:
     """A band where there are limits, the line, and points where they are few."""
     style, x, y = line.look.style, across.places(line.x), up.places(line.y)
+
+    def points(x: np.ndarray, y: np.ndarray) -> str:
+        return " ".join(f"{a:g},{b:g}" for a, b in zip(x, y, strict=True))
+
     parts = []
     if line.low:
         ends = np.append(x, x[::-1]), np.append(up.places(line.high), up.places(line.low)[::-1])
-        parts.append(f'<polygon class="band {style}" points="{_points(*ends)}"/>')
+        parts.append(f'<polygon class="band {style}" points="{points(*ends)}"/>')
     parts.append(
-        f'<polyline class="line {style}" points="{_points(x, y)}" '
+        f'<polyline class="line {style}" points="{points(x, y)}" '
         f'data-name="{on_page(line.name)}" data-x="{" ".join(f"{v:g}" for v in line.x)}" '
         f'data-y="{" ".join(f"{v:.4g}" for v in line.y)}"/>'
     )
@@ -310,7 +305,3 @@ def _drawn(line: Line, across: _Axis, up: _Axis) -> str:
             for a, b in zip(x, y, strict=True)
         ]
     return f'<g class="series{"" if line.look.on else " off"}">{"".join(parts)}</g>'
-
-
-def _points(x: np.ndarray, y: np.ndarray) -> str:
-    return " ".join(f"{a:g},{b:g}" for a, b in zip(x, y, strict=True))

@@ -1,8 +1,8 @@
-"""95 % intervals of scores: over seeds by Student's t, within a seed over the test samples.
+"""95 % intervals of scores: Student's over seeds, and over the test samples within one seed.
 
-A mean over clients is a mean of shares, each with the Wilson interval of its own samples. They are
-combined as Zou and Donner do ("MOVER", Stat. Med. 27, 2008): the squared distances of the limits
-from their shares are added, each with its weight.
+A mean over clients is a mean of shares, each with the Wilson interval of its own samples (J. Am.
+Stat. Assoc. 22, 1927). Zou and Donner combine them ("MOVER", Stat. Med. 27, 2008): the squared
+distances of the limits from their shares are added, each with its weight.
 """
 
 import math
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtri, stdtrit  # scipy.stats takes a second to import
+import scipy  # imports scipy.stats at its first use, which takes a second
+from scipy.special import ndtri
 
 _TWO_SIDED = 0.975
 _Z = float(ndtri(_TWO_SIDED))
@@ -35,46 +36,38 @@ class Interval(NamedTuple):
         return (self.low > 0) - (self.high < 0)
 
 
-def _around(mean: float, down: float, up: float | None = None) -> Interval:
-    return Interval(float(mean), float(mean - down), float(mean + (down if up is None else up)))
+def _around(mean: float, down: float, up: float) -> Interval:
+    return Interval(float(mean), float(mean - down), float(mean + up))
 
 
 def over_seeds(values: Sequence[float]) -> Interval:
     """Returns the mean of at least one value, with Student's interval if there are two or more."""
-    mean, count = float(np.mean(values)), len(values)
-    if count < 2:
+    mean = float(np.mean(values))
+    if len(values) < 2:
         return Interval(mean)
-    return _around(mean, stdtrit(count - 1, _TWO_SIDED) * np.std(values, ddof=1) / count**0.5)
+    # t.interval has no limits for equal values
+    reach = scipy.stats.t.ppf(_TWO_SIDED, len(values) - 1) * scipy.stats.sem(values)
+    return _around(mean, reach, reach)
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> Interval:
     """Returns the mean of `one` minus that of `other`, at least two each, of unequal variances."""
-    parts = [np.var(values, ddof=1) / len(values) for values in (one, other)]
-    variance = sum(parts)
-    freedom = variance**2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (one, other), strict=True)
-    ) if variance else 1  # fmt: skip
-    reach = stdtrit(freedom, _TWO_SIDED) * math.sqrt(variance)
-    return _around(np.mean(one) - np.mean(other), reach)
-
-
-def wilson(percent: float, samples: int) -> Interval:
-    """Returns a share of `samples` >= 1 with Wilson's interval (J. Am. Stat. Assoc. 22, 1927)."""
-    p, of_z = min(max(percent / 100, 0), 1), _Z**2 / samples
-    middle = (p + of_z / 2) / (1 + of_z)
-    reach = math.sqrt(p * (1 - p) * of_z + of_z**2 / 4) / (1 + of_z)
-    return Interval(percent, 100 * max(0, middle - reach), 100 * min(1, middle + reach))
+    gap = float(np.mean(one) - np.mean(other))
+    if np.ptp(one) == np.ptp(other) == 0:  # for which ttest_ind divides by 0
+        return Interval(gap, gap, gap)
+    return Interval(gap, *scipy.stats.ttest_ind(one, other, equal_var=False).confidence_interval())
 
 
 def mean_of_parts(parts: Sequence[Part]) -> Interval:
-    """Returns the mean of shares of independent samples; without limits if a count is unknown."""
-    mean = float(np.mean([percent for percent, _ in parts]))
-    if not all(samples > 0 for _, samples in parts):
-        return Interval(mean)
-    each = [wilson(*part) for part in parts]
-    down = math.hypot(*(one.mean - one.low for one in each)) / len(parts)
-    up = math.hypot(*(one.high - one.mean for one in each)) / len(parts)
-    return _around(mean, down, up)
+    """Returns the mean of shares of independent samples, at least one sample each."""
+    percent, samples = np.array(parts, float).T
+    # binomtest(...).proportion_ci takes whole counts alone, and a millisecond for each client
+    share, of_z = np.clip(percent / 100, 0, 1), _Z**2 / samples
+    middle = (share + of_z / 2) / (1 + of_z)
+    reach = np.sqrt(share * (1 - share) * of_z + of_z**2 / 4) / (1 + of_z)
+    down = percent - 100 * np.maximum(middle - reach, 0)
+    up = 100 * np.minimum(middle + reach, 1) - percent
+    return _around(percent.mean(), *(math.hypot(*each) / len(parts) for each in (down, up)))
 
 
 def difference_of_parts(one: Sequence[Part], other: Sequence[Part]) -> Interval:
@@ -97,5 +90,5 @@ def paired_difference(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) ->
       other: the same of the second model.
     """
     gaps = [100 * (a.astype(float) - b) for a, b in zip(one, other, strict=True)]
-    variance = sum(gap.var() / len(gap) for gap in gaps) / len(gaps) ** 2
-    return _around(np.mean([gap.mean() for gap in gaps]), _Z * math.sqrt(variance))
+    reach = _Z * math.sqrt(sum(gap.var() / len(gap) for gap in gaps)) / len(gaps)
+    return _around(np.mean([gap.mean() for gap in gaps]), reach, reach)

@@ -1,34 +1,24 @@
 """report.html: one page on finished runs, with their tables and curves, no other file needed."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from fedjax_bn.arguments.text import on_page
 from fedjax_bn.data.domain import Dataset, Domain
 from fedjax_bn.report import comparison, html_parts, plots, unseen
-from fedjax_bn.report.about_runs import about_runs
 from fedjax_bn.report.answers import measured, mistakes
-from fedjax_bn.report.batch_norms import batch_norms
 from fedjax_bn.report.curves import convergence, sensitivity
-from fedjax_bn.report.data import data_facts, data_section
+from fedjax_bn.report.data import data_facts
 from fedjax_bn.report.finished_runs import Run, Variant, find_runs, variants_of
 from fedjax_bn.report.results import Table, tables_of
+from fedjax_bn.report.sections import about_runs, batch_norms, data_section
 from fedjax_bn.run.errors import ConfigError
 from fedjax_bn.run.evaluation.groups import some_of
 from fedjax_bn.run.files.workdir import write_atomically, write_json
 
 _CONNECTOMES = "abide"  # the data set whose features are the upper triangles of matrices
 _MOST_SAMPLED = 40  # clients whose images are shown
-
-
-class _Group(NamedTuple):
-    """Runs on one data set: its name, their variants, notes on what was left out, tables."""
-
-    name: str
-    variants: list[Variant]
-    notes: list[str]
-    tables: list[Table]
+_Group = tuple[list[Variant], list[str], list[Table]]  # of a data set; notes on what is left out
 
 
 def write_report(folder: Path) -> None:
@@ -52,7 +42,7 @@ def write_report(folder: Path) -> None:
     for name, image in drawn.items():
         write_atomically(folder / "plots" / f"{name}.png", image)
     title = f"{first.method} on {first.summary['dataset']}, seed {first.seed}"
-    write_atomically(folder / "report.html", _page(title, list(_groups(runs)), notes))
+    write_atomically(folder / "report.html", _page(title, _groups(runs), notes))
 
 
 def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> list[Path]:
@@ -73,15 +63,11 @@ def write_comparison(folders: Iterable[Path], out: Path, baseline: str = "") -> 
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--out={out} must end with .html: the tables beside it have other ends")
     runs, notes = find_runs(folders)
-    groups = list(_groups(runs, baseline))
-    named = [(group.name, group.tables) for group in groups]
-    title = f"{len(runs)} run{'s' * (len(runs) > 1)} on {', '.join(name for name, _ in named)}"
-    files = {
-        out: _page(title, groups, notes),
-        out.with_suffix(".md"): "\n".join(comparison.markdown(*one) for one in named),
-        out.with_suffix(".tex"): "\n".join(comparison.latex(*one) for one in named),
-        out.with_suffix(".csv"): comparison.long_csv(named),
-    }
+    groups = _groups(runs, baseline)
+    title = f"{len(runs)} run{'s' * (len(runs) > 1)} on {', '.join(groups)}"
+    tables = {name: tables for name, (_, _, tables) in groups.items()}
+    files = {out: _page(title, groups, notes)}
+    files |= {out.with_suffix(end): text for end, text in comparison.text_files(tables).items()}
     for path, text in files.items():
         write_atomically(path, text)
     return list(files)
@@ -102,22 +88,24 @@ def write_data_plots(
     write_atomically(folder / "plots" / "class_counts.png", plots.class_counts(internal))
 
 
-def _groups(runs: Sequence[Run], baseline: str = "") -> Iterator[_Group]:
-    """Runs by data set and by what their scores are."""
+def _groups(runs: Sequence[Run], baseline: str = "") -> dict[str, _Group]:
+    """Runs by data set and by what their scores are: the name of each -> its group."""
     by_kind: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         by_kind.setdefault((run.summary["dataset"], run.score), []).append(run)
     datasets = [dataset for dataset, _ in by_kind]
+    groups = {}
     for (dataset, score), group in by_kind.items():
         variants, notes = variants_of(group)
         name = dataset if datasets.count(dataset) == 1 else f"{dataset}, {score}"
-        yield _Group(name, variants, notes, tables_of(variants, baseline))
+        groups[name] = variants, notes, tables_of(variants, baseline)
+    return groups
 
 
-def _page(title: str, groups: Sequence[_Group], notes: Sequence[str]) -> str:
+def _page(title: str, groups: Mapping[str, _Group], notes: Sequence[str]) -> str:
     """The page: the tables of every data set first, then the rest of each."""
     several, first, details = len(groups) > 1, [], []
-    for name, variants, left_out, tables in groups:
+    for name, (variants, left_out, tables) in groups.items():
         first += [f"<h2>{on_page(name)}</h2>"] * several
         first.append(comparison.first_screen(variants, tables))
         first.append(html_parts.paragraphs(left_out, "missing"))

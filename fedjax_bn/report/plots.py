@@ -25,6 +25,7 @@ def curves(records: list[Record], key: str, label: str) -> bytes:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for name in records[0][key]:
+        # JSON has null for a value that is not finite
         values = [np.nan if r[key][name] is None else r[key][name] for r in records]
         style = {"color": "black", "linewidth": 2.5} if name == "mean" else {}
         style["marker"] = "." if len(rounds) < 50 else ""
@@ -74,11 +75,11 @@ def samples(domains: list[Domain], count: int = 10, connectomes: bool = False) -
     for axes, domain, name in zip(grid, domains, names, strict=True):
         first = next(splits(domain))[1]
         images = np.stack([*islice(first.images, count)])
-        images = as_matrices(images) if connectomes and images.ndim == 2 else images
+        images = _as_matrices(images) if connectomes and images.ndim == 2 else images
         if images.ndim == 2:
             _profiles(axes, images, count)
         else:
-            axes.imshow(side_by_side(images, count), cmap="gray", vmin=0, vmax=1)
+            axes.imshow(_in_a_row(images, count), cmap="gray", vmin=0, vmax=1)
         for number, image in enumerate(images):
             left = number * (image.shape[1] + _gap(images)) if image.ndim > 1 else 0
             for box in label_trees.boxes_of(first.labels, number):
@@ -89,7 +90,7 @@ def samples(domains: list[Domain], count: int = 10, connectomes: bool = False) -
     return png(figure)
 
 
-def as_matrices(features: np.ndarray) -> np.ndarray:
+def _as_matrices(features: np.ndarray) -> np.ndarray:
     """Symmetric matrices f[n, R, R, 1] with the features f[n, F] of ABIDE above their diagonals.
 
     The diagonal is 1, of a region with itself; F = R (R - 1) / 2.
@@ -108,7 +109,7 @@ def _profiles(axes: Axes, features: np.ndarray, count: int) -> None:
     axes.set_xlim(-0.05 * width, (1.1 * count - 0.05) * width)
 
 
-def side_by_side(images: np.ndarray, count: int) -> np.ndarray:
+def _in_a_row(images: np.ndarray, count: int) -> np.ndarray:
     """Images [n, H, W, C] as one picture with room for `count`, gaps in white.
 
     Colours stay as they are; grey images are stretched from 0 to 1, each by itself.
@@ -129,7 +130,7 @@ def side_by_side(images: np.ndarray, count: int) -> np.ndarray:
 
 
 def _gap(images: np.ndarray) -> int:
-    """Columns between two images [n, H, W, C] of `side_by_side`."""
+    """Columns between two images [n, H, W, C] of `_in_a_row`."""
     return max(1, images.shape[2] // 10)
 
 
@@ -169,31 +170,20 @@ def class_counts(dataset: Dataset) -> bytes:
 
 def _name_clients(axes: Axes, names: list[tuple[str, str, str]]) -> None:
     """Client numbers below the columns and, where domains have several, domains below those."""
-    places = np.arange(len(names)) + 0.5
-    shared = [domain for domain, _, _ in names]
-    own = [on_plot(name) for _, _, name in names]
-    if not any(shared) and len(names) > 40:
-        axes.set_xticks([])
-        return
-    if not any(shared):
-        axes.set_xticks(places, own, fontsize=8, rotation=30, ha="right")
-        return
+    domains, _, own = zip(*names, strict=True)
+    numbered = any(domains)
+    look = {"fontsize": 8} if numbered else {"fontsize": 8, "rotation": 30, "ha": "right"}
+    axes.set_xticks([])
     if len(names) <= 40:
-        axes.set_xticks(places, own, fontsize=8)
-    else:
-        axes.set_xticks([])
-    starts = [k for k in range(len(names)) if k == 0 or shared[k] != shared[k - 1]]
+        axes.set_xticks(np.arange(len(names)) + 0.5, map(on_plot, own), **look)
+    if not numbered:
+        return
+    starts = [k for k in range(len(names)) if k == 0 or domains[k] != domains[k - 1]]
     for start, end in zip(starts, [*starts[1:], len(names)], strict=True):
         axes.axvline(start, color="black", linewidth=1.2)
-        axes.annotate(
-            on_plot(shared[start]),
-            ((start + end) / 2, 0),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, -18),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-        )
+        below = {"xytext": (0, -18), "textcoords": "offset points", "ha": "center", "va": "top"}
+        place = ((start + end) / 2, 0)
+        axes.annotate(on_plot(domains[start]), place, xycoords=("data", "axes fraction"), **below)
 
 
 def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> bytes:
@@ -208,11 +198,11 @@ def masked_features(features: Mapping[str, np.ndarray], masks: np.ndarray) -> by
     for column, (name, values), mask in zip(grid.T, features.items(), masks, strict=True):
         title = on_plot(name)
         rows = {f"{title}: features": values, f"{title}: masked features": values * mask}
-        for axes, (title, drawn), color in zip(column, rows.items(), ("C0", "C1"), strict=True):
+        for axes, (head, drawn), color in zip(column, rows.items(), ("C0", "C1"), strict=True):
             means = drawn.mean(0)
             axes.bar(np.arange(len(means)), means, width=1, color=color)
             axes.axhline(means.mean(), color="black", linestyle=":", linewidth=1)
-            axes.set(title=f"{title}, mean {means.mean():.3g}")
+            axes.set(title=f"{head}, mean {means.mean():.3g}")
             axes.grid(axis="y", alpha=0.3)
         column[-1].set_xlabel("channel")
     for axes in grid[:, 0]:

@@ -1,69 +1,31 @@
-"""The papers' tables: the numbers that they print, and the configurations that state how.
+"""What papers print, and beside which cell of a report it stands.
 
-The numbers are in `paper_results.csv`, a row for each cell of a table. `launch/sweeps` makes the
-runs of the same tables, with the names and settings below.
+`paper_results.csv` has the numbers, a row for each cell of a table. `paper_protocols.json` has the
+configuration and the test of each row; `launch/sweeps/coverage.py --protocols` writes it from the
+sweeps, which state how every table is made.
 """
 
 import csv
-import math
-from collections.abc import Iterator, Mapping
-from functools import cache, partial
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from fedjax_bn.data.corruptions import EXTRA, INTERNAL
-from fedjax_bn.report.results import MEAN, RUNNING
+import numpy as np
 
-WEIGHTS = "weights of ImageNet"
-UNSTATED = "unstated"
-_CORRUPTIONS = (
-    *("gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog"),
-    *("bright", "contrast", "elastic", "pixelate", "jpeg"),
-)
-# data set here -> heading of a paper's tables -> domain here
-DOMAINS: dict[str, dict[str, str]] = {
-    "digits": {
-        **{"SVHN": "svhn", "USPS": "usps", "SynthDigits": "synth_digits", "MNIST-M": "mnist_m"},
-        "MNIST": "mnist",
-    },
-    "digits_morpho": {"Morpho-global": "morpho_global", "Morpho-local": "morpho_local"},
-    "digits_dg": {"SVHN": "svhn", "MNIST-M": "mnist_m", "MNIST": "mnist", "SYN": "syn"},
-    "office_caltech10": {"A": "amazon", "C": "caltech", "D": "dslr", "W": "webcam"},
-    "domainnet": {
-        **{"C": "clipart", "I": "infograph", "P": "painting", "Q": "quickdraw", "R": "real"},
-        "S": "sketch",
-    },
-    "abide": {"NYU": "NYU", "USM": "USM", "UM": "UM_1", "UCLA": "UCLA_1"},
-    "pacs": {"P": "photo", "A": "art_painting", "C": "cartoon", "S": "sketch"},
-    "vlcs": {"V": "VOC2007", "L": "LabelMe", "C": "Caltech101", "S": "SUN09"},
-    "officehome": {"A": "Art", "C": "Clipart", "P": "Product", "R": "Real World"},
-    "camelyon17": {"hospital4": "center1", "hospital5": "center2"},
-    "cifar10_c": dict(zip(_CORRUPTIONS, INTERNAL, strict=True)),
-    "driving": {"Cityscapes": "cityscapes", "Mapillary": "vistas", "BDD100K": "bdd100k"},
-    "bdd100k": {
-        name: name for name in ("ClearHighway", "RainyHighway", "CityStreet", "Residential")
-    },
-}
-LETTERS = dict(zip("ABCDEFGHIJKLMNO", INTERNAL, strict=True))  # of UniFed's Table 2
-# Settings of FedBN's Tables 13 to 16.
-BATCHES = {"10": 10, "50": 50, "full": 743}
-PERCENTS = (100, 60, 40, 20, 10, 5, 1)
-# Training images in Table 15; Table 16 has ten times as many.
-_UNCUT = {"svhn": 7943, "usps": 743, "synth_digits": 39116, "mnist_m": 5600, "mnist": 5600}
-# Training images of each client in the authors' code.
-OF_EACH = {"office_caltech10": 62, "domainnet": 105}
-UNIFED = ("FedAvg", "Scaffold", "FedProx", "FedAdam", "FedNova", "MOON", "FedDC", "PerFedAvg")
-OWN_BN = "+client-specific BN"  # after a method's name in UniFed's tables
-# Rows of UniFed's Table 3 whose global batch norms are not updated (section 4.1.3) -> adaptation.
-NEVER_UPDATED = {"FedBN": "initial:affine=False", f"FedBN{OWN_BN}": "tsmobn:affine=False"}
-# Rows of FedIG's Table 3c -> adaptation.
-INFERENCE = {
-    "FedIG + ensemble BNs": "ensemble",
-    "FedIG + IABN": "iabn",
-    "FedIG + MixNorm": "mixnorm",
-    "FedIG + random alpha": "random_alpha",
-    "FedIG + fixed alpha 0.5": "fixed_alpha",
-}
+from fedjax_bn.report.data import other_samples
+from fedjax_bn.report.finished_runs import APART, as_json, spell
+from fedjax_bn.report.results import MEAN, Row, Table
+from fedjax_bn.run.config.file import read
+from fedjax_bn.run.experiment.method import own_rules
+
+PROTOCOLS = "paper_protocols.json"
+UNSTATED = "unstated"  # what a paper starts from
+# What rows of a paper's table differ in, or what no number depends on by much.
+_OF_ROWS = frozenset(("share", "weigh", "data.perturb", "eval_every", "patience", "pretrained"))
+# What the digits' empty keys mean for the originals, whose numbers the papers print.
+_OF_ORIGINALS = {"data.fraction": 0.1, "data.truncate": True}
 # FedBN's Table 16 prints its columns in another order than its numbers have, evidently its authors'
 # order of clients: printed heading -> data set of the numbers.
 _TABLE_16 = {
@@ -136,210 +98,183 @@ def published(**where: str) -> tuple[Cell, ...]:
     return tuple(cell for cell in cells() if all(getattr(cell, f) == v for f, v in where.items()))
 
 
-class PaperTable(NamedTuple):
+class _Protocol(NamedTuple):
     """A published table, or one setting of a table, with the configuration that states how.
 
     Attributes:
-      table: "internal" or "unseen", the table of a report beside which it stands.
-      dataset: here.
+      where: paper, table, dataset and setting of its cells.
+      name: such as "FedBN, Table 11", with the setting if the table has several.
+      kind: internal or unseen, the table of a report beside which it stands.
+      metric: accuracy or mAP50.
       config: the packaged config.
-      changes: of the config, (key, text).
-      where: fields of its cells.
+      dataset: its data.name, with the changes.
+      start: what training starts from: empty for random weights, or UNSTATED.
+      samples: domain -> training samples of each of its clients, if the paper or its authors' code
+        gives the number.
       columns: domain here -> heading there.
-      adapted: adaptation here -> what it adds to the name of a row there; others have no row.
-      renamed: names of rows there that are not those of most papers.
-      start: what training starts from: empty for random weights, WEIGHTS, or UNSTATED.
-      target: the domains left out there; None if each is in turn.
-      samples: domain here -> training samples of each of its clients, if the paper or its authors'
-        code gives the number.
+      rows: title -> {"adaptation": of the test, "changes": the row's own for each alternative}.
+      changes: of the config, which all rows make.
+      target: the domains left out; None if each is in turn.
     """
 
-    table: str
-    dataset: str
+    where: Sequence[str]
+    name: str
+    kind: str
+    metric: str
     config: str
-    changes: tuple[tuple[str, str], ...]
-    where: Mapping[str, str]
+    dataset: str
+    start: str
+    samples: Mapping[str, int]
     columns: Mapping[str, str]
-    adapted: Mapping[str, str]
-    renamed: Mapping[str, str] = {}
-    start: str = ""
-    target: str | None = None
-    samples: Mapping[str, int] = {}
-
-    @property
-    def paper(self) -> str:
-        """Its paper."""
-        return self.where["paper"]
-
-    @property
-    def name(self) -> str:
-        """Paper, table, and the setting if the table has several."""
-        setting = self.where.get("setting")
-        return f"{self.paper}, Table {self.where['table']}" + (f" ({setting})" if setting else "")
-
-    @property
-    def metric(self) -> str:
-        """What its percentages are, as a report's table calls it."""
-        return "mAP50" if self.dataset in ("driving", "bdd100k") else "accuracy"
+    rows: Mapping[str, Mapping[str, Any]]
+    changes: Mapping[str, Any]
+    target: str | None
 
 
-def epochs(count: int) -> dict[str, int]:
-    """Returns the keys of FedBN's E local epochs: 300 epochs in all, the rounds rounded up."""
-    return {"local_epochs": count, "rounds": math.ceil(300 / count)}
+class _Training(NamedTuple):
+    """What makes a row of a published table: its test, its rules, all keys of its configuration."""
+
+    protocol: _Protocol
+    title: str
+    adaptation: str
+    rules: tuple
+    planned: Mapping[str, Any]
 
 
-def unequal(percent: int) -> tuple[dict[str, Any], dict[str, int]]:
-    """Returns the keys and training samples of FedBN's Tables 15 (10 %) and 16 (100 %).
+class _Printed(NamedTuple):
+    """A published number that stands beside a cell.
 
-    All clients make the steps of the largest one, SynthDigits, in an epoch (E.6).
+    Attributes:
+      paper: such as FedBN.
+      table: its table, and the setting if it has several.
+      source: the table, or that it is our mean of numbers that the paper prints without one.
+      mean: percent.
+      std: standard deviation over runs in percent; None if the paper prints none.
+      differs: in what the run differs from the paper's protocol.
     """
-    samples = {name: count * percent // 10 for name, count in _UNCUT.items()}
-    steps = math.ceil(samples["synth_digits"] / 32)
-    changes = {"data.truncate": False, "data.fraction": percent / 100, "local_steps": steps}
-    return changes, samples
+
+    paper: str
+    table: str
+    source: str
+    mean: float
+    std: float | None
+    differs: str
 
 
-_PLAIN = {"": "", RUNNING: ""}
-_ADAPTER = _PLAIN | {"zero_shot_adapter": "-A"}
-_TSMOBN = _PLAIN | {"tsmobn": "+TsmoBN"}
+def beside(table: Table, row: Row, column: str) -> list[_Printed]:
+    """Returns the published numbers of a cell, at most one a paper.
+
+    It is from the row whose rules are the run's, in the table whose protocol is nearest to the run;
+    of equally near ones in the largest. If a paper prints no mean, that of its numbers stands
+    beside the mean over the same clients.
+
+    Args:
+      table: of the report.
+      row: of that table.
+      column: client or domain, or the mean of all domains left out.
+    """
+    found: dict[str, tuple[tuple[int, int], _Printed]] = {}
+    trainings = _trainings(table.name, table.dataset, table.score)
+    rules = _rules(row.method, row.config) if trainings else ()
+    for one in trainings:
+        if (one.adaptation, one.rules) != (row.adaptation, rules):
+            continue
+        protocol = one.protocol
+        cells = _printed(tuple(protocol.where), one.title)
+        cells = {here: cells[there] for here, there in protocol.columns.items() if there in cells}
+        if column in cells:
+            mean, std, source = cells[column].mean, cells[column].std, protocol.name
+        elif column == MEAN and {*cells, MEAN} == {*table.columns}:
+            mean, std = float(np.mean([cell.mean for cell in cells.values()])), None
+            source = f"mean of {protocol.name}"
+        else:
+            continue
+        differs = list(_differences(one, row))
+        # tables that repeat a row of another one, such as ablations, are smaller
+        rank = (len(differs), -len(protocol.rows))
+        paper = protocol.where[0]
+        if paper not in found or rank < found[paper][0]:
+            differs += _other_clients(protocol, table)
+            said = "; ".join(differs) or "nothing that its config states"
+            found[paper] = rank, _Printed(paper, protocol.name, source, mean, std, said)
+    return [printed for _, printed in found.values()]
 
 
-def _table(
-    paper: str,
-    number: str,
-    dataset: str,
-    printed: str,
-    setting: str = "",
-    *,
-    kind: str = "unseen",
-    config: str = "",
-    changes: Mapping[str, Any] | None = None,
-    columns: Mapping[str, str] | None = None,
-    average: bool = False,
-    adapted: Mapping[str, str] = _PLAIN,
-    method: str = "",
-    **fields: Any,
-) -> PaperTable:
-    """A table whose cells have these fields; its columns are heading -> domain."""
-    where = {"paper": paper, "table": number, "dataset": printed, "setting": setting}
-    where = {key: text for key, text in (where | {"method": method}).items() if text}
-    columns = DOMAINS[dataset] if columns is None else columns
-    columns = {domain: heading for heading, domain in columns.items()}
-    columns |= {MEAN: "Avg"} if average else {}
-    texts = tuple((key, str(value)) for key, value in (changes or {}).items())
-    return PaperTable(kind, dataset, config or dataset, texts, where, columns, adapted, **fields)
+@cache  # a page asks for each cell, and reading a config file takes 50 ms
+def _trainings(kind: str, dataset: str, metric: str) -> list[_Training]:
+    """The rows of the papers' tables on a data set; several of one row are its alternatives."""
+    text = files("fedjax_bn.report").joinpath(PROTOCOLS).read_text(encoding="utf-8")
+    found = []
+    for one in (_Protocol(**fields) for fields in json.loads(text)):
+        if (one.kind, one.dataset, one.metric) == (kind, dataset, metric):
+            for title, row in one.rows.items():
+                for changes in row["changes"]:
+                    planned = _config(one.config) | one.changes | changes
+                    rules = _rules(planned["method"], planned)
+                    found.append(_Training(one, title, row["adaptation"], rules, planned))
+    return found
 
 
-def _fedbn() -> Iterator[PaperTable]:
-    """Tables 11, 13 to 16, 12, 17 and 1: in Table 17 FedBN has statistics of test batches."""
-    everyone = DOMAINS["digits"].values()
-
-    def digits(
-        number: str, setting: str, samples: int | dict[str, int], changes: Mapping[str, Any]
-    ) -> PaperTable:
-        counts = samples if isinstance(samples, dict) else dict.fromkeys(everyone, samples)
-        given = {"kind": "internal", "changes": changes, "target": "", "samples": counts}
-        return _table("FedBN", number, "digits", "Digits-Five", setting, **given)
-
-    yield digits("11", "", 743, {})
-    for name, size in BATCHES.items():
-        for count in (1, 4, 16):
-            changes = {"batch_size": size, **epochs(count)}
-            yield digits("13", f"B={name}, E={count}", 743, changes)
-    for percent in PERCENTS:
-        if percent != 10:  # whose numbers are in Table 11
-            changes = {"data.fraction": percent / 100}
-            yield digits("14", f"data fraction {percent}%", 7438 * percent // 100, changes)
-    for number, percent in (("15", 10), ("16", 100)):
-        changes, samples = unequal(percent)
-        yield digits(number, f"unequal sizes, {percent}%", samples, changes)
-    pooled = {"changes": {"data.partition": "pooled"}, "samples": {"pooled": 5 * 743}}
-    yield _table("FedBN", "12", "digits", "Digits-Five", **pooled)
-    target = ",".join(DOMAINS["digits_morpho"].values())
-    morpho = {
-        "config": "digits",
-        "changes": {"data.name": "digits_morpho", "target": target},
-        "target": target,
-        "samples": dict.fromkeys(everyone, 743),
-    }
-    for method in ("FedBN", "FedAvg", "FedProx"):
-        ends = {"batch:batch_size=1000": ""} if method == "FedBN" else _PLAIN
-        given = {"method": method, "adapted": ends, **morpho}
-        yield _table("FedBN", "17", "digits_morpho", "Morpho-MNIST", **given)
-    for dataset, printed in (
-        *(("office_caltech10", "Office-Caltech10"), ("domainnet", "DomainNet")),
-        ("abide", "ABIDE"),
-    ):
-        count = OF_EACH.get(dataset)
-        samples = dict.fromkeys(DOMAINS[dataset].values(), count) if count else {}
-        yield _table("FedBN", "1", dataset, printed, kind="internal", target="", samples=samples)
+@cache
+def _config(name: str) -> dict[str, Any]:
+    return as_json(read(name))
 
 
-def _fedig() -> Iterator[PaperTable]:
-    """Tables 5, 3, 7, 8, 1, 2, 6 and 9 to 11; a report has no mean of Table 12."""
-    of = partial(_table, "FedIG-A", start=WEIGHTS)
-    inference = _PLAIN | {text: row.removeprefix("FedIG") for row, text in INFERENCE.items()}
-    yield of("5", "pacs", "PACS", average=True, adapted=_ADAPTER)
-    yield of("3", "pacs", "PACS", average=True, adapted=inference)
-    yield of("7", "vlcs", "VLCS", average=True, adapted=_ADAPTER)
-    yield of("8", "officehome", "OfficeHome", average=True, adapted=_ADAPTER)
-    yield of("1", "pacs", "PACS", columns={}, average=True)
-    yield of("2", "pacs", "PACS", columns={}, average=True)
-    ranges = ("u ~ U(0.0, 0.5)", "u ~ U(0.5, 1.0)", "u ~ U(-0.1, 1.1)")
-    uniform = {"FedIG": "FedIG-A, u ~ U(0, 1)"} | {name: f"FedIG-A, {name}" for name in ranges}
-    given = {"average": True, "adapted": {"zero_shot_adapter": ""}, "renamed": uniform}
-    yield of("6", "pacs", "PACS", **given)
-    yield of("6", "vlcs", "VLCS", columns={}, **given)
-    for number, alpha in (("9", 0), ("10", 0.5), ("11", 0.1)):
-        setting = f"30 clients, {f'Dirichlet {alpha}' if alpha else 'iid labels'}"
-        changes = {"data.partition": "dirichlet", "data.alpha": alpha} if alpha else {}
-        given = {"config": "pacs_30_clients", "changes": changes, "adapted": _ADAPTER}
-        yield of(number, "pacs", "PACS", setting, average=True, **given)
+@cache
+def _printed(where: tuple[str, ...], method: str) -> dict[str, Cell]:
+    """Heading -> the number, in a row of a published table."""
+    return {c.column: c for c in cells() if (*c[:4], c.method) == (*where, method)}
 
 
-def _fedcd() -> Iterator[PaperTable]:
-    """Tables 1 to 3, which name no weights to start from."""
-    of = partial(_table, "FedCD", average=True, start=UNSTATED)
-    yield of("1", "pacs", "PACS", config="pacs:protocol=fedcd")
-    yield of("2", "driving", "driving (dataset generalization)")
-    yield of("3", "bdd100k", "BDD100K (scene generalization)")
+def _rules(method: str, config: Mapping[str, Any]) -> tuple:
+    """What distinguishes the rows of papers: a method's name, its rules, what is done to the data.
+
+    Two names of one row have the same rules: FedBN is FedAvg that keeps batch norm, FedIG-A is
+    FedIG with another test, and papers call a method the same if clients weigh alike or by size.
+    """
+    words = {k: str(config[k]).partition(":")[0] for k in ("share", "weigh", "data.perturb")}
+    own = own_rules(method) | {key: word for key, word in words.items() if word}
+    if method == "randconv":
+        own["data.perturb"] = "randconv"
+    name = {"fedbn": "fedavg", "fediga": "fedig", "randconv": "fedavg"}.get(method, method)
+    weigh = own.get("weigh", "").replace("uniform", "by_size")
+    augmented = str(config["data.augment"]).startswith("randaug")
+    pooled = config["data.partition"] == "pooled"
+    return name, own.get("share"), weigh, own.get("data.perturb"), augmented, pooled
 
 
-def _tsmobn() -> Iterator[PaperTable]:
-    """Tables 1 and E.4 to E.13: the last three test four more corruptions."""
-    of = partial(_table, "TsmoBN", adapted=_TSMOBN)
-    for number in ("E.5", "E.8"):
-        yield of(number, "digits_dg", "Digits-DG")
-    for number in ("E.7", "E.10"):
-        yield of(number, "camelyon17", "Camelyon17")
-    yield of("E.4", "camelyon17", "Camelyon17", changes={"data.truncate": False})
-    for number in ("1", "E.9"):
-        yield of(number, "cifar10_c", "CIFAR-10-C (severity 1)", start=WEIGHTS)
-    for kind in ("noise", "blur", "weather", "digital"):
-        for number in ("E.11" if kind in ("noise", "blur") else "E.12", "E.13"):
-            yield of(
-                *(number, "cifar10_c", "CIFAR-10-C (severity 1), four extra corruptions"),
-                f"trained with {kind} left out",
-                changes={"data.corruptions": ""},
-                columns={name: name for name in EXTRA},
-                start=WEIGHTS,
-                target=f"{kind},extra",
-            )
+def _differences(one: _Training, row: Row) -> Iterator[str]:
+    """The keys and the training samples in which a run differs from a protocol, with both values.
+
+    A file of weights that the user has counts only if one of the two starts without.
+    """
+    config, planned, protocol = row.config, one.planned, one.protocol
+    keys = config.keys() & planned.keys() - APART - _OF_ROWS
+    if protocol.samples and any(row.data):  # known numbers of samples, which these make
+        keys -= _OF_ORIGINALS.keys()
+    for key in sorted(keys):
+        value = config[key]
+        # the digits' reader decides by the form of the data
+        if value is None and protocol.config == "digits":
+            value = _OF_ORIGINALS.get(key)
+        if value != planned[key]:
+            yield f"{key}={spell(config[key])} ({spell(planned[key])} there)"
+    if protocol.start != UNSTATED and bool(config["pretrained"]) != bool(protocol.start):
+        start = protocol.start or "random weights"
+        yield f"pretrained={spell(config['pretrained'])} ({start} there)"
+    if protocol.target is not None and config["target"] != protocol.target:
+        yield f"target={spell(config['target'])} ({spell(protocol.target)} there)"
+    samples = protocol.samples
+    counts = {d: n for data in row.data for d, n in other_samples(data, samples).items()}
+    if counts:
+        each = ", ".join(f"{d} {n} ({samples[d]} there)" for d, n in counts.items())
+        yield f"training samples of a client: {each}"
 
 
-def _unifed() -> Iterator[PaperTable]:
-    """Tables 2 and 3: with and without batch norm of the client's own, inside and outside."""
-    inside = {"target": "", "data.validation": 0.1, "data.test": 0.2, "patience": 0}
-    kept = {"FedBN": f"FedAvg{OWN_BN}"} | {f"FedBN + {one}": f"{one}{OWN_BN}" for one in UNIFED}
-    of = partial(_table, "UniFed", dataset="cifar10_c", printed="CIFAR-10-C", start=WEIGHTS)
-    given = {"kind": "internal", "changes": inside, "columns": LETTERS, "target": ""}
-    yield of("2", renamed=kept, **given)
-    outside = partial(of, "3", changes={"patience": 0})
-    served = _PLAIN | {"tsmobn": OWN_BN}
-    yield outside(adapted=served, renamed={"FedBN": "its mean batch norm: no row"})
-    for row, adaptation in NEVER_UPDATED.items():
-        yield outside(method=row, adapted={adaptation: row.removeprefix("FedBN")})
-
-
-# If several are as near to a run, the first one stands beside it.
-PAPER_TABLES = (*_fedbn(), *_fedig(), *_fedcd(), *_tsmobn(), *_unifed())
+def _other_clients(protocol: _Protocol, table: Table) -> Iterator[str]:
+    """Which clients train here and not there, and which there and not here."""
+    if protocol.kind == "internal":
+        here, there = {*table.columns} - {MEAN}, {*protocol.columns} - {MEAN}
+        for missing, where in ((here - there, "there"), (there - here, "here")):
+            if missing:
+                yield f"no {', '.join(sorted(missing))} {where}"

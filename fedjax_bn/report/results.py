@@ -5,7 +5,7 @@ samples of the one seed. So is that of its difference to the baseline, which is 
 where both have the seed, because such runs share data and start.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,6 +105,12 @@ class Table(NamedTuple):
     baseline: str
     tied: tuple[str, ...] = ()
 
+    def ranked(self, column: str) -> list[Row]:
+        """Returns the rows that have a column, the greatest mean first, and NaN last."""
+        rows = [row for row in self.rows if column in row.cells]
+        means = [row.cells[column].value.mean for row in rows]
+        return [rows[i] for i in np.argsort(-np.array(means), kind="stable")]
+
 
 def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
     """Returns the table of internal clients, and that of unseen domains if there are any.
@@ -116,7 +122,14 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
     Raises:
       ConfigError: no variant has that label or method.
     """
-    chosen = _choose_baseline(variants, baseline)
+    methods = {variant.label: variant.method for variant in variants}
+    wanted = baseline or "fedavg"
+    fitting = [label for label in methods if wanted in (label, methods[label])]
+    if baseline and not fitting:
+        wrong = f"the baseline {baseline!r} is the method of no run on "
+        dataset = variants[0].runs[0].summary["dataset"]
+        raise ConfigError(wrong + dataset + nearest(baseline, methods))
+    chosen = wanted if wanted in fitting else (fitting or list(methods)[-1:])[0]
     inside = {(variant.label, ""): _inside(variant.runs) for variant in variants}
     outside = {
         (variant.label, adaptation): scores
@@ -131,41 +144,24 @@ def tables_of(variants: Sequence[Variant], baseline: str = "") -> list[Table]:
     return found
 
 
-def ranked(table: Table, column: str) -> Iterator[Row]:
-    """Yields the rows that have a column, the greatest mean first, and NaN last."""
-    rows = [row for row in table.rows if column in row.cells]
-    means = {id(row): row.cells[column].value.mean for row in rows}
-    yield from sorted(rows, key=lambda row: (np.isnan(means[id(row)]), -means[id(row)]))
-
-
-def best_in(table: Table, column: str) -> Row | None:
-    """Returns the row with the best score in a column; None if it is the only one."""
-    rows = list(ranked(table, column))
-    return rows[0] if len(rows) > 1 else None
-
-
 def _inside(runs: Sequence[Run]) -> _Scores:
     """Scores of the internal clients by column: their mean, and each client.
 
     If the runs leave out different domains, so that their clients differ: the mean over the domains
     left out, and the mean of the clients without each.
     """
-    targets = list(dict.fromkeys(run.target for run in runs))
-    if len(targets) > 1:
-        by_target: _Scores = {}
-        for target in targets:
-            for run in (run for run in runs if run.target == target):
-                column = f"mean without {target or 'none'}"
-                by_target.setdefault(column, {})[run.seed] = _mean_inside(run)
-        return _with_mean(by_target)
-    clients = [name for run in runs for name in run.summary["accuracy"]["internal"]]
-    found: _Scores = {column: {} for column in (MEAN, *clients)}
+    found: _Scores = {}
+    several = len({run.target for run in runs}) > 1
     for run in runs:
-        found[MEAN][run.seed] = _mean_inside(run)
-        for client, value in run.summary["accuracy"]["internal"].items():
-            if client != MEAN:
-                found[client][run.seed] = _score(run, value, {client: value})
-    return found
+        clients = dict(run.summary["accuracy"]["internal"])
+        mean = _score(run, clients.pop(MEAN), clients)
+        if several:
+            found.setdefault(f"mean without {run.target or 'none'}", {})[run.seed] = mean
+            continue
+        found.setdefault(MEAN, {})[run.seed] = mean
+        for client, value in clients.items():
+            found.setdefault(client, {})[run.seed] = _score(run, value, {client: value})
+    return _with_mean(found) if several else found
 
 
 def unseen_scores(runs: Sequence[Run]) -> dict[str, _Scores]:
@@ -184,9 +180,9 @@ def unseen_scores(runs: Sequence[Run]) -> dict[str, _Scores]:
 def _with_mean(scores: _Scores) -> _Scores:
     """Scores with their mean in front, over the seeds that have them all."""
     mean: _Seeds = {}
+    # a seed without the hardest domain would raise the mean
     for seed in sorted(set.intersection(*map(set, scores.values()))):
-        every = [seeds[seed] for seeds in scores.values()]
-        values, parts, right, data = zip(*every, strict=True)
+        values, parts, right, data = zip(*(seeds[seed] for seeds in scores.values()), strict=True)
         mean[seed] = _Score(
             float(np.mean(values)),
             sum(parts, ()) if all(parts) else (),
@@ -194,11 +190,6 @@ def _with_mean(scores: _Scores) -> _Scores:
             " ".join(data),
         )
     return ({MEAN: mean} if mean else {}) | scores
-
-
-def _mean_inside(run: Run) -> _Score:
-    inside = dict(run.summary["accuracy"]["internal"])
-    return _score(run, inside.pop(MEAN), inside)
 
 
 def _score(run: Run, value: float, parts: Mapping[str, float], adaptation: str = "") -> _Score:
@@ -210,22 +201,6 @@ def _score(run: Run, value: float, parts: Mapping[str, float], adaptation: str =
     right = tuple(one.right for one in known) if all(known) else ()
     shares = tuple((share, counts[name]) for name, share in parts.items())
     return _Score(value, shares, right, run.about["data"])
-
-
-def _choose_baseline(variants: Sequence[Variant], name: str) -> str:
-    """The label of the variant with which others are compared, see `tables_of`."""
-    methods = {variant.label: variant.method for variant in variants}
-    wanted = name or "fedavg"
-    if wanted in methods:
-        return wanted
-    for label, method in methods.items():
-        if method == wanted:
-            return label
-    if name:
-        dataset = variants[0].runs[0].summary["dataset"]
-        wrong = f"the baseline {name!r} is the method of no run on {dataset}"
-        raise ConfigError(wrong + nearest(name, methods))
-    return list(methods)[-1]
 
 
 def _label(variant: str, adaptation: str) -> str:
@@ -247,23 +222,19 @@ def _table(
     made = []
     for (label, adaptation), scores in rows.items():
         other = rows.get(baseline, {}) if (label, adaptation) != baseline else {}
-        cells = {
-            column: _cell(seeds, other.get(column), proportions)
-            for column, seeds in scores.items()
-            if seeds
-        }
+        cells = {c: _cell(seeds, other.get(c), proportions) for c, seeds in scores.items()}
         first = runs[label][0]
         config = relevant(first) | {"target": first.target}
         data = tuple(run.data for run in runs[label])
         made.append(Row(first.method, label, adaptation, cells, config, data))
     table = Table(name, dataset, score, columns, tuple(made), _label(*baseline))
 
-    order = list(ranked(table, columns[0]))
-    seeds = [rows[row.variant, row.adaptation][columns[0]] for row in order]
-    gaps = [_difference(seeds[0], one, proportions) for one in seeds[1:]]
+    order = table.ranked(columns[0])
+    best, *others = (rows[row.variant, row.adaptation][columns[0]] for row in order)
+    gaps = [_difference(best, one, proportions) for one in others]
     pairs = zip(order[1:], gaps, strict=True)
     tied = [row.label for row, gap in pairs if gap.known and not gap.sign]
-    if len(made) > _MANY:
+    if len(made) > _MANY:  # a few rows stay in the order in which the folders were given
         made = [*order, *(row for row in made if columns[0] not in row.cells)]
     return table._replace(rows=tuple(made), tied=tuple(tied))
 
@@ -271,6 +242,7 @@ def _table(
 def _cell(seeds: _Seeds, other: _Seeds | None, proportions: bool) -> Cell:
     first = next(iter(seeds.values()))
     value = intervals.over_seeds([score.value for score in seeds.values()])
+    # Student's interval does not end at 0 and 100; max and min keep a NaN in front
     value = value._replace(low=max(value.low, 0.0), high=min(value.high, 100.0))
     if len(seeds) == 1 and proportions and first.parts:
         value = intervals.mean_of_parts(first.parts)._replace(mean=value.mean)
@@ -283,9 +255,10 @@ def _difference(seeds: _Seeds, other: _Seeds, proportions: bool) -> Interval:
     both = sorted(set(seeds) & set(other))
     if len(both) > 1:
         return intervals.over_seeds([seeds[seed].value - other[seed].value for seed in both])
-    if len(both) == 1:
+    if both:
         one, two = seeds[both[0]], other[both[0]]
         shapes = [[part.shape for part in score.right] for score in (one, two)]
+        # the same samples are hard for both models: a paired difference varies less
         if one.right and one.data == two.data and shapes[0] == shapes[1]:
             return intervals.paired_difference(one.right, two.right)
         if proportions and one.parts and two.parts:

@@ -1,10 +1,12 @@
 """Tables of accuracies as plain text."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fedjax_bn.arguments.text import shown
 
 _MEAN = ("mean", "")
+OF_MEASURES = {"loss": ".3f", "auc": ".3f"}  # the forms of measures that are not percentages
 
 
 def comparison(summaries: list[dict[str, Any]]) -> str:
@@ -28,6 +30,7 @@ def score_of(summary: dict[str, Any]) -> str:
 
 def columns(summary: dict[str, Any]) -> dict[tuple[str, str], float]:
     """Returns column -> percent: of (client, ""), ("mean", ""), then (domain, adaptation)."""
+    # pairs, so that a client called "a [running]" is not the domain a
     internal = {(name, ""): value for name, value in summary["accuracy"]["internal"].items()}
     mean = internal.pop(_MEAN)
     unseen = {
@@ -39,7 +42,7 @@ def columns(summary: dict[str, Any]) -> dict[tuple[str, str], float]:
 
 
 def heading(column: tuple[str, str]) -> str:
-    """Returns the heading of a column of `columns`."""
+    """Returns the heading of a column of `columns`, or the label of a row of `by_target`."""
     name, adaptation = column
     return f"{name} [{adaptation}]" if adaptation else name
 
@@ -47,12 +50,11 @@ def heading(column: tuple[str, str]) -> str:
 def grid(rows: list[list[str]]) -> str:
     """Returns rows as text: the first column to the left, the others right, row 1 underlined."""
     rows = [[shown(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for row in rows:
-        first, *rest = zip(row, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
-        lines.append("  ".join(cells))
+    for first, *rest in rows:
+        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+        lines.append("  ".join((first.ljust(widths[0]), *cells)))
     lines.insert(1, "-" * len(lines[0]))
     return "\n".join(lines)
 
@@ -73,28 +75,19 @@ def by_target(
     return {key: row | {"mean": sum(row.values()) / len(row)} for key, row in rows.items()}
 
 
-def targets(rows: dict[tuple[str, str], dict[str, float]], score: str = "accuracy") -> str:
-    """Returns the rows of `by_target` as text."""
-    named = {f"{method} [{adaptation}]": row for (method, adaptation), row in rows.items()}
-    return accuracies(named, f"unseen, {score} %")
+def accuracies(
+    rows: Mapping[str, Mapping[str, float | None]], title: str, forms: Mapping[str, str] = {}
+) -> str:
+    """Returns row name -> column -> percent as text, a dash for no value.
 
-
-def accuracies(rows: dict[str, dict[str, float]], title: str) -> str:
-    """Returns row name -> column -> percent as text, `title` in the corner."""
+    Args:
+      rows: of the table.
+      title: in its corner.
+      forms: of columns that are not percentages, such as `OF_MEASURES`.
+    """
     heads = list(dict.fromkeys(head for row in rows.values() for head in row))
     cells = [
-        [name, *(f"{row[head]:.1f}" if head in row else "-" for head in heads)]
-        for name, row in rows.items()
-    ]
-    return grid([[title, *heads], *cells])
-
-
-def measures(rows: dict[str, dict[str, float | None]], title: str) -> str:
-    """Returns row name -> measure -> value as text; loss and area with three digits."""
-    heads = list(next(iter(rows.values())))
-    forms = {head: ".3f" if head in ("loss", "auc") else ".1f" for head in heads}
-    cells = [
-        [name, *("-" if row[h] is None else f"{row[h]:{forms[h]}}" for h in heads)]
+        [name, *("-" if row.get(h) is None else f"{row[h]:{forms.get(h, '.1f')}}" for h in heads)]
         for name, row in rows.items()
     ]
     return grid([[title, *heads], *cells])

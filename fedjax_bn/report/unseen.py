@@ -9,6 +9,9 @@ from fedjax_bn.adaptation.choice import varied
 from fedjax_bn.arguments.text import file_name
 from fedjax_bn.engine.figures import on_plot, png
 
+_NO_AMOUNTS = ("order", "affine", "seed", "about")  # settings between which a line means nothing
+_YLABEL, _DOTTED = "accuracy, %", " (dotted: plain inference)"
+
 
 def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, bytes]]:
     """Yields a plot for every key that adaptations of one name vary, as (file's name, PNG).
@@ -23,21 +26,12 @@ def ablations(scores: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, 
             domain: {value: [row[text]] for value, text in choices.items()}
             for domain, row in scores.items()
         }
-        picture = _settings(values, f"{key} of {name}", baseline, logarithmic=key == "batch_size")
+        label = f"{key} of {name}"
+        if key in _NO_AMOUNTS:
+            picture = _bars(values, label, baseline)
+        else:
+            picture = ablation(values, label, baseline, logarithmic=key == "batch_size")
         yield f"-{file_name(name)}-{file_name(key)}.png", picture
-
-
-def _settings(
-    values: Mapping[str, Mapping[float, Sequence[float]]],
-    label: str,
-    baseline: Mapping[str, float] | None = None,
-    logarithmic: bool = False,
-) -> bytes:
-    """`ablation` where the settings are an amount, `_bars` where they are orders or yes and no."""
-    key = label.partition(" ")[0]
-    if key not in ("order", "affine", "seed", "about"):
-        return ablation(values, label, baseline, logarithmic)
-    return _bars(values, label, baseline)
 
 
 def alphas(by_layer: Mapping[str, np.ndarray], title: str = "") -> bytes:
@@ -82,6 +76,7 @@ def embeddings(
     figure = Figure(figsize=(5 * len(features), 5), layout="constrained")
     panels = figure.subplots(1, len(features), squeeze=False)[0]
     for axes, (title, values) in zip(panels, features.items(), strict=True):
+        # t-SNE refuses perplexities of as many as its samples
         perplexity = min(30, (len(chosen) - 1) / 3)
         flat = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(values[chosen])
         for label in np.unique(labels):
@@ -97,7 +92,7 @@ def embeddings(
 def ablation(
     values: Mapping[str, Mapping[float, Sequence[float]]],
     label: str,
-    baseline: Mapping[str, float] | None = None,
+    baseline: Mapping[str, float] = {},
     logarithmic: bool = False,
 ) -> bytes:
     """Returns accuracy over a setting, a line a method: mean and range (TsmoBN, Fig. 3).
@@ -117,11 +112,11 @@ def ablation(
         axes.fill_between(
             places, [r.min() for r in repeats], [r.max() for r in repeats], color=color, alpha=0.2
         )
-        if baseline and name in baseline:
+        if name in baseline:
             axes.axhline(baseline[name], color=color, linestyle=":")
     if logarithmic:
         axes.set_xscale("log", base=2)
-    axes.set(xlabel=on_plot(label), ylabel=_ylabel(baseline))
+    axes.set(xlabel=on_plot(label), ylabel=_YLABEL + _DOTTED * bool(baseline))
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return png(figure)
@@ -130,15 +125,9 @@ def ablation(
 def _bars(
     values: Mapping[str, Mapping[object, Sequence[float]]],
     label: str,
-    baseline: Mapping[str, float] | None = None,
+    baseline: Mapping[str, float],
 ) -> bytes:
-    """Accuracy by setting side by side, a group a method; mean and range over repeats.
-
-    Args:
-      values: method -> setting -> accuracies of its repeats, percent (TsmoBN, Fig. 3c and 3d).
-      label: what the setting is.
-      baseline: method -> accuracy of plain inference, dotted.
-    """
+    """Accuracy by setting as bars, a group a method, as `ablation` (TsmoBN, Fig. 3c and 3d)."""
     figure = Figure(figsize=(max(6, 1.5 * len(values) + 2), 4), layout="constrained")
     axes = figure.subplots()
     names = list(dict.fromkeys(setting for row in values.values() for setting in row))
@@ -150,15 +139,10 @@ def _bars(
         places = np.arange(len(rows)) + (i - (len(names) - 1) / 2) * width
         axes.bar(places, means, width, yerr=reach, capsize=2, label=on_plot(str(setting)))
     for i, name in enumerate(values):
-        if baseline and name in baseline:
+        if name in baseline:
             axes.plot([i - 0.45, i + 0.45], [baseline[name]] * 2, ":", color="black")
     axes.set_xticks(range(len(values)), [on_plot(name) for name in values])
-    axes.set(ylabel=_ylabel(baseline), title=on_plot(label))
+    axes.set(ylabel=_YLABEL + _DOTTED * bool(baseline), title=on_plot(label))
     axes.grid(axis="y", alpha=0.3)
     figure.legend(fontsize="small", loc="outside right upper")
     return png(figure)
-
-
-def _ylabel(baseline: Mapping[str, float] | None) -> str:
-    """What the axis is, and what dotted lines are where there are any."""
-    return "accuracy, %" + (" (dotted: plain inference)" if baseline else "")

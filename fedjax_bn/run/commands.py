@@ -48,7 +48,9 @@ def train_all(config: ConfigDict, folder: Path) -> None:
     }
     with owned(folder, wait=True):
         workdir.write_json(folder / "targets.json", content)
-    print(f"\n{tables.targets(rows, tables.score_of(next(iter(by_target.values()))[0]))}")
+    named = {tables.heading(key): row for key, row in rows.items()}
+    score = tables.score_of(next(iter(by_target.values()))[0])
+    print(f"\n{tables.accuracies(named, f'unseen, {score} %')}")
     print(f"\ntargets.json and a folder a target are in {folder}")
 
 
@@ -84,10 +86,10 @@ def evaluate(folder: Path, request: evaluate_finished.Request) -> None:
             print(f"\n{tables.accuracies(rows, f'{title}, {tables.score_of(result)} %')}")
     measures = result.get("measures", {"internal": {}, "unseen": {}})
     for domain, rows in measures["unseen"].items():
-        print(f"\n{tables.measures(rows, f'unseen, {domain}')}")
+        print(f"\n{tables.accuracies(rows, f'unseen, {domain}', tables.OF_MEASURES)}")
     if inside := measures["internal"]:
         clients = {c: {name: row[c] for name, row in inside.items()} for c in inside["auc"]}
-        print(f"\n{tables.measures(clients, 'internal, own')}")
+        print(f"\n{tables.accuracies(clients, 'internal, own', tables.OF_MEASURES)}")
     print(f"\nround {result['round']}; written: {', '.join(map(str, files))}")
 
 

@@ -1,12 +1,16 @@
 """For each of the papers' 2,037 published accuracies the command that makes it, or why none does.
 
     python launch/sweeps/coverage.py [--workdir DIR] [--data FOLDER]
+    python launch/sweeps/coverage.py --protocols
 
 A line a number: paper, table, data set, setting, method, column, value, and after a tab the
 command of the first run from which it comes. After a `#` stand the place of the number in a file of
 the run's folder, and the command of all runs where there are several: two numbers of one command
 have two places. The last line is a JSON object: `rows`, `with_command`, and `without`, reason ->
 count. All of it is read from the tables of the papers' sweeps.
+
+`--protocols` writes fedjax_bn/report/paper_protocols.json, by which a report finds the numbers that
+stand beside its runs: for each published table the config, the changes and the test of each row.
 
 The papers print more than accuracies and mAP50, which has no rows: figures without numbers, which
 `--only "Fig. 3"` of a paper's sweep makes; FedIG's Table 4, parameters and times, which
@@ -19,21 +23,23 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import fedbn
 import fedcd
 import fedig
 import tsmobn
 import unifed
-from plan import MEAN, UNSEEN, Cell, Published, Run, Sweep, all_runs, config_file
+from ml_collections import ConfigDict
+from plan import MEAN, ROOT, UNSEEN, Cell, Published, Run, Sweep, all_runs, config_file
 from sweep import commands, locate
 
-from fedjax_bn.report.published import cells
+from fedjax_bn.report.published import PROTOCOLS, UNSTATED, cells
 from fedjax_bn.run.config.file import read
+from fedjax_bn.run.files.workdir import write_atomically
 
 SWEEPS = {
     "FedBN": fedbn.SWEEP,
@@ -43,6 +49,7 @@ SWEEPS = {
     "FedCD": fedcd.SWEEP,
 }
 NO_TABLE = "in no table of a sweep"
+KEPT_APART = ("seed", "target", "baselines", "adaptations")  # of what a row changes
 
 
 class Answer(NamedTuple):
@@ -118,16 +125,94 @@ def place_of(cell: Cell, run: Run) -> str:
     domain = {MEAN: "mean", UNSEEN: "*"}.get(cell.domain, cell.domain)
     if test and "--internal" in test.flags:
         return f"{file}: internal.{cell.adaptation}.{domain}"
-    target = {**run.changes, **(test.changes if test else {})}.get("target", _target(run.config))
-    if not target or cell.domain == MEAN:
+    if not _is_unseen(cell, run):
         return f"{file}: {top}internal.{domain}"
     return f"{file}: {top}unseen.{domain}.{cell.adaptation}"
 
 
+def _is_unseen(cell: Cell, run: Run) -> bool:
+    """Whether a cell's number is of a domain without a client."""
+    target = run.changes.get("target", _read(run.config).target)
+    pooled = run.changes.get("data.partition") == "pooled"  # one client, tested on each domain
+    return pooled or (bool(target) and cell.domain != MEAN)
+
+
 @cache
-def _target(config: str) -> str:
-    """That of a config file."""
-    return read(config_file(config)).target
+def _read(config: str) -> ConfigDict:
+    """The configuration of a config file."""
+    return read(config_file(config))
+
+
+@cache
+def _settings(paper: str, table: str, dataset: str) -> set[str]:
+    """Those of a published table."""
+    return {number.setting for number in cells() if number[:3] == (paper, table, dataset)}
+
+
+def protocols() -> list[dict[str, Any]]:
+    """Returns the content of paper_protocols.json: the tables whose runs a report may hold.
+
+    Tests of finished runs are not in a report, but those on other corruptions are, as runs that
+    leave out these too.
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    for sweep in SWEEPS.values():
+        runs = {run.name: run for run in all_runs(sweep.parts)}
+        for number, cell in placed(sweep).items():
+            every = [runs[name] for name in cell.runs]
+            tests = [test for run in every for test in run.tests if test.name == cell.test]
+            if every and not any(test.flags for test in tests):
+                _add(tables, number, cell, every, tests[0].changes if tests else {})
+    for table in tables.values():
+        rows = [changes for row in table["rows"].values() for changes in row["changes"]]
+        table["changes"] = {k: v for k, v in rows[0].items() if all(r.get(k) == v for r in rows)}
+        for changes in rows:
+            for key in table["changes"]:
+                del changes[key]
+        left_out = table.pop("targets")
+        table["target"] = left_out[0] if len(left_out) == 1 else None
+    return list(tables.values())
+
+
+def _add(
+    tables: dict[str, Any],
+    number: Published,
+    cell: Cell,
+    runs: Sequence[Run],
+    tested: Mapping[str, Any],
+) -> None:
+    """Adds a number and its runs to the table to which they belong."""
+    first, unseen = runs[0], _is_unseen(cell, runs[0])
+    start = "weights of ImageNet" if "pretrained" in first.needs else ""
+    shared = {
+        "where": number[:4],
+        "name": f"{number.paper}, Table {number.table}"
+        + (f" ({number.setting})" if len(_settings(*number[:3])) > 1 else ""),
+        "kind": "unseen" if unseen else "internal",
+        "metric": number.metric.removesuffix("_percent"),
+        "config": first.config.removeprefix("configs/").replace(".py", ""),
+        "dataset": first.changes.get("data.name", _read(first.config).data.name),
+        # its text names no weights: the sweep takes those of ImageNet
+        "start": UNSTATED if number.paper == "FedCD" else start,
+        "samples": dict(first.samples),
+    }
+    table = tables.setdefault(
+        json.dumps(shared), {**shared, "columns": {}, "targets": [], "rows": {}}
+    )
+    domain = "mean" if cell.domain in (MEAN, UNSEEN) else cell.domain
+    table["columns"][domain] = number.column
+    adaptation = cell.adaptation if unseen else ""
+    row = table["rows"].setdefault(number.method, {"adaptation": adaptation, "changes": []})
+    for run in runs:
+        target = run.changes.get("target", _read(run.config).target)
+        target = ",".join(filter(None, (target, tested.get("target"))))
+        if target not in table["targets"]:
+            table["targets"].append(target)
+        changes = {k: v for k, v in run.changes.items() if k not in KEPT_APART}
+        changes |= {"data.corruptions": ()} if "data.corruptions" in tested else {}
+        changes = json.loads(json.dumps(changes))
+        if changes not in row["changes"]:
+            row["changes"].append(changes)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -135,7 +220,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="The command of each published accuracy.")
     parser.add_argument("--workdir", type=Path, default=Path("runs"))
     parser.add_argument("--data", type=Path, help="folder with the data sets by their names")
+    parser.add_argument("--protocols", action="store_true", help=f"write {PROTOCOLS}")
     options = parser.parse_args(arguments)
+    if options.protocols:
+        lines = ",\n".join(json.dumps(table) for table in protocols())
+        write_atomically(ROOT / "fedjax_bn" / "report" / PROTOCOLS, f"[\n{lines}\n]\n")
+        return 0
     names = {n for s in SWEEPS.values() for r in all_runs(s.parts) for n in r.needs.values()}
     data = locate(options.data, names) if options.data else {}
     without: Counter[str] = Counter()

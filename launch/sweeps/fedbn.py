@@ -21,11 +21,14 @@ their runs take it every round. Table 17 gives FedBN the statistics of test batc
 does, FedAvg and FedProx their running ones, and these two those of test batches too.
 """
 
+import math
 import sys
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import figures
+from domains import DOMAINS
 from plan import (
     Column,
     Evaluation,
@@ -46,16 +49,15 @@ from plan import (
 )
 from sweep import main
 
-from fedjax_bn.report.published import (
-    BATCHES,
-    DOMAINS,
-    OF_EACH,
-    PERCENTS,
-    epochs,
-    published,
-    unequal,
-)
+from fedjax_bn.report.published import published
 
+# Settings of Tables 13 to 16.
+BATCHES = {"10": 10, "50": 50, "full": 743}
+PERCENTS = (100, 60, 40, 20, 10, 5, 1)
+# Training images in Table 15; Table 16 has ten times as many.
+UNCUT = {"svhn": 7943, "usps": 743, "synth_digits": 39116, "mnist_m": 5600, "mnist": 5600}
+# Training images of each client in the authors' code.
+OF_EACH = {"office_caltech10": 62, "domainnet": 105}
 # "fonts" stand in for SynthDigits where those are not at hand
 DIGITS = DOMAINS["digits"] | {"fonts": "fonts"}
 SYNTHETIC = {"identity covariance": "identity", "correlated": "correlated"}
@@ -96,6 +98,22 @@ def digits(
     samples = each(743) if samples is None else samples
     ends = (internal(DIGITS), seeds, NEEDS_DIGITS, TENTH | dotted(changes), samples)
     return Protocol(f"digits/{setting}", "configs/digits.py", *ends)
+
+
+def epochs(count: int) -> dict[str, int]:
+    """Returns the keys of E local epochs: 300 epochs in all, the rounds rounded up."""
+    return {"local_epochs": count, "rounds": math.ceil(300 / count)}
+
+
+def unequal(percent: int) -> tuple[dict[str, Any], dict[str, int]]:
+    """Returns the keys and training samples of Tables 15 (10 %) and 16 (100 %).
+
+    All clients make the steps of the largest one, SynthDigits, in an epoch (E.6).
+    """
+    samples = {name: count * percent // 10 for name, count in UNCUT.items()}
+    steps = math.ceil(samples["synth_digits"] / 32)
+    changes = {"data.truncate": False, "data.fraction": percent / 100, "local_steps": steps}
+    return changes, samples
 
 
 CURVES = {"eval_train_loss": True, "eval_every": 1}
@@ -277,10 +295,14 @@ TABLES = (
 def loss_figure(
     name: str, title: str, protocol: Protocol, domains: dict[str, str], key: str = "train_loss"
 ) -> Figure:
-    """Training losses of both methods, `key` of `figures.losses`."""
+    """Training losses of both methods by client: after aggregation, or "loss", of local steps."""
     methods = {label: names(protocol, "", TRAININGS[label]) for label in TWO}
+    panels = {
+        heading: {label: (own, (key, client)) for label, own in methods.items()}
+        for heading, client in domains.items()
+    }
     runs = runs_of(protocol, [TRAININGS[label] for label in TWO])
-    draw = partial(figures.losses, methods=methods, domains=domains, key=key)
+    draw = partial(figures.curves, panels=panels, ylabel="training loss")
     return Figure(name, title, runs, draw)
 
 

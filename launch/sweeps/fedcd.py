@@ -30,6 +30,7 @@ import sys
 from functools import partial
 
 import figures
+from domains import DOMAINS
 from plan import (
     Figure,
     Protocol,
@@ -45,9 +46,8 @@ from plan import (
 )
 from sweep import main
 
-from fedjax_bn.report.published import DOMAINS
-
 NO_FORMULA = "a rival whose formula is not to be had"  # why a row has no run
+NORM = ("mask_l1", "mean")  # in a record
 LAMBDAS = (0.5, 0.7, 0.8, 0.9, 1.0)
 ETAS = (0.3, 0.5, 0.8)
 
@@ -132,10 +132,10 @@ def norms() -> Figure:
     """Fig. 3: L1 norms of the masks, a panel a domain left out."""
     two = {f"lambda = {value}": SCI[value] for value in (0.7, 0.9)}
     panels = {
-        heading: {label: names(PACS, domain, training) for label, training in two.items()}
+        heading: {label: (names(PACS, domain, one), NORM) for label, one in two.items()}
         for heading, domain in DOMAINS["pacs"].items()
     }
-    draw = partial(figures.norms, panels=panels)
+    draw = partial(figures.curves, panels=panels, ylabel="L1 norm of the masks, mean")
     return Figure("fig3", "Fig. 3: L1 norm of the masks", runs_of(PACS, two.values()), draw)
 
 

@@ -21,8 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import fedcd
 import figures
 import numpy as np
+from domains import DOMAINS
 from matplotlib.figure import Figure as Canvas
 from plan import (
     MEAN,
@@ -42,7 +44,6 @@ from plan import (
 from sweep import main
 
 from fedjax_bn.engine.figures import png
-from fedjax_bn.report.published import DOMAINS
 
 ADAPTER = "zero_shot_adapter"
 SIZE = {"weigh": "by_size"}
@@ -63,8 +64,6 @@ METHODS = {
     for label, one in TRAININGS.items()
 }
 DIGITS = ("mnist", "svhn", "usps", "fonts", "mnist_m")
-LAMBDAS = (0.5, 0.7, 0.8, 0.9, 1.0)
-ETAS = (0.3, 0.5, 0.8)
 SMALL = {
     "model": "SmallCNN",
     "batch_size": 16,
@@ -206,20 +205,16 @@ def explained(features: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return np.where(total > 0, between / np.where(total > 0, total, 1), 0)
 
 
-BY_LAMBDA = {
-    value: Training(f"lambda{value}", {"method": "fedcd", **SIZE, "fedcd.lambda_sci": value})
-    for value in LAMBDAS
-}
-BY_ETA = {
-    value: Training(f"eta{value}", {"method": "fedavg", "weigh": f"risk_extrapolation:eta={value}"})
-    for value in ETAS
-}
+BY_LAMBDA = {v: one._replace(folder=f"lambda{v}") for v, one in fedcd.SCI.items()}
+BY_ETA = {v: one._replace(folder=f"eta{v}") for v, one in fedcd.REA.items()}
 SETTINGS = {f"SCI, lambda = {value}": Row((one,)) for value, one in BY_LAMBDA.items()}
 SETTINGS |= {f"REA, eta = {value}": Row((one,)) for value, one in BY_ETA.items()}
 ON_BEACH = beach()
 BARS = ON_BEACH._replace(rows={label: ON_BEACH.rows[label] for label in TRAININGS})
 MASKED = on_the_beach("FedCD-SCI")
-NORMS = {f"lambda = {value}": names(TWO_SEEDS, "", one) for value, one in BY_LAMBDA.items()}
+NORMS = {
+    f"lambda = {value}": (names(TWO_SEEDS, "", one), fedcd.NORM) for value, one in BY_LAMBDA.items()
+}
 
 SWEEP = Sweep(
     "fedcd_small",
@@ -247,7 +242,11 @@ SWEEP = Sweep(
             "norms",
             "L1 norm of the clients' masks on the cow on the beach",
             runs_of(TWO_SEEDS, BY_LAMBDA.values()),
-            partial(figures.norms, panels={"the cow on the beach": NORMS}),
+            partial(
+                figures.curves,
+                panels={"the cow on the beach": NORMS},
+                ylabel="L1 norm of the masks, mean",
+            ),
         ),
         Figure(
             "suppressed",

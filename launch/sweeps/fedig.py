@@ -22,6 +22,7 @@ augmentation. FedDG shows every client the means of 64 images of each other one,
 import sys
 from functools import partial
 
+import domains
 import figures
 from plan import (
     MEAN,
@@ -43,14 +44,19 @@ from plan import (
 )
 from sweep import main
 
-from fedjax_bn.report import published
-
-DOMAINS = {name: published.DOMAINS[name.lower()] for name in ("PACS", "VLCS", "OfficeHome")}
+DOMAINS = {name: domains.DOMAINS[name.lower()] for name in ("PACS", "VLCS", "OfficeHome")}
 SEEDS = 4
 SPECTRA = 64  # a batch: images of which FedDG shows their means
 ADAPTER = "zero_shot_adapter"
-# Table 3c, of FedIG-A's own runs
-INFERENCE = published.INFERENCE | {"FedIG-A (zero-shot adapter)": ADAPTER}
+# Rows of Table 3c, of FedIG-A's own runs -> adaptation.
+INFERENCE = {
+    "FedIG + ensemble BNs": "ensemble",
+    "FedIG + IABN": "iabn",
+    "FedIG + MixNorm": "mixnorm",
+    "FedIG + random alpha": "random_alpha",
+    "FedIG + fixed alpha 0.5": "fixed_alpha",
+    "FedIG-A (zero-shot adapter)": ADAPTER,
+}
 LAMBDA_1 = (0.01, 0.1, 0.3, 0.5, 1.0)
 LAMBDA_2 = (0.5, 1.0, 2.0, 4.0, 5.0, 8.0)
 INSIDE = Evaluation("inside", {}, ("--internal", "--alphas", "--tsne"))

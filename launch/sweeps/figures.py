@@ -7,7 +7,7 @@ curve may differ in length: every round is the mean over those that have it.
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fedjax_bn.run.errors import UserError
 STYLES = ("--o", "-s", ":^", "-.v")  # of methods
 IMAGES, SAMPLES = 8, 100  # of a client: images that are shown, and whose pixels are counted
 Records = list[dict[str, Any]]
+Keys = tuple[str, ...]  # that lead to a value of a record
 
 
 def bars(workdir: Path, table: Table) -> bytes | None:
@@ -93,8 +94,8 @@ def adaptations(
     runs: Mapping[str, Sequence[str]],
     label: str,
     texts: Mapping[float, str],
-    logarithmic: bool = False,
-    test: str = "",
+    test: str,
+    kind: str = "line",
 ) -> bytes | None:
     """Draws accuracy on unseen domains over a setting of their statistics; dotted: running ones.
 
@@ -103,24 +104,15 @@ def adaptations(
       runs: unseen domain -> names of the runs that left it out, one a seed.
       label: what the setting is.
       texts: setting -> the adaptation in the runs' results.
-      logarithmic: whether the setting's axis is.
-      test: the evaluation that has them; empty: the summary.
+      test: the evaluation that has them.
+      kind: line, log (a line over a logarithmic axis), or box: over the seeds for each setting
+        (TsmoBN, Fig. 3c).
     """
     values, baseline = _by_setting(workdir, runs, texts, test)
-    return ablation(values, label, baseline, logarithmic) if values else None
-
-
-def boxes(
-    workdir: Path,
-    runs: Mapping[str, Sequence[str]],
-    label: str,
-    texts: Mapping[float, str],
-    test: str = "",
-) -> bytes | None:
-    """Draws the same with a box over the seeds for each setting (TsmoBN, Fig. 3c)."""
-    values, _ = _by_setting(workdir, runs, texts, test)
     if not values:
         return None
+    if kind != "box":
+        return ablation(values, label, baseline, kind == "log")
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes, width, drawn = figure.subplots(), 0.8 / len(values), []
     look = {"patch_artist": True, "manage_ticks": False, "medianprops": {"color": "black"}}
@@ -141,12 +133,9 @@ def _by_setting(
     values: dict[str, dict[float, list[float]]] = {}
     baseline: dict[str, float] = {}
     for domain, names in runs.items():
-        scores = []
-        for name in names:
-            path = workdir / name / (f"evaluations/{test}.json" if test else "summary.json")
-            found = json.loads(path.read_text()) if path.exists() else {"unseen": {}}
-            scores.append((found if "unseen" in found else found["accuracy"])["unseen"])
-        scores = [one.get(domain, {}) for one in scores]
+        paths = [workdir / name / "evaluations" / f"{test}.json" for name in names]
+        found = [json.loads(path.read_text())["unseen"] for path in paths if path.exists()]
+        scores = [one.get(domain, {}) for one in found]
         row = {s: [k[way] for k in scores if way in k] for s, way in texts.items()}
         row = {setting: repeats for setting, repeats in row.items() if repeats}
         plain = [known["running"] for known in scores if "running" in known]
@@ -157,138 +146,79 @@ def _by_setting(
     return values, baseline
 
 
-def losses(
-    workdir: Path,
-    methods: Mapping[str, Sequence[str]],
-    domains: Mapping[str, str],
-    key: str = "loss",
+def curves(
+    workdir: Path, panels: Mapping[str, Mapping[str, tuple[Sequence[str], Keys]]], ylabel: str
 ) -> bytes | None:
-    """Draws training loss over rounds, one panel a domain, one line a method: its mean over seeds.
+    """Draws values of the runs' records over rounds: a panel a title, a line a label.
 
     Args:
       workdir: of the sweep.
-      methods: label -> names of its runs.
-      domains: title of the panel -> client.
-      key: which loss of a record, "loss" of the local steps, or "train_loss" after aggregation,
-        which only evaluated rounds have.
+      panels: title -> label -> (names of runs, the keys of a value in a record). A line is the mean
+        over the finished runs; if the value has a number for each client, each has a thin line too.
+      ylabel: what the values are.
     """
-    known = {
-        label: [run for run in _records(workdir, names) if any(key in record for record in run)]
-        for label, names in methods.items()
-    }
-    known = {label: runs for label, runs in known.items() if runs}
-    clients = {n for runs in known.values() for run in runs for r in run for n in r.get(key, {})}
-    panels = {title: client for title, client in domains.items() if client in clients}
-    if not panels:
-        return None
-    figure = Figure(figsize=(2.6 * len(panels) + 1, 2.8), layout="constrained")
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (title, client) in zip(grid, panels.items(), strict=True):
-        for label, runs in known.items():
-            values = mean_over(runs, lambda record, c=client: record.get(key, {}).get(c))
-            there = np.flatnonzero(~np.isnan(values))
-            axes.plot(there + 1, values[there], label=label)
-        axes.set(title=title, xlabel="round")
-        axes.grid(alpha=0.3)
-    grid[0].set_ylabel("training loss")
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize="small")
-    return png(figure)
-
-
-def convergence(workdir: Path, panels: Mapping[str, Mapping[str, Sequence[str]]]) -> bytes | None:
-    """Draws training loss over rounds, a panel an algorithm: thin for each client, thick: mean.
-
-    The first way of a panel is dashed, the second solid; each is the mean over its finished seeds.
-
-    Args:
-      workdir: of the sweep.
-      panels: title -> {way: names of its runs}.
-    """
-    known = _finished_panels(workdir, panels)
+    known = {}
+    for title, lines in panels.items():
+        means = {label: mean_over(_records(workdir, *one), one[1]) for label, one in lines.items()}
+        if drawn := {label: values for label, values in means.items() if len(values)}:
+            known[title] = drawn
     if not known:
         return None
-    labelled: dict[str, Any] = {}
-    columns = min(4, len(known))
+    columns = len(known) if len(known) <= 6 else 4
     rows = -(-len(known) // columns)
-    figure = Figure(figsize=(3 * columns, 2.6 * rows + 0.4), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    for axes, (title, ways) in zip(grid, known.items(), strict=False):
-        for way, runs in ways.items():
-            k = list(panels[title]).index(way)
-            values = mean_over(runs, lambda record: list(record["loss"].values()))
-            x, style = np.arange(1, len(values) + 1), ("--", "-")[k % 2]
-            axes.plot(x, values, style, color=f"C{k}", linewidth=0.6, alpha=0.35)
-            (line,) = axes.plot(x, values.mean(1), style, color=f"C{k}", linewidth=2.2)
-            labelled[f"{way}, mean of the clients"] = line
+    figure = Figure(figsize=(2.8 * columns + 1, 2.6 * rows + 0.6), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
+    legend: dict[str, Any] = {}
+    for axes, (title, lines) in zip(grid, known.items(), strict=False):
+        for label, values in lines.items():
+            k = list(panels[title]).index(label)
+            x = 1 + np.flatnonzero(np.isfinite(values).reshape(len(values), -1).all(1))
+            y, style = values[x - 1], {"color": f"C{k}", "linestyle": ("--", "-")[k % 2]}
+            if y.ndim > 1:
+                axes.plot(x, y, linewidth=0.6, alpha=0.35, **style)
+                y, label = y.mean(1), f"{label}, mean of the clients"
+            (legend[label],) = axes.plot(x, y, linewidth=2, **style)
         axes.set_title(title, fontsize="medium")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
     for axes in grid[len(known) :]:
         axes.set_visible(False)
     figure.supxlabel("round")
-    figure.supylabel("training loss")
-    place = {"loc": "outside upper center", "ncols": len(labelled), "fontsize": "small"}
-    figure.legend(list(labelled.values()), list(labelled), **place)
+    figure.supylabel(ylabel)
+    place = {"loc": "outside upper center", "ncols": len(legend), "fontsize": "small"}
+    figure.legend(list(legend.values()), list(legend), **place)
     return png(figure)
 
 
-def norms(workdir: Path, panels: Mapping[str, Mapping[str, Sequence[str]]]) -> bytes | None:
-    """Draws the L1 norm of the clients' masks over rounds, the mean over clients and seeds.
-
-    Args:
-      workdir: of the sweep.
-      panels: title -> {label: names of its runs}.
-    """
-    known = _finished_panels(workdir, panels)
-    if not known:
-        return None
-    figure = Figure(figsize=(max(6.5, 3.6 * len(known)), 3.6), layout="constrained")
-    grid = figure.subplots(1, len(known), squeeze=False)[0]
-    for axes, (title, each) in zip(grid, known.items(), strict=True):
-        for label, runs in each.items():
-            values = mean_over(runs, lambda record: record["mask_l1"]["mean"])
-            axes.plot(np.arange(1, len(values) + 1), values, label=label)
-        axes.set(title=title, xlabel="round")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    grid[0].set_ylabel("L1 norm of the masks, mean")
-    return png(figure)
-
-
-def mean_over(runs: Sequence[Records], of: Callable[[dict[str, Any]], Any]) -> np.ndarray:
-    """Returns f[rounds, ...]: the mean of `of(record)` over the runs that have the round.
+def mean_over(runs: Sequence[Records], keys: Keys) -> np.ndarray:
+    """Returns f[rounds] or f[rounds, clients]: the mean of a value over the runs that have a round.
 
     Args:
       runs: the records of each; they may differ in length.
-      of: returns a number, several, or None, which is NaN.
+      keys: of the value in a record; NaN for rounds without it.
     """
     return np.array(
         [
-            np.mean([np.array(of(run[r]), float) for run in runs if len(run) > r], axis=0)
-            for r in range(max(map(len, runs)))
+            np.mean([np.array(_value(run[r], keys), float) for run in runs if len(run) > r], axis=0)
+            for r in range(max(map(len, runs), default=0))
         ]
     )
 
 
-def _finished_panels(
-    workdir: Path, panels: Mapping[str, Mapping[str, Sequence[str]]]
-) -> dict[str, dict[str, list[Records]]]:
-    """Panels with the records of their lines' finished runs, if there are any."""
-    known = {
-        title: {label: runs for label, names in each.items() if (runs := _records(workdir, names))}
-        for title, each in panels.items()
-    }
-    return {title: each for title, each in known.items() if each}
+def _value(record: Any, keys: Keys) -> Any:
+    for key in keys:
+        record = (record or {}).get(key)
+    return list(record.values()) if isinstance(record, dict) else record
 
 
-def _records(workdir: Path, names: Sequence[str]) -> list[Records]:
-    """The lines of metrics.jsonl of the finished runs."""
-    return [
+def _records(workdir: Path, names: Sequence[str], keys: Keys) -> list[Records]:
+    """The lines of metrics.jsonl of the finished runs in which any has a value."""
+    runs = [
         [json.loads(line) for line in (workdir / n / "metrics.jsonl").read_text().splitlines()]
         for n in names
         if finished(workdir, n)
     ]
+    return [run for run in runs if any(_value(record, keys) is not None for record in run)]
 
 
 def pictures(workdir: Path, files: Sequence[str]) -> bytes | None:

@@ -11,18 +11,13 @@ where the weather alone differs. lambda and eta are 0.7 and 0.5. mAP50 in percen
 
 import sys
 
+from fedcd_small import TRAININGS
 from plan import MEAN, Column, Protocol, Row, Sweep, Table, Training, internal, table
 from sweep import main
 
-SIZE = {"weigh": "by_size"}
 METHODS = {
-    "SingleSet": Training("singleset", {"method": "singleset", **SIZE}),
-    "FedAvg": Training("fedavg", {"method": "fedavg", **SIZE}),
-    "FedProx": Training("fedprox", {"method": "fedprox", **SIZE}),
-    "FedBN": Training("fedbn", {"method": "fedbn", **SIZE}),
-    "REA": Training("rea", {"method": "fedavg", "weigh": "risk_extrapolation:eta=0.5"}),
-    "FedCD-SCI": Training("fedcd-sci", {"method": "fedcd", **SIZE}),
-    "FedCD-SCI + REA": Training("fedcd-sci-rea", {"method": "fedcd", "fedcd.eta": 0.5}),
+    "SingleSet": Training("singleset", {"method": "singleset", "weigh": "by_size"}),
+    **{label: one for label, one in TRAININGS.items() if label != "FedIG-A"},
 }
 SCENES = ("clear", "night", "fog", "rain")
 SIGNS = Protocol(

@@ -34,7 +34,9 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+import ablations
 import figures
+from domains import DOMAINS, TYPE_OF
 from plan import (
     Column,
     Evaluation,
@@ -46,17 +48,13 @@ from plan import (
     Training,
     internal,
     left_out,
-    names,
     outside,
-    runs_of,
     table,
 )
 from sweep import main
 
 from fedjax_bn.data.corruptions import EXTRA, TYPES
-from fedjax_bn.report.published import DOMAINS
 
-TYPE_OF = {corruption: kind for kind, own in TYPES.items() for corruption in own}
 CORRUPTIONS = {
     heading: Column((TYPE_OF[domain],), domain) for heading, domain in DOMAINS["cifar10_c"].items()
 }
@@ -65,25 +63,10 @@ METHODS = ("FedAvg", "FedProx", "FedNova", "FedAdam", "FedBN")
 GENERALIZING = ("JiGen", "CSD", "RandConv")
 TSMOBN = "+TsmoBN"  # after a method's name in the published tables
 SEEDS = 3
-BATCH_SIZES = tuple(2**k for k in range(1, 10))
-MOMENTA = tuple(k / 10 for k in range(10))
-ORDERS = tuple(range(10))  # of Fig. 3c
-FIVE_ORDERS = ORDERS[:5]  # of E.5
 AFFINE = ("running", "tsmobn", "tsmobn:affine=False")
 
 NO_AFFINE = Evaluation("affine", {"adaptations": AFFINE})
 EXTRAS = Evaluation("extra", {"data.corruptions": EXTRA, "target": "extra"})
-
-
-def ablations(orders: Sequence[int]) -> Evaluation:
-    """FedAvg's runs tested as Fig. 3 and E.3 to E.5 have it."""
-    statistics = (
-        *AFFINE,
-        *(f"batch:batch_size={size}" for size in BATCH_SIZES),
-        *(f"tsmobn:momentum={momentum}" for momentum in MOMENTA),
-        *(f"tsmobn:order={order}" for order in orders),
-    )
-    return Evaluation("ablations", {"adaptations": statistics})
 
 
 def both(
@@ -99,7 +82,11 @@ def both(
     """
     rows = {}
     for label in methods:
-        also = (*tests, ablations(orders)) if orders and label == "FedAvg" else tests
+        also = (
+            (*tests, ablations.evaluation(AFFINE, orders))
+            if orders and label == "FedAvg"
+            else tests
+        )
         training = Training(label.lower(), {"method": label.lower()}, also)
         rows[label] = Row((training,), "running", test=test)
         rows[label + TSMOBN] = Row((training,), "tsmobn", test=test)
@@ -136,8 +123,8 @@ CIFAR = Protocol(
 )
 BALANCED = camelyon("camelyon17/balanced", {})
 IMBALANCED = camelyon("camelyon17/imbalanced", {"data.truncate": False})
-CIFAR_ROWS = both(EXTRAS, orders=FIVE_ORDERS)
-CAMELYON_ROWS = both(NO_AFFINE, orders=ORDERS)
+CIFAR_ROWS = both(EXTRAS, orders=ablations.ORDERS[:5])
+CAMELYON_ROWS = both(NO_AFFINE, orders=ablations.ORDERS)
 
 
 def extra_tables() -> list[Table]:
@@ -146,7 +133,7 @@ def extra_tables() -> list[Table]:
     for kind, number in (("noise", 11), ("blur", 11), ("weather", 12), ("digital", 12)):
         protocol = CIFAR._replace(columns=outside({name: name for name in EXTRA}, kind))
         setting = f"trained with {kind} left out"
-        rows = both(EXTRAS, orders=FIVE_ORDERS, test=EXTRAS.name)
+        rows = both(EXTRAS, orders=ablations.ORDERS[:5], test=EXTRAS.name)
         others = generalizing(EXTRAS, test=EXTRAS.name)
         for table_number, shown in ((f"E.{number}", rows), ("E.13", others)):
             title = f"Table {table_number}: four more corruptions, {setting}"
@@ -201,52 +188,20 @@ TABLES = (
 )
 
 
-LINES = figures.adaptations
-VARIED = {  # a figure's title, axis, adaptation, settings, and how it is drawn
-    "a": (
-        *("one batch at a time", "batch size", "batch:batch_size={}", BATCH_SIZES),
-        partial(LINES, logarithmic=True),
-    ),
-    "b": ("momentum", "momentum", "tsmobn:momentum={}", MOMENTA, LINES),
-    "c": ("order of the samples", "random order", "tsmobn:order={}", ORDERS, figures.boxes),
-    "five": ("order of the samples", "random order", "tsmobn:order={}", FIVE_ORDERS, LINES),
-}
-
-
-def ablation(name: str, protocol: Protocol, kind: str, columns: dict[str, Column]) -> Figure:
-    """FedAvg's models of a protocol with another `kind` of statistics, a key of `VARIED`."""
-    what, label, texts, settings, drawn = VARIED[kind]
-    training = (CIFAR_ROWS if protocol is CIFAR else CAMELYON_ROWS)["FedAvg"].trainings[0]
-    runs = {c.domain: names(protocol, c.targets[0], training) for c in columns.values()}
-    draw = partial(
-        drawn,
-        runs=runs,
-        label=label,
-        texts={setting: texts.format(setting) for setting in settings},
-        test="ablations",
-    )
-    wanted = {name for group in runs.values() for name in group}
-    every = runs_of(protocol, [training])
-    title = f"Fig. {name.removeprefix('fig').partition('-')[0]}: {what}"
-    return Figure(name, title, tuple(run for run in every if run.name in wanted), draw)
-
-
 def by_type(name: str, kind: str) -> list[Figure]:
     """A figure of CIFAR-10-C, one panel a type of corruption."""
-    return [
-        ablation(
-            f"{name}-{left}",
-            CIFAR,
-            kind,
-            {h: c for h, c in CORRUPTIONS.items() if c.targets == (left,)},
-        )
-        for left in TYPES
-    ]
+    training = CIFAR_ROWS["FedAvg"].trainings[0]
+    found = []
+    for left in TYPES:
+        columns = {h: c for h, c in CORRUPTIONS.items() if c.targets == (left,)}
+        found.append(ablations.figure(f"{name}-{left}", kind, CIFAR, training, columns))
+    return found
 
 
+TESTED = CAMELYON_ROWS["FedAvg"].trainings[0]
 FIGURES = (
     Figure("fig2", "Fig. 2: Camelyon17", E7.runs, partial(figures.bars, table=E7)),
-    *(ablation(f"fig3{kind}", BALANCED, kind, BALANCED.columns) for kind in "abc"),
+    *(ablations.figure(f"fig3{k}", k, BALANCED, TESTED, BALANCED.columns) for k in "abc"),
     Figure("fig3d", FIG_3D.title, FIG_3D.runs, partial(figures.bars, table=FIG_3D)),
     Figure(
         "fig4",

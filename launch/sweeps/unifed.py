@@ -35,7 +35,9 @@ is a cut: Camelyon17's hospitals keep their sizes (TsmoBN cuts them to the small
 import sys
 from functools import partial
 
+import ablations
 import figures
+from domains import DOMAINS, TYPE_OF
 from plan import (
     MEAN,
     Column,
@@ -53,34 +55,28 @@ from plan import (
 )
 from sweep import main
 
-from fedjax_bn.data.corruptions import TYPES
-from fedjax_bn.report.published import DOMAINS, LETTERS, NEVER_UPDATED, OWN_BN, UNIFED
+from fedjax_bn.data.corruptions import INTERNAL
 
-METHODS = {name: name.lower() for name in UNIFED}
+METHODS = {
+    name: name.lower()
+    for name in (
+        *("FedAvg", "Scaffold", "FedProx", "FedAdam", "FedNova", "MOON", "FedDC", "PerFedAvg"),
+    )
+}
+LETTERS = dict(zip("ABCDEFGHIJKLMNO", INTERNAL, strict=True))  # of Table 2
+OWN_BN = "+client-specific BN"  # after a method's name in the tables
+# Rows of Table 3 whose global batch norms are not updated (section 4.1.3) -> adaptation.
+NEVER_UPDATED = {"FedBN": "initial:affine=False", f"FedBN{OWN_BN}": "tsmobn:affine=False"}
 SHARES = {"averaged": "everything", "own": "all_but_batch_norm"}
 SEEDS = 3
 TRACKED = "tsmobn"
 EQUAL = {"weigh": "uniform"}  # 1/N
-TYPE_OF = {corruption: kind for kind, own in TYPES.items() for corruption in own}
 EXTERNAL = {
     heading: Column((TYPE_OF[domain],), domain) for heading, domain in DOMAINS["cifar10_c"].items()
 }
 HOSPITALS = {"hospital1": "center0", "hospital2": "center3", "hospital3": "center4"}
 OUTSIDE = DOMAINS["camelyon17"]
-BATCHES = tuple(2**k for k in range(1, 10))
-MOMENTA = tuple(k / 10 for k in range(10))
-ORDERS = tuple(range(10))
-ABLATIONS = Evaluation(
-    "ablations",
-    {
-        "adaptations": (
-            "running",
-            *(f"batch:batch_size={size}" for size in BATCHES),
-            *(f"tsmobn:momentum={momentum}" for momentum in MOMENTA),
-            *(f"tsmobn:order={order}" for order in ORDERS),
-        )
-    },
-)
+ABLATIONS = ablations.evaluation(("running",))
 DIVIDED = {"data.validation": 0.1, "data.test": 0.2}  # where internal clients are tested
 FULL_SIZE = {"data.image_size": 256, "patience": 0}
 
@@ -187,26 +183,14 @@ def convergence(protocol: Protocol) -> Figure:
     """Fig. 3: training loss of every client and its mean, a panel an algorithm."""
     made = {label: {way: training(label, way) for way in SHARES} for label in METHODS}
     panels = {
-        label: {f"{way} batch norm": names(protocol, "", one) for way, one in ways.items()}
+        label: {
+            f"{way} batch norm": (names(protocol, "", one), ("loss",)) for way, one in ways.items()
+        }
         for label, ways in made.items()
     }
     runs = runs_of(protocol, [one for ways in made.values() for one in ways.values()])
-    draw = partial(figures.convergence, panels=panels)
+    draw = partial(figures.curves, panels=panels, ylabel="training loss")
     return Figure("fig3", "Fig. 3: convergence on internal clients", runs, draw)
-
-
-def ablation(name: str, what: str, label: str, texts: str, settings: tuple) -> Figure:
-    """A part of Fig. 6, on both external hospitals, of models trained with averaged batch norm."""
-    drawn = {"fig6a": partial(figures.adaptations, logarithmic=True), "fig6c": figures.boxes}
-    draw = partial(
-        drawn.get(name, figures.adaptations),
-        runs={domain: names(CAMELYON, "", TESTED) for domain in OUTSIDE.values()},
-        label=label,
-        texts={setting: texts.format(setting) for setting in settings},
-        test=ABLATIONS.name,
-    )
-    title = f"Fig. {name.removeprefix('fig')}: {what}"
-    return Figure(name, title, runs_of(CAMELYON, [TESTED]), draw)
 
 
 FIG5 = fig5_tables()
@@ -221,9 +205,10 @@ FIGURES = (
         )
         for one in FIG5
     ),
-    ablation("fig6a", "one batch at a time", "batch size", "batch:batch_size={}", BATCHES),
-    ablation("fig6b", "momentum", "momentum", "tsmobn:momentum={}", MOMENTA),
-    ablation("fig6c", "order of the samples", "random order", "tsmobn:order={}", ORDERS),
+    *(
+        ablations.figure(f"fig6{kind}", kind, CAMELYON, TESTED, CAMELYON_OUTSIDE.columns)
+        for kind in "abc"
+    ),
 )
 SWEEP = Sweep("unifed", "UniFed (Jiang et al.)", (table2(INSIDE), table3(LEFT_OUT), *FIG5), FIGURES)
 

@@ -20,7 +20,7 @@ from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.engine import figures
 from fedjax_bn.engine.figures import in_lines, on_plot, png
 from fedjax_bn.report import page, plots, tables
-from fedjax_bn.report.comparison import long_csv
+from fedjax_bn.report.comparison import text_files
 from fedjax_bn.report.intervals import Interval
 from fedjax_bn.report.results import Cell, Row, Table
 from fedjax_bn.run import predict
@@ -305,7 +305,7 @@ def _of_report(name):
     value = Interval(-2.0, -3.0, -1.0)
     row = Row("fedbn", name, name, {name: Cell(value, 1, 2, value)}, {"target": ""})
     table = Table("internal", name, "accuracy", [name], [row], name, ())
-    return long_csv([(name, [table])])
+    return text_files({name: [table]})[".csv"]
 
 
 @pytest.mark.parametrize("write", [_of_predict, _of_answers, _of_report])

@@ -272,7 +272,7 @@ def test_letters_continue_after_z():
 
 def test_curves_of_runs_of_unequal_length_are_means_of_those_that_have_the_round(tmp_path):
     runs = [[{"loss": {"a": 4.0}}, {"loss": {"a": 2.0}}], [{"loss": {"a": 2.0}}]]
-    mean = figures.mean_over(runs, lambda record: record["loss"]["a"])
+    mean = figures.mean_over(runs, ("loss", "a"))
     np.testing.assert_array_equal(mean, [3.0, 2.0])
     for seed, rounds in enumerate((4, 2, 3)):
         name = f"x/{seed}"
@@ -281,10 +281,9 @@ def test_curves_of_runs_of_unequal_length_are_means_of_those_that_have_the_round
         made = [json.dumps(json.loads(line) | {"mask_l1": {"mean": 1.0}}) for line in lines]
         (tmp_path / name / "metrics.jsonl").write_text("\n".join(made))
     names = tuple(f"x/{seed}" for seed in range(3))
-    assert figures.norms(tmp_path, {"panel": {"line": names}})
-    assert figures.losses(tmp_path, {"line": names}, {"A": "a"})
-    assert figures.convergence(tmp_path, {"panel": {"way": names}})
-    assert figures.norms(tmp_path, {"panel": {"line": ("absent",)}}) is None
+    for keys in (("mask_l1", "mean"), ("loss", "a"), ("loss",)):
+        assert figures.curves(tmp_path, {"panel": {"line": (names, keys)}}, "y")
+        assert figures.curves(tmp_path, {"panel": {"line": (("absent",), keys)}}, "y") is None
 
 
 def test_of_several_trainings_the_one_with_the_best_validation_counts_by_target(tmp_path):
@@ -350,10 +349,11 @@ def test_a_loss_that_only_evaluated_rounds_have_is_drawn_there(tmp_path, monkeyp
     (tmp_path / "x/0/metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     drawn = []
     monkeypatch.setattr(figures, "png", lambda figure: drawn.append(figure) or b"")
-    assert figures.losses(tmp_path, {"m": ("x/0",)}, {"A": "a"}, "train_loss") == b""
+    panels = {"A": {"m": (("x/0",), ("train_loss", "a"))}}
+    assert figures.curves(tmp_path, panels, "y") == b""
     (line,) = drawn[0].axes[0].lines
     np.testing.assert_array_equal(line.get_xydata(), [[2, 0.5], [4, 0.25]])
-    assert figures.losses(tmp_path, {"m": ("x/0",)}, {"A": "a"}, "other") is None
+    assert figures.curves(tmp_path, {"A": {"m": (("x/0",), ("other", "a"))}}, "y") is None
 
 
 def test_a_report_marks_runs_that_trained_on_other_numbers_of_samples(tmp_path):

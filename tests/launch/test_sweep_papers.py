@@ -1,13 +1,12 @@
 """The sweeps of the papers and of their small forms: their runs, and beside which number."""
 
-import importlib.util
-import json
 import sys
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "launch" / "sweeps"))
@@ -16,7 +15,6 @@ import fedbn  # noqa: E402
 import fedcd  # noqa: E402
 import fedcd_small  # noqa: E402
 import fedig  # noqa: E402
-import figures  # noqa: E402
 import plan  # noqa: E402
 import signs  # noqa: E402
 import sweep  # noqa: E402
@@ -29,19 +27,13 @@ from fedjax_bn.data.boxes import bdd100k, driving  # noqa: E402
 from fedjax_bn.data.corruptions import CORRUPTIONS, groups_of  # noqa: E402
 from fedjax_bn.data.sets import digits  # noqa: E402
 from fedjax_bn.data.sets.image_folders import IMAGE_FOLDERS  # noqa: E402
-from fedjax_bn.report.published import published  # noqa: E402
 from fedjax_bn.run.config.file import read  # noqa: E402
-from fedjax_bn.run.config.keys import check  # noqa: E402
+from fedjax_bn.run.config.keys import assign, check  # noqa: E402
 from fedjax_bn.run.experiment.datasets import configured_clients  # noqa: E402
 from fedjax_bn.run.experiment.method import check_adaptations, method_maker  # noqa: E402
 from fedjax_bn.run.experiment.readers import DATASETS  # noqa: E402
 
-# By its path: a package of PyPI has the same name.
-spec = importlib.util.spec_from_file_location("of_papers", ROOT / "launch/sweeps/coverage.py")
-coverage = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(coverage)
-
-PAPERS = tuple(coverage.SWEEPS.values())
+PAPERS = (fedbn.SWEEP, fedig.SWEEP, tsmobn.SWEEP, unifed.SWEEP, fedcd.SWEEP)
 ALL = (*PAPERS, fedcd_small.SWEEP, signs.SWEEP, unifed_small.SWEEP, unseen.SWEEP)
 NAMES = [one.name for one in ALL]
 # What internal clients' cells have, and what launch/joining.py writes.
@@ -53,16 +45,17 @@ def tables_of(one: plan.Sweep) -> dict[str, plan.Table]:
 
 
 @cache
-def patience_of(config: str) -> int:
-    """That of a config file."""
-    return read(str(ROOT / config)).patience
+def config_file(config: str) -> ConfigDict:
+    """What a config file returns, with the changes after its colon."""
+    return read(plan.config_file(config))
 
 
-@cache
-def adaptations_of(config: str) -> tuple[str, ...]:
-    """Those of a config file."""
-    name, colon, inline = config.partition(":")
-    return read(f"{ROOT / name}{colon}{inline}").adaptations
+def config_of(run: plan.Run, **given: str) -> ConfigDict:
+    """The configuration of a run, each file read once."""
+    config = config_file(run.config).copy_and_resolve_references()
+    for key, value in {**run.changes, **given}.items():
+        assign(config, key, plan.text(value))
+    return config
 
 
 def kinds(runs) -> dict[str, plan.Run]:
@@ -77,10 +70,7 @@ def kinds(runs) -> dict[str, plan.Run]:
 @pytest.mark.parametrize("one", ALL, ids=NAMES)
 def test_every_command_is_a_configuration_that_the_program_accepts(one):
     for run in kinds(plan.all_runs(one.parts)).values():
-        name, colon, inline = run.config.partition(":")
-        given = dict.fromkeys(run.needs, "x")
-        changes = [(key, sweep.text(value)) for key, value in {**run.changes, **given}.items()]
-        config = read(f"{ROOT / name}{colon}{inline}", changes)
+        config = config_of(run, **dict.fromkeys(run.needs, "x"))
         check(config)
         check_adaptations(config, config.adaptations)
         method_maker(config)
@@ -106,8 +96,7 @@ def forms(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("one", ALL, ids=NAMES)
-def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(one, form, forms):
+def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(form, forms):
     known = {
         **{name: {*about.domains} for name, about in IMAGE_FOLDERS.items()},
         "digits": set(IN_FORM[form]),
@@ -118,24 +107,17 @@ def test_every_run_leaves_out_a_domain_that_the_data_have_in_each_form(one, form
         "bdd100k": {*bdd100k.TABLE_3},
         "driving": {*driving.DOMAINS},
     }
-    checked = set()
-    for run in plan.all_runs(one.parts):
-        if not run.changes.get("target"):
-            continue
-        data = dict.fromkeys(run.needs.values(), str(forms[form]))
-        command = sweep.train_command(run, Path("runs"), data)
-        (target,) = (a.partition("=")[2] for a in command if a.startswith("--config.target="))
-        place = (run.config, run.changes.get("data.name"), target)
-        if place not in checked:
-            checked.add(place)
-            changes = [(key, sweep.text(value)) for key, value in run.changes.items()]
-            config = read(f"{ROOT}/{run.config}", changes)
-            assert {*target.split(",")} <= known[config.data.name], run.name
+    for run in (run for one in ALL for run in plan.all_runs(one.parts)):
+        if run.changes.get("target"):
+            data = dict.fromkeys(run.needs.values(), str(forms[form]))
+            command = sweep.train_command(run, Path("runs"), data)
+            (target,) = (a.partition("=")[2] for a in command if a.startswith("--config.target="))
+            name = run.changes.get("data.name", config_file(run.config).data.name)
+            assert {*target.split(",")} <= known[name], run.name
 
 
-@pytest.mark.parametrize("one", ALL, ids=NAMES)
-def test_no_plan_takes_a_share_of_the_digits_that_depends_on_their_form(one):
-    for run in kinds(plan.all_runs(one.parts)).values():
+def test_no_plan_takes_a_share_of_the_digits_that_depends_on_their_form():
+    for run in (run for one in ALL for run in plan.all_runs(one.parts)):
         if run.config.startswith("configs/digits.py"):
             assert {"data.fraction", "data.truncate"} <= run.changes.keys()
 
@@ -149,9 +131,7 @@ def test_percentages_are_shares_of_the_data_that_are_given(tmp_path):
     np.savez(tmp_path / "digits.npz", **arrays)
 
     def sizes(protocol) -> set[int]:
-        changes = [(key, sweep.text(value)) for key, value in protocol.changes.items()]
-        path = ("data.path", str(tmp_path / "digits.npz"))
-        config = read(f"{ROOT}/{protocol.config}", [*changes, path])
+        config = config_of(protocol, **{"data.path": str(tmp_path / "digits.npz")})
         internal, _ = configured_clients(DATASETS["digits"](config), config)
         return {len(domain.train.labels) for domain in internal.domains}
 
@@ -175,16 +155,16 @@ def test_every_cell_has_runs_that_make_its_adaptation_or_says_why_not(one):
                 for name in cell.runs:
                     tests = {test.name: test.changes for test in runs[name].tests}
                     changes = runs[name].changes | tests.get(cell.test, {})
-                    known = changes.get("adaptations", adaptations_of(runs[name].config))
+                    known = changes.get("adaptations", config_file(runs[name].config).adaptations)
                     assert cell.test in ("", *tests)
                     assert cell.adaptation in (*known, *PERSONAL)
 
 
-@pytest.mark.parametrize("one", ALL, ids=NAMES)
-def test_tables_and_figures_have_names_of_their_own(one):
-    names = [part.name for part in one.parts]
-    assert len(names) == len(set(names))
-    assert all(part.runs for part in one.figures)
+def test_tables_and_figures_have_names_of_their_own():
+    for one in ALL:
+        names = [part.name for part in one.parts]
+        assert len(names) == len(set(names))
+        assert all(part.runs for part in one.figures)
 
 
 def test_seeds_are_the_papers():
@@ -196,126 +176,6 @@ def test_seeds_are_the_papers():
     assert seeds(tsmobn.SWEEP, "") == {0, 1, 2}  # "random seed 0, 1, 2"
     assert seeds(fedbn.SWEEP, "office/") == {0, 1, 2, 3, 4}  # "5-trial"
     assert seeds(unifed.SWEEP, "") == {0, 1, 2}  # "three independent runs"
-
-
-@pytest.fixture(scope="module")
-def covered() -> dict[tuple[str, ...], coverage.Answer]:
-    every = coverage.answers(Path("runs"), {})
-    return {(a.number.paper, a.number.table, a.number.dataset, a.number.setting, a.number.method,
-             a.number.column): a for a in every}  # fmt: skip
-
-
-def test_every_published_number_has_a_command_or_a_reason(capsys):
-    assert coverage.main([]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2037
-    assert json.loads(last) == {
-        "rows": 2037,
-        "with_command": 2027,
-        "without": {
-            "a rival whose formula is not to be had": 10,
-        },
-    }
-
-
-def test_published_rows_are_distinct_and_none_is_lost(covered):
-    assert len(covered) == 2037
-    assert coverage.NO_TABLE not in {answer.reason for answer in covered.values()}
-
-
-@pytest.mark.parametrize(
-    ("row", "parts"),
-    [
-        (
-            ("FedIG-A", "2", "PACS", "client-agnostic objectives", "FedIG, CACL", "Avg"),
-            ("configs/pacs.py", "method=fedig", "lambda_2=0.0", "target=photo", "pretrained="),
-        ),
-        (
-            ("FedIG-A", "3", "PACS", "components", "FedBN + FedProx", "A"),
-            ("target=art_painting", "share=all_but_batch_norm", "fedprox.mu=0.1"),
-        ),
-        (
-            ("FedIG-A", "11", "PACS", "30 clients, Dirichlet 0.1", "FedBN", "S"),
-            ("pacs_30_clients.py", "data.alpha=0.1", "method=fedbn", "target=sketch"),
-        ),
-        (
-            ("FedIG-A", "12", "VLCS", "clients inside the federation",
-             "FedIG-A (global statistics)", "L"),
-            ("method=fediga", "target=VOC2007", "evaluate", "--internal"),
-        ),
-        (
-            ("TsmoBN", "E.11", "CIFAR-10-C (severity 1), four extra corruptions",
-             "trained with blur left out", "FedNova+TsmoBN", "spatter"),
-            ("image_size=256", "target=blur", "method=fednova", "evaluate", "target=extra"),
-        ),
-        (
-            ("TsmoBN", "E.4", "Camelyon17", "imbalanced data", "FedAdam", "hospital5"),
-            ("camelyon17.py", "truncate=False", "method=fedadam"),
-        ),
-        (
-            ("UniFed", "3", "CIFAR-10-C", "external clients, leave-one-corruption-type-out",
-             "FedBN+client-specific BN", "fog"),
-            ("method=fedavg", "share=all_but_batch_norm", "target=weather", "weigh=uniform"),
-        ),
-        (
-            ("FedCD", "1", "PACS", "leave-one-domain-out", "Scaffold", "C"),
-            ("pacs.py:protocol=fedcd", "method=scaffold", "target=cartoon"),
-        ),
-        (
-            ("FedBN", "13", "Digits-Five", "B=50, E=16", "FedAvg", "USPS"),
-            ("batch_size=50", "local_epochs=16", "rounds=19", "method=fedavg"),
-        ),
-    ],
-)  # fmt: skip
-def test_the_command_is_that_of_the_experiment(row, parts, covered):
-    command = covered[row].command
-    assert all(part in command for part in parts), command
-
-
-def test_columns_of_table_3_are_the_corruptions_of_their_type(covered):
-    third = tables_of(unifed.SWEEP)["table3"]
-    row = dict(zip(third.columns, third.rows["FedBN+client-specific BN"], strict=True))
-    assert row["bright"].published[0].mean == 96.30
-    assert row["bright"].runs[0] == "external/digital/fedavg/own/0"
-    assert (row["bright"].domain, row["bright"].adaptation) == (
-        *("brightness", "tsmobn:affine=False"),
-    )
-
-
-def test_numbers_of_a_table_that_differ_are_read_from_places_that_differ(covered):
-    places = {}
-    for number, answer in ((a.number, a) for a in covered.values() if a.command):
-        table = (number.paper, number.table, number.dataset, number.setting)
-        places.setdefault((*table, answer.command, answer.place), []).append(number)
-    assert [numbers for numbers in places.values() if len(numbers) > 1] == []
-
-
-@pytest.mark.parametrize(
-    ("row", "place"),
-    [
-        (
-            ("UniFed", "3", "CIFAR-10-C", "external clients, leave-one-corruption-type-out",
-             "MOON+client-specific BN", "fog"),
-            "summary.json: accuracy.unseen.fog.tsmobn",
-        ),
-        (
-            ("UniFed", "2", "CIFAR-10-C", "15 internal clients, one corruption each", "MOON", "A"),
-            "summary.json: accuracy.internal.gaussian_noise",
-        ),
-        (
-            ("FedIG-A", "12", "VLCS", "clients inside the federation",
-             "FedIG (local statistics)", "Avg"),
-            "evaluations/inside.json: internal.own.mean",
-        ),
-        (
-            ("TsmoBN", "E.7", "Camelyon17", "balanced (truncated) data", "FedAvg+TsmoBN",
-             "hospital4"),
-            "summary.json: accuracy.unseen.center1.tsmobn",
-        ),
-    ],
-)  # fmt: skip
-def test_the_place_of_a_number_is_said(row, place, covered):
-    assert covered[row].place == place
 
 
 def test_averages_are_over_targets_and_personal_accuracy_over_the_others():
@@ -372,7 +232,7 @@ def test_fedcds_fedprox_has_the_mu_of_the_code_whose_setting_it_takes():
 def test_tsmobns_figures_are_those_of_the_text():
     drawn = {figure.name: figure.draw for figure in tsmobn.SWEEP.figures}
     assert drawn["fig4"].keywords["table"].title.startswith("Table E.10")
-    assert drawn["fig3c"].func is figures.boxes
+    assert drawn["fig3c"].keywords["kind"] == "box"
     assert [*drawn["figE.5-blur"].keywords["texts"]] == [0, 1, 2, 3, 4]  # E.2.4
     orders = [
         text
@@ -383,11 +243,6 @@ def test_tsmobns_figures_are_those_of_the_text():
         if "order" in text
     ]
     assert orders == [f"tsmobn:order={order}" for order in range(5)]
-
-
-def test_every_number_of_fedcd_has_its_cell():
-    placed = coverage.placed(fedcd.SWEEP)
-    assert set(placed) == set(published(paper="FedCD"))
 
 
 def test_fedbns_table_17_gives_fedbn_the_statistics_of_test_batches_and_the_others_both():
@@ -414,7 +269,8 @@ def test_a_report_on_nothing_has_every_table_and_figure(one, tmp_path):
 
 def test_fedbns_loss_curves_are_taken_after_aggregation_in_every_round():
     (third,) = (figure for figure in fedbn.SWEEP.figures if figure.name == "fig3")
-    assert third.draw.keywords["key"] == "train_loss"
+    lines = [line for panel in third.draw.keywords["panels"].values() for line in panel.values()]
+    assert {keys[0] for _, keys in lines} == {"train_loss"}
     for run in third.runs:
         assert (run.changes["eval_train_loss"], run.changes["eval_every"]) == (True, 1)
 
@@ -423,4 +279,4 @@ def test_tsmobn_stops_early_and_unifed_does_not():
     for one, patience in ((tsmobn.SWEEP, 10), (unifed.SWEEP, 0)):
         for run in plan.all_runs(one.parts):
             if run.config != "configs/digits_dg.py":
-                assert run.changes.get("patience", patience_of(run.config)) == patience
+                assert run.changes.get("patience", config_file(run.config).patience) == patience

@@ -13,8 +13,8 @@ import runs
 from fedjax_bn.data.domain import Split
 from fedjax_bn.data.sets.connectome import connectomes
 from fedjax_bn.report import plots, write_comparison
-from fedjax_bn.report.about_runs import command
-from fedjax_bn.report.finished_runs import read_run
+from fedjax_bn.report.finished_runs import find_runs
+from fedjax_bn.report.sections import _command
 from fedjax_bn.run.errors import ConfigError, WorkdirError
 from fedjax_bn.run.evaluation.answers import Answers, Kept, write_answers
 from finished_folders import counted, finished
@@ -174,8 +174,8 @@ def test_only_keys_that_differ_are_told_and_the_command_makes_the_run(report, tm
     from fedjax_bn.run.config.keys import flatten
 
     place = finished(tmp_path, "fedprox", 3, {"ant": 1.0}, None, "pacs", fedprox__mu=0.5)
-    run = read_run(place)
-    _, _, name, *told = command(run).split()
+    ((run,), _) = find_runs([place])
+    _, _, name, *told = _command(run).split()
     made = json.loads(json.dumps(dict(flatten(read(name, changes_of(told))))))
     assert made == run.config
     keys = next(table for table in report[0].tables if table[0][0] == "key")
@@ -207,7 +207,7 @@ def test_runs_that_differ_in_more_than_their_method_are_pointed_out(tmp_path):
 def test_a_connectome_is_drawn_as_the_matrix_that_it_is():
     series = np.random.default_rng(0).standard_normal((30, 5))
     features, _ = connectomes(series, np.zeros(1, int), 30)
-    drawn = plots.as_matrices(features)
+    drawn = plots._as_matrices(features)
     np.testing.assert_allclose(drawn[0, ..., 0], np.corrcoef(series.T), atol=1e-6)
 
 

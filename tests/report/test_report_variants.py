@@ -11,8 +11,7 @@ from fedjax_bn.methods import learning
 from fedjax_bn.models import SmallCNN
 from fedjax_bn.report import write_comparison
 from fedjax_bn.report.finished_runs import find_runs, variants_of
-from fedjax_bn.report.papers import beside
-from fedjax_bn.report.published import PAPER_TABLES, cells, published
+from fedjax_bn.report.published import beside, published
 from fedjax_bn.report.results import tables_of
 from fedjax_bn.run.experiment.method import own_rules
 from finished_folders import counted, finished
@@ -104,16 +103,6 @@ def test_own_rules_are_those_with_which_methods_build_their_federation(monkeypat
             assert own["weigh"] == "by_size", name
         if given["share"] in vars(sharing).values():
             assert given["share"] is getattr(sharing, own["share"]), name
-
-
-def test_every_protocols_config_reads_and_its_table_is_printed():
-    for one in PAPER_TABLES:
-        found = published(**one.where)
-        headings = {cell.column for cell in found}
-        assert headings >= set(one.columns.values()), one.name
-        assert {cell.metric for cell in found} == {f"{one.metric}_percent"}, one.name
-    metrics = {(cell.paper, cell.table) for cell in cells() if cell.metric == "mAP50_percent"}
-    assert metrics == {("FedCD", "2"), ("FedCD", "3")}
 
 
 def table_of(**where):

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits, load_sample_image
 from fedjax_bn import models
 from fedjax_bn.data.sets import scanners
 from fedjax_bn.engine.backend import compile_quickly, for_one_run, traced_for
-from fedjax_bn.report.plots import side_by_side
+from fedjax_bn.report.plots import _in_a_row
 
 
 def test_handwriting_and_photograph_are_those_of_scikit_learn_without_its_import(monkeypatch):
@@ -38,11 +38,11 @@ def test_where_its_files_lie_elsewhere_scikit_learn_is_asked(monkeypatch):
 
 def test_samples_stand_side_by_side_with_room_for_those_that_are_missing():
     grey = np.array([[[[3], [5]]], [[[9], [9]]]], np.uint8)
-    wide = side_by_side(grey, 3)
+    wide = _in_a_row(grey, 3)
     expected = [[0, 1, np.nan, 0, 0, np.nan, np.nan, np.nan]]  # an even image is black
     np.testing.assert_array_equal(wide, expected)
     colours = np.arange(12, dtype=np.uint8).reshape(2, 1, 2, 3)
-    wide = side_by_side(colours, 2)
+    wide = _in_a_row(colours, 2)
     np.testing.assert_array_equal(wide[:, [0, 1, 3, 4]].reshape(-1), np.arange(12))
     assert (wide[:, 2] == 255).all()
 

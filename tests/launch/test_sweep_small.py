@@ -1,6 +1,5 @@
-"""The sweep over unseen clients: its runs, its tables, the mean over targets by seed."""
+"""The small sweeps: tables of unseen clients, and how channels are told apart on the beach."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,20 +9,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "launch" / "sweeps"))
 
+import fedcd_small  # noqa: E402
 import plan  # noqa: E402
 import report  # noqa: E402
 import unseen  # noqa: E402
+from test_sweep import fabricate  # noqa: E402
 
 RUNS = plan.all_runs(unseen.SWEEP.parts)
-
-
-def fabricate(workdir, run, unseen_accuracy) -> None:
-    """A finished run whose unseen domain has these accuracies."""
-    folder = workdir / run.name
-    folder.mkdir(parents=True)
-    scores = {"internal": {"mean": 50.0}, "unseen": {run.changes["target"]: unseen_accuracy}}
-    summary = {"rounds": 10, "accuracy": scores}
-    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 def test_published_numbers_stand_beside_what_they_are_of():
@@ -42,7 +34,8 @@ def test_the_mean_over_targets_is_taken_by_seed_and_only_of_whole_seeds(tmp_path
     missing = chosen[0].name  # one target of seed 0
     for run in chosen:
         if run.name != missing:
-            fabricate(tmp_path, run, {"running": values[run.name], "tsmobn": 0.0})
+            row = {"running": values[run.name], "tsmobn": 0.0}
+            fabricate(tmp_path, run.name, {"a": 50.0}, unseen={run.changes["target"]: row})
     report.write_report(unseen.SWEEP, tmp_path)
     done = {r.name: report.read_results(tmp_path, r) for r in chosen if r.name != missing}
     cell = unseen.TABLES[0].rows["FedAvg"][-1]
@@ -53,3 +46,14 @@ def test_the_mean_over_targets_is_taken_by_seed_and_only_of_whole_seeds(tmp_path
     ours = report.measured(cell, done)
     assert ours == pytest.approx((np.mean(means), np.std(means, ddof=1)))
     assert (tmp_path / "figures" / "digits-bars.png").exists()
+
+
+def test_the_share_that_groups_explain_is_between_none_and_all():
+    random = np.random.default_rng(0)
+    groups = np.arange(400) % 4
+    noise = random.normal(size=400)
+    features = np.stack([groups, noise, groups + np.sqrt(1.25) * noise, np.ones(400)], 1)
+    shares = fedcd_small.explained(features, groups)
+    np.testing.assert_allclose(shares[[0, 3]], [1, 0])
+    assert shares[1] < 0.05
+    assert abs(shares[2] - 0.5) < 0.1

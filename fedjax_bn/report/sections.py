@@ -1,0 +1,230 @@
+"""The sections of a page on its runs themselves: batch norms, data, and how they were made."""
+
+import html
+import shlex
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_bn.report.finished_runs import Run, Variant, as_json, defaults, spell
+from fedjax_bn.report.html_parts import (
+    cell,
+    folded,
+    heat_map,
+    joined,
+    paragraphs,
+    picture,
+    side_by_side,
+    sortable,
+)
+from fedjax_bn.run.config.file import packaged_configs, read
+from fedjax_bn.run.files.workdir import not_readable, read_arrays
+from fedjax_bn.run.training.client_logs import read_distances
+
+_DISTANCES = (
+    "The distance of each client's batch norm from the mean over clients, root mean square over "
+    "channels: means in standard deviations of the layer, standard deviations as logarithms (0.1 "
+    "is about ten percent), scale and bias as they are. Before training all clients have one "
+    "model, and every distance is 0."
+)
+_TITLES = {
+    "mean": "running means",
+    "std": "running standard deviations",
+    "scale": "scales",
+    "bias": "biases",
+}
+_MOMENTS = {"first": "after round 1", "selected": "in the selected round"}
+_ADAPTER = "zero_shot_adapter"
+_QUANTILES = {"10 %": 0.1, "median": 0.5, "90 %": 0.9}
+_MOST_CLASSES = 40  # with a column of their own in the table of counts
+_PICTURES = {
+    "samples": "What the clients see",
+    "boxes": "Boxes found in test images, and those missed",
+    "masked_features": "Features of two clients, before and after their masks",
+}
+_MOST_COMMANDS = 12
+_COSTS = (
+    *("run", "seed", "target", "rounds", "selected", "s a round", "training min"),
+    *("compiled in s", "samples a s", "MB down", "MB up", "folder"),
+)
+
+
+def batch_norms(variants: Sequence[Variant]) -> str:
+    """Returns heat maps of the first seed of each variant whose clients keep batch norms."""
+    parts, shared, missing = [], [], []
+    for variant in variants:
+        run = variant.runs[0]
+        found = {name: read_distances(run.folder, name) for name in _MOMENTS}
+        found = {name: one for name, one in found.items() if one is not None}
+        if not found:
+            (shared if run.data else missing).append(variant.label)
+            continue
+        rows = []
+        for kind, title in _TITLES.items():
+            values = {name: one.values[kind] for name, one in found.items()}
+            finite = np.concatenate([one[np.isfinite(one)] for one in values.values()])
+            if len(finite):
+                most = float(finite.max())  # the same colours at both moments
+                maps = (
+                    heat_map(f"{title}, {_MOMENTS[name]}", one.layers, one.clients, values[name],
+                             ".2g", most)
+                    for name, one in found.items()
+                )  # fmt: skip
+                rows.append(side_by_side(maps))
+        parts.append(folded(f"{variant.label}, seed {run.seed}", "".join(rows), not parts))
+    notes = []
+    if shared:
+        notes.append(
+            f"{', '.join(shared)}: clients keep no batch norm of their own (or its rows are stored "
+            "on the disk), so that all have the same."
+        )
+    if missing:
+        notes.append(
+            f"{', '.join(missing)}: no distances were written, as versions before 0.2 did not. "
+            "Train again with this version to see them."
+        )
+    about = paragraphs([_DISTANCES] * bool(parts), "soft")
+    return joined(about, *parts, paragraphs(notes, "missing"), _alphas(variants))
+
+
+def _alphas(variants: Sequence[Variant]) -> str:
+    """A heat map for each file: quantiles over the samples, a column a layer; or how to get it."""
+    parts = []
+    for variant in variants:
+        run = variant.runs[0]
+        files = sorted((run.folder / "evaluations").glob("*-alphas-*.npz"))
+        parts += [_alpha_map(variant.label, path) for path in files]
+        served = [t for row in run.summary["accuracy"]["unseen"].values() for t in row]
+        if not files and _ADAPTER in served:
+            text = (
+                f"{variant.label}: no alphas by layer were recorded; `fedjax-bn evaluate --workdir "
+                f"{shlex.quote(str(run.folder))} --alphas` does, and then this report shows them."
+            )
+            parts.append(paragraphs([text], "missing"))
+    return "\n".join(["<h3>Alphas of the adapter by layer</h3>", *parts]) if parts else ""
+
+
+def _alpha_map(label: str, path: Path) -> str:
+    values = read_arrays(path)
+    try:
+        rows = [np.quantile(values[layer], [*_QUANTILES.values()]) for layer in values]
+    except (ValueError, IndexError, TypeError) as error:
+        raise not_readable(path, error) from error
+    title = f"{label}, {path.stem}: 0 takes the received statistics, 1 those of each sample"
+    return heat_map(title, list(_QUANTILES), list(values), np.array(rows).T, ".2f", 1.0)
+
+
+def data_section(variants: Sequence[Variant]) -> str:
+    """Returns pictures of the first run's data, and its class counts with names, as HTML."""
+    run = variants[0].runs[0]
+    plots = run.folder / "plots"
+    pictures = [picture(plots / f"{name}.png", text) for name, text in _PICTURES.items()]
+    counts = _class_counts(run)
+    if not counts:  # a version before 0.2 wrote no data.json
+        counts = picture(plots / "class_counts.png", "Training samples by class and client")
+    return joined(*pictures, counts)
+
+
+def _class_counts(run: Run) -> str:
+    """Tables of training, validation and test samples: a row a client and a column a class."""
+    if not (data := run.data):
+        return ""
+    what = "boxes" if data["boxes"] else "samples"
+    parts = [f"<h3>{what.capitalize()} by class and client</h3>"]
+    if len(data["clients"]) < data["number"]:
+        few = f"{len(data['clients'])} of {data['number']:,} clients."
+        parts.append(paragraphs([few], "soft"))
+    named = data["clients"] | {f"{name} (unseen)": one for name, one in data["unseen"].items()}
+    for split in ("train", "validation", "test"):
+        rows = {name: one[split]["classes"] for name, one in named.items() if split in one}
+        if rows:
+            heads, counts = data["classes"], np.array(list(rows.values()), float)
+            if len(heads) > _MOST_CLASSES:
+                heads = [f"least of {len(heads)} classes", "median", "most"]
+                counts = np.stack([counts.min(1), np.median(counts, 1), counts.max(1)], axis=1)
+            parts.append(heat_map(f"{split}: {what}", list(rows), heads, counts, ".0f"))
+    return "\n".join(parts)
+
+
+def about_runs(variants: Sequence[Variant]) -> str:
+    """Returns tables of cost and of keys, the commands, and all else of interest, as HTML."""
+    runs = [(variant.label, run) for variant in variants for run in variant.runs]
+    notes = list(dict.fromkeys(note for _, run in runs for note in run.about.get("notes", ())))
+    commands = list(dict.fromkeys(_command(run) for _, run in runs))
+    if (more := len(commands) - _MOST_COMMANDS) > 0:
+        commands[_MOST_COMMANDS:] = [f"... and {more} more"]
+    costs = [_costs(label, run) for label, run in runs]
+    heads = ["key", *(variant.label for variant in variants)]
+    return joined(
+        "<h3>Time and traffic</h3>",
+        sortable("MB: what a client receives and sends in a round.", _COSTS, costs),
+        "<h3>Keys that differ from the defaults</h3>",
+        sortable("All other keys have their defaults.", heads, _keys(variants)),
+        "<h3>Commands</h3>",
+        f"<pre>{html.escape(chr(10).join(commands))}</pre>",
+        "<h3>Notes on the data and the start</h3>" if notes else "",
+        paragraphs(notes),
+        "<h3>Versions and devices</h3>",
+        paragraphs(list(dict.fromkeys(_machine(run) for _, run in runs))),
+    )
+
+
+def _costs(label: str, run: Run) -> list[object]:
+    summary, sent = run.summary, run.summary.get("traffic", {})
+    return [
+        *(label, run.seed, run.target or "none", summary["rounds"], summary["selected_round"]),
+        f"{summary['seconds_per_round']:.3g}",
+        f"{sum(record['seconds'] for record in run.records) / 60:.1f}",
+        f"{summary['compile_seconds']:.3g}",
+        f"{summary['samples_per_second']:.0f}",
+        *(f"{sent[way] / 1e6:.2f}" if way in sent else "" for way in ("down", "up")),
+        cell(run.folder, kind="text"),
+    ]
+
+
+def _keys(variants: Sequence[Variant]) -> list[list[object]]:
+    """A row a key, a column a variant: all values that its seeds and targets have."""
+    configs = [[run.config for run in variant.runs] for variant in variants]
+    every = [one for each in configs for one in each]
+    changed = {key for one in every for key in one if defaults().get(key) != one[key]}
+    rows = []
+    for key in sorted(changed):
+        texts = [" | ".join(dict.fromkeys(spell(one[key]) for one in each)) for each in configs]
+        if len(set(texts)) == 1:
+            texts[1:] = ["same"] * (len(texts) - 1)
+        rows.append([key, *(cell(text, kind="text") for text in texts)])
+    return rows
+
+
+def _command(run: Run) -> str:
+    """Returns a command that makes a run's configuration, from the nearest packaged config."""
+    config = run.config
+    changes = {
+        name: {key: value for key, value in config.items() if values.get(key) != value}
+        for name, values in _packaged().items()
+        # no argument makes a key empty that a config has set
+        if all(config[key] is not None for key, value in values.items() if value is not None)
+    }
+    name = min(changes, key=lambda one: (len(changes[one]), one))
+    parts = []
+    for key, value in sorted(changes[name].items()):
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        parts.append(f"--config.{key}={shlex.quote(text)}")
+    return " ".join(("fedjax-bn", "--config", name, *parts))
+
+
+@cache
+def _packaged() -> dict[str, dict[str, object]]:
+    """Name of a packaged config -> its keys."""
+    return {name: as_json(read(name)) for name in packaged_configs()}
+
+
+def _machine(run: Run) -> str:
+    """Versions and devices."""
+    about, machine = run.about, run.about.get("machine", {})
+    versions = ", ".join(f"{name} {number}" for name, number in about.get("versions", {}).items())
+    keys = ("device_kind", "cpu", "cores", "mesh")
+    what = ", ".join(str(machine[key]) for key in keys if machine.get(key))
+    return f"{versions or 'versions unknown'}; on {', '.join(about.get('devices', ()))} ({what})"

@@ -1,0 +1,146 @@
+"""Every published number has a run that makes it, or a reason; reports find the number again."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "launch" / "sweeps"))
+
+import unifed  # noqa: E402
+
+from fedjax_bn.report.published import PROTOCOLS  # noqa: E402
+
+# By its path: a package of PyPI has the same name.
+spec = importlib.util.spec_from_file_location("of_papers", ROOT / "launch/sweeps/coverage.py")
+coverage = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(coverage)
+
+
+@pytest.fixture(scope="module")
+def covered() -> dict[tuple[str, ...], coverage.Answer]:
+    every = coverage.answers(Path("runs"), {})
+    return {(a.number.paper, a.number.table, a.number.dataset, a.number.setting, a.number.method,
+             a.number.column): a for a in every}  # fmt: skip
+
+
+def test_every_published_number_has_a_command_or_a_reason(capsys):
+    assert coverage.main([]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2037
+    assert json.loads(last) == {
+        "rows": 2037,
+        "with_command": 2027,
+        "without": {
+            "a rival whose formula is not to be had": 10,
+        },
+    }
+
+
+def test_published_rows_are_distinct_and_none_is_lost(covered):
+    assert len(covered) == 2037
+    assert coverage.NO_TABLE not in {answer.reason for answer in covered.values()}
+
+
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [
+        (
+            ("FedIG-A", "2", "PACS", "client-agnostic objectives", "FedIG, CACL", "Avg"),
+            ("configs/pacs.py", "method=fedig", "lambda_2=0.0", "target=photo", "pretrained="),
+        ),
+        (
+            ("FedIG-A", "3", "PACS", "components", "FedBN + FedProx", "A"),
+            ("target=art_painting", "share=all_but_batch_norm", "fedprox.mu=0.1"),
+        ),
+        (
+            ("FedIG-A", "11", "PACS", "30 clients, Dirichlet 0.1", "FedBN", "S"),
+            ("pacs_30_clients.py", "data.alpha=0.1", "method=fedbn", "target=sketch"),
+        ),
+        (
+            ("FedIG-A", "12", "VLCS", "clients inside the federation",
+             "FedIG-A (global statistics)", "L"),
+            ("method=fediga", "target=VOC2007", "evaluate", "--internal"),
+        ),
+        (
+            ("TsmoBN", "E.11", "CIFAR-10-C (severity 1), four extra corruptions",
+             "trained with blur left out", "FedNova+TsmoBN", "spatter"),
+            ("image_size=256", "target=blur", "method=fednova", "evaluate", "target=extra"),
+        ),
+        (
+            ("TsmoBN", "E.4", "Camelyon17", "imbalanced data", "FedAdam", "hospital5"),
+            ("camelyon17.py", "truncate=False", "method=fedadam"),
+        ),
+        (
+            ("UniFed", "3", "CIFAR-10-C", "external clients, leave-one-corruption-type-out",
+             "FedBN+client-specific BN", "fog"),
+            ("method=fedavg", "share=all_but_batch_norm", "target=weather", "weigh=uniform"),
+        ),
+        (
+            ("FedCD", "1", "PACS", "leave-one-domain-out", "Scaffold", "C"),
+            ("pacs.py:protocol=fedcd", "method=scaffold", "target=cartoon"),
+        ),
+        (
+            ("FedBN", "13", "Digits-Five", "B=50, E=16", "FedAvg", "USPS"),
+            ("batch_size=50", "local_epochs=16", "rounds=19", "method=fedavg"),
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_is_that_of_the_experiment(row, parts, covered):
+    command = covered[row].command
+    assert all(part in command for part in parts), command
+
+
+def test_columns_of_table_3_are_the_corruptions_of_their_type(covered):
+    (third,) = (table for table in unifed.SWEEP.tables if table.name == "table3")
+    row = dict(zip(third.columns, third.rows["FedBN+client-specific BN"], strict=True))
+    assert row["bright"].published[0].mean == 96.30
+    assert row["bright"].runs[0] == "external/digital/fedavg/own/0"
+    assert (row["bright"].domain, row["bright"].adaptation) == (
+        *("brightness", "tsmobn:affine=False"),
+    )
+
+
+def test_numbers_of_a_table_that_differ_are_read_from_places_that_differ(covered):
+    places = {}
+    for number, answer in ((a.number, a) for a in covered.values() if a.command):
+        table = (number.paper, number.table, number.dataset, number.setting)
+        places.setdefault((*table, answer.command, answer.place), []).append(number)
+    assert [numbers for numbers in places.values() if len(numbers) > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("row", "place"),
+    [
+        (
+            ("UniFed", "3", "CIFAR-10-C", "external clients, leave-one-corruption-type-out",
+             "MOON+client-specific BN", "fog"),
+            "summary.json: accuracy.unseen.fog.tsmobn",
+        ),
+        (
+            ("UniFed", "2", "CIFAR-10-C", "15 internal clients, one corruption each", "MOON", "A"),
+            "summary.json: accuracy.internal.gaussian_noise",
+        ),
+        (
+            ("FedIG-A", "12", "VLCS", "clients inside the federation",
+             "FedIG (local statistics)", "Avg"),
+            "evaluations/inside.json: internal.own.mean",
+        ),
+        (
+            ("TsmoBN", "E.7", "Camelyon17", "balanced (truncated) data", "FedAvg+TsmoBN",
+             "hospital4"),
+            "summary.json: accuracy.unseen.center1.tsmobn",
+        ),
+    ],
+)  # fmt: skip
+def test_the_place_of_a_number_is_said(row, place, covered):
+    assert covered[row].place == place
+
+
+def test_reports_find_the_papers_numbers_by_the_protocols_of_the_sweeps():
+    """`coverage.py --protocols` writes the file anew where a sweep has changed."""
+    file = ROOT / "fedjax_bn" / "report" / PROTOCOLS
+    assert json.loads(file.read_text()) == json.loads(json.dumps(coverage.protocols()))
