@@ -98,7 +98,7 @@ def test_the_toys_mean_model_works_with_local_gamma_only(toy):
     mean_weight, mean_gamma = toy.best.mean(), toy.local_gammas.mean()
     for k in range(2):
         local, mean = (
-            synthetic.squared_errors(mean_weight / gamma, toy.x[k], toy.y[k])
+            synthetic._squared_errors(mean_weight / gamma, toy.x[k], toy.y[k])
             for gamma in (toy.local_gammas[k], mean_gamma)
         )
         assert local < 0.1

@@ -28,7 +28,6 @@ from fedjax_bn.data.sets.folders import (
     Published,
     list_classes,
     match_folders,
-    spelled,
     subfolders,
     to_source,
 )
@@ -269,7 +268,7 @@ def read_new(config: ConfigDict, own: ConfigDict, form: Record) -> Source | Data
             return load(config)
     elif name == "folders":
         given = config.data.classes or form.get("classes", ())
-        classes = spelled(*(given if given or own.data.name in _OWN else numbers))
+        classes = dict.fromkeys(given if given or own.data.name in _OWN else numbers, ())
     else:
         return load(config)
     if not classes:  # a run of a version that did not write them down
@@ -296,7 +295,7 @@ def _read_tree(config: ConfigDict, path: Path, classes: Mapping[str, tuple[str, 
             f"DOMAIN/CLASS/*.jpg, or CLASS/*.jpg of one domain, CLASS of {', '.join(classes)}"
         )
     listings = [list_classes(name, folder, classes) for name, folder in found.items()]
-    about = Published("new data", "", "", spelled(*found), classes, {}, "", (0.0,), (0.0,))
+    about = Published("new data", "", "", dict.fromkeys(found, ()), classes, {}, "", (0.0,), (0.0,))
     root = path if path not in found.values() else path.parent
     return to_source(about, root, listings, config.data.image_size, **decoding(config))
 
