@@ -88,9 +88,9 @@ def start(side: int) -> tuple[Any, dict[str, Any]]:
     return model, jax.tree_util.tree_map_with_path(draw, like)
 
 
-def a_round(options: argparse.Namespace) -> dict[str, Any]:
-    """Compile time and memory of a round, and its time beside PyTorch's."""
-    model, variables = start(options.side)
+def compiled_round(side: int) -> tuple[Callable[[], None], tuple[float, float, float]]:
+    """Returns our round, ready to run, and what compiling it took: wall, user, system seconds."""
+    model, variables = start(side)
     method = fedavg(
         model,
         optax.sgd(RATE),
@@ -98,25 +98,29 @@ def a_round(options: argparse.Namespace) -> dict[str, Any]:
         prepare=standardize((0.0,) * 3, (1.0,) * 3),
         weigh=uniform,
     )
-    arrays, key = batches_of(options.side), jax.random.key(0)
-    batches = jax.tree.map(jnp.asarray, arrays)
+    batches, key = jax.tree.map(jnp.asarray, batches_of(side)), jax.random.key(0)
     state = method.init(key, variables, CLIENTS)
     programs = []
-    wall, user, system = spend(
-        lambda: programs.append(method.round.lower(state, batches, key).compile())
-    )
-    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        f"\na round, {CLIENTS} clients of {STEPS} batches of {BATCH}: traced, lowered and compiled "
-        f"in {wall:.1f} s, {user + system:.1f} s of CPU, {megabytes:,.0f} MB at most so far"
-    )
+    spent = spend(lambda: programs.append(method.round.lower(state, batches, key).compile()))
 
     def run() -> None:
         nonlocal state
         state, metrics = programs[0](state, batches, key)
         jax.block_until_ready((state, metrics))
 
-    runs = {"ours": run} | rounds_in_torch(arrays)
+    return run, spent
+
+
+def a_round(options: argparse.Namespace) -> dict[str, Any]:
+    """Compile time and memory of a round, and its time beside PyTorch's."""
+    run, (wall, user, system) = compiled_round(options.side)
+    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"\na round, {CLIENTS} clients of {STEPS} batches of {BATCH}: traced, lowered and compiled "
+        f"in {wall:.1f} s, {user + system:.1f} s of CPU, {megabytes:,.0f} MB at most so far"
+    )
+
+    runs = {"ours": run} | rounds_in_torch(batches_of(options.side))
     samples = interleave(runs, options.repeats, rest=REST)
     show(samples, "ours")
     best = fastest(samples, [name for name in samples if name != "ours"])
