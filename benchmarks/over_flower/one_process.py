@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))  # the Grid in memory is there
+# where the Grid in memory is
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 

@@ -14,7 +14,8 @@ import torch
 
 from peer_programs.rounds import LEARNING_RATE, read, serve, write
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))  # which has the networks' definitions
+# where the networks are written
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 
 import torch_models
 

@@ -1,4 +1,4 @@
-"""How far an unseen client may fall behind: UniFed's bounds as numbers of given models and data.
+"""How much worse an unseen client may fare: UniFed's bounds as numbers of given models and data.
 
 N seen clients with M samples each, weights omega_i that sum to 1, one unseen client u, a model that
 is served to u (UniFed, section 3.4 and Appendix B.1; Blitzer et al. 2008 for one seen client):
@@ -86,6 +86,7 @@ def divergence(first: np.ndarray, second: np.ndarray, directions: np.ndarray) ->
 def _kuiper(first: np.ndarray, second: np.ndarray) -> float:
     """Returns sup |P(A) - P'(A)| over intervals A, the symmetric differences of half-lines."""
     every = np.concatenate([first, second])
+    # "right" counts ties, so that both distribution functions jump at the same points
     below, other = (np.searchsorted(np.sort(x), every, side="right") for x in (first, second))
     gap = below / len(first) - other / len(second)
     return max(gap.max(), 0) - min(gap.min(), 0)
@@ -98,6 +99,7 @@ def _discriminant(first: np.ndarray, second: np.ndarray, ridge: float = 1e-6) ->
     """
     own = [np.cov(x, rowvar=False).reshape(x.shape[1], -1) for x in (first, second)]
     within = (own[0] + own[1]) / 2
+    # `tiny` keeps the matrix regular where no feature varies
     more = ridge * np.trace(within) / len(within) + np.finfo(within.dtype).tiny
     regular = within + more * np.eye(len(within))
     return np.linalg.solve(regular, first.mean(0) - second.mean(0))

@@ -132,6 +132,7 @@ def predict(network: Network, data: Data) -> jax.Array:
     directions, scale, signs = network
     norms = jnp.sqrt(jnp.einsum("ka,nab,kb->kn", directions, data.covariances, directions))
     normalized = directions @ data.points.T / norms[:, data.client]  # [m, P]
+    # an averaged scale, f[m, 1], is broadcast over the points
     gamma = scale[:, data.client] if scale.shape[1] > 1 else scale
     return signs @ jax.nn.relu(gamma * normalized) / jnp.sqrt(signs.shape[0])
 
@@ -144,6 +145,7 @@ def evolution(network: Network, data: Data) -> tuple[jax.Array, jax.Array]:
     the scales gamma.
     """
     jacobian = jax.jacrev(predict)(network, data)
+    # The signs stay as drawn, so their part of the Jacobian is no part of Lambda.
     ways = (way.reshape(way.shape[0], -1) for way in (jacobian.directions, jacobian.scale))
     direction, magnitude = (way @ way.T for way in ways)
     return direction, magnitude
@@ -169,6 +171,7 @@ def train(network: Network, data: Data, rate: float, steps: int) -> tuple[Networ
 
     def step(moving: tuple, _: None) -> tuple[tuple, jax.Array]:
         value, gradient = jax.value_and_grad(loss)(moving)
+        # the loss is half of |f - y|^2
         return jax.tree.map(lambda w, g: w - rate * g, moving, gradient), 2 * value
 
     moving, losses = jax.lax.scan(step, (network.directions, network.scale), length=steps)

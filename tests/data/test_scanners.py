@@ -59,8 +59,8 @@ def test_every_source_image_is_used_exactly_once(monkeypatch):
     np.testing.assert_array_equal(np.concatenate([part.labels for part in parts]), labels[used])
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(dataset):
-    assert fingerprint(scanners.load(seed=0)) == fingerprint(dataset)
+def test_another_seed_gives_other_bytes(dataset):
+    """That the same seed gives the same bytes is held by `test_goldens`."""
     assert fingerprint(scanners.load(seed=1)) != fingerprint(dataset)
 
 

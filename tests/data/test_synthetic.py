@@ -62,12 +62,12 @@ def test_an_option_out_of_range_is_named(options, message):
 
 
 def test_the_network_starts_with_the_deviation_of_appendix_f_in_both_layers():
-    variables = TwoLayer(hidden=2000).init(jax.random.key(0), jnp.zeros((2, 10)))
+    variables = jax.jit(TwoLayer(hidden=2000).init)(jax.random.key(0), jnp.zeros((2, 10)))
     for layer in ("dense1", "head"):
         kernel = np.asarray(variables["params"][layer]["kernel"])
         np.testing.assert_allclose(kernel.std(), 10, rtol=0.05)
     np.testing.assert_allclose(variables["params"]["dense1"]["bias"].std(), 10, rtol=0.05)
-    logits = TwoLayer().init_with_output(jax.random.key(0), jnp.ones((4, 10)))[0]
+    logits = jax.eval_shape(TwoLayer(hidden=2000).apply, variables, jnp.ones((4, 10)))
     assert logits.shape == (4, 2)
 
 

@@ -39,7 +39,7 @@ _LIMIT = 1 - 1e-6  # of |correlation| before Fisher's z, which is infinite at 1
 _BLOCK = 32  # windows at a time, whose matrices stay in the processor's cache
 _REMEDY = (
     "fetch the table and one atlas' series from preprocessed-connectomes-project.org/abide, as "
-    "fedjax_bn/data/sets/abide.py says"
+    "fedjax_bn/data/sets/abide.py describes"
 )
 
 

@@ -33,7 +33,7 @@ from fedjax_bn.engine.inputs import class_labels
 _HALF = (0.5,) * 3  # mean and standard deviation
 _CHOICES = (
     f"a folder with {', '.join(folder for folder, _ in ORIGINALS.values())} (the originals, laid "
-    "out as fedjax_bn/data/sets/digits.py says) or a .npz with DOMAIN__train_images, "
+    "out as fedjax_bn/data/sets/digits.py describes) or a .npz with DOMAIN__train_images, "
     "DOMAIN__train_labels and the same for test"
 )
 

@@ -9,7 +9,7 @@ and `local` are made of the folders plain, thin, thic, swel and frac, which are 
 FedBN, Appendix G and Table 17, tests models of the digits benchmark on the two as unseen clients.
 `load_beside_digits` reads both from the folder of the digits benchmark, with Morpho-MNIST in it:
 
-    MNIST/  SVHN/  USPS/  SynthDigits/  MNIST-M/     as fedjax_bn/data/sets/digits.py says
+    MNIST/  SVHN/  USPS/  SynthDigits/  MNIST-M/     as fedjax_bn/data/sets/digits.py describes
     Morpho-MNIST/global/  Morpho-MNIST/local/        as above
 
 References: Castro et al., "Morpho-MNIST: Quantitative Assessment and Diagnostics for Representation
