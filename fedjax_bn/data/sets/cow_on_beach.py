@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_bn.data.division.by_class import stratified_split
-from fedjax_bn.data.domain import Dataset, Split
+from fedjax_bn.data.domain import Dataset, Domain, Split
 from fedjax_bn.data.seeds import generator
-from fedjax_bn.data.sets.scanners import divided, handwriting, place, to_pixels
+from fedjax_bn.data.sets.scanners import handwriting, place, to_pixels
 
 _CLASSES = 10
 _VALIDATION, _TEST = 30, 70  # images of a client that do not train
@@ -76,7 +76,9 @@ def load(seed: int = 0) -> Dataset:
         rng = generator(seed, 1, position)
         images = _paint(ink[owned], _grounds(where, labels[owned], rng), where.light, rng)
         sizes = [len(owned) - _VALIDATION - _TEST, _VALIDATION, _TEST]
-        domains.append(divided(where.name, Split(images, labels[owned]), sizes, rng))
+        parts = stratified_split(labels[owned], sizes, rng)
+        splits = (Split(images[part], labels[owned][part]) for part in parts)
+        domains.append(Domain(where.name, *splits))
     return Dataset("cow_on_beach", _CLASSES, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 

@@ -145,8 +145,11 @@ def _read_npz(path: Path) -> dict[str, tuple[Original, Original]]:
                     "it must be uint8 [N, 28, 28, 3]"
                 )
             class_labels(labels, f"{path}: {name}__{part}_labels", 10)
-        both = (parts["train"], parts["test"])
-        divided[name] = tuple(Original(one.labels, one.images.__getitem__) for one in both)
+        train, test = parts["train"], parts["test"]
+        divided[name] = (
+            Original(train.labels, train.images.__getitem__),
+            Original(test.labels, test.images.__getitem__),
+        )
     return divided
 
 

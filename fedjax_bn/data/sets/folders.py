@@ -1,4 +1,4 @@
-"""Folders of images, DOMAIN/CLASS/*.jpg: a user's own, and what published datasets share.
+"""Images in folders, DOMAIN/CLASS/*.jpg: a user's own, and what published datasets share.
 
     photo/dog/1.jpg  photo/cat/2.jpg  sketch/dog/a.png  sketch/cat/b.png
 

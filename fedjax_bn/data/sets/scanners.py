@@ -13,7 +13,6 @@ distribution of features alone, which is the setting of FedBN (section 3).
     fax        dark green on pale green, half the resolution, the noisiest
 """
 
-from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -89,14 +88,10 @@ def load(seed: int = 0) -> Dataset:
         rng = generator(seed, 1, position)
         images = _scan(scanner, ink[owned], photograph, rng)
         sizes = [TRAIN, VALIDATION, len(owned) - TRAIN - VALIDATION]
-        domains.append(divided(scanner.name, Split(images, labels[owned]), sizes, rng))
+        parts = stratified_split(labels[owned], sizes, rng)
+        splits = (Split(images[part], labels[owned][part]) for part in parts)
+        domains.append(Domain(scanner.name, *splits))
     return Dataset("scanners", 10, tuple(domains), mean=(0.5,) * 3, std=(0.5,) * 3)
-
-
-def divided(name: str, owned: Split, sizes: Sequence[int], rng: np.random.Generator) -> Domain:
-    """Returns a domain with training, validation and test samples of these sizes, by class."""
-    parts = stratified_split(owned.labels, sizes, rng)
-    return Domain(name, *(Split(owned.images[part], owned.labels[part]) for part in parts))
 
 
 def handwriting() -> tuple[np.ndarray, np.ndarray]:
