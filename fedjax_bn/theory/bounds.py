@@ -167,12 +167,12 @@ def _bound(
     delta: float,
 ) -> Bound:
     def risk(predicted: np.ndarray, client: Client) -> float:
-        return np.mean(np.asarray(predicted) != np.asarray(client.labels))
+        return float(np.mean(np.asarray(predicted) != np.asarray(client.labels)))
 
     weights = np.asarray(weights)
-    own = weights @ [risk(client.predicted, client) for client in seen]
+    own = float(weights @ [risk(client.predicted, client) for client in seen])
     errors = np.array([risk(client.ideal, client) for client in seen])
     errors = errors + risk(unseen.ideal, unseen)
     size = complexity(dimension, sum(len(client.labels) for client in seen), delta)
-    total = own + weights @ (apart / 2 + errors) + size
+    total = float(own + weights @ (apart / 2 + errors) + size)
     return Bound(own, apart, errors, size, total, risk(unseen.predicted, unseen))

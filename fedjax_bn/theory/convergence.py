@@ -16,9 +16,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 
-def gram(points: np.ndarray, alpha: float = 1.0) -> np.ndarray:
+def gram(points: ArrayLike, alpha: float = 1.0) -> np.ndarray:
     """Returns G_pq = E phi(v.x_p) phi(v.x_q) for v ~ N(0, alpha^2 I) (FedBN, Eq. 4; UniFed, 10).
 
     In closed form by the arc-cosine kernel of degree 1 (Cho & Saul 2009), with theta the angle
@@ -41,7 +42,7 @@ def gram(points: np.ndarray, alpha: float = 1.0) -> np.ndarray:
     return alpha**2 * norms[:, None] * norms * kernel / (2 * np.pi)
 
 
-def same_client(gram: np.ndarray, client: np.ndarray) -> np.ndarray:
+def same_client(gram: ArrayLike, client: ArrayLike) -> np.ndarray:
     """Returns G*_pq = G_pq where i_p = i_q, else 0 (FedBN, Eq. 5; UniFed, Eq. 11).
 
     Sorted by client it is the block diagonal of `gram`, so that its least eigenvalue is at least
@@ -56,7 +57,7 @@ def same_client(gram: np.ndarray, client: np.ndarray) -> np.ndarray:
 
 
 def sampled_gram(
-    key: jax.Array, points: np.ndarray, samples: int, alpha: float = 1.0
+    key: jax.Array, points: ArrayLike, samples: int, alpha: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns `gram` by Monte Carlo, f[P, P], and its standard error, f[P, P].
 
@@ -73,9 +74,9 @@ def sampled_gram(
     return mean, np.sqrt((square - mean**2) / (samples - 1))
 
 
-def least_eigenvalue(matrix: np.ndarray) -> float:
+def least_eigenvalue(matrix: ArrayLike) -> float:
     """Returns the least eigenvalue of a symmetric f[P, P]."""
-    return np.linalg.eigvalsh(matrix)[0]
+    return np.linalg.eigvalsh(np.asarray(matrix))[0]
 
 
 class Network(NamedTuple):
@@ -228,7 +229,7 @@ def race(
         name: initialize(key, width, dimension, count, alpha) for name, count in scales.items()
     }
     starts = {name: evolution(network, data) for name, network in networks.items()}
-    rate = 0.5 / max(np.linalg.norm(v + g, 2) for v, g in starts.values())
+    rate = 0.5 / max(float(np.linalg.norm(v + g, 2)) for v, g in starts.values())
     courses = {}
     for name, network in networks.items():
         trained, losses = jax.jit(train, static_argnums=3)(network, data, rate, steps)
@@ -239,7 +240,7 @@ def race(
     return courses
 
 
-def data_from(points: np.ndarray, client: np.ndarray, targets: np.ndarray) -> Data:
+def data_from(points: ArrayLike, client: ArrayLike, targets: ArrayLike) -> Data:
     """Returns points centred in each client, with the covariance of each client.
 
     Args:

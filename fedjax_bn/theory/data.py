@@ -60,8 +60,8 @@ def scanner_points(
       Points f[N * each, d], one client after the other, scaled by their standard deviation, and
       whether the number is odd, i[N * each].
     """
-    splits = [domain.train for domain in scanners.load().domains[:clients]]
-    images = np.concatenate([split.images[:each] for split in splits])
+    splits = [domain.train for domain in scanners.load().domains[:clients] if domain.train]
+    images = np.concatenate([np.asarray(split.images[:each]) for split in splits])
     labels = np.concatenate([split.labels[:each] for split in splits])
     flat = images.reshape(len(images), -1) / 255.0
     flat -= flat.mean(0)
